@@ -17,8 +17,21 @@ from daemon.api import generation, messages
 from daemon.config.schema import SessionConfig
 from daemon.progress import Position, Progress
 from feeds.decoding import decoded
-from feeds.messages import Answer
+from feeds.messages import Answer, InputRange
 from flash.questions import Question
+
+
+class ComputeAsk(msgspec.Struct, frozen=True, tag="ask_engine"):
+    """Answer an ask. ``tenant``, ``weight``: who shares the class SESSION with others."""
+
+    request: messages.Ask
+    tenant: str = ""
+    weight: float = 1.0
+
+    @property
+    def id(self) -> int:
+        """The request's."""
+        return self.request.id
 
 
 class CancelAsk(msgspec.Struct, frozen=True, tag="cancel"):
@@ -30,12 +43,18 @@ class CancelAsk(msgspec.Struct, frozen=True, tag="cancel"):
 class OpenPrompt(msgspec.Struct, frozen=True, tag="open_prompt"):
     """Open a prompt without a session. ``Complete``: the text is complete, so generate.
 
+    ``salt``: prefixes are shared under equal salts only. ``tenant``, ``weight``: who shares the class POOL
+    with others.
+
     The engine answers this and every later input with a `PromptReply`, and every prompt, at its end, with a
     `FinishReply` or `PromptFailed`.
     """
 
     prompt: str
     request: messages.Open | messages.Complete
+    salt: str = ""
+    tenant: str = ""
+    weight: float = 1.0
 
 
 PromptCommand = OpenPrompt | messages.Append | messages.Update | messages.Finish | messages.Close
@@ -85,7 +104,17 @@ class RemoveSession(msgspec.Struct, frozen=True, tag="remove_session"):
     keeps: bool = False
 
 
-SessionCommand = AddSession | ChangeSession | RemoveSession
+class TakeOver(msgspec.Struct, frozen=True, tag="take_over"):
+    """An engine that stands by: answer from now on, about bars behind the ``progress`` of each session.
+
+    Answered by `TookOver`, before a record that comes after it, or `SessionRefused`.
+    """
+
+    id: int
+    progress: dict[str, Progress]
+
+
+SessionCommand = AddSession | ChangeSession | RemoveSession | TakeOver
 
 
 class NameStream(msgspec.Struct, frozen=True, tag="name_stream"):
@@ -108,7 +137,7 @@ class StopEngine(msgspec.Struct, frozen=True, tag="stop"):
 
 
 Command = (
-    messages.Ask
+    ComputeAsk
     | CancelAsk
     | SetQuestions
     | SessionCommand
@@ -140,12 +169,14 @@ class Inputs(msgspec.Struct, frozen=True):
 
     Every record of the session numbered below ``low_watermark`` is in a closed bar or was dropped.
     ``closed``: opening (ns) of the newest bar of each of its symbols, as in `Progress`; -1 before the first.
+    ``restored``: offsets of bars that were begun before this engine's start, whose records it did not number.
     """
 
     first: int
     last: int
     low_watermark: int
     closed: tuple[int, ...] = ()
+    restored: tuple[InputRange, ...] = ()
 
 
 class Committed(msgspec.Struct, frozen=True, tag="committed"):
@@ -299,7 +330,13 @@ class SessionRefused(msgspec.Struct, frozen=True, tag="session_refused"):
     message: str
 
 
-SessionEvent = SessionAdded | SessionChanged | SessionRemoved | SessionRefused
+class TookOver(msgspec.Struct, frozen=True, tag="took_over"):
+    """The engine answers from now on."""
+
+    id: int
+
+
+SessionEvent = SessionAdded | SessionChanged | SessionRemoved | SessionRefused | TookOver
 
 
 class LabelRefused(msgspec.Struct, frozen=True, tag="label_refused"):
@@ -377,29 +414,22 @@ EngineEvent = (
 )
 
 
-def failure_of(
-    command: Command, code: str, message: str
-) -> (
-    AskFailed
-    | QuestionsRefused
-    | SessionRefused
-    | LabelRefused
-    | PromptFailed
-    | generation.GenerationFailed
-    | None
-):
-    """The event that tells the client of ``command`` that it failed; None where no client waits."""
-    if isinstance(command, messages.Ask):
-        return AskFailed(command.id, code, message)
-    if isinstance(command, SetQuestions):
-        return QuestionsRefused(command.id, code, message)
-    if isinstance(command, SessionCommand):
-        return SessionRefused(command.id, code, message)
-    if isinstance(command, messages.Label):
-        return LabelRefused(command.id, code, message)
-    if isinstance(command, generation.Generate | generation.CountTokens):
-        return generation.GenerationFailed(command.id, code, message)
-    return PromptFailed(command.prompt, code, message) if isinstance(command, PromptCommand) else None
+def failures_of(command: Command, code: str, message: str) -> list[EngineEvent]:
+    """The events that tell the clients of ``command`` that it failed; none where no client waits."""
+    match command:
+        case ComputeAsk():
+            return [AskFailed(command.id, code, message)]
+        case SetQuestions():
+            return [QuestionsRefused(command.id, code, message)]
+        case AddSession() | ChangeSession() | RemoveSession():
+            return [SessionRefused(command.id, code, message)]
+        case messages.Label():
+            return [LabelRefused(command.id, code, message)]
+        case generation.GenerateAll():
+            return [generation.GenerationFailed(each.id, code, message) for each in command.requests]
+        case generation.CountTokens():
+            return [generation.GenerationFailed(command.id, code, message)]
+    return [PromptFailed(command.prompt, code, message)] if isinstance(command, PromptCommand) else []
 
 
 def session_of(event: EngineEvent) -> str | None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import zmq
@@ -73,12 +73,16 @@ class CurveKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise SettingError("client_key_files", "is for a side that binds: this one connects")
         if not bind and not self.server_key_file:
             raise SettingError("server_key_file", "missing: the key of the side that binds")
-        secret = _checked(
-            "secret_key_file", self.secret_key_file, read_secret("secret_key_file", self.secret_key_file)
-        )
+        secret = read_secret_key("secret_key_file", self.secret_key_file)
         server = b"" if bind else _public("server_key_file", self.server_key_file)
         clients = frozenset(_public("client_key_files", path) for path in self.client_key_files)
         return Keys(zmq.curve_public(secret), secret, server, clients)
+
+
+def encrypt(socket: zmq.Socket[Any], keys: Keys) -> None:
+    """Have a socket connect by CURVE, to the holder of ``keys.server``."""
+    socket.curve_secretkey, socket.curve_publickey = keys.secret, keys.public
+    socket.curve_serverkey = keys.server
 
 
 class Guarded:
@@ -105,13 +109,13 @@ class Guarded:
         socket = (self._own or self._context or zmq.asyncio.Context.instance()).socket(kind)
         if keys is None:
             return socket
-        socket.curve_secretkey, socket.curve_publickey = keys.secret, keys.public
         if bind:
+            socket.curve_secretkey, socket.curve_publickey = keys.secret, keys.public
             socket.curve_server = True
             if keys.clients:
                 socket.zap_domain = b"*"
         else:
-            socket.curve_serverkey = keys.server
+            encrypt(socket, keys)
         monitor = socket.get_monitor_socket(_FAILED)
         self._watching = asyncio.create_task(self._watch(monitor), name=f"handshakes of {self._name}")
         return socket
@@ -177,6 +181,23 @@ def make_keys(name: Path) -> tuple[Path, Path]:
                 os.unlink(path)
         raise
     return paths[0], paths[1]
+
+
+def read_secret_key(key: str, path: str) -> bytes:
+    """The key in NAME.secret, which only its owner may read. Raises SettingError about ``key``."""
+    return _checked(key, path, read_secret(key, path))
+
+
+def key_pair(key: str, secret_file: str | Path, server_file: str | Path | None = None) -> Keys:
+    """Keys of a socket that connects; by default to one that has the same pair. Raises SettingError."""
+    secret = read_secret_key(key, str(secret_file))
+    public = zmq.curve_public(secret)
+    return Keys(public, secret, public if server_file is None else _public(key, str(server_file)))
+
+
+def is_key(text: str) -> bool:
+    """Whether a text is a key, public or secret."""
+    return _KEY.fullmatch(text) is not None
 
 
 def _public(key: str, path: str) -> bytes:

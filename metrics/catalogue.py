@@ -87,7 +87,10 @@ OUTCOMES: tuple[str, ...] = (
     "computed",
     "bad_request",
     "unknown_session",
+    "moved",
     "rebuilding",
+    "moved",
+    "cancelled",
     "too_long",
     "timeout",
     "busy",
@@ -99,10 +102,15 @@ LABEL_OUTCOMES: tuple[str, ...] = (
     "right",
     "wrong",
     "bad_request",
+    "forbidden",
     "unknown_session",
+    "moved",
+    "rebuilding",
     "unknown_version",
     "not_calibrated",
     "repeated",
+    "moved",
+    "cancelled",
     "timeout",
     "busy",
     "engine",
@@ -154,9 +162,26 @@ CAPACITY_LIMITS: tuple[str, ...] = ("compute", "kv_memory")
 DIRECTIONS: tuple[str, ...] = ("out", "in")
 # Where a session was restored from; rebuilt: prefilled again from its tokens.
 RESTORES: tuple[str, ...] = ("host", "disk", "rebuilt")
-# How clients of the HTTP port listen to events.
-TRANSPORTS: tuple[str, ...] = ("sse", "websocket")
+# How clients listen to events.
+TRANSPORTS: tuple[str, ...] = ("sse", "websocket", "zeromq", "mcp")
+# Why the query socket did not take a message: too many bytes, not msgpack, no request of the protocol,
+# another version of it, an id that is still being answered, too many requests in all or of one client.
+QueryRefusal = Literal[
+    "too_long",
+    "unreadable",
+    "bad_request",
+    "unsupported_version",
+    "in_flight",
+    "busy",
+    "busy_client",
+    "shutting_down",
+]
 # What became of a body of pushed records.
+# Interfaces that ask for keys, and what was wrong with one.
+KEYED: tuple[str, ...] = ("http", "websocket", "zeromq")
+KEY_REASONS: tuple[str, ...] = ("missing", "malformed", "unknown")
+ADMISSIONS: tuple[str, ...] = ("admitted", "rate", "tokens", "forbidden")
+RELOADS_OF_TENANTS: tuple[str, ...] = ("done", "refused")
 PUSHES: tuple[str, ...] = ("accepted", "partly", "refused", "busy")
 # The daemon's long-lived tasks and threads, by the first word of their names.
 TASKS: tuple[str, ...] = (
@@ -176,7 +201,7 @@ TASKS: tuple[str, ...] = (
 ENDINGS: tuple[str, ...] = ("restarted", "failed")
 # Labels whose values depend on the deployment; the store gets them when it is created, but for the
 # partitions, which a source learns later.
-OPEN_LABELS: tuple[str, ...] = ("session", "source", "sink", "policy", "eviction", "partition")
+OPEN_LABELS: tuple[str, ...] = ("session", "source", "sink", "tenant", "policy", "eviction", "partition")
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +336,15 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "foretick_recovery_progress_failed_total",
         "Times that the file of progress could not be written. It is tried again every second.",
+    ),
+    _gauge(
+        "foretick_standby",
+        "1 while this daemon stands by for another one (recovery.standby), 0 while it answers. Worry when no "
+        "daemon of a group shows 0.",
+    ),
+    _histogram(
+        "foretick_takeover_seconds",
+        "Time from being given the partitions until a standby answers. Each take-over has one.",
     ),
     _counter(
         "foretick_records_skipped_total",
@@ -484,24 +518,65 @@ METRICS: tuple[Metric, ...] = (
         stage=LETTER_STAGES,
     ),
     _gauge(
-        "foretick_http_listeners",
-        "Clients that listen to events over HTTP now. At http.max_listeners, further ones are refused.",
+        "foretick_listeners",
+        "Clients that listen to events now. At http.max_listeners, further ones are refused.",
         transport=TRANSPORTS,
     ),
     _counter(
-        "foretick_http_events_sent_total",
-        "Events sent to clients over HTTP, counted for each client.",
+        "foretick_events_sent_total",
+        "Events sent to clients that listen, counted for each client.",
         transport=TRANSPORTS,
     ),
     _counter(
-        "foretick_http_events_dropped_total",
+        "foretick_events_dropped_total",
         "Events that clients lost because they read too slowly; each is told how many. Worry when it grows: "
         "a client is too slow.",
         transport=TRANSPORTS,
     ),
     _counter(
+        "foretick_unauthenticated_total",
+        "Requests and connections without a right key. Worry when it grows: a client has an old key, or "
+        "somebody tries.",
+        transport=KEYED,
+        reason=KEY_REASONS,
+    ),
+    _counter(
+        "foretick_tenant_requests_total",
+        "Requests of each tenant: admitted, or refused for its rate, its tokens, or because only operators "
+        "may. Local is every program of this machine where there are no tenants.",
+        "tenant",
+        outcome=ADMISSIONS,
+    ),
+    _counter(
+        "foretick_tenant_tokens_total",
+        "Prompt and answer tokens that were computed for each tenant's own prompts.",
+        "tenant",
+    ),
+    Metric(
+        "foretick_tenant_wait_seconds",
+        "histogram",
+        "From a request's arrival in the engine to its first batch, of asks and prompts of each tenant; free "
+        "text of standing questions is local. Worry when it grows for a tenant whose weight is high.",
+        ("tenant",),
+    ),
+    _counter(
+        "foretick_tenants_reloads_total",
+        "Readings of the tenants file at SIGHUP. Worry when refused grows: the old tenants go on.",
+        outcome=RELOADS_OF_TENANTS,
+    ),
+    _counter(
+        "foretick_query_refused_total",
+        "Messages that the query socket did not take, by reason. Worry when busy grows, or unreadable: a "
+        "client of another protocol.",
+        reason=get_args(QueryRefusal),
+    ),
+    _counter(
+        "foretick_query_replies_dropped_total",
+        "Replies of the query socket to clients that were gone or did not read. Worry when it grows.",
+    ),
+    _counter(
         "foretick_pushes_total",
-        "Bodies of records sent to /v1/data, by outcome. Worry when busy grows: the engine is too slow.",
+        "Bodies of records that clients pushed, by outcome. Worry when busy grows: the engine is too slow.",
         outcome=PUSHES,
     ),
     _counter("foretick_batches_total", "Forward passes."),
@@ -539,8 +614,9 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_prefix_tokens_total",
-        "Tokens read from the prefix cache (reused), added to it (saved) or evicted from it.",
-        event=("reused", "saved", "evicted"),
+        "Tokens read from the prefix cache (reused), added to it (saved), evicted from it, or not retained "
+        "(unretained): their tenant had no more share. Worry when unretained grows: priorities are overused.",
+        event=("reused", "saved", "evicted", "unretained"),
     ),
     _counter("foretick_swaps_total", "Copies between the pool and the host tier.", direction=DIRECTIONS),
     _counter("foretick_spills_total", "Sessions moved out of the pool, to the host tier or to disk."),
@@ -636,6 +712,12 @@ METRICS: tuple[Metric, ...] = (
         "partition",
     ),
     _gauge(
+        "foretick_standby_lag_records",
+        "Records of a Kafka partition (topic/number) that the daemon that answers has committed, and this "
+        "standby has not read. Worry while it grows: its take-over would take longer.",
+        "partition",
+    ),
+    _gauge(
         "foretick_consumer_lag_seconds",
         "Age of the newest record that was read of a Kafka partition while others wait; else 0.",
         "partition",
@@ -671,6 +753,9 @@ METRICS: tuple[Metric, ...] = (
     ),
     _gauge("foretick_host_blocks", "KV blocks of the host tier, by state.", state=BLOCK_STATES),
     _gauge("foretick_prefix_cache_tokens", "Tokens in the prefix cache."),
+    _gauge(
+        "foretick_prefix_cache_retained_tokens", "Of these, tokens of a retention priority above the default."
+    ),
     _gauge(
         "foretick_pool_fragmentation_ratio", "Share of the free blocks outside the longest free run, 0 to 1."
     ),

@@ -167,6 +167,10 @@ class MetricStore:
         self._add(part)
         return Block("" if shared is None else shared.name, labels)
 
+    def has(self, label: str, value: str) -> bool:
+        """Whether the store was made with this value of an open label."""
+        return value in self._first.labels.get(label, ())
+
     def has_session(self, name: str) -> bool:
         """Whether there are series of this session."""
         return any(name in _sessions(key) for key in self._series)

@@ -144,9 +144,11 @@ class Ws:
         self.closed: int | None = None
 
     async def connect(self, port: int, headers: dict[str, str]) -> None:
-        more = [(name.encode(), value.encode()) for name, value in headers.items() if name != "host"]
+        own = ("host", "sec-websocket-protocol")
+        more = [(name.encode(), value.encode()) for name, value in headers.items() if name not in own]
+        offered = [each for each in headers.get("sec-websocket-protocol", "").split(", ") if each]
         host = headers.get("host", f"127.0.0.1:{port}")
-        self._write(Request(host=host, target="/v1/ws", extra_headers=more))
+        self._write(Request(host=host, target="/v1/ws", subprotocols=offered, extra_headers=more))
         async with asyncio.timeout(PATIENCE_S):
             while not (self.accepted or self.status):
                 await self._read()

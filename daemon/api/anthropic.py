@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from daemon.api.extension import Extension, extended
 from daemon.api.generation import (
     MOST_STOPS,
-    SESSION,
     Begun,
     CountTokens,
     Delta,
@@ -28,8 +28,10 @@ from daemon.api.streams import Made, Writer, sse
 
 Object = dict[str, Any]
 _TYPES: dict[Reason, str] = {
+    "unauthenticated": "authentication_error",
     "forbidden": "permission_error",
     "unknown_model": "not_found_error",
+    "unknown_url": "not_found_error",
     "too_large": "request_too_large",
     "busy": "rate_limit_error",
     "engine": "api_error",
@@ -56,12 +58,6 @@ class Message(msgspec.Struct, frozen=True):
 
     role: Role
     content: str | list[Object]
-
-
-class Extension(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The member `foretick` of a request: the answer is one of ``choices``."""
-
-    choices: tuple[str, ...] = ()
 
 
 class OutputConfig(msgspec.Struct, frozen=True):
@@ -268,9 +264,7 @@ class Messages:
     def wanted(self, asked: MessageRequest, served: Served) -> list[Generate]:
         """The system's text, then the messages; a last one of the assistant is gone on with."""
         counted = self.counted(asked, served)
-        schema, choices = _schema(asked), asked.foretick.choices if asked.foretick else ()
-        if schema is not None and choices:
-            raise Problem("bad_request", "foretick.choices and a JSON schema exclude each other", "foretick")
+        schema = _schema(asked)
         stops = tuple(asked.stop_sequences or ())
         if len(stops) > MOST_STOPS or not all(stops):
             why = f"stop_sequences: give at most {MOST_STOPS} texts, none of them empty"
@@ -289,7 +283,7 @@ class Messages:
                 top_p=asked.top_p or 1.0,
                 top_k=asked.top_k or 0,
                 stop=stops,
-                choices=choices,
+                **extended(asked.foretick, schema),
                 schema=schema,
                 stream=bool(asked.stream),
             )
@@ -406,10 +400,9 @@ def _usage(done: Finished) -> Usage:
 
 
 def _session(model: str, served: Served) -> str:
-    if model == served.model:
-        return ""
-    if model.startswith(SESSION) and model in served.names:
-        return model.removeprefix(SESSION)
+    session = served.session_of(model)
+    if session is not None:
+        return session
     known = ", ".join(served.names)
     raise Problem("unknown_model", f"model: {model!r} does not exist; there are: {known}", "model")
 

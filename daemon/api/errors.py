@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -11,6 +13,11 @@ from daemon.api.messages import RETRY_AFTER_S, Code, QueryError
 
 STATUS: dict[Code, int] = {
     "bad_request": 400,
+    "unauthenticated": 401,
+    "forbidden": 403,
+    "unsupported_version": 400,
+    "in_flight": 409,
+    "cancelled": 409,
     "unknown_session": 404,
     "unknown_prompt": 404,
     "unknown_version": 404,
@@ -27,6 +34,8 @@ STATUS: dict[Code, int] = {
     "shutting_down": 503,
     "timeout": 504,
 }
+ZEROMQ_ONLY = frozenset[Code](("unsupported_version", "in_flight", "cancelled"))
+"""Codes that no request over HTTP gets."""
 TOO_MANY, NO_SUCH_TYPE = 429, 415
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
@@ -38,17 +47,23 @@ class Problem(msgspec.Struct, frozen=True):
     message: str
 
 
-def problem(status: int, code: str, message: str) -> Response:
+def problem(status: int, code: str, message: str, retry_after_s: float = 0.0) -> Response:
     """The reply to a request that failed."""
     response = reply(Problem(code, message), status)
-    if status == TOO_MANY:
-        response.headers["retry-after"] = str(RETRY_AFTER_S)
+    response.headers.update(headers_of(status, retry_after_s))
     return response
+
+
+def headers_of(status: int, retry_after_s: float = 0.0) -> dict[str, str]:
+    """What a refusal of this status has in its headers. ``retry_after_s``: 0 is not known."""
+    if status == TOO_MANY:
+        return {"retry-after": str(ceil(retry_after_s) or RETRY_AFTER_S)}
+    return {"www-authenticate": 'Bearer realm="foretick"'} if status == STATUS["unauthenticated"] else {}
 
 
 def refused(error: QueryError) -> Response:
     """The reply to a request that was refused."""
-    return problem(STATUS[error.code], error.code, error.message)
+    return problem(STATUS[error.code], error.code, error.message, error.retry_after_s)
 
 
 def reply(members: object, status: int = 200) -> Response:

@@ -7,40 +7,46 @@ its own oldest events and is told how many; it delays nobody.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, get_args
 
 import msgspec
 
-from daemon.api.messages import QueryError
+from daemon.api.messages import EventKind, LostReason, QueryError
+from daemon.tenants import ALL, Client, Tenant
 from feeds.codec import encode
 from feeds.messages import Answer, AnyMessage, DataUpdated, FlashReady
 from metrics.store import MetricStore
 
-EventKind = Literal["answer", "flash_ready", "data_updated"]
 KINDS: tuple[EventKind, ...] = get_args(EventKind)
-Transport = Literal["sse", "websocket"]
+Transport = Literal["sse", "websocket", "zeromq", "mcp"]
 KEPT = 4096
 """Events that are kept for clients that come back, and most that wait for one client."""
 
 
 class Event:
-    """One event. Its text is made when the first client gets it, and shared."""
+    """One event. Its bytes are made when the first client gets it, and shared."""
 
-    __slots__ = ("_json", "_sse", "id", "kind", "message", "question", "session")
+    __slots__ = ("_json", "_msgpack", "_sse", "id", "kind", "message", "question", "session")
 
     def __init__(self, id_: str, kind: EventKind, message: Answer | DataUpdated | FlashReady) -> None:
         self.id, self.kind, self.message = id_, kind, message
         self.session = message.session
         self.question = message.question if isinstance(message, Answer) else ""
-        self._json = self._sse = b""
+        self._json = self._sse = self._msgpack = b""
 
     @property
     def json(self) -> bytes:
         """The message, as sinks get it."""
         self._json = self._json or encode(self.message)
         return self._json
+
+    @property
+    def msgpack(self) -> bytes:
+        """The message in msgpack."""
+        self._msgpack = self._msgpack or encode(self.message, "msgpack")
+        return self._msgpack
 
     @property
     def sse(self) -> bytes:
@@ -58,7 +64,7 @@ class Lost(msgspec.Struct, frozen=True):
 
     events: int | Literal["unknown"]
     exact: bool
-    reason: Literal["slow", "expired", "restarted"]
+    reason: LostReason
 
 
 class Filter(msgspec.Struct, frozen=True):
@@ -76,22 +82,30 @@ class Filter(msgspec.Struct, frozen=True):
             and (not self.questions or event.kind != "answer" or event.question in self.questions)
         )
 
-    @property
-    def selects(self) -> bool:
-        """Whether it leaves anything out."""
-        return bool(self.sessions or self.questions or self.kinds)
-
 
 class Subscription:
-    """What waits for one client. ``news`` is set while there is something to take, or it is ``closed``."""
+    """What waits for one client. ``news`` is set while there is something to take, or it is ``closed``.
 
-    def __init__(self, chosen: Filter, transport: Transport) -> None:
-        self.chosen, self.transport = chosen, transport
+    ``dismissed``: closed because the client's tenant has changed or its key is gone; it may come back.
+    """
+
+    def __init__(self, client: Client, chosen: Filter, transport: Transport) -> None:
+        self.client, self.chosen, self.transport = client, chosen, transport
+        self.wanted = client.tenant, chosen
         self.news = asyncio.Event()
-        self.closed = False
+        self.closed = self.dismissed = False
         self._waiting: deque[Event] = deque()
         self._missed: Lost | None = None
         self._dropped = 0
+
+    def matches(self, event: Event) -> bool:
+        """Whether the client may see it, and wants it."""
+        return self.client.tenant.sees(event.session) and self.chosen.matches(event)
+
+    @property
+    def selects(self) -> bool:
+        """Whether anything is left out."""
+        return self.chosen != Filter() or self.client.tenant.sessions != ALL
 
     def take(self) -> tuple[list[Lost], list[Event]]:
         """What was lost since the last call, and what waits after it."""
@@ -136,11 +150,12 @@ class Events:
         self._max_clients, self._most = max_clients, kept
         self._kept: deque[Event] = deque(maxlen=kept)
         self._number = 0
-        self._everywhere: set[Subscription] = set()
-        self._by_session: dict[str, set[Subscription]] = {}
-        self._clients: dict[Transport, int] = {"sse": 0, "websocket": 0}
+        self._groups: dict[str, dict[tuple[Tenant, Filter], set[Subscription]]] = {}
+        """By session, "" for all of them, and by what is wanted: so often is an event matched."""
+        self._clients: dict[Transport, int] = dict.fromkeys(get_args(Transport), 0)
+        self._by_tenant: Counter[str] = Counter()
         self._closed = False
-        self._dropped = {kind: store.counter("foretick_http_events_dropped_total", transport=kind)
+        self._dropped = {kind: store.counter("foretick_events_dropped_total", transport=kind)
                          for kind in get_args(Transport)}  # fmt: skip
 
     @property
@@ -156,12 +171,15 @@ class Events:
         self._number += 1
         event = Event(self.newest, kind, message)
         self._kept.append(event)
-        for group in (self._everywhere, self._by_session.get(event.session, ())):
-            for client in group:
-                if client.chosen.matches(event) and not client.put(event, self._most):
-                    self._dropped[client.transport].inc()
+        for name in ("", event.session):
+            for (tenant, chosen), clients in self._groups.get(name, {}).items():
+                for client in clients if tenant.sees(event.session) and chosen.matches(event) else ():
+                    if not client.put(event, self._most):
+                        self._dropped[client.transport].inc()
 
-    def subscribe(self, chosen: Filter, transport: Transport, after: str = "") -> Subscription:
+    def subscribe(
+        self, client: Client, chosen: Filter, transport: Transport, after: str = ""
+    ) -> Subscription:
         """Events from now on, or from the one after ``after``. Raises QueryError.
 
         What is no longer kept is said, as the first thing that the client gets.
@@ -170,52 +188,66 @@ class Events:
             raise QueryError("shutting_down", "the daemon is stopping")
         if sum(self._clients.values()) >= self._max_clients:
             raise QueryError("busy", f"{self._max_clients} clients are listening already")
-        client = Subscription(chosen, transport)
+        tenant = client.tenant
+        if tenant.max_listeners and self._by_tenant[tenant.name] >= tenant.max_listeners:
+            raise QueryError("busy", f"{tenant.max_listeners} clients of this tenant are listening already")
+        made = Subscription(client, chosen, transport)
         if after:
-            client.begin(*self._since(chosen, after))
+            made.begin(*self._since(made, after))
         self._clients[transport] += 1
+        self._by_tenant[tenant.name] += 1
         self._note(transport)
-        for group in self._groups(client):
-            group.add(client)
-        return client
+        for name in chosen.sessions or ("",):
+            self._groups.setdefault(name, {}).setdefault(made.wanted, set()).add(made)
+        return made
 
     def unsubscribe(self, client: Subscription) -> None:
         """The client is gone."""
-        for group in self._groups(client):
+        for name in client.chosen.sessions or ("",):
+            group = self._groups[name][client.wanted]
             group.discard(client)
-        for name in client.chosen.sessions:
-            if not self._by_session[name]:
-                del self._by_session[name]
+            if not group:
+                del self._groups[name][client.wanted]
+            if not self._groups[name]:
+                del self._groups[name]
         self._clients[client.transport] -= 1
+        self._by_tenant[client.client.tenant.name] -= 1
+        self._by_tenant += Counter()  # forget tenants without any
         self._note(client.transport)
+
+    def dismiss(self, stays: Callable[[Client], bool]) -> None:
+        """Close the subscriptions of clients that do not stay."""
+        for client in self._everyone():
+            if not stays(client.client):
+                client.dismissed = True
+                client.close()
 
     def close(self) -> None:
         """The daemon stops: let every client go."""
         self._closed = True
-        for group in (self._everywhere, *self._by_session.values()):
-            for client in group:
-                client.close()
+        for client in self._everyone():
+            client.close()
 
-    def _groups(self, client: Subscription) -> list[set[Subscription]]:
-        if not client.chosen.sessions:
-            return [self._everywhere]
-        return [self._by_session.setdefault(name, set()) for name in client.chosen.sessions]
+    def _everyone(self) -> Iterator[Subscription]:
+        for groups in self._groups.values():
+            for group in groups.values():
+                yield from group
 
     def _note(self, transport: Transport) -> None:
-        self._store.set("foretick_http_listeners", self._clients[transport], transport=transport)
+        self._store.set("foretick_listeners", self._clients[transport], transport=transport)
 
-    def _since(self, chosen: Filter, after: str) -> tuple[Lost | None, list[Event]]:
+    def _since(self, made: Subscription, after: str) -> tuple[Lost | None, list[Event]]:
         """What is gone and what is kept of the events after the one with this id."""
         epoch, dot, text = after.partition(".")
         if not (epoch and dot and text.isascii() and text.isdigit() and len(text) < 20):
             raise QueryError("bad_request", f"{after[:64]!r} is not the id of an event")
         number = int(text)
         if epoch != self._epoch or number > self._number:
-            return Lost("unknown", False, "restarted"), [e for e in self._kept if chosen.matches(e)]
+            return Lost("unknown", False, "restarted"), [e for e in self._kept if made.matches(e)]
         gone = self._number - len(self._kept) - number
         skip = max(0, -gone)
-        kept = [event for index, event in enumerate(self._kept) if index >= skip and chosen.matches(event)]
-        return (Lost(gone, not chosen.selects, "expired") if gone > 0 else None), kept
+        kept = [event for index, event in enumerate(self._kept) if index >= skip and made.matches(event)]
+        return (Lost(gone, not made.selects, "expired") if gone > 0 else None), kept
 
 
 def sse(kind: str, data: bytes, id_: str = "") -> bytes:

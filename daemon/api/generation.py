@@ -11,6 +11,8 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from daemon.ages import Times
+from daemon.api.messages import ORDINARY, RETENTION_S
+from daemon.tenants import Client
 
 Role = Literal["system", "user", "assistant"]
 Finish = Literal["stop", "stop_sequence", "length"]
@@ -28,13 +30,15 @@ class Turn(msgspec.Struct, frozen=True):
     text: str
 
 
-class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
+class Generate(msgspec.Struct, frozen=True, kw_only=True):
     """Generate one answer: after ``turns`` of a chat, a ``text``, or ``tokens``; give one of these.
 
     With a ``session`` the last turn asks its newest data version, after the earlier ones. ``max_tokens`` is
     an upper bound; None: as many as allowed. With a ``seed`` equal requests give equal answers. ``index``:
     number of the answer, of several to one prompt. The text is one of ``choices``, or JSON of ``schema``.
     ``stream``: send the text as it comes. ``salt``: prefixes are shared under equal salts only.
+    ``retention_priority``, ``retention_seconds``: of prompt and answer in the prefix cache. ``tenant``,
+    ``weight``: who shares a class with others; the front says it.
     """
 
     id: int = 0
@@ -54,6 +58,16 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     top_logprobs: int | None = None
     stream: bool = False
     salt: str = ""
+    retention_priority: int = ORDINARY
+    retention_seconds: float = RETENTION_S
+    tenant: str = ""
+    weight: float = 1.0
+
+
+class GenerateAll(msgspec.Struct, frozen=True, tag="generate_all"):
+    """The answers to one request, planned together: what their prompts share is computed once."""
+
+    requests: tuple[Generate, ...]
 
 
 class CancelGeneration(msgspec.Struct, frozen=True, tag="cancel_generation"):
@@ -68,6 +82,7 @@ class CountTokens(msgspec.Struct, frozen=True, kw_only=True, tag="count_tokens")
     id: int = 0
     session: str = ""
     turns: tuple[Turn, ...]
+    salt: str = ""
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
@@ -155,7 +170,7 @@ class TokensCounted(msgspec.Struct, frozen=True, tag="tokens_counted"):
     tokens: int
 
 
-GenerationCommand = Generate | CancelGeneration | CountTokens
+GenerationCommand = GenerateAll | CancelGeneration | CountTokens
 GenerationEvent = Begun | Delta | Finished | GenerationFailed | TokensCounted
 Event = Begun | Delta | Finished
 
@@ -171,23 +186,32 @@ class Served(msgspec.Struct, frozen=True):
     sessions: tuple[str, ...]
     max_prompt_tokens: int
     max_new_tokens: int
+    aliases: tuple[str, ...] = ()
+    """Further names of the model."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the models, the daemon's own one first."""
-        return self.model, *(SESSION + name for name in self.sessions)
+        return self.model, *self.aliases, *(SESSION + name for name in self.sessions)
+
+    def session_of(self, model: str) -> str | None:
+        """The session that a model's name means, "" for the daemon's own model; None for an unknown name."""
+        if model == self.model or model in self.aliases:
+            return ""
+        name = model.removeprefix(SESSION)
+        return name if name != model and name in self.sessions else None
 
 
 class Generator(Protocol):
     """Generates; implemented by the front. Every method raises `daemon.api.messages.QueryError`."""
 
-    def served(self) -> Served:
-        """What there is now."""
+    def served(self, client: Client) -> Served:
+        """What there is now, as far as the client sees it."""
 
     async def count(self, request: CountTokens) -> int:
         """Tokens of a prompt."""
 
-    def run(self, requests: Sequence[Generate], client: str) -> AsyncGenerator[tuple[int, Event], None]:
+    def run(self, requests: Sequence[Generate], client: Client) -> AsyncGenerator[tuple[int, Event], None]:
         """Generate answers at the same time; events with the number of their request.
 
         Each has a `Begun`, if it streams `Delta`s, and a `Finished`. Closing the iterator cancels the rest.

@@ -1,8 +1,12 @@
-"""Who may use which routes: metrics and health are for everyone, all others for programs of this machine.
+"""Who sends an HTTP request or opens a WebSocket, and whether it may.
 
-Clients are not authenticated yet. A request must therefore come from a loopback address and name this
-machine as its host, which DNS rebinding cannot fake. A web page of another origin may neither read nor write:
-browsers say where a request comes from in `Origin` and `Sec-Fetch-Site`, which pages cannot change.
+With tenants every request has a key, but for health, the live page's file and the API's description; metrics
+name all sessions and are for operators. A key is sent in a header, which a web page of another origin cannot
+make a browser send, so the origin does not matter.
+
+Without tenants a request must come from a loopback address and name this machine as its host, which DNS
+rebinding cannot fake. A web page of another origin may neither read nor write: browsers say where a request
+comes from in `Origin` and `Sec-Fetch-Site`, which pages cannot change.
 """
 
 from __future__ import annotations
@@ -11,61 +15,111 @@ import ipaddress
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from daemon.api.errors import problem
+from daemon.api import anthropic
+from daemon.api.access import Access, Transport
+from daemon.api.errors import headers_of, refused
+from daemon.api.messages import QueryError
+from daemon.api.openai import common
+from daemon.api.problems import problem_of
+from daemon.api.streams import encode
+from daemon.tenants import LOCAL, Client
 
-OPEN = frozenset(("/metrics", "/healthz", "/readyz"))
+METRICS = "/metrics"
+OPEN = frozenset(("/healthz", "/readyz"))
 """Routes for everyone who can connect."""
 PAGES = frozenset(("/",))
 """Routes to which links of other pages may lead."""
-_FORBIDDEN = 403
+KEYLESS = PAGES | {"/openapi.json"}
+"""Routes that tell nothing of this daemon's data."""
+PROTOCOL, KEY_PROTOCOL = "foretick", "foretick-key."
+"""Subprotocols of a WebSocket: ours, and the one that brings the key of a page, which can send no headers."""
+_CLIENT = "foretick.client"
 _POLICY_VIOLATION = 1008
+_DENIAL = "websocket.http.response"
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"referrer-policy", b"no-referrer"),
 )
+_OPENAI = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models")
+_ANTHROPIC = "/v1/messages"
 
 
-def client_of(connection: HTTPConnection) -> str:
-    """The client's identity for limits: its address, until clients are authenticated."""
-    return "http" if connection.client is None else f"http {connection.client.host}"
+def client_of(connection: HTTPConnection) -> Client:
+    """Who sends a request or has opened a WebSocket; limits count by its address."""
+    client: Client = connection.scope[_CLIENT]
+    return client
 
 
 class Guard:
     """Refuses what may not use a route, and adds headers that keep answers from other origins' pages."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app, self._access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's request."""
         if scope["type"] not in ("http", "websocket") or scope["path"] in OPEN:
             await self._app(scope, receive, send)
             return
-        refusal = refusal_of(scope)
-        if scope["type"] == "websocket":
-            if refusal:
-                await receive()
-                await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": refusal})
-                return
-            await self._app(scope, receive, send)
+        try:
+            scope[_CLIENT] = self._admitted(scope)
+        except QueryError as error:
+            await _refuse(refusal_to(scope, error), error.message, scope, receive, _guarded(send))
             return
+        await self._app(scope, receive, send if scope["type"] == "websocket" else _guarded(send))
 
-        async def send_guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *_HEADERS]
-            await send(message)
+    def _admitted(self, scope: Scope) -> Client:
+        """The client, if it may. Raises QueryError."""
+        path, address = scope["path"], scope.get("client")
+        name = "http" if address is None else f"http {address[0]}"
+        if not self._access.required:
+            client = Client(LOCAL, name)
+            if path == METRICS:
+                return client
+            if refusal := refusal_of(scope):
+                raise QueryError("forbidden", refusal)
+        elif path in KEYLESS and scope["type"] == "http":
+            return Client(LOCAL, name)
+        else:
+            transport: Transport = "websocket" if scope["type"] == "websocket" else "http"
+            client = self._access.by_key(key_of(scope), transport, name)
+        self._access.request(client)
+        return client
 
-        if refusal:
-            await problem(_FORBIDDEN, "forbidden", refusal)(scope, receive, send_guarded)
-            return
-        await self._app(scope, receive, send_guarded)
+
+def key_of(scope: Scope) -> str:
+    """The key that a request brings; empty without one."""
+    headers = Headers(scope=scope)
+    scheme, _, key = headers.get("authorization", "").strip().partition(" ")
+    if scheme.lower() == "bearer":
+        return key.strip()
+    if "x-api-key" in headers:
+        return headers["x-api-key"].strip()
+    protocols: list[str] = scope.get("subprotocols", [])
+    return next((each.removeprefix(KEY_PROTOCOL) for each in protocols if each.startswith(KEY_PROTOCOL)), "")
+
+
+def refusal_to(scope: Scope, error: QueryError) -> Response:
+    """The reply to a request that is refused, as the API of its path writes errors."""
+    path = scope["path"]
+    theirs = path == "/v1/models" or path.startswith("/v1/models/")
+    if path.startswith(_ANTHROPIC) or (theirs and "anthropic-version" in Headers(scope=scope)):
+        body = anthropic.error_body(problem_of(error))
+    elif theirs or path in _OPENAI:
+        body = common.error_body(problem_of(error))
+    else:
+        return refused(error)
+    problem = problem_of(error)
+    headers = headers_of(problem.status, problem.retry_after_s)
+    return Response(encode(body), problem.status, headers, media_type="application/json")
 
 
 def refusal_of(scope: Scope) -> str:
-    """Why a request is refused; empty if it is not."""
+    """Why a request without a key is refused; empty if it is not."""
     headers, client = Headers(scope=scope), scope.get("client")
     hosts = headers.getlist("host")
     if client is None or not is_loopback(client[0]) or len(hosts) != 1 or not is_loopback(_name(hosts[0])):
@@ -90,6 +144,24 @@ def is_loopback(name: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return name.lower() == "localhost"
+
+
+async def _refuse(response: Response, why: str, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket":
+        await receive()
+        if _DENIAL not in scope.get("extensions", {}):
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": why})
+            return
+    await response(scope, receive, send)
+
+
+def _guarded(send: Send) -> Send:
+    async def send_guarded(message: Message) -> None:
+        if message["type"] in ("http.response.start", f"{_DENIAL}.start"):
+            message["headers"] = [*message.get("headers", ()), *_HEADERS]
+        await send(message)
+
+    return send_guarded
 
 
 def _name(host: str) -> str:

@@ -11,6 +11,8 @@ import msgspec
 from daemon.api.messages import SessionInfo
 
 API_VERSION = 1
+STANDBY = "this daemon stands by: another one answers"
+FILLING = "it has not read yet what the other one has answered"
 
 
 class Version(msgspec.Struct, frozen=True):
@@ -25,10 +27,11 @@ class Health(msgspec.Struct, frozen=True):
     """``reasons``: what is missing; the daemon is ready without any. ``silent``: sessions whose venue was not
     heard for `silent_after`. ``late``: sessions with closed bars that wait to be read.
 
-    `degraded`: ready, but some session is silent or late.
+    `degraded`: ready, but some session is silent or late. `standby`: nothing is missing, but another daemon
+    answers.
     """
 
-    status: Literal["ok", "degraded", "waiting"]
+    status: Literal["ok", "degraded", "waiting", "standby"]
     ready: bool
     reasons: tuple[str, ...]
     silent: tuple[str, ...]
@@ -40,12 +43,17 @@ def health_of(not_ready: Sequence[str], sessions: Sequence[SessionInfo], model: 
     """From what is missing, all sessions and the model's name."""
     silent = tuple(session.name for session in sessions if session.silent)
     late = tuple(session.name for session in sessions if session.bars_waiting)
-    status: Literal["ok", "degraded", "waiting"] = "degraded" if silent or late else "ok"
+    status: Literal["ok", "degraded", "waiting", "standby"] = "degraded" if silent or late else "ok"
     return Health(
-        "waiting" if not_ready else status,
+        state_of(not_ready) if not_ready else status,
         not not_ready,
         tuple(not_ready),
         silent,
         late,
         Version(version("foretick"), API_VERSION, model),
     )
+
+
+def state_of(not_ready: Sequence[str]) -> Literal["waiting", "standby"]:
+    """How a daemon is that is not ready, for these reasons."""
+    return "standby" if list(not_ready) == [STANDBY] else "waiting"

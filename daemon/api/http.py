@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import uvicorn
@@ -16,9 +17,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from daemon.api.access import Access
 from daemon.api.connections import HEADER_BYTES, Patience, allow_connections, patient
-from daemon.api.errors import framework_error
-from daemon.api.guard import Guard
+from daemon.api.errors import framework_error, refused
+from daemon.api.guard import Guard, client_of
+from daemon.api.health import state_of
+from daemon.api.messages import QueryError
 from daemon.api.sockets import MESSAGE_BYTES
 from daemon.supervision import Tasks
 
@@ -38,6 +42,14 @@ class _EmbeddedServer(uvicorn.Server):
         yield
 
 
+@dataclass(frozen=True)
+class Tls:
+    """Files in PEM: the certificate, with those between it and its root, and its key."""
+
+    certificate_file: str
+    key_file: str
+
+
 class HttpServer:
     """`/metrics`, `/healthz` (the event loop runs) and `/readyz` (503 with reasons while not ready)."""
 
@@ -52,6 +64,8 @@ class HttpServer:
         closing: Callable[[], None] = lambda: None,
         max_listeners: int = 4096,
         patience: Patience | None = None,
+        access: Access | None = None,
+        tls: Tls | None = None,
     ) -> None:
         """`metrics()` renders the exposition text; `not_ready()` lists what is missing (empty: ready).
 
@@ -63,7 +77,7 @@ class HttpServer:
         self._asked_port = port
         self._more = more
         self._closing = closing
-        self._patience = patience or Patience()
+        self._patience, self._access, self._tls = patience or Patience(), access or Access(), tls
         self._max_connections = max_listeners + _OTHERS
         self._server: uvicorn.Server | None = None
         self._listener: socket.socket
@@ -85,10 +99,13 @@ class HttpServer:
             ws_per_message_deflate=False,  # it costs each connection more memory than all else
             h11_max_incomplete_event_size=HEADER_BYTES,
             limit_concurrency=self._max_connections,
+            proxy_headers=False,  # who a client is, nobody else can say
             lifespan="off",
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=_GRACE_S,
+            ssl_certfile=self._tls.certificate_file if self._tls else None,
+            ssl_keyfile=self._tls.key_file if self._tls else None,
         )
         self._server = _EmbeddedServer(config)
         self._tasks = tasks
@@ -120,20 +137,28 @@ class HttpServer:
                 Route("/readyz", self._serve_ready),
                 *self._more,
             ],
-            middleware=[Middleware(Guard)],
+            middleware=[Middleware(Guard, access=self._access)],
             exception_handlers={HTTPException: framework_error},
         )
 
-    async def _serve_metrics(self, _: Request) -> Response:
+    async def _serve_metrics(self, request: Request) -> Response:
+        # they name all sessions
+        if self._access.required:
+            try:
+                self._access.operate(client_of(request), "metrics")
+            except QueryError as error:
+                return refused(error)
         return Response(self._metrics(), media_type=METRICS_TYPE)
 
     async def _serve_health(self, _: Request) -> Response:
         return JSONResponse({"status": "alive"})
 
     async def _serve_ready(self, _: Request) -> Response:
+        # which feeds and brokers there are is not for everyone who can connect
         reasons = list(self._not_ready())
-        status = "waiting" if reasons else "ready"
-        return JSONResponse({"status": status, "reasons": reasons}, 503 if reasons else 200)
+        status = state_of(reasons) if reasons else "ready"
+        told = [] if self._access.required else reasons
+        return JSONResponse({"status": status, "reasons": told}, 503 if reasons else 200)
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -10,9 +10,11 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
+from daemon.api.access import Access
 from daemon.api.errors import problem, refused, reply
 from daemon.api.event_stream import EventStream, last_id
 from daemon.api.events import KINDS, Events, Filter
+from daemon.api.guard import client_of
 from daemon.api.health import Health
 from daemon.api.http_requests import Requests, request_routes
 from daemon.api.messages import QueryError
@@ -20,38 +22,44 @@ from daemon.api.openapi import document
 from daemon.api.page import page
 from daemon.api.pushes import Pushes
 from daemon.api.sockets import Socket
+from daemon.tenants import Client
 from metrics.store import MetricStore
 
 _UPGRADE = 426
 
 
 def api_routes(
-    requests: Requests, events: Events, pushes: Pushes, health: Callable[[], Health], store: MetricStore
+    requests: Requests,
+    events: Events,
+    pushes: Pushes,
+    health: Callable[[Client], Health],
+    store: MetricStore,
+    access: Access,
 ) -> list[BaseRoute]:
     """All of them, for a Starlette application behind `daemon.api.guard`."""
-    to_streams = store.counter("foretick_http_events_sent_total", transport="sse").inc
-    to_sockets = store.counter("foretick_http_events_sent_total", transport="websocket").inc
+    to_streams = store.counter("foretick_events_sent_total", transport="sse").inc
+    to_sockets = store.counter("foretick_events_sent_total", transport="websocket").inc
 
     async def stream(request: Request) -> Response:
         try:
-            client = events.subscribe(_filter(request), "sse", last_id(request))
+            listening = events.subscribe(client_of(request), _filter(request), "sse", last_id(request))
         except QueryError as error:
             return refused(error)
-        return EventStream(events, client, to_streams)
+        return EventStream(events, listening, to_streams)
 
     async def converse(websocket: WebSocket) -> None:
-        await Socket(websocket, requests, events, to_sockets).serve()
+        await Socket(websocket, requests, events, access, to_sockets).serve()
 
     async def say_upgrade(_: Request) -> Response:
         response = problem(_UPGRADE, "bad_request", "this is a WebSocket")
         response.headers.update({"upgrade": "websocket", "connection": "upgrade"})
         return response
 
-    async def say_health(_: Request) -> Response:
-        return reply(health())
+    async def say_health(request: Request) -> Response:
+        return reply(health(client_of(request)))
 
-    async def say_version(_: Request) -> Response:
-        return reply(health().version)
+    async def say_version(request: Request) -> Response:
+        return reply(health(client_of(request)).version)
 
     return [
         *request_routes(requests),

@@ -20,9 +20,11 @@ from daemon.api import messages
 from daemon.api.bodies import media_type_of, members_of
 from daemon.api.errors import NO_SUCH_TYPE, problem, refused, reply
 from daemon.api.guard import client_of
+from daemon.api.in_flight import InFlight
 from daemon.api.messages import QueryError
 from daemon.api.operations import OPERATIONS, Operation
 from daemon.api.zmq import AnswerQuery
+from daemon.tenants import Client
 from feeds.decoding import Undecodable, decoded
 
 JSON = "application/json"
@@ -41,23 +43,22 @@ class Requests:
         max_in_flight: int = 256,
     ) -> None:
         """``observe(request, reply, latency_ns)``, per readable request."""
-        self._answer, self._observe, self._max_in_flight = answer, observe, max_in_flight
-        self._in_flight = 0
+        self._answer, self._observe, self._in_flight = answer, observe, InFlight(max_in_flight)
 
     async def ask(
-        self, request: messages.ClientRequest, client: str, since: int | None = None
+        self, request: messages.ClientRequest, client: Client, since: int | None = None
     ) -> messages.Reply:
-        """The reply. ``client``: identity for limits; ``since``: the request's arrival, monotonic ns."""
+        """The reply. ``client``: who asks; ``since``: the request's arrival, monotonic ns."""
         arrived = time.monotonic_ns() if since is None else since
-        if self._in_flight >= self._max_in_flight:
-            why = f"{self._max_in_flight} requests are already being answered"
-            found: messages.Reply = messages.ErrorReply(request.id, "busy", why)
+        try:
+            self._in_flight.enter(client)
+        except QueryError as error:
+            found: messages.Reply = error.reply(request.id)
         else:
-            self._in_flight += 1
             try:
                 found = await self._answer(request, client, arrived)
             finally:
-                self._in_flight -= 1
+                self._in_flight.leave(client)
         self._observe(request, found, time.monotonic_ns() - arrived)
         return found
 
@@ -89,7 +90,7 @@ async def _serve(
     ask = partial(requests.ask, client=client_of(request), since=since)
     found = await (ask(asked) if operation.perform is None else operation.perform(ask, asked))
     if isinstance(found, messages.ErrorReply):
-        return refused(QueryError(found.code, found.message))
+        return refused(QueryError.of(found))
     members: dict[str, Any] = msgspec.to_builtins(found)
     return reply({k: value for k, value in members.items() if k not in _UNSAID}, operation.status)
 
@@ -110,8 +111,11 @@ async def _read(request: Request, operation: Operation, max_bytes: int) -> Any:
 def _query_of(request: Request, operation: Operation) -> dict[str, Any]:
     """Members in the query, as their types. Raises QueryError, Undecodable."""
     given: dict[str, str] = {}
+    query = request.scope["query_string"].decode("latin-1")
+    if not query:
+        return given
     try:
-        pairs = parse_qsl(request.url.query, keep_blank_values=True, errors="strict")
+        pairs = parse_qsl(query, keep_blank_values=True, errors="strict")
     except ValueError as error:
         raise QueryError("bad_request", f"the query cannot be read: {error}") from None
     for name, value in pairs:

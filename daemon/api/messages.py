@@ -7,7 +7,8 @@ ignored. Clients should ignore unknown keys in replies: replies may gain keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from datetime import date
 from functools import partial
 from typing import Annotated, Literal
 
@@ -15,11 +16,21 @@ import msgspec
 from msgspec import Meta
 
 from feeds.decoding import Undecodable, decoded
-from feeds.messages import Answer
+from feeds.messages import Answer, DataUpdated, FlashReady
 from flash.questions import AnswerForm, PublishWhen
 
+VERSION = 1
+"""Of this protocol."""
+EventKind = Literal["answer", "flash_ready", "data_updated"]
+LostReason = Literal["slow", "expired", "restarted"]
+EndReason = Literal["lease", "access", "shutting_down"]
 Code = Literal[
     "bad_request",
+    "unauthenticated",
+    "forbidden",
+    "unsupported_version",
+    "in_flight",
+    "cancelled",
     "unknown_session",
     "unknown_prompt",
     "unknown_version",
@@ -49,12 +60,17 @@ _CODES: dict[str, Code] = {
     "stopping": "shutting_down",
 }
 RETRY_AFTER_S = 1
-"""When a request refused as `busy` or `late` may be tried again."""
+"""When a request refused as `busy` or `late` may be tried again, unless the refusal says it itself."""
+ORDINARY, RETENTION_S = 35, 300.0
+"""Priority in the prefix cache of a prompt that asks for none, and how long a higher one holds, seconds."""
+RetentionPriority = Annotated[int, Meta(ge=0, le=100)]
+RetentionSeconds = Annotated[float, Meta(ge=0, le=86400)]
 Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Setting = str | int | float | list[str]
 """A value of a configuration key: text is read as the key's type."""
 PromptId = Annotated[str, Meta(min_length=1, max_length=64)]
+DeadlineMs = Annotated[int, Meta(ge=1)] | None
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True):
@@ -64,6 +80,7 @@ class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True):
     question gets its newest ready answer; with `max_age_s` only while the newest record behind that answer is
     at most so many seconds old (`staleness_ns`), or of the newest data version. Any other ask is computed at
     the newest data version. `early_exit` replaces `flash.early_exit`, where that is on; 0 turns it off.
+    `deadline_ms`: give up so long after the request's arrival.
     """
 
     id: Id
@@ -73,12 +90,20 @@ class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True):
     choices: tuple[str, ...] = ()
     early_exit: Annotated[float, Meta(ge=0)] | None = None
     max_age_s: Annotated[float, Meta(ge=0)] | None = None
+    deadline_ms: DeadlineMs = None
 
 
 class ListSessions(msgspec.Struct, frozen=True, tag="sessions", forbid_unknown_fields=True):
     """List the sessions and their standing questions."""
 
     id: Id
+
+
+class Describe(msgspec.Struct, frozen=True, tag="describe", forbid_unknown_fields=True):
+    """Describe one session: its window, its standing questions, and their latest answers."""
+
+    id: Id
+    session: Name
 
 
 class Answers(msgspec.Struct, frozen=True, tag="answers", forbid_unknown_fields=True):
@@ -135,6 +160,19 @@ class RemoveQuestion(msgspec.Struct, frozen=True, tag="remove_question", forbid_
     name: Name
 
 
+class Pause(msgspec.Struct, frozen=True, tag="pause", forbid_unknown_fields=True):
+    """Ask a standing question no more, or all of a session's, or ask them again (`paused` false).
+
+    The session goes on reading its data, so that it is up to date whenever it is asked. It lasts as long as
+    other changes of standing questions.
+    """
+
+    id: Id
+    session: Name
+    question: Annotated[str, Meta(max_length=128)] = ""
+    paused: bool = True
+
+
 class AddSession(msgspec.Struct, frozen=True, tag="add_session", forbid_unknown_fields=True):
     """Open a session. `settings` are the keys of a `[[sessions]]` table, its name and symbol among them.
 
@@ -187,7 +225,8 @@ class Open(msgspec.Struct, frozen=True, tag="open", forbid_unknown_fields=True):
     """Open a prompt without a session; `append` and `update` extend it, `finish` answers it.
 
     `text` is prefilled as it arrives. At temperature 0 the answer is the most likely text or choice; above 0
-    it is sampled, and the same prompt gives the same sample.
+    it is sampled, and the same prompt gives the same sample. Prompt and answer stay in the prefix cache with
+    `retention_priority`, above 35 for `retention_seconds`.
     """
 
     id: Id
@@ -195,6 +234,8 @@ class Open(msgspec.Struct, frozen=True, tag="open", forbid_unknown_fields=True):
     max_tokens: Annotated[int, Meta(ge=1)] = 64
     choices: tuple[str, ...] = ()
     temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0
+    retention_priority: RetentionPriority = ORDINARY
+    retention_seconds: RetentionSeconds = RETENTION_S
 
 
 class Append(msgspec.Struct, frozen=True, tag="append", forbid_unknown_fields=True):
@@ -214,10 +255,11 @@ class Update(msgspec.Struct, frozen=True, tag="update", forbid_unknown_fields=Tr
 
 
 class Finish(msgspec.Struct, frozen=True, tag="finish", forbid_unknown_fields=True):
-    """Mark the prompt complete; the reply is its answer."""
+    """Mark the prompt complete; the reply is its answer. `deadline_ms`: as in `Ask`."""
 
     id: Id
     prompt: PromptId
+    deadline_ms: DeadlineMs = None
 
 
 class Close(msgspec.Struct, frozen=True, tag="close", forbid_unknown_fields=True):
@@ -228,24 +270,93 @@ class Close(msgspec.Struct, frozen=True, tag="close", forbid_unknown_fields=True
 
 
 class Complete(msgspec.Struct, frozen=True, tag="complete", forbid_unknown_fields=True):
-    """A complete prompt: `open` and `finish` in one; the reply is its answer."""
+    """A complete prompt: `open` and `finish` in one; the reply is its answer. `deadline_ms`: as in `Ask`."""
 
     id: Id
     text: Annotated[str, Meta(min_length=1)]
     max_tokens: Annotated[int, Meta(ge=1)] = 64
     choices: tuple[str, ...] = ()
     temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0
+    retention_priority: RetentionPriority = ORDINARY
+    retention_seconds: RetentionSeconds = RETENTION_S
+    deadline_ms: DeadlineMs = None
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello", forbid_unknown_fields=True):
+    """Say which version of this protocol the client speaks; any other than the daemon's is refused."""
+
+    id: Id
+    version: int = VERSION
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", forbid_unknown_fields=True):
+    """Keep the connection's subscriptions; the reply lists them."""
+
+    id: Id
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel", forbid_unknown_fields=True):
+    """Give up the request ``request`` of the same connection, which then fails with `cancelled`."""
+
+    id: Id
+    request: Id
+
+
+class Subscribe(msgspec.Struct, frozen=True, tag="subscribe", forbid_unknown_fields=True):
+    """Get events from now on, or from the one after the event ``after``; empty filters are all."""
+
+    id: Id
+    sessions: Annotated[tuple[Name, ...], Meta(max_length=256)] = ()
+    questions: Annotated[tuple[Name, ...], Meta(max_length=256)] = ()
+    events: tuple[EventKind, ...] = ()
+    after: Annotated[str, Meta(max_length=64)] = ""
+
+
+class Unsubscribe(msgspec.Struct, frozen=True, tag="unsubscribe", forbid_unknown_fields=True):
+    """Get no more events of the subscription that request ``subscription`` made."""
+
+    id: Id
+    subscription: Id
+
+
+class Push(msgspec.Struct, frozen=True, tag="push", forbid_unknown_fields=True):
+    """Records for a source of pushes: ``data`` in our own form, or in a declared ``format``.
+
+    `content`: what the data is; of a `format`, what its container says. `source`: which source gets the
+    records, where there are several for pushes. `date`: the day of times that count from midnight. `replay`:
+    the records are of the past, so their ages count from now.
+    """
+
+    id: Id
+    data: bytes
+    content: Literal["msgpack", "json", "lines", "csv"] = "msgpack"
+    format: Annotated[str, Meta(max_length=64)] = ""
+    source: Annotated[str, Meta(max_length=64)] = ""
+    date: date | None = None
+    replay: bool = False
 
 
 READY_EXIT = "ready_exit"
 """Flag of an ask's reply from the ready position."""
 
 PromptRequest = Open | Append | Update | Finish | Close | Complete
-QuestionRequest = ListQuestions | SetQuestion | RemoveQuestion
+QuestionRequest = ListQuestions | SetQuestion | RemoveQuestion | Pause
 SessionRequest = AddSession | ChangeSession | RemoveSession
 ClientRequest = (
-    Ask | ListSessions | SessionRequest | Answers | QuestionRequest | Label | Stats | PromptRequest
+    Ask
+    | ListSessions
+    | Describe
+    | SessionRequest
+    | Answers
+    | QuestionRequest
+    | Label
+    | Stats
+    | PromptRequest
+    | Push
 )
+"""What the daemon answers, whatever way it comes."""
+SocketRequest = ClientRequest | Hello | Heartbeat | Cancel | Subscribe | Unsubscribe
+"""All that the query socket takes."""
 
 
 class AskReply(msgspec.Struct, frozen=True, tag="ask_reply"):
@@ -316,7 +427,10 @@ class AnswersReply(msgspec.Struct, frozen=True, tag="answers_reply"):
 
 
 class QuestionInfo(msgspec.Struct, frozen=True):
-    """A standing question; without choices its answer is text of at most ``max_tokens`` tokens."""
+    """A standing question; without choices its answer is text of at most ``max_tokens`` tokens.
+
+    ``paused``: it is not asked now.
+    """
 
     name: str
     text: str
@@ -332,10 +446,11 @@ class QuestionInfo(msgspec.Struct, frozen=True):
     ask_every_ns: int
     answer_within_ns: int
     provisional: bool = False
+    paused: bool = False
 
 
 class QuestionsReply(msgspec.Struct, frozen=True, tag="questions_reply"):
-    """A session's standing questions, in the order they are asked, after the change."""
+    """A session's standing questions after the change: in the order they are asked, then the paused ones."""
 
     id: Id
     session: str
@@ -415,16 +530,128 @@ class FinishReply(msgspec.Struct, frozen=True, tag="finish_reply"):
     latency_ns: int = 0
 
 
+class HelloReply(msgspec.Struct, frozen=True, tag="hello_reply"):
+    """The daemon, and its limits.
+
+    Subscriptions end `lease_s` seconds after the client's last message. At most `max_in_flight` requests of a
+    connection, of at most `max_request_bytes` each, are answered at a time.
+    """
+
+    id: Id
+    version: int
+    daemon: str
+    lease_s: float
+    max_in_flight: int
+    max_request_bytes: int
+
+
+class HeartbeatReply(msgspec.Struct, frozen=True, tag="heartbeat_reply"):
+    """The connection's subscriptions, by the ids of their requests."""
+
+    id: Id
+    subscriptions: tuple[Id, ...]
+
+
+class CancelReply(msgspec.Struct, frozen=True, tag="cancel_reply"):
+    """Whether the request was still being answered."""
+
+    id: Id
+    request: Id
+    cancelled: bool
+
+
+class Subscribed(msgspec.Struct, frozen=True, tag="subscribed"):
+    """The subscription begins; ``newest``: the id of the newest event."""
+
+    id: Id
+    newest: str
+
+
+class Unsubscribed(msgspec.Struct, frozen=True, tag="unsubscribed"):
+    """The subscription has ended."""
+
+    id: Id
+
+
+class EventMessage(msgspec.Struct, frozen=True, tag="event"):
+    """One event of a subscription, by the id of its request; ``data`` is the message that sinks get."""
+
+    subscription: Id
+    event: str
+    data: msgspec.Raw
+
+
+class LostMessage(msgspec.Struct, frozen=True, tag="lost"):
+    """The subscription has missed so many events. ``exact``: of its filter; otherwise of all, so at most.
+
+    ``reason``: slow, the client read too slowly; expired, it came back too late; restarted, the daemon has
+    begun again, so nothing is known of the events between.
+    """
+
+    subscription: Id
+    events: int | Literal["unknown"]
+    exact: bool
+    reason: LostReason
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """The daemon ends a subscription. ``reason``: lease, nothing was heard of the client; access, its tenant
+    has changed or its key was removed; shutting_down.
+    """
+
+    subscription: Id
+    reason: EndReason
+
+
+class DescribeReply(msgspec.Struct, frozen=True, tag="describe_reply"):
+    """One session, its standing questions, and their latest answers."""
+
+    id: Id
+    session: SessionInfo
+    questions: tuple[QuestionInfo, ...]
+    answers: tuple[Answer, ...]
+
+
+class LineError(msgspec.Struct, frozen=True):
+    """What is wrong with a record: by its number or its line, from 1; 0 is the body as a whole."""
+
+    line: int
+    reason: str
+    message: str
+
+
+class Pushed(msgspec.Struct, frozen=True):
+    """What became of a body: ``accepted`` records wait to be read, ``refused`` ones went to the dead letters.
+
+    Lines of a declared format that cannot be read are refused and only counted. ``errors``: the first of
+    what was refused. ``passed_over``: lines that the format knows to hold no record.
+    """
+
+    accepted: int
+    refused: int
+    passed_over: int
+    errors: tuple[LineError, ...]
+
+
+class PushReply(msgspec.Struct, frozen=True, tag="push_reply"):
+    """What became of the records."""
+
+    id: Id
+    pushed: Pushed
+
+
 class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
     """Why a request failed; `id` is None when the request was too malformed to read it.
 
     `address`: query address of the daemon that serves the session, where it is another one.
+    `retry_after_s`: of a `busy` that is over by then; 0 is not known.
     """
 
     id: int | None
     code: Code
     message: str
     address: str = ""
+    retry_after_s: float = 0.0
 
 
 Reply = (
@@ -437,26 +664,54 @@ Reply = (
     | PromptReply
     | ClosedReply
     | FinishReply
+    | DescribeReply
+    | PushReply
     | ErrorReply
 )
+"""To what the daemon answers."""
+Control = HelloReply | HeartbeatReply | CancelReply | Subscribed | Unsubscribed
+SocketMessage = Reply | Control | EventMessage | LostMessage | Ended
+"""All that the query socket sends."""
+EventData = Answer | DataUpdated | FlashReady
 
 
 class QueryError(Exception):
     """A request that failed: raised by backends, sent as an ErrorReply, and raised again by the client."""
 
-    def __init__(self, code: Code, message: str) -> None:
+    def __init__(self, code: Code, message: str, retry_after_s: float = 0.0) -> None:
+        """``retry_after_s``: when it may be tried again; 0 is not known."""
         super().__init__(f"{message} ({code})")
         self.code: Code = code
-        self.message = message
+        self.message, self.retry_after_s = message, retry_after_s
+
+    def reply(self, number: int | None, address: str = "") -> ErrorReply:
+        """As the reply to request ``number``."""
+        return ErrorReply(number, self.code, self.message, address, self.retry_after_s)
+
+    @classmethod
+    def of(cls, reply: ErrorReply) -> QueryError:
+        """What a reply says."""
+        return cls(reply.code, reply.message, reply.retry_after_s)
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_request: Callable[[bytes], ClientRequest] = partial(
-    decoded, msgspec.msgpack.Decoder(ClientRequest).decode
+decode_request: Callable[[bytes], SocketRequest] = partial(
+    decoded, msgspec.msgpack.Decoder(SocketRequest).decode
 )
 """Raises Undecodable; its text says what is wrong and where."""
-decode_reply: Callable[[bytes], Reply] = partial(decoded, msgspec.msgpack.Decoder(Reply).decode)
+decode_reply: Callable[[bytes], SocketMessage] = partial(
+    decoded, msgspec.msgpack.Decoder(SocketMessage).decode
+)
 """Raises Undecodable."""
+decode_event: Callable[[msgspec.Raw], EventData] = partial(decoded, msgspec.msgpack.Decoder(EventData).decode)
+"""The data of an `EventMessage`. Raises Undecodable."""
+
+
+def unknown_session(name: str, known: Iterable[str]) -> QueryError:
+    """There is no such session, or the client's tenant does not see it: ``known`` are those that it sees."""
+    return QueryError(
+        "unknown_session", f"there is no session {name!r}; there are: {', '.join(known) or 'none'}"
+    )
 
 
 def code_of(failure: str) -> Code:

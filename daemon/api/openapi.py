@@ -11,18 +11,24 @@ from typing import Any, get_args
 import msgspec
 
 from daemon.api.errors import NO_SUCH_TYPE, STATUS, Problem
-from daemon.api.events import EventKind
 from daemon.api.health import Health, Version
+from daemon.api.messages import EventKind, Pushed
 from daemon.api.operations import EVERY, OPERATIONS, Operation
-from daemon.api.pushes import CSV, JSON, LINES, MSGPACK, Pushed, PushOptions
+from daemon.api.pushes import CSV, JSON, LINES, MSGPACK, PushOptions
 from feeds.decimal9 import Fixed9
 from feeds.messages import Received
 
 Schema = dict[str, Any]
+_KEYS: Schema = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "A key, where the daemon has tenants."},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same."},
+}
 _REF = "#/components/schemas/{name}"
 _WHY: dict[int, str] = {
     400: "The request cannot be read, or asks for something impossible.",
-    403: "The request came from another machine, or from a web page of another origin.",
+    401: "The request has no key, or one that is not known; see the header www-authenticate.",
+    403: "The request came from another machine, or from a web page of another origin, "
+    "or only operators may do this.",
     404: "There is no such session, prompt or answer.",
     409: "It is finished, has its label, or has no calibration.",
     410: "The prompt was given up.",
@@ -35,6 +41,9 @@ _WHY: dict[int, str] = {
     503: "The engine is not up or failed, or the daemon is stopping.",
     504: "There was no answer in time.",
 }
+
+
+_REFUSED: dict[int, list[str]] = {401: ["unauthenticated"], 403: ["forbidden"], 429: ["busy"]}
 
 
 def document() -> bytes:
@@ -65,11 +74,12 @@ def described() -> Schema:
             "version": version("foretick"),
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             "description": "Answers about live market data. Times are ns since 1970, ages ns. Served to "
-            "programs of the daemon's own machine.",
+            "programs of the daemon's own machine, or to holders of a key.",
         },
         "servers": [{"url": "/"}],
         "paths": paths,
-        "components": {"schemas": components},
+        "security": [{}, *({name: []} for name in _KEYS)],
+        "components": {"schemas": components, "securitySchemes": _KEYS},
     }
 
 
@@ -139,7 +149,7 @@ def _operation(operation: Operation, schemas: Mapping[str, Schema]) -> Schema:
                        *_parameters(operation.request, operation.query, "query")],
         "responses": {
             str(operation.status): _response("Done.", schemas[f"{operation.name} reply"]),
-            **_errors({403: ["forbidden"], **statuses}),
+            **_errors(statuses),
             **(_errors({NO_SUCH_TYPE: ["bad_request"]}) if body else {}),
         },
     }  # fmt: skip
@@ -183,7 +193,7 @@ def _ref(name: str) -> Schema:
 
 def _fixed() -> Iterator[tuple[str, Schema]]:
     """Requests without parameters."""
-    forbidden = _errors({403: ["forbidden"]})
+    forbidden = _errors(_REFUSED)
     for path, name, summary, schema in (
         ("/v1/health", "health", "Whether it is ready, which venues are silent, which tapes late", "Health"),
         ("/v1/version", "version", "Versions, and the model", "Version"),
@@ -195,7 +205,7 @@ def _fixed() -> Iterator[tuple[str, Schema]]:
     yield "/openapi.json", {"get": about}
     alive = {"type": "object", "required": ["status"], "properties": {"status": {"const": "alive"}}}
     ready = {"type": "object", "required": ["status", "reasons"],
-             "properties": {"status": {"enum": ["ready", "waiting"]},
+             "properties": {"status": {"enum": ["ready", "standby", "waiting"]},
                             "reasons": {"type": "array", "items": {"type": "string"}}}}  # fmt: skip
     yield "/healthz", {"get": {"operationId": "alive", "summary": "The event loop runs",
                                "responses": {"200": _response("It does.", alive)}}}  # fmt: skip
@@ -206,7 +216,7 @@ def _fixed() -> Iterator[tuple[str, Schema]]:
         "operationId": "converse",
         "summary": "A WebSocket: requests of the query socket as JSON, and subscriptions",
         "responses": {"101": {"description": "The connection is a WebSocket from now on."},
-                      **_errors({403: ["forbidden"], 426: ["bad_request"]})},
+                      **_errors({**_REFUSED, 426: ["bad_request"]})},
     }}  # fmt: skip
 
 
@@ -227,7 +237,7 @@ def _data(records: Schema) -> Schema:
         "responses": {
             "202": _response("Accepted, all or some: see the counts.", _ref("Pushed")),
             "422": _response(_WHY[422], _ref("Pushed")),
-            **_errors({400: ["bad_request"], 403: ["forbidden"],
+            **_errors({400: ["bad_request"], **_REFUSED,
                        413: ["too_long"], NO_SUCH_TYPE: ["bad_request"], 429: ["busy"], 503: ["engine"]}),
         },
     }  # fmt: skip
@@ -253,7 +263,7 @@ def _events() -> Schema:
         ],
         "responses": {
             "200": _response("The stream; it does not end by itself.", named, "text/event-stream"),
-            **_errors({400: ["bad_request"], 403: ["forbidden"], 429: ["busy"], 503: ["shutting_down"]}),
+            **_errors({400: ["bad_request"], **_REFUSED, 429: ["busy"], 503: ["shutting_down"]}),
         },
     }  # fmt: skip
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from daemon.api import messages
-from daemon.api.messages import ErrorReply, Id, Name
+from daemon.api.messages import ErrorReply, Id
 from feeds.messages import Answer
 
 Ask = Callable[[messages.ClientRequest], Awaitable[messages.Reply]]
@@ -19,13 +19,6 @@ Perform = Callable[[Ask, Any], Awaitable[msgspec.Struct]]
 """The reply to a request of the table, or an ErrorReply."""
 Body = Literal["none", "members", "settings"]
 """What a body is: nothing, the request's own members, or its member ``settings``."""
-
-
-class OneSession(msgspec.Struct, frozen=True, tag="session", forbid_unknown_fields=True):
-    """One session by its name."""
-
-    id: Id
-    session: Name
 
 
 class FindQuestions(msgspec.Struct, frozen=True, tag="find_questions", forbid_unknown_fields=True):
@@ -103,14 +96,9 @@ class Operation:
         return tuple(name for name in self.request.__struct_fields__ if name not in taken)
 
 
-async def _one_session(ask: Ask, request: OneSession) -> msgspec.Struct:
-    listed = await ask(messages.ListSessions(request.id))
-    if not isinstance(listed, messages.SessionsReply):
-        return listed
-    found = next((each for each in listed.sessions if each.name == request.session), None)
-    known = ", ".join(each.name for each in listed.sessions) or "none"
-    why = f"there is no session {request.session!r}; there are: {known}"
-    return found or ErrorReply(request.id, "unknown_session", why)
+async def _one_session(ask: Ask, request: messages.Describe) -> msgspec.Struct:
+    found = await ask(request)
+    return found.session if isinstance(found, messages.DescribeReply) else found
 
 
 async def _find_questions(ask: Ask, request: FindQuestions) -> msgspec.Struct:
@@ -168,7 +156,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "GET", _SESSION, "getSession", "One session",
-        OneSession, messages.SessionInfo, ("unknown_session",), body="none", perform=_one_session,
+        messages.Describe, messages.SessionInfo, ("unknown_session",), body="none", perform=_one_session,
     ),
     Operation(
         "PATCH", _SESSION, "changeSession", "Give a session other settings; keys that are left out stay",
@@ -177,6 +165,10 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "DELETE", _SESSION, "removeSession", "Close a session",
         messages.RemoveSession, messages.SessionsReply, ("unknown_session",), body="none",
+    ),
+    Operation(
+        "POST", f"{_SESSION}/pause", "pause", "Ask standing questions no more, or ask them again",
+        messages.Pause, messages.QuestionsReply, ("unknown_session",),
     ),
     Operation(
         "GET", "/v1/questions", "listQuestions", "Standing questions of one session, or of all",
@@ -237,6 +229,8 @@ OPERATIONS: tuple[Operation, ...] = (
 )  # fmt: skip
 EVERY: tuple[messages.Code, ...] = (
     "bad_request",
+    "unauthenticated",
+    "forbidden",
     "busy",
     "moved",
     "rebuilding",

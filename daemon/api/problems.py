@@ -8,8 +8,10 @@ from daemon.api.messages import QueryError
 
 Reason = Literal[
     "bad_request",
+    "unauthenticated",
     "forbidden",
     "unknown_model",
+    "unknown_url",
     "too_long",
     "too_large",
     "no_json",
@@ -20,8 +22,10 @@ Reason = Literal[
 ]
 STATUS: dict[Reason, int] = {
     "bad_request": 400,
+    "unauthenticated": 401,
     "forbidden": 403,
     "unknown_model": 404,
+    "unknown_url": 404,
     "too_long": 400,
     "too_large": 413,
     "no_json": 415,
@@ -31,7 +35,10 @@ STATUS: dict[Reason, int] = {
     "timeout": 504,
 }
 _REASONS: dict[str, Reason] = {
+    "unauthenticated": "unauthenticated",
+    "forbidden": "forbidden",
     "unknown_session": "unknown_model",
+    "moved": "unknown_model",
     "too_long": "too_long",
     "busy": "busy",
     "late": "busy",
@@ -43,11 +50,17 @@ _REASONS: dict[str, Reason] = {
 
 
 class Problem(Exception):
-    """``reason`` for programs, a message for people; ``param``: the member of the request at fault."""
+    """``reason`` for programs, a message for people; ``param``: the member of the request at fault.
 
-    def __init__(self, reason: Reason, message: str, param: str | None = None) -> None:
+    ``retry_after_s``: when it may be tried again; 0 is not known.
+    """
+
+    def __init__(
+        self, reason: Reason, message: str, param: str | None = None, retry_after_s: float = 0.0
+    ) -> None:
         super().__init__(message)
         self.reason, self.message, self.param = reason, message, param
+        self.retry_after_s = retry_after_s
 
     @property
     def status(self) -> int:
@@ -57,7 +70,8 @@ class Problem(Exception):
 
 def problem_of(error: QueryError) -> Problem:
     """A failure of the daemon as one of an API."""
-    return Problem(_REASONS.get(error.code, "bad_request"), error.message)
+    reason = _REASONS.get(error.code, "bad_request")
+    return Problem(reason, error.message, retry_after_s=error.retry_after_s)
 
 
 def refuse(param: str, value: Any, harmless: tuple[Any, ...] = (), why: str = "is not supported") -> None:

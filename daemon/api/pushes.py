@@ -1,4 +1,4 @@
-"""`POST /v1/data`: records that clients push into a source of the daemon's own."""
+"""Records that clients push into a source of the daemon's own: `POST /v1/data`, and the request `push`."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from starlette.responses import Response
 
 from daemon.api.bodies import body_of, media_type_of
 from daemon.api.errors import NO_SUCH_TYPE, problem, refused, reply
-from daemon.api.messages import QueryError
+from daemon.api.guard import client_of
+from daemon.api.messages import LineError, Push, Pushed, PushReply, QueryError
+from daemon.tenants import Tenant
 from feeds.bodies import Body, TooMany, convert, split
 from feeds.decoding import Undecodable, decoded
 from feeds.file_format import FormatError
 from feeds.pushed import Closed, Full, PushedSource
-from metrics.catalogue import Reason
 from metrics.store import MetricStore
 
 MOST_ERRORS = 20
 """Errors that a reply lists; all are counted."""
 JSON, LINES, MSGPACK, CSV = "application/json", "application/x-ndjson", "application/msgpack", "text/csv"
 OWN_TYPES = (JSON, LINES, MSGPACK)
+_MEDIA = {"msgpack": MSGPACK, "json": JSON, "lines": LINES, "csv": CSV}
+"""Content types by the names that the request `push` has for them."""
 CONTAINERS = {"csv": (CSV,), "jsonl": (LINES,), "jsonl-capture": (LINES,)}
 """Content types of declared formats."""
 _IN_LINE_BYTES = 1 << 14
@@ -47,27 +50,6 @@ class PushOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replay: bool = False
 
 
-class LineError(msgspec.Struct, frozen=True):
-    """What is wrong with a record: by its number or its line, from 1; 0 is the body as a whole."""
-
-    line: int
-    reason: Reason
-    message: str
-
-
-class Pushed(msgspec.Struct, frozen=True):
-    """What became of a body: ``accepted`` records wait to be read, ``refused`` ones went to the dead letters.
-
-    Lines of a declared format that cannot be read are refused and only counted. ``errors``: the first of
-    what was refused. ``passed_over``: lines that the format knows to hold no record.
-    """
-
-    accepted: int
-    refused: int
-    passed_over: int
-    errors: tuple[LineError, ...]
-
-
 Outcome = Literal["accepted", "partly", "refused", "busy"]
 
 
@@ -86,34 +68,49 @@ class Pushes:
         """The reply to `POST /v1/data`."""
         try:
             options = _options(request)
-            source = self._source(options.source)
+            source = self._source(options.source, client_of(request).tenant)
             allowed = _types(source, options.format)
             media = media_type_of(request)
             if media not in allowed:
                 why = f"the content type must be {' or '.join(allowed)}"
                 return problem(NO_SUCH_TYPE, "bad_request", why)
             body = await body_of(request, source.limits.body_bytes)
-            read = partial(self._read, body, media, source, options)
-            found = read() if len(body) <= _IN_LINE_BYTES else await asyncio.to_thread(read)
-            source.push(found.payloads, "msgpack" if media == MSGPACK else "json", replay=options.replay)
+            told = await self._take(body, media, source, options)
         except Undecodable as error:
             return problem(400, "bad_request", str(error))
         except QueryError as error:
             return refused(error)
+        return reply(told, 202 if told.accepted or not told.refused else 422)
+
+    async def push(self, request: Push, tenant: Tenant) -> PushReply:
+        """The reply to the request `push`. Raises QueryError."""
+        source = self._source(request.source, tenant)
+        media, allowed = _MEDIA[request.content], _types(source, request.format)
+        if media not in allowed:
+            names = " or ".join(name for name, each in _MEDIA.items() if each in allowed)
+            raise QueryError("bad_request", f"content: must be {names}")
+        options = PushOptions(request.format, request.source, request.date, request.replay)
+        return PushReply(request.id, await self._take(request.data, media, source, options))
+
+    async def _take(self, body: bytes, media: str, source: PushedSource, options: PushOptions) -> Pushed:
+        """Hand the records of a body to a source. Raises QueryError."""
+        try:
+            read = partial(self._read, body, media, source, options)
+            found = read() if len(body) <= _IN_LINE_BYTES else await asyncio.to_thread(read)
+            source.push(found.payloads, "msgpack" if media == MSGPACK else "json", replay=options.replay)
         except TooMany as error:
-            return refused(QueryError("too_long", str(error)))
+            raise QueryError("too_long", str(error)) from None
         except FormatError as error:
-            return refused(QueryError("bad_request", str(error)))
+            raise QueryError("bad_request", str(error)) from None
         except Full as error:
             self._count("busy")
-            return refused(QueryError("busy", str(error)))
+            raise QueryError("busy", str(error)) from None
         except Closed as error:
-            return refused(QueryError("engine", str(error)))
+            raise QueryError("engine", str(error)) from None
         source.malformed += found.unreadable
         self._count("accepted" if not found.errors else "partly" if found.usable else "refused")
         errors = tuple(LineError(n, e.reason, e.message) for n, e in found.errors[:MOST_ERRORS])
-        told = Pushed(found.usable, len(found.errors), found.passed_over, errors)
-        return reply(told, 202 if found.usable or not found.errors else 422)
+        return Pushed(found.usable, len(found.errors), found.passed_over, errors)
 
     def _read(self, body: bytes, media: str, source: PushedSource, options: PushOptions) -> Body:
         most = source.limits.waiting
@@ -123,13 +120,17 @@ class Pushes:
         limit = self._max_record_bytes
         return split(body, encoding, lines=media == LINES, most=most, max_bytes=limit)
 
-    def _source(self, name: str) -> PushedSource:
+    def _source(self, name: str, tenant: Tenant) -> PushedSource:
+        """The source of this name, or the only one, as far as the tenant may push. Raises QueryError."""
         if not self._sources:
             raise QueryError("bad_request", "no source takes pushes: configure [source.http]")
-        if not name and len(self._sources) == 1:
-            return next(iter(self._sources.values()))
-        if name not in self._sources:
-            raise QueryError("bad_request", f"source: must be one of {', '.join(self._sources)}")
+        known = [each for each in self._sources if tenant.feeds(each)]
+        if not known:
+            raise QueryError("forbidden", "this tenant may push into no source")
+        if not name and len(known) == 1:
+            return self._sources[known[0]]
+        if name not in known:
+            raise QueryError("bad_request", f"source: must be one of {', '.join(known)}")
         return self._sources[name]
 
     def _count(self, outcome: Outcome) -> None:

@@ -23,19 +23,36 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from daemon.api import anthropic, clients
+from daemon.api import anthropic
+from daemon.api.bodies import media_type_of
+from daemon.api.errors import headers_of
 from daemon.api.generation import Begun, Delta, Event, Finished, Generator, Served
-from daemon.api.messages import RETRY_AFTER_S, QueryError
+from daemon.api.guard import client_of
+from daemon.api.messages import QueryError
 from daemon.api.openai import chat, common, completions, responses
 from daemon.api.problems import Problem, problem_of
 from daemon.api.streams import Api, Made, Writer, encode
+from daemon.tenants import Client
 from feeds.decoding import Undecodable, decoded
 
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 1 << 20
+JSON = "application/json"
 PING_S = 10.0
 """A stream without an event for so long gets a ping."""
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+_OPENAI = (
+    "/v1/chat/{rest:path}",
+    "/v1/completions",
+    "/v1/completions/{rest:path}",
+    "/v1/responses",
+    "/v1/responses/{rest:path}",
+    "/v1/models",
+    "/v1/models/{rest:path}",
+)
+_ANTHROPIC = ("/v1/messages", "/v1/messages/{rest:path}")
+"""Paths of each API; what is not served below them is refused in the API's own shape."""
 T = TypeVar("T")
 Asked = TypeVar("Asked", bound=msgspec.Struct)
 _GONE = 499
@@ -71,6 +88,8 @@ def api_routes(generator: Generator, meter: Meter, *, ping_s: float = PING_S) ->
         post("/v1/messages/count_tokens", partial(endpoints.count, messages)),
         Route("/v1/models", endpoints.models),
         Route("/v1/models/{model:path}", endpoints.models),
+        *(Route(path, partial(_unserved, common.error_body), methods=_METHODS) for path in _OPENAI),
+        *(Route(path, partial(_unserved, anthropic.error_body), methods=_METHODS) for path in _ANTHROPIC),
     ]
 
 
@@ -87,9 +106,10 @@ class Endpoints:
 
         async def answer() -> Response:
             client, asked = await _read(request, kind)
-            served = self._served()
-            salt = clients.salt_of(client)
-            wanted = [msgspec.structs.replace(each, salt=salt) for each in api.wanted(asked, served)]
+            served, salt = self._served(client), client.tenant.salt
+            wanted = [
+                msgspec.structs.replace(each, salt=salt(each.salt)) for each in api.wanted(asked, served)
+            ]
             made = Made(key, int(time.time()), api.model(asked), f"fp_{served.revision}")
             events = self._timed(api.name, since, self._generator.run(wanted, client))
             if not api.streams(asked):
@@ -106,8 +126,9 @@ class Endpoints:
         key = secrets.token_hex(12)
 
         async def answer() -> Response:
-            _, asked = await _read(request, anthropic.CountRequest)
-            tokens = await self._generator.count(api.counted(asked, self._served()))
+            client, asked = await _read(request, anthropic.CountRequest)
+            counted = api.counted(asked, self._served(client))
+            tokens = await self._generator.count(msgspec.structs.replace(counted, salt=client.tenant.salt()))
             return _json(anthropic.Counted(tokens), key)
 
         return await self._answered("count_tokens", api.error, key, answer)
@@ -118,8 +139,7 @@ class Endpoints:
         key, wanted = secrets.token_hex(12), request.path_params.get("model")
 
         async def answer() -> Response:
-            _identified(request)
-            served = self._served()
+            served = self._served(client_of(request))
             listed: Any = anthropic.models(served) if anthropics else common.models(served)
             if wanted is None:
                 return _json(listed, key)
@@ -132,9 +152,9 @@ class Endpoints:
         error = anthropic.error_body if anthropics else common.error_body
         return await self._answered("models", error, key, answer)
 
-    def _served(self) -> Served:
+    def _served(self, client: Client) -> Served:
         try:
-            return self._generator.served()
+            return self._generator.served(client)
         except QueryError as error:
             raise problem_of(error) from None
 
@@ -291,28 +311,25 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-def _identified(request: Request) -> str:
-    client = clients.identity_of(request)
-    if client is None:
-        raise Problem("forbidden", clients.FOREIGN)
-    return client
-
-
-async def _read(request: Request, kind: type[Asked]) -> tuple[str, Asked]:
+async def _read(request: Request, kind: type[Asked]) -> tuple[Client, Asked]:
     """The client and its request. Raises Problem."""
-    client = _identified(request)
-    if not clients.is_json(request):
-        raise Problem("no_json", "the content type must be application/json")
+    if media_type_of(request) != JSON:
+        raise Problem("no_json", f"the content type must be {JSON}")
     body = bytearray()
     async for piece in request.stream():
         body += piece
         if len(body) > MOST_BYTES:
             raise Problem("too_large", f"a request has at most {MOST_BYTES} bytes")
     try:
-        return client, decoded(partial(msgspec.json.decode, type=kind), bytes(body))
+        return client_of(request), decoded(partial(msgspec.json.decode, type=kind), bytes(body))
     except Undecodable as error:
         where = _PATH.search(str(error))
         raise Problem("bad_request", str(error), where[1] if where else None) from None
+
+
+async def _unserved(error: ErrorBody, request: Request) -> Response:
+    why = f"{request.method} {request.url.path} is not served"
+    return _error(Problem("unknown_url", why), error, secrets.token_hex(12))
 
 
 def _headers(key: str) -> dict[str, str]:
@@ -321,11 +338,10 @@ def _headers(key: str) -> dict[str, str]:
 
 
 def _json(body: msgspec.Struct | dict[str, Any], key: str, status: int = 200) -> Response:
-    return Response(encode(body), status, _headers(key), media_type="application/json")
+    return Response(encode(body), status, _headers(key), media_type=JSON)
 
 
 def _error(problem: Problem, body: ErrorBody, key: str) -> Response:
     response = _json(body(problem), key, problem.status)
-    if problem.reason == "busy":
-        response.headers["retry-after"] = str(RETRY_AFTER_S)
+    response.headers.update(headers_of(problem.status, problem.retry_after_s))
     return response

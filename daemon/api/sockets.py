@@ -9,16 +9,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from daemon.api.events import EventKind, Events, Filter, Subscription
-from daemon.api.guard import client_of
+from daemon.api.access import Access
+from daemon.api.buckets import Bucket
+from daemon.api.events import Events, Filter, Subscription
+from daemon.api.guard import PROTOCOL, client_of
 from daemon.api.http_requests import Requests
-from daemon.api.messages import ClientRequest, ErrorReply, Id, Name, QueryError
+from daemon.api.messages import (
+    ClientRequest,
+    ErrorReply,
+    EventMessage,
+    LostMessage,
+    QueryError,
+    Subscribe,
+    Subscribed,
+    Unsubscribe,
+    Unsubscribed,
+)
 from feeds.decoding import Undecodable, decoded
 
 MESSAGE_BYTES = 1 << 18
@@ -27,53 +38,7 @@ MAX_IN_FLIGHT = 32
 MAX_SUBSCRIPTIONS = 16
 RATE, BURST = 200.0, 400.0
 """Messages a second that a connection may send, and how many at once."""
-
-
-class Subscribe(msgspec.Struct, frozen=True, tag="subscribe", forbid_unknown_fields=True):
-    """Get events from now on, or from the one after the event ``after``; empty filters are all."""
-
-    id: Id
-    sessions: Annotated[tuple[Name, ...], Meta(max_length=256)] = ()
-    questions: Annotated[tuple[Name, ...], Meta(max_length=256)] = ()
-    events: tuple[EventKind, ...] = ()
-    after: Annotated[str, Meta(max_length=64)] = ""
-
-
-class Unsubscribe(msgspec.Struct, frozen=True, tag="unsubscribe", forbid_unknown_fields=True):
-    """Get no more events of the subscription that request ``subscription`` made."""
-
-    id: Id
-    subscription: Id
-
-
-class Subscribed(msgspec.Struct, frozen=True, tag="subscribed"):
-    """The subscription begins; ``newest``: the id of the newest event."""
-
-    id: Id
-    newest: str
-
-
-class Unsubscribed(msgspec.Struct, frozen=True, tag="unsubscribed"):
-    """The subscription has ended."""
-
-    id: Id
-
-
-class EventMessage(msgspec.Struct, frozen=True, tag="event"):
-    """One event of a subscription, by the id of its request; ``data`` is the message that sinks get."""
-
-    subscription: Id
-    event: str
-    data: msgspec.Raw
-
-
-class LostMessage(msgspec.Struct, frozen=True, tag="lost"):
-    """The subscription has missed events; members as in `Lost`."""
-
-    subscription: Id
-    events: int | Literal["unknown"]
-    exact: bool
-    reason: Literal["slow", "expired", "restarted"]
+_POLICY_VIOLATION = 1008
 
 
 Incoming = ClientRequest | Subscribe | Unsubscribe
@@ -81,30 +46,19 @@ _decode = msgspec.json.Decoder(Incoming).decode
 _encode = msgspec.json.Encoder().encode
 
 
-class Bucket:
-    """A token bucket: ``rate`` a second, ``burst`` at once. ``now``: monotonic seconds."""
-
-    def __init__(self, rate: float, burst: float, now: float) -> None:
-        self._rate, self._burst = rate, burst
-        self._tokens, self._at = burst, now
-
-    def take(self, now: float) -> bool:
-        """Take a token if there is one."""
-        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
-        self._at = now
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
-
-
 class Socket:
     """One connection."""
 
     def __init__(
-        self, websocket: WebSocket, requests: Requests, events: Events, sent: Callable[[int], None]
+        self,
+        websocket: WebSocket,
+        requests: Requests,
+        events: Events,
+        access: Access,
+        sent: Callable[[int], None],
     ) -> None:
         self._websocket, self._requests, self._events, self._sent = websocket, requests, events, sent
+        self._access = access
         self._client = client_of(websocket)
         self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -112,15 +66,21 @@ class Socket:
 
     async def serve(self) -> None:
         """Serve until the client or the daemon closes the connection."""
-        await self._websocket.accept()
+        offered = self._websocket.scope.get("subprotocols", [])
+        await self._websocket.accept(PROTOCOL if PROTOCOL in offered else None)
         loop = asyncio.get_running_loop()
         bucket = Bucket(RATE, BURST, loop.time())
         try:
             while (message := await self._websocket.receive())["type"] == "websocket.receive":
                 asked = self._read(message.get("text"))
-                if not bucket.take(loop.time()):
-                    number = None if asked is None or isinstance(asked, ErrorReply) else asked.id
-                    asked = ErrorReply(number, "busy", f"more than {RATE:g} messages a second")
+                try:
+                    self._admit(bucket, loop.time())
+                except QueryError as error:
+                    await self._send(error.reply(asked.id))
+                    if error.code == "unauthenticated":
+                        await self._close()
+                        return
+                    continue
                 match asked:
                     case ErrorReply():
                         await self._send(asked)
@@ -138,6 +98,19 @@ class Socket:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _admit(self, bucket: Bucket, now: float) -> None:
+        """Admit one message. Raises QueryError."""
+        if wait_s := bucket.wait(now):
+            raise QueryError("busy", f"more than {RATE:g} messages a second", wait_s)
+        bucket.take(now)
+        self._client = self._access.again(self._client, "websocket")
+        self._access.request(self._client)
+
+    async def _close(self) -> None:
+        """The client's key was removed."""
+        with contextlib.suppress(WebSocketDisconnect, RuntimeError):
+            await self._websocket.close(_POLICY_VIOLATION, "the key is not known")
 
     def _read(self, text: str | None) -> Incoming | ErrorReply:
         if text is None:
@@ -166,9 +139,9 @@ class Socket:
         chosen = Filter(frozenset(asked.sessions), frozenset(asked.questions), frozenset(asked.events))
         try:
             newest = self._events.newest
-            subscription = self._events.subscribe(chosen, "websocket", asked.after)
+            subscription = self._events.subscribe(self._client, chosen, "websocket", asked.after)
         except QueryError as error:
-            await self._send(ErrorReply(asked.id, error.code, error.message))
+            await self._send(error.reply(asked.id))
             return
         pump = asyncio.ensure_future(self._pump(asked.id, subscription))
         self._subscriptions[asked.id] = subscription, pump
@@ -192,6 +165,8 @@ class Socket:
             for event in waiting:
                 await self._send(EventMessage(number, event.id, msgspec.Raw(event.json)))
                 self._sent(1)
+        if subscription.dismissed:
+            await self._close()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import click
 
-from daemon.api.client import QueryClient
 from daemon.api.messages import AskReply
-from daemon.cli.options import endpoint_option, exiting_on_refusal
+from daemon.cli.options import connect, endpoint_option, exiting_on_refusal
 
 
 @click.command("ask")
@@ -39,7 +38,7 @@ def command(
     max_age_s: float | None,
 ) -> None:
     """Ask a running daemon; the answer names its data version."""
-    with exiting_on_refusal(), QueryClient(endpoint, timeout) as client:
+    with exiting_on_refusal(), connect(endpoint, timeout) as client:
         reply = client.ask(session, question, max_tokens, choices, early_exit, max_age_s)
     click.echo(shown(reply))
 

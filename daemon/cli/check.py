@@ -18,6 +18,7 @@ from daemon.config.schema import Config
 from daemon.config.standing import questions_of
 from daemon.cores import cores_of, usable
 from daemon.engine.build import build, register
+from daemon.front.keys import query_keys, tenants_of, tls_of
 from feeds.connector import Finding, SettingError
 from flash.registry import Registry
 
@@ -41,6 +42,7 @@ def check_all(config: Config) -> Iterator[Finding]:
     yield from _cores(config)
     yield from _model(config)
     yield from _connectors(config)
+    yield from _access(config)
     yield from _sockets(config)
 
 
@@ -87,6 +89,19 @@ def _connectors(config: Config) -> Iterator[Finding]:
     for table, connector in connectors_of(config).items():
         for found in connector.check():
             yield replace(found, key=f"{table}.{found.key}")
+
+
+def _access(config: Config) -> Iterator[Finding]:
+    try:
+        keys = query_keys(config.query)
+        tenants = tenants_of(config, keys)
+        if tls_of(config.http) is not None:
+            yield Finding("http.tls_certificate_file", "the certificate and its key can be used")
+    except SettingError as error:
+        yield Finding(error.key, error.message, ok=False)
+        return
+    if tenants.required:
+        yield Finding("tenants.file", f"{len(tenants.names)} tenants: {', '.join(tenants.names)}")
 
 
 def _sockets(config: Config) -> Iterator[Finding]:

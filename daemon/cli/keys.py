@@ -1,4 +1,4 @@
-"""`foretick keys`: a pair of CURVE keys for a ZeroMQ feed or sink, or for one of its clients."""
+"""`foretick keys`: a pair of CURVE keys for a ZeroMQ socket or one of its clients, or an API key."""
 
 from __future__ import annotations
 
@@ -8,13 +8,22 @@ from pathlib import Path
 import click
 
 from daemon.cli.options import EXIT_CONFIG
+from daemon.tenants import hash_of, new_key
 from feeds.curve import make_keys
 
 
 @click.command("keys")
 @click.argument("name", type=click.Path(path_type=Path))
-def command(name: Path) -> None:
+@click.option(
+    "--api", is_flag=True, help="print a new API key for the tenant NAME instead; nothing is written"
+)
+def command(name: Path, api: bool) -> None:
     """Write NAME.public and NAME.secret, which only their owner can read; existing files are kept."""
+    if api:
+        key = new_key()
+        click.echo(f"# give {name} this key; it is shown only now:\n# {key}\n# in the tenants file:")
+        click.echo(f'[[tenants]]\nname = "{name}"\nsessions = ["*"]\napi_keys = ["{hash_of(key)}"]')
+        return
     try:
         public, secret = make_keys(name)
     except OSError as error:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from daemon.api.client import QueryClient
-from daemon.cli.options import endpoint_option, exiting_on_refusal
+from daemon.cli.options import connect, endpoint_option, exiting_on_refusal
 
 
 @click.command("label")
@@ -19,7 +18,7 @@ def command(session: str, question: str, version: int, choice: str, endpoint: st
 
     Choice sets of the question then ask for as much coverage as keeps model.coverage in the long run.
     """
-    with exiting_on_refusal(), QueryClient(endpoint) as client:
+    with exiting_on_refusal(), connect(endpoint) as client:
         reply = client.label(session, question, version, choice)
     answer = "right" if reply.right else "wrong"
     covered = "in the choice set" if reply.covered else "not in the choice set"

@@ -17,6 +17,7 @@ COMMANDS = {
     "feasible": "Find a schedule that meets a TTFT bound, or show that none does.",
     "keys": "Make a pair of keys for encrypted ZeroMQ sockets.",
     "label": "Tell a running daemon the right choice of a past answer.",
+    "mcp": "Serve a running daemon to an agent over stdio (MCP).",
     "plan": "Say what a device carries of a configuration.",
     "profile": "Measure recompute and swap on this device.",
     "questions": "List, add, change and remove standing questions of a running daemon.",

@@ -9,12 +9,15 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import click
 
+from daemon.api.client import QueryClient
 from daemon.api.messages import QueryError
 from daemon.config.load import Config, ConfigError, load_config
+from feeds.connector import SettingError
+from feeds.curve import Keys, key_pair
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
@@ -23,12 +26,53 @@ EXIT_FORCED = 130
 config_option = click.option(
     "--config", "config_path", type=click.Path(path_type=Path), required=True, help="configuration file"
 )
-endpoint_option = click.option(
-    "--endpoint", default="tcp://127.0.0.1:7801", show_default=True, help="the daemon's query socket"
-)
 set_option = click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="override one configuration key"
 )
+
+
+C = TypeVar("C", bound=Callable[..., Any])
+_SECRET, _SERVER = "secret key file", "server key file"
+
+
+def endpoint_option(command: C) -> C:
+    """Where the daemon is, and the keys that it asks for; `connect` takes both."""
+
+    def keep(key: str) -> Callable[[click.Context, click.Parameter, Path | None], None]:
+        return lambda context, _, path: context.meta.update({key: path})
+
+    path = click.Path(path_type=Path)
+    options = (
+        click.option(
+            "--endpoint", default="tcp://127.0.0.1:7801", show_default=True, help="the daemon's query socket"
+        ),
+        click.option(
+            "--secret-key", type=path, expose_value=False, callback=keep(_SECRET),
+            help="your NAME.secret, where the daemon has tenants; its own makes you its operator",
+        ),
+        click.option(
+            "--server-key", type=path, expose_value=False, callback=keep(_SERVER),
+            help="the daemon's NAME.public  [default: the public part of --secret-key]",
+        ),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def connect(endpoint: str, timeout_s: float = 30.0) -> QueryClient:
+    """A client with the keys of the command's options. Raises QueryError."""
+    return QueryClient(endpoint, timeout_s, keys=given_keys())
+
+
+def given_keys() -> Keys | None:
+    """The keys of the command's options. Raises QueryError."""
+    given = click.get_current_context().meta
+    secret, server = given.get(_SECRET), given.get(_SERVER)
+    try:
+        return None if secret is None else key_pair("--secret-key", secret, server)
+    except SettingError as error:
+        raise QueryError("unauthenticated", str(error)) from None
 
 
 def read_config(path: Path | None, settings: tuple[str, ...]) -> Config:

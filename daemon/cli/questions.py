@@ -11,7 +11,7 @@ from msgspec import inspect
 
 from daemon.api.client import QueryClient
 from daemon.api.messages import QuestionInfo, QuestionsReply
-from daemon.cli.options import endpoint_option, exiting_on_refusal
+from daemon.cli.options import connect, endpoint_option, exiting_on_refusal
 from daemon.config.errors import ConfigError
 from daemon.config.layers import bare
 from daemon.config.load import load_table
@@ -72,6 +72,24 @@ def set_(session: str, name: str, text: str, choices: tuple[str, ...], endpoint:
     _run(endpoint, lambda client: client.set_question(session, **members))
 
 
+@command.command("pause")
+@click.argument("session")
+@click.argument("name", default="")
+@endpoint_option
+def pause(session: str, name: str, endpoint: str) -> None:
+    """Ask the question NAME of SESSION no more, or all; the session goes on reading its data."""
+    _run(endpoint, lambda client: client.pause(session, name))
+
+
+@command.command("resume")
+@click.argument("session")
+@click.argument("name", default="")
+@endpoint_option
+def resume(session: str, name: str, endpoint: str) -> None:
+    """Ask the question NAME of SESSION again, or all that are paused."""
+    _run(endpoint, lambda client: client.pause(session, name, False))
+
+
 @command.command("remove")
 @click.argument("session")
 @click.argument("name")
@@ -98,12 +116,13 @@ def shown(question: QuestionInfo) -> str:
     how = " | ".join(question.choices) or f"text of at most {question.max_tokens} tokens"
     keys = [f for f in fields(Question) if f.name not in {*_NAMED, "max_tokens"}]
     changed = [(key.name, value) for key in keys if (value := getattr(question, key.name)) != key.default]
-    return f"{question.name}: {question.text} [{how}]" + "".join(f" {k}={v}" for k, v in changed)
+    paused = " (paused)" if question.paused else ""
+    return f"{question.name}: {question.text} [{how}]{paused}" + "".join(f" {k}={v}" for k, v in changed)
 
 
 def _run(endpoint: str, work: Callable[[QueryClient], QuestionsReply]) -> None:
     """Print the questions that the session then has."""
-    with exiting_on_refusal(), QueryClient(endpoint) as client:
+    with exiting_on_refusal(), connect(endpoint) as client:
         reply = work(client)
     for question in reply.questions:
         click.echo(shown(question))

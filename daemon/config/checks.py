@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from daemon.config.errors import Problem
 from daemon.config.schema import ALL, BarsConfig, Config
@@ -18,6 +19,7 @@ def cross_check(config: Config) -> list[Problem]:
     """Every contradiction between settings."""
     checks = (
         _sessions,
+        _aliases,
         _units,
         _rollups,
         _questions,
@@ -28,19 +30,22 @@ def cross_check(config: Config) -> list[Problem]:
         _bars,
         _source,
         _delivery,
+        _standby,
         _query,
+        _access,
+        _http,
         _process,
     )
     return [problem for check in checks for problem in check(config)]
 
 
 def exposure_warnings(config: Config) -> list[Problem]:
-    """One warning for each socket reachable from other machines (the defaults bind loopback only)."""
-    bound = {"http.host": config.http.host, "query.endpoint": _tcp_host(config.query.endpoint)}
+    """One warning for each socket that other machines can use or read without a key."""
+    bound: dict[str, str] = {}
     for table, connector in connectors_of(config).items():
         if not connector.authenticates():
             bound |= {f"{table}.{key}": _tcp_host(each) for key, each in connector.bound().items()}
-    return [
+    found = [
         Problem(
             key,
             f"{host} is not a loopback address: clients of other machines can use it unauthenticated",
@@ -48,6 +53,12 @@ def exposure_warnings(config: Config) -> list[Problem]:
         for key, host in bound.items()
         if host and not _is_loopback(host)
     ]
+    if not _is_loopback(config.http.host) and not config.http.tls_certificate_file:
+        why = (
+            "without http.tls_certificate_file, or a proxy in front that has one, keys are sent in the clear"
+        )
+        found.append(Problem("http.host", f"{config.http.host} is not a loopback address: {why}"))
+    return found
 
 
 def connectors_of(config: Config) -> dict[str, Connector]:
@@ -96,6 +107,15 @@ def _sessions(config: Config) -> Iterator[Problem]:
         if session.more_symbols and session.lines == "compact":
             yield Problem(
                 here, 'compact lines are relative to one price: remove it, or set lines = "decimal"'
+            )
+
+
+def _aliases(config: Config) -> Iterator[Problem]:
+    for index, alias in enumerate(config.model.aliases):
+        if not alias or alias.startswith("session:"):
+            yield Problem(
+                f"model.aliases[{index}]",
+                f"{alias!r} must not be empty or begin with session:, as sessions do",
             )
 
 
@@ -261,6 +281,19 @@ def _delivery(config: Config) -> Iterator[Problem]:
         yield Problem(here, f"a transaction is of one cluster: the sink's brokers are {shown}")
 
 
+def _standby(config: Config) -> Iterator[Problem]:
+    if not config.recovery.standby:
+        return
+    here = "recovery.standby"
+    if len(config.feeds) != 1 or config.source.kind != "kafka":
+        kinds = ", ".join(sorted(name for name, _ in config.feeds.values())) or "none"
+        why = f'only a Kafka source has a consumer group: set source.kind = "kafka", alone, not {kinds}'
+        yield Problem(here, why)
+    elif config.source.kafka.start_at != "committed":
+        why = f'a standby goes on from what is committed: set start_at = "committed", not {here}'
+        yield Problem("source.kafka.start_at", why)
+
+
 def _brokers(bootstrap: str) -> frozenset[str]:
     return frozenset(each.strip() for each in bootstrap.split(","))
 
@@ -268,6 +301,11 @@ def _brokers(bootstrap: str) -> frozenset[str]:
 def _process(config: Config) -> Iterator[Problem]:
     if config.process.reserve_core and config.process.mode != "two":
         yield Problem("process.reserve_core", 'front and engine share a process: set mode = "two"')
+
+
+def _http(config: Config) -> Iterator[Problem]:
+    if config.http.mcp and find_spec("mcp") is None:
+        yield Problem("http.mcp", "the MCP SDK is not installed: pip install 'foretick[mcp]'")
 
 
 def _query(config: Config) -> Iterator[Problem]:
@@ -278,3 +316,23 @@ def _query(config: Config) -> Iterator[Problem]:
             "query.max_prompts_each",
             f"{config.query.max_prompts_each} is above query.max_prompts {config.query.max_prompts}",
         )
+
+
+def _access(config: Config) -> Iterator[Problem]:
+    """Keys, where other machines can reach a socket; CURVE where there are keys."""
+    keyed, query = bool(config.tenants.file), config.query
+    bound = {"http.host": config.http.host, "query.endpoint": _tcp_host(query.endpoint)}
+    for key, host in bound.items():
+        if host and not keyed and not _is_loopback(host):
+            why = "clients of other machines need keys: name a tenants file (tenants.file)"
+            yield Problem(key, f"{host} is not a loopback address, and {why}")
+    if keyed and query.endpoint and not query.secret_key_file:
+        why = (
+            'with a tenants file clients of this socket have CURVE keys, and so must it; or set endpoint = ""'
+        )
+        yield Problem("query.secret_key_file", f"missing: {why}")
+    if query.secret_key_file and not keyed:
+        yield Problem("query.secret_key_file", "needs tenants.file, which says who may connect")
+    if bool(config.http.tls_certificate_file) != bool(config.http.tls_key_file):
+        missing = "tls_key_file" if config.http.tls_certificate_file else "tls_certificate_file"
+        yield Problem(f"http.{missing}", "missing: TLS needs a certificate and its key")

@@ -52,7 +52,7 @@ def load_config(
     such file, not TOML, an unknown key, a value of the wrong type or out of range, or contradictory settings
     (all contradictions at once).
     """
-    layers = Layered(Config, _read_toml(Path(path)) if path is not None else {})
+    layers = Layered(Config, read_toml(Path(path)) if path is not None else {})
     variables = os.environ if environment is None else environment
     if SCHEDULER_TYPE in variables:
         policy = _policy(variables[SCHEDULER_TYPE])
@@ -86,7 +86,8 @@ def _policy(name: str) -> str:
     return POLICIES[name]
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """The file's tables. Raises ConfigError."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

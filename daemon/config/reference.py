@@ -13,6 +13,7 @@ from msgspec import inspect
 from daemon.config.layers import bare
 from daemon.config.load import POLICIES
 from daemon.config.schema import Config
+from daemon.config.tenants import TenantTable
 from feeds.decimal9 import Fixed9
 
 _HEAD = """\
@@ -33,12 +34,17 @@ The tests read `FORETICK_DATA` and `FORETICK_KAFKA`; these are not settings.
 `python -m daemon.config.reference` renders this page from `daemon/config/schema.py` and the modules of
 `feeds/connectors/`. Do not edit it. The [glossary](glossary.md) defines the terms.
 """.replace("POLICIES", ", ".join(f"`{name}`" for name in POLICIES))
+_TENANTS = """\
+## The tenants file
+
+A file of its own, named by `tenants.file`. See [tenants](tenants.md).
+"""
 _COLUMNS = "| key | type | default | meaning |\n|---|---|---|---|"
 
 
 def configuration_reference() -> str:
     """The whole page as markdown, ending in one newline."""
-    return "\n".join([_HEAD, *_tables("", Config)])
+    return "\n".join([_HEAD, *_tables("", Config), _TENANTS, *_tables("tenants", TenantTable, True)])
 
 
 def _tables(path: str, struct: type[msgspec.Struct], is_list: bool = False) -> Iterator[str]:

@@ -47,6 +47,13 @@ class ModelConfig(Table, frozen=True):
             f"accuracy), {UNTRAINED} a small random model that takes any question"
         ),
     ] = ""
+    aliases: Annotated[
+        tuple[str, ...],
+        about(
+            "further names of this model in the OpenAI and Anthropic APIs, for programs that ask for one and "
+            "cannot be changed"
+        ),
+    ] = ()
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         about("type of weights and KV; auto takes the type in the model's own file"),
@@ -92,6 +99,14 @@ class PoolConfig(Table, frozen=True):
     frame_limit: Annotated[
         int, about("upper bound of positions; see position frame in the glossary", ge=128)
     ] = 8192
+    retained_share: Annotated[
+        float,
+        about(
+            "share of the prefix cache that one tenant's prompts may keep by a `retention_priority` above 35",
+            ge=0,
+            le=1,
+        ),
+    ] = 0.25
     host_blocks: Annotated[
         int, about("blocks of the host tier, which holds KV when the pool is full; 0 is no host tier", ge=0)
     ] = 0
@@ -537,6 +552,13 @@ class QueryConfig(Table, frozen=True):
             "it is refused with that daemon's address"
         ),
     ] = True
+    secret_key_file: Annotated[
+        str,
+        about(
+            "NAME.secret of `foretick keys NAME`; only its owner may read the file. Clients then connect by "
+            "CURVE, with keys of the tenants file. Daemons of one consumer group have the same key"
+        ),
+    ] = ""
     max_wait: Annotated[Duration, about("longest wait for a reply")] = Duration(30 * SECOND)
     max_prompts: Annotated[
         int, about("most prompts open at a time, including those over HTTP; 0 refuses all", ge=0)
@@ -545,13 +567,34 @@ class QueryConfig(Table, frozen=True):
 
 
 class HttpConfig(Table, frozen=True):
-    """Metrics, health, the live page and the HTTP API; the last two for this machine only."""
+    """Metrics, health, the live page and the HTTP API."""
 
-    host: Annotated[str, about("address to bind", min_length=1)] = "127.0.0.1"
+    host: Annotated[
+        str, about("address to bind; one that other machines reach needs `tenants.file`", min_length=1)
+    ] = "127.0.0.1"
     port: Annotated[int, about("port to bind; 0 picks a free one", ge=0, le=65535)] = 7800
     max_listeners: Annotated[
-        int, about("most clients that listen to events at a time, by SSE and WebSocket together", ge=0)
+        int, about("most clients that listen to events at a time, over HTTP and ZeroMQ together", ge=0)
     ] = 4096
+    tls_certificate_file: Annotated[
+        str, about("certificate in PEM, with those between it and its root; then only HTTPS is served")
+    ] = ""
+    tls_key_file: Annotated[str, about("the certificate's private key in PEM, without a password")] = ""
+    mcp: Annotated[
+        bool, about("serve agents at /mcp; needs the MCP SDK, which `pip install 'foretick[mcp]'` brings")
+    ] = False
+
+
+class TenantsConfig(Table, frozen=True):
+    """Who may ask. Without a file: every program of this machine, and nobody else."""
+
+    file: Annotated[
+        str,
+        about(
+            "TOML file of the tenants and their keys, described at the end of this page; with it every "
+            "request needs a key, those of this machine too. It is read again at SIGHUP"
+        ),
+    ] = ""
 
 
 class ProcessConfig(Table, frozen=True):
@@ -609,6 +652,14 @@ class RecoveryConfig(Table, frozen=True):
             "with `rebuilding`"
         ),
     ] = "warm_up"
+    standby: Annotated[
+        bool,
+        about(
+            "this daemon stands by while another one of its consumer group answers: it keeps the windows, "
+            "publishes and commits nothing, and takes over when the other one is gone; needs one Kafka "
+            "source. Set it in both daemons"
+        ),
+    ] = False
 
     @property
     def path(self) -> Path:
@@ -642,6 +693,7 @@ class Config(Table, frozen=True):
     sink: SinkConfig = SinkConfig()
     query: QueryConfig = QueryConfig()
     http: HttpConfig = HttpConfig()
+    tenants: TenantsConfig = TenantsConfig()
     process: ProcessConfig = ProcessConfig()
     recovery: RecoveryConfig = RecoveryConfig()
     log: LogConfig = LogConfig()

@@ -32,6 +32,8 @@ from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
 
+RETRY_S = 0.2
+
 
 class LiveSessions:
     """The configuration as it is now. Lives on the event loop; one change at a time."""
@@ -98,6 +100,22 @@ class LiveSessions:
             self._arrange(before)
         return {name: found for name in names if (found := self._positions.pop(name, {}))}
 
+    async def take_over(self) -> None:
+        """Have the engine, which stands by, answer behind what others have acknowledged of all sessions.
+
+        One that is gone meanwhile is waited for.
+        """
+        async with self._changing:
+            progress = {name: self._recovery.resumed(name) for name in self._sessions.states}
+            while True:
+                try:
+                    await self._command(lambda number: protocol.TakeOver(number, progress))
+                except messages.QueryError as error:
+                    log.warning("the engine cannot take over yet: %s", error)
+                    await asyncio.sleep(RETRY_S)
+                else:
+                    return
+
     async def _again(self, session: SessionConfig) -> None:
         await self._command(lambda number: protocol.RemoveSession(number, session.name, keeps=True))
         await self._add(session)
@@ -106,6 +124,7 @@ class LiveSessions:
         """The engine replied: later events see the session as it is now."""
         command = self._commands.pop(event.id, None)
         if isinstance(event, protocol.SessionRefused):
+            self._forget(command)
             self._waiting.refused(event)
             return
         match command:
@@ -130,8 +149,15 @@ class LiveSessions:
 
     def engine_gone(self, message: str) -> None:
         """Fail the change in flight: the engine is gone, and the next one starts without it."""
+        for command in self._commands.values():
+            self._forget(command)
         self._commands.clear()
         self._waiting.engine_gone(message)
+
+    def _forget(self, command: protocol.SessionCommand | None) -> None:
+        """A session that was to be added is not. Its client may be gone long since."""
+        if isinstance(command, protocol.AddSession) and command.session.name not in self._sessions.states:
+            self._store.remove_session(command.session.name)
 
     # Called for clients.
 
@@ -197,14 +223,7 @@ class LiveSessions:
         symbols = {symbol: numbers[symbol] for symbol in session.symbols}
         again = session.name in self._resuming
         progress = self._recovery.resumed(session.name) if again else self._recovery.added(session.name)
-        try:
-            await self._command(
-                lambda n: protocol.AddSession(n, session, asked, symbols, progress, block.name)
-            )
-        except BaseException:
-            if session.name not in self._sessions.states:
-                self._store.remove_session(session.name)
-            raise
+        await self._command(lambda n: protocol.AddSession(n, session, asked, symbols, progress, block.name))
 
     async def _change(self, session: SessionConfig) -> None:
         await self._command(lambda number: protocol.ChangeSession(number, session))

@@ -56,6 +56,8 @@ class ProcessEngine:
         wake_fd: int,
         tasks: Tasks,
         processes: EngineProcesses,
+        *,
+        standby: bool = False,
     ) -> None:
         self._directory = SocketDirectory()
         self._processes = processes
@@ -69,6 +71,7 @@ class ProcessEngine:
             events=f"ipc://{self._directory.path}/events",
             progress=progress,
             symbols=symbols,
+            standby=standby,
             cpus=processes.cpus,
         )
         self._context = zmq.asyncio.Context()

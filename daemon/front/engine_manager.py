@@ -19,7 +19,7 @@ Connect = Callable[[Ring, int], EngineClient]
 
 SILENT_S = 30.0
 """After so long without an event the engine counts as hung (its heartbeat comes every second)."""
-RESTART_AFTER_S = (0.5, 2.0, 10.0)
+RESTART_AFTER_S = (0.0, 0.5, 2.0, 10.0)
 STEADY_S = 60.0
 """An engine that was ready for so long is no failed start: the next one starts after the shortest pause."""
 CLOSE_S = 5.0

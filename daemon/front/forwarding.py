@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from collections.abc import Callable
-from os import urandom
 
 from daemon.api import messages
 from daemon.api.async_client import AsyncQueryClient
-from daemon.api.zmq import AnswerQuery
+from daemon.api.zmq import AnswerQuery, forwarding_name
+from daemon.tenants import Client, Tenant
+from feeds.curve import Keys
 
 log = logging.getLogger(__name__)
 
-PREFIX = b"foretick-forward/"
-"""How the connections of daemons begin their names: what comes over one is never forwarded again."""
+
+def moved(session: str, address: str) -> messages.QueryError:
+    """Another daemon, at this query address if it has told one, serves the session."""
+    where = f"by the daemon at {address}" if address else "by another daemon, which told no address"
+    return messages.QueryError("moved", f"{session} is served {where}")
 
 
 class Forwarding:
@@ -31,24 +37,31 @@ class Forwarding:
         timeout_s: float,
         *,
         forwards: bool = True,
+        keys: Keys | None = None,
     ) -> None:
+        """``keys``: of all daemons' query sockets, where they have any."""
         self._answer, self._owner, self._timeout_s, self._forwards = answer, owner, timeout_s, forwards
-        self._clients: dict[str, AsyncQueryClient] = {}
+        self._keys = keys
+        self._clients: dict[tuple[str, str], AsyncQueryClient] = {}
 
-    async def answer(self, request: messages.ClientRequest, client: str, since: int) -> messages.Reply:
+    async def answer(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply:
         """See `daemon.api.zmq.AnswerQuery`."""
         session = getattr(request, "session", "")
         address = self._owner(session) if session else None
         if address is None:
             return await self._answer(request, client, since)
-        if not address or not self._forwards or client.startswith(PREFIX.hex()):
-            where = f"by the daemon at {address}" if address else "by another daemon, which told no address"
-            return messages.ErrorReply(request.id, "moved", f"{session} is served {where}", address)
+        if not address or not self._forwards or client.forwarded:
+            return moved(session, address).reply(request.id, address)
+        deadline_ms: int | None = getattr(request, "deadline_ms", None)
+        wait_s = self._timeout_s if deadline_ms is None else min(self._timeout_s, deadline_ms / 1e3)
         try:
-            return await self._client(address).request(request)
+            async with asyncio.timeout(wait_s - (time.monotonic_ns() - since) / 1e9):
+                return await self._client(address, client.tenant).request(request)
+        except TimeoutError:
+            return messages.ErrorReply(request.id, "timeout", f"no answer within {wait_s:g} s", address)
         except messages.QueryError as error:
             log.warning("a request about %s could not be forwarded to %s: %s", session, address, error)
-            return messages.ErrorReply(request.id, error.code, error.message, address)
+            return error.reply(request.id, address)
 
     async def stop(self) -> None:
         """Close the connections to other daemons."""
@@ -56,8 +69,10 @@ class Forwarding:
         for client in clients.values():
             await client.close()
 
-    def _client(self, address: str) -> AsyncQueryClient:
-        if address not in self._clients:
-            identity = PREFIX + urandom(8)
-            self._clients[address] = AsyncQueryClient(address, self._timeout_s, identity=identity)
-        return self._clients[address]
+    def _client(self, address: str, tenant: Tenant) -> AsyncQueryClient:
+        """A connection for each tenant, whose name says for whom."""
+        key = address, tenant.name
+        if key not in self._clients:
+            name = forwarding_name(tenant.name)
+            self._clients[key] = AsyncQueryClient(address, self._timeout_s, identity=name, keys=self._keys)
+        return self._clients[key]

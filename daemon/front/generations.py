@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
-from functools import partial
 from itertools import count
 
 import msgspec
 
 from daemon import protocol
 from daemon.api import messages
+from daemon.api.access import Access
 from daemon.api.generation import (
     Begun,
     CancelGeneration,
@@ -26,13 +25,17 @@ from daemon.api.generation import (
     Facts,
     Finished,
     Generate,
+    GenerateAll,
     GenerationEvent,
     GenerationFailed,
     Served,
     TokensCounted,
 )
+from daemon.front.forwarding import moved
+from daemon.front.room import Room
 from daemon.front.sessions import Sessions
 from daemon.lru import Lru
+from daemon.tenants import Client, Tenant
 from flash.questions import Question
 
 Inbox = asyncio.Queue[tuple[int, GenerationEvent]]
@@ -43,8 +46,8 @@ RESPONSES = 1024
 class Generations:
     """All generations of all clients, on the event loop; implements `daemon.api.generation.Generator`.
 
-    ``most`` at a time with the ``others`` that count, too, and ``most_each`` per client. ``admit`` raises
-    QueryError when no new prompt is admitted now. ``counted(outcome)`` hears of look-ups of kept responses.
+    As far as there is ``room``. ``admit`` raises QueryError when no new prompt is admitted now.
+    ``access`` is told the tokens that they take. ``counted(outcome)`` hears of look-ups of kept responses.
     A generation without a new token for ``max_wait_s`` seconds fails.
     """
 
@@ -52,29 +55,36 @@ class Generations:
         self,
         sessions: Sessions,
         send: Callable[[protocol.Command], None],
+        room: Room,
+        access: Access,
         *,
-        most: int,
-        most_each: int,
-        others: Callable[[], int] = lambda: 0,
         admit: Callable[[], None] = lambda: None,
         max_wait_s: float = 30.0,
         counted: Callable[[str], None] = lambda outcome: None,
+        owner: Callable[[str], str | None] = lambda session: None,
         limits: tuple[int, int] = (0, 0),
         since: int = 0,
+        aliases: tuple[str, ...] = (),
     ) -> None:
-        """``limits``: longest prompt and answer in tokens. ``since``: Unix time of the start, seconds."""
+        """``limits``: longest prompt and answer in tokens. ``since``: Unix time of the start, seconds.
+
+        ``owner(session)``: the query address of another daemon that serves it, None for this one.
+        ``aliases``: further names of the model.
+        """
+        self._owner = owner
         self._sessions, self._send = sessions, send
-        self._most, self._most_each, self._others, self._admit = most, most_each, others, admit
+        self._room, self._access, self._admit = room, access, admit
         self._max_wait_s, self._limits, self._since = max_wait_s, limits, since
+        self._aliases = aliases
         self._model: protocol.Ready | None = None
         self._numbers = count(1)
         self._open: dict[int, Callable[[GenerationEvent], None]] = {}
-        self._by_client: Counter[str] = Counter()
+        self._running = 0
         self._responses: Lru[bytes, Finished] = Lru(RESPONSES, counted)
 
     def __len__(self) -> int:
         """Number of running generations."""
-        return self._by_client.total()
+        return self._running
 
     # Called by the front.
 
@@ -94,13 +104,15 @@ class Generations:
 
     # Called for clients; each raises QueryError.
 
-    def served(self) -> Served:
-        """What there is now."""
+    def served(self, client: Client) -> Served:
+        """What there is now, as far as the client sees it."""
         if self._model is None:
             raise messages.QueryError("engine", "the engine is not up")
         model = self._model
-        names = tuple(self._sessions.states)
-        return Served(model.model, model.revision, model.untrained, self._since, names, *self._limits)
+        names = tuple(client.tenant.seen(self._sessions.states))
+        return Served(
+            model.model, model.revision, model.untrained, self._since, names, *self._limits, self._aliases
+        )
 
     async def count(self, request: CountTokens) -> int:
         """Tokens of a prompt."""
@@ -120,12 +132,18 @@ class Generations:
         assert isinstance(event, TokensCounted)
         return event.tokens
 
-    async def run(self, requests: Sequence[Generate], client: str) -> AsyncGenerator[tuple[int, Event], None]:
+    async def run(
+        self, requests: Sequence[Generate], client: Client
+    ) -> AsyncGenerator[tuple[int, Event], None]:
         """See `Generator.run`."""
+        for session in {each.session for each in requests if each.session}:
+            if (address := self._owner(session)) is not None:
+                raise moved(session, address)
         self._take(len(requests), client, pool=any(not each.session for each in requests))
         inbox: Inbox = asyncio.Queue()
         mine: set[int] = set()
         keys: dict[int, bytes] = {}
+        asked: list[Generate] = []
         try:
             for index, request in enumerate(requests):
                 events = self._known(request)
@@ -139,8 +157,10 @@ class Generations:
                     continue
                 number = next(self._numbers)
                 mine.add(number)
-                self._open[number] = partial(_hear, inbox, index)
-                self._send(self._engines(request, number))
+                self._open[number] = self._hearing(client, inbox, index)
+                asked.append(self._engines(request, number, client.tenant))
+            if asked:
+                self._send(GenerateAll(tuple(asked)))
             left = len(requests)
             while left:
                 index, event = await self._next(inbox)
@@ -156,22 +176,37 @@ class Generations:
                         self._responses.put(keys[index], event)
                 yield index, event
         finally:
-            self._by_client[client] -= len(requests)
-            self._by_client += Counter()  # forget clients without any
+            self._running -= len(requests)
+            self._room.leave(client, len(requests))
             for number in mine:
                 del self._open[number]
                 self._send(CancelGeneration(number))
 
-    def _take(self, n: int, client: str, *, pool: bool) -> None:
-        if not self._most:
-            raise messages.QueryError("bad_request", "this daemon accepts no prompts: query.max_prompts is 0")
-        if len(self) + self._others() + n > self._most:
-            raise messages.QueryError("busy", f"{self._most} prompts are open at a time, no more")
-        if self._by_client[client] + n > self._most_each:
-            raise messages.QueryError("busy", f"a client has {self._most_each} prompts at a time, no more")
+    def _hearing(self, client: Client, inbox: Inbox, index: int) -> Callable[[GenerationEvent], None]:
+        """Takes the engine's events, and charges for the tokens as they are computed."""
+        said = 0
+
+        def hear(event: GenerationEvent) -> None:
+            nonlocal said
+            match event:
+                case Begun():
+                    self._access.charge(client, max(0, event.prompt_tokens - event.reused_tokens))
+                case Delta():
+                    said += 1  # a token at least, charged for even if the client leaves
+                    self._access.charge(client, 1)
+                case Finished():
+                    self._access.charge(client, max(0, event.answer_tokens - said))
+            inbox.put_nowait((index, event))
+
+        return hear
+
+    def _take(self, n: int, client: Client, *, pool: bool) -> None:
+        self._room.check(client, n)
+        self._access.tokens(client)
         if pool:
             self._admit()
-        self._by_client[client] += n
+        self._running += n
+        self._room.take(client, n)
 
     async def _next(self, inbox: Inbox) -> tuple[int, GenerationEvent]:
         try:
@@ -183,17 +218,18 @@ class Generations:
     def _late(self) -> messages.QueryError:
         return messages.QueryError("timeout", f"no token within {self._max_wait_s:g} s")
 
-    def _engines(self, request: Generate, number: int) -> Generate:
+    def _engines(self, request: Generate, number: int, tenant: Tenant) -> Generate:
         """The request for the engine: a standing question has its choices, and any sampling a seed."""
+        sender = {"tenant": tenant.name, "weight": tenant.weight}
         question = self._standing(request)
         seed = request.seed
         if seed is None and request.temperature:
             seed = secrets.randbits(63)
         if question is None:
-            return msgspec.structs.replace(request, id=number, seed=seed)
+            return msgspec.structs.replace(request, id=number, seed=seed, **sender)
         turns = (*request.turns[:-1], msgspec.structs.replace(request.turns[-1], text=question.text))
         return msgspec.structs.replace(
-            request, id=number, seed=seed, turns=turns, choices=question.choices or ()
+            request, id=number, seed=seed, turns=turns, choices=question.choices or (), **sender
         )
 
     def _standing(self, request: Generate) -> Question | None:
@@ -254,7 +290,9 @@ class Generations:
         """What a response depends on; None for one that may come out otherwise next time."""
         if request.session or (request.temperature and request.seed is None) or self._model is None:
             return None
-        same = msgspec.structs.replace(request, id=0, stream=False)
+        same = msgspec.structs.replace(
+            request, id=0, stream=False, retention_priority=0, retention_seconds=0.0
+        )
         return msgspec.msgpack.encode((self._model.revision, same))
 
     def _kept(self, key: bytes, request: Generate) -> list[GenerationEvent] | None:
@@ -275,10 +313,6 @@ class Generations:
         flags = (*event.facts.flags, *state.flags_now(dated["staleness_ns"]))
         facts = msgspec.structs.replace(event.facts, flags=flags, **dated)
         return msgspec.structs.replace(event, facts=facts)
-
-
-def _hear(inbox: Inbox, index: int, event: GenerationEvent) -> None:
-    inbox.put_nowait((index, event))
 
 
 def _at_once(done: Finished, *, stream: bool) -> list[GenerationEvent]:

@@ -1,6 +1,7 @@
-"""The front's side of prompts without a session: limits per client, and the requests that wait for them.
+"""The front's side of prompts without a session: limits, and the requests that wait for them.
 
-A prompt's id is random. Only the client that opened the prompt knows it, and may use it over any connection.
+A prompt's id is random. Only the client that opened the prompt knows it, and may use it over any connection
+of its tenant; to other tenants it is unknown.
 The reason for a prompt's end is remembered for a while, for late requests.
 """
 
@@ -8,15 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from daemon import protocol
 from daemon.api import messages
+from daemon.api.access import Access
+from daemon.front.room import Room
+from daemon.tenants import Client
 
 MAX_INPUTS = 16
 """Limit of one prompt's inputs that the engine has not taken yet; beyond it inputs are refused."""
@@ -31,30 +35,40 @@ class PromptState:
     """A prompt that has not ended."""
 
     id: str
-    client: str
+    client: Client
     inputs: deque[asyncio.Future[messages.PromptReply]] = field(default_factory=deque)
     """Requests waiting for the engine to take an input, in sending order."""
     answer: asyncio.Future[messages.FinishReply] | None = None
     """The request waiting for the answer; None while the prompt is unfinished."""
+    tokens: int = 0
+    """What its tenant is charged for at its end: its length, until the engine says what it computed."""
+
+
+class Ended(NamedTuple):
+    """A prompt that has ended: whose it was, and why."""
+
+    tenant: str
+    code: messages.Code
+    message: str
 
 
 class Prompts:
-    """All clients' prompts, at most ``most`` at a time and ``most_each`` per client. On the event loop.
+    """All clients' prompts, as far as there is ``room``. On the event loop.
 
-    ``admit`` raises QueryError when no new prompt is admitted now; open ones go on.
+    ``admit`` raises QueryError when no new prompt is admitted now; open ones go on. ``access`` is told the
+    tokens that they take.
     """
 
     def __init__(
         self,
-        most: int,
-        most_each: int,
+        room: Room,
         send: Callable[[protocol.Command], None],
         admit: Callable[[], None] = lambda: None,
+        access: Access | None = None,
     ) -> None:
-        self._most, self._most_each, self._send, self._may_admit = most, most_each, send, admit
+        self._room, self._send, self._may_admit, self._access = room, send, admit, access or Access()
         self._open: dict[str, PromptState] = {}
-        self._by_client: Counter[str] = Counter()
-        self._ended: OrderedDict[str, tuple[messages.Code, str]] = OrderedDict()
+        self._ended: OrderedDict[str, Ended] = OrderedDict()
 
     def __len__(self) -> int:
         """Number of open prompts."""
@@ -68,9 +82,11 @@ class Prompts:
         if prompt is None:
             return  # closed meanwhile
         if isinstance(event, messages.PromptReply):
+            prompt.tokens = max(prompt.tokens, event.prompt_tokens)
             if prompt.inputs:
                 _resolve(prompt.inputs.popleft(), event)
         elif isinstance(event, messages.FinishReply):
+            prompt.tokens = max(0, event.prompt_tokens - event.reused_tokens) + event.answer_tokens
             if prompt.answer is not None:
                 _resolve(prompt.answer, event)
             self._end(prompt, *_ANSWERED)
@@ -84,56 +100,59 @@ class Prompts:
 
     # Called for clients; each raises QueryError.
 
-    async def open(self, request: messages.Open, client: str) -> messages.PromptReply:
+    async def open(self, request: messages.Open, client: Client) -> messages.PromptReply:
         """Open a prompt."""
         prompt = self._admit(client)
         try:
-            return await self._input(prompt, protocol.OpenPrompt(prompt.id, request))
+            return await self._input(prompt, _opened(prompt, request))
         except asyncio.CancelledError:  # the client never learns the id
             self._give_up(prompt)
             raise
 
-    async def append(self, request: messages.Append | messages.Update) -> messages.PromptReply:
+    async def append(
+        self, request: messages.Append | messages.Update, client: Client
+    ) -> messages.PromptReply:
         """Append to an unfinished prompt, or replace its text."""
-        return await self._input(self._unfinished(request.prompt), request)
+        return await self._input(self._unfinished(request.prompt, client), request)
 
-    async def finish(self, request: messages.Finish) -> messages.FinishReply:
+    async def finish(self, request: messages.Finish, client: Client) -> messages.FinishReply:
         """Finish a prompt and wait for the answer."""
-        return await self._answer(request.id, self._unfinished(request.prompt), request)
+        return await self._answer(request.id, self._unfinished(request.prompt, client), request)
 
-    async def complete(self, request: messages.Complete, client: str) -> messages.FinishReply:
+    async def complete(self, request: messages.Complete, client: Client) -> messages.FinishReply:
         """Send a complete prompt and wait for the answer."""
         prompt = self._admit(client)
-        return await self._answer(request.id, prompt, protocol.OpenPrompt(prompt.id, request))
+        return await self._answer(request.id, prompt, _opened(prompt, request))
 
-    async def close(self, request: messages.Close) -> messages.ClosedReply:
+    async def close(self, request: messages.Close, client: Client) -> messages.ClosedReply:
         """Close a prompt. Closing an ended prompt succeeds."""
-        prompt = self._open.get(request.prompt)
-        if prompt is not None:
+        prompt = self._find(request.prompt, client)
+        if isinstance(prompt, PromptState):
             self._give_up(prompt)
-        elif request.prompt not in self._ended:
-            raise _unknown()
         return messages.ClosedReply(request.id, request.prompt)
 
-    def _admit(self, client: str) -> PromptState:
-        if not self._most:
-            raise messages.QueryError("bad_request", "this daemon accepts no prompts: query.max_prompts is 0")
-        if len(self._open) >= self._most:
-            raise messages.QueryError("busy", f"{self._most} prompts are already open")
-        if self._by_client[client] >= self._most_each:
-            raise messages.QueryError("busy", f"this client has {self._most_each} prompts open already")
+    def _admit(self, client: Client) -> PromptState:
+        self._room.check(client)
+        self._access.tokens(client)
         self._may_admit()
         prompt_id = secrets.token_hex(8)
         prompt = self._open[prompt_id] = PromptState(prompt_id, client)
-        self._by_client[client] += 1
+        self._room.take(client)
         return prompt
 
-    def _unfinished(self, prompt_id: str) -> PromptState:
-        prompt = self._open.get(prompt_id)
-        if prompt is None and prompt_id in self._ended:
-            raise messages.QueryError(*self._ended[prompt_id])
-        if prompt is None:
-            raise _unknown()
+    def _find(self, prompt_id: str, client: Client) -> PromptState | Ended:
+        """A prompt of the client's tenant; that of another one is as unknown as none. Raises QueryError."""
+        prompt, ended = self._open.get(prompt_id), self._ended.get(prompt_id)
+        if prompt is not None and prompt.client.tenant.name == client.tenant.name:
+            return prompt
+        if ended is not None and ended.tenant == client.tenant.name:
+            return ended
+        raise messages.QueryError("unknown_prompt", "there is no such prompt")
+
+    def _unfinished(self, prompt_id: str, client: Client) -> PromptState:
+        prompt = self._find(prompt_id, client)
+        if isinstance(prompt, Ended):
+            raise messages.QueryError(prompt.code, prompt.message)
         if prompt.answer is not None:
             raise messages.QueryError(*_ANSWERED)
         return prompt
@@ -166,10 +185,9 @@ class Prompts:
     def _end(self, prompt: PromptState, code: messages.Code, message: str) -> None:
         """Keep only the reason for a prompt's end, and fail the waiting requests."""
         del self._open[prompt.id]
-        self._by_client[prompt.client] -= 1
-        if not self._by_client[prompt.client]:
-            del self._by_client[prompt.client]
-        self._ended[prompt.id] = code, message
+        self._room.leave(prompt.client)
+        self._access.charge(prompt.client, prompt.tokens)
+        self._ended[prompt.id] = Ended(prompt.client.tenant.name, code, message)
         if len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
         waiting: list[asyncio.Future[Any]] = [*prompt.inputs]
@@ -180,8 +198,9 @@ class Prompts:
                 future.set_exception(messages.QueryError(code, message))
 
 
-def _unknown() -> messages.QueryError:
-    return messages.QueryError("unknown_prompt", "there is no such prompt")
+def _opened(prompt: PromptState, request: messages.Open | messages.Complete) -> protocol.OpenPrompt:
+    tenant = prompt.client.tenant
+    return protocol.OpenPrompt(prompt.id, request, tenant.salt(), tenant.name, tenant.weight)
 
 
 def _resolve(future: asyncio.Future[Any], value: object) -> None:

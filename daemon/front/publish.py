@@ -25,6 +25,7 @@ from daemon.front.lineage import Lineage
 from daemon.front.offsets import OffsetTracker
 from daemon.front.recovery import Recovery
 from daemon.front.sessions import Sessions
+from daemon.front.standby import Standby
 from daemon.front.transactions import Transactions
 from feeds.codec import make_headers
 from feeds.connector import Route
@@ -101,8 +102,9 @@ class Publisher:
         *,
         recovery: Recovery | None = None,
         lossless: bool = True,
+        standby: Standby | None = None,
     ) -> None:
-        self.recovery = recovery or Recovery(store)
+        self.recovery, self._standby = recovery or Recovery(store), standby or Standby(store)
         self.delivery = Delivery(routes, ["", *sessions.states], lossless=lossless)
         self.delivery.on_refused = self._refused
         self._letters = LetterLog(log)
@@ -153,6 +155,9 @@ class Publisher:
         One of bars that were answered for before is acknowledged at once, and nothing is published.
         """
         published = self._published[event.session]
+        if not self._standby.answers:  # another daemon has published it; how far is read from its commits
+            published.history = {event.version}
+            return
         if self._is_history(event):
             self._await_newest(published)
             published.history.add(event.version)
@@ -186,7 +191,7 @@ class Publisher:
         )
 
     def _note_basis(self, published: _Published, event: protocol.Committed) -> None:
-        found = self._tracker.ranges(event.session, event.inputs.first, event.inputs.last)
+        found = self._ranges(event.session, event.inputs)
         published.bases[event.version] = published.lineage.committed(
             event.bars,
             event.live_records,
@@ -293,7 +298,9 @@ class Publisher:
     def forget(self) -> None:
         """Forget the engine's versions: what was not acknowledged will be read again."""
         for published in self._published.values():
+            # the next engine has the same numbers: what is still acknowledged of this one finds nothing
             published.versions.clear()
+            published.versions = {}
             published.newest = None
             published.history.clear()
             # the next engine's versions go on from the newest one that is acknowledged
@@ -307,8 +314,7 @@ class Publisher:
         """Add what only the front knows: the inputs' offsets and the answer's age."""
         answer, published = event.answer, self._published[event.answer.session]
         if published.inputs[0] != answer.data_version:
-            found = self._tracker.ranges(answer.session, event.inputs.first, event.inputs.last)
-            published.inputs = answer.data_version, [InputRange(*each) for each in found]
+            published.inputs = answer.data_version, self._ranges(answer.session, event.inputs)
         basis = published.bases.get(answer.data_version)
         if basis is not None and answer.basis is not None:
             basis = msgspec.structs.replace(
@@ -329,6 +335,18 @@ class Publisher:
             basis=basis,
             published_at=time.time_ns(),
         )
+
+    def _ranges(self, session: str, inputs: protocol.Inputs) -> list[InputRange]:
+        """The offsets of an update's records: one range for each stream."""
+        numbered = self._tracker.ranges(session, inputs.first, inputs.last)
+        ranges: dict[tuple[str, int, str], InputRange] = {}
+        for each in (*inputs.restored, *(InputRange(*found) for found in numbered)):
+            stream = each.topic, each.partition, each.source
+            before = ranges.get(stream, each)
+            first = min(before.first_offset, each.first_offset)
+            last = max(before.last_offset, each.last_offset)
+            ranges[stream] = InputRange(each.topic, each.partition, first, last, each.source)
+        return list(ranges.values())
 
     def _expect(self, session: str, version: int, inputs: protocol.Inputs, asked: int) -> _Version:
         """Expect ``asked`` answers and failures of this version."""

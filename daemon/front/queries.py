@@ -9,11 +9,13 @@ import time
 import msgspec
 
 from daemon.api import messages
+from daemon.api.pushes import Pushes
 from daemon.front.changes import LiveSessions
 from daemon.front.labels import Labels
 from daemon.front.prompts import Prompts
 from daemon.front.questions import Questions
 from daemon.front.sessions import Sessions
+from daemon.tenants import Client
 
 log = logging.getLogger(__name__)
 
@@ -29,19 +31,27 @@ class Queries:
         labels: Labels,
         prompts: Prompts,
         max_wait_s: float,
+        pushes: Pushes,
     ) -> None:
         self._sessions, self._live, self._questions, self._labels = sessions, live, questions, labels
         self._prompts, self._max_wait_s = prompts, max_wait_s
+        self._pushes = pushes
 
-    async def answer(self, request: messages.ClientRequest, client: str, since: int) -> messages.Reply:
-        """The reply. ``client``: identity for limits; ``since``: the request's arrival, monotonic ns."""
+    async def answer(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply:
+        """The reply. ``client``: who asks; ``since``: the request's arrival, monotonic ns."""
+        deadline_ms: int | None = getattr(request, "deadline_ms", None)
+        wait_s = self._max_wait_s if deadline_ms is None else min(self._max_wait_s, deadline_ms / 1e3)
+        reply: messages.Reply | None = None
         try:
-            async with asyncio.timeout(self._max_wait_s):
-                reply = await self._answer(request, client)
+            if isinstance(request, messages.Ask):
+                reply = self._sessions.cached(request)
+            if reply is None:
+                async with asyncio.timeout(wait_s - (time.monotonic_ns() - since) / 1e9):
+                    reply = await self._answer(request, client)
         except messages.QueryError as error:
-            return messages.ErrorReply(request.id, error.code, error.message)
+            return error.reply(request.id)
         except TimeoutError:
-            return messages.ErrorReply(request.id, "timeout", f"no answer within {self._max_wait_s:g} s")
+            return messages.ErrorReply(request.id, "timeout", f"no answer within {wait_s:g} s")
         except Exception:
             log.exception("request %s failed", request)
             return messages.ErrorReply(request.id, "engine", "the daemon failed to answer; see its log")
@@ -49,12 +59,14 @@ class Queries:
             return msgspec.structs.replace(reply, latency_ns=time.monotonic_ns() - since)
         return reply
 
-    async def _answer(self, request: messages.ClientRequest, client: str) -> messages.Reply:
+    async def _answer(self, request: messages.ClientRequest, client: Client) -> messages.Reply:
         match request:
             case messages.Ask():
-                return await self._sessions.ask(request)
+                return await self._sessions.ask(request, client.tenant)
             case messages.ListSessions():
                 return await self._sessions.sessions(request)
+            case messages.Describe():
+                return await self._questions.describe(request)
             case messages.AddSession():
                 return await self._live.add(request)
             case messages.ChangeSession():
@@ -69,17 +81,21 @@ class Queries:
                 return await self._questions.set(request)
             case messages.RemoveQuestion():
                 return await self._questions.remove(request)
+            case messages.Pause():
+                return await self._questions.pause(request)
             case messages.Label():
                 return await self._labels.label(request)
             case messages.Stats():
-                return await self._sessions.stats(request)
+                return await self._sessions.stats(request, client.tenant)
             case messages.Open():
                 return await self._prompts.open(request, client)
             case messages.Append() | messages.Update():
-                return await self._prompts.append(request)
+                return await self._prompts.append(request, client)
             case messages.Finish():
-                return await self._prompts.finish(request)
+                return await self._prompts.finish(request, client)
             case messages.Complete():
                 return await self._prompts.complete(request, client)
             case messages.Close():
-                return await self._prompts.close(request)
+                return await self._prompts.close(request, client)
+            case messages.Push():
+                return await self._pushes.push(request, client.tenant)

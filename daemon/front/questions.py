@@ -62,8 +62,11 @@ class Questions:
         for session, questions in self._wanted(config).items():
             try:
                 async with self._locks[session]:
-                    if questions != self._sessions.states[session].questions:
-                        await self._change(session, questions)
+                    state = self._sessions.states[session]
+                    if questions == state.questions:
+                        state.paused = []
+                    else:
+                        await self._move(session, questions, [])
                         log.info("%s: %d standing questions from now on", session, len(questions))
             except messages.QueryError as error:
                 log.error("%s keeps its standing questions: %s", session, error)
@@ -91,27 +94,67 @@ class Questions:
             raise messages.QueryError("bad_request", str(error)) from None
         self._sessions.state(request.session)
         async with self._locks[request.session]:
-            now = self._sessions.state(request.session).questions
-            changed = [new if each.name == new.name else each for each in now]
+            state = self._sessions.state(request.session)
+            changed = [new if each.name == new.name else each for each in state.questions]
             if new not in changed:
                 changed.append(new)
-            if len(changed) > MOST:
+            paused = [each for each in state.paused if each.name != new.name]
+            if len(changed) + len(paused) > MOST:
                 raise messages.QueryError("bad_request", f"a session has at most {MOST} standing questions")
-            await self._change(request.session, changed)
+            await self._move(request.session, changed, paused)
         return self._reply(request)
 
     async def remove(self, request: messages.RemoveQuestion) -> messages.QuestionsReply:
         """Remove a question."""
         self._sessions.state(request.session)
         async with self._locks[request.session]:
-            now = self._sessions.state(request.session).questions
-            kept = [each for each in now if each.name != request.name]
-            if len(kept) == len(now):
-                raise messages.QueryError(
-                    "bad_request", f"{request.session} has no standing question {request.name!r}"
-                )
-            await self._change(request.session, kept)
+            state = self._sessions.state(request.session)
+            kept = [each for each in state.questions if each.name != request.name]
+            paused = [each for each in state.paused if each.name != request.name]
+            if len(kept) + len(paused) == len(state.questions) + len(state.paused):
+                raise _unknown(request.session, request.name)
+            if len(kept) < len(state.questions):
+                await self._move(request.session, kept, paused)
+            state.paused = paused
         return self._reply(request)
+
+    async def pause(self, request: messages.Pause) -> messages.QuestionsReply:
+        """Ask a question no more, or again; without a name, all of the session's."""
+        self._sessions.state(request.session)
+        async with self._locks[request.session]:
+            state = self._sessions.state(request.session)
+            asked, paused = state.questions, state.paused
+            if request.question not in ("", *(each.name for each in (*asked, *paused))):
+                raise _unknown(request.session, request.question)
+            moving = [
+                each for each in (asked if request.paused else paused) if request.question in ("", each.name)
+            ]
+            if request.paused:
+                asked = [each for each in asked if each not in moving]
+                paused = [*paused, *moving]
+            else:
+                asked = [*asked, *moving]
+                paused = [each for each in paused if each not in moving]
+            if moving:
+                await self._move(request.session, asked, paused)
+        return self._reply(request)
+
+    async def describe(self, request: messages.Describe) -> messages.DescribeReply:
+        """A session, its questions, and their latest answers."""
+        state = self._sessions.state(request.session)
+        listed = self._sessions.listed(request.id, request.session).sessions
+        answers = state.answers_of(state.questions)
+        return messages.DescribeReply(request.id, listed[0], self._infos(request.session), tuple(answers))
+
+    async def _move(self, session: str, asked: Sequence[Question], paused: Sequence[Question]) -> None:
+        """Change what is asked, and what is paused with it. A client that goes away does not undo either."""
+        state = self._sessions.state(session)
+        before, state.paused = state.paused, [*paused]
+        try:
+            await self._change(session, asked)
+        except messages.QueryError:
+            state.paused = before
+            raise
 
     async def _change(self, session: str, questions: Sequence[Question]) -> None:
         await self._changes.reply(
@@ -119,11 +162,16 @@ class Questions:
         )
 
     def _reply(self, request: messages.QuestionRequest) -> messages.QuestionsReply:
-        return messages.QuestionsReply(
-            request.id,
-            request.session,
-            tuple(
-                messages.QuestionInfo(**asdict(q) | {"choices": q.choices or ()})
-                for q in self._sessions.state(request.session).questions
-            ),
+        return messages.QuestionsReply(request.id, request.session, self._infos(request.session))
+
+    def _infos(self, session: str) -> tuple[messages.QuestionInfo, ...]:
+        state = self._sessions.state(session)
+        return tuple(
+            messages.QuestionInfo(**asdict(q) | {"choices": q.choices or ()}, paused=paused)
+            for paused, questions in ((False, state.questions), (True, state.paused))
+            for q in questions
         )
+
+
+def _unknown(session: str, name: str) -> messages.QueryError:
+    return messages.QueryError("bad_request", f"{session} has no standing question {name!r}")

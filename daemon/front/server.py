@@ -16,6 +16,8 @@ from functools import partial
 from typing import Any
 
 from daemon import protocol
+from daemon.api.access import Access
+from daemon.api.events import Events
 from daemon.api.generation import Begun, Delta, Finished, GenerationFailed, TokensCounted
 from daemon.api.health import Health, health_of
 from daemon.api.http import HttpServer
@@ -23,6 +25,7 @@ from daemon.api.messages import FinishReply, LabelReply, PromptReply
 from daemon.api.zmq import QueryServer
 from daemon.config.errors import ConfigError
 from daemon.config.schema import Config
+from daemon.config.tenants import read_tenants
 from daemon.cores import Cores, pin
 from daemon.front.changes import LiveSessions
 from daemon.front.engine_manager import EngineManager
@@ -40,7 +43,9 @@ from daemon.front.publish import Publisher
 from daemon.front.questions import Questions
 from daemon.front.sessions import Sessions
 from daemon.front.transactions import TASK as TRANSACTIONS
-from daemon.supervision import Tasks
+from daemon.front.visibility import visible
+from daemon.supervision import Job, Tasks
+from daemon.tenants import Client
 from feeds import columns
 from feeds.connector import Route, SettingError
 from ingest import warm_up
@@ -49,7 +54,7 @@ from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
 
-RESTART, ENGINE_WATCH, WATCHDOG = "engine restart", "engine watch", "watchdog"
+RESTART, ENGINE_WATCH, WATCHDOG, AGENTS = "engine restart", "engine watch", "watchdog", "http agents"
 
 
 @dataclass(eq=False)
@@ -76,6 +81,10 @@ class Front:
     generations: Generations
     http: HttpServer
     query: QueryServer | None
+    access: Access
+    events: Events
+    agents: Job | None = None
+    """Serves MCP clients, where `http.mcp` is on."""
     model: str = ""
     stopping: bool = False
 
@@ -95,6 +104,8 @@ class Front:
         if self.cores is not None:
             pin(self.cores.front)
             log.info("%s", self.cores)
+        if self.agents is not None:
+            self.tasks.start(AGENTS, self.agents, returns=True)
         await self.http.start(self.tasks)
         if self.query is not None:
             await self.query.start(self.tasks)
@@ -137,6 +148,7 @@ class Front:
 
     async def reload(self, read_again: Callable[[], Config]) -> None:
         """Read the configuration again, and do as it says. A bad one is refused whole."""
+        self._reload_tenants()
         try:
             done = await self.live.reload(read_again())
         except ConfigError as error:
@@ -144,6 +156,20 @@ class Front:
             self.store.inc("foretick_config_reloads_total", outcome="refused")
         else:
             self.store.inc("foretick_config_reloads_total", outcome="done" if done else "partly")
+
+    def _reload_tenants(self) -> None:
+        """Read the tenants file again. Who has no key any more is refused from now on."""
+        if not self.config.tenants.file:
+            return
+        try:
+            self.access.tenants.replace(read_tenants(self.config.tenants.file))
+        except ConfigError as error:
+            log.error("the tenants file was not read again: %s", error)
+            self.store.inc("foretick_tenants_reloads_total", outcome="refused")
+            return
+        self.events.dismiss(self.access.holds)
+        log.info("%d tenants from now on", len(self.access.tenants.names))
+        self.store.inc("foretick_tenants_reloads_total", outcome="done")
 
     async def stop(self) -> bool:
         """Drain and close within about the configured time; True if nothing was left behind."""
@@ -154,7 +180,7 @@ class Front:
         await self.tasks.stop(RESTART, ENGINE_WATCH, WATCHDOG)
         await self.input.stop_reading()
         if self.query is not None:
-            await self.query.stop(min(1.0, drain_s))
+            await self.query.drain(min(1.0, drain_s))
         await self.forwarding.stop()
         clean = await self.engine.stop(drain_s)
         self._refuse_all("the daemon stopped")
@@ -166,6 +192,8 @@ class Front:
         await self.input.close()
         for route in self.routes:
             await route.sink.stop()
+        if self.query is not None:
+            await self.query.stop()
         await self.http.stop()
         self.store.unlink()
         self.store.close()
@@ -179,8 +207,7 @@ class Front:
     def send(self, command: protocol.Command) -> None:
         """Send to the engine; refuse a client's request while the engine is down."""
         if not self.engine.send(command):
-            failure = protocol.failure_of(command, "engine", "the engine is not up")
-            if failure is not None:
+            for failure in protocol.failures_of(command, "engine", "the engine is not up"):
                 self._on_event(failure)
 
     def metrics(self) -> bytes:
@@ -197,9 +224,9 @@ class Front:
         self.input.note()
         return exposition(self.store, self.input.lags())
 
-    def health(self) -> Health:
-        """What is missing, silent or late."""
-        listed = self.sessions.listed(0).sessions
+    def health(self, client: Client) -> Health:
+        """What is missing, and what is silent or late of what the client sees."""
+        listed = visible(self.sessions.listed(0).sessions, client.tenant)
         return health_of(self.not_ready(), listed, self.model)
 
     def not_ready(self) -> list[str]:
@@ -223,6 +250,7 @@ class Front:
                 | protocol.SessionChanged()
                 | protocol.SessionRemoved()
                 | protocol.SessionRefused()
+                | protocol.TookOver()
             ):
                 self.live.heard(event)
             case protocol.Committed():
@@ -303,8 +331,9 @@ class Front:
         """Start a new engine over a new ring, and read the source again from the committed offsets.
 
         While the new engine loads, answers of the old one are still acknowledged. The source, which commits
-        their offsets, is therefore closed as late as possible. An ``earlier`` restart whose engine died
-        before the source was open again must end first: two restarts never open the same source.
+        their offsets, is therefore closed as late as possible, unless a standby may wait for its partitions.
+        An ``earlier`` restart whose engine died before the source was open again must end first: two restarts
+        never open the same source.
         """
         if earlier is not None:
             try:
@@ -313,7 +342,8 @@ class Front:
                 earlier.cancel()
         self.store.inc("foretick_engine_restarts_total")
         await self.input.stop_reading()
-        await self.engine.restart()
+        # a broker that is away keeps nobody from asking the next engine
+        await asyncio.gather(self.input.hand_over(self.publisher.forget), self.engine.restart())
         assert self.engine.ring is not None  # it is up
         await self.input.reopen(self.engine.ring, self.publisher.forget)
 

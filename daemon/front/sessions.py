@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -21,10 +21,16 @@ from daemon.api import messages
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.standing import questions_of
 from daemon.front.waiting import Waiting
+from daemon.tenants import LOCAL, Tenant
 from feeds.messages import Answer, Flag
 from flash.questions import Question
 from metrics.catalogue import METRICS, STAGES
 from metrics.store import MetricStore
+
+TIERS = ("cached", "ready", "computed")
+"""Latency tiers of asks (*Attention Once* section 3.9.7)."""
+_WORDINGS, _WORDING_CHARS = 256, 2000
+"""Most ways to ask a session's questions whose hashes are kept, and how long each may be."""
 
 
 class ReadyAnswer(NamedTuple):
@@ -38,8 +44,9 @@ class ReadyAnswer(NamedTuple):
 class SessionState:
     """State of a session. ``times``: of its newest version's newest record; ``clock``: its venue's.
 
-    ``answers``: the newest answer of each question, by its hash. ``news`` is set, and replaced, with every
-    answer.
+    ``paused``: standing questions that are not asked now, those in ``questions`` are.
+    ``answers``: the newest answer of each question, by its hash. ``hashes``: of questions in ``answers``, by
+    the words that they were asked in. ``news`` is set, and replaced, with every answer.
     """
 
     symbol: str
@@ -48,12 +55,14 @@ class SessionState:
     stale_after_ns: int = 0
     silent_after_ns: int = 0
     questions: list[Question] = field(default_factory=list)
+    paused: list[Question] = field(default_factory=list)
     version: int = 0
     live_tokens: int = 0
     live_records: int = 0
     times: Times | None = None
     clock: VenueClock = field(default_factory=VenueClock)
     answers: dict[str, ReadyAnswer] = field(default_factory=dict)
+    hashes: dict[tuple[str, tuple[str, ...]], str] = field(default_factory=dict)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     removed: bool = False
 
@@ -107,6 +116,13 @@ class Sessions:
         for asked in questions_of(config):
             self.states[asked.session].questions.append(asked.question)
         self._asks: Waiting[messages.AskReply] = Waiting()
+        self._answered = {
+            tier: (
+                store.counter("foretick_asks_total", outcome=tier).inc,
+                store.histogram("foretick_stage_seconds", stage=f"ask_{tier}").observe,
+            )
+            for tier in TIERS
+        }
 
     # Called by the front.
 
@@ -153,6 +169,7 @@ class Sessions:
         state.questions = list(questions)
         asked = {question.hash for question in questions}
         state.answers = {key: answer for key, answer in state.answers.items() if key in asked}
+        state.hashes = {}
 
     def asked(self, event: protocol.Asked | protocol.AskFailed) -> None:
         """The engine replied to an ask.
@@ -174,9 +191,9 @@ class Sessions:
     def observe(self, request: messages.ClientRequest, reply: messages.Reply, latency_ns: int) -> None:
         """Count an ask that was answered or refused, and a refused label; answers have a tier's latency."""
         if isinstance(reply, messages.AskReply):
-            tier = tier_of(reply)
-            self._store.inc("foretick_asks_total", outcome=tier)
-            self._store.observe("foretick_stage_seconds", latency_ns, stage=f"ask_{tier}")
+            count, observe = self._answered[tier_of(reply)]
+            count()
+            observe(latency_ns)
         elif isinstance(reply, messages.ErrorReply):
             if isinstance(request, messages.Ask):
                 self._store.inc("foretick_asks_total", outcome=reply.code)
@@ -185,17 +202,27 @@ class Sessions:
 
     # Called for clients.
 
-    async def ask(self, request: messages.Ask) -> messages.AskReply:
-        """A standing question's ready answer that is young enough, else the engine's."""
+    def cached(self, request: messages.Ask) -> messages.AskReply | None:
+        """A standing question's ready answer that is young enough; None where only the engine can answer."""
         state = self.state(request.session)
-        try:
-            question = Question("ask", request.question, request.choices or None, request.max_tokens)
-        except ValueError as error:
-            raise messages.QueryError("bad_request", str(error)) from None
-        known = state.answers.get(question.hash)
-        if known is not None and _is_young(known, state, request.max_age_s):
-            return _reply(request, known, state)
-        return await self.ask_engine(request)
+        words = request.question, request.choices
+        key = state.hashes.get(words)
+        if key is None:
+            try:
+                key = Question("ask", request.question, request.choices or None, request.max_tokens).hash
+            except ValueError as error:
+                raise messages.QueryError("bad_request", str(error)) from None
+            chars = len(request.question) + sum(map(len, request.choices))
+            if key in state.answers and len(state.hashes) < _WORDINGS and chars <= _WORDING_CHARS:
+                state.hashes[words] = key
+        known = state.answers.get(key)
+        if known is None or not _is_young(known, state, request.max_age_s):
+            return None
+        return _reply(request, known, state)
+
+    async def ask(self, request: messages.Ask, tenant: Tenant = LOCAL) -> messages.AskReply:
+        """A standing question's ready answer that is young enough, else the engine's."""
+        return self.cached(request) or await self.ask_engine(request, tenant)
 
     def ready(self, request: messages.Ask, question: Question) -> messages.AskReply | None:
         """The newest ready answer of a standing ``question``, in reply to ``request``; None without one."""
@@ -203,10 +230,16 @@ class Sessions:
         known = state.answers.get(question.hash)
         return None if known is None else _reply(request, known, state)
 
-    async def ask_engine(self, request: messages.Ask) -> messages.AskReply:
+    async def ask_engine(self, request: messages.Ask, tenant: Tenant = LOCAL) -> messages.AskReply:
         """Answer from the engine, ignoring the cache."""
+
+        def numbered(number: int) -> protocol.ComputeAsk:
+            return protocol.ComputeAsk(
+                msgspec.structs.replace(request, id=number), tenant.name, tenant.weight
+            )
+
         found = await self._asks.reply(
-            lambda number: self._send(msgspec.structs.replace(request, id=number)),
+            lambda number: self._send(numbered(number)),
             lambda number: self._send(protocol.CancelAsk(number)),
         )
         return msgspec.structs.replace(found, id=request.id)
@@ -215,8 +248,8 @@ class Sessions:
         """All sessions."""
         return self.listed(request.id)
 
-    def listed(self, number: int) -> messages.SessionsReply:
-        """All sessions, in reply to request ``number``."""
+    def listed(self, number: int, session: str = "") -> messages.SessionsReply:
+        """All sessions, or one, in reply to request ``number``."""
         return messages.SessionsReply(
             number,
             tuple(
@@ -237,6 +270,7 @@ class Sessions:
                     bars_waiting=int(self._store.value("foretick_bars_waiting", session=name)),
                 )
                 for name, state in self.states.items()
+                if session in ("", name)
             ),
         )
 
@@ -264,23 +298,22 @@ class Sessions:
             ) from None
         return messages.AnswersReply(request.id, request.session, tuple(state.answers_of(wanted)))
 
-    async def stats(self, request: messages.Stats) -> messages.StatsReply:
-        """Every counter and gauge, and the stages' quantiles."""
+    async def stats(self, request: messages.Stats, tenant: Tenant) -> messages.StatsReply:
+        """Every counter and gauge, and the stages' quantiles; for one who is no operator, only those of the
+        sessions that it sees, and its own.
+        """
         stages = {}
-        for stage in STAGES:
+        for stage in STAGES if tenant.operator else ():
             n = self._store.count("foretick_stage_seconds", stage=stage)
             quantile = partial(self._store.quantile, "foretick_stage_seconds", stage=stage)
             stages[stage] = messages.Quantiles(n, *(quantile(q=q) if n else 0.0 for q in (0.5, 0.9, 0.99)))
-        return messages.StatsReply(request.id, series_values(self._store), stages)
+        return messages.StatsReply(request.id, series_values(self._store, tenant), stages)
 
     def state(self, session: str) -> SessionState:
         """The state of a session; QueryError when there is none."""
         state = self.states.get(session)
         if state is None:
-            known = ", ".join(self.states) or "none"
-            raise messages.QueryError(
-                "unknown_session", f"there is no session {session!r}; there are: {known}"
-            )
+            raise messages.unknown_session(session, self.states)
         return state
 
 
@@ -318,17 +351,26 @@ def tier_of(reply: messages.AskReply) -> str:
     return "ready" if messages.READY_EXIT in reply.flags else "computed"
 
 
-def series_values(store: MetricStore) -> dict[str, float]:
-    """Every counter and gauge by its name and labels, as Prometheus writes them."""
+def series_values(store: MetricStore, tenant: Tenant = LOCAL) -> dict[str, float]:
+    """Every counter and gauge that the tenant sees, by name and labels, as Prometheus writes them."""
     values: dict[str, float] = {}
     for metric in METRICS:
         if metric.kind != "histogram":
             for labels in store.series(metric):
+                if not _shown(labels, tenant):
+                    continue
                 text = ",".join(f'{label}="{value}"' for label, value in labels.items())
                 values[f"{metric.name}{{{text}}}" if text else metric.name] = store.value(
                     metric.name, **labels
                 )
     return values
+
+
+def _shown(labels: Mapping[str, str], tenant: Tenant) -> bool:
+    if tenant.operator:
+        return True
+    session = labels.get("session")
+    return labels.get("tenant") == tenant.name if session is None else tenant.sees(session)
 
 
 def _age(answer: Answer) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from daemon import protocol
+from daemon.api.access import Access, tenant_labels
 from daemon.api.events import Events
 from daemon.api.http import HttpServer
 from daemon.api.http_api import api_routes
@@ -29,6 +30,7 @@ from daemon.front.generations import Generations
 from daemon.front.ingest import Order
 from daemon.front.input import COMMIT_EVERY_S, FeedInput
 from daemon.front.inputs import AllOffsets, Inputs
+from daemon.front.keys import query_keys, tenants_of, tls_of
 from daemon.front.labels import Labels
 from daemon.front.lateness import Lateness
 from daemon.front.notify import Notifier
@@ -38,20 +40,24 @@ from daemon.front.publish import Publisher
 from daemon.front.queries import Queries
 from daemon.front.questions import Questions
 from daemon.front.recovery import Recovery
+from daemon.front.room import Room
 from daemon.front.server import Front
 from daemon.front.sessions import Sessions
+from daemon.front.standby import Standby
 from daemon.front.transactions import Transactions
+from daemon.front.visibility import Visibility
 from daemon.progress import Progress
 from daemon.supervision import TaskEnded, Tasks
 from engine.step import Executor
 from feeds.connector import Route, SettingError
 from feeds.pushed import PushedSource
-from feeds.source import MemberSource, Source
+from feeds.source import MemberSource, Source, StandbySource
 from feeds.transactions import KafkaTransactions
 from ingest.ring import Ring
 from metrics.store import MetricStore
 
 if TYPE_CHECKING:
+    from daemon.api.mcp_http import McpHttp
     from daemon.engine.host import EngineHost
 
 WrapEngine = Callable[[Executor], Executor]
@@ -82,8 +88,11 @@ def make_front(
     else:
         sources = list(source) if isinstance(source, Sequence) else [source]
     routes = make_routes(config) if routes is None else list(routes)
-    labels = labels_of(config, sources, routes)
+    keys = query_keys(config.query)
+    tenants = tenants_of(config, keys)
+    labels = labels_of(config, sources, routes) | {"tenant": tenant_labels(tenants)}
     store = MetricStore.create(labels)
+    access = Access(tenants, store)
     scheduling = config.scheduler
     store.set("foretick_scheduler_info", 1, policy=scheduling.policy, eviction=scheduling.eviction)
     failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -105,7 +114,15 @@ def make_front(
         now = live.now()
         if config.process.mode == "two":
             return ProcessEngine(
-                now, ring, store, progress, entering.number_anew(), wake_fd, tasks, processes
+                now,
+                ring,
+                store,
+                progress,
+                entering.number_anew(),
+                wake_fd,
+                tasks,
+                processes,
+                standby=config.recovery.standby,
             )
         symbols, reading = entering.number_anew(), labels["source"][0]
         return InprocEngine(partial(_make_host, now, ring, store, reading, progress, symbols, executor))
@@ -116,6 +133,7 @@ def make_front(
         config.recovery.path if dropping and config.recovery.interval else None,
         lambda: _address(config.query, front.query),
     )
+    standby = Standby(store, configured=config.recovery.standby)
     trackers = {each.name: OffsetTracker(recovery.describe) for each in sources}
     tracker = AllOffsets(trackers) if len(trackers) > 1 else next(iter(trackers.values()), OffsetTracker())
     sessions = Sessions(config, store, send)
@@ -124,8 +142,12 @@ def make_front(
     labelling = Labels(sessions, store, send)
     lossless = not sources or any(each.kind == "pausing" for each in sources)
     others = [route for route in routes if not isinstance(route.sink, KafkaTransactions)]
-    publisher = Publisher(config, others, tracker, sessions, store, recovery=recovery, lossless=lossless)
+    publisher = Publisher(
+        config, others, tracker, sessions, store, recovery=recovery, lossless=lossless, standby=standby
+    )
     publisher.transactions = _transactions(routes, sources, tracker, store, publisher)
+    if config.recovery.standby:
+        _leave_transactions(routes, sources)
     order = Order()
 
     def feed(source: Source | None, tracker: OffsetTracker) -> FeedInput:
@@ -141,6 +163,7 @@ def make_front(
             order,
             recovery,
             send,
+            standby,
         )
 
     entering: FeedInput | Inputs
@@ -152,18 +175,20 @@ def make_front(
     publisher.delivery.gate = entering.gate
     if isinstance(entering, FeedInput):
         entering.transactions = publisher.transactions
-    prompts = Prompts(config.query.max_prompts, config.query.max_prompts_each, send, lateness.admit)
+    room = Room(config.query.max_prompts, config.query.max_prompts_each)
+    prompts = Prompts(room, send, lateness.admit, access)
     generations = Generations(
         sessions,
         send,
-        most=config.query.max_prompts,
-        most_each=config.query.max_prompts_each,
-        others=prompts.__len__,
+        room,
+        access,
         admit=lateness.admit,
         max_wait_s=config.query.max_wait / 1e9,
         counted=lambda outcome: store.inc("foretick_api_cache_total", cache="response", outcome=outcome),
+        owner=entering.owner,
         limits=(scheduling.max_prompt_tokens, scheduling.max_new_tokens),
         since=int(time.time()),
+        aliases=config.model.aliases,
     )
     meter = Meter(
         lambda api, outcome: store.inc("foretick_api_requests_total", api=api, outcome=outcome),
@@ -179,14 +204,22 @@ def make_front(
     live = LiveSessions(config, sessions, questions, publisher, entering, recovery, store, send)
     wait_s = config.query.max_wait / 1e9
     for each in [entering] if isinstance(entering, FeedInput) else entering.feeds:
-        each.resume = live.resume
-    queries = Queries(sessions, live, questions, labelling, prompts, wait_s)
-    forwarding = Forwarding(queries.answer, entering.owner, wait_s, forwards=config.query.forward)
-    events = Events(time.time_ns(), store, max_clients=config.http.max_listeners)
-    publisher.listeners = events.publish
+        each.resume, each.take_over = live.resume, live.take_over
     pushed = {each.name: each for each in sources if isinstance(each, PushedSource)}
     pushes = Pushes(pushed, store, config.source.max_message_bytes)
-    requests = Requests(forwarding.answer, sessions.observe)
+    queries = Queries(sessions, live, questions, labelling, prompts, wait_s, pushes)
+    forwarding = Forwarding(queries.answer, entering.owner, wait_s, forwards=config.query.forward, keys=keys)
+    answer = Visibility(forwarding.answer, access, lambda: sessions.states).answer
+    events = Events(time.time_ns(), store, max_clients=config.http.max_listeners)
+    publisher.listeners = events.publish
+    requests = Requests(answer, sessions.observe)
+    agents = _agents(requests, events) if config.http.mcp else None
+
+    def close_streams() -> None:
+        events.close()
+        if agents is not None:
+            agents.close()
+
     front = Front(
         cores=cores,
         store=store,
@@ -206,23 +239,45 @@ def make_front(
         prompts=prompts,
         forwarding=forwarding,
         generations=generations,
+        agents=None if agents is None else agents.run,
         http=HttpServer(
             lambda: front.metrics(),
             lambda: front.not_ready(),
             config.http.host,
             config.http.port,
             [
-                *api_routes(requests, events, pushes, lambda: front.health(), store),
+                *api_routes(requests, events, pushes, lambda client: front.health(client), store, access),
                 *compatible_routes(generations, meter),
+                *([] if agents is None else [agents.route]),
             ],
-            closing=events.close,
+            closing=close_streams,
             max_listeners=config.http.max_listeners,
+            access=access,
+            tls=tls_of(config.http),
         ),
-        query=QueryServer(forwarding.answer, config.query.endpoint, observe=sessions.observe)
+        query=QueryServer(
+            answer,
+            config.query.endpoint,
+            events=events,
+            store=store,
+            access=access,
+            keys=keys,
+            observe=sessions.observe,
+        )
         if config.query.endpoint
         else None,
+        access=access,
+        events=events,
     )
     return front
+
+
+def _agents(requests: Requests, events: Events) -> McpHttp:
+    """What serves MCP clients."""
+    # imported here: the SDK takes a second to load, and is an extra
+    from daemon.api.mcp_http import McpHttp
+
+    return McpHttp(requests, events)
 
 
 def _transactions(
@@ -242,6 +297,14 @@ def _transactions(
         sources[0].read_committed = route.sink.committed
         return Transactions(route, route.sink, sources[0], tracker, store, publisher.delivery)
     return None
+
+
+def _leave_transactions(routes: Sequence[Route], sources: Sequence[object]) -> None:
+    """Leave the transactional id to the daemon that answers, until the partitions come."""
+    for route in routes:
+        if isinstance(route.sink, KafkaTransactions) and isinstance(sources[0], StandbySource):
+            route.sink.stand_by()
+            sources[0].before_serving = route.sink.begin
 
 
 def labels_of(config: Config, sources: Sequence[Source], routes: Sequence[Route]) -> dict[str, list[str]]:
@@ -289,4 +352,14 @@ def _make_host(
 
     built = build(config, progress)
     executor = None if wrap is None else wrap(built.engine)
-    return wire_engine(config, built, ring, store, emit, source=source, symbols=symbols, executor=executor)
+    return wire_engine(
+        config,
+        built,
+        ring,
+        store,
+        emit,
+        source=source,
+        symbols=symbols,
+        executor=executor,
+        standby=config.recovery.standby,
+    )

@@ -25,6 +25,7 @@ LABELS = {
     "sink": ["kafka", "zmq"],
     "policy": ["fcfs"],
     "eviction": ["cost"],
+    "tenant": ["local", "desk"],
 }
 STAGE = "foretick_stage_seconds"
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
+from daemon.api.extension import Extension, extended
 from daemon.api.generation import Begun, Delta, Facts, Finished, Generate, Logprob, Served
 from daemon.api.openai.common import (
     Answers,
     Content,
-    Extension,
     Object,
     Seed,
     Stop,
@@ -21,7 +21,6 @@ from daemon.api.openai.common import (
     Tokens,
     TopP,
     Usage,
-    check_choices,
     error_body,
     finish_reason,
     logprobs_of,
@@ -209,7 +208,7 @@ class Chat:
             **sampling(asked.temperature, asked.top_p, session),
             seed=asked.seed,
             stop=stops_of(asked.stop),
-            choices=check_choices(asked.foretick, schema),
+            **extended(asked.foretick, schema),
             schema=schema,
             top_logprobs=top_logprobs(bool(asked.logprobs), asked.top_logprobs),
             stream=bool(asked.stream),

@@ -11,7 +11,6 @@ from msgspec import Meta
 from daemon.api.generation import (
     MOST_LOGPROBS,
     MOST_STOPS,
-    SESSION,
     Finish,
     Finished,
     Logprob,
@@ -37,22 +36,19 @@ _TYPES: dict[Reason, str] = {
     "engine": "server_error",
     "shutting_down": "server_error",
     "timeout": "server_error",
+    "unauthenticated": "authentication_error",
     "forbidden": "permission_error",
 }
 _CODES: dict[Reason, str] = {
+    "unauthenticated": "invalid_api_key",
     "unknown_model": "model_not_found",
+    "unknown_url": "unknown_url",
     "too_long": "context_length_exceeded",
     "busy": "rate_limit_exceeded",
     "engine": "server_error",
     "shutting_down": "server_error",
     "timeout": "timeout",
 }
-
-
-class Extension(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The member `foretick` of a request: the answer is one of ``choices``."""
-
-    choices: tuple[str, ...] = ()
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -125,10 +121,9 @@ def error_body(problem: Problem) -> dict[str, Any]:
 
 def session_of(model: str, served: Served) -> str:
     """The session that a model's name means, "" for the daemon's own. Raises Problem for an unknown name."""
-    if model == served.model:
-        return ""
-    if model.startswith(SESSION) and model in served.names:
-        return model.removeprefix(SESSION)
+    session = served.session_of(model)
+    if session is not None:
+        return session
     known = ", ".join(served.names)
     raise Problem("unknown_model", f"there is no model {model!r}; there are: {known}", "model")
 
@@ -184,14 +179,6 @@ def sampling(temperature: float | None, top_p: float | None, session: str) -> di
         return {"temperature": 0.0}
     given = default if temperature is None else temperature
     return {"temperature": given, "top_p": 1.0 if top_p is None or not given else top_p}
-
-
-def check_choices(extension: Extension | None, schema: Object | None) -> tuple[str, ...]:
-    """The choices of a request. Raises Problem where it has a schema, too."""
-    choices = extension.choices if extension is not None else ()
-    if choices and schema is not None:
-        raise Problem("bad_request", "foretick.choices and a JSON schema exclude each other", "foretick")
-    return choices
 
 
 def top_logprobs(logprobs: bool, most: int | None) -> int | None:

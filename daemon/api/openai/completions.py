@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
+from daemon.api.extension import Extension, extended
 from daemon.api.generation import Begun, Delta, Facts, Finished, Generate, Logprob, Served
 from daemon.api.openai.common import (
     MOST_ANSWERS,
     Answers,
-    Extension,
     Seed,
     Stop,
     StreamOptions,
@@ -19,7 +19,6 @@ from daemon.api.openai.common import (
     Tokens,
     TopP,
     Usage,
-    check_choices,
     error_body,
     finish_reason,
     refuse_all,
@@ -120,7 +119,7 @@ class Completions:
             **sampling(asked.temperature, asked.top_p, ""),
             seed=asked.seed,
             stop=stops_of(asked.stop),
-            choices=check_choices(asked.foretick, None),
+            **extended(asked.foretick, None),
             top_logprobs=top_logprobs(asked.logprobs is not None, asked.logprobs),
             stream=bool(asked.stream),
         )

@@ -8,16 +8,15 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from daemon.api.extension import Extension, extended
 from daemon.api.generation import SESSION, Begun, Delta, Facts, Finished, Generate, Logprob, Served, Turn
 from daemon.api.openai.common import (
     Content,
-    Extension,
     Object,
     Temperature,
     TokenLogprob,
     Tokens,
     TopP,
-    check_choices,
     error_body,
     logprobs_of,
     refuse_all,
@@ -204,7 +203,7 @@ class Responses:
                 turns=_turns(asked),
                 max_tokens=asked.max_output_tokens,
                 **sampling(asked.temperature, asked.top_p, session),
-                choices=check_choices(asked.foretick, schema),
+                **extended(asked.foretick, schema),
                 schema=schema,
                 top_logprobs=top_logprobs(_wants_logprobs(asked), asked.top_logprobs),
                 stream=bool(asked.stream),

@@ -19,6 +19,7 @@ from daemon.api.generation import (
     TopLogprob,
 )
 from daemon.api.messages import Code, QueryError
+from daemon.tenants import Client
 
 SERVED = Served("tape", "0123abcd", True, 1_700_000_000, ("btc",), 2048, 256)
 LOGPROB = Logprob(
@@ -53,13 +54,15 @@ class FakeGenerator:
         self.refusals = 0
         """How many of the next requests are refused as `busy`."""
 
-    def served(self) -> Served:
+    def served(self, client: Client) -> Served:
         return SERVED
 
     async def count(self, request: CountTokens) -> int:
         return sum(len(each.text) for each in request.turns)
 
-    async def run(self, requests: Sequence[Generate], client: str) -> AsyncGenerator[tuple[int, Event], None]:
+    async def run(
+        self, requests: Sequence[Generate], client: Client
+    ) -> AsyncGenerator[tuple[int, Event], None]:
         self.asked += requests
         self.running += 1
         whole = False

@@ -433,8 +433,7 @@ async def test_bodies_that_are_no_request(rig: Rig) -> None:
         status, _, _ = await rig.post(f"/v1/{path}", CHAT, {"content-type": "text/plain"})
         assert status == 415
         status, _, found = await rig.post(f"/v1/{path}", CHAT, {"host": "evil.example"})
-        # from the guard in front of all routes, before any API
-        assert (status, json.loads(found)["code"]) == (403, "forbidden")
+        assert (status, json.loads(found)["error"]["type"]) == (403, "permission_error")
 
 
 JSON = st.recursive(
@@ -468,3 +467,29 @@ def test_any_body_is_translated_or_refused_as_documented(which, data) -> None:
         status = 200
         assert all(isinstance(each, Generate) for each in wanted)
     assert status in (200, 400, 404)
+
+
+async def test_what_is_not_served_of_an_api_is_refused_in_its_own_shape(rig: Rig) -> None:
+    client = rig.openai()
+    for call in (
+        client.models.delete("tape"),
+        client.chat.completions.retrieve("chatcmpl-1"),
+        client.chat.completions.list(),
+        client.responses.cancel("resp_1"),
+    ):
+        with pytest.raises(openai.NotFoundError, match="is not served") as refused:
+            await call
+        assert (refused.value.code, refused.value.type) == ("unknown_url", "invalid_request_error")
+    with pytest.raises(anthropic.NotFoundError) as unknown:
+        await rig.anthropic().messages.batches.list()
+    assert unknown.value.body["error"] == {
+        "type": "not_found_error",
+        "message": "GET /v1/messages/batches is not served",
+    }
+
+
+def test_a_model_has_further_names_and_sessions_theirs():
+    served = msgspec.structs.replace(SERVED, aliases=("gpt-4o",))
+    assert served.names == ("tape", "gpt-4o", "session:btc")
+    found = [served.session_of(name) for name in ("tape", "gpt-4o", "session:btc", "session:eth", "btc", "")]
+    assert found == ["", "", "btc", None, None, None]

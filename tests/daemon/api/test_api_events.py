@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 
 from daemon.api.events import Events, Filter, Lost, sse
 from daemon.api.messages import QueryError
+from daemon.tenants import LOCAL, Client
 from feeds.messages import DataUpdated, DeadLetter, FlashReady
 from metrics.store import MetricStore
 
 EPOCH, KEPT = 0xABC, 4
+ME = Client(LOCAL, "me")
 
 
 def hub(max_clients: int = 10) -> Events:
@@ -35,7 +37,7 @@ def test_each_client_gets_its_events_in_order_or_is_told_how_many_it_lost(
     published: list[tuple[str, bool]], takes: list[int], chosen: Filter
 ) -> None:
     events = hub()
-    client = events.subscribe(chosen, "sse")
+    client = events.subscribe(ME, chosen, "sse")
     waiting: list[str] = []
     dropped = 0
     for n, (session, is_ready) in enumerate(published, 1):
@@ -60,7 +62,7 @@ def test_a_client_that_comes_back_gets_what_is_kept(published: int, after: int, 
     for n in range(1, published + 1):
         events.publish(update(n))
     chosen = Filter(frozenset("a")) if filtered else Filter()
-    lost, got = events.subscribe(chosen, "sse", f"abc.{after}").take()
+    lost, got = events.subscribe(ME, chosen, "sse", f"abc.{after}").take()
     kept = list(range(max(1, published - KEPT + 1), published + 1))
     if after > published:  # of a later life of the daemon, or made up
         assert lost == [Lost("unknown", False, "restarted")]
@@ -74,7 +76,7 @@ def test_a_client_that_comes_back_gets_what_is_kept(published: int, after: int, 
 def test_an_id_of_another_start_tells_nothing_of_what_was_lost() -> None:
     events = hub()
     events.publish(update(1))
-    lost, got = events.subscribe(Filter(), "sse", "abd.1").take()
+    lost, got = events.subscribe(ME, Filter(), "sse", "abd.1").take()
     assert (lost, [event.id for event in got]) == ([Lost("unknown", False, "restarted")], ["abc.1"])
 
 
@@ -83,35 +85,35 @@ def test_an_id_of_another_start_tells_nothing_of_what_was_lost() -> None:
 )
 def test_what_is_no_id_is_refused(text: str) -> None:
     with pytest.raises(QueryError, match="not the id of an event"):
-        hub().subscribe(Filter(), "sse", text)
+        hub().subscribe(ME, Filter(), "sse", text)
 
 
 def test_only_so_many_clients_listen_and_one_that_leaves_makes_room() -> None:
     events = hub(max_clients=1)
-    client = events.subscribe(Filter(frozenset(["a", "b"])), "sse")
+    client = events.subscribe(ME, Filter(frozenset(["a", "b"])), "sse")
     with pytest.raises(QueryError, match="1 clients are listening"):
-        events.subscribe(Filter(), "websocket")
+        events.subscribe(ME, Filter(), "websocket")
     events.unsubscribe(client)
     events.publish(update(1))
     assert client.take() == ([], [])
-    assert events.subscribe(Filter(), "websocket")
+    assert events.subscribe(ME, Filter(), "websocket")
 
 
 def test_dead_letters_are_not_for_clients_and_closing_lets_all_go() -> None:
     events = hub()
-    client = events.subscribe(Filter(), "sse")
+    client = events.subscribe(ME, Filter(), "sse")
     events.publish(DeadLetter(error="", reason="", topic="", partition=0, offset=0, payload=b"secret"))
     assert client.take() == ([], [])
     events.close()
     assert client.closed
     assert client.news.is_set()
     with pytest.raises(QueryError, match="stopping"):
-        events.subscribe(Filter(), "sse")
+        events.subscribe(ME, Filter(), "sse")
 
 
 def test_an_event_is_written_once_for_all() -> None:
     events = hub()
-    clients = [events.subscribe(Filter(), "sse") for _ in range(2)]
+    clients = [events.subscribe(ME, Filter(), "sse") for _ in range(2)]
     events.publish(update(1))
     first, second = (client.take()[1][0] for client in clients)
     assert first.sse is second.sse

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from daemon.api import messages
+from daemon.api.access import Access
 from daemon.api.connections import Patience
 from daemon.api.events import Events
 from daemon.api.health import Health, health_of
@@ -19,6 +20,7 @@ from daemon.api.http_requests import Requests
 from daemon.api.pushes import Pushes
 from daemon.api.sockets import BURST, MAX_IN_FLIGHT, MAX_SUBSCRIPTIONS, MESSAGE_BYTES
 from daemon.supervision import Tasks
+from daemon.tenants import Client
 from feeds.messages import FlashReady
 from feeds.pushed import PushedSource, PushLimits
 from metrics.store import MetricStore
@@ -44,7 +46,7 @@ class Bench:
     def port(self) -> int:
         return self.server.port
 
-    async def answer(self, request: messages.ClientRequest, client: str, since: int) -> messages.Reply:
+    async def answer(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply:
         self.asked.append(request)
         if isinstance(request, messages.Ask):
             await self.release.wait()
@@ -56,7 +58,7 @@ class Bench:
         self.events.publish(FlashReady(session=session, data_version=n, as_of=0, answers=1))
 
     def listeners(self, transport: str) -> float:
-        return self.store.value("foretick_http_listeners", transport=transport)
+        return self.store.value("foretick_listeners", transport=transport)
 
 
 async def serving(patience: Patience | None = None, max_listeners: int = 50) -> Bench:
@@ -64,13 +66,15 @@ async def serving(patience: Patience | None = None, max_listeners: int = 50) -> 
     events = Events(1, store, max_clients=max_listeners, kept=KEPT)
     source = PushedSource("http", PushLimits(waiting=10, body_bytes=1000))
 
-    def health() -> Health:
+    def health(client: Client) -> Health:
         return health_of(["the engine is not up"], [], "")
 
-    async def answer(asked: messages.ClientRequest, client: str, since: int) -> messages.Reply:
+    async def answer(asked: messages.ClientRequest, client: Client, since: int) -> messages.Reply:
         return await bench.answer(asked, client, since)
 
-    routes = api_routes(Requests(answer), events, Pushes({"http": source}, store, 1 << 20), health, store)
+    routes = api_routes(
+        Requests(answer), events, Pushes({"http": source}, store, 1 << 20), health, store, Access()
+    )
     server = HttpServer(
         lambda: b"", list, more=routes, closing=events.close, max_listeners=max_listeners, patience=patience
     )
@@ -106,7 +110,7 @@ async def test_a_slow_stream_loses_only_its_own_events_and_is_told_how_many(benc
             bench.publish(n, big)
             await asyncio.sleep(0.001)
         assert await asyncio.wait_for(reading, 60) == list(range(sent))
-        assert bench.store.value("foretick_http_events_dropped_total", transport="sse") > 0
+        assert bench.store.value("foretick_events_dropped_total", transport="sse") > 0
         got, lost = [], 0
         while not got or got[-1] != sent - 1:
             event = await slow.next()

@@ -28,6 +28,7 @@ from daemon.api.messages import (
 )
 from daemon.front.queries import Queries
 from daemon.supervision import Tasks
+from daemon.tenants import LOCAL, Client
 
 JSON = {"content-type": "application/json"}
 
@@ -37,13 +38,13 @@ class Prompts:
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
-        self.clients: list[str] = []
+        self.clients: list[Client] = []
 
-    async def open(self, request: Open, client: str) -> PromptReply:
+    async def open(self, request: Open, client: Client) -> PromptReply:
         self.clients.append(client)
         return await self.append(request)
 
-    async def append(self, request: Open | Append | Update) -> PromptReply:
+    async def append(self, request: Open | Append | Update, client: Client | None = None) -> PromptReply:
         self.asked.append(request)
         if request.text in get_args(Code):
             raise QueryError(request.text, "because")
@@ -53,15 +54,15 @@ class Prompts:
             raise ZeroDivisionError("secret detail")
         return PromptReply(request.id, "p", len(request.text))
 
-    async def finish(self, request: Finish) -> FinishReply:
+    async def finish(self, request: Finish, client: Client | None = None) -> FinishReply:
         self.asked.append(request)
         return FinishReply(request.id, "p", "YES", None, 0.5, True, 3, 1, 0, 0, 0, 0, 7, {"step": 5})
 
-    async def complete(self, request: Complete, client: str) -> FinishReply:
+    async def complete(self, request: Complete, client: Client) -> FinishReply:
         self.clients.append(client)
         return await self.finish(Finish(request.id, "p"))
 
-    async def close(self, request: Close) -> ClosedReply:
+    async def close(self, request: Close, client: Client | None = None) -> ClosedReply:
         self.asked.append(request)
         return ClosedReply(request.id, request.prompt)
 
@@ -73,7 +74,7 @@ def prompts() -> Prompts:
 
 @pytest.fixture
 async def server(prompts) -> AsyncIterator[HttpServer]:
-    routes = request_routes(Requests(Queries(None, None, None, None, prompts, 0.2).answer), 200)
+    routes = request_routes(Requests(Queries(None, None, None, None, prompts, 0.2, None).answer), 200)
     made = HttpServer(lambda: b"", list, more=routes)
     await made.start(Tasks())
     yield made
@@ -122,7 +123,7 @@ async def test_each_request_reaches_the_backend_as_on_the_socket(server, prompts
         Close(0, "p"),
         Finish(0, "p"),
     ]
-    assert prompts.clients == ["http 127.0.0.1"] * 2
+    assert prompts.clients == [Client(LOCAL, "http 127.0.0.1")] * 2
 
 
 @pytest.mark.parametrize("code", get_args(Code))
@@ -186,7 +187,9 @@ async def test_a_page_in_a_browser_here_cannot_send_one(server, prompts, headers
 async def test_another_machine_is_turned_away(prompts):
     scope = {"client": ("203.0.113.7", 5)}
     server = HttpServer(
-        lambda: b"", list, more=request_routes(Requests(Queries(None, None, None, None, prompts, 1.0).answer))
+        lambda: b"",
+        list,
+        more=request_routes(Requests(Queries(None, None, None, None, prompts, 1.0, None).answer)),
     )
     application = server._application()
 

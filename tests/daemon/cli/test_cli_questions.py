@@ -20,7 +20,8 @@ ASKED = {"name": "quiet", "text": "Is it quiet?"}
 def test_every_key_has_an_option() -> None:
     options = {option.lstrip("-").replace("-", "_") for each in set_.params for option in each.opts}
     keys = {field.encode_name for field in msgspec.structs.fields(QuestionConfig)}
-    assert options - {"endpoint", "session", "choice"} == keys - {"choices", "sessions"}
+    own = {"endpoint", "secret_key", "server_key", "session", "choice"}
+    assert options - own == keys - {"choices", "sessions"}
 
 
 def test_without_options_a_question_is_that_of_a_table_without_keys() -> None:

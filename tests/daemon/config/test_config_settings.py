@@ -230,9 +230,31 @@ def test_a_source_without_sessions_is_refused(tmp_path):
     ("key", "value"),
     [("http.host", "0.0.0.0"), ("query.endpoint", "tcp://*:1"), ("query.endpoint", "tcp://[::]:1")],
 )
-def test_a_wide_bind_is_allowed_and_warned_about(key, value):
-    (warning,) = exposure_warnings(load_config(None, {}, {key: value}))
-    assert warning.key == key
+def test_a_wide_bind_needs_keys(key, value):
+    with pytest.raises(ConfigError) as refused:
+        load_config(None, {}, {key: value})
+    assert [(p.key, "tenants.file" in p.message) for p in refused.value.problems] == [(key, True)]
+    keyed = {key: value, "tenants.file": "t.toml", "query.secret_key_file": "k.secret"}
+    assert [warning.key for warning in exposure_warnings(load_config(None, {}, keyed))] == (
+        ["http.host"] if key == "http.host" else []
+    )
+    tls = {"http.tls_certificate_file": "c.pem", "http.tls_key_file": "k.pem"}
+    assert exposure_warnings(load_config(None, {}, keyed | tls)) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"tenants.file": "t.toml"}, "query.secret_key_file"),
+        ({"query.secret_key_file": "k.secret"}, "query.secret_key_file"),
+        ({"http.tls_certificate_file": "c.pem"}, "http.tls_key_file"),
+        ({"http.tls_key_file": "k.pem"}, "http.tls_certificate_file"),
+    ],
+)
+def test_keys_and_certificates_come_in_pairs(settings, key):
+    with pytest.raises(ConfigError) as refused:
+        load_config(None, {}, settings)
+    assert [problem.key for problem in refused.value.problems] == [key]
 
 
 @pytest.mark.parametrize(
@@ -487,3 +509,8 @@ bars = 4
     assert "longer bars are not amended" in found["sessions[0].rollup"]
     found = problems(tmp_path, text.format(lines="compact", late="drop"))
     assert "compact lines have no room" in found["sessions[0].rollup"]
+
+
+def test_an_alias_cannot_look_like_a_session(tmp_path):
+    refused = problems(tmp_path, '[model]\naliases = ["gpt-4o", "session:a", ""]')
+    assert set(refused) == {"model.aliases[1]", "model.aliases[2]"}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 import zmq.asyncio
 
@@ -23,6 +25,8 @@ from daemon.api.messages import (
 from daemon.api.zmq import QueryServer
 from daemon.front.forwarding import Forwarding
 from daemon.supervision import Tasks
+from daemon.tenants import LOCAL, Client
+from tests.e2e.support import until
 
 ASK = Ask(5, "btc", "Up?", choices=("Yes", "No"))
 Owner = Callable[[str], str | None]
@@ -32,16 +36,20 @@ class Daemon:
     """Answers every ask with its own name, one named "slow" when released."""
 
     def __init__(self, name: str, owner: Owner, *, forwards: bool = True) -> None:
-        self.name, self.release = name, asyncio.Event()
+        self.name, self.release, self.given_up = name, asyncio.Event(), 0
         self.forwarding = Forwarding(self.answer, owner, 5.0, forwards=forwards)
         self.server = QueryServer(self.forwarding.answer, "tcp://127.0.0.1:*")
 
-    async def answer(self, request: ClientRequest, client: str, since: int) -> Reply:
+    async def answer(self, request: ClientRequest, client: Client, since: int) -> Reply:
         if isinstance(request, ListSessions):
             return SessionsReply(request.id, ())
         assert isinstance(request, Ask)
         if request.question == "slow":
-            await self.release.wait()
+            try:
+                await self.release.wait()
+            except asyncio.CancelledError:
+                self.given_up += 1
+                raise
         return AskReply(request.id, request.session, 3, self.name, None, 1.0, True, False)
 
 
@@ -84,6 +92,17 @@ async def test_forwarded_requests_do_not_wait_for_each_other() -> None:
         assert (await slow).id == 1
 
 
+async def test_a_cancelled_request_is_given_up_by_its_owner() -> None:
+    second = Daemon("second", lambda session: None)
+    first = Daemon("first", lambda session: second.server.endpoint)
+    async with running(first, second), AsyncQueryClient(first.server.endpoint) as client:
+        slow = asyncio.create_task(client.request(Ask(1, "btc", "slow")))
+        await client.request(ASK)
+        slow.cancel()
+        await until(lambda: second.given_up == 1)
+        await asyncio.gather(slow, return_exceptions=True)
+
+
 async def test_two_daemons_that_take_each_other_for_the_owner_refuse_instead_of_forwarding_for_ever() -> None:
     first = Daemon("first", lambda session: second.server.endpoint)
     second = Daemon("second", lambda session: first.server.endpoint)
@@ -112,6 +131,17 @@ async def test_an_owner_that_is_gone_is_an_error_that_names_it() -> None:
         reply = await client.request(ASK)
         assert isinstance(reply, ErrorReply)
         assert (reply.code, reply.address) == ("timeout", "tcp://127.0.0.1:9")
+
+
+async def test_a_forwarded_request_is_given_up_at_its_own_deadline() -> None:
+    first = Daemon("first", lambda session: "tcp://127.0.0.1:9")
+    forwarding = Forwarding(first.answer, lambda session: "tcp://127.0.0.1:9", 60.0)
+    asked = msgspec.structs.replace(ASK, deadline_ms=50)
+    async with asyncio.timeout(30):
+        reply = await forwarding.answer(asked, Client(LOCAL, "here"), time.monotonic_ns())
+    await forwarding.stop()
+    assert isinstance(reply, ErrorReply)
+    assert (reply.code, reply.address) == ("timeout", "tcp://127.0.0.1:9")
 
 
 async def test_an_address_that_cannot_be_one_is_an_error_of_the_request() -> None:

@@ -22,7 +22,10 @@ from daemon.api.messages import (
     Update,
 )
 from daemon.front.prompts import MAX_INPUTS, REMEMBERED, Prompts
+from daemon.front.room import Room
+from daemon.tenants import LOCAL, Client, Tenant
 
+ME = Client(LOCAL, "me")
 DONE: dict[str, Any] = {
     "text": "YES",
     "choice": None,
@@ -47,7 +50,7 @@ class Rig:
         self.ids: list[str] = []
         """The prompts' ids, in order of opening."""
         self.taking = True
-        self.prompts = Prompts(most, most_each, self._send)
+        self.prompts = Prompts(Room(most, most_each), self._send)
 
     def _send(self, command: protocol.Command) -> None:
         self.sent.append(command)
@@ -59,7 +62,7 @@ class Rig:
             asyncio.get_running_loop().call_soon(self.prompts.heard, reply)
 
     async def open(self, text: str = "abc", client: str = "me") -> str:
-        return (await self.prompts.open(Open(1, text), client)).prompt
+        return (await self.prompts.open(Open(1, text), Client(LOCAL, client))).prompt
 
     def done(self, number: int = 1) -> None:
         self.prompts.heard(FinishReply(0, self.ids[number - 1], **DONE))
@@ -85,12 +88,12 @@ async def rig() -> Rig:
 
 
 async def test_a_prompt_from_its_opening_to_its_answer(rig):
-    opened = await rig.prompts.open(Open(5, "abc", 8, ("A", "B"), 0.5), "me")
+    opened = await rig.prompts.open(Open(5, "abc", 8, ("A", "B"), 0.5), ME)
     assert (opened.id, opened.prompt_tokens) == (5, 3)
     prompt = opened.prompt
-    assert (await rig.prompts.append(Append(6, prompt, "defg"))).prompt_tokens == 4
-    assert (await rig.prompts.append(Update(7, prompt, "h"))).prompt_tokens == 1
-    finishing = await rig.later(rig.prompts.finish(Finish(8, prompt)))
+    assert (await rig.prompts.append(Append(6, prompt, "defg"), ME)).prompt_tokens == 4
+    assert (await rig.prompts.append(Update(7, prompt, "h"), ME)).prompt_tokens == 1
+    finishing = await rig.later(rig.prompts.finish(Finish(8, prompt), ME))
     assert rig.sent == [
         protocol.OpenPrompt(prompt, Open(5, "abc", 8, ("A", "B"), 0.5)),
         Append(6, prompt, "defg"),
@@ -105,10 +108,18 @@ async def test_a_prompt_from_its_opening_to_its_answer(rig):
 
 
 async def test_all_at_once_is_one_command(rig):
-    whole = await rig.later(rig.prompts.complete(Complete(1, "abc"), "me"))
+    whole = await rig.later(rig.prompts.complete(Complete(1, "abc"), ME))
     assert rig.sent == [protocol.OpenPrompt(rig.ids[0], Complete(1, "abc"))]
     rig.done()
     assert ((await whole).id, (await whole).text) == (1, "YES")
+
+
+async def test_the_engine_is_told_whose_prompt_it_is(rig):
+    desk = Client(Tenant("desk", weight=3.0), "me")
+    whole = await rig.later(rig.prompts.complete(Complete(1, "abc"), desk))
+    assert (rig.sent[0].tenant, rig.sent[0].weight) == ("desk", 3.0)
+    rig.done()
+    await whole
 
 
 async def test_ids_cannot_be_guessed_from_one_another(rig):
@@ -120,7 +131,7 @@ async def test_ids_cannot_be_guessed_from_one_another(rig):
 async def test_inputs_are_taken_in_order_including_those_without_a_waiting_client(rig):
     prompt = await rig.open()
     rig.taking = False
-    first, second, third = [await rig.later(rig.prompts.append(Append(n, prompt, "x"))) for n in range(3)]
+    first, second, third = [await rig.later(rig.prompts.append(Append(n, prompt, "x"), ME)) for n in range(3)]
     second.cancel()
     await asyncio.sleep(0)
     for tokens in (4, 5, 6):
@@ -132,8 +143,8 @@ async def test_inputs_are_taken_in_order_including_those_without_a_waiting_clien
 async def test_a_prompt_takes_so_many_inputs_ahead(rig):
     prompt = await rig.open()
     rig.taking = False
-    waiting = [await rig.later(rig.prompts.append(Append(n, prompt, "x"))) for n in range(MAX_INPUTS)]
-    assert await rig.refusal(rig.prompts.append(Append(99, prompt, "x"))) == "busy"
+    waiting = [await rig.later(rig.prompts.append(Append(n, prompt, "x"), ME)) for n in range(MAX_INPUTS)]
+    assert await rig.refusal(rig.prompts.append(Append(99, prompt, "x"), ME)) == "busy"
     rig.failed("too_long")
     assert {await rig.refusal(asyncio.wait_for(task, 1)) for task in waiting} == {"too_long"}
 
@@ -141,10 +152,10 @@ async def test_a_prompt_takes_so_many_inputs_ahead(rig):
 async def test_bounds_hold_in_all_and_for_one_client_and_count_what_is_open(rig):
     first, _, _ = [await rig.open() for _ in range(3)]
     assert await rig.refusal(rig.open()) == "busy"
-    assert await rig.refusal(rig.prompts.complete(Complete(1, "x"), "me")) == "busy"
+    assert await rig.refusal(rig.prompts.complete(Complete(1, "x"), ME)) == "busy"
     await rig.open(client="you")
     assert await rig.refusal(rig.open(client="third")) == "busy"
-    assert await rig.prompts.close(Close(4, first)) == ClosedReply(4, first)
+    assert await rig.prompts.close(Close(4, first), ME) == ClosedReply(4, first)
     assert rig.sent[-1] == Close(0, first)
     await rig.open()
     rig.failed("abandoned", 2)
@@ -167,30 +178,30 @@ async def test_bounds_hold_in_all_and_for_one_client_and_count_what_is_open(rig)
 )
 async def test_the_reason_of_a_failure_is_reported_now_and_later(rig, code, expected):
     prompt = await rig.open()
-    finishing = await rig.later(rig.prompts.finish(Finish(1, prompt)))
+    finishing = await rig.later(rig.prompts.finish(Finish(1, prompt), ME))
     rig.failed(code)
     assert await rig.refusal(finishing) == expected
-    assert await rig.refusal(rig.prompts.append(Append(2, prompt, "x"))) == expected
-    assert await rig.prompts.close(Close(3, prompt)) == ClosedReply(3, prompt)
+    assert await rig.refusal(rig.prompts.append(Append(2, prompt, "x"), ME)) == expected
+    assert await rig.prompts.close(Close(3, prompt), ME) == ClosedReply(3, prompt)
 
 
 async def test_a_finished_prompt_takes_nothing_more(rig):
     prompt = await rig.open()
-    finishing = await rig.later(rig.prompts.finish(Finish(1, prompt)))
+    finishing = await rig.later(rig.prompts.finish(Finish(1, prompt), ME))
     for _ in range(2):
-        assert await rig.refusal(rig.prompts.append(Append(2, prompt, "x"))) == "finished"
-        assert await rig.refusal(rig.prompts.finish(Finish(2, prompt))) == "finished"
+        assert await rig.refusal(rig.prompts.append(Append(2, prompt, "x"), ME)) == "finished"
+        assert await rig.refusal(rig.prompts.finish(Finish(2, prompt), ME)) == "finished"
         if not finishing.done():
             rig.done()
             await finishing
-    assert await rig.refusal(rig.prompts.finish(Finish(2, "nowhere"))) == "unknown_prompt"
-    assert await rig.refusal(rig.prompts.close(Close(2, "nowhere"))) == "unknown_prompt"
+    assert await rig.refusal(rig.prompts.finish(Finish(2, "nowhere"), ME)) == "unknown_prompt"
+    assert await rig.refusal(rig.prompts.close(Close(2, "nowhere"), ME)) == "unknown_prompt"
 
 
 async def test_closing_ends_a_finish_that_waits(rig):
     prompt = await rig.open()
-    finishing = await rig.later(rig.prompts.finish(Finish(1, prompt)))
-    await rig.prompts.close(Close(2, prompt))
+    finishing = await rig.later(rig.prompts.finish(Finish(1, prompt), ME))
+    await rig.prompts.close(Close(2, prompt), ME)
     assert await rig.refusal(finishing) == "unknown_prompt"
     rig.done()  # too late: no request waits for it
     assert rig.sent[-1] == Close(0, prompt)
@@ -198,9 +209,9 @@ async def test_closing_ends_a_finish_that_waits(rig):
 
 async def test_a_cancelled_wait_closes_a_prompt_whose_answer_or_id_is_lost(rig):
     prompt = await rig.open()
-    finishing = await rig.later(rig.prompts.finish(Finish(1, prompt)))
+    finishing = await rig.later(rig.prompts.finish(Finish(1, prompt), ME))
     rig.taking = False
-    opening = await rig.later(rig.prompts.open(Open(2), "me"))
+    opening = await rig.later(rig.prompts.open(Open(2), ME))
     for task in (finishing, opening):
         task.cancel()
     await asyncio.gather(finishing, opening, return_exceptions=True)
@@ -210,10 +221,10 @@ async def test_a_cancelled_wait_closes_a_prompt_whose_answer_or_id_is_lost(rig):
 
 async def test_the_engine_s_end_is_the_end_of_all(rig):
     prompt, other = await rig.open(), await rig.open()
-    finishing = await rig.later(rig.prompts.finish(Finish(1, prompt)))
+    finishing = await rig.later(rig.prompts.finish(Finish(1, prompt), ME))
     rig.prompts.engine_gone("it died")
     assert await rig.refusal(finishing) == "engine"
-    assert await rig.refusal(rig.prompts.append(Append(2, other, "x"))) == "engine"
+    assert await rig.refusal(rig.prompts.append(Append(2, other, "x"), ME)) == "engine"
     assert len(rig.prompts) == 0
 
 
@@ -223,7 +234,7 @@ async def test_only_so_many_ends_are_remembered(rig):
     for number in range(2, REMEMBERED + 1):
         await rig.open()
         rig.failed("abandoned", number)
-    assert await rig.refusal(rig.prompts.finish(Finish(1, first))) == "abandoned"
+    assert await rig.refusal(rig.prompts.finish(Finish(1, first), ME)) == "abandoned"
     await rig.open()
     rig.failed("abandoned", REMEMBERED + 1)
-    assert await rig.refusal(rig.prompts.finish(Finish(1, first))) == "unknown_prompt"
+    assert await rig.refusal(rig.prompts.finish(Finish(1, first), ME)) == "unknown_prompt"

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from daemon import protocol
-from daemon.api.messages import ListQuestions, QueryError, RemoveQuestion, SetQuestion
+from daemon.api.messages import ListQuestions, Pause, QueryError, RemoveQuestion, SetQuestion
 from daemon.config.schema import QuestionConfig
 from daemon.config.standing import questions_of
 from daemon.front.questions import MOST, Questions
@@ -83,6 +83,44 @@ async def test_the_same_name_changes_a_question_where_it_stands(rig: Rig) -> Non
         rig.confirm(await rig.command(number))
         reply = await changing
     assert [(q.name, q.text) for q in reply.questions] == [("trend", "Whither?"), ("up", "Up?")]
+
+
+async def paused(rig: Rig, number: int, request: Pause) -> list[tuple[str, bool]]:
+    """What the reply lists, once the engine has confirmed command ``number``."""
+    changing = asyncio.create_task(rig.questions.pause(request))
+    rig.confirm(await rig.command(number))
+    return [(q.name, q.paused) for q in (await changing).questions]
+
+
+async def test_a_paused_question_is_not_asked_until_it_is_resumed(rig: Rig) -> None:
+    assert await paused(rig, 1, Pause(5, "aaa", "trend")) == [("trend", True)]
+    assert (rig.names(), rig.sent[0].questions) == ([], ())
+    again = await rig.questions.pause(Pause(5, "aaa", "trend"))  # is no change
+    assert ([q.paused for q in again.questions], len(rig.sent)) == ([True], 1)
+    # an engine that is started again is not asked to ask it
+    assert [q.sessions for q in rig.questions.configured(rig.config).questions] == [("bbb",)]
+    assert await paused(rig, 2, Pause(5, "aaa", paused=False)) == [("trend", False)]
+    assert rig.names() == ["trend"]
+    for request in (Pause(5, "aaa", "none"), Pause(5, "ccc")):
+        with pytest.raises(QueryError):
+            await rig.questions.pause(request)
+
+
+async def test_a_paused_question_is_replaced_removed_and_forgotten_when_configured_anew(rig: Rig) -> None:
+    await paused(rig, 1, Pause(5, "aaa"))
+    changing = asyncio.create_task(rig.questions.set(setting("trend", "Whither?")))
+    rig.confirm(await rig.command(2))
+    assert [(q.text, q.paused) for q in (await changing).questions] == [("Whither?", False)]
+    await paused(rig, 3, Pause(5, "aaa"))
+    removed = await rig.questions.remove(RemoveQuestion(5, "aaa", "trend"))
+    assert (removed.questions, len(rig.sent)) == ((), 3)
+    await paused(rig, 4, Pause(5, "bbb"))
+    reloading = asyncio.create_task(rig.questions.reload(rig.config))
+    rig.confirm(await rig.command(5))
+    rig.confirm(await rig.command(6))
+    await reloading
+    listed = await rig.questions.list(ListQuestions(5, "bbb"))
+    assert [(q.name, q.paused) for q in listed.questions] == [("trend", False)]
 
 
 async def test_a_removed_question_and_its_answer_are_gone(rig: Rig) -> None:
@@ -177,3 +215,13 @@ async def test_a_reply_after_the_client_gave_up_is_still_true(rig: Rig) -> None:
             await rig.questions.set(setting())
     rig.confirm(rig.sent[0])
     assert rig.names() == ["trend", "up"]
+
+
+async def test_a_pause_that_the_client_gave_up_loses_no_question(rig: Rig) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.02):
+            await rig.questions.pause(Pause(5, "aaa", "trend"))
+    rig.confirm(rig.sent[0])
+    assert rig.names() == []
+    assert await paused(rig, 2, Pause(5, "aaa", "trend", paused=False)) == [("trend", False)]
+    assert rig.names() == ["trend"]

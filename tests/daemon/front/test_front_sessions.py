@@ -15,6 +15,7 @@ from daemon import protocol
 from daemon.ages import Times
 from daemon.api.messages import Answers, Ask, AskReply, ErrorReply, ListSessions, QueryError, Stats
 from daemon.front.sessions import Sessions
+from daemon.tenants import LOCAL, Tenant
 from feeds.messages import Answer, Latency
 from flash.questions import PAPER_SIX
 from metrics.catalogue import STAGES
@@ -52,8 +53,8 @@ class Rig:
 
     async def sent_ask(self) -> Ask:
         command = await until(lambda: self.sent and self.sent[-1])
-        assert isinstance(command, Ask)
-        return command
+        assert isinstance(command, protocol.ComputeAsk)
+        return command.request
 
 
 @pytest.fixture
@@ -137,7 +138,7 @@ async def test_anything_else_goes_to_the_engine(rig, change):
     undated = dict.fromkeys(("as_of", "staleness_ns", "source_age_ns", "daemon_age_ns"), 0)
     assert msgspec.structs.replace(reply, **undated) == msgspec.structs.replace(answered.reply, id=7)
     await asyncio.sleep(0)
-    assert rig.sent == [command], "an answered ask is not cancelled"
+    assert rig.sent == [protocol.ComputeAsk(command)], "an answered ask is not cancelled"
 
 
 async def test_white_space_does_not_make_another_question(rig):
@@ -176,8 +177,8 @@ def test_an_ask_is_computed_only_where_the_ready_answer_is_older_than_it_may_be(
         asking = asyncio.create_task(rig.sessions.ask(CACHED_ASK(id=1, max_age_s=max_age_s)))
         await asyncio.sleep(0)
         for command in rig.sent:
-            assert isinstance(command, Ask)
-            rig.sessions.asked(reply_to(command, "UP", "UP"))
+            assert isinstance(command, protocol.ComputeAsk)
+            rig.sessions.asked(reply_to(command.request, "UP", "UP"))
         return await asking
 
     young = version == 3 or max_age_s is None or age_s < max_age_s
@@ -223,14 +224,22 @@ async def test_what_the_engine_refuses_is_an_error_with_its_message(rig, code, e
     assert raised.value.code == expected
 
 
+async def test_an_ask_says_whose_it_is(rig):
+    asking = asyncio.create_task(rig.sessions.ask(CACHED_ASK(id=1), Tenant("desk", weight=2.0)))
+    ask = await rig.sent_ask()
+    assert rig.sent == [protocol.ComputeAsk(ask, "desk", 2.0)]
+    rig.sessions.asked(reply_to(ask, "UP", "UP"))
+    await asking
+
+
 async def test_an_abandoned_ask_is_cancelled_and_its_answer_ignored(rig):
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.02):
             await rig.sessions.ask(CACHED_ASK(id=1))
     command = rig.sent[0]
-    assert isinstance(command, Ask)
+    assert isinstance(command, protocol.ComputeAsk)
     assert rig.sent[1:] == [protocol.CancelAsk(command.id)]
-    rig.sessions.asked(reply_to(command, "late", None))
+    rig.sessions.asked(reply_to(command.request, "late", None))
 
 
 async def test_when_the_engine_ends_every_ask_in_flight_fails(rig):
@@ -333,7 +342,7 @@ def test_each_answered_ask_counts_in_its_tier_and_each_refused_one_by_its_error(
 async def test_stats_hold_every_series_and_every_stage(rig):
     rig.store.inc("foretick_bars_total", 3, session="aaa")
     rig.store.observe("foretick_stage_seconds", 2_000_000, stage="forward")
-    stats = await rig.sessions.stats(Stats(1))
+    stats = await rig.sessions.stats(Stats(1), LOCAL)
     assert stats.values['foretick_bars_total{session="aaa"}'] == 3
     assert stats.values["foretick_engine_restarts_total"] == 0
     assert set(stats.stages) == set(STAGES)

@@ -1,0 +1,26 @@
+"""Clients of a Foretick daemon's query socket: `QueryClient` blocks, `AsyncQueryClient` awaits.
+
+The other modules are made from the daemon's own when the distribution is built; see its setup.py.
+"""
+
+from foretick_client.async_client import AsyncQueryClient
+from foretick_client.client import QueryClient
+from foretick_client.dealer import ClientKeys
+from foretick_client.messages import AskReply, LostMessage, QueryError
+from foretick_client.records import Answer, DataUpdated, FlashReady
+from foretick_client.subscriptions import AsyncEventStream, EventStream, Update
+
+__all__ = [
+    "Answer",
+    "AskReply",
+    "AsyncEventStream",
+    "AsyncQueryClient",
+    "ClientKeys",
+    "DataUpdated",
+    "EventStream",
+    "FlashReady",
+    "LostMessage",
+    "QueryClient",
+    "QueryError",
+    "Update",
+]

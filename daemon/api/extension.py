@@ -1,0 +1,32 @@
+"""The member `foretick` of a request of any HTTP API: what the API itself has no words for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from daemon.api.messages import ORDINARY, RETENTION_S, RetentionPriority, RetentionSeconds
+from daemon.api.problems import Problem
+
+
+class Extension(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer is one of ``choices``.
+
+    Without a session, prompt and answer stay in the prefix cache with ``retention_priority``, above 35 for
+    ``retention_seconds``. With a ``salt`` it shares caches only with its tenant's requests of the same one.
+    """
+
+    choices: tuple[str, ...] = ()
+    retention_priority: RetentionPriority = ORDINARY
+    retention_seconds: RetentionSeconds = RETENTION_S
+    salt: Annotated[str, Meta(max_length=256)] = ""
+
+
+def extended(extension: Extension | None, schema: dict[str, Any] | None) -> dict[str, Any]:
+    """The members of a `Generate`. Raises Problem for choices where there is a schema, too."""
+    given = extension or Extension()
+    if given.choices and schema is not None:
+        raise Problem("bad_request", "foretick.choices and a JSON schema exclude each other", "foretick")
+    return msgspec.structs.asdict(given)

@@ -1,0 +1,272 @@
+"""A client's subscription to events: kept over lost connections and restarts of the daemon.
+
+`Feed` has the state and does no I/O. Each subscription has a connection of its own, so that one that is read
+slowly delays no replies: the daemon notices, drops its oldest events, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from daemon.api.dealer import CurvePair, connect
+from daemon.api.messages import (
+    Ended,
+    ErrorReply,
+    EventData,
+    EventKind,
+    EventMessage,
+    Heartbeat,
+    HeartbeatReply,
+    LostMessage,
+    QueryError,
+    SocketRequest,
+    Subscribe,
+    Subscribed,
+    Unsubscribe,
+    decode_event,
+    decode_reply,
+    encode,
+)
+from feeds.decoding import Undecodable
+
+BEAT_S = 5.0
+"""How often the daemon is told that the client is there; it forgets one after `HelloReply.lease_s`."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """An event. ``id``: the next subscription can go on behind it (``after``)."""
+
+    id: str
+    message: EventData
+
+
+def wanted(
+    sessions: Sequence[str] = (),
+    questions: Sequence[str] = (),
+    events: Sequence[EventKind] = (),
+    after: str = "",
+) -> Subscribe:
+    """What to subscribe to; empty is all. ``after``: go on behind the event of this id."""
+    return Subscribe(0, tuple(sessions), tuple(questions), tuple(events), after)
+
+
+class Feed:
+    """What to send, and what the messages that arrive mean. Times are monotonic seconds."""
+
+    def __init__(self, chosen: Subscribe, beat_s: float = BEAT_S) -> None:
+        self.last = chosen.after
+        """Id of the newest event that is known."""
+        self.confirmed = False
+        """Whether the daemon has confirmed a subscription, ever."""
+        self._chosen, self._beat_s = chosen, beat_s
+        self._number = 0
+        self._subscription = 0
+        self._live = False
+        self._next = 0.0
+
+    def due(self, now: float) -> SocketRequest | None:
+        """What to send now, if it is time: a subscription until one is confirmed, then heartbeats."""
+        if now < self._next:
+            return None
+        self._next = now + self._beat_s
+        self._number += 1
+        if self._live:
+            return Heartbeat(self._number)
+        self._subscription = self._number
+        return msgspec.structs.replace(self._chosen, id=self._number, after=self.last)
+
+    def wait_s(self, now: float) -> float:
+        """Time until something is due."""
+        return max(0.0, self._next - now)
+
+    def heard(self, payload: bytes) -> Update | LostMessage | SocketRequest | None:
+        """What a message brings the reader, or what is to be sent because of it. Raises QueryError."""
+        try:
+            message = decode_reply(payload)
+            if isinstance(message, EventMessage) and message.subscription == self._subscription:
+                update = Update(message.event, decode_event(message.data))
+                self.last = update.id
+                return update
+        except Undecodable as error:
+            why = f"the daemon sent a message that is not of this protocol: {error}"
+            raise QueryError("engine", why) from None
+        match message:
+            case LostMessage(subscription=self._subscription):
+                return message
+            case Subscribed(id=self._subscription):
+                self.last = self.last or message.newest
+                self._live = self.confirmed = True
+            case Subscribed():
+                # of an earlier try, to which another followed
+                self._number += 1
+                return Unsubscribe(self._number, message.id)
+            case HeartbeatReply() if self._live and self._subscription not in message.subscriptions:
+                # the connection was a new one
+                self._live, self._next = False, 0.0
+            case Ended(subscription=self._subscription):
+                self._live = False
+            case ErrorReply(code="unauthenticated"):
+                raise QueryError.of(message)
+            case ErrorReply(id=self._subscription):
+                if not (self.confirmed and message.code in ("busy", "shutting_down")):
+                    raise QueryError.of(message)
+                self._live = False
+        return None
+
+
+class EventStream:
+    """Events, as an iterator that waits for them. Use it from one thread, and close it (or use `with`)."""
+
+    def __init__(
+        self, endpoint: str, chosen: Subscribe, timeout_s: float, keys: CurvePair | None = None
+    ) -> None:
+        """Raises QueryError if the daemon refuses, or has not confirmed within ``timeout_s``."""
+        self._feed = Feed(chosen)
+        self._ahead: list[Update | LostMessage] = []
+        self._context = zmq.Context()
+        try:
+            self._socket = connect(self._context, endpoint, keys)
+        except QueryError:
+            self._context.term()
+            raise
+        try:
+            until = time.monotonic() + timeout_s
+            while not self._feed.confirmed:
+                if (item := self._step(until)) is not None:
+                    self._ahead.append(item)
+                elif time.monotonic() >= until:
+                    raise QueryError("timeout", f"no reply from {endpoint} within {timeout_s:g} s")
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def last(self) -> str:
+        """Id of the newest event that was read."""
+        return self._feed.last
+
+    def get(self, timeout_s: float | None = None) -> Update | LostMessage:
+        """The next event, or what was lost before it. Raises QueryError when the time is up."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._ahead:
+            if (item := self._step(until)) is not None:
+                return item
+            if until is not None and time.monotonic() >= until:
+                raise QueryError("timeout", f"no event within {timeout_s:g} s")
+        return self._ahead.pop(0)
+
+    def close(self) -> None:
+        """End the subscription."""
+        self._socket.close()
+        self._context.term()
+
+    def __iter__(self) -> EventStream:
+        return self
+
+    def __next__(self) -> Update | LostMessage:
+        return self.get()
+
+    def __enter__(self) -> EventStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _step(self, until: float | None) -> Update | LostMessage | None:
+        now = time.monotonic()
+        if (due := self._feed.due(now)) is not None:
+            self._send(due)
+        wait_s = self._feed.wait_s(now) if until is None else min(self._feed.wait_s(now), until - now)
+        if not self._socket.poll(max(0, round(wait_s * 1000))):
+            return None
+        found = self._feed.heard(self._socket.recv())
+        if isinstance(found, Update | LostMessage) or found is None:
+            return found
+        self._send(found)
+        return None
+
+    def _send(self, message: SocketRequest) -> None:
+        try:
+            self._socket.send(encode(message), zmq.NOBLOCK)
+        except zmq.Again:  # nothing has gone out for long; the next heartbeat tells
+            return
+
+
+class AsyncEventStream:
+    """Events, as an asynchronous iterator. Use it from one event loop, and close it (or `async with`)."""
+
+    def __init__(self, endpoint: str, chosen: Subscribe, keys: CurvePair | None = None) -> None:
+        """`begin` waits for the daemon. Raises QueryError."""
+        self._feed, self._endpoint = Feed(chosen), endpoint
+        self._ahead: list[Update | LostMessage] = []
+        self._context = zmq.asyncio.Context()
+        try:
+            self._socket = connect(self._context, endpoint, keys)
+        except QueryError:
+            self._context.term()
+            raise
+
+    async def begin(self, timeout_s: float) -> None:
+        """Wait until the daemon has confirmed. Raises QueryError, after closing."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self._feed.confirmed:
+                    if (item := await self._step()) is not None:
+                        self._ahead.append(item)
+        except TimeoutError:
+            self.close()
+            raise QueryError("timeout", f"no reply from {self._endpoint} within {timeout_s:g} s") from None
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def last(self) -> str:
+        """Id of the newest event that was read."""
+        return self._feed.last
+
+    def close(self) -> None:
+        """End the subscription."""
+        self._socket.close()
+        self._context.term()
+
+    def __aiter__(self) -> AsyncEventStream:
+        return self
+
+    async def __anext__(self) -> Update | LostMessage:
+        while not self._ahead:
+            if (item := await self._step()) is not None:
+                return item
+        return self._ahead.pop(0)
+
+    async def __aenter__(self) -> AsyncEventStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    async def _step(self) -> Update | LostMessage | None:
+        now = time.monotonic()
+        if (due := self._feed.due(now)) is not None:
+            await self._send(due)
+        if not await self._socket.poll(max(1, round(self._feed.wait_s(now) * 1000))):
+            return None
+        found = self._feed.heard(await self._socket.recv(zmq.NOBLOCK))
+        if isinstance(found, Update | LostMessage) or found is None:
+            return found
+        await self._send(found)
+        return None
+
+    async def _send(self, message: SocketRequest) -> None:
+        try:
+            await self._socket.send(encode(message), zmq.NOBLOCK)
+        except zmq.Again:  # nothing has gone out for long; the next heartbeat tells
+            return

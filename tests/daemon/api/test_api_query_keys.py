@@ -1,0 +1,219 @@
+"""CURVE keys at the query socket: none, a wrong one, a right one, one that is removed, and other daemons."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from daemon.api.access import Access, tenant_labels
+from daemon.api.async_client import AsyncQueryClient
+from daemon.api.dealer import connect
+from daemon.api.events import Events
+from daemon.api.messages import (
+    Ask,
+    AskReply,
+    ClientRequest,
+    ErrorReply,
+    ListSessions,
+    QueryError,
+    Reply,
+    SessionsReply,
+    Subscribe,
+    decode_reply,
+    encode,
+)
+from daemon.api.subscriptions import Update
+from daemon.api.zmq import QueryServer
+from daemon.config.tenants import TenantTable
+from daemon.front.forwarding import Forwarding
+from daemon.supervision import Tasks
+from daemon.tenants import Client, Tenants
+from feeds.curve import Keys
+from feeds.messages import FlashReady
+from metrics.store import MetricStore
+from tests.e2e.support import until
+
+PUBLIC, SECRET = zmq.curve_keypair()
+DAEMON = Keys(PUBLIC, SECRET, PUBLIC)
+
+
+def keys() -> Keys:
+    return Keys(*zmq.curve_keypair(), server=PUBLIC)
+
+
+DESK, RISK, STRANGER = keys(), keys(), keys()
+TABLES = (
+    TenantTable("desk", curve_keys=(DESK.public.decode(),), requests_per_second=2),
+    TenantTable("risk", curve_keys=(RISK.public.decode(),)),
+)
+
+
+SEER = keys()
+SEES = TenantTable("seer", sessions=("btc*",), curve_keys=(SEER.public.decode(),), max_listeners=1)
+
+
+class Daemon:
+    """A query socket that says in each reply who asked."""
+
+    def __init__(self) -> None:
+        self.tenants = Tenants((*TABLES, SEES), PUBLIC.decode())
+        self.store = MetricStore.local({"tenant": tenant_labels(self.tenants)})
+        self.access = Access(self.tenants, self.store, lambda: 0.0)
+        self.clients: list[Client] = []
+        self.owner = ""
+        self.forwarding = Forwarding(self.answer, lambda session: self.owner or None, 5.0, keys=DAEMON)
+        self.events = Events(1, self.store, max_clients=10)
+        self.server = QueryServer(
+            self.forwarding.answer,
+            "tcp://127.0.0.1:*",
+            events=self.events,
+            store=self.store,
+            access=self.access,
+            keys=DAEMON,
+        )
+
+    def publish(self, session: str) -> None:
+        self.events.publish(FlashReady(session=session, data_version=1, as_of=0, answers=1))
+
+    async def answer(self, request: ClientRequest, client: Client, since: int) -> Reply:
+        self.clients.append(client)
+        if isinstance(request, Ask):
+            return AskReply(request.id, request.session, 1, client.tenant.name, None, 0.0, False, False)
+        return SessionsReply(request.id, ())
+
+    def refusals(self, reason: str) -> float:
+        return self.store.value("foretick_unauthenticated_total", transport="zeromq", reason=reason)
+
+    def client(self, own: Keys | None, timeout_s: float = 5.0) -> AsyncQueryClient:
+        return AsyncQueryClient(self.server.endpoint, timeout_s, keys=own)
+
+
+@pytest.fixture
+async def daemons() -> AsyncIterator[list[Daemon]]:
+    made = [Daemon(), Daemon()]
+    for each in made:
+        await each.server.start(Tasks())
+    yield made
+    for each in made:
+        await each.forwarding.stop()
+        await each.server.stop()
+
+
+async def test_the_key_says_whose_the_client_is(daemons: list[Daemon]) -> None:
+    daemon = daemons[0]
+    for own, name in ((DESK, "desk"), (RISK, "risk"), (DAEMON, "")):
+        async with daemon.client(own) as client:
+            reply = await client.request(Ask(1, "btc", "Up?"))
+            assert isinstance(reply, AskReply)
+            assert reply.text == name
+    assert daemon.refusals("unknown") == daemon.refusals("missing") == 0
+
+
+@pytest.mark.parametrize(("own", "reason"), [(None, "missing"), (STRANGER, "unknown")])
+async def test_without_a_known_key_nothing_is_answered_and_the_attempt_counted(
+    daemons: list[Daemon], own: Keys | None, reason: str
+) -> None:
+    daemon = daemons[0]
+    async with daemon.client(own, 0.3) as client:
+        with pytest.raises(QueryError, match="no reply"):
+            await client.request(ListSessions(1))
+        await until(lambda: daemon.refusals(reason) >= 1)
+    assert not daemon.clients
+    assert daemon.refusals({"missing": "unknown", "unknown": "missing"}[reason]) == 0
+
+
+async def test_a_key_that_is_removed_is_refused_on_its_connection_and_one_that_is_added_gets_in(
+    daemons: list[Daemon],
+) -> None:
+    daemon = daemons[0]
+    async with daemon.client(RISK) as client:
+        await client.request(ListSessions(1))
+        late = TenantTable("late", curve_keys=(STRANGER.public.decode(),))
+        daemon.tenants.replace((TABLES[0], late))
+        reply = await client.request(ListSessions(2))
+        assert isinstance(reply, ErrorReply)
+        assert (reply.code, daemon.refusals("unknown")) == ("unauthenticated", 1)
+    async with daemon.client(STRANGER) as client:
+        await client.request(ListSessions(3))
+    assert daemon.clients[-1].tenant.name == "late"
+
+
+async def test_too_many_requests_are_told_when_to_come_back(daemons: list[Daemon]) -> None:
+    async with daemons[0].client(DESK) as client:
+        replies = [await client.request(ListSessions(n)) for n in range(3)]
+    assert isinstance(replies[-1], ErrorReply)
+    assert (replies[-1].code, replies[-1].retry_after_s) == ("busy", 0.5)
+
+
+async def test_another_daemon_asks_for_the_tenant_and_no_client_can_pretend_to(daemons: list[Daemon]) -> None:
+    first, second = daemons
+    first.owner = second.server.endpoint
+    async with first.client(DESK) as client:
+        reply = await client.request(Ask(1, "btc", "Up?"))
+        assert isinstance(reply, AskReply)
+        assert reply.text == "desk"
+    assert (second.clients[0].tenant.name, second.clients[0].forwarded) == ("desk", True)
+    # its name begins like a daemon's, its key is a tenant's
+    pretender = AsyncQueryClient(second.server.endpoint, 5.0, identity=b"foretick-forward/risk/1", keys=DESK)
+    async with pretender as client:
+        reply = await client.request(Ask(1, "btc", "Up?"))
+        assert isinstance(reply, AskReply)
+        assert reply.text == "desk"
+    assert not second.clients[-1].forwarded
+    # a daemon names a tenant that is not in the other's file
+    second.tenants.replace(TABLES[1:])
+    async with first.client(DESK) as client:
+        refused = await client.request(Ask(1, "btc", "Up?"))
+    assert isinstance(refused, ErrorReply)
+    assert refused.code == "unauthenticated"
+
+
+async def test_a_subscription_has_events_of_the_tenants_sessions_until_its_key_is_gone(
+    daemons: list[Daemon],
+) -> None:
+    daemon = daemons[0]
+    client = daemon.client(SEER)
+    async with client, await client.subscribe() as stream:
+        with pytest.raises(QueryError, match="of this tenant are listening"):
+            await client.subscribe()
+        for session in ("eth", "btc1"):
+            daemon.publish(session)
+        item = await asyncio.wait_for(anext(stream), 5)
+        assert isinstance(item, Update)
+        assert item.message.session == "btc1"
+        daemon.tenants.replace(TABLES)
+        daemon.events.dismiss(daemon.access.holds)
+        stream._feed._next = 0.0  # the next heartbeat
+        with pytest.raises(QueryError, match="key is not known"):
+            await asyncio.wait_for(anext(stream), 20)
+    assert daemon.store.value("foretick_listeners", transport="zeromq") == 0
+
+
+async def test_a_connection_with_a_name_of_its_own_gets_no_events(daemons: list[Daemon]) -> None:
+    """Whoever took the name after it would get them."""
+    daemon = daemons[0]
+    context = zmq.asyncio.Context()
+    socket = connect(context, daemon.server.endpoint, RISK, b"mine")
+    await socket.send(encode(Subscribe(1)))
+    reply = decode_reply(await asyncio.wait_for(socket.recv(), 5))
+    assert isinstance(reply, ErrorReply)
+    assert (reply.code, "name of its own" in reply.message) == ("bad_request", True)
+    socket.close()
+    context.term()
+
+
+async def test_the_socket_closes_and_binds_again(daemons: list[Daemon]) -> None:
+    daemon = daemons[0]
+    endpoint = daemon.server.endpoint
+    await daemon.server.stop()
+    again = QueryServer(daemon.answer, endpoint, access=daemon.access, keys=DAEMON)
+    await again.start(Tasks())
+    with pytest.raises(OSError, match="cannot bind"):
+        await asyncio.wait_for(QueryServer(daemon.answer, endpoint, keys=DAEMON).start(Tasks()), 20)
+    async with AsyncQueryClient(endpoint, 5.0, keys=RISK) as client:
+        await asyncio.wait_for(client.request(ListSessions(1)), 5)
+    await again.stop()
