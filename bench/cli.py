@@ -86,8 +86,16 @@ _add(
     ),
 )
 _add("data", "Fresh answers: how soon they are live after an outage.")
-_add("recovery", "What a restart takes: from a snapshot, with a spare engine, from the log alone.")
-_add("query", "The interfaces to clients: what listeners cost, and when they have an event.")
+_add(
+    "recovery",
+    "What a restart takes: from a snapshot, with a spare engine, from the log alone; what its means cost.",
+    click.Option(["--broker"], default="", help="A Kafka, HOST:PORT, for `delivery` and `standby`."),
+)
+_add(
+    "query",
+    "The interfaces to clients: cached answers, listeners, kept responses, chats beside another server.",
+    click.Option(["--vllm"], type=_PYTHON, help="Python of the environment that has vLLM."),
+)
 _add(
     "engine",
     "Regions and engine on a CPU: questions, updates, many readers, a sliding window, refresh, forks.",

@@ -19,8 +19,17 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
     "recovery": {
         "restart": ("bench.recovery.restart:measure", "An engine that is killed"),
         "restore": ("bench.recovery.restore:measure", "A window that comes back"),
+        "snapshots": ("bench.recovery.snapshots:measure", "Questions while snapshots are written"),
+        "delivery": ("bench.recovery.delivery:measure", "What exactly once costs"),
+        "standby": ("bench.recovery.standby:measure", "A standby that takes over"),
     },
-    "query": {"events": ("bench.query.events:measure", "Clients that listen over HTTP")},
+    "query": {
+        "cached": ("bench.query.cached:measure", "Cached answers over ZeroMQ and HTTP"),
+        "rates": ("bench.query.cached:rates", "Cached answers a second of CPU time"),
+        "events": ("bench.query.events:measure", "Clients that listen over HTTP"),
+        "kept": ("bench.query.kept:measure", "Kept responses and prefixes by the length of the prompt"),
+        "chat": ("bench.query.chat:measure", "Chat completions beside vLLM's server"),
+    },
     "engine": {
         "questions": ("bench.engine.questions:engine", "Questions and updates as the tape grows"),
         "sessions": ("bench.engine.batches:sessions", "Several sessions in one pass"),

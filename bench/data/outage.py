@@ -163,9 +163,9 @@ async def live(producer: AIOKafkaProducer, templates: list[Trade]) -> None:
         await asyncio.sleep(_LIVE_S)
 
 
-async def send(producer: AIOKafkaProducer, number: int, trade: Trade, at: int) -> None:
+async def send(producer: AIOKafkaProducer, number: int, trade: Trade, at: int, topic: str = TOPIC) -> None:
     """Send a trade made ``at`` this time, ns, to partition ``number``."""
     sent = replace(trade, ts_event=at, ts_recv=at)
     await producer.send(
-        TOPIC, encode(sent), trade.key.encode(), partition=number, timestamp_ms=at // 1_000_000
+        topic, encode(sent), trade.key.encode(), partition=number, timestamp_ms=at // 1_000_000
     )

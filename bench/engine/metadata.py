@@ -134,6 +134,7 @@ def _median_us(name: str, world: MetadataWorld, repeats: int) -> float:
 
 class _Spec(NamedTuple):
     salt: str = ""
+    tenant: str = ""
 
 
 class _Waiting(NamedTuple):
@@ -142,6 +143,7 @@ class _Waiting(NamedTuple):
     id: int
     prompt: TokenArray
     spec: _Spec = _Spec()
+    takes: int = 0
 
 
 def order(run: SuiteRun) -> Iterator[Figure]:

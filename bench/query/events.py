@@ -6,30 +6,40 @@ import asyncio
 import os
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import uvloop
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 
-from bench.figures import Figure, Setting, quantiles
+from bench.figures import Figure, Goal, Setting, quantiles
+from bench.query.bare import bare_server
 from bench.run import SuiteRun
 from bench.stream.processes import child
 from daemon.api import messages
+from daemon.api.access import Access
 from daemon.api.connections import allow_connections
-from daemon.api.events import Events
+from daemon.api.events import Events, sse
 from daemon.api.health import health_of
 from daemon.api.http import HttpServer
 from daemon.api.http_api import api_routes
 from daemon.api.http_requests import Requests
 from daemon.api.pushes import Pushes
 from daemon.supervision import Tasks
+from daemon.tenants import Client
+from feeds.codec import encode
 from feeds.messages import FlashReady
 from metrics.store import MetricStore
 
 _AT_ONCE = 64
 """Connections that are opened at the same time."""
 _PATIENCE_S = 120.0
+_BARE = "bare Starlette streams"
+_WITHIN = 1.5
+_GOALS = ("memory", "delivery P99", "delivery to the last client P99")
 _MARK = b'"answers":'
 """Stands once in every event."""
 
@@ -52,13 +62,14 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     anything, and each listens to all sessions. *Memory*: what the server's process grows by, a client. *CPU
     time, idle*: of the server, with its pings. *Delivery*: from the publication of an event to its arrival
     at each client, read from both processes' monotonic clock; the clients' process is busy with the other
-    clients as well. The reference is one client.
+    clients as well. The reference of SSE is a bare Starlette application with a queue and a streamed response
+    for each client, without limits, filters, pings or ids.
     """
     plan = run.sized(EventsPlan(), QUICK)
     for transport in ("SSE", "WebSocket"):
-        alone = _measure(plan, transport, 1)
         for clients in plan.clients:
-            yield from _figures(transport, clients, _measure(plan, transport, clients), alone)
+            bare = _measure(plan, transport, clients, serve_bare) if transport == "SSE" else None
+            yield from _figures(transport, clients, _measure(plan, transport, clients, serve), bare)
 
 
 @dataclass(frozen=True)
@@ -69,23 +80,26 @@ class _Found:
     last_ns: list[int]
 
 
-def _figures(transport: str, clients: int, found: _Found, alone: _Found) -> Iterator[Figure]:
+def _figures(transport: str, clients: int, found: _Found, bare: _Found | None) -> Iterator[Figure]:
     setting: Setting = {"transport": transport, "clients": clients}
-    yield Figure("memory", found.bytes_each / 1024, "KiB a client", setting=setting)
-    yield Figure("CPU time, idle", found.idle_cpu, "share of a core", setting=setting)
-    for name, ours, one in (
-        ("delivery", found.delivery_ns, alone.delivery_ns),
-        ("delivery to the last client", found.last_ns, alone.last_ns),
-    ):
-        for at in (0.5, 0.99):
-            yield Figure(
-                f"{name} P{at * 100:.0f}", quantiles(ours, at)[0] / 1e6, "ms", setting=setting, n=len(ours),
-                against="one client", reference=quantiles(one, at)[0] / 1e6,
-            )  # fmt: skip
+    against = "" if bare is None else _BARE
+
+    def figure(name: str, unit: str, value: Callable[[_Found], float], n: int = 1) -> Figure:
+        reference = None if bare is None else value(bare)
+        goal = Goal(_WITHIN) if bare is not None and name in _GOALS else None
+        return Figure(name, value(found), unit, "", setting, against, reference, goal=goal, n=n)
+
+    yield figure("memory", "KiB a client", lambda each: each.bytes_each / 1024)
+    yield figure("CPU time, idle", "share of a core", lambda each: each.idle_cpu)
+    for at in (0.5, 0.99):
+        name, n = f"delivery P{at * 100:.0f}", len(found.delivery_ns)
+        yield figure(name, "ms", lambda each, at=at: quantiles(each.delivery_ns, at)[0] / 1e6, n)  # type: ignore[misc]
+        name, n = f"delivery to the last client P{at * 100:.0f}", len(found.last_ns)
+        yield figure(name, "ms", lambda each, at=at: quantiles(each.last_ns, at)[0] / 1e6, n)  # type: ignore[misc]
 
 
-def _measure(plan: EventsPlan, transport: str, clients: int) -> _Found:
-    with child(serve, max(clients, 1)) as server:
+def _measure(plan: EventsPlan, transport: str, clients: int, serving: Callable[..., None]) -> _Found:
+    with child(serving, clients) as server:
         port = server.recv()
         with child(listen, port, transport, clients, plan.events) as listeners:
             server.send("size")
@@ -121,16 +135,54 @@ async def _serve(clients: int, pipe: Connection) -> None:
     store = MetricStore.local({})
     events = Events(time.time_ns(), store, max_clients=clients)
 
-    async def answer(request: messages.ClientRequest, client: str, since: int) -> messages.Reply:
+    async def answer(request: messages.ClientRequest, client: Client, since: int) -> messages.Reply:
         return messages.ErrorReply(request.id, "unknown_session", "there are none")
 
-    routes = api_routes(
-        Requests(answer), events, Pushes({}, store, 1 << 20), lambda: health_of([], [], ""), store
+    access, pushes = Access(), Pushes({}, store, 1 << 20)
+    routes = api_routes(Requests(answer), events, pushes, lambda client: health_of([], [], ""), store, access)
+    server = HttpServer(
+        lambda: b"", list, more=routes, closing=events.close, max_listeners=clients, access=access
     )
-    server = HttpServer(lambda: b"", list, more=routes, closing=events.close, max_listeners=clients)
     await server.start(Tasks())
     pipe.send("ready")
     pipe.send(server.port)
+    await _told(pipe, events.publish)
+    await server.stop()
+
+
+def serve_bare(clients: int, pipe: Connection) -> None:
+    """As `serve`, with the least that can stream events."""
+    uvloop.run(_serve_bare(clients, pipe))
+
+
+async def _serve_bare(clients: int, pipe: Connection) -> None:
+    queues: list[asyncio.Queue[bytes]] = []
+
+    async def stream(_: Request) -> Response:
+        queue: asyncio.Queue[bytes] = asyncio.Queue()
+        queues.append(queue)
+
+        async def events() -> AsyncIterator[bytes]:
+            yield b"retry: 1000\n\n"
+            while True:
+                yield await queue.get()
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    def publish(message: FlashReady) -> None:
+        event = sse("flash_ready", encode(message))
+        for queue in queues:
+            queue.put_nowait(event)
+
+    allow_connections(clients)
+    async with bare_server(Route("/v1/events", stream)) as port:
+        pipe.send("ready")
+        pipe.send(port)
+        await _told(pipe, publish)
+
+
+async def _told(pipe: Connection, publish: Callable[[FlashReady], None]) -> None:
+    """Do as the pipe says, until None."""
     loop = asyncio.get_running_loop()
     while (told := await loop.run_in_executor(None, pipe.recv)) is not None:
         if told == "size":
@@ -141,9 +193,8 @@ async def _serve(clients: int, pipe: Connection) -> None:
         for n in range(number):
             await asyncio.sleep(every_s)
             sent.append(time.monotonic_ns())
-            events.publish(FlashReady(session="bench", data_version=n, as_of=0, answers=6))
+            publish(FlashReady(session="bench", data_version=n, as_of=0, answers=6))
         pipe.send(sent)
-    await server.stop()
 
 
 def listen(port: int, transport: str, clients: int, events: int, pipe: Connection) -> None:

@@ -8,22 +8,19 @@ newest version: a hit is the newest ready one.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import uvloop
-import zmq
-import zmq.asyncio
 from msgspec.structs import replace
 
 from bench.figures import Figure, Goal, Setting, latency
 from bench.run import SuiteRun
 from bench.stream.flood import FloodSource, instruments, payloads
 from bench.stream.processes import HitSamples, child, watch
-from bench.stream.serving import config, rest, serving, session_of
+from bench.stream.serving import config, echoing, rest, serving, session_of
 from daemon.config import schema
 from daemon.front.server import Front
 
@@ -72,7 +69,7 @@ async def _measure(plan: HitsPlan, threads: int, source: FloodSource) -> list[Fi
     settings = config(schema.ModelConfig(threads=threads), map(session_of, instruments(_MARKETS, 4)))
     settings = replace(settings, source=schema.SourceConfig(ring_capacity=_RING))
     still, moving = (each.name for each in settings.sessions[:2])
-    async with serving(settings, source) as front, _echo() as echo:
+    async with serving(settings, source) as front, echoing() as echo:
         await rest(front)
         measure = partial(_condition, front, source, echo, plan, threads)
         found = await measure("engine idle", still)
@@ -119,25 +116,3 @@ def _client(*arguments: object) -> HitSamples:
     with child(watch, *arguments) as pipe:
         seen: HitSamples = pipe.recv()
         return seen
-
-
-@contextlib.asynccontextmanager
-async def _echo() -> AsyncIterator[str]:
-    """A socket of this loop that echoes its input; returns its endpoint."""
-    context = zmq.asyncio.Context()
-    socket = context.socket(zmq.ROUTER)
-    socket.linger = 0
-    socket.bind("tcp://127.0.0.1:*")
-
-    async def serve() -> None:
-        while True:
-            await socket.send_multipart(await socket.recv_multipart())
-
-    task = asyncio.create_task(serve())
-    try:
-        yield socket.getsockopt_string(zmq.LAST_ENDPOINT)
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        socket.close()
-        context.term()

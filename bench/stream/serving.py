@@ -7,6 +7,9 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Iterable
 
+import zmq
+import zmq.asyncio
+
 from bench.run import MeasurementFailed
 from daemon.config import schema
 from daemon.front.server import Front
@@ -51,6 +54,28 @@ async def serving(settings: schema.Config, source: Source) -> AsyncIterator[Fron
         yield front
     finally:
         await front.stop()
+
+
+@contextlib.asynccontextmanager
+async def echoing() -> AsyncIterator[str]:
+    """A bare ROUTER socket of this loop that echoes its input; its endpoint."""
+    context = zmq.asyncio.Context()
+    socket = context.socket(zmq.ROUTER)
+    socket.linger = 0
+    socket.bind("tcp://127.0.0.1:*")
+
+    async def serve() -> None:
+        while True:
+            await socket.send_multipart(await socket.recv_multipart())
+
+    task = asyncio.create_task(serve())
+    try:
+        yield socket.getsockopt_string(zmq.LAST_ENDPOINT)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        socket.close()
+        context.term()
 
 
 async def rest(front: Front) -> None:
