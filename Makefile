@@ -9,13 +9,16 @@ WORKERS ?= auto
 # For all targets together.
 SECONDS_TO_FUZZ ?= 600
 
-.PHONY: run test fuzz lint format lock clean
+.PHONY: run test kernels fuzz lint format lock clean
 
 run: $(STAMP)
 	$(BIN)/foretick demo --http-port 7800
 
-test: lint
+test: lint kernels
 	$(BIN)/python -m pytest -n $(WORKERS)
+
+kernels: $(STAMP)
+	$(BIN)/python -m tests.warm
 
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS_TO_FUZZ)
@@ -40,7 +43,7 @@ $(STAMP): requirements.lock pyproject.toml
 lock:
 	rm -rf .cache/lock && $(PYTHON) -m venv .cache/lock
 	.cache/lock/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	.cache/lock/bin/python -m pip install --quiet ".[demo,exactly-once,grafana]" --group dev
+	.cache/lock/bin/python -m pip install --quiet ".[demo,exactly-once,grafana,mcp]" --group dev
 	.cache/lock/bin/python -m pip freeze --exclude foretick | grep -v '^foretick' > requirements.lock
 
 clean:

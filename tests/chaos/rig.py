@@ -72,11 +72,14 @@ class Rig:
     """One daemon of a consumer group; a second one joins while the first is a zombie.
 
     It outlives event loops: `clients` opens the broker's clients for one. ``exactly_once``: answers and
-    offsets go out in transactions; a daemon that is fenced ends, and another is started.
+    offsets go out in transactions; a daemon that is fenced ends, and another is started. ``spare``: with
+    spare engines.
     """
 
-    def __init__(self, broker: KafkaServer, folder: Path, *, exactly_once: bool = False) -> None:
-        self.broker, self.exactly_once = broker, exactly_once
+    def __init__(
+        self, broker: KafkaServer, folder: Path, *, exactly_once: bool = False, spare: bool = False
+    ) -> None:
+        self.broker, self.exactly_once, self._spare = broker, exactly_once, spare
         self.suffix = f".{uuid.uuid4().hex[:8]}"
         self.trades, self.answers = f"md.trades.v1{self.suffix}", f"answers.v1{self.suffix}"
         self.group = f"foretick{self.suffix}"
@@ -221,7 +224,8 @@ class Rig:
 
     def _new(self) -> Daemon:
         self._count += 1
-        return Daemon(self._folder / f"daemon{self._count}", self._config()).__enter__()
+        folder = self._folder / f"daemon{self._count}"
+        return Daemon(folder, self._config(), spare=self._spare).__enter__()
 
     def _config(self) -> str:
         (query,) = free_ports(1)

@@ -40,7 +40,12 @@ class Rigs:
             self.undisturbed = Rig(self.broker, self.folder / "undisturbed")
             await self.undisturbed.start()
         if self.disturbed is None:
-            self.disturbed = Rig(self.broker, self.folder / "disturbed", exactly_once=self.exactly_once)
+            self.disturbed = Rig(
+                self.broker,
+                self.folder / "disturbed",
+                exactly_once=self.exactly_once,
+                spare=not self.exactly_once,
+            )
             await self.disturbed.start()
         return self.disturbed, self.undisturbed
 

@@ -17,6 +17,7 @@ from daemon.api import messages as query_messages
 from daemon.api.messages import Code, decode_reply, decode_request
 from daemon.cli.main import main
 from daemon.config.load import Config, load_config
+from daemon.config.tenants import read_tenants
 from feeds import messages
 from feeds.codec import decode_message, decode_record, encode
 from feeds.file_format import load_format
@@ -74,7 +75,8 @@ def test_every_json_and_toml_block_says_what_it_is_an_example_of() -> None:
     """No example escapes its decoder, and there are some."""
     assert [b for b in blocks() if b.language in ("json", "toml") and not b.kind] == []
     assert {b.kind for b in blocks() if b.kind} == {
-        "config", "format", "header", "message", "record", "reply", "request",
+        "config",
+        "tenants", "format", "header", "message", "record", "reply", "request",
     }  # fmt: skip
 
 
@@ -122,6 +124,13 @@ def test_configurations_load(block: Block, tmp_path: Path) -> None:
     file = tmp_path / "example.toml"
     file.write_text(block.text)
     assert load_config(file, environment={}).sessions
+
+
+@pytest.mark.parametrize("block", examples("tenants"))
+def test_tenants_files_load(block: Block, tmp_path: Path) -> None:
+    file = tmp_path / "tenants.toml"
+    file.write_text(block.text)
+    assert read_tenants(str(file))
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*.toml")), ids=lambda path: path.name)

@@ -87,14 +87,20 @@ class Manager:
 
 
 class Daemon:
-    """`foretick run` on a configuration; the end of the block ends it by its process id."""
+    """`foretick run` on a configuration; the end of the block ends it by its process id.
 
-    def __init__(self, folder: Path, config: str, environment: Mapping[str, str] | None = None) -> None:
+    ``spare``: with a spare engine, which costs as much as a second start.
+    """
+
+    def __init__(
+        self, folder: Path, config: str, environment: Mapping[str, str] | None = None, *, spare: bool = False
+    ) -> None:
         (self.http_port,) = free_ports(1)
         folder.mkdir(parents=True, exist_ok=True)
         self._config = folder / "foretick.toml"
         self.configure(config)
         self._log = folder / "log"
+        self._spare = str(spare).lower()
         self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -105,7 +111,7 @@ class Daemon:
     def __enter__(self) -> Self:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [FORETICK, "run", "--config", str(self._config)],
+                [FORETICK, "run", "--config", str(self._config), f"--set=process.spare_engine={self._spare}"],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self._environment,

@@ -290,11 +290,14 @@ async def test_the_tape_model_answers_its_questions_of_a_session_and_refuses_to_
         assert chunks[-1].choices[0].finish_reason == "stop"
 
 
+_FROM_TREE = "from daemon.api.client import QueryClient\nfrom daemon.api.messages import LostMessage"
+
+
 async def test_the_snippets_of_the_page_run_word_for_word(capsys) -> None:
     """On the demo's sessions and model, at another port."""
     page = (Path(__file__).parents[2] / "docs/clients.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     demo = demo_config("127.0.0.1:1")
     source, sink = QueueSource(), MemorySink()
     tape = Tape(*(session.symbol for session in demo.sessions))
@@ -302,9 +305,19 @@ async def test_the_snippets_of_the_page_run_word_for_word(capsys) -> None:
     async with running(config, source, sink) as front:
         source.put(*(tape.second(n) for n in range(12)))
         await until(lambda: all(len(each.answers) == 6 for each in front.sessions.states.values()))
+        assert front.query is not None, "configured"
         code = "".join(blocks).replace("7800", str(front.http.port))
+        code = code.replace("tcp://127.0.0.1:7801", front.query.endpoint)
+        # the distribution's modules are the tree's, under another name
+        code = code.replace("from foretick_client import LostMessage, QueryClient", _FROM_TREE)
         done: dict[str, Any] = {}
-        await asyncio.to_thread(exec, code, done)
+        running_all = asyncio.ensure_future(asyncio.to_thread(exec, code, done))
+        for n in range(12, 10_000):  # its subscription waits for new answers
+            if running_all.done():
+                break
+            source.put(tape.second(n))
+            await asyncio.sleep(0.2)
+        await running_all
         for name in ("client", "claude"):
             done[name].close()
     assert "session:alpha" in capsys.readouterr().out

@@ -178,7 +178,7 @@ async def test_a_stream_goes_on_where_it_ended(desk: Desk) -> None:
         lost = await stranger.next()
         assert lost.kind == "lost"
         assert lost.data == {"events": "unknown", "exact": False, "reason": "restarted"}
-    assert count(desk.front, "http_events_sent", transport="sse") >= 10
+    assert count(desk.front, "events_sent", transport="sse") >= 10
 
 
 async def test_a_socket_asks_and_listens(desk: Desk) -> None:

@@ -60,7 +60,7 @@ async def test_the_daemon_does_what_its_document_says(tmp_path: Path, schemathes
             "run", f"http://127.0.0.1:{front.http.port}/openapi.json", "--seed", "1", "--max-examples", "8",
             "--phases", "coverage,fuzzing", "--exclude-checks", REFUSED_LATER,
             "--no-shrink", "--max-failures", "8",
-            "--request-timeout", "20", "--max-time", "90", "--continue-on-failure",
+            "--request-timeout", "20", "--max-time", "60", "--continue-on-failure",
             *(word for path in STREAMS for word in ("--exclude-path", path)),
         ]  # fmt: skip
         process = await asyncio.create_subprocess_exec(

@@ -122,7 +122,7 @@ async def test_a_daemon_s_life_on_the_embedded_broker(tmp_path: Path, manager: M
         config = kafka_config(broker.bootstrap)
         environment = {"NOTIFY_SOCKET": manager.path, "WATCHDOG_USEC": str(int(WATCHDOG_S * 1e6))}
         broker.set_down()
-        with Daemon(tmp_path, config, environment) as daemon:
+        with Daemon(tmp_path, config, environment, spare=True) as daemon:
             await until_slowly(lambda: "does not answer, retrying" in daemon.log, what="a line in the log")
             await until_slowly(lambda: daemon.get("/healthz")[0] == 200)
             assert daemon.get("/readyz")[0] == 503
@@ -202,8 +202,7 @@ async def _second_life(daemon: Daemon, topics: Topics, before: dict[str, list[An
         assert first.data_version > last.data_version
         ranges = sorted(read_by(before[name] + topics.answers(name))[0])
         assert all(last < first for (_, last), (first, _) in pairwise(ranges))
-        # second 7's records came with the snapshot of its open bar, which does not know their offsets
-        assert len(ranges) == 9
+        assert len(ranges) == 10
     assert daemon.metric("foretick_records_repeated_total") == 0
 
 
@@ -234,8 +233,7 @@ async def _engine_killed(daemon: Daemon, topics: Topics) -> None:
         once_each(topics.answers(name), 5)
         assert [a.epoch for a in topics.answers(name)] == [2] * 18 + [3] * 12
         ranges = read_by(topics.answers(name))[0]
-        # one that was open in the snapshot may have lost its offsets
-        assert len(ranges) in (4, 5), "three bars before, two after, none of them twice"
+        assert len(ranges) == 5, "three bars before, two after, none of them twice"
 
 
 @pytest.mark.kafka

@@ -127,4 +127,4 @@ async def _one_missing(bootstrap: str, topic: str, answers: list[Answer]) -> Non
     assert f"aaa lacks {last[2].sequence}\n" in done.stdout
     done = await asyncio.to_thread(command, "audit", f"{topic}.nowhere", "--bootstrap", bootstrap)
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"there is no topic {topic}.nowhere" in done.stderr
+    assert f"no topic '{topic}.nowhere'" in done.stderr

@@ -7,13 +7,15 @@ result that does not read back, is a finding.
 from __future__ import annotations
 
 import atexit
+import base64
 import contextlib
 import json
 import shutil
 import struct
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import mkdtemp
@@ -25,13 +27,22 @@ from numpy.typing import NDArray
 
 from daemon import protocol
 from daemon.api import messages
+from daemon.api.anthropic import MessageRequest, Messages
+from daemon.api.generation import Served
+from daemon.api.openai.chat import Chat, ChatRequest
+from daemon.api.openai.completions import CompletionRequest, Completions
+from daemon.api.openai.responses import ResponseRequest, Responses
+from daemon.api.problems import Problem
+from daemon.api.streams import Api
+from daemon.commit_metadata import pack, unpack
 from daemon.config.errors import ConfigError
 from daemon.config.load import load_config
+from daemon.progress import Progress
 from feeds import codec
 from feeds.codec import MalformedRecord, decode_message, decode_record, encode
 from feeds.columns.decode import ENCODINGS, ColumnDecoder
 from feeds.decimal9 import parse_fixed9
-from feeds.decoding import Undecodable
+from feeds.decoding import Undecodable, decoded
 from feeds.durations import parse_duration
 from feeds.file_format import FormatError, load_format
 from feeds.frames import elements
@@ -171,6 +182,60 @@ EVENTS: list[msgspec.Struct] = [
     protocol.AskFailed(1, "engine", "no"),
     protocol.Fatal("model.path", "no"),
 ]
+
+
+def _chat(api: Api[Any], kind: type[msgspec.Struct]) -> Callable[[bytes], None]:
+    """A body of an HTTP API, up to what is asked of the engine."""
+
+    def run(data: bytes) -> None:
+        with contextlib.suppress(Undecodable, Problem):
+            api.wanted(decoded(partial(msgspec.json.decode, type=kind), data), SERVED)
+
+    return run
+
+
+SERVED = Served("m", "r", False, 0, ("aaa",), 1000, 100)
+MESSAGES = [{"role": "system", "content": "Short."}, {"role": "user", "content": "Up?"}]
+CHATS: dict[str, tuple[Api[Any], type[msgspec.Struct], dict[str, Any]]] = {
+    "openai-chat": (
+        Chat(),
+        ChatRequest,
+        {"model": "session:aaa", "messages": MESSAGES, "stream": True, "n": 2},
+    ),
+    "openai-completion": (
+        Completions(),
+        CompletionRequest,
+        {"model": "m", "prompt": ["a", "b"], "logprobs": 2},
+    ),
+    "openai-response": (
+        Responses(),
+        ResponseRequest,
+        {"model": "m", "input": MESSAGES[1:], "temperature": 0.5},
+    ),
+    "anthropic-message": (
+        Messages(),
+        MessageRequest,
+        {"model": "m", "messages": MESSAGES[1:], "max_tokens": 5, "stop_sequences": ["."]},
+    ),
+}
+
+
+def _progress(data: bytes) -> None:
+    """The metadata of an offset commit."""
+    with contextlib.suppress(Undecodable):
+        stored = unpack(data.decode(errors="replace"))
+        again = pack(stored.epoch, stored.sessions, 1 << 30, stored.owner)
+        assert unpack(again.text) == stored
+
+
+def _packed_progress(data: bytes) -> None:
+    """Its rows, behind a checksum that is right."""
+    packed = zlib.compress(data)
+    whole = zlib.crc32(packed).to_bytes(4) + packed
+    _progress(b"foretick1:" + base64.b85encode(whole))
+
+
+PROGRESS = {"aaa": Progress(1, 20, 120, (START, START + SECOND)), "bbb": Progress(1, 2, 12, (-1,))}
 
 # --- files
 
@@ -351,7 +416,8 @@ def _toml() -> list[bytes]:
 def targets() -> dict[str, Target]:
     """By name."""
     records, others = _records(), _messages()
-    commands = [messages.Ask(1, "aaa", "Up?"), protocol.EndInput(), protocol.StopEngine(1.0)]
+    ask = protocol.ComputeAsk(messages.Ask(1, "aaa", "Up?"), "desk", 2.0)
+    commands = [ask, protocol.EndInput(), protocol.StopEngine(1.0)]
     header = Header("trade.v1", "json", "x", 3)
     packed = b"|".join([b"t", msgspec.msgpack.encode(header), trade("V:AAA", START)])
     found = {
@@ -362,6 +428,10 @@ def targets() -> dict[str, Target]:
         "command": Target(_undecodable(protocol.decode_command), [protocol.encode(c) for c in commands]),
         "event": Target(_undecodable(protocol.decode_event), [protocol.encode(each) for each in EVENTS]),
         "zeromq": Target(_zeromq, [packed]),
+        "progress": Target(_progress, [pack(1, PROGRESS, owner="tcp://127.0.0.1:7801").text.encode()]),
+        "progress-rows": Target(
+            _packed_progress, [msgspec.msgpack.encode([1, {"aaa": [1, 20, 120, [START]]}, ""])]
+        ),
         "configuration": Target(_configuration, _toml()),
         "setting": Target(_setting, [b"bars.interval=1s\npool.blocks=3", b"sessions.0.name=x"]),
         "format": Target(
@@ -385,6 +455,8 @@ def targets() -> dict[str, Target]:
             _message(encoding),
             [encode(each, encoding) for each in [*records, *others]],  # type: ignore[arg-type]
         )
+    for name, (api, kind, body) in CHATS.items():
+        found[name] = Target(_chat(api, kind), [msgspec.json.encode(body)])
     for sample in SAMPLES:
         name = "2020-01-01.csv" if sample.form != "binance_capture" else "tape.jsonl"
         found[f"replay-{sample.form}"] = Target(_replayed(sample.form, name), [sample.content.encode()[:400]])

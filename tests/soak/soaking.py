@@ -81,7 +81,7 @@ class Soak:
     async def start(self) -> None:
         environment = {"TMPDIR": str(self.temporary)}
         folder = self.folder / f"daemon{len(self.daemons)}"
-        self.daemons.append(Daemon(folder, self._config(SESSIONS), environment).__enter__())
+        self.daemons.append(Daemon(folder, self._config(SESSIONS), environment, spare=True).__enter__())
         await self.daemon.ready()
 
     def close(self) -> None:

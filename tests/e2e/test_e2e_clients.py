@@ -1,0 +1,311 @@
+"""One real daemon, asked by clients of the query socket and by agents: Python without PyTorch, Node, MCP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from mcp import Client, StdioServerParameters
+from mcp.shared.exceptions import MCPError
+
+from daemon.api.async_client import AsyncQueryClient
+from daemon.api.messages import LostMessage, QueryError
+from daemon.api.subscriptions import Update
+from daemon.config.schema import HttpConfig
+from daemon.front.server import Front
+from daemon.front.wiring import make_front
+from feeds.connector import Route
+from feeds.connectors.http import HttpSourceConnector
+from feeds.messages import Answer, FlashReady
+from feeds.pushed import PushedSource
+from tests.e2e.inproc import ANSWERS, DEAD, UPDATES, Recorder, Tape
+from tests.e2e.support import SECOND, START, MemorySink, QueueSource, inproc_config, until
+from tests.http_clients import request
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+ROOT = Path(__file__).parents[2]
+NODE = shutil.which("node") and shutil.which("npm")
+CI = os.environ.get("CI") == "true"
+URI = "foretick://sessions/aaa"
+
+
+@dataclass
+class Desk:
+    """A daemon, its sources, and how long each of its passes takes at least."""
+
+    front: Front
+    source: QueueSource
+    pushed: PushedSource
+    tape: Tape = field(default_factory=lambda: Tape("V:AAA"))
+    second: int = 0
+
+    @property
+    def endpoint(self) -> str:
+        assert self.front.query is not None
+        return self.front.query.endpoint
+
+    async def advance(self) -> int:
+        """One more version of the session aaa, all of it answered; returns its number."""
+        state = self.front.sessions.states["aaa"]
+        wanted = state.version + 1
+        for _ in range(1 if self.second else 2):  # a bar closes with the next one's first trade
+            self.source.put(self.tape.second(self.second))
+            self.second += 1
+        await until(lambda: len(state.answers_of(state.questions, wanted)) == len(state.questions), 60)
+        return wanted
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def desk() -> AsyncIterator[Desk]:
+    source, sink = QueueSource(), MemorySink()
+    pushed = HttpSourceConnector(max_waiting=50, max_body_bytes=4096).open("http", 1.0)
+    assert isinstance(pushed, PushedSource)
+    front = make_front(
+        inproc_config(("V:AAA", "V:PPP"), http=HttpConfig(port=0, mcp=True)),
+        source=[source, pushed],
+        routes=[Route(sink, ANSWERS, UPDATES, DEAD)],
+        executor=Recorder(0.02),
+    )
+    try:
+        await asyncio.wait_for(front.start(), 200)
+        made = Desk(front, source, pushed)
+        await made.advance()
+        yield made
+    finally:
+        if not front.stopping:
+            await front.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(desk: Desk) -> AsyncIterator[AsyncQueryClient]:
+    async with AsyncQueryClient(desk.endpoint, 30) as made:
+        yield made
+
+
+# Python.
+
+
+async def test_a_session_is_described_paused_and_asked_again(desk: Desk, client: AsyncQueryClient) -> None:
+    described = await client.describe("aaa")
+    names = [question.name for question in described.questions]
+    assert (described.session.name, len(names), len(described.answers)) == ("aaa", 6, 6)
+    one = await client.pause("aaa", names[0])
+    assert [q.name for q in one.questions if q.paused] == [names[0]]
+    none = await client.pause("aaa")
+    assert all(q.paused for q in none.questions)
+    assert (await client.describe("aaa")).answers == ()
+    version = desk.front.sessions.states["aaa"].version
+    desk.source.put(desk.tape.second(desk.second))
+    desk.second += 1
+    await until(lambda: desk.front.sessions.states["aaa"].version > version)  # its data is read all the same
+    again = await client.pause("aaa", paused=False)
+    assert sorted(q.name for q in again.questions) == sorted(names)
+    assert not any(q.paused for q in again.questions)
+    await client.pause("aaa", names[1])
+    assert names[1] not in [q.name for q in (await client.remove_question("aaa", names[1])).questions]
+    old = next(q for q in described.questions if q.name == names[1])
+    await client.set_question("aaa", old.name, old.text, old.choices)
+    for session, name, code in (("zzz", "", "unknown_session"), ("aaa", "none", "bad_request")):
+        with pytest.raises(QueryError) as refused:
+            await client.pause(session, name)
+        assert refused.value.code == code
+    await desk.advance()
+
+
+async def test_answers_come_to_subscribers_and_pushed_records_make_them(
+    desk: Desk, client: AsyncQueryClient
+) -> None:
+    def record(second: int) -> dict[str, object]:
+        at = START + second * SECOND
+        return {"type": "trade", "venue": "V", "symbol": "PPP", "ts_event": at, "ts_recv": at, "price": "9.5",
+                "size": "1"}  # fmt: skip
+
+    async with await client.subscribe(sessions=["ppp"]) as stream:
+        reply = await client.push([record(0), record(1), record(2)])
+        assert (reply.pushed.accepted, reply.pushed.refused) == (3, 0)
+        async with asyncio.timeout(60):
+            seen = []
+            async for item in stream:
+                assert isinstance(item, Update)
+                seen.append(item)
+                if isinstance(item.message, FlashReady):
+                    break
+    said = [item.message for item in seen if isinstance(item.message, Answer)]
+    assert [answer.data_version for answer in said] == [seen[-1].message.data_version] * 6
+    bad = await client.push([{"type": "trade"}])
+    assert (bad.pushed.accepted, bad.pushed.refused, bad.pushed.errors[0].line) == (0, 1, 1)
+    for options in ({"content": "csv"}, {"format": "none"}, {"source": "none"}):
+        with pytest.raises(QueryError) as refused:
+            await client.push(b"x", **options)
+        assert refused.value.code == "bad_request"
+    # one that comes back gets what it missed
+    async with await client.subscribe(sessions=["ppp"], after=seen[0].id) as stream:
+        again = [await asyncio.wait_for(anext(stream), 5) for _ in seen[1:]]
+        assert again == seen[1:]
+    async with await client.subscribe(after="1.5") as stream:
+        lost = await asyncio.wait_for(anext(stream), 5)
+        assert lost == LostMessage(1, "unknown", False, "restarted")
+
+
+async def test_deadlines_and_cancelled_asks_end_in_the_engine_too(
+    desk: Desk, client: AsyncQueryClient
+) -> None:
+    long = {"session": "aaa", "question": "Tell all.", "max_tokens": 60}  # over a second of passes
+    with pytest.raises(QueryError, match=r"no answer within 0\.1 s") as late:
+        await client.ask(**long, deadline_ms=100)
+    assert late.value.code == "timeout"
+    asking = asyncio.create_task(client.ask(**long))
+    await asyncio.sleep(0.2)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    cancelled = "foretick_asks_total"
+    await until(lambda: desk.front.store.value(cancelled, outcome="cancelled") == 1)
+    assert desk.front.store.value(cancelled, outcome="timeout") == 1
+
+
+ELSEWHERE = """
+import importlib.util, sys
+from foretick_client import QueryClient, Update
+assert importlib.util.find_spec("torch") is None and importlib.util.find_spec("daemon") is None
+with QueryClient(sys.argv[1]) as client, client.subscribe(["aaa"], events=["flash_ready"]) as stream:
+    print(client.hello().version, client.ask("aaa", "up?", choices=("YES", "NO")).text, flush=True)
+    item = stream.get(60)
+    assert isinstance(item, Update)
+    print(item.message.session)
+"""
+
+
+async def run(*command: str, cwd: Path | None = None) -> str:
+    """What a command prints. Raises CalledProcessError."""
+
+    def work() -> str:
+        return subprocess.run(
+            command, cwd=cwd, check=True, timeout=120, stdout=subprocess.PIPE, text=True
+        ).stdout
+
+    return await asyncio.to_thread(work)
+
+
+async def while_advancing(desk: Desk, work: asyncio.Task[str]) -> str:
+    while not work.done():
+        await desk.advance()
+        await asyncio.wait([work], timeout=0.3)
+    return work.result()
+
+
+async def test_the_clients_own_distribution_needs_no_pytorch(desk: Desk, tmp_path: Path) -> None:
+    """Built from this tree, installed from the index into a new environment."""
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    source = tmp_path / "tree"
+    for part in ("clients", "daemon/api", "feeds", "flash"):  # a copy, so that nothing is built in the tree
+        ignored = shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
+        shutil.copytree(ROOT / part, source / part, ignore=ignored)
+    for part in ("LICENSE", "pyproject.toml"):
+        shutil.copy(ROOT / part, source / part)
+    made = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path)]
+    await run(*made, str(source / "clients/python"))
+    wheel = tmp_path / "foretick_client-0.1.0-py3-none-any.whl"
+    await run(sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv"))
+    python = str(tmp_path / "venv/bin/python")
+    try:
+        await run(*pip, "--python", python, "install", "--only-binary", ":all:", str(wheel))
+    except subprocess.CalledProcessError:
+        if CI:
+            raise
+        pytest.skip("needs the package index")
+    work = asyncio.create_task(run(python, "-I", "-c", ELSEWHERE, desk.endpoint, cwd=tmp_path))
+    version, text, session = (await while_advancing(desk, work)).split()
+    assert (version, text in ("YES", "NO"), session) == ("1", True, "aaa")
+
+
+@pytest.mark.skipif(not (NODE or CI), reason="needs node and npm (apt-get install nodejs npm)")
+async def test_the_node_example_asks_and_listens(desk: Desk, tmp_path: Path) -> None:
+    example = tmp_path / "node"
+    shutil.copytree(ROOT / "examples/node", example, ignore=shutil.ignore_patterns("node_modules"))
+    try:
+        await run("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent", cwd=example)
+    except subprocess.CalledProcessError:
+        if CI:
+            raise
+        pytest.skip("needs the package index")
+    name = desk.front.sessions.states["aaa"].questions[0].name
+    command = ("node", "desk.mjs", "aaa", name, desk.endpoint, "3")
+    lines = (await while_advancing(desk, asyncio.create_task(run(*command, cwd=example)))).splitlines()
+    assert lines[0].startswith("protocol 1, daemon ")
+    assert lines[1].startswith("asked: ")
+    assert len(lines) == 5
+    assert all(" s old" in line for line in lines[2:])
+
+
+# Agents.
+
+
+def agents(desk: Desk, transport: str, mode: str) -> Client:
+    """The SDK's client, by streamable HTTP or over stdin and stdout of `foretick mcp`."""
+    if transport == "http":
+        return Client(f"http://127.0.0.1:{desk.front.http.port}/mcp", mode=mode)
+    args = ["-c", "from daemon.cli.main import main; main()", "mcp", "--endpoint", desk.endpoint]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
+    return Client(StdioServerParameters(command=sys.executable, args=args, env=environment), mode=mode)
+
+
+@pytest.mark.parametrize(
+    ("transport", "mode"), [("http", "auto"), ("http", "legacy"), ("stdio", "auto"), ("stdio", "legacy")]
+)
+@pytest.mark.filterwarnings("ignore:resources/(un)?subscribe is removed")
+async def test_an_agent_asks_and_is_told_of_new_answers(desk: Desk, transport: str, mode: str) -> None:
+    told: list[str] = []
+
+    async def hear(message: Any) -> None:
+        uri = getattr(getattr(message, "params", None), "uri", None)
+        if uri is not None:
+            told.append(uri)
+
+    agent = agents(desk, transport, mode)
+    agent.message_handler = hear
+    async with agent:
+        listed = (await agent.call_tool("list_sessions", {})).structured_content["sessions"]
+        assert [each["name"] for each in listed] == ["aaa", "ppp"]
+        ask = {"session": "aaa", "question": "up?", "choices": ["YES", "NO"]}
+        replies = await asyncio.gather(*(agent.call_tool("ask", ask) for _ in range(5)))
+        assert {reply.structured_content["text"] for reply in replies} <= {"YES", "NO"}
+        refused = await agent.call_tool("latest_answers", {"session": "zzz"})
+        assert (refused.is_error, refused.structured_content["code"]) == (True, "unknown_session")
+        (contents,) = (await agent.read_resource(URI)).contents
+        assert '"answers":[{' in contents.text
+        with pytest.raises(MCPError, match="no session 'zzz'"):
+            await agent.read_resource("foretick://sessions/zzz")
+        if mode == "legacy":
+            await agent.subscribe_resource(URI)
+            await asyncio.sleep(0.5)  # stdio: the subscription behind it begins
+            await desk.advance()
+            await until(lambda: URI in told)
+        else:
+            async with agent.listen(resource_subscriptions=[URI]) as stream:
+                await asyncio.sleep(0.5)
+                await desk.advance()
+                assert (await asyncio.wait_for(anext(aiter(stream)), 20)).uri == URI
+        computed = desk.front.store.value("foretick_asks_total", outcome="computed")
+        asks = desk.front.sessions._asks._futures  # those that wait for the engine
+        long = {"session": "aaa", "question": "Tell all.", "max_tokens": 60}  # over a second of passes
+        asking = asyncio.create_task(agent.call_tool("ask", long))
+        await until(lambda: asks)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await until(lambda: not asks)
+        assert desk.front.store.value("foretick_asks_total", outcome="computed") == computed
+
+
+async def test_agents_pass_the_guard_as_all_do(desk: Desk) -> None:
+    port = desk.front.http.port
+    foreign = await request(port, "POST", "/mcp", {}, headers={"origin": "http://evil.example"})
+    assert foreign.status == 403

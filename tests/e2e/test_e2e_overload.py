@@ -1,0 +1,202 @@
+"""More than the daemon can carry: thousands of listeners, readers that stop, bars faster than it reads."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import AsyncExitStack
+from typing import Any
+
+import msgspec
+import pytest
+
+from daemon.api.connections import allow_connections
+from daemon.api.events import KEPT
+from daemon.api.messages import QueryError
+from daemon.front.server import Front
+from feeds.durations import Duration
+from flash.questions import PAPER_SIX
+from tests.e2e.inproc import Recorder, Tape, answers, ask_front, count, running
+from tests.e2e.support import SECOND, START, MemorySink, QueueSource, inproc_config, sessions, until
+from tests.http_clients import Sse, Ws, conversing, head, listening, request
+
+LISTENERS = 2000
+AT_ONCE = 64
+EACH_BYTES = 256 << 10
+"""Memory that a listener may take, both of its ends together: they are in this process."""
+FLOOD, TEXT = KEPT + 2000, 4000
+"""Events, and bytes of each: more than is kept for a client, and than fits into its connection."""
+FLOOD_BYTES = 10 * KEPT * TEXT
+"""What is kept of them may take: a message, its text for each transport, and what this process's clients
+have read."""
+CHAT = {"messages": [{"role": "user", "content": "Is it up?"}], "max_tokens": 4}
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def idle(front: Front, number: int, opening: asyncio.Semaphore) -> Connection:
+    """A client that waits for a version's answers: every other one by a WebSocket."""
+    port = front.http.port
+    async with opening:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 14)
+        host = {"host": f"127.0.0.1:{port}"}
+        if number % 2:
+            writer.write(head("GET", "/v1/events?event=flash_ready", host))
+            await reader.readuntil(b"retry: 1000\n\n")
+            return reader, writer
+        upgrade = {"upgrade": "websocket", "connection": "Upgrade", "sec-websocket-version": "13"}
+        key = {"sec-websocket-key": "AAAAAAAAAAAAAAAAAAAAAA=="}
+        writer.write(head("GET", "/v1/ws", host | upgrade | key))
+        await reader.readuntil(b"\r\n\r\n")
+        text = b'{"type":"subscribe","id":1,"events":["flash_ready"]}'
+        writer.write(b"\x81" + bytes([0x80 | len(text)]) + bytes(4) + text)  # masked by zeros
+        await reader.readuntil(b'"subscribed"')
+        return reader, writer
+
+
+def pause(client: Sse | Ws) -> asyncio.Transport:
+    """The client reads nothing more."""
+    assert isinstance(client.writer.transport, asyncio.Transport)
+    client.writer.transport.pause_reading()
+    return client.writer.transport
+
+
+async def versions_of(client: Sse | Ws, last: int) -> tuple[list[int], int]:
+    """Versions of the answers that it gets, up to the ``last``, and how many it is told that it has lost."""
+    got: list[int] = []
+    lost = 0
+    while not got or got[-1] != last:
+        if isinstance(client, Sse):
+            message = (await client.next()).data
+        else:
+            message = await client.next()
+        if "reason" in message:
+            assert (message["reason"], message["exact"]) == ("slow", True)
+            lost += message["events"]
+        else:
+            answer = message.get("data", message)
+            assert answer["type"] == "answer"
+            got.append(answer["data_version"])
+    return got, lost
+
+
+async def test_two_thousand_listeners_and_readers_that_stop() -> None:
+    allow_connections(2 * LISTENERS)
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
+    async with running(inproc_config(), source, sink) as front, AsyncExitStack() as stack:
+        source.put(tape.second(0), tape.second(1))
+        await until(lambda: len(answers(sink)) >= 6, what="answers")
+        before, opening = resident(), asyncio.Semaphore(AT_ONCE)
+        clients = await asyncio.gather(*(idle(front, n, opening) for n in range(LISTENERS)))
+        stack.callback(lambda: [writer.close() for _, writer in clients])
+        for transport in ("sse", "websocket"):
+            listeners = front.store.value("foretick_listeners", transport=transport)
+            assert listeners == LISTENERS / 2
+        assert resident() - before < LISTENERS * EACH_BYTES
+
+        port = front.http.port
+        quick = await stack.enter_async_context(listening(port, "?event=answer"))
+        slow = await stack.enter_async_context(listening(port, "?event=answer"))
+        stuck = await stack.enter_async_context(conversing(port))
+        assert (await stuck.ask(type="subscribe", id=1, events=["answer"]))["type"] == "subscribed"
+        held = [pause(slow), pause(stuck)]
+        before, some = resident(), answers(sink)[0]
+        reading = asyncio.ensure_future(versions_of(quick, FLOOD - 1))
+        for n in range(FLOOD):
+            front.publisher.listeners(msgspec.structs.replace(some, data_version=n, text="x" * TEXT))
+            if n % 64 == 0:
+                await asyncio.sleep(0.005)
+        assert await reading == (list(range(FLOOD)), 0)
+        assert resident() - before < FLOOD_BYTES
+        for transport_ in held:
+            transport_.resume_reading()
+        for client in (slow, stuck):
+            got, lost = await versions_of(client, FLOOD - 1)
+            assert got == sorted(got)
+            assert lost == FLOOD - len(got) > 0
+
+        source.put(tape.second(2), tape.second(3))
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(reader.readuntil(b"flash_ready") for reader, _ in clients))
+        await until(lambda: count(front, "answers", session="aaa") == len(answers(sink)))
+        dropped = {
+            transport: front.store.value("foretick_events_dropped_total", transport=transport)
+            for transport in ("sse", "websocket")
+        }
+        assert all(dropped.values())
+
+
+async def test_a_flood_of_bars_sheds_prompts_and_no_standing_question() -> None:
+    """Every pass takes longer than the promise, so each version is late."""
+    promised = sessions("V:AAA", retention_tokens=1024, max_staleness=Duration(1_000_000))
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
+    async with running(inproc_config(sessions=promised), source, sink, Recorder(0.01)) as front:
+        pool: dict[str, Any] = {"model": front.model, **CHAT}
+        assert (await request(front.http.port, "POST", "/v1/chat/completions", pool)).status == 200
+        flooding = True
+
+        async def flood() -> int:
+            second = 0
+            while flooding:
+                source.put(tape.second(second))
+                second += 1
+                await asyncio.sleep(0.005)
+            return second
+
+        seconds = asyncio.ensure_future(flood())
+        await until(lambda: count(front, "promises_missed", session="aaa") > 3, what="missed promises")
+        for path, kind in (
+            ("/v1/chat/completions", ("error", "type")),
+            ("/v1/completions", ("error", "type")),
+            ("/v1/responses", ("error", "type")),
+            ("/v1/messages", ("error", "type")),
+            ("/v1/complete", ("code",)),
+        ):
+            asked = pool
+            if path == "/v1/completions":
+                asked = {"model": front.model, "prompt": "one two"}
+            elif path == "/v1/responses":
+                asked = {"model": front.model, "input": "one two"}
+            elif path == "/v1/complete":
+                asked = {"text": "one two"}
+            reply = await request(front.http.port, "POST", path, asked)
+            assert (reply.status, reply.headers["retry-after"]) == (429, "1")
+            said = reply.json
+            for name in kind:
+                said = said[name]
+            assert said == ("late" if path == "/v1/complete" else "rate_limit_error")
+        with pytest.raises(QueryError, match="late"):
+            await ask_front(front, "complete", "one two")
+        session = {"model": "session:aaa", **CHAT}
+        ready = session | {"messages": [{"role": "user", "content": "trend"}]}
+        for asked, cached in ((ready, True), (session, False)):
+            reply = await request(front.http.port, "POST", "/v1/chat/completions", asked)
+            assert (reply.status, reply.json["foretick"]["cached"]) == (200, cached)
+        flooding = False
+        bars = await seconds
+        state, last = front.sessions.states["aaa"], START + (bars - 2) * SECOND  # that a later bar has closed
+        await until(lambda: state.times is not None and state.times.as_of >= last, 60, "the last bar")
+        version = state.version
+        flash = [question.name for question in PAPER_SIX if question.choices]
+        due = {(name, n) for name in flash for n in range(1, version + 1)}
+        published: set[tuple[str, int]] = set()
+
+        def all_published() -> bool:
+            published.update((each.question, each.data_version) for each in answers(sink))
+            return due <= published
+
+        await until(all_published, what="every flash answer of every version")
+        # what is generated token by token may give way to a newer version, which is counted
+
+        def all_accounted() -> bool:
+            superseded = count(front, "answers_suppressed", reason="superseded")
+            return all_published() and len(published - due) + superseded == version
+
+        await until(all_accounted, what="the rest, or its count")
+        assert count(front, "prompts_refused") == 6

@@ -1,0 +1,104 @@
+"""Fetches suites that others wrote from a package registry, and runs them in an environment of their own.
+
+Nothing of them is part of this repository: a source distribution is downloaded once, and its tests unpacked
+below `.cache`. Every test of the chosen files runs as it is; which of them fail must be known exactly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+CACHE = Path(__file__).parents[2] / ".cache" / "others"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Tests in the source distribution of ``package``; ``files`` are run from its directory ``root``.
+
+    ``unpacked``: beginnings of the paths to unpack. ``needs``: what its environment has beside pytest.
+    ``options``: of pytest, in place of the suite's own.
+    """
+
+    package: str
+    version: str
+    root: str
+    files: tuple[str, ...]
+    needs: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    unpacked: tuple[str, ...] = ("tests/", "pyproject.toml")
+
+
+def fetched(suite: Suite) -> tuple[Path, Path]:
+    """Python of the suite's environment, and the directory to run it from. Skips offline, but not in CI."""
+    home = CACHE / f"{suite.package}-{suite.version}"
+    python, done = home / "environment" / "bin" / "python", home / "done"
+    if not done.exists():
+        home.mkdir(parents=True, exist_ok=True)
+        subprocess.run([sys.executable, "-m", "venv", str(home / "environment")], check=True)
+        pip = [str(python), "-m", "pip"]
+        _registry([*pip, "install", "--quiet", "pytest", "pytest-asyncio", *suite.needs])
+        only = ["--no-deps", "--no-binary", suite.package, "--dest", str(home)]
+        _registry([*pip, "download", "--quiet", *only, f"{suite.package}=={suite.version}"])
+        (packed,) = home.glob("*.tar.gz")
+        with tarfile.open(packed) as archive:
+            top = packed.name.removesuffix(".tar.gz")
+            wanted = tuple(f"{top}/{each}" for each in suite.unpacked)
+            members = [each for each in archive if each.name.startswith(wanted)]
+            archive.extractall(home, members, filter="data")
+        (home / top).rename(home / "source")
+        packed.unlink()
+        done.touch()
+    return python, home / "source" / suite.root
+
+
+def _registry(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode and "CI" not in os.environ:
+        pytest.skip(f"not to be had from a registry: {done.stderr[-300:]}")
+    assert done.returncode == 0, done.stderr
+
+
+async def outcomes(suite: Suite, environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """Why each test failed, "" for one that did not, by "file::class::test"; and all that was printed.
+
+    Skipped tests are left out.
+    """
+    python, directory = await asyncio.to_thread(fetched, suite)
+    report = CACHE / f"{suite.package}-{os.getpid()}.xml"
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHONPATH"))}
+    process = await asyncio.create_subprocess_exec(
+        str(python), "-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider", "--tb=short",
+        f"--junitxml={report}", *suite.options, *suite.files,
+        cwd=directory, env={**own, **environment},
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    told, _ = await process.communicate()
+    try:
+        cases = ElementTree.parse(report).iter("testcase")
+        return {_name(case): _failure(case) for case in cases if case.find("skipped") is None}, told.decode()
+    except FileNotFoundError:
+        raise AssertionError(told.decode()) from None
+    finally:
+        report.unlink(missing_ok=True)
+
+
+def _name(case: ElementTree.Element) -> str:
+    return f"{case.get('classname')}::{case.get('name')}"
+
+
+def _failure(case: ElementTree.Element) -> str:
+    for kind in ("failure", "error"):
+        found = case.find(kind)
+        if found is not None:
+            return (found.get("message") or kind).partition("\n")[0]
+    return ""
