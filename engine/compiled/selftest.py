@@ -17,6 +17,7 @@ import torch
 
 from engine.compiled.decoder import Decoder, Pass
 from engine.compiled.packing import linears_of
+from engine.device import out_of_memory
 from engine.linears.products import ONEDNN, TORCH, Way, build
 from engine.linears.selftest import Measure, stopwatch
 
@@ -31,7 +32,8 @@ _SLOWER = 1.25
 def pays(decoder: Decoder, model: Any, measure: Measure = stopwatch) -> bool:
     """Whether a compiled layer is not clearly slower than a layer's products alone by any library."""
     ways = [Way(library) for library in (TORCH, ONEDNN) if library is not None]
-    rivals = [_products(model.model.layers[0], way) for way in ways]
+    built = [_products(model.model.layers[0], way) for way in ways]
+    rivals = [rival for rival in built if rival is not None]
     losses = []
     for rows in ROWS:
         ours = _layer(decoder, rows)
@@ -52,14 +54,20 @@ def _layer(decoder: Decoder, rows: int) -> Callable[[], object]:
     return Pass(one, tokens, each, each, [(keys, values)], each, trims=False).around_attention
 
 
-def _products(layer: Any, way: Way) -> Callable[[int], object]:
-    """The linear products of one of transformers' layers, of a number of rows."""
+def _products(layer: Any, way: Way) -> Callable[[int], object] | None:
+    """The linear products of one of transformers' layers, of a number of rows; None if this CPU has none."""
     weights = [each.weight for each in linears_of(layer)]
-    parts = [part.forward for part in build(way, weights, [None] * len(weights))]
 
     @torch.inference_mode()
     def run(rows: int) -> None:
         for part, weight in zip(parts, weights, strict=True):
             part(weight.new_zeros(rows, weight.shape[1]))
 
+    try:  # oneDNN multiplies bf16 with AVX-512 and more
+        parts = [part.forward for part in build(way, weights, [None] * len(weights))]
+        run(1)
+    except RuntimeError as error:
+        if out_of_memory(error):
+            raise
+        return None
     return run

@@ -18,6 +18,7 @@ from engine.compiled.selftest import pays
 from engine.cpu.emit import host_has
 from engine.cpu.vectors import PAIRED
 from engine.engine import Engine
+from engine.linears.products import TORCH
 from engine.model import canary
 from engine.model.embedded import TAPE_MODEL
 from engine.model.loading import LoadedModel, load_model, prepare
@@ -299,3 +300,22 @@ def test_compiled_layers_are_used_unless_a_library_is_clearly_faster(ours: float
     assert pays(loaded.compiled, loaded.model, measure) == used
     assert len(rows) == 3
     assert min(rows) > 1
+
+
+def test_a_library_that_this_cpu_cannot_use_is_no_rival(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As oneDNN in bfloat16 where there is no AVX-512."""
+
+    def refuse(weight: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("bf16 path needs the cpu support avx512bw")
+
+    monkeypatch.setattr("engine.compiled.selftest.ONEDNN", replace(TORCH, name="onednn", pack=refuse))
+    compared: list[int] = []
+
+    def measure(calls: Sequence[Callable[[], object]]) -> list[float]:
+        compared.append(len(calls))
+        return [1.0] * len(calls)
+
+    loaded = tiny("llama", layers=2)
+    assert loaded.compiled is not None
+    assert pays(loaded.compiled, loaded.model, measure)
+    assert compared == [2, 2, 2]
