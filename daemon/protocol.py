@@ -214,10 +214,14 @@ class Answered(msgspec.Struct, frozen=True, tag="answered"):
 
 
 class Asked(msgspec.Struct, frozen=True, tag="asked"):
-    """The answer to an ask; the front adds its ages. An engine without input since its start has no times."""
+    """The answer to an ask; the front adds its ages. An engine without input since its start has no times.
+
+    ``tokens``: those of the question and its answer that were computed.
+    """
 
     reply: messages.AskReply
     times: Times | None
+    tokens: int = 0
 
 
 class AnswerFailed(msgspec.Struct, frozen=True, tag="answer_failed"):

@@ -365,10 +365,18 @@ class EngineAsks:
         decode = decoder(self._built.prompt.decode, prepared, record)
         found = generated(request, question.choices, decode)
         judged = self._confidence.of(ask.session, question, request.samples[0].logits, found["choice"])
-        self._reply(ask, request.version, found, judged)
+        tokens = len(request.prompt) + len(request.output)
+        self._reply(ask, request.version, found, judged, tokens=tokens)
 
     def _reply(
-        self, ask: Ask, version: int, found: dict[str, Any], judged: Judged | None = None, flag: str = ""
+        self,
+        ask: Ask,
+        version: int,
+        found: dict[str, Any],
+        judged: Judged | None = None,
+        *,
+        flag: str = "",
+        tokens: int = 0,
     ) -> None:
         """Reply with the answer's members ``found``, read from ``version``, and with one more ``flag``."""
         record = self.records.of(ask.session, version)
@@ -392,7 +400,7 @@ class EngineAsks:
             untrained=untrained,
             flags=(*(name for name, is_set in flags.items() if is_set), *([flag] if flag else [])),
         )
-        self._emit(protocol.Asked(reply, times))
+        self._emit(protocol.Asked(reply, times, tokens))
 
     def _fail(self, ask: Ask, failure: Failure) -> None:
         self._emit(protocol.AskFailed(ask.id, failure.code, failure.message))

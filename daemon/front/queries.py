@@ -62,7 +62,7 @@ class Queries:
     async def _answer(self, request: messages.ClientRequest, client: Client) -> messages.Reply:
         match request:
             case messages.Ask():
-                return await self._sessions.ask(request, client.tenant)
+                return await self._sessions.ask(request, client)
             case messages.ListSessions():
                 return await self._sessions.sessions(request)
             case messages.Describe():

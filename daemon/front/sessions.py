@@ -18,10 +18,11 @@ import msgspec
 from daemon import protocol
 from daemon.ages import Ages, Times, VenueClock, ages
 from daemon.api import messages
+from daemon.api.access import Access
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.standing import questions_of
 from daemon.front.waiting import Waiting
-from daemon.tenants import LOCAL, Tenant
+from daemon.tenants import LOCAL, Client, Tenant
 from feeds.messages import Answer, Flag
 from flash.questions import Question
 from metrics.catalogue import METRICS, STAGES
@@ -29,6 +30,7 @@ from metrics.store import MetricStore
 
 TIERS = ("cached", "ready", "computed")
 """Latency tiers of asks (*Attention Once* section 3.9.7)."""
+_HERE = Client(LOCAL, "")
 _WORDINGS, _WORDING_CHARS = 256, 2000
 """Most ways to ask a session's questions whose hashes are kept, and how long each may be."""
 
@@ -102,10 +104,19 @@ class SessionState:
 
 
 class Sessions:
-    """Sessions, answers and pending asks. Lives on the event loop."""
+    """Sessions, answers and pending asks. Lives on the event loop.
 
-    def __init__(self, config: Config, store: MetricStore, send: Callable[[protocol.Command], None]) -> None:
-        self._store = store
+    ``access`` is told the tokens that asks take.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        store: MetricStore,
+        send: Callable[[protocol.Command], None],
+        access: Access | None = None,
+    ) -> None:
+        self._store, self._access = store, access or Access()
         self._send = send
         self._promise_ns = config.promise_ns
         self.states: dict[str, SessionState] = {}
@@ -115,7 +126,7 @@ class Sessions:
             self.add(session)
         for asked in questions_of(config):
             self.states[asked.session].questions.append(asked.question)
-        self._asks: Waiting[messages.AskReply] = Waiting()
+        self._asks: Waiting[protocol.Asked] = Waiting()
         self._answered = {
             tier: (
                 store.counter("foretick_asks_total", outcome=tier).inc,
@@ -180,7 +191,8 @@ class Sessions:
             state = self.states.get(event.reply.session) or SessionState("")
             dated = state.dated(event.times or state.times)
             flags = (*event.reply.flags, *(("silent",) if state.is_silent else ()))
-            self._asks.done(event.reply.id, msgspec.structs.replace(event.reply, flags=flags, **dated))
+            reply = msgspec.structs.replace(event.reply, flags=flags, **dated)
+            self._asks.done(reply.id, msgspec.structs.replace(event, reply=reply))
         else:
             self._asks.refused(event)
 
@@ -220,9 +232,9 @@ class Sessions:
             return None
         return _reply(request, known, state)
 
-    async def ask(self, request: messages.Ask, tenant: Tenant = LOCAL) -> messages.AskReply:
+    async def ask(self, request: messages.Ask, client: Client = _HERE) -> messages.AskReply:
         """A standing question's ready answer that is young enough, else the engine's."""
-        return self.cached(request) or await self.ask_engine(request, tenant)
+        return self.cached(request) or await self.ask_engine(request, client)
 
     def ready(self, request: messages.Ask, question: Question) -> messages.AskReply | None:
         """The newest ready answer of a standing ``question``, in reply to ``request``; None without one."""
@@ -230,8 +242,10 @@ class Sessions:
         known = state.answers.get(question.hash)
         return None if known is None else _reply(request, known, state)
 
-    async def ask_engine(self, request: messages.Ask, tenant: Tenant = LOCAL) -> messages.AskReply:
-        """Answer from the engine, ignoring the cache."""
+    async def ask_engine(self, request: messages.Ask, client: Client = _HERE) -> messages.AskReply:
+        """Answer from the engine, ignoring the cache. Its tokens are charged once it has answered."""
+        tenant = client.tenant
+        self._access.tokens(client)
 
         def numbered(number: int) -> protocol.ComputeAsk:
             return protocol.ComputeAsk(
@@ -242,7 +256,8 @@ class Sessions:
             lambda number: self._send(numbered(number)),
             lambda number: self._send(protocol.CancelAsk(number)),
         )
-        return msgspec.structs.replace(found, id=request.id)
+        self._access.charge(client, found.tokens)
+        return msgspec.structs.replace(found.reply, id=request.id)
 
     async def sessions(self, request: messages.ListSessions) -> messages.SessionsReply:
         """All sessions."""

@@ -136,7 +136,7 @@ def make_front(
     standby = Standby(store, configured=config.recovery.standby)
     trackers = {each.name: OffsetTracker(recovery.describe) for each in sources}
     tracker = AllOffsets(trackers) if len(trackers) > 1 else next(iter(trackers.values()), OffsetTracker())
-    sessions = Sessions(config, store, send)
+    sessions = Sessions(config, store, send, access)
     lateness = Lateness(store)
     questions = Questions(sessions, send)
     labelling = Labels(sessions, store, send)

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from daemon import protocol
 from daemon.ages import Times
+from daemon.api.access import Access
 from daemon.api.messages import Answers, Ask, AskReply, ErrorReply, ListSessions, QueryError, Stats
+from daemon.config.tenants import TenantTable
 from daemon.front.sessions import Sessions
-from daemon.tenants import LOCAL, Tenant
+from daemon.tenants import LOCAL, Client, Tenant, Tenants
 from feeds.messages import Answer, Latency
 from flash.questions import PAPER_SIX
 from metrics.catalogue import STAGES
@@ -30,12 +32,12 @@ CACHED_ASK = partial(Ask, session="aaa", question=TREND.text, choices=TREND.choi
 class Rig:
     """Sessions and the commands they send to the engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, access: Access | None = None) -> None:
         config = inproc_config(["V:AAA", "V:BBB"])
         labels = {"session": ["aaa", "bbb"], "source": ["test"], "sink": []}
         self.store = MetricStore.local(labels)
         self.sent: list[protocol.Command] = []
-        self.sessions = Sessions(config, self.store, self.sent.append)
+        self.sessions = Sessions(config, self.store, self.sent.append, access)
 
     def committed(self, version: int, session: str = "aaa") -> None:
         times = times_of(version)
@@ -225,11 +227,29 @@ async def test_what_the_engine_refuses_is_an_error_with_its_message(rig, code, e
 
 
 async def test_an_ask_says_whose_it_is(rig):
-    asking = asyncio.create_task(rig.sessions.ask(CACHED_ASK(id=1), Tenant("desk", weight=2.0)))
+    asking = asyncio.create_task(rig.sessions.ask(CACHED_ASK(id=1), Client(Tenant("desk", weight=2.0), "")))
     ask = await rig.sent_ask()
     assert rig.sent == [protocol.ComputeAsk(ask, "desk", 2.0)]
     rig.sessions.asked(reply_to(ask, "UP", "UP"))
     await asking
+
+
+async def test_tokens_of_an_ask_are_charged_and_ready_answers_are_free() -> None:
+    tenants = Tenants([TenantTable("desk", tokens_per_minute=60)])
+    rig = Rig(Access(tenants, clock=lambda: 0.0))
+    tenant = tenants.named("desk")
+    assert tenant is not None
+    desk = Client(tenant, "desk")
+    asking = asyncio.create_task(rig.sessions.ask(CACHED_ASK(id=1), desk))
+    rig.sessions.asked(msgspec.structs.replace(reply_to(await rig.sent_ask(), "UP", "UP"), tokens=80))
+    await asking
+    with pytest.raises(QueryError, match="60 tokens a minute") as refused:
+        await rig.sessions.ask(CACHED_ASK(id=2), desk)
+    assert (refused.value.code, refused.value.retry_after_s) == ("busy", 21.0)
+    assert len(rig.sent) == 1
+    rig.committed(3)
+    rig.answered(3)
+    assert (await rig.sessions.ask(CACHED_ASK(id=3), desk)).cached
 
 
 async def test_an_abandoned_ask_is_cancelled_and_its_answer_ignored(rig):
