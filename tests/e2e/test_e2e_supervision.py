@@ -34,10 +34,11 @@ TASKS = [
     "ingest",
     "publish aaa to test",
     "publish dead letters to test",
+    "query leases",
     "query socket",
     "watchdog",
 ]
-RESTARTED = {"query socket"}
+RESTARTED = {"query leases", "query socket"}
 THREADS = ["data-plane", "device-worker", "heartbeat"]
 
 
