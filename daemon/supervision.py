@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 Job = Callable[[], Coroutine[Any, Any, None]]
 
 RESTART_AFTER_S = 0.1
+CANCEL_AGAIN_S = 10.0
+"""Longer than a task needs to clean up."""
 MAX_RESTARTS = 5
 """Restarts of all tasks within a minute; one more and the task counts as failed."""
 
@@ -61,11 +63,16 @@ class Tasks:
         return self._running.pop(name, None)
 
     async def stop(self, *names: str) -> None:
-        """Cancel the named tasks (all without names) and wait for their end."""
-        tasks = [task for name in names or self.names() if (task := self.expect_end(name)) is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Cancel the named tasks (all without names) and wait for their end.
+
+        A library may lose a cancellation, as `asyncio.wait_for` does before Python 3.12: they are cancelled
+        again until they end.
+        """
+        left = {task for name in names or self.names() if (task := self.expect_end(name)) is not None}
+        while left:
+            for task in left:
+                task.cancel()
+            _, left = await asyncio.wait(left, timeout=CANCEL_AGAIN_S)
 
     def note_end(self, name: str, why: str) -> None:
         """Note the unexpected end of something that runs elsewhere, such as an engine thread."""

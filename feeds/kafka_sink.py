@@ -133,7 +133,8 @@ class KafkaSink:
         generation = self._generation
         if generation is not None:
             with contextlib.suppress(TimeoutError, KafkaError):
-                await asyncio.wait_for(generation.producer.flush(), self._stop_timeout_s)
+                async with asyncio.timeout(self._stop_timeout_s):
+                    await generation.producer.flush()
             await asyncio.sleep(0)  # let acknowledged publishers return first
         self._stop.set()
         self._generation = None

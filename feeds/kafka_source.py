@@ -201,7 +201,8 @@ class KafkaSource:
         if not theirs:
             return {}
         try:
-            found = await asyncio.wait_for(_committed(consumer, theirs), self._commit_timeout_s)
+            async with asyncio.timeout(self._commit_timeout_s):
+                found = await _committed(consumer, theirs)
         except (KafkaError, TimeoutError) as error:
             raise ConnectionError(
                 f"{self.name}: the offsets of other daemons are not known: {error!r}"
@@ -337,7 +338,8 @@ class KafkaSource:
         if not ours:
             return
         try:
-            await asyncio.wait_for(consumer.commit(ours), self._commit_timeout_s)
+            async with asyncio.timeout(self._commit_timeout_s):
+                await consumer.commit(ours)
         except (KafkaError, TimeoutError) as error:
             raise CommitFailed(f"{self.name}: offsets not stored: {error!r}") from error
 
@@ -583,7 +585,8 @@ class KafkaSource:
         ends = {}
         for partition in consumer.assignment():
             with contextlib.suppress(KafkaError, TimeoutError, IllegalStateError):
-                position = await asyncio.wait_for(consumer.position(partition), _POSITION_S)
+                async with asyncio.timeout(_POSITION_S):
+                    position = await consumer.position(partition)
                 if self._rejoined:  # it is the committed offset
                     return
                 read, before = self.reached.get((partition.topic, partition.partition), (position, 0))
@@ -597,7 +600,8 @@ class KafkaSource:
         if time.monotonic() - self._quiet_since < PROBE_S:
             return
         try:
-            await asyncio.wait_for(consumer.topics(), PROBE_S)
+            async with asyncio.timeout(PROBE_S):
+                await consumer.topics()
             self.connection.up()
         except (KafkaError, TimeoutError) as error:
             self.connection.retries += 1

@@ -144,7 +144,8 @@ class LibrdkafkaProducer:
         done: Future[None] = Future()
         self._work.put((work, done))
         try:
-            await asyncio.wait_for(asyncio.wrap_future(done), self._timeout_s + HANGS_S)
+            async with asyncio.timeout(self._timeout_s + HANGS_S):
+                await asyncio.wrap_future(done)
         except TimeoutError:
             raise TransactionFailed("librdkafka does not come back from a call") from None
 

@@ -144,7 +144,8 @@ class ZmqSource:
         # A reader that abandoned batches() halfway is not polling either: closing is safe after
         # the wait.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), 2 * POLL_MS / 1000)
+            async with asyncio.timeout(2 * POLL_MS / 1000):
+                await self._idle.wait()
         await self._guarded.close(socket, 0)
 
     def _drain(self, socket: zmq.asyncio.Socket) -> list[Incoming]:

@@ -289,7 +289,8 @@ class McpServer:
         for connection, client in list(self._subscribers.get(uri, {}).items()):
             try:
                 # one that does not read must not keep the news from others
-                await asyncio.wait_for(client.send_resource_updated(uri), _TELL_S)
+                async with asyncio.timeout(_TELL_S):
+                    await client.send_resource_updated(uri)
             except Exception:  # its connection is gone, whatever the transport raises for that
                 self._forget(uri, connection)
 

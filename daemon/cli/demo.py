@@ -279,7 +279,8 @@ async def _watch(
             if console.is_terminal:
                 live.update(_table(seen), refresh=True)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), 0.25)
+                async with asyncio.timeout(0.25):
+                    await stop.wait()
         live.update(_table(seen), refresh=True)
     if failed.done():
         failed.result()

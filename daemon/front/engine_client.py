@@ -96,7 +96,8 @@ class ProcessEngine:
         self._closing = True
         if self._process is not None:
             try:
-                await asyncio.wait_for(self._process.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self._process.wait()
             except TimeoutError:
                 self._process.kill()
                 await self._process.wait()
@@ -167,6 +168,7 @@ class InprocEngine:
     async def close(self, timeout_s: float) -> None:
         """Wait for the host to end."""
         if self._stopping is not None:
-            await asyncio.wait_for(self._stopping, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._stopping
         elif self._host is not None:
             await asyncio.to_thread(self._host.stop, 0.0)

@@ -89,7 +89,8 @@ class EngineManager:
         if self._client is not None:
             if self.send(protocol.StopEngine(drain_s)):
                 try:
-                    await asyncio.wait_for(self._stopped.wait(), drain_s + CLOSE_S)
+                    async with asyncio.timeout(drain_s + CLOSE_S):
+                        await self._stopped.wait()
                 except TimeoutError:
                     clean = False
                     log.error("the engine did not drain within %.1f s", drain_s + CLOSE_S)

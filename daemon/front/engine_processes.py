@@ -69,7 +69,8 @@ class EngineProcesses:
         assert spare.stdin is not None  # asked for
         spare.stdin.close()  # its signal to end
         try:
-            await asyncio.wait_for(spare.wait(), _CLOSE_S)
+            async with asyncio.timeout(_CLOSE_S):
+                await spare.wait()
         except TimeoutError:
             spare.kill()
             await spare.wait()

@@ -146,7 +146,8 @@ def _spent(front: Front) -> tuple[float, float]:
 
 async def _in_time(arrived: asyncio.Event) -> None:
     try:
-        await asyncio.wait_for(arrived.wait(), _LONGEST_S)
+        async with asyncio.timeout(_LONGEST_S):
+            await arrived.wait()
     except TimeoutError:
         raise HostFailed(f"a round was not answered within {_LONGEST_S:g} s") from None
 

@@ -120,3 +120,27 @@ def test_an_expected_end_of_a_thread_is_not_reported() -> None:
     go_on.set()
     asked.join()
     assert ended == []
+
+
+async def test_a_task_that_loses_its_cancellation_is_cancelled_again(
+    tasks: Tasks, ended: Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a library that waits by `asyncio.wait_for`, before Python 3.12."""
+    monkeypatch.setattr("daemon.supervision.CANCEL_AGAIN_S", 0.01)
+    lost = 0
+
+    async def losing() -> None:
+        nonlocal lost
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                lost += 1
+                if lost == 3:
+                    raise
+
+    tasks.start("losing", losing)
+    tasks.start("sleeping", sleeping)
+    await asyncio.sleep(0)
+    await asyncio.wait_for(tasks.stop(), 10)
+    assert (lost, ended, tasks.names()) == (3, [], [])
