@@ -135,8 +135,11 @@ class OffsetTracker:
         return offset < self._stored.get(stream, 0)
 
     def is_history(self, session: str, number: int) -> bool:
-        """Whether all of a session's records up to running number ``number`` were answered for before."""
-        return number <= self._history.get(session, -1) and not self.waits(session, number)
+        """Whether all of a session's records up to running number ``number`` were answered for before.
+
+        Not known of number 0: an earlier engine took those, and may have ended before it answered.
+        """
+        return 0 < number <= self._history.get(session, 0) and not self.waits(session, number)
 
     def reads(self, session: str, streams: Collection[Stream]) -> bool:
         """Whether records of the session came from any of these streams."""

@@ -585,6 +585,18 @@ async def test_records_below_the_committed_offset_are_history_though_the_engine_
     assert {a.data_version for a in sink.messages("answers.v1")} == {2}
 
 
+async def test_a_bar_that_came_whole_from_a_snapshot_is_no_history(rig):
+    """Its records have number 0. Others of the session are read again, from below the committed offset."""
+    sink = MemorySink()
+    r = rig(Route(sink, "answers.v1"))
+    r.tracker.begin(STREAM, 0, 2)
+    r.arrive("aaa", 0, 1)
+    times = Times(START, time.time_ns(), time.monotonic_ns())
+    r.publisher.committed(protocol.Committed("aaa", 1, 1, 20, 1, times, protocol.Inputs(0, 0, 0, (START,))))
+    r.answer("aaa", 1, 1)
+    await until(lambda: len(sink.sent) == 6)
+
+
 async def test_answers_are_numbered_as_published_and_suppressed_ones_have_no_number(rig):
     sink = MemorySink()
     question = QuestionConfig(name="calm", text="Calm?", publish_when="changed")
