@@ -9,7 +9,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -26,12 +27,14 @@ READY_S = 60.0
 STOP_S = 20.0
 
 
-async def create_topics(bootstrap: str, topics: Mapping[str, int]) -> None:
+async def create_topics(bootstrap: str, topics: Mapping[str, int], replicas: int = 1) -> None:
     """Create topics, by name and number of partitions, that do not exist."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     try:
         await admin.start()
-        response = await admin.create_topics([NewTopic(name, count, 1) for name, count in topics.items()])
+        response = await admin.create_topics(
+            [NewTopic(name, count, replicas) for name, count in topics.items()]
+        )
     finally:
         await admin.close()
     assert not any(code for _, code, *_ in response.topic_errors), response.topic_errors
@@ -102,14 +105,23 @@ class KafkaServer:
 
     ``secured``: a second listener, of clients that know ``ca_file`` and log in as `USER`, at ``secure``.
     A listener at ``behind_port`` tells clients to connect to ``behind``, where a `KafkaProxy` may listen.
-    ``more``: properties of the broker.
+    ``more``: properties of the broker. ``node``: its id.
     """
 
+    replicas = 1
+    """Of a topic, at most."""
+
     def __init__(
-        self, heap_mb: int = 512, secured: bool = False, more: Mapping[str, object] | None = None
+        self,
+        heap_mb: int = 512,
+        secured: bool = False,
+        more: Mapping[str, object] | None = None,
+        node: int = 1,
     ) -> None:
         self._heap_mb = heap_mb
         self._secured = secured
+        self.node = node
+        self._peers: tuple[KafkaServer, ...] = (self,)
         # all at once: a port that is free is given again by the next call
         self._secure_port, self._port, self._controller, self.behind_port, self.proxy_port = free_ports(5)
         self.secure = f"127.0.0.1:{self._secure_port}"
@@ -134,6 +146,16 @@ class KafkaServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def join(self, peers: Iterable["KafkaServer"]) -> None:
+        """Before the first start: one quorum with these, this one among them."""
+        self._peers = tuple(peers)
+
+    @property
+    def voter(self) -> str:
+        """This node in a quorum, as StorageTool reads it."""
+        directory = base64.urlsafe_b64encode(f"foretick node {self.node:02}".encode()).decode().rstrip("=")
+        return f"{self.node}@127.0.0.1:{self._controller}:{directory}"
 
     def start(self) -> None:
         """Start the broker and wait until it takes requests."""
@@ -182,8 +204,9 @@ class KafkaServer:
         if self._secured:
             for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
                 users += ["--add-scram", f'{mechanism}=[name={USER},password="{PASSWORD}"]']
-        base = ("kafka.tools.StorageTool", "format", "--standalone", "-t", CLUSTER)
-        self._run(*base, "-c", str(settings), *users)
+        voters = ("--initial-controllers", ",".join(each.voter for each in self._peers))
+        base = ("kafka.tools.StorageTool", "format", "-t", CLUSTER)
+        self._run(*base, *voters, "-c", str(settings), *users)
         self._formatted = True
 
     def _run(self, *arguments: str) -> str:
@@ -215,8 +238,10 @@ class KafkaServer:
         listeners = f"{plain},{behind},CONTROLLER://127.0.0.1:{self._controller}"
         settings = {
             "process.roles": "broker,controller",
-            "node.id": 1,
-            "controller.quorum.bootstrap.servers": f"127.0.0.1:{self._controller}",
+            "node.id": self.node,
+            "controller.quorum.bootstrap.servers": ",".join(
+                f"127.0.0.1:{each._controller}" for each in self._peers
+            ),
             "controller.listener.names": "CONTROLLER",
             "listeners": listeners,
             "advertised.listeners": f"{plain},BEHIND://{self.behind}",
@@ -272,3 +297,60 @@ class KafkaServer:
         tail = (self._home / "broker.log").read_bytes()[-1500:].decode(errors="replace")
         self.stop()
         raise RuntimeError(f"Apache Kafka did not get ready within {READY_S:g} s: {tail}")
+
+
+class KafkaCluster:
+    """Three brokers of one quorum, each of which holds all; any one of them can be killed.
+
+    ``bootstrap`` names all. ``more``: properties of each.
+    """
+
+    replicas = 3
+
+    def __init__(self, heap_mb: int = 320, more: Mapping[str, object] | None = None) -> None:
+        replicated = {
+            "offsets.topic.replication.factor": 3,
+            "transaction.state.log.replication.factor": 3,
+            "transaction.state.log.min.isr": 2,
+            "min.insync.replicas": 2,
+            "broker.session.timeout.ms": 3000,
+            "broker.heartbeat.interval.ms": 500,
+        }
+        self._nodes = {
+            node: KafkaServer(heap_mb, more=replicated | dict(more or {}), node=node) for node in (1, 2, 3)
+        }
+        for each in self._nodes.values():
+            each.join(self._nodes.values())
+        self.bootstrap = ",".join(each.bootstrap for each in self._nodes.values())
+
+    def __enter__(self) -> Self:
+        try:
+            with ThreadPoolExecutor(len(self._nodes)) as pool:  # the first waits for a second
+                list(pool.map(self.start, self._nodes))
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self, node: int) -> None:
+        """Start a broker, again after `kill`."""
+        self._nodes[node].start()
+
+    def kill(self, node: int) -> None:
+        """End a broker by SIGKILL."""
+        self._nodes[node].kill()
+
+    def run_tool(self, tool: str, *arguments: str) -> str:
+        """What one of the release's own tools prints, by the name of its class. Raises RuntimeError."""
+        return self._nodes[1].run_tool(tool, *arguments)
+
+    def close(self) -> None:
+        """Kill and delete all; politely it would take a quorum."""
+        for each in self._nodes.values():
+            each.kill()
+            each.close()

@@ -22,7 +22,7 @@ from tests.chaos.reading import Tail
 from tests.chaos.schedule import Event, Fault, Moment
 from tests.e2e.process import Daemon, gone, until_slowly
 from tests.e2e.support import until
-from tests.kafka_server import KafkaServer, create_topics, free_ports
+from tests.kafka_server import KafkaCluster, KafkaServer, create_topics, free_ports
 
 NAMES = frozenset(question.name for question in PAPER_SIX)
 PARTITIONS = 2
@@ -77,7 +77,12 @@ class Rig:
     """
 
     def __init__(
-        self, broker: KafkaServer, folder: Path, *, exactly_once: bool = False, spare: bool = False
+        self,
+        broker: KafkaServer | KafkaCluster,
+        folder: Path,
+        *,
+        exactly_once: bool = False,
+        spare: bool = False,
     ) -> None:
         self.broker, self.exactly_once, self._spare = broker, exactly_once, spare
         self.suffix = f".{uuid.uuid4().hex[:8]}"
@@ -95,6 +100,10 @@ class Rig:
         self._sink: KafkaSink | None = None
 
     @property
+    def transactional_id(self) -> str:
+        return f"foretick{self.suffix}-{self._member}"
+
+    @property
     def daemon(self) -> Daemon:
         assert self._daemon is not None, "it was started"
         return self._daemon
@@ -102,7 +111,7 @@ class Rig:
     async def start(self) -> None:
         """Create the topics and start the first daemon."""
         topics = {self.trades: PARTITIONS, self.answers: 1, f"dlq.v1{self.suffix}": 1}
-        await create_topics(self.broker.bootstrap, topics)
+        await create_topics(self.broker.bootstrap, topics, self.broker.replicas)
         self._daemon = self._new()
         await self.daemon.ready()
 
@@ -150,6 +159,7 @@ class Rig:
             case "terminate":
                 await self._terminate()
             case "stop broker" | "kill broker":
+                assert isinstance(self.broker, KafkaServer), "the only one"
                 end = self.broker.stop if fault == "stop broker" else self.broker.kill
                 await asyncio.to_thread(end)
                 await asyncio.to_thread(self.broker.start)
@@ -238,7 +248,7 @@ class Rig:
                 f'[source]\nkind = "kafka"\n[source.kafka]\n{bootstrap}',
                 f'topics = ["{self.trades}"]\ngroup = "{self.group}"',
                 f'[sink.kafka]\n{bootstrap}\ntopic = "{self.answers}"\ndlq = "dlq.v1{self.suffix}"',
-                f'delivery = "exactly_once"\ntransactional_id = "foretick{self.suffix}-{self._member}"'
+                f'delivery = "exactly_once"\ntransactional_id = "{self.transactional_id}"'
                 if self.exactly_once
                 else "",
                 f'[recovery]\ndirectory = "{self._folder / "snapshots"}"\ninterval = "1s"',
@@ -259,18 +269,31 @@ class Rig:
         tail, at = self._tail, as_of(n)
         assert tail is not None, "only within `clients`"
 
+        def found() -> set[tuple[str, str]]:
+            answers = [each.answer for each in list(tail.found.values())[-400:]]
+            return {(a.session, a.question) for a in answers if a.as_of == at}
+
         def there() -> bool:
             if (status := self.daemon.poll()) is not None:
                 self.exits.append(status)
                 self._daemon = self._new()
-            answers = [each.answer for each in list(tail.found.values())[-400:]]
-            return len({(a.session, a.question) for a in answers if a.as_of == at}) >= count
+            return len(found()) >= count
 
         try:
             await until(there, ANSWERED_S, f"{count} answers as of bar {n}")
         except TimeoutError as error:
+            error.add_note(f"answered: {sorted(found())}, read to offset {max(tail.found, default=None)}")
+            error.add_note(f"the daemon: {await asyncio.to_thread(self._state)}")
             error.add_note(f"log of the daemon:\n{self.daemon.log[-4000:]}")
             raise
+
+    def _state(self) -> str:
+        """What the daemon says of itself: readiness, and the metrics of sessions and partitions."""
+        told = self.daemon.get("/metrics")[1].splitlines()
+        about = ("session=", "partition=", "engine", "commits")
+        series = [each for each in told if each[:1] != "#" and any(word in each for word in about)]
+        kept = [each for each in series if "_bucket{" not in each and not each.endswith(" 0.0")]
+        return "\n".join([self.daemon.get("/readyz")[1], *kept])
 
 
 class _Strike:
