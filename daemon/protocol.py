@@ -117,6 +117,16 @@ class TakeOver(msgspec.Struct, frozen=True, tag="take_over"):
 SessionCommand = AddSession | ChangeSession | RemoveSession | TakeOver
 
 
+class ReadOn(msgspec.Struct, frozen=True, tag="read_on"):
+    """The records of these sessions are read from now on, for this daemon to answer.
+
+    What a snapshot left open or waiting goes on. Without this it does so with the next bar that new records
+    close.
+    """
+
+    sessions: tuple[str, ...]
+
+
 class NameStream(msgspec.Struct, frozen=True, tag="name_stream"):
     """The stream of `ingest.record.stream_number` has this name. ``reread``: its source can read it again."""
 
@@ -143,6 +153,7 @@ Command = (
     | SessionCommand
     | messages.Label
     | PromptCommand
+    | ReadOn
     | NameStream
     | generation.GenerationCommand
     | EndInput

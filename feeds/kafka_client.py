@@ -62,8 +62,12 @@ async def open_client(
 
 async def close_client(client: Any, timeout_s: float) -> None:
     """Stop an aiokafka client in about ``timeout_s``, whatever its state or its broker's. Never raises."""
-    if not await _quietly(client.stop(), timeout_s):
-        await _tear_down(client, timeout_s)
+    stopped = False
+    try:
+        stopped = await _quietly(client.stop(), timeout_s)
+    finally:  # one that is left half-way stays a member of its group
+        if not stopped:
+            await _tear_down(client, timeout_s)
 
 
 class BrokerError(RuntimeError):

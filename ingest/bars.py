@@ -285,9 +285,9 @@ class BarBuilder:
         closed["ts_closed"] = now_ns
         return closed
 
-    def read_on(self, now_ns: int) -> None:
-        """Idle times count from now, on the monotonic clock."""
-        self._sessions["last_ring"] = now_ns
+    def read_on(self, now_ns: int, sessions: Sequence[int] | None = None) -> None:
+        """Idle times of these sessions (all) count from now, on the monotonic clock."""
+        self._sessions["last_ring"][slice(None) if sessions is None else list(sessions)] = now_ns
 
     def flush(self) -> Bars:
         """Close every open bar, BAR [m], at the end of the input."""

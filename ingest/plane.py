@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -136,6 +136,8 @@ class _Session:
         self.bars_ns = 0
         self.releasing = False
         """Bars from the backlog are on their way to the engine."""
+        self.restored = False
+        """It came from a snapshot, and nothing behind that has been read yet."""
         self.bars = metrics.counter("foretick_bars_total", session=spec.name)
         self.waiting = metrics.gauge("foretick_bars_waiting", session=spec.name)
         self._growths = {
@@ -184,6 +186,7 @@ class _Session:
         amender = None if self._decimal is None else self._decimal.amender
         if (self._compact is None) != (cut.compact is None) or (amender is None) != (cut.amender is None):
             raise ValueError("the stored session wrote its bars in another way")
+        self.restored = True
         waiting = cut.waiting.array(BAR)
         received_before(waiting, number, now_ns)
         self.backlog.restore(waiting, cut.shortest)
@@ -271,6 +274,8 @@ class DataPlane:
         self._changes: deque[tuple[Sequence[SessionSpec], Callable[[], None]]] = deque()
         self._clock, self._room, self._bit_by_bit = clock, room, bit_by_bit
         self._may_close_idle = may_close_idle
+        self._read_until = clock()
+        """All that came before this time was read."""
         self._building = threading.Lock()
         """Held while open bars change. Nothing is called meanwhile that may wait for another thread."""
         self._buffer = np.zeros(_DRAIN, RECORD)
@@ -296,9 +301,10 @@ class DataPlane:
             self._change(*self._changes.popleft())
         drained = 0 if self.full else self._drain()
         if self._builder.closes_idle and self._may_close_idle():
+            now_ns = self._read_until
             with self._building:
-                idle = self._builder.close_idle(self._clock())
-                self._accept(idle, 0)
+                self._builder.read_on(now_ns, [n for n, each in enumerate(self._sessions) if each.restored])
+                self._accept(self._builder.close_idle(now_ns), 0)
         self._release()
         return drained
 
@@ -316,13 +322,15 @@ class DataPlane:
     def flush(self) -> None:
         """Close every open bar at the end of the input. Call it on the thread that steps."""
         with self._building:
+            for session in self._sessions:
+                session.restored = False
             self._accept(self._builder.flush(), 0)
         self._release()
 
     @property
     def full(self) -> bool:
         """A backlog is full, so the ring is not read."""
-        return any(session.backlog.full for session in self._sessions)
+        return any(session.backlog.full and not session.restored for session in self._sessions)
 
     @property
     def waiting(self) -> int:
@@ -373,7 +381,9 @@ class DataPlane:
         """Have a new session go on from a `cut`, before its first record.
 
         ``reread``, by symbol: its stream is read from there again, so what it had taken is ignored. Of the
-        others, records may be lost. Raises ValueError, with nothing kept, for the cut of another session.
+        others, records may be lost. Its waiting bars are held, and its open ones are not idle, before `go_on`
+        or a bar that new records close: until then another daemon may answer them, or have done so. Raises
+        ValueError, with nothing kept, for the cut of another session.
         """
         with self._building:
             number = [each.spec.name for each in self._sessions].index(session)
@@ -385,6 +395,15 @@ class DataPlane:
         """Reading begins again: no session is idle yet. On the thread that steps."""
         with self._building:
             self._builder.read_on(self._clock())
+
+    def go_on(self, sessions: Collection[str]) -> None:
+        """These sessions are read from now on. On the thread that steps."""
+        now_ns = self._clock()
+        with self._building:
+            for number, each in enumerate(self._sessions):
+                if each.restored and each.spec.name in sessions:
+                    each.restored = False
+                    self._builder.read_on(now_ns, [number])
 
     def mark_gap(self) -> None:
         """Records of any session may be lost: see `BarBuilder.mark_gap`."""
@@ -418,7 +437,10 @@ class DataPlane:
 
     def _drain(self) -> int:
         self._fill.set(self._ring.fill)
+        now_ns = self._clock()
         n = self._ring.pop(self._buffer)
+        # a session is not idle while its records are behind others in the ring
+        self._read_until = int(self._buffer[n - 1]["ts_ring"]) if n and self._ring.fill else now_ns
         if self._dropped.update(self._ring.lost):  # the loss lies before the records just drained
             self._builder.mark_gap()
         if n == 0:
@@ -429,6 +451,8 @@ class DataPlane:
         with self._building:
             bars = self._builder.update(records, started)
             bars_ns = self._since(started, self._bars)
+            for number in np.unique(bars["session"]).tolist():
+                self._sessions[number].restored = False
             self._accept(bars, bars_ns)
         builder = self._builder
         for session, *counts in zip(
@@ -452,7 +476,8 @@ class DataPlane:
             if not len(session.backlog):
                 continue
             with self._building:  # so that a cut is before or behind it
-                room = 0 if session.backlog.held(now_ns) else self._room(session.spec.name)
+                held = session.restored or session.backlog.held(now_ns)
+                room = 0 if held else self._room(session.spec.name)
                 if room > 0 and self._bit_by_bit(session.spec.name):
                     room = min(room, session.backlog.together)
                 session.releasing = room > 0

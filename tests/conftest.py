@@ -22,7 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).parent
 
-LONGEST = ("chaos", "e2e", "engine", "bench", "feeds")
+LONGEST = ("chaos", "e2e", "transactions", "others", "soak", "bench", "engine", "feeds")
 """Packages of tests, the slowest first."""
 MOST_WORKERS = 8
 """Each imports PyTorch."""

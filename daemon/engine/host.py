@@ -117,6 +117,8 @@ class EngineHost:
                 self.sessions.handle(command)
             case Label():
                 self.labels.label(command)
+            case protocol.ReadOn():
+                self.input.read_on(command.sessions)
             case protocol.NameStream():
                 self.snapshots.name_stream(command)
             case GenerateAll() | CountTokens() | CancelGeneration():

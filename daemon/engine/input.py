@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -256,6 +256,12 @@ class EngineInput:
         # without a log there is nothing to read again
         known_closed = known.closed if all(reread) else ()
         self._history[session] = History(len(reread), known_closed, closed, follows=self.standby)
+
+    def read_on(self, sessions: Collection[str]) -> None:
+        """The records of these sessions are read from now on: see `DataPlane.restore`."""
+        with self._changing:
+            go_on = partial(self._plane.go_on, sessions)
+            self._plane.change(list(self._specs.values()), go_on)
 
     def remove(self, name: str, done: Callable[[], None]) -> None:
         """Take no more records for a session; then ``done`` is called, on the data plane's thread."""

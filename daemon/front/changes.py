@@ -95,8 +95,10 @@ class LiveSessions:
             before = self.config
             for session in [each for each in self.config.sessions if each.name in names]:
                 self._resuming.add(session.name)
-                await self._logged(session.name, self._again(session))
-                self._resuming.discard(session.name)
+                try:
+                    await self._logged(session.name, self._again(session))
+                finally:
+                    self._resuming.discard(session.name)
             self._arrange(before)
         return {name: found for name in names if (found := self._positions.pop(name, {}))}
 

@@ -75,6 +75,8 @@ class FeedInput:
         self._stored: dict[Partition, CommitPoint] = {}
         self._mine: set[Partition] = set()
         self.resume: Resume = _nothing
+        self.read_on: Callable[[Collection[str]], None] = lambda sessions: None
+        """Tells the engine whose records are read from now on."""
         self.take_over: Callable[[], Awaitable[None]] = _no_engine
         """Has the engine ask about bars behind the sessions' progress, which until then are history."""
         self._waiting = _standing_by(source) if config.recovery.standby else None
@@ -179,6 +181,7 @@ class FeedInput:
         readers = known & self._recovery.readers(point.metadata)
         self._mine.add(partition)
         self.tracker.begin(partition, start, 0 if self.again else point.offset, readers)
+        self.read_on(readers)
 
     def left(self, partitions: Collection[Partition]) -> None:
         """These partitions are somebody else's."""
@@ -234,6 +237,9 @@ class FeedInput:
             name_stream=self._name_stream,
         )
         self.connected = True
+        if self._log is None:
+            # those with positions are read from a log
+            self.read_on([each.name for each in self._sessions if not self.positions.get(each.name)])
 
     def number_anew(self) -> dict[str, int]:
         """Number the symbols for a new engine, whose ring is empty."""

@@ -190,7 +190,8 @@ class OffsetTracker:
         }
         for runs in self._outstanding.values():
             for run in runs:
-                positions[run.stream] = min(positions[run.stream], run.offsets[run.done])
+                if run.stream in positions:  # otherwise it is read again
+                    positions[run.stream] = min(positions[run.stream], run.offsets[run.done])
         points = {
             stream: CommitPoint(offset, self._describe(self._readers.get(stream, ())))
             for stream, offset in positions.items()

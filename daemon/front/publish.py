@@ -139,7 +139,7 @@ class Publisher:
 
     def remove(self, name: str) -> None:
         """A session is gone: no answer will cover what it read."""
-        del self._published[name]
+        self._published.pop(name).versions.clear()  # a late acknowledgement finds nothing
         self.delivery.remove(name)
         if self.transactions is not None:
             self.transactions.remove(name)
@@ -184,11 +184,11 @@ class Publisher:
 
     def _is_history(self, event: protocol.Committed) -> bool:
         """Also where the engine did not know it: its progress is that of its start, or it cannot tell."""
-        return (
-            event.history
-            or self.recovery.is_history(event.session, event.inputs.closed)
-            or self._tracker.is_history(event.session, event.inputs.last)
-        )
+        if event.history or self.recovery.is_history(event.session, event.inputs.closed):
+            return True
+        # by its records only where nothing better is known: an empty bar has those of the bar before it
+        unknown = not self.recovery.knows_history(event.session)
+        return unknown and self._tracker.is_history(event.session, event.inputs.last)
 
     def _note_basis(self, published: _Published, event: protocol.Committed) -> None:
         found = self._ranges(event.session, event.inputs)

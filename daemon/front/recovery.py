@@ -238,6 +238,10 @@ class Recovery:
         before = self._session(session).history
         return bool(closed) and len(closed) == len(before) and all(map(int.__le__, closed, before))
 
+    def knows_history(self, session: str) -> bool:
+        """Whether it is known up to which bars earlier engines answered."""
+        return bool(self._session(session).history)
+
     def progress(self, session: str) -> Progress:
         """How far the session's answers are acknowledged."""
         return self._session(session).progress

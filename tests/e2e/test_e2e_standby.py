@@ -52,7 +52,7 @@ class Pair(Group):
         def level() -> bool:
             versions = [(self.fronts[0].sessions.states[n], front.sessions.states[n]) for n in names]
             return front.not_ready() == [STANDBY] and all(
-                mine.times.as_of and theirs.times.as_of - mine.times.as_of <= 10**9
+                mine.times and theirs.times and theirs.times.as_of - mine.times.as_of <= 10**9
                 for theirs, mine in versions
             )
 

@@ -382,7 +382,7 @@ async def test_what_is_read_again_applies_at_once_and_a_bad_file_changes_nothing
     assert isinstance(waits, messages.ErrorReply)
     assert waits.code == "busy"
     assert used - 62 < waits.retry_after_s <= used - 58
-    ask = await house.asked("beta", messages.Ask(1, "bbb", "Not a standing question?", (), 2))
+    ask = await house.asked("beta", messages.Ask(1, "bbb", "Not a standing question?", 2))
     assert isinstance(ask, messages.ErrorReply)
     assert ask.code == "busy"
     await house.reload(written())

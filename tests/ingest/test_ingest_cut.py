@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -85,9 +85,11 @@ def packed(items: list[Item], first: int) -> np.ndarray:
 
 
 @contextmanager
-def opened(policy: BarPolicy, line: LineSpec | CompactSpec, window: Window) -> Iterator[Plane]:
+def opened(
+    policy: BarPolicy, line: LineSpec | CompactSpec, window: Window, now: Sequence[int] = (7,)
+) -> Iterator[Plane]:
     metrics = MetricStore.local({"session": ["s"], "source": ["kafka"]})
-    ring = Ring.create(1024, "pause", clock=lambda: 7)
+    ring = Ring.create(1024, "pause", clock=lambda: now[0])
     room, seen = [0], list[TapeRecord | Restart]()
     plane = DataPlane(
         ring,
@@ -96,7 +98,7 @@ def opened(policy: BarPolicy, line: LineSpec | CompactSpec, window: Window) -> I
         [SessionSpec("s", Feeds((0, 1) if isinstance(line, LineSpec) else (0,), policy), line, window)],
         lambda made: seen.extend(record for _, records in made for record in records),
         metrics,
-        clock=lambda: 7,
+        clock=lambda: now[0],
         room=lambda name: room[0],
         restart=lambda name, restart: seen.append(restart),
     )
@@ -186,6 +188,8 @@ def test_a_cut_session_goes_on_as_if_it_had_not_been(
             # heartbeats change nothing when they are heard again, but not before what they closed
             if number >= at or (item.message >= begins[item.leg] and item.kind != "heartbeat")
         ]
+        if data.draw(st.booleans()):
+            second.plane.go_on(["s"])
         second.take(again)
         second.plane.flush()
         assert shown(first.seen) + shown(second.seen) == expected
@@ -210,6 +214,40 @@ def test_a_stream_that_is_not_read_again_leaves_a_gap() -> None:
         second.plane.flush()
         flags = [each.flags & GAP for each in second.seen if isinstance(each, TapeRecord)]
         assert flags == [GAP, GAP, 0]
+
+
+def test_a_restored_session_waits_until_it_is_read() -> None:
+    """Another daemon may answer its bars until then, or have done so."""
+    policy, line = BarPolicy(UNIT, idle_close_ns=50), LineSpec(0, 0, ("A", "B"))
+    with opened(policy, line, Window()) as first:
+        first.take([Item("trade", 0, n, 0, False, 1000 + n, 100) for n in range(3)], room=0)
+        cut, _ = first.plane.cut("s") or pytest.fail("no cut")
+    for begins in (True, False):
+        with opened(policy, line, Window(), now := [7]) as second:
+            second.room[0] = 100
+            second.plane.restore("s", cut, [True, True])
+            now[0] += 1000
+            second.plane.step()
+            assert not second.seen, "neither those that wait nor the open one, which would be idle"
+            assert second.plane.waits("s")
+            if begins:
+                second.plane.go_on(["other"])
+                second.plane.step()
+                assert not second.seen
+                second.plane.go_on(["s"])
+                second.plane.step()
+                assert len(second.seen) == 2
+                now[0] += 49
+                second.plane.step()
+                assert len(second.seen) == 2, "its time begins anew"
+                now[0] += 1
+                second.plane.step()
+                assert len(second.seen) == 3
+            else:
+                second.take([Item("trade", 0, 2, 0, False, 1002, 100)], room=100)
+                assert not second.seen, "it had this one"
+                second.take([Item("trade", 0, 3, 0, False, 1003, 100)], room=100)
+                assert len(second.seen) == 3
 
 
 def test_no_cut_of_a_session_whose_bars_are_on_their_way_or_that_is_unknown() -> None:

@@ -237,6 +237,26 @@ def test_silent_sessions_are_closed_after_the_wall_clock_limit(make: Make) -> No
     assert harness.texts(0) == ["000001,10.00,10.00,10.00,10.00,1\n"]
 
 
+def test_a_session_is_not_idle_while_its_records_are_behind_others_in_the_ring(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ingest.plane._DRAIN", 2)
+    harness = make(policy=BarPolicy(SECOND, idle_close_ns=500))
+    harness.ring.push(packed(trade(0, 1, 10)))
+    harness.plane.step()
+    harness.now += 400
+    harness.ring.push(packed(trade(1, 1, 5), trade(1, 1, 5), trade(0, 1, 12)))
+    harness.now += 200
+    harness.plane.step()
+    assert harness.ring.fill > 0
+    assert harness.texts(0) == []
+    harness.plane.step()
+    assert harness.texts(0) == []
+    harness.now += 300
+    harness.plane.step()
+    assert harness.texts(0) == ["000001,10.00,12.00,10.00,12.00,2\n"]
+
+
 def test_idle_bars_stay_open_while_they_must_and_then_count_from_there(make: Make) -> None:
     harness = make(policy=BarPolicy(SECOND, idle_close_ns=500))
     harness.may_close_idle = False

@@ -121,6 +121,18 @@ async def test_a_start_commits_its_epoch_before_a_record_is_read() -> None:
     assert rig.tracker.is_stored(P, 99)
 
 
+async def test_the_engine_hears_whose_records_are_read_as_soon_as_they_are() -> None:
+    """Sessions of a partition that another daemon has may be restored, too: they wait."""
+    rig = Rig({P: CommitPoint(100, text("aaa")), Q: CommitPoint(7, text("bbb"))})
+    heard: list[set[str]] = []
+    rig.input.read_on = lambda sessions: heard.append(set(sessions))
+    await rig.start()
+    await rig.assign()
+    assert not heard
+    rig.log.reader.begins(P, 70)
+    assert heard == [{"aaa"}]
+
+
 async def test_a_past_that_was_asked_for_is_not_history() -> None:
     rig = Rig({P: CommitPoint(100, text("aaa"))}, again=True)
     assert (await rig.start())["aaa"] == Progress(5, 10, 60)
