@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -14,6 +15,8 @@ from ingest.lines import LineSpec
 from ingest.rollup import END, introduction
 from tests.e2e.inproc import Tape, count, running
 from tests.e2e.support import SECOND, MemorySink, QueueSource, inproc_config, sessions, until
+
+T = TypeVar("T")
 
 HIGH = QuestionConfig(name="high", text="What is the highest price of the last minute?", answer="number")
 TIERS = (RollupConfig(Duration(5 * SECOND), 3), RollupConfig(Duration(20 * SECOND), 2))
@@ -44,15 +47,21 @@ class Shown(msgspec.Struct, frozen=True):
         return max([line[3] for line in self.rollup] + [line[2] for line in self.window], key=float)
 
 
+def between(front: Front, read: Callable[[], T]) -> T:
+    """What ``read`` finds between two steps: all of a commit's consequences, or none."""
+    found: list[T] = []
+    scheduler = front.engine._client._host.scheduler  # type: ignore[union-attr]  # it is in this process
+    assert scheduler.run_between(lambda: found.append(read()))
+    while not found:
+        time.sleep(0.001)
+    return found[0]
+
+
 def read(front: Front, session: str, spec: LineSpec) -> tuple[list[list[str]], list[list[str]]]:
     """The rollup and the window of a session, in fields."""
     host = front.engine._client._host  # type: ignore[union-attr]  # it is in this process
     tape, decode = host.asks._built.tapes[session], host.asks._built.prompt.tokenizer.decode
-    found: list[tuple[str, str]] = []
-    assert host.scheduler.run_between(lambda: found.append((decode(tape.prefix), decode(tape.window))))
-    while not found:
-        time.sleep(0.001)
-    prefix, window = found[0]
+    prefix, window = between(front, lambda: (decode(tape.prefix), decode(tape.window)))
     _, begins, rollup = prefix.rpartition(introduction(spec))
     assert rollup.endswith(END) == bool(begins)
     lines = rollup.removesuffix(END).splitlines() if begins else []
@@ -71,8 +80,9 @@ def committed(front: Front, session: str) -> int:
 
 async def moved(front: Front) -> None:
     """Wait until no bars are on their way into a rollup: live data leaves time for that."""
-    rolled = front.engine._client._host.sessions.rollups._rolled  # type: ignore[union-attr]  # as above
-    await until(lambda: not any(each.moving for each in rolled.values()))
+    host = front.engine._client._host  # type: ignore[union-attr]  # as above
+    rollups, tapes = host.sessions.rollups, host.asks._built.tapes
+    await until(lambda: between(front, lambda: all(map(rollups.settled, tapes.values()))))
 
 
 def prices(n: int) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from pathlib import Path
@@ -17,11 +18,14 @@ def test_threads_descriptors_and_memory_are_counted(tmp_path: Path) -> None:
     thread = threading.Thread(target=done.wait)
     thread.start()
     with (tmp_path / "file").open("wb"):
-        block = bytearray(os.urandom(32 * MIB))
+        block = mmap.mmap(-1, 32 * MIB, flags=mmap.MAP_PRIVATE)  # new: not what was freed before and kept
+        for page in range(0, len(block), mmap.PAGESIZE):
+            block[page] = 1
         after = held(os.getpid())
     assert after.threads == before.threads + 1
     assert after.descriptors.total() == before.descriptors.total() + 1
     assert after.memory > before.memory + len(block) / 2
+    block.close()
     done.set()
     thread.join()
 
