@@ -27,12 +27,14 @@ from daemon.front.questions import Questions
 from daemon.front.recovery import Recovery
 from daemon.front.sessions import Sessions
 from daemon.front.waiting import Waiting
-from daemon.progress import Position
+from daemon.progress import Position, Progress
 from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
+REFUSED = ("bad_request", "no_room")
+"""Why an engine that is up does not open a session."""
 
 
 class LiveSessions:
@@ -58,7 +60,6 @@ class LiveSessions:
         self._commands: dict[int, protocol.SessionCommand] = {}
         self._positions: dict[str, Mapping[str, Position]] = {}
         """Where sessions that were added read on."""
-        self._resuming: set[str] = set()
 
     def now(self) -> Config:
         """The configuration with the standing questions as they are now."""
@@ -84,7 +85,9 @@ class LiveSessions:
                 done &= await self._logged(session.name, self._change(session))
             for session in found.added:
                 if session.name not in self._sessions.states:
-                    done &= await self._logged(session.name, self._add(session))
+                    done &= await self._logged(
+                        session.name, self._add(session, self._recovery.added(session.name))
+                    )
             self._arrange(new)
             await self._questions.reload(self.config)
             return done
@@ -92,14 +95,8 @@ class LiveSessions:
     async def resume(self, names: Collection[str]) -> dict[str, Mapping[str, Position]]:
         """Begin these sessions anew, from what others have acknowledged; returns where they read on."""
         async with self._changing:
-            before = self.config
             for session in [each for each in self.config.sessions if each.name in names]:
-                self._resuming.add(session.name)
-                try:
-                    await self._logged(session.name, self._again(session))
-                finally:
-                    self._resuming.discard(session.name)
-            self._arrange(before)
+                await self._logged(session.name, self._again(session))
         return {name: found for name in names if (found := self._positions.pop(name, {}))}
 
     async def take_over(self) -> None:
@@ -119,13 +116,24 @@ class LiveSessions:
                     return
 
     async def _again(self, session: SessionConfig) -> None:
-        await self._command(lambda number: protocol.RemoveSession(number, session.name, keeps=True))
-        await self._add(session)
+        """Remove a session from the engine, and add it again.
+
+        It stays a session meanwhile: an engine that dies in between is followed by one that has it.
+        """
+        try:
+            await self._command(lambda number: protocol.RemoveSession(number, session.name, keeps=True))
+        except messages.QueryError as error:
+            if error.code == "engine":
+                raise
+            # the engine does not know it: an earlier call ended in between
+        await self._add(session, self._recovery.resumed(session.name))
 
     def heard(self, event: protocol.SessionEvent) -> None:
         """The engine replied: later events see the session as it is now."""
         command = self._commands.pop(event.id, None)
         if isinstance(event, protocol.SessionRefused):
+            if isinstance(command, protocol.AddSession) and event.code in REFUSED:
+                self._gone(command.session.name)
             self._forget(command)
             self._waiting.refused(event)
             return
@@ -133,21 +141,41 @@ class LiveSessions:
             case protocol.AddSession():
                 if isinstance(event, protocol.SessionAdded):
                     self._positions[command.session.name] = event.positions
-                self._sessions.add(command.session, command.questions, command.progress.version)
-                self._publisher.add(command.session)
-                self._set((*self.config.sessions, command.session))
+                self._added(command)
             case protocol.ChangeSession():
                 self._sessions.change(command.session)
                 name = command.session.name
                 self._set(command.session if s.name == name else s for s in self.config.sessions)
-            case protocol.RemoveSession():
-                version = self._sessions.remove(command.name).version
-                if command.name not in self._resuming:
-                    self._recovery.removed(command.name, version)
-                self._publisher.remove(command.name)
-                self._store.remove_session(command.name)
-                self._set(s for s in self.config.sessions if s.name != command.name)
+            case protocol.RemoveSession(keeps=False):
+                self._gone(command.name)
         self._waiting.done(event.id, None)
+
+    def _added(self, command: protocol.AddSession) -> None:
+        """There is another session, or one began anew."""
+        name = command.session.name
+        known = name in self._sessions.states
+        if known:
+            self._forget_answers(name)
+        self._sessions.add(command.session, command.questions, command.progress.version)
+        self._publisher.add(command.session)
+        if known:
+            self._arrange(self.config)
+        else:
+            self._set((*self.config.sessions, command.session))
+
+    def _gone(self, name: str) -> None:
+        """There is no such session any more, if there was one."""
+        if name not in self._sessions.states:
+            return
+        self._recovery.removed(name, self._forget_answers(name))
+        self._store.remove_session(name)
+        self._set(s for s in self.config.sessions if s.name != name)
+
+    def _forget_answers(self, name: str) -> int:
+        """Nobody waits for a session's answers any more; returns its newest version."""
+        version = self._sessions.remove(name).version
+        self._publisher.remove(name)
+        return version
 
     def engine_gone(self, message: str) -> None:
         """Fail the change in flight: the engine is gone, and the next one starts without it."""
@@ -209,22 +237,21 @@ class LiveSessions:
         for session in found.changed:
             await self._change(session)
         for session in found.added:
-            await self._add(session)
+            await self._add(session, self._recovery.added(session.name))
         self._arrange(new)
 
     # One session.
 
-    async def _add(self, session: SessionConfig) -> None:
-        sessions = (*self.config.sessions, session)
+    async def _add(self, session: SessionConfig, progress: Progress) -> None:
+        sessions = (*(s for s in self.config.sessions if s.name != session.name), session)
         asked = questions_by_session(msgspec.structs.replace(self.config, sessions=sessions))[session.name]
         numbers = self._input.number(sessions)
         try:
             block = self._store.add_session(session.name)
         except OSError as error:
+            self._gone(session.name)
             raise messages.QueryError("engine", f"no shared memory for its metrics: {error}") from None
         symbols = {symbol: numbers[symbol] for symbol in session.symbols}
-        again = session.name in self._resuming
-        progress = self._recovery.resumed(session.name) if again else self._recovery.added(session.name)
         await self._command(lambda n: protocol.AddSession(n, session, asked, symbols, progress, block.name))
 
     async def _change(self, session: SessionConfig) -> None:

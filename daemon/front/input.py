@@ -74,6 +74,8 @@ class FeedInput:
             self._log.attend(self)
         self._stored: dict[Partition, CommitPoint] = {}
         self._mine: set[Partition] = set()
+        self._elsewhere_answered: set[str] = set()
+        """Sessions that another daemon has answered further than this engine knows."""
         self.resume: Resume = _nothing
         self.read_on: Callable[[Collection[str]], None] = lambda sessions: None
         """Tells the engine whose records are read from now on."""
@@ -124,13 +126,15 @@ class FeedInput:
         if not self._standby.answers:
             return await self._take_over(stored)
         found, changed = self._recovery.take_over(point.metadata for point in stored.values())
+        self._elsewhere_answered |= changed  # until they have begun anew: this may be cancelled before
         known = {session.name for session in self._sessions}
         for partition, point in stored.items():
             again = known & _readers(found, point)
-            if again & changed:
+            if again & self._elsewhere_answered:
                 others = {name: each for name, each in self.positions.items() if name not in again}
                 self.positions = others | dict(await self.resume(again))
                 self.tracker.rewind(partition)
+        self._elsewhere_answered.clear()
         self._stored.update(stored)
         return self._begin(found, stored)
 
@@ -344,6 +348,7 @@ class FeedInput:
         await self._leave_for_good(forget)
         self.tracker.clear()
         self._mine.clear()
+        self._elsewhere_answered.clear()  # the engine began with what is known
         self.order.restart()
         await self.start(ring)
 

@@ -133,6 +133,28 @@ async def test_the_engine_hears_whose_records_are_read_as_soon_as_they_are() -> 
     assert heard == [{"aaa"}]
 
 
+async def test_a_session_that_could_not_begin_anew_in_time_does_at_the_next_assignment() -> None:
+    """The source gives up an assignment that takes too long, and tries again."""
+    rig = Rig({P: CommitPoint(100, text("aaa"))})
+    await rig.start()
+    await rig.assign()
+    rig.log.points = {P: CommitPoint(120, pack(6, {"aaa": Progress(6, 12, 72, (7,))}).text)}
+    began: list[set[str]] = []
+
+    async def resume(names: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
+        began.append(set(names))
+        if len(began) == 1:
+            raise TimeoutError
+        return {}
+
+    rig.input.resume = resume
+    with pytest.raises(TimeoutError):
+        await rig.assign()
+    await rig.assign()
+    await rig.assign()
+    assert began == [{"aaa"}, {"aaa"}]
+
+
 async def test_a_past_that_was_asked_for_is_not_history() -> None:
     rig = Rig({P: CommitPoint(100, text("aaa"))}, again=True)
     assert (await rig.start())["aaa"] == Progress(5, 10, 60)

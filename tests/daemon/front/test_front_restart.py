@@ -24,6 +24,7 @@ class Engines:
 
     def __init__(self) -> None:
         self.started = 0
+        self.sent: list[protocol.Command] = []
         self.emit: Callable[[protocol.EngineEvent], None]
         self.die: Callable[[str], None]
 
@@ -37,6 +38,7 @@ class Engines:
         self.emit, self.die = on_event, on_gone
 
     def send(self, command: protocol.Command) -> None:
+        self.sent.append(command)
         if isinstance(command, protocol.StopEngine):
             self.emit(protocol.Stopped(drained=True))
 
@@ -189,3 +191,56 @@ async def test_a_commit_under_way_ends_before_the_source_is_closed(up):
     await front.stop()
     await other
     assert source.committed == {(TOPIC, 0): 3}
+
+
+async def begins_anew(front: Front, engines: Engines) -> asyncio.Task[object]:
+    """Another daemon answered the session; it is removed from the engine, and about to be added again."""
+    engines.sent.clear()
+    resuming = asyncio.ensure_future(front.live.resume(["aaa"]))
+    await until(lambda: bool(engines.sent))
+    removal = engines.sent.pop()
+    assert isinstance(removal, protocol.RemoveSession)
+    engines.emit(protocol.SessionRemoved(removal.id))
+    await until(lambda: bool(engines.sent))
+    return resuming
+
+
+async def test_a_session_outlives_an_engine_that_dies_before_it_began_anew(up):
+    front, engines, _, sink = up
+    resuming = await begins_anew(front, engines)
+    engines.die("killed")
+    assert await resuming == {}
+    await until(lambda: engines.started == 2)
+    engines.up()
+    await until(lambda: front.engine.ready.is_set() and front.input.tracker.outstanding() == len(RECORDS))
+    assert [each.name for each in front.config.sessions] == ["aaa"]
+    engines.answer(1, 4)
+    await until(lambda: len(sink.sent) == 6)
+
+
+async def test_a_session_that_was_cut_short_as_it_began_anew_begins_anew_the_next_time(up):
+    front, engines, _, sink = up
+    resuming = await begins_anew(front, engines)
+    resuming.cancel()
+    first = engines.sent.pop()
+    assert isinstance(first, protocol.AddSession)
+    engines.emit(protocol.SessionAdded(first.id, {}))
+    again = await begins_anew(front, engines)
+    second = engines.sent.pop()
+    assert isinstance(second, protocol.AddSession)
+    engines.emit(protocol.SessionAdded(second.id, {}))
+    await again
+    assert [each.name for each in front.config.sessions] == list(front.sessions.states) == ["aaa"]
+    engines.answer(1, 4)
+    await until(lambda: len(sink.sent) == 6)
+
+
+async def test_a_session_that_the_engine_refuses_to_begin_anew_is_gone(up):
+    front, engines, _, _ = up
+    resuming = await begins_anew(front, engines)
+    addition = engines.sent.pop()
+    assert isinstance(addition, protocol.AddSession)
+    engines.emit(protocol.SessionRefused(addition.id, "no_room", "the pool is full"))
+    await resuming
+    assert not front.config.sessions
+    assert not front.sessions.states
