@@ -20,6 +20,7 @@ from feeds.kafka_assignor import StandbyAssignor
 from feeds.kafka_client import PROBE_S, close_client, open_client
 from feeds.kafka_follower import FOLLOW_S, KafkaFollower
 from feeds.source import (
+    Begin,
     CommitFailed,
     CommitPoint,
     Incoming,
@@ -319,8 +320,6 @@ class KafkaSource:
     async def commit(self, points: Mapping[Partition, CommitPoint]) -> None:
         """Store the points; those of partitions now assigned elsewhere are left to their new owner.
 
-        Offsets go forward only: those below the one committed at the start are left out.
-
         Raises:
             CommitFailed: no group, the broker does not answer in time, or the group is rebalancing.
         """
@@ -333,8 +332,7 @@ class KafkaSource:
                 f"{self.name}: cannot commit: no partition is assigned while the group rebalances"
             )
         mine = {TopicPartition(*p): point for p, point in points.items()}
-        # what was read again from before the committed offset does not take it back
-        ours = {p: each for p, each in mine.items() if p in owned and each.offset >= self._floor.get(p, 0)}
+        ours = {p: each for p, each in mine.items() if p in owned}
         if not ours:
             return
         try:
@@ -412,7 +410,7 @@ class KafkaSource:
         async with asyncio.timeout(_PLACE_S + _PLACE_EACH_S * len(names)):
             found = await _committed(consumer, names)
             moved = {p: point for p, point in found.items() if self._followed.get(p) != point}
-            wanted: Mapping[Partition, int] = {}
+            wanted: Mapping[Partition, Begin] = {}
             if moved and self._reader is not None:
                 wanted = await self._reader.follows({(p.topic, p.partition): at for p, at in moved.items()})
 
@@ -448,7 +446,7 @@ class KafkaSource:
             await self.before_serving()
         if new:
             stored = {} if self._group is None else await self._committed(consumer, sorted(new))
-            wanted: Mapping[Partition, int] = {}
+            wanted: Mapping[Partition, Begin] = {}
             if self._reader is not None:
                 wanted = await self._reader.assigned({(p.topic, p.partition): at for p, at in stored.items()})
             self._serves = True  # the reader answers from now on, whatever fails below
@@ -472,15 +470,20 @@ class KafkaSource:
             await self._reader.commit()
 
     async def _resume(
-        self, consumer: AIOKafkaConsumer, partition: TopicPartition, committed: int | None, wanted: int | None
+        self,
+        consumer: AIOKafkaConsumer,
+        partition: TopicPartition,
+        committed: int | None,
+        wanted: Begin | None,
     ) -> None:
-        """Begin at ``wanted``, or far enough before ``committed`` to fill the windows."""
+        """Begin at ``wanted``, by default far enough before ``committed`` to fill the windows."""
         if committed is None:  # this client may have read on before
             await consumer.seek_to_beginning(partition)
             return
-        start = min(committed, wanted) if wanted is not None else committed
-        if wanted is None and self._span_ns and committed:
-            start = await self._before(consumer, partition, committed)
+        offset, fills = wanted or Begin(committed, fills=True)
+        start = min(committed, offset)
+        if fills and self._span_ns and committed:
+            start = min(start, await self._before(consumer, partition, committed))
         beginning = (await consumer.beginning_offsets([partition]))[partition]
         consumer.seek(partition, max(start, beginning))
 

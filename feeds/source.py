@@ -131,17 +131,24 @@ class SeekingSource(Protocol):
         """Windows hold ``span_ns``; with ``skips``, older records are passed over when it is far behind."""
 
 
+class Begin(NamedTuple):
+    """Where to read a partition: at ``offset``, and as far back as windows span if reading ``fills`` them."""
+
+    offset: int
+    fills: bool = False
+
+
 class Reader(Protocol):
     """What reads a log: it is told which partitions come and go."""
 
-    async def assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, int]:
+    async def assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, Begin]:
         """These partitions come, with what was committed last, if anything was.
 
         Returns where to begin, at most at the committed offset, where that is known. In the others, reading
         begins as far back before it as windows span.
         """
 
-    async def follows(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, int]:
+    async def follows(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, Begin]:
         """Others have committed this, and what is below is read next by one that stands by.
 
         Returns as `assigned`.

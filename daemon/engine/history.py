@@ -29,6 +29,11 @@ class History:
         """Bars that were answered are still to come."""
 
     @property
+    def seen(self) -> tuple[int, ...]:
+        """Opening of the newest bar of each symbol that was taken or restored; -1: none."""
+        return tuple(self._seen)
+
+    @property
     def closed(self) -> tuple[int, ...]:
         """Opening of the newest bar of each symbol, or of the newest that was answered; -1: none."""
         return tuple(map(max, self._seen, self._until))

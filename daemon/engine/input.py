@@ -235,7 +235,7 @@ class EngineInput:
         found = self._plane.cut(session, lambda: not self.ahead(session))
         if found is None:
             return None
-        return InputCut(*found, self._followed(session).closed, self._appended[session])
+        return InputCut(*found, self._followed(session).seen, self._appended[session])
 
     def restore(
         self,

@@ -77,8 +77,8 @@ class EngineSessions:
                 case protocol.RemoveSession():
                     self._remove(command)
                 case protocol.TakeOver():
-                    done = partial(self.emit, protocol.TookOver(command.id))
-                    self.input.take_over(command.progress, done)
+                    if not self.scheduler.run_between(partial(self._take_over, command)):
+                        self._refuse(command, STOPPING.code, STOPPING.message)
         except SettingError as error:
             self._refuse(command, "bad_request", str(error))
         except ValueError as error:
@@ -194,6 +194,14 @@ class EngineSessions:
         self.built.close(tape)
         self.store.remove_session(name)
         self.emit(protocol.SessionRemoved(command.id))
+
+    def _take_over(self, command: protocol.TakeOver) -> None:
+        """Between two batches. Versions count on from those that the other daemon has published."""
+        for name, progress in command.progress.items():
+            tape = self.built.tapes.get(name)
+            if tape is not None:
+                tape.version = max(tape.version, progress.version)
+        self.input.take_over(command.progress, partial(self.emit, protocol.TookOver(command.id)))
 
     def _check_pool(self, session: SessionConfig, line: LineSpec | CompactSpec) -> None:
         """Raise SettingError unless the pool holds the windows of all sessions."""

@@ -237,12 +237,13 @@ class LiveSessions:
         for session in found.changed:
             await self._change(session)
         for session in found.added:
-            await self._add(session, self._recovery.added(session.name))
+            await self._add(session)
         self._arrange(new)
 
     # One session.
 
-    async def _add(self, session: SessionConfig, progress: Progress) -> None:
+    async def _add(self, session: SessionConfig, progress: Progress | None = None) -> None:
+        """``progress``: what it goes on from, by default as a session that begins."""
         sessions = (*(s for s in self.config.sessions if s.name != session.name), session)
         asked = questions_by_session(msgspec.structs.replace(self.config, sessions=sessions))[session.name]
         numbers = self._input.number(sessions)
@@ -252,6 +253,7 @@ class LiveSessions:
             self._gone(session.name)
             raise messages.QueryError("engine", f"no shared memory for its metrics: {error}") from None
         symbols = {symbol: numbers[symbol] for symbol in session.symbols}
+        progress = progress or self._recovery.added(session.name)
         await self._command(lambda n: protocol.AddSession(n, session, asked, symbols, progress, block.name))
 
     async def _change(self, session: SessionConfig) -> None:

@@ -21,6 +21,7 @@ from daemon.progress import Position
 from daemon.supervision import Tasks
 from feeds.messages import DeadLetter
 from feeds.source import (
+    Begin,
     CommitFailed,
     CommitPoint,
     ConnectionState,
@@ -118,7 +119,7 @@ class FeedInput:
         """Whether the source begins in a past that was asked for, and that is answered again."""
         return self._log is not None and self._log.again
 
-    async def assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, int]:
+    async def assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, Begin]:
         """Where to begin: at what is missing from windows, where that is known.
 
         Sessions that another daemon has answered meanwhile go on from where that stands.
@@ -138,7 +139,7 @@ class FeedInput:
         self._stored.update(stored)
         return self._begin(found, stored)
 
-    async def follows(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, int]:
+    async def follows(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, Begin]:
         """Read what another daemon has answered, up to there: to be warm, and no further."""
         texts = [point.metadata for point in stored.values()]
         found = self._recovery.read(texts)
@@ -147,7 +148,7 @@ class FeedInput:
             self.tracker.follow(partition, point.offset, _readers(found, point))
         return self._begin(found, stored)
 
-    async def _take_over(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, int]:
+    async def _take_over(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, Begin]:
         """Nobody else answers: go on behind what was committed last, where the tapes are already."""
         since_ns = time.monotonic_ns()
         found = self._recovery.read(point.metadata for point in stored.values())
@@ -159,15 +160,17 @@ class FeedInput:
 
     def _begin(
         self, found: Mapping[str, Stored], stored: Mapping[Partition, CommitPoint]
-    ) -> Mapping[Partition, int]:
-        begin: dict[Partition, int] = {}
+    ) -> Mapping[Partition, Begin]:
+        begin: dict[Partition, Begin] = {}
         for partition, point in stored.items():
             read = self.tracker.next_offset(partition)
             readers = _readers(found, point)
+            restored = {name for name in readers if self.positions.get(name)}
             if read:
-                begin[partition] = read
-            elif readers and all(self.positions.get(name) for name in readers):
-                begin[partition] = min([point.offset, *self._missing_from(partition, readers)])
+                begin[partition] = Begin(read)
+            elif restored:
+                offset = min([point.offset, *self._missing_from(partition, restored)])
+                begin[partition] = Begin(offset, fills=restored != readers)
         return begin
 
     def _missing_from(self, partition: Partition, sessions: Iterable[str]) -> Iterator[int]:
@@ -184,7 +187,7 @@ class FeedInput:
         known = {session.name for session in self._sessions}
         readers = known & self._recovery.readers(point.metadata)
         self._mine.add(partition)
-        self.tracker.begin(partition, start, 0 if self.again else point.offset, readers)
+        self.tracker.begin(partition, start, point.offset, readers, again=self.again)
         self.read_on(readers)
 
     def left(self, partitions: Collection[Partition]) -> None:

@@ -6,7 +6,8 @@ one stream (a topic's partition) may belong to several sessions, so a stream's p
 any session still waits for. With each position goes a text, which tells where its sessions stand.
 
 A source goes on before the committed offset, to fill the windows. What was committed is history: it was
-answered for, and is neither outstanding nor committed again.
+answered for, and is neither outstanding nor committed again. Where it was asked for, it is answered again,
+and the committed offset stays until it is reached.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class OffsetTracker:
         self._next: dict[Stream, int] = {}
         self._committed: dict[Stream, CommitPoint] = {}
         self._stored: dict[Stream, int] = {}
+        """Offsets that were committed before this engine, and are not answered again."""
+        self._floor: dict[Stream, int] = {}
         """Offsets that were committed before this engine."""
         self._readers: dict[Stream, set[str]] = {}
         self._history: dict[str, int] = {}
@@ -68,9 +71,15 @@ class OffsetTracker:
         self._followed: set[Stream] = set()
         """Streams whose offsets are another's to commit."""
 
-    def begin(self, stream: Stream, start: int, stored: int, sessions: Iterable[str] = ()) -> None:
-        """A stream is read from ``start``; ``stored``: its committed offset. ``sessions`` read it earlier."""
-        self._next[stream], self._stored[stream] = max(self.next_offset(stream), start), stored
+    def begin(
+        self, stream: Stream, start: int, stored: int, sessions: Iterable[str] = (), *, again: bool = False
+    ) -> None:
+        """A stream is read from ``start``; ``stored``: its committed offset. ``sessions`` read it earlier.
+
+        ``again``: what is below the committed offset was asked for, and is answered again.
+        """
+        self._next[stream] = max(self.next_offset(stream), start)
+        self._floor[stream], self._stored[stream] = stored, 0 if again else stored
         self._followed.discard(stream)
         self._readers.setdefault(stream, set()).update(sessions)
 
@@ -82,7 +91,7 @@ class OffsetTracker:
 
     def rewind(self, stream: Stream) -> None:
         """The stream is read again from wherever `begin` says, for sessions that begin anew."""
-        for known in (self._next, self._stored, self._readers, self._committed):
+        for known in (self._next, self._stored, self._floor, self._readers, self._committed):
             known.pop(stream, None)
 
     def leave(self, stream: Stream) -> None:
@@ -182,7 +191,10 @@ class OffsetTracker:
             readers.discard(session)
 
     def to_commit(self) -> dict[Stream, CommitPoint]:
-        """Next offset to read and its text by stream, where one of them changed since the last call."""
+        """Next offset to read and its text by stream, where one of them changed since the last call.
+
+        No committed offset is taken back: until a stream has reached it again, it is left out.
+        """
         positions = {
             s: max(offset, self._stored.get(s, 0))
             for s, offset in self._next.items()
@@ -195,6 +207,7 @@ class OffsetTracker:
         points = {
             stream: CommitPoint(offset, self._describe(self._readers.get(stream, ())))
             for stream, offset in positions.items()
+            if offset >= self._floor.get(stream, 0)
         }
         moved = {stream: point for stream, point in points.items() if self._committed.get(stream) != point}
         self._committed.update(moved)
@@ -215,6 +228,7 @@ class OffsetTracker:
         self._next.clear()
         self._committed.clear()
         self._stored.clear()
+        self._floor.clear()
         self._readers.clear()
         self._history.clear()
         self._followed.clear()

@@ -36,6 +36,11 @@ class _Staged:
     published: Done
 
 
+def _whatever(staged: _Staged) -> _Staged:
+    """The same, to go out whatever becomes of its session."""
+    return _Staged("", 0, staged.message, staged.published)
+
+
 class Transactions:
     """Stages messages to one route, and commits those of complete versions."""
 
@@ -88,18 +93,17 @@ class Transactions:
 
     def remove(self, session: str) -> None:
         """A session is gone; what is staged still goes out."""
-        self._staged = [
-            _Staged("", 0, each.message, each.published) if each.session == session else each
-            for each in self._staged
-        ]
+        self._staged = [_whatever(each) if each.session == session else each for each in self._staged]
         self._complete.pop(session, None)
         self._wake.set()
 
     def forget(self) -> None:
         """The engine is gone: versions that are not complete will be made again."""
-        kept = [each for each in self._staged if self._is_complete(each)]
-        self._delivery.wait_for(len(kept) - len(self._staged))
-        self._staged = kept
+        complete = self._take()
+        self._delivery.wait_for(-len(self._staged))
+        # the next engine may make their versions again, and those are not complete
+        self._staged = [_whatever(each) for each in complete]
+        self._complete.clear()
 
     async def settle(self, within_s: float = SETTLE_S) -> bool:
         """Let all that is complete now be committed; False where that takes longer."""

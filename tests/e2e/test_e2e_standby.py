@@ -15,20 +15,23 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from daemon import protocol
 from daemon.api.async_client import AsyncQueryClient
 from daemon.api.health import STANDBY
 from daemon.api.messages import Answers, AnswersReply, ErrorReply
 from daemon.audit.completeness import Audit
 from daemon.config.schema import Config
 from daemon.front.server import Front
+from daemon.progress import Progress
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_sink import KafkaSink
 from tests.chaos.checks import by_key, different, gaps, key_of, repeats
 from tests.chaos.feed import TRADES, as_of, bar
 from tests.chaos.reading import Published, read_to_end
 from tests.chaos.rig import NAMES
+from tests.e2e.inproc import Tape, running
 from tests.e2e.process import Daemon, until_slowly
-from tests.e2e.support import until
+from tests.e2e.support import MemorySink, QueueSource, inproc_config, until
 from tests.e2e.test_e2e_group import Group, Market
 from tests.fixtures_kafka import RealKafka
 from tests.kafka_server import create_topics, free_ports
@@ -156,6 +159,19 @@ async def test_a_standby_keeps_warm_and_silent_and_takes_over(pair: Pair) -> Non
         await until(lambda: second.not_ready()[:1] == [STANDBY], 60.0, "the second to stand by")
     finally:
         await market.sink.stop()
+
+
+async def test_versions_count_on_from_those_of_the_other_daemon() -> None:
+    """A standby makes a version of as many bars as it finds, so that it may have fewer versions."""
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
+    async with running(inproc_config(["V:AAA"]), source, sink) as front:
+        state = front.sessions.states["aaa"]
+        source.put(tape.second(0), tape.second(1))
+        await until(lambda: state.version == 1)
+        front.send(protocol.TakeOver(1 << 40, {"aaa": Progress(7, 50, 300), "gone": Progress(7, 9, 9)}))
+        source.put(tape.second(2))
+        await until(lambda: state.version > 1)
+        assert state.version == 51
 
 
 class Processes:

@@ -12,7 +12,7 @@ from aiokafka import AIOKafkaProducer
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_source import KafkaSource
 from feeds.mock_broker import MockBroker
-from feeds.source import CommitPoint, Incoming, LogSource, Partition
+from feeds.source import Begin, CommitPoint, Incoming, LogSource, Partition
 from tests.feeds.waiting import eventually
 from tests.fixtures_kafka import RealKafka
 from tests.kafka_server import create_topics
@@ -37,7 +37,9 @@ async def topic(real_kafka: RealKafka) -> str:
 class Notes:
     """A reader that notes what it is told, and commits what it has read, with a text."""
 
-    def __init__(self, source: KafkaSource, text: str, begin: Mapping[Partition, int] | None = None) -> None:
+    def __init__(
+        self, source: KafkaSource, text: str, begin: Mapping[Partition, Begin] | None = None
+    ) -> None:
         self.source, self.text, self.begin = source, text, begin or {}
         self.stored: dict[Partition, CommitPoint] = {}
         self.began: dict[Partition, int] = {}
@@ -45,7 +47,7 @@ class Notes:
         self.got: list[Incoming] = []
         source.attend(self)
 
-    async def assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, int]:
+    async def assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, Begin]:
         self.stored.update(stored)
         return self.begin
 
@@ -93,11 +95,12 @@ async def test_the_embedded_broker_keeps_texts_and_begins_again_before_what_is_c
         await notes.commit()
         await first.stop()
         await reading
-        for begin, expected in (({}, 0), ({(T, 0): 4}, 4), ({(T, 0): 9}, 6)):
+        wanted = (None, Begin(4), Begin(9), Begin(4, fills=True))
+        for begin, expected in zip(wanted, (0, 4, 6, 0), strict=True):
             again = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
             again.hold(10**9, skips=False)
             assert await again.stored() == {(T, 0): CommitPoint(6, "text")}
-            notes = Notes(again, "other", begin)
+            notes = Notes(again, "other", {(T, 0): begin} if begin else {})
             await again.start()
             reading = asyncio.ensure_future(notes.read())
             await eventually(lambda notes=notes, n=expected: len(notes.got) == 9 - n)

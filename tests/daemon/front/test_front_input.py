@@ -12,7 +12,7 @@ from daemon.front.offsets import OffsetTracker
 from daemon.front.recovery import Recovery
 from daemon.progress import Position, Progress
 from daemon.supervision import Tasks
-from feeds.source import CommitPoint, Incoming, Partition, Reader
+from feeds.source import Begin, CommitPoint, Incoming, Partition, Reader
 from metrics.store import MetricStore
 from tests.e2e.support import QueueSource, inproc_config
 
@@ -69,7 +69,7 @@ class Rig:
         await self.input.recover()
         return self.recovery.start(["aaa", "bbb"], again=self.input.again)
 
-    async def assign(self) -> Mapping[Partition, int]:
+    async def assign(self) -> Mapping[Partition, Begin]:
         return await self.log.reader.assigned(self.log.points)
 
 
@@ -86,14 +86,14 @@ async def test_what_is_committed_is_what_an_engine_goes_on_from() -> None:
     ("positions", "begin"),
     [
         ({}, {}),  # no snapshot: as far back as windows span
-        ({"aaa": {"V:AAA": at(P, 80)}}, {}),  # the other session has none
-        ({"aaa": {"V:AAA": at(P, 80)}, "bbb": {"V:BBB": at(P, 90)}}, {P: 80}),
-        ({"aaa": {"V:AAA": at(P, 80, "other")}, "bbb": {"V:BBB": at(Q, 3)}}, {P: 100}),
-        ({"aaa": {"V:AAA": at(P, 120)}, "bbb": {"V:BBB": at(P, 110)}}, {P: 100}),
+        ({"aaa": {"V:AAA": at(P, 80)}}, {P: Begin(80, fills=True)}),  # the other session has none
+        ({"aaa": {"V:AAA": at(P, 80)}, "bbb": {"V:BBB": at(P, 90)}}, {P: Begin(80)}),
+        ({"aaa": {"V:AAA": at(P, 80, "other")}, "bbb": {"V:BBB": at(Q, 3)}}, {P: Begin(100)}),
+        ({"aaa": {"V:AAA": at(P, 120)}, "bbb": {"V:BBB": at(P, 110)}}, {P: Begin(100)}),
     ],
 )
 async def test_a_partition_is_read_from_the_least_position_of_its_sessions(
-    positions: dict[str, dict[str, Position]], begin: dict[Partition, int]
+    positions: dict[str, dict[str, Position]], begin: dict[Partition, Begin]
 ) -> None:
     rig = Rig({P: CommitPoint(100, text("aaa", "bbb"))})
     await rig.start()
@@ -170,12 +170,12 @@ async def test_a_partition_that_comes_back_unanswered_is_read_on_from_where_it_w
     rig.log.reader.begins(P, 100)
     rig.tracker.passed_on("aaa", 1, P, 119)
     rig.log.reader.left([P])
-    assert await rig.assign() == {P: 120}
+    assert await rig.assign() == {P: Begin(120)}
 
 
-@pytest.mark.parametrize(("place", "begin"), [(110, {P: 110}), (None, {})], ids=["snapshot", "window"])
+@pytest.mark.parametrize(("place", "begin"), [(110, {P: Begin(110)}), (None, {})], ids=["snapshot", "window"])
 async def test_sessions_that_others_answered_begin_anew(
-    place: int | None, begin: dict[Partition, int]
+    place: int | None, begin: dict[Partition, Begin]
 ) -> None:
     rig = Rig({P: CommitPoint(100, text("aaa"))})
     resumed: list[set[str]] = []

@@ -155,6 +155,30 @@ def test_what_was_committed_before_is_history_and_is_never_taken_back(start, bef
     assert tracker.repeats(("t", 0), read[-1])
 
 
+@given(
+    st.integers(0, 12), st.integers(0, 12), st.lists(st.integers(0, 20), min_size=1, unique=True).map(sorted)
+)
+def test_a_past_that_was_asked_for_is_answered_again_and_takes_no_committed_offset_back(
+    start, before, offsets
+):
+    tracker, stored = OffsetTracker(), start + before
+    tracker.begin(("t", 0), start, stored, ["a"], again=True)
+    read = [start + offset for offset in offsets]
+    tracker.all_passed_on("a", list(range(1, len(read) + 1)), ("t", 0), read)
+    assert tracker.outstanding() == len(read)
+    newest = 0
+    for number, offset in enumerate(read, 1):
+        assert not tracker.is_history("a", number)
+        tracker.acknowledge("a", number + 1)
+        position = read[number] if number < len(read) else offset + 1
+        moved = tracker.to_commit()
+        if position >= stored:
+            assert moved == ({} if position == newest else {("t", 0): CommitPoint(position)})
+            newest = position
+        else:
+            assert not moved
+
+
 def test_a_text_that_changes_is_committed_without_a_new_offset():
     told = ["one"]
     tracker = OffsetTracker(lambda sessions: f"{sorted(sessions)} {told[0]}")

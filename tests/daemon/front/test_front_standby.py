@@ -17,7 +17,7 @@ from daemon.front.recovery import Recovery
 from daemon.front.standby import Standby
 from daemon.progress import Progress
 from daemon.supervision import Tasks
-from feeds.source import CommitPoint, Partition
+from feeds.source import Begin, CommitPoint, Partition
 from ingest.ring import Ring
 from metrics.store import MetricStore
 from tests.daemon.front.test_front_input import Log
@@ -102,7 +102,7 @@ async def test_it_goes_on_where_it_has_read_behind_what_is_committed() -> None:
     rig.tracker.all_passed_on("aaa", [1, 2], P, [97, 98])
     # the other one answered two more bars, after an engine of its own died
     rig.log.points[P] = CommitPoint(130, text(6, 12, 72, 7))
-    assert await rig.log.reader.assigned(rig.log.points) == {P: 99}
+    assert await rig.log.reader.assigned(rig.log.points) == {P: Begin(99)}
     assert rig.told == [{"aaa": Progress(7, 12, 72, (7,)), "bbb": Progress(7)}]
     rig.log.reader.begins(P, 99)
     assert rig.standby.answers
@@ -139,7 +139,7 @@ async def test_whatever_the_other_one_commits_nothing_is_left_out_or_outstanding
                 rig.tracker.passed_on("aaa", number, P, offset)
                 assert rig.tracker.is_history("aaa", number)
             read = committed
-    begin = (await rig.log.reader.assigned(rig.log.points)).get(P, 0)
+    begin = (await rig.log.reader.assigned(rig.log.points)).get(P, Begin(0)).offset
     assert begin == read
     rig.log.reader.begins(P, begin)
     for offset in range(begin, committed + 5):
