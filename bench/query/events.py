@@ -40,6 +40,8 @@ _PATIENCE_S = 120.0
 _BARE = "bare Starlette streams"
 _WITHIN = 1.5
 _GOALS = ("memory", "delivery P99", "delivery to the last client P99")
+_PING, _PONG = 9, 10
+"""Kinds of a WebSocket's frames."""
 _MARK = b'"answers":'
 """Stands once in every event."""
 
@@ -220,9 +222,14 @@ async def _listen(port: int, transport: str, clients: int, events: int, pipe: Co
         arrived: list[int] = []
         rest = b""
         while len(arrived) < events:
-            text = rest + await reader.read(1 << 14)
+            if transport == "WebSocket":
+                text = await _message(reader, writer)
+            else:
+                text = rest + await reader.read(1 << 14)
+                if len(text) == len(rest):
+                    raise EOFError("the server has closed a stream")
+                rest = text[1 - len(_MARK) :]
             arrived += [time.monotonic_ns()] * text.count(_MARK)
-            rest = text[1 - len(_MARK) :]
         writer.close()
         return arrived
 
@@ -248,6 +255,19 @@ async def _begin_socket(port: int, reader: asyncio.StreamReader, writer: asyncio
     # one masked text frame; the mask is zero
     writer.write(b"\x81" + bytes([0x80 | len(text)]) + bytes(4) + text)
     await reader.readuntil(b"}")
+
+
+async def _message(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """The next message of a WebSocket; pings are answered. Raises IncompleteReadError at its end."""
+    while True:
+        kind, size = await reader.readexactly(2)
+        if size == 126:
+            size = int.from_bytes(await reader.readexactly(2))
+        payload = await reader.readexactly(size)
+        if kind & 0xF != _PING:
+            return payload
+        # a masked pong with the same payload; the mask is zero
+        writer.write(bytes([0x80 | _PONG, 0x80 | size]) + bytes(4) + payload)
 
 
 def _resident() -> int:

@@ -83,6 +83,7 @@ class CountTokens(msgspec.Struct, frozen=True, kw_only=True, tag="count_tokens")
     session: str = ""
     turns: tuple[Turn, ...]
     salt: str = ""
+    tenant: str = ""
 
 
 class TopLogprob(msgspec.Struct, frozen=True):

@@ -128,7 +128,8 @@ class Endpoints:
         async def answer() -> Response:
             client, asked = await _read(request, anthropic.CountRequest)
             counted = api.counted(asked, self._served(client))
-            tokens = await self._generator.count(msgspec.structs.replace(counted, salt=client.tenant.salt()))
+            sender = {"salt": client.tenant.salt(), "tenant": client.tenant.name}
+            tokens = await self._generator.count(msgspec.structs.replace(counted, **sender))
             return _json(anthropic.Counted(tokens), key)
 
         return await self._answered("count_tokens", api.error, key, answer)

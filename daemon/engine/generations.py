@@ -189,7 +189,9 @@ class EngineGenerations:
     def _count(self, asked: CountTokens) -> None:
         try:
             tokens = len(
-                self._prompt(Generate(session=asked.session, turns=asked.turns, salt=asked.salt)).tokens
+                self._prompt(
+                    Generate(session=asked.session, turns=asked.turns, salt=asked.salt, tenant=asked.tenant)
+                ).tokens
             )
         except ValueError as error:
             self._fail(asked.id, Failure("bad_request", str(error)))
@@ -205,10 +207,10 @@ class EngineGenerations:
         if asked.tokens:
             tokens: Sequence[int] = asked.tokens
         elif asked.turns:
-            tokens = self._tokens(asked.salt, self._render(asked.salt, asked.turns))
+            tokens = self._tokens(asked, self._render(asked))
         else:
             tokens = self._tokenised.made(
-                (asked.salt, asked.text), lambda: tuple(self._format.plain(asked.text))
+                (asked.salt, asked.text), lambda: tuple(self._format.plain(asked.text)), asked.tenant
             )
         if not tokens:
             raise ValueError("the prompt is empty")
@@ -228,13 +230,17 @@ class EngineGenerations:
         longest = prepared.answer_tokens(question) if whole else None
         return Prompt(prepared.prompt_tokens, prepared.stop_ids, longest, prepared, question, whole)
 
-    def _render(self, salt: str, turns: tuple[Turn, ...]) -> str:
+    def _render(self, asked: Generate) -> str:
         return self._rendered.made(
-            (salt, turns), lambda: self._format.chat([(each.role, each.text) for each in turns])
+            (asked.salt, asked.turns),
+            lambda: self._format.chat([(each.role, each.text) for each in asked.turns]),
+            asked.tenant,
         )
 
-    def _tokens(self, salt: str, text: str) -> tuple[int, ...]:
-        return self._tokenised.made((salt, text), lambda: tuple(self._format.encode(text)))
+    def _tokens(self, asked: Generate, text: str) -> tuple[int, ...]:
+        return self._tokenised.made(
+            (asked.salt, text), lambda: tuple(self._format.encode(text)), asked.tenant
+        )
 
     def _check_tokens(self, tokens: Iterable[int]) -> None:
         size = len(self._format.tokenizer)

@@ -149,7 +149,7 @@ class Generations:
                 events = self._known(request)
                 if events is None and (key := self._key(request)) is not None:
                     keys[index] = key
-                    events = self._kept(key, request)
+                    events = self._kept(key, request, client.tenant)
                 if events is not None:
                     for event in events:
                         inbox.put_nowait((index, event))
@@ -173,7 +173,7 @@ class Generations:
                     self._open.pop(event.id, None)
                     event = self._dated(event)
                     if index in keys:
-                        self._responses.put(keys[index], event)
+                        self._responses.put(keys[index], event, client.tenant.name)
                 yield index, event
         finally:
             self._running -= len(requests)
@@ -295,9 +295,9 @@ class Generations:
         )
         return msgspec.msgpack.encode((self._model.revision, same))
 
-    def _kept(self, key: bytes, request: Generate) -> list[GenerationEvent] | None:
+    def _kept(self, key: bytes, request: Generate, tenant: Tenant) -> list[GenerationEvent] | None:
         """A kept response, as events."""
-        kept = self._responses.get(key)
+        kept = self._responses.get(key, tenant.name)
         if kept is None:
             return None
         facts = msgspec.structs.replace(kept.facts, cached=True)
