@@ -13,8 +13,8 @@ V = TypeVar("V")
 class Lru(Generic[K, V]):
     """At most ``most`` values. ``count(outcome)`` hears of each look-up, ``hit`` or ``miss``.
 
-    When it is full, the owner of the most values loses the least recently used one. So one that has fewer than
-    another loses none to it, and cannot tell by its misses how much others put in.
+    When it is full, the owner of the most values loses the least recently used one. So one that has fewer
+    than another loses none to it, and cannot tell by its misses how much others put in.
     """
 
     def __init__(self, most: int, count: Callable[[str], None] = lambda outcome: None) -> None:
@@ -26,11 +26,11 @@ class Lru(Generic[K, V]):
 
     def get(self, key: K, owner: str = "") -> V | None:
         """The owner's value, which is now its newest; None without one."""
-        values = self._owned.get(owner, {})
-        value = values.get(key)
+        values = self._owned.get(owner)
+        value = None if values is None else values.get(key)
         self._count("miss" if value is None else "hit")
-        if value is not None:
-            self._owned[owner].move_to_end(key)
+        if values is not None and value is not None:
+            values.move_to_end(key)
         return value
 
     def put(self, key: K, value: V, owner: str = "") -> None:
