@@ -234,6 +234,11 @@ class Asked(msgspec.Struct, frozen=True, tag="asked"):
     times: Times | None
     tokens: int = 0
 
+    @property
+    def id(self) -> int:
+        """The ask's."""
+        return self.reply.id
+
 
 class AnswerFailed(msgspec.Struct, frozen=True, tag="answer_failed"):
     """One standing question failed at one version. ``asked``: as in `Answered`."""
@@ -294,11 +299,12 @@ class RecordRefused(msgspec.Struct, frozen=True, kw_only=True, tag="record_refus
 
 
 class AskFailed(msgspec.Struct, frozen=True, tag="ask_failed"):
-    """Why an `Ask` failed."""
+    """Why an `Ask` failed. ``tokens``: computed for it."""
 
     id: int
     code: str
     message: str
+    tokens: int = 0
 
 
 class QuestionsSet(msgspec.Struct, frozen=True, tag="questions_set"):

@@ -153,7 +153,7 @@ class Engine:
 
     def _logits(self, batch: Sequence[Chunk], packed: list[Packed], keep: Sequence[int]) -> torch.Tensor:
         device = self.model.device
-        metadata = AttentionMetadata(packed, device)
+        metadata = AttentionMetadata([part for each in packed for part in each.sequences()], device)
         tokens = [token for chunk in batch for token in chunk.tokens]
         if self.graphs is not None and self.graphs.takes(metadata):
             return self.graphs.logits(metadata, tokens, keep or [metadata.rows - 1])

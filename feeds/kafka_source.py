@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -40,6 +40,8 @@ _LOOK_BACK_MS = 500
 """Wait for the record before a committed offset; there may be only marks of transactions."""
 _PLACE_S, _PLACE_EACH_S = 30.0, 2.0
 """Longest wait for the offsets of new partitions, and more for each; then the client is opened again."""
+_REJOIN_S = 4.0
+"""The same while a member that joins again sends no heartbeats: less than any session timeout."""
 
 StartAt = int | Literal["committed", "latest", "earliest", "retention"]
 
@@ -122,6 +124,13 @@ class KafkaSource:
         self._reader: Reader | None = None
         self._rejoined = False
         """The group was formed anew."""
+        self._joining = asyncio.Lock()
+        """Held until it is known what is lost."""
+        self._lost: set[TopicPartition] = set()
+        """Partitions of those assigned that somebody else may have read meanwhile."""
+        self.losses = 0
+        self._member: Membership | None = None
+        """Ours by the newest assignment, with the partitions that were begun."""
         self.reached: dict[Partition, tuple[int, int]] = {}
         self._asked_for: set[TopicPartition] = set()
         """Partitions whose past was asked for, and that have not caught up."""
@@ -221,7 +230,7 @@ class KafkaSource:
         A member stays one. The next `batches` begin where its partitions would after an assignment.
         """
         self._stop.clear()
-        self._assigned = set()
+        self._assigned, self._lost = set(), set()
         self._serves, self.behind = False, None
         if self._consumer is None:
             self.connection.connecting()
@@ -233,23 +242,23 @@ class KafkaSource:
 
         Raises PartitionsLost where one that stood by had partitions, and others have them all now.
         """
-        while self._consumer is not None and not self._stop.is_set():
+        while (consumer := self._consumer) is not None and not self._stop.is_set():
             try:
-                if self._stands_by and not self._consumer.assignment():
-                    followed = await self._follow(self._consumer)
+                if self._stands_by and not consumer.assignment():
+                    followed = await self._follow(consumer)
                     if followed:
                         yield followed
                     continue
-                each_s = _PLACE_EACH_S * len(self._consumer.assignment())
+                each_s = _PLACE_EACH_S * len(consumer.assignment())
                 async with asyncio.timeout(_PLACE_S + each_s):
-                    await self._place(self._consumer)
+                    await self._place(consumer)
                 await self._stop_following()
-                self._pause_assigned(self._consumer)
-                fetched = await self._fetch(self._consumer)
+                self._pause_assigned(consumer)
+                fetched = await self._fetch(consumer)
                 if self._rejoined:  # the client went on from the committed offsets
                     continue
                 async with asyncio.timeout(_PLACE_S):
-                    fetched = await self._skip(self._consumer, fetched)
+                    fetched = await self._skip(consumer, fetched)
             except ConsumerStoppedError:
                 if self._stop.is_set():
                     return
@@ -259,13 +268,13 @@ class KafkaSource:
             except (KafkaError, OffsetsUnknown, TimeoutError) as error:
                 await self._reopen(error)
                 continue
-            await self._look(self._consumer, fetched)
+            await self._look(consumer, fetched)
             if fetched:
                 self.connection.up()
                 self._quiet_since = time.monotonic()
                 yield [message for messages in fetched.values() for message in messages]
             else:
-                await self._probe(self._consumer)
+                await self._probe(consumer)
 
     async def _fetch(self, consumer: AIOKafkaConsumer) -> dict[TopicPartition, list[Incoming]]:
         """Messages by partition, at most ``max_records``; waits for the first."""
@@ -326,13 +335,12 @@ class KafkaSource:
         consumer = self._consumer
         if consumer is None or self._group is None:
             raise CommitFailed(f"{self.name}: cannot commit: not a started member of a consumer group")
-        owned = consumer.assignment()
-        if not owned:
+        member = self.membership
+        if member is None or not member.partitions:
             raise CommitFailed(
                 f"{self.name}: cannot commit: no partition is assigned while the group rebalances"
             )
-        mine = {TopicPartition(*p): point for p, point in points.items()}
-        ours = {p: each for p, each in mine.items() if p in owned}
+        ours = {TopicPartition(*p): each for p, each in points.items() if p in member.partitions}
         if not ours:
             return
         try:
@@ -345,15 +353,12 @@ class KafkaSource:
     def membership(self) -> Membership | None:
         """Ours, as the group's coordinator told it; None while there is none.
 
-        aiokafka has no public way to its generation and id; hence the private names.
+        A new generation has no partitions until they are assigned: those known before may be others' now.
         """
-        consumer = self._consumer
-        coordinator = getattr(consumer, "_coordinator", None)
-        if consumer is None or self._group is None or coordinator is None or coordinator.generation < 0:
+        member, consumer = self._member, self._consumer
+        if member is None or consumer is None or _generation(consumer) != (member.generation, member.member):
             return None
-        owned = frozenset((each.topic, each.partition) for each in consumer.assignment())
-        instance = coordinator._group_instance_id
-        return Membership(self._group, coordinator.generation, coordinator.member_id, instance, owned)
+        return member
 
     async def stop(self) -> None:
         """Leave the group within ``stop_timeout_s``."""
@@ -369,7 +374,8 @@ class KafkaSource:
 
         def new() -> AIOKafkaConsumer:
             consumer = AIOKafkaConsumer(**settings)
-            consumer.subscribe(self._topics, listener=_Rebalance(self._leaving, self._joined))
+            joined = partial(self._joined, consumer)
+            consumer.subscribe(self._topics, listener=_Rebalance(self._leaving, joined))
             return consumer
 
         self._consumer = await open_client(new, self.connection, self._stop, self._stop_timeout_s, settings)
@@ -434,13 +440,15 @@ class KafkaSource:
 
     async def _place(self, consumer: AIOKafkaConsumer) -> None:
         """Seek in partitions that are new to us, and count those that went elsewhere."""
-        rejoined, self._rejoined = self._rejoined, False
+        async with self._joining:
+            rejoined, self._rejoined = self._rejoined, False
+            lost, self._lost = self._lost, set()
         assigned = set(consumer.assignment())
         gone = self._assigned - assigned
         self.moved += len(gone)
         if gone and self._reader is not None:
             self._reader.left([tuple(partition) for partition in gone])
-        self._assigned -= gone
+        self._assigned -= gone | lost
         new = assigned - self._assigned
         if new and self._stands_by and not self._serves:
             await self.before_serving()
@@ -464,8 +472,12 @@ class KafkaSource:
         for partition in assigned - new if rejoined else ():
             # the client goes on from the committed offset, we from where we were
             consumer.seek(partition, self.reached[partition.topic, partition.partition][1])
+        if self._rejoined:  # what was new may have been somebody else's again
+            return
         self._began = self._began or bool(assigned)
         self._assigned = assigned
+        if self._member is not None:
+            self._member = self._member._replace(partitions=_names(assigned))
         if new and self._reader is not None:
             await self._reader.commit()
 
@@ -482,8 +494,8 @@ class KafkaSource:
             return
         offset, fills = wanted or Begin(committed, fills=True)
         start = min(committed, offset)
-        if fills and self._span_ns and committed:
-            start = min(start, await self._before(consumer, partition, committed))
+        if fills and self._span_ns and start:
+            start = min(start, await self._before(consumer, partition, start))
         beginning = (await consumer.beginning_offsets([partition]))[partition]
         consumer.seek(partition, max(start, beginning))
 
@@ -503,8 +515,35 @@ class KafkaSource:
             back *= 2  # only marks of transactions
         return beginning
 
-    def _joined(self) -> None:
+    async def _joined(self, consumer: AIOKafkaConsumer) -> None:
+        """There is another assignment. Partitions that we had may have been somebody else's in between.
+
+        aiokafka does not tell: a member that hung past its session still has them until it has joined again.
+        """
         self._rejoined = True
+        async with self._joining:
+            kept = self._assigned & set(consumer.assignment())
+            if kept and self._reader is not None:
+                found = await self._look_back(consumer, kept, self._reader)
+                self._lost |= found
+                self.losses += bool(found)
+            if self._group is not None:
+                instance = self._config.get("group_instance_id")
+                names = _names(kept - self._lost)
+                self._member = Membership(self._group, *_generation(consumer), instance, names)
+
+    async def _look_back(
+        self, consumer: AIOKafkaConsumer, kept: set[TopicPartition], reader: Reader
+    ) -> set[TopicPartition]:
+        """Those that others had in between; all where that is not known."""
+        try:
+            async with asyncio.timeout(_REJOIN_S):
+                stored = await self._committed(consumer, sorted(kept))
+        except (KafkaError, OffsetsUnknown, TimeoutError) as error:
+            log.warning("%s: it is not known whether other members had its partitions: %r", self.name, error)
+            return kept
+        found = reader.answered_elsewhere({(p.topic, p.partition): at for p, at in stored.items()})
+        return {TopicPartition(*partition) for partition in found}
 
     async def _leaving(self) -> None:
         if self._reader is not None:
@@ -571,7 +610,7 @@ class KafkaSource:
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             await close_client(consumer, self._stop_timeout_s)
-        self._assigned = set()
+        self._lost |= self._assigned
         await self._open()
 
     async def _look(
@@ -638,6 +677,15 @@ async def _committed(
     }
 
 
+def _generation(consumer: AIOKafkaConsumer) -> tuple[int, str]:
+    """The generation of its group and its id there. aiokafka has no public way to them."""
+    return consumer._coordinator.generation, consumer._coordinator.member_id
+
+
+def _names(partitions: Iterable[TopicPartition]) -> frozenset[Partition]:
+    return frozenset((each.topic, each.partition) for each in partitions)
+
+
 async def _nothing() -> None:
     pass
 
@@ -645,7 +693,9 @@ async def _nothing() -> None:
 class _Rebalance(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
     """Calls ``leaving`` before partitions are revoked, ``joined`` as soon as there is another assignment."""
 
-    def __init__(self, leaving: Callable[[], Awaitable[object]], joined: Callable[[], None]) -> None:
+    def __init__(
+        self, leaving: Callable[[], Awaitable[object]], joined: Callable[[], Awaitable[object]]
+    ) -> None:
         self._leaving, self._joined = leaving, joined
 
     async def on_partitions_revoked(self, revoked: list[TopicPartition]) -> None:
@@ -653,7 +703,7 @@ class _Rebalance(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka h
             await self._leaving()
 
     async def on_partitions_assigned(self, assigned: list[TopicPartition]) -> None:
-        self._joined()
+        await self._joined()
 
 
 async def _offset_at(consumer: AIOKafkaConsumer, partition: TopicPartition, time_ns: int) -> int:

@@ -117,6 +117,8 @@ class LibrdkafkaProducer:
             # the broker refuses a new transaction while it writes the end of the last one: ask again soon
             "retry.backoff.ms": 5,
             "retry.backoff.max.ms": 1000,
+            # a broker that is back is found within a stop's drain; ten seconds by default
+            "reconnect.backoff.max.ms": 1000,
             "topic.metadata.propagation.max.ms": int(timeout_s * 300),
             **options,
         }

@@ -1,6 +1,6 @@
 """The protocols of sources and sinks, for every transport."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence, Set
 from enum import StrEnum
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -132,7 +132,7 @@ class SeekingSource(Protocol):
 
 
 class Begin(NamedTuple):
-    """Where to read a partition: at ``offset``, and as far back as windows span if reading ``fills`` them."""
+    """Where to read: at ``offset``, or if that ``fills`` windows, as far before it as they span."""
 
     offset: int
     fills: bool = False
@@ -153,6 +153,9 @@ class Reader(Protocol):
 
         Returns as `assigned`.
         """
+
+    def answered_elsewhere(self, stored: Mapping[Partition, CommitPoint]) -> Set[Partition]:
+        """Those of our partitions, with what is committed, that others have had in between and committed."""
 
     def begins(self, partition: Partition, start: int) -> None:
         """Reading begins at ``start``: after `assigned`, before its first record."""
@@ -198,6 +201,8 @@ class MemberSource(Protocol):
 
     read_committed: "ReadCommitted | None"
     """Reads where a partition begins, instead of the source's own way."""
+    losses: int
+    """How often partitions were somebody else's before they came back."""
 
     @property
     def membership(self) -> Membership | None:

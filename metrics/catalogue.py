@@ -128,6 +128,7 @@ API_OUTCOMES: tuple[str, ...] = (
     "no_json",
     "busy",
     "engine",
+    "rebuilding",
     "shutting_down",
     "timeout",
 )

@@ -47,13 +47,15 @@ class Placement:
     """The slots of a target's next tokens, and the extents they see.
 
     ``context``: extents that every new token sees. ``slots``: ranges for the new KV, in order. ``coord``:
-    stream coordinate of the first new token; its position is ``coord - origin``.
+    stream coordinate of the first new token; its position is ``coord - origin``. ``windows``: where not all
+    of them see the same extents, those that each token from a number on sees, the first number being 0.
     """
 
     context: tuple[Extent, ...]
     slots: tuple[SlotRange, ...]
     coord: int
     origin: int
+    windows: tuple[tuple[int, tuple[Extent, ...]], ...] = ()
 
 
 def extend(extents: list[Extent], slots: Iterable[SlotRange], coord: int, origin: int) -> None:

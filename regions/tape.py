@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from typing import Protocol
 
 from regions.block_pool import BlockPool
 from regions.block_table import BlockTable
 from regions.ephemeral import Fork
-from regions.extents import Extent, Placement, SlotRange, anchor
+from regions.extents import Extent, Placement, SlotRange, anchor, between
 from regions.frozen import Context, SharedBlocks
 from regions.offload.store import NotResident, Store, Stored, StoredLost
 from regions.sliding import LiveRecord, Retention, TapeState
@@ -77,8 +77,12 @@ class Tape:
         self._pending: list[int] = []  # tokens in KV that are not committed yet
         self._written = 0  # tokens ever in KV, including pending ones
         self._origin = self._base  # positions equal the dense model's until the first eviction
+        self._published = self._table
+        """Where the current version's KV is, unless another window was adopted since."""
         self._committed = self._current()
         self._growing = False  # blocks are acquired for an uncommitted append
+        self._windows: list[tuple[int, int]] = []
+        """Of an uncommitted append: from which of its tokens on so many tokens are evicted."""
 
     def check_prefix(self, tokens: int) -> None:
         """Raise ValueError when a frozen prefix of so many tokens leaves no room below the frame limit."""
@@ -124,28 +128,34 @@ class Tape:
         """Blocks to acquire before ``n`` more tokens fit."""
         return self._table.blocks_needed(n)
 
-    def make_room(self, n_tokens: int, n_records: int, newest_ns: int = 0) -> int:
-        """Evict whole records, oldest first, until the retention holds after the append.
+    def make_room(self, lengths: Sequence[int], times: Sequence[int] = ()) -> int:
+        """Evict whole records, oldest first, until the retention holds after an append of such records.
 
-        ``newest_ns``: newest event time of the append. Returns the evicted tokens. Readers see the eviction
-        from the next commit on; until then the current version keeps its blocks. Raises ValueError when the
-        append alone exceeds the retention.
+        Each of them sees what it would see if it came alone: what is evicted for the ones behind it, too.
+        ``lengths``: their tokens; ``times``: their event times, ns. Returns the evicted tokens. Readers see
+        the eviction from the next commit on; until then the current version keeps its blocks. Raises
+        ValueError when the append alone exceeds the retention.
         """
-        limit = self.retention
+        limit, n_tokens = self.retention, sum(lengths)
         if n_tokens > limit.tokens:
             raise ValueError(f"session {self.name}: {n_tokens} tokens exceed the retention of {limit.tokens}")
-        evicted = 0
-        while self._records and (
-            self.live_tokens - evicted + n_tokens > limit.tokens
-            or (limit.records and len(self._records) + n_records > limit.records)
-            or (limit.span_ns and self._records[0].ts_event < newest_ns - limit.span_ns)
-        ):
-            evicted += len(self._records.popleft().tokens)
-            self.evicted_records += 1
-        self.evicted_tokens += evicted
+        before, written, newest = self.evicted_tokens, 0, 0
+        self._windows = []
+        for number, length in enumerate(lengths):
+            newest = max(newest, times[number]) if times else 0
+            while self._records and (
+                self.live_tokens + written + length > limit.tokens
+                or (limit.records and len(self._records) + number + 1 > limit.records)
+                or (limit.span_ns and self._records[0].ts_event < newest - limit.span_ns)
+            ):
+                self.evicted_tokens += len(self._records.popleft().tokens)
+                self.evicted_records += 1
+            if not self._windows or self._windows[-1][1] < self.evicted_tokens:
+                self._windows.append((written, self.evicted_tokens))
+            written += length
         if self.resident:
             self._drop_evicted()
-        return evicted
+        return self.evicted_tokens - before
 
     def acquire(self, n: int) -> bool:
         """See `BlockTable.acquire`; also False when the tape is lost."""
@@ -160,7 +170,8 @@ class Tape:
         """The placement of the next ``n`` tokens. Raises RuntimeError if their blocks were not acquired."""
         if self._written + n - self._origin > self._frame_limit:
             self.new_frame()
-        return Placement(self.extents, self._table.next_slots(n), self._written, self._origin)
+        slots = self._table.next_slots(n)
+        return Placement(self.extents, slots, self._written, self._origin, self._seen())
 
     def new_frame(self, at: int | None = None) -> None:
         """Start a position frame; the next token's local position is ``at``, by default the anchored one."""
@@ -186,6 +197,7 @@ class Tape:
             self._records.append(LiveRecord(self._pending[start : start + length], ts_event))
             start += length
         self._pending = []
+        self._windows = []
         self._growing = False
         self.state_records += len(record_lengths)
         self.version += 1
@@ -334,6 +346,7 @@ class Tape:
             extents=(*anchor(self._frozen.extents, self._committed.base), *self._table.extents),
             blocks=(*self._frozen.retain().blocks, self._share()),
         )
+        self._published = self._table
         self._drop_evicted()
         return True
 
@@ -406,6 +419,27 @@ class Tape:
         self.lost = False
         self._drop_evicted()
 
+    def _seen(self) -> tuple[tuple[int, tuple[Extent, ...]], ...]:
+        """What the records of an append see, if some see more than the ones behind them; see `Placement`.
+
+        What is evicted is still in the current version's blocks, but not where another window was adopted.
+        """
+        if len(self._windows) < 2 or self._published is not self._table:
+            return ()
+        borders = [evicted for _, evicted in self._windows]
+        leaving = [between(self._committed.extents, *each) for each in pairwise(borders)]
+        return tuple(
+            (
+                first,
+                (
+                    *anchor(self._frozen.extents, evicted - self._frozen.tokens),
+                    *chain.from_iterable(leaving[number:]),
+                    *self._table.extents,
+                ),
+            )
+            for number, (first, evicted) in enumerate(self._windows)
+        )
+
     def _drop_evicted(self) -> None:
         """Release the KV of evicted tokens."""
         self._table.drop_oldest(self._table.length - self.live_tokens)
@@ -447,6 +481,7 @@ class Tape:
         self._committed = replace(self._committed, extents=(), blocks=())
 
     def _current(self) -> Context:
+        self._published = self._table
         return self._context(self.extents, (*self._frozen.retain().blocks, self._share()))
 
     def _context(self, extents: tuple[Extent, ...], blocks: tuple[SharedBlocks, ...]) -> Context:

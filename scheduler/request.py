@@ -179,6 +179,8 @@ class Request:
     """Tokens whose KV was dropped by preemption."""
     swapped_tokens: int = 0
     """Tokens whose KV was moved to the host by preemption."""
+    computed_tokens: int = 0
+    """Once it has ended: tokens in KV that it had computed itself."""
     drafted: int = 0
     """Draft tokens that were verified."""
     accepted: int = 0
@@ -419,6 +421,7 @@ class Request:
 
     def end(self, state: State, now: int, error: Failure | None = None) -> None:
         """Reach a final state and release all memory; a prefill-only request leaves its KV to the reader."""
+        self.computed_tokens = self.private
         if not (self.prefill_only and state is State.FINISHED):
             self.close()
         self.state, self.error = state, error

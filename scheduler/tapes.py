@@ -132,7 +132,7 @@ class TapeAppend:
 
     def open(self, n: int) -> int:
         """Evict what the retention cannot keep along with the ``n`` records."""
-        return self.tape.make_room(self.tokens_of(n), n, max(self.times(n)))
+        return self.tape.make_room(self.lengths(n), self.times(n))
 
     def allocate(self, n: int) -> bool:
         """See `Work`."""

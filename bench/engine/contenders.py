@@ -150,7 +150,7 @@ def read_together(engine: Engine, tapes: Sequence[Tape], records: Sequence[Seque
     chunks = []
     for tape, own in zip(tapes, records, strict=True):
         tokens = list(chain.from_iterable(own))
-        tape.make_room(len(tokens), len(own))
+        tape.make_room(list(map(len, own)))
         if not tape.acquire(len(tokens)):
             raise RuntimeError("the pool is too small for the scenario")
         chunks.append(Chunk(tape, tokens, sample=False))

@@ -11,7 +11,6 @@ from msgspec import Meta
 
 from daemon.api.extension import Extension, extended
 from daemon.api.generation import (
-    MOST_STOPS,
     Begun,
     CountTokens,
     Delta,
@@ -23,7 +22,8 @@ from daemon.api.generation import (
     Served,
     Turn,
 )
-from daemon.api.problems import Problem, Reason, refuse
+from daemon.api.messages import Count, Natural
+from daemon.api.problems import Problem, Reason, refuse, stops_of
 from daemon.api.streams import Made, Writer, sse
 
 Object = dict[str, Any]
@@ -35,6 +35,7 @@ _TYPES: dict[Reason, str] = {
     "too_large": "request_too_large",
     "busy": "rate_limit_error",
     "engine": "api_error",
+    "rebuilding": "overloaded_error",
     "shutting_down": "overloaded_error",
     "timeout": "timeout_error",
 }
@@ -83,10 +84,10 @@ class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
 class MessageRequest(CountRequest, frozen=True, kw_only=True):
     """The members that this server reads; others are tolerated."""
 
-    max_tokens: Annotated[int, Meta(ge=1)]
+    max_tokens: Count
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=0)] | None = None
+    top_k: Natural | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     output_config: OutputConfig | None = None
@@ -265,10 +266,6 @@ class Messages:
         """The system's text, then the messages; a last one of the assistant is gone on with."""
         counted = self.counted(asked, served)
         schema = _schema(asked)
-        stops = tuple(asked.stop_sequences or ())
-        if len(stops) > MOST_STOPS or not all(stops):
-            why = f"stop_sequences: give at most {MOST_STOPS} texts, none of them empty"
-            raise Problem("bad_request", why, "stop_sequences")
         temperature = asked.temperature
         if temperature is None:
             temperature = 0.0 if counted.session else 1.0
@@ -282,7 +279,7 @@ class Messages:
                 temperature=temperature,
                 top_p=asked.top_p or 1.0,
                 top_k=asked.top_k or 0,
-                stop=stops,
+                stop=stops_of(asked.stop_sequences, "stop_sequences"),
                 **extended(asked.foretick, schema),
                 schema=schema,
                 stream=bool(asked.stream),

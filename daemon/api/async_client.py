@@ -236,10 +236,15 @@ class AsyncQueryClient:
             self._reading = asyncio.create_task(self._read())
         self._number += 1
         number = self._number
+        sent = encode(msgspec.structs.replace(request, id=number))
+        if len(sent) > messages.MAX_REQUEST_BYTES:
+            # the daemon could not tell which one it refuses, and all that wait would fail
+            why = f"a request has at most {messages.MAX_REQUEST_BYTES} bytes, not {len(sent)}"
+            raise QueryError("too_long", why)
         reply = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._socket.send(encode(msgspec.structs.replace(request, id=number)))
+                await self._socket.send(sent)
                 found: _Waited = await reply
                 return found
         except TimeoutError:

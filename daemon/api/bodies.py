@@ -11,17 +11,25 @@ from daemon.api.messages import QueryError
 from feeds.decoding import Undecodable, decoded
 
 
+async def read_body(request: Request, max_bytes: int) -> bytes | None:
+    """The whole body; None when it is too long, and is then not read on. Raises ClientDisconnect."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > max_bytes:
+            return None
+    return bytes(body)
+
+
 async def body_of(request: Request, max_bytes: int) -> bytes:
     """The whole body. Raises QueryError when it is too long."""
-    body = bytearray()
     try:
-        async for piece in request.stream():
-            body += piece
-            if len(body) > max_bytes:
-                raise QueryError("too_long", f"the body has at most {max_bytes} bytes")
+        body = await read_body(request, max_bytes)
     except ClientDisconnect:
         raise QueryError("bad_request", "the client is gone") from None
-    return bytes(body)
+    if body is None:
+        raise QueryError("too_long", f"the body has at most {max_bytes} bytes")
+    return body
 
 
 async def members_of(request: Request, max_bytes: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import msgspec
 
@@ -142,6 +142,15 @@ class Subscription:
         return fits
 
 
+class Connection(Protocol):
+    """A connection that lasts, and whose client may lose its key meanwhile."""
+
+    client: Client
+
+    def dismiss(self) -> None:
+        """Close it."""
+
+
 class Events:
     """The daemon's events since its start. ``epoch``: names this start, ns since 1970."""
 
@@ -155,6 +164,8 @@ class Events:
         self._clients: dict[Transport, int] = dict.fromkeys(get_args(Transport), 0)
         self._by_tenant: Counter[str] = Counter()
         self._closed = False
+        self.connections: set[Connection] = set()
+        """Those that last, with or without subscriptions."""
         self._dropped = {kind: store.counter("foretick_events_dropped_total", transport=kind)
                          for kind in get_args(Transport)}  # fmt: skip
 
@@ -216,11 +227,14 @@ class Events:
         self._note(client.transport)
 
     def dismiss(self, stays: Callable[[Client], bool]) -> None:
-        """Close the subscriptions of clients that do not stay."""
+        """Close the subscriptions and connections of clients that do not stay."""
         for client in self._everyone():
             if not stays(client.client):
                 client.dismissed = True
                 client.close()
+        for connection in list(self.connections):
+            if not stays(connection.client):
+                connection.dismiss()
 
     def close(self) -> None:
         """The daemon stops: let every client go."""

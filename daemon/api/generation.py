@@ -20,7 +20,8 @@ Finish = Literal["stop", "stop_sequence", "length"]
 SESSION = "session:"
 """How the model of a session is named: this and the session's name."""
 MOST_LOGPROBS = 20
-MOST_STOPS = 16
+MOST_STOPS, MOST_STOP_CHARS = 16, 1024
+"""Stop sequences of a request, and characters of each."""
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -112,11 +113,15 @@ class Begun(msgspec.Struct, frozen=True, tag="generation_begun"):
 
 
 class Delta(msgspec.Struct, frozen=True, tag="generation_delta"):
-    """The next piece of the text, whole characters."""
+    """The next token, and the text that it completes, whole characters.
+
+    Empty but for its ``tokens`` where the text is not streamed: 1, or 0 for text that was held back.
+    """
 
     id: int
     text: str
     logprobs: tuple[Logprob, ...] = ()
+    tokens: int = 1
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,11 +162,12 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="generation_finish
 
 
 class GenerationFailed(msgspec.Struct, frozen=True, tag="generation_failed"):
-    """Why there is no (more of the) answer."""
+    """Why there is no (more of the) answer. ``tokens``: computed for it, if it had not begun."""
 
     id: int
     code: str
     message: str
+    tokens: int = 0
 
 
 class TokensCounted(msgspec.Struct, frozen=True, tag="tokens_counted"):
@@ -209,7 +215,7 @@ class Generator(Protocol):
     def served(self, client: Client) -> Served:
         """What there is now, as far as the client sees it."""
 
-    async def count(self, request: CountTokens) -> int:
+    async def count(self, request: CountTokens, client: Client) -> int:
         """Tokens of a prompt."""
 
     def run(self, requests: Sequence[Generate], client: Client) -> AsyncGenerator[tuple[int, Event], None]:

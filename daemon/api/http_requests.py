@@ -21,6 +21,7 @@ from daemon.api.bodies import media_type_of, members_of
 from daemon.api.errors import NO_SUCH_TYPE, problem, refused, reply
 from daemon.api.guard import client_of
 from daemon.api.in_flight import InFlight
+from daemon.api.leaving import GONE, Gone, unless_gone
 from daemon.api.messages import QueryError
 from daemon.api.operations import OPERATIONS, Operation
 from daemon.api.zmq import AnswerQuery
@@ -88,7 +89,11 @@ async def _serve(
     except QueryError as error:
         return refused(error)
     ask = partial(requests.ask, client=client_of(request), since=since)
-    found = await (ask(asked) if operation.perform is None else operation.perform(ask, asked))
+    work = ask(asked) if operation.perform is None else operation.perform(ask, asked)
+    try:
+        found = await unless_gone(request, work)
+    except Gone:
+        return Response(status_code=GONE)
     if isinstance(found, messages.ErrorReply):
         return refused(QueryError.of(found))
     members: dict[str, Any] = msgspec.to_builtins(found)

@@ -59,18 +59,24 @@ _CODES: dict[str, Code] = {
     "abandoned": "abandoned",
     "stopping": "shutting_down",
 }
+MAX_REQUEST_BYTES = 1 << 18
+"""Longest request of the query socket."""
 RETRY_AFTER_S = 1
 """When a request refused as `busy` or `late` may be tried again, unless the refusal says it itself."""
 ORDINARY, RETENTION_S = 35, 300.0
 """Priority in the prefix cache of a prompt that asks for none, and how long a higher one holds, seconds."""
 RetentionPriority = Annotated[int, Meta(ge=0, le=100)]
 RetentionSeconds = Annotated[float, Meta(ge=0, le=86400)]
-Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
-Setting = str | int | float | list[str]
+_MOST = 2**63 - 1
+"""Larger numbers do not fit into messages to the engine and to other daemons."""
+Count = Annotated[int, Meta(ge=1, le=_MOST)]
+Natural = Annotated[int, Meta(ge=0, le=_MOST)]
+Id = Natural
+Setting = str | Annotated[int, Meta(ge=-_MOST, le=_MOST)] | float | list[str]
 """A value of a configuration key: text is read as the key's type."""
 PromptId = Annotated[str, Meta(min_length=1, max_length=64)]
-DeadlineMs = Annotated[int, Meta(ge=1)] | None
+DeadlineMs = Count | None
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True):
@@ -86,7 +92,7 @@ class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True):
     id: Id
     session: Name
     question: Annotated[str, Meta(min_length=1)]
-    max_tokens: Annotated[int, Meta(ge=1)] = 8
+    max_tokens: Count = 8
     choices: tuple[str, ...] = ()
     early_exit: Annotated[float, Meta(ge=0)] | None = None
     max_age_s: Annotated[float, Meta(ge=0)] | None = None
@@ -116,7 +122,7 @@ class Answers(msgspec.Struct, frozen=True, tag="answers", forbid_unknown_fields=
     id: Id
     session: Name
     question: str = ""
-    min_version: Annotated[int, Meta(ge=0)] = 0
+    min_version: Natural = 0
     timeout_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0
 
 
@@ -139,16 +145,16 @@ class SetQuestion(msgspec.Struct, frozen=True, tag="set_question", forbid_unknow
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
     text: Annotated[str, Meta(min_length=1)]
     choices: tuple[str, ...] = ()
-    max_tokens: Annotated[int, Meta(ge=1)] = 8
+    max_tokens: Count = 8
     answer: AnswerForm = "text"
     publish_when: PublishWhen = "always"
     min_probability: Annotated[float, Meta(ge=0, le=1)] = 0.8
     min_logit_gap: Annotated[float, Meta(ge=0)] = 2.0
     level: str = "0"
-    publish_every: Annotated[int, Meta(ge=1)] = 1
-    ask_every_bars: Annotated[int, Meta(ge=1)] = 1
-    ask_every_ns: Annotated[int, Meta(ge=0)] = 0
-    answer_within_ns: Annotated[int, Meta(ge=0)] = 0
+    publish_every: Count = 1
+    ask_every_bars: Count = 1
+    ask_every_ns: Natural = 0
+    answer_within_ns: Natural = 0
     provisional: bool = False
 
 
@@ -211,7 +217,7 @@ class Label(msgspec.Struct, frozen=True, tag="label", forbid_unknown_fields=True
     id: Id
     session: Name
     question: Annotated[str, Meta(min_length=1)]
-    data_version: Annotated[int, Meta(ge=1)]
+    data_version: Count
     choice: Annotated[str, Meta(min_length=1)]
 
 
@@ -231,7 +237,7 @@ class Open(msgspec.Struct, frozen=True, tag="open", forbid_unknown_fields=True):
 
     id: Id
     text: str = ""
-    max_tokens: Annotated[int, Meta(ge=1)] = 64
+    max_tokens: Count = 64
     choices: tuple[str, ...] = ()
     temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0
     retention_priority: RetentionPriority = ORDINARY
@@ -274,7 +280,7 @@ class Complete(msgspec.Struct, frozen=True, tag="complete", forbid_unknown_field
 
     id: Id
     text: Annotated[str, Meta(min_length=1)]
-    max_tokens: Annotated[int, Meta(ge=1)] = 64
+    max_tokens: Count = 64
     choices: tuple[str, ...] = ()
     temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0
     retention_priority: RetentionPriority = ORDINARY
@@ -286,7 +292,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", forbid_unknown_fields=True
     """Say which version of this protocol the client speaks; any other than the daemon's is refused."""
 
     id: Id
-    version: int = VERSION
+    version: Natural = VERSION
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", forbid_unknown_fields=True):

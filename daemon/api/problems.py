@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from daemon.api.generation import MOST_STOP_CHARS, MOST_STOPS
 from daemon.api.messages import QueryError
 
 Reason = Literal[
@@ -17,6 +18,7 @@ Reason = Literal[
     "no_json",
     "busy",
     "engine",
+    "rebuilding",
     "shutting_down",
     "timeout",
 ]
@@ -31,6 +33,7 @@ STATUS: dict[Reason, int] = {
     "no_json": 415,
     "busy": 429,
     "engine": 500,
+    "rebuilding": 503,
     "shutting_down": 503,
     "timeout": 504,
 }
@@ -43,6 +46,7 @@ _REASONS: dict[str, Reason] = {
     "busy": "busy",
     "late": "busy",
     "engine": "engine",
+    "rebuilding": "rebuilding",
     "shutting_down": "shutting_down",
     "timeout": "timeout",
     "abandoned": "timeout",
@@ -72,6 +76,15 @@ def problem_of(error: QueryError) -> Problem:
     """A failure of the daemon as one of an API."""
     reason = _REASONS.get(error.code, "bad_request")
     return Problem(reason, error.message, retry_after_s=error.retry_after_s)
+
+
+def stops_of(stop: str | list[str] | None, param: str = "stop") -> tuple[str, ...]:
+    """Stop sequences. Raises Problem for too many, and for one that is empty or too long."""
+    found = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(found) > MOST_STOPS or not all(0 < len(each) <= MOST_STOP_CHARS for each in found):
+        why = f"{param}: give at most {MOST_STOPS} texts of 1 to {MOST_STOP_CHARS} characters"
+        raise Problem("bad_request", why, param)
+    return found
 
 
 def refuse(param: str, value: Any, harmless: tuple[Any, ...] = (), why: str = "is not supported") -> None:

@@ -18,16 +18,17 @@ from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from daemon.api import anthropic
-from daemon.api.bodies import media_type_of
+from daemon.api.bodies import media_type_of, read_body
 from daemon.api.errors import headers_of
 from daemon.api.generation import Begun, Delta, Event, Finished, Generator, Served
 from daemon.api.guard import client_of
+from daemon.api.leaving import GONE, Gone, gone, unless_gone
 from daemon.api.messages import QueryError
 from daemon.api.openai import chat, common, completions, responses
 from daemon.api.problems import Problem, problem_of
@@ -53,17 +54,10 @@ _OPENAI = (
 )
 _ANTHROPIC = ("/v1/messages", "/v1/messages/{rest:path}")
 """Paths of each API; what is not served below them is refused in the API's own shape."""
-T = TypeVar("T")
 Asked = TypeVar("Asked", bound=msgspec.Struct)
-_GONE = 499
-"""Status of a reply that nobody reads."""
 _PATH = re.compile(r"`\$\.?([^`]*)`")
 Events = AsyncGenerator[tuple[int, Event], None]
 ErrorBody = Callable[[Problem], dict[str, Any]]
-
-
-class Gone(Exception):
-    """The client closed the connection."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +107,9 @@ class Endpoints:
             made = Made(key, int(time.time()), api.model(asked), f"fp_{served.revision}")
             events = self._timed(api.name, since, self._generator.run(wanted, client))
             if not api.streams(asked):
-                done = await _unless_gone(request, _all(events, len(wanted)))
+                done = await unless_gone(request, _all(events, len(wanted)))
                 return _json(api.whole(asked, made, done), key)
-            first = await _unless_gone(request, anext(events))
+            first = await unless_gone(request, anext(events))
             ended = partial(self._meter.ended, api.name)
             return EventStream(api.writer(asked, made), first, events, ended, self._ping_s, _headers(key))
 
@@ -129,7 +123,8 @@ class Endpoints:
             client, asked = await _read(request, anthropic.CountRequest)
             counted = api.counted(asked, self._served(client))
             sender = {"salt": client.tenant.salt(), "tenant": client.tenant.name}
-            tokens = await self._generator.count(msgspec.structs.replace(counted, **sender))
+            counting = self._generator.count(msgspec.structs.replace(counted, **sender), client)
+            tokens = await unless_gone(request, counting)
             return _json(anthropic.Counted(tokens), key)
 
         return await self._answered("count_tokens", api.error, key, answer)
@@ -170,7 +165,7 @@ class Endpoints:
                 raise problem_of(failed) from None
         except Gone:
             self._meter.ended(name, "gone")
-            return Response(status_code=_GONE)
+            return Response(status_code=GONE)
         except Problem as problem:
             self._meter.ended(name, problem.reason)
             return _error(problem, error, key)
@@ -216,7 +211,7 @@ class EventStream(Response):
         try:
             async with contextlib.aclosing(self._events):
                 sending = asyncio.ensure_future(self._send(send))
-                going = asyncio.ensure_future(_gone(receive))
+                going = asyncio.ensure_future(gone(receive))
                 try:
                     await asyncio.wait({sending, going}, return_when=asyncio.FIRST_COMPLETED)
                 finally:
@@ -290,39 +285,18 @@ async def _pinged(events: Events, ping_s: float) -> AsyncGenerator[tuple[int, Ev
         yield found
 
 
-async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """The result of ``work``. Raises Gone, with the work cancelled, when the client goes before it ends."""
-    working = asyncio.ensure_future(work)
-    going = asyncio.ensure_future(_gone(request.receive))
-    try:
-        await asyncio.wait({working, going}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise Gone
-        return working.result()
-    finally:
-        going.cancel()
-        if not working.done():
-            working.cancel()
-            await asyncio.gather(working, return_exceptions=True)
-        await asyncio.gather(going, return_exceptions=True)
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 async def _read(request: Request, kind: type[Asked]) -> tuple[Client, Asked]:
     """The client and its request. Raises Problem."""
     if media_type_of(request) != JSON:
         raise Problem("no_json", f"the content type must be {JSON}")
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MOST_BYTES:
-            raise Problem("too_large", f"a request has at most {MOST_BYTES} bytes")
     try:
-        return client_of(request), decoded(partial(msgspec.json.decode, type=kind), bytes(body))
+        body = await read_body(request, MOST_BYTES)
+    except ClientDisconnect:
+        raise Gone from None
+    if body is None:
+        raise Problem("too_large", f"a request has at most {MOST_BYTES} bytes")
+    try:
+        return client_of(request), decoded(partial(msgspec.json.decode, type=kind), body)
     except Undecodable as error:
         where = _PATH.search(str(error))
         raise Problem("bad_request", str(error), where[1] if where else None) from None

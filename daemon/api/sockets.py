@@ -59,7 +59,7 @@ class Socket:
     ) -> None:
         self._websocket, self._requests, self._events, self._sent = websocket, requests, events, sent
         self._access = access
-        self._client = client_of(websocket)
+        self.client = client_of(websocket)
         self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._tasks: set[asyncio.Task[None]] = set()
         self._subscriptions: dict[int, tuple[Subscription, asyncio.Task[None]]] = {}
@@ -70,6 +70,7 @@ class Socket:
         await self._websocket.accept(PROTOCOL if PROTOCOL in offered else None)
         loop = asyncio.get_running_loop()
         bucket = Bucket(RATE, BURST, loop.time())
+        self._events.connections.add(self)
         try:
             while (message := await self._websocket.receive())["type"] == "websocket.receive":
                 asked = self._read(message.get("text"))
@@ -92,6 +93,7 @@ class Socket:
                         await self._room.acquire()
                         self._start(self._answer(asked))
         finally:
+            self._events.connections.discard(self)
             for subscription, pump in self._subscriptions.values():
                 self._events.unsubscribe(subscription)
                 self._tasks.add(pump)
@@ -104,11 +106,14 @@ class Socket:
         if wait_s := bucket.wait(now):
             raise QueryError("busy", f"more than {RATE:g} messages a second", wait_s)
         bucket.take(now)
-        self._client = self._access.again(self._client, "websocket")
-        self._access.request(self._client)
+        self.client = self._access.again(self.client, "websocket")
+        self._access.request(self.client)
+
+    def dismiss(self) -> None:
+        """Close the connection: its key is not known any more, or stands for another tenant."""
+        self._start(self._close())
 
     async def _close(self) -> None:
-        """The client's key was removed."""
         with contextlib.suppress(WebSocketDisconnect, RuntimeError):
             await self._websocket.close(_POLICY_VIOLATION, "the key is not known")
 
@@ -123,7 +128,7 @@ class Socket:
 
     async def _answer(self, request: ClientRequest) -> None:
         try:
-            reply = await self._requests.ask(request, self._client)
+            reply = await self._requests.ask(request, self.client)
             await self._send(reply)
         finally:
             self._room.release()
@@ -139,7 +144,7 @@ class Socket:
         chosen = Filter(frozenset(asked.sessions), frozenset(asked.questions), frozenset(asked.events))
         try:
             newest = self._events.newest
-            subscription = self._events.subscribe(self._client, chosen, "websocket", asked.after)
+            subscription = self._events.subscribe(self.client, chosen, "websocket", asked.after)
         except QueryError as error:
             await self._send(error.reply(asked.id))
             return
@@ -165,8 +170,6 @@ class Socket:
             for event in waiting:
                 await self._send(EventMessage(number, event.id, msgspec.Raw(event.json)))
                 self._sent(1)
-        if subscription.dismissed:
-            await self._close()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

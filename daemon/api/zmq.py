@@ -105,7 +105,13 @@ def client_of(route: bytes, user: str, access: Access) -> Client:
         behalf = route.removeprefix(_FORWARDS).partition(b"/")[0].decode(errors="replace")
     if not access.required:
         return Client(LOCAL, route.hex(), forwarded=behalf is not None)
-    return access.by_curve(user, route.hex(), behalf)
+    client = access.by_curve(user, route.hex(), behalf)
+    if not (client.forwarded or route.startswith(_GIVEN_BY_US)):
+        # its replies and events would go to whoever takes the name next
+        raise QueryError(
+            "bad_request", "a connection with a key must not have a name of its own (ROUTING_ID)"
+        )
+    return client
 
 
 class _Admitting:
@@ -135,7 +141,7 @@ class QueryServer:
         store: MetricStore | None = None,
         max_in_flight: int = 256,
         max_in_flight_each: int = 128,
-        max_request_bytes: int = 1 << 18,
+        max_request_bytes: int = messages.MAX_REQUEST_BYTES,
         lease_s: float = LEASE_S,
         access: Access | None = None,
         keys: Keys | None = None,
@@ -264,6 +270,8 @@ class QueryServer:
                     known.heard = since / 1e9  # whatever becomes of its request
                 self._access.request(client)
             except QueryError as error:
+                if error.code == "bad_request":
+                    self._refused("bad_request")
                 self._send_now(route, error.reply(asked.id))
                 continue
             with self._peer(route, client, since / 1e9) as peer:
@@ -447,10 +455,6 @@ class QueryServer:
         if len(peer.subscriptions) >= MAX_SUBSCRIPTIONS:
             why = f"a connection has at most {MAX_SUBSCRIPTIONS} subscriptions"
             return ErrorReply(asked.id, "busy", why)
-        if self._access.required and not peer.route[0].startswith(_GIVEN_BY_US):
-            # its events would go to whoever takes the name next
-            why = "a subscription needs a connection without a name of its own"
-            return ErrorReply(asked.id, "bad_request", why)
         chosen = Filter(frozenset(asked.sessions), frozenset(asked.questions), frozenset(asked.events))
         try:
             newest = self._events.newest

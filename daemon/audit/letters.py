@@ -3,14 +3,15 @@
 Who sends letters again first writes a claim into the dead letter topic, reads that, and goes on only
 where its claim of a letter is the first. After the sending it writes that it is sent. So of two people who
 redrive at the same time one sends a letter, and a redrive that broke off is told apart: its letters
-may or may not have arrived.
+may or may not have arrived. A record that was read again after a restart has several letters; what is
+noted of the first one holds for all.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from feeds.codec import MalformedRecord, decode_message, encode, header_encoding, make_headers
@@ -50,6 +51,13 @@ class Letter:
     state: State = "new"
     failed_at: int = 0
     """Its own time, or Kafka's of a letter without one; ns."""
+    repeats: Place | None = None
+    """The first letter of the same original, where this is another."""
+
+    @property
+    def first(self) -> Place:
+        """Where notes on its original are."""
+        return self.repeats or self.place
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,7 @@ class Contents:
 
     letters: dict[Place, Letter] = field(default_factory=dict)
     claims: dict[Place, str] = field(default_factory=dict)
-    """The first claim of each letter."""
+    """The first claim of each original, by its first letter."""
     unreadable: int = 0
 
 
@@ -92,16 +100,31 @@ async def contents(reader: KafkaRange, topic: str) -> Contents:
         async for batch in reader.read((name, partition), span):
             for message in batch:
                 _take(found, notes, message)
+    firsts = _firsts(found.letters)
     states: dict[Place, State] = {}
     for note in notes:
         place = Place(note.partition, note.offset)
+        place = firsts.get(place, place)
         found.claims.setdefault(place, note.claim)
         if note.state == "sent":
             states[place] = "sent"
         else:
             states.setdefault(place, "claimed")
     for place, letter in found.letters.items():
-        found.letters[place] = Letter(place, letter.letter, states.get(place, "new"), letter.failed_at)
+        first = firsts[place]
+        repeats = None if first == place else first
+        found.letters[place] = replace(letter, state=states.get(first, "new"), repeats=repeats)
+    return found
+
+
+def _firsts(letters: Mapping[Place, Letter]) -> dict[Place, Place]:
+    """By each letter's place, that of the first one of the same original; an answer is one by itself."""
+    known: dict[tuple[str, int, int, bytes, int], Place] = {}
+    found = {}
+    for place, each in sorted(letters.items()):
+        it = each.letter
+        original = it.topic, it.partition, it.offset, it.payload, it.size
+        found[place] = place if it.offset < 0 else known.setdefault(original, place)
     return found
 
 
@@ -173,8 +196,12 @@ async def redrive(
     """
     claim, outcomes = uuid.uuid4().hex, []
     wanted: list[tuple[Letter, bytes]] = []
+    taken: set[Place] = set()
     for each in letters:
         payload, why = b"", obstacle(each, again)
+        if each.first in taken:
+            why = f"the letter at {each.first} has the same original"
+        taken.add(each.first)
         if not why:
             payload, why = await original(reader, each.letter)
         if why or dry_run:
@@ -186,8 +213,8 @@ async def redrive(
 
     async def note(letter: Letter, state: Literal["claimed", "sent"]) -> None:
         said = Redriven(
-            partition=letter.place.partition,
-            offset=letter.place.offset,
+            partition=letter.first.partition,
+            offset=letter.first.offset,
             to=to or letter.letter.topic,
             claim=claim,
             state=state,
@@ -196,7 +223,7 @@ async def redrive(
         # one key, so one partition, so one order of a letter's claims
         await sink.publish(
             topic,
-            f"redriven:{letter.place}".encode(),
+            f"redriven:{letter.first}".encode(),
             encode(said),
             make_headers(said, "json", "foretick", 0),
         )
@@ -206,7 +233,7 @@ async def redrive(
     claims = (await contents(reader, topic)).claims
     for each, payload in wanted:
         target = to or each.letter.topic
-        if not again and claims.get(each.place) != claim:
+        if not again and claims.get(each.first) != claim:
             outcomes.append(Outcome(each.place, target, False, "somebody else is sending it"))
             continue
         headers = {

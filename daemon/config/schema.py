@@ -118,7 +118,11 @@ class PoolConfig(Table, frozen=True):
         ),
     ] = OFF
     spill_dir: Annotated[
-        str, about('directory for the files of idle sessions; "" is `sessions` in the cache directory')
+        str,
+        about(
+            "directory for the files of idle sessions, in which each engine makes one of its own; "
+            '"" is `sessions` in the cache directory'
+        ),
     ] = ""
 
 

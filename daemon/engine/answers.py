@@ -42,6 +42,10 @@ log = logging.getLogger(__name__)
 
 Emit = Callable[[protocol.EngineEvent], None]
 CANCELLED = Failure("cancelled", "the request was cancelled")
+REBUILDING = Failure(
+    "rebuilding",
+    "its newest data is read again after a restart: ask later (recovery.while_rebuilding)",
+)
 
 
 def generated(
@@ -297,8 +301,7 @@ class EngineAsks:
             self._fail(ask, Failure("unknown_session", f"there is no session {ask.session!r}"))
             return
         if self._refuses and self._rebuilding(ask.session):
-            why = "its newest data is read again after a restart: ask later (recovery.while_rebuilding)"
-            self._fail(ask, Failure("rebuilding", why))
+            self._fail(ask, REBUILDING)
             return
         try:
             question = Question("ask", ask.question, ask.choices or None, max(1, ask.max_tokens))
@@ -359,7 +362,7 @@ class EngineAsks:
     def _done(self, ask: Ask, question: Question, prepared: Prepared, request: Request) -> None:
         self._open.pop(ask.id, None)
         if request.state is not State.FINISHED:
-            self._fail(ask, request.error or CANCELLED)
+            self._fail(ask, request.error or CANCELLED, request.computed_tokens)
             return
         record = self.records.of(ask.session, request.version)
         decode = decoder(self._built.prompt.decode, prepared, record)
@@ -402,5 +405,5 @@ class EngineAsks:
         )
         self._emit(protocol.Asked(reply, times, tokens))
 
-    def _fail(self, ask: Ask, failure: Failure) -> None:
-        self._emit(protocol.AskFailed(ask.id, failure.code, failure.message))
+    def _fail(self, ask: Ask, failure: Failure, tokens: int = 0) -> None:
+        self._emit(protocol.AskFailed(ask.id, failure.code, failure.message, tokens))

@@ -8,9 +8,10 @@ the last message is the question, and the earlier ones stand before it as text, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import TypeVar
 
 from daemon.api.generation import (
     Begun,
@@ -30,13 +31,13 @@ from daemon.api.generation import (
     TopLogprob,
     Turn,
 )
-from daemon.engine.answers import CANCELLED, decoder, times_of
+from daemon.engine.answers import CANCELLED, REBUILDING, decoder, times_of
 from daemon.engine.build import Built
 from daemon.engine.confidence import Confidence
 from daemon.engine.prompts import retention_of
 from daemon.engine.records import VersionRecords
 from daemon.lru import Lru
-from engine.model.constrained import TextGrammar, choice_parts, schema_parts
+from engine.model.constrained import Part, TextGrammar, choice_parts, schema_json, schema_parts
 from engine.model.detokenise import Detokeniser, StopText
 from engine.model.vocabulary import Vocabulary, token_bytes
 from engine.step import SampledToken
@@ -53,10 +54,18 @@ log = logging.getLogger(__name__)
 
 NAME = "generation"
 """Name of a request without a session in messages."""
-RENDERED, TOKENISED = 256, 64
-"""Sizes of the caches of rendered chats and of tokenised texts."""
+RENDERED, TOKENISED, SCHEMAS = 256, 64, 16
+"""Sizes of the caches of rendered chats, of tokenised texts, and of schemas."""
+LONG = 256
+"""Characters of a message from which on it is tokenised by itself."""
 ROLES = {"system": "Instructions", "user": "User", "assistant": "Assistant"}
 Emit = Callable[[GenerationEvent], None]
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class TooLong(ValueError):
+    """A prompt of more characters than its tokens could have."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +99,10 @@ class Running:
 
 
 class EngineGenerations:
-    """All generations. Commands come from one thread, events go out on the scheduler's as well."""
+    """All generations. Commands come from one thread, events go out on the scheduler's as well.
+
+    ``rebuilding``, ``refuses``: see `EngineAsks`.
+    """
 
     def __init__(
         self,
@@ -101,7 +113,11 @@ class EngineGenerations:
         confidence: Confidence,
         store: MetricStore,
         emit: Emit,
+        rebuilding: Callable[[str], bool],
+        *,
+        refuses: bool,
     ) -> None:
+        self._rebuilding, self._refuses = rebuilding, refuses
         self._built, self._format, self._scheduler = built, built.prompt, scheduler
         self._limits, self._confidence, self._emit = limits, confidence, emit
         self._requests: dict[int, Request] = {}
@@ -112,7 +128,8 @@ class EngineGenerations:
             return lambda outcome: store.inc("foretick_api_cache_total", cache=cache, outcome=outcome)
 
         self._rendered: Lru[tuple[str, tuple[Turn, ...]], str] = Lru(RENDERED, counted("render"))
-        self._tokenised: Lru[tuple[str, str], tuple[int, ...]] = Lru(TOKENISED, counted("tokenise"))
+        self._tokenised: Lru[tuple[str, bool, str], list[int]] = Lru(TOKENISED, counted("tokenise"))
+        self._schemas: Lru[tuple[str, bytes], tuple[Part, ...]] = Lru(SCHEMAS)
 
     def handle(self, command: GenerationCommand) -> None:
         """Carry out one command."""
@@ -139,19 +156,18 @@ class EngineGenerations:
         if asked.session and tape is None:
             self._fail(asked.id, Failure("unknown_session", f"there is no session {asked.session!r}"))
             return None
+        if tape is not None and self._refuses and self._rebuilding(asked.session):
+            self._fail(asked.id, REBUILDING)
+            return None
         try:
             request = self._request(asked, tape)
         except ValueError as error:
-            self._fail(asked.id, Failure("bad_request", str(error)))
+            self._fail(asked.id, _failure(error))
             return None
-        if not asked.session:
-            taken = len(request.prompt) + request.spec.max_tokens
-            most = self._built.engine.frame_limit
-            if taken > most or len(request.prompt) > self._limits.max_prompt_tokens:
-                fits = min(most - 1, self._limits.max_prompt_tokens)
-                message = f"the prompt has {len(request.prompt)} tokens, the limit is {fits}"
-                self._fail(asked.id, Failure("too_long", message))
-                return None
+        if not asked.session and len(request.prompt) > self._most_tokens:
+            message = f"the prompt has {len(request.prompt)} tokens, the limit is {self._most_tokens}"
+            self._fail(asked.id, Failure("too_long", message))
+            return None
         return request
 
     def _request(self, asked: Generate, tape: Tape | None) -> Request:
@@ -194,7 +210,7 @@ class EngineGenerations:
                 ).tokens
             )
         except ValueError as error:
-            self._fail(asked.id, Failure("bad_request", str(error)))
+            self._fail(asked.id, _failure(error))
             return
         tape = self._built.tapes.get(asked.session)
         if tape is not None:
@@ -204,14 +220,7 @@ class EngineGenerations:
     def _prompt(self, asked: Generate) -> Prompt:
         if asked.session:
             return self._question(asked)
-        if asked.tokens:
-            tokens: Sequence[int] = asked.tokens
-        elif asked.turns:
-            tokens = self._tokens(asked, self._render(asked))
-        else:
-            tokens = self._tokenised.made(
-                (asked.salt, asked.text), lambda: tuple(self._format.plain(asked.text)), asked.tenant
-            )
+        tokens = asked.tokens or self._tokens(asked)
         if not tokens:
             raise ValueError("the prompt is empty")
         return Prompt(tokens, self._format.stop_ids)
@@ -223,6 +232,7 @@ class EngineGenerations:
         terse = self._format.terse is not None
         text = asked.turns[-1].text if terse else transcript(asked.turns)
         most = asked.max_tokens or self._limits.max_new_tokens
+        self._check_characters(len(text))
         question = Question("ask", text, asked.choices or None, most)
         prepared = self._built.prepare(question)
         check_choices(question, prepared)
@@ -230,17 +240,51 @@ class EngineGenerations:
         longest = prepared.answer_tokens(question) if whole else None
         return Prompt(prepared.prompt_tokens, prepared.stop_ids, longest, prepared, question, whole)
 
-    def _render(self, asked: Generate) -> str:
-        return self._rendered.made(
-            (asked.salt, asked.turns),
-            lambda: self._format.chat([(each.role, each.text) for each in asked.turns]),
-            asked.tenant,
-        )
+    def _tokens(self, asked: Generate) -> list[int]:
+        """Of a text, or of a chat, whose long messages come again with others.
 
-    def _tokens(self, asked: Generate, text: str) -> tuple[int, ...]:
-        return self._tokenised.made(
-            (asked.salt, text), lambda: tuple(self._format.encode(text)), asked.tenant
-        )
+        What is made for a prompt is kept, unless the prompt has too many tokens.
+        """
+        self._check_characters(len(asked.text) + sum(len(each.text) for each in asked.turns))
+        keep: list[Callable[[], None]] = []
+
+        def made(cache: Lru[K, V], key: K, make: Callable[[], V]) -> V:
+            value = cache.get(key, asked.tenant)
+            if value is None:
+                value = make()
+                keep.append(partial(cache.put, key, value, asked.tenant))
+            return value
+
+        is_chat = bool(asked.turns)
+        encode, parts = self._format.plain, [asked.text]
+        if is_chat:
+            said = [(each.role, each.text) for each in asked.turns]
+            text = made(self._rendered, (asked.salt, asked.turns), partial(self._format.chat, said))
+            encode, parts = self._format.encode, self._format.parts(text, LONG)
+        tokens: list[int] = []
+        for part in parts:
+            found = made(self._tokenised, (asked.salt, is_chat, part), partial(encode, part))
+            tokens += found
+        if len(tokens) <= self._most_tokens:
+            for put in keep:
+                put()
+        return tokens
+
+    @cached_property
+    def _most_tokens(self) -> int:
+        """Of a prompt without a session."""
+        return min(self._built.engine.frame_limit - 1, self._limits.max_prompt_tokens)
+
+    @cached_property
+    def _most_characters(self) -> int:
+        """Of a text that may have few enough tokens; no token stands for more than it is written with."""
+        return self._limits.max_prompt_tokens * max(map(len, self._format.tokenizer.get_vocab()))
+
+    def _check_characters(self, characters: int) -> None:
+        """Before a text is tokenised. Raises TooLong."""
+        if characters > self._most_characters:
+            limit = f"the limit is {self._limits.max_prompt_tokens} tokens"
+            raise TooLong(f"the prompt has {characters} characters; {limit}")
 
     def _check_tokens(self, tokens: Iterable[int]) -> None:
         size = len(self._format.tokenizer)
@@ -257,8 +301,13 @@ class EngineGenerations:
     def _grammar(self, asked: Generate) -> TextGrammar | None:
         if asked.schema is None and (not asked.choices or asked.session):
             return None  # a session's choices are told apart by their first tokens
-        parts = choice_parts(asked.choices) if asked.choices else schema_parts(asked.schema)
+        parts = choice_parts(asked.choices) if asked.choices else self._schema_parts(asked)
         return TextGrammar(parts, self._vocabulary, self._format.stop_ids)
+
+    def _schema_parts(self, asked: Generate) -> tuple[Part, ...]:
+        """Made once for all answers to one request."""
+        key = asked.salt, schema_json(asked.schema)
+        return self._schemas.made(key, lambda: schema_parts(asked.schema), asked.tenant)
 
     @cached_property
     def _bytes(self) -> dict[int, bytes]:
@@ -294,8 +343,7 @@ class EngineGenerations:
         if not running.prompt.whole:
             piece = running.stop.add(running.text.add([sample.token]))
             running.shown.append(piece)
-        if asked.stream and (piece or logprobs):
-            self._emit(Delta(asked.id, piece, logprobs))
+        self._emit(Delta(asked.id, piece, logprobs) if asked.stream else Delta(asked.id, ""))
         if running.stop.found is not None:
             return True
         return running.grammar is not None and running.grammar.complete(request.output)
@@ -318,7 +366,8 @@ class EngineGenerations:
         self._requests.pop(asked.id, None)
         if request.state is not State.FINISHED or running.broken:
             broken = Failure("engine", running.broken) if running.broken else None
-            self._fail(asked.id, broken or request.error or CANCELLED)
+            tokens = 0 if request.output else request.computed_tokens
+            self._fail(asked.id, broken or request.error or CANCELLED, tokens)
             return
         record = self._records.of(asked.session, request.version) if asked.session else None
         question = running.prompt.question
@@ -355,7 +404,7 @@ class EngineGenerations:
             return
         running.shown.append(rest)
         if running.asked.stream and rest:
-            self._emit(Delta(running.asked.id, rest))
+            self._emit(Delta(running.asked.id, rest, tokens=0))
 
     def _facts(
         self, running: Running, request: Request, choice: str | None, record: TapeRecord | None
@@ -365,6 +414,7 @@ class EngineGenerations:
         if question is not None:
             judged = self._confidence.of(session, question, request.samples[0].logits, choice)
         flags = {
+            "warm_up": bool(session) and self._rebuilding(session),
             "untrained": untrained,
             "replay": record is not None and times_of(record).replay,
             "rounded": record is not None and record.rounded,
@@ -381,8 +431,12 @@ class EngineGenerations:
             flags=tuple(name for name, is_set in flags.items() if is_set),
         )
 
-    def _fail(self, number: int, failure: Failure) -> None:
-        self._emit(GenerationFailed(number, failure.code, failure.message))
+    def _fail(self, number: int, failure: Failure, tokens: int = 0) -> None:
+        self._emit(GenerationFailed(number, failure.code, failure.message, tokens))
+
+
+def _failure(error: ValueError) -> Failure:
+    return Failure("too_long" if isinstance(error, TooLong) else "bad_request", str(error))
 
 
 def transcript(turns: Sequence[Turn]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -10,11 +11,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from daemon.config.schema import Config
+from daemon.config.schema import Config, PoolConfig
 from engine.engine import Engine
 from feeds.connector import SettingError
 from metrics.cache_home import cache_home
 from metrics.store import MetricStore
+from regions.offload.directory import OwnDirectory
 from regions.offload.disk import Identity
 from regions.offload.host import HostTier
 from regions.offload.residency import Idleness, Residency
@@ -34,6 +36,8 @@ class Tiers:
 
     host: HostTier | None = None
     residency: Residency | None = None
+    directory: OwnDirectory | None = None
+    """Holds the files of idle sessions, and is locked while it is referred to."""
 
 
 def tiers_of(
@@ -50,20 +54,23 @@ def tiers_of(
         host = make_host(engine.pool, settings.host_blocks) if settings.host_blocks else None
     except (MemoryError, RuntimeError) as error:
         raise SettingError("pool.host_blocks", f"no memory for the host tier: {error}") from error
-    directory = None
-    if settings.idle_spill:
-        directory = Path(settings.spill_dir) if settings.spill_dir else cache_home() / "sessions"
-        try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise SettingError("pool.spill_dir", f"cannot make {directory}: {error.strerror}") from error
-    residency = Residency(
-        engine.pool,
-        Idleness(settings.idle_spill, directory),
-        clock,
-        host=host,
-    )
-    return Tiers(host, residency)
+    directory = _spill_directory(settings) if settings.idle_spill else None
+    own = directory.path if directory is not None else None
+    residency = Residency(engine.pool, Idleness(settings.idle_spill, own), clock, host=host)
+    return Tiers(host, residency, directory)
+
+
+def _spill_directory(settings: PoolConfig) -> OwnDirectory | None:
+    """Where idle sessions go; None on a disk that has no room even for a directory."""
+    base = Path(settings.spill_dir) if settings.spill_dir else cache_home() / "sessions"
+    try:
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return OwnDirectory(base)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            log.error("idle sessions stay in the pool: %s is full", base)
+            return None
+        raise SettingError("pool.spill_dir", f"cannot make {base}: {error.strerror}") from error
 
 
 def identity_of(engine: Engine, frozen: Sequence[int]) -> Identity:

@@ -75,6 +75,7 @@ def wire_engine(
     scheduler.subscribe(Versions(store, emit).on_commit)
     confidence = Confidence(config, prompt, built.calibration, store)
     ready = ready_position(config, built, scheduler)
+    refuses = config.recovery.while_rebuilding == "refuse"
     asks = EngineAsks(
         built,
         scheduler,
@@ -83,7 +84,7 @@ def wire_engine(
         ready,
         config.flash.early_exit,
         entering.rebuilding,
-        config.recovery.while_rebuilding == "refuse",
+        refuses,
     )
     answers = StandingAnswers(
         config, built, scheduler, registry, confidence, store, emit, entering.open_lines
@@ -142,7 +143,15 @@ def wire_engine(
             prompt, scheduler, engine.open_prompt, engine.frame_limit, loaded.untrained, emit
         ),
         generations=EngineGenerations(
-            built, scheduler, limits_of(config), asks.records, confidence, store, emit
+            built,
+            scheduler,
+            limits_of(config),
+            asks.records,
+            confidence,
+            store,
+            emit,
+            entering.rebuilding,
+            refuses=refuses,
         ),
         memory=MemoryMetrics(engine, built.tiers, store),
         capacity=CapacityMetrics(store, engine.pool, built.tapes),

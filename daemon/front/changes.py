@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
 import msgspec
@@ -33,6 +34,8 @@ from metrics.store import MetricStore
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
+NEXT_ENGINE_S = 120.0
+"""How long a session that was removed to begin again waits for an engine."""
 REFUSED = ("bad_request", "no_room")
 """Why an engine that is up does not open a session."""
 
@@ -85,9 +88,8 @@ class LiveSessions:
                 done &= await self._logged(session.name, self._change(session))
             for session in found.added:
                 if session.name not in self._sessions.states:
-                    done &= await self._logged(
-                        session.name, self._add(session, self._recovery.added(session.name))
-                    )
+                    adding = self._put_back if session.name in found.removed else self._add
+                    done &= await self._logged(session.name, adding(session))
             self._arrange(new)
             await self._questions.reload(self.config)
             return done
@@ -237,7 +239,7 @@ class LiveSessions:
         for session in found.changed:
             await self._change(session)
         for session in found.added:
-            await self._add(session)
+            await (self._put_back if session.name in found.removed else self._add)(session)
         self._arrange(new)
 
     # One session.
@@ -255,6 +257,20 @@ class LiveSessions:
         symbols = {symbol: numbers[symbol] for symbol in session.symbols}
         progress = progress or self._recovery.added(session.name)
         await self._command(lambda n: protocol.AddSession(n, session, asked, symbols, progress, block.name))
+
+    async def _put_back(self, session: SessionConfig) -> None:
+        """Add a session that was removed to begin again: to the next engine, if this one dies meanwhile."""
+        deadline = time.monotonic() + NEXT_ENGINE_S
+        while True:
+            try:
+                await self._add(session)
+            except messages.QueryError as error:
+                if error.code != "engine" or time.monotonic() > deadline:
+                    raise
+                log.warning("session %s cannot begin again yet: %s", session.name, error)
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
 
     async def _change(self, session: SessionConfig) -> None:
         await self._command(lambda number: protocol.ChangeSession(number, session))

@@ -7,6 +7,7 @@ response that would come out the same again is kept and given again.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from itertools import count
@@ -114,8 +115,9 @@ class Generations:
             model.model, model.revision, model.untrained, self._since, names, *self._limits, self._aliases
         )
 
-    async def count(self, request: CountTokens) -> int:
+    async def count(self, request: CountTokens, client: Client) -> int:
         """Tokens of a prompt."""
+        self._take(1, client, pool=not request.session)
         inbox: asyncio.Queue[GenerationEvent] = asyncio.Queue()
         number = next(self._numbers)
         self._open[number] = inbox.put_nowait
@@ -127,6 +129,7 @@ class Generations:
             raise self._late() from None
         finally:
             del self._open[number]
+            self._leave(1, client)
         if isinstance(event, GenerationFailed):
             raise messages.QueryError(messages.code_of(event.code), event.message)
         assert isinstance(event, TokensCounted)
@@ -143,6 +146,7 @@ class Generations:
         inbox: Inbox = asyncio.Queue()
         mine: set[int] = set()
         keys: dict[int, bytes] = {}
+        sent = False
         asked: list[Generate] = []
         try:
             for index, request in enumerate(requests):
@@ -161,6 +165,7 @@ class Generations:
                 asked.append(self._engines(request, number, client.tenant))
             if asked:
                 self._send(GenerateAll(tuple(asked)))
+                sent = True
             left = len(requests)
             while left:
                 index, event = await self._next(inbox)
@@ -170,20 +175,27 @@ class Generations:
                 if isinstance(event, Finished):
                     left -= 1
                     mine.discard(event.id)
-                    self._open.pop(event.id, None)
                     event = self._dated(event)
                     if index in keys:
                         self._responses.put(keys[index], event, client.tenant.name)
-                yield index, event
+                if not isinstance(event, Delta) or event.text or event.logprobs:
+                    yield index, event
+        except (OverflowError, RecursionError):  # of a schema, whose members are not checked before
+            why = "a number of the request has more than 64 bits, or its schema is nested too deeply"
+            raise messages.QueryError("bad_request", why) from None
         finally:
-            self._running -= len(requests)
-            self._room.leave(client, len(requests))
+            self._leave(len(requests), client)
             for number in mine:
-                del self._open[number]
-                self._send(CancelGeneration(number))
+                if sent:  # it is heard until its end
+                    self._send(CancelGeneration(number))
+                else:
+                    del self._open[number]
 
     def _hearing(self, client: Client, inbox: Inbox, index: int) -> Callable[[GenerationEvent], None]:
-        """Takes the engine's events, and charges for the tokens as they are computed."""
+        """Takes the engine's events, and charges for the tokens as they are computed.
+
+        It goes on until the engine has ended the generation, even if the client leaves.
+        """
         said = 0
 
         def hear(event: GenerationEvent) -> None:
@@ -192,10 +204,14 @@ class Generations:
                 case Begun():
                     self._access.charge(client, max(0, event.prompt_tokens - event.reused_tokens))
                 case Delta():
-                    said += 1  # a token at least, charged for even if the client leaves
-                    self._access.charge(client, 1)
+                    said += event.tokens
+                    self._access.charge(client, event.tokens)
                 case Finished():
+                    del self._open[event.id]
                     self._access.charge(client, max(0, event.answer_tokens - said))
+                case GenerationFailed():
+                    del self._open[event.id]
+                    self._access.charge(client, event.tokens)
             inbox.put_nowait((index, event))
 
         return hear
@@ -207,6 +223,10 @@ class Generations:
             self._admit()
         self._running += n
         self._room.take(client, n)
+
+    def _leave(self, n: int, client: Client) -> None:
+        self._running -= n
+        self._room.leave(client, n)
 
     async def _next(self, inbox: Inbox) -> tuple[int, GenerationEvent]:
         try:
@@ -287,13 +307,15 @@ class Generations:
         )
 
     def _key(self, request: Generate) -> bytes | None:
-        """What a response depends on; None for one that may come out otherwise next time."""
+        """What a response depends on; None for one that may come out otherwise next time, or is large."""
         if request.session or (request.temperature and request.seed is None) or self._model is None:
+            return None
+        if request.top_logprobs is not None:
             return None
         same = msgspec.structs.replace(
             request, id=0, stream=False, retention_priority=0, retention_seconds=0.0
         )
-        return msgspec.msgpack.encode((self._model.revision, same))
+        return hashlib.sha256(msgspec.msgpack.encode((self._model.revision, same))).digest()
 
     def _kept(self, key: bytes, request: Generate, tenant: Tenant) -> list[GenerationEvent] | None:
         """A kept response, as events."""

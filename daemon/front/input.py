@@ -43,6 +43,8 @@ RETRY_S = 0.1
 INGEST, COMMIT = "ingest", "commit loop"
 Resume = Callable[[Collection[str]], Awaitable[Mapping[str, Mapping[str, Position]]]]
 """Begins sessions anew, from their progress; returns where they read on, by session and symbol."""
+BeginAnew = Callable[[Collection[str], Collection[str]], None]
+"""Takes the sessions, and those that another daemon has answered."""
 
 
 class FeedInput:
@@ -78,6 +80,8 @@ class FeedInput:
         self._elsewhere_answered: set[str] = set()
         """Sessions that another daemon has answered further than this engine knows."""
         self.resume: Resume = _nothing
+        self.begin_anew: BeginAnew = lambda sessions, answered: None
+        """What is still to come of these sessions is dropped until they have begun anew."""
         self.read_on: Callable[[Collection[str]], None] = lambda sessions: None
         """Tells the engine whose records are read from now on."""
         self.take_over: Callable[[], Awaitable[None]] = _no_engine
@@ -116,8 +120,8 @@ class FeedInput:
 
     @property
     def again(self) -> bool:
-        """Whether the source begins in a past that was asked for, and that is answered again."""
-        return self._log is not None and self._log.again
+        """Whether the source begins, or goes on, in a past that was asked for, and that is answered again."""
+        return self._log is not None and (self._log.again or bool(self.tracker.asked_for()))
 
     async def assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, Begin]:
         """Where to begin: at what is missing from windows, where that is known.
@@ -129,15 +133,21 @@ class FeedInput:
         found, changed = self._recovery.take_over(point.metadata for point in stored.values())
         self._elsewhere_answered |= changed  # until they have begun anew: this may be cancelled before
         known = {session.name for session in self._sessions}
-        for partition, point in stored.items():
-            again = known & _readers(found, point)
-            if again & self._elsewhere_answered:
-                others = {name: each for name, each in self.positions.items() if name not in again}
-                self.positions = others | dict(await self.resume(again))
-                self.tracker.rewind(partition)
+        anew = {partition: known & _readers(found, point) for partition, point in stored.items()}
+        anew = {partition: names for partition, names in anew.items() if names & self._elsewhere_answered}
+        for partition, names in anew.items():  # all of them before anything else is heard of the engine
+            self.begin_anew(names, self._elsewhere_answered)
+            self.tracker.rewind(partition)
+        for names in anew.values():
+            others = {name: each for name, each in self.positions.items() if name not in names}
+            self.positions = others | dict(await self.resume(names))
         self._elsewhere_answered.clear()
         self._stored.update(stored)
         return self._begin(found, stored)
+
+    def answered_elsewhere(self, stored: Mapping[Partition, CommitPoint]) -> Set[Partition]:
+        """See `Reader.answered_elsewhere`."""
+        return {partition for partition, point in stored.items() if self._recovery.is_behind(point.metadata)}
 
     async def follows(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, Begin]:
         """Read what another daemon has answered, up to there: to be warm, and no further."""
@@ -162,15 +172,16 @@ class FeedInput:
         self, found: Mapping[str, Stored], stored: Mapping[Partition, CommitPoint]
     ) -> Mapping[Partition, Begin]:
         begin: dict[Partition, Begin] = {}
+        asked = self.tracker.asked_for()
         for partition, point in stored.items():
             read = self.tracker.next_offset(partition)
             readers = _readers(found, point)
             restored = {name for name in readers if self.positions.get(name)}
             if read:
                 begin[partition] = Begin(read)
-            elif restored:
-                offset = min([point.offset, *self._missing_from(partition, restored)])
-                begin[partition] = Begin(offset, fills=restored != readers)
+            elif restored or partition in asked:
+                offset = min([asked.get(partition, point.offset), *self._missing_from(partition, restored)])
+                begin[partition] = Begin(offset, fills=not restored or restored != readers)
         return begin
 
     def _missing_from(self, partition: Partition, sessions: Iterable[str]) -> Iterator[int]:
@@ -187,7 +198,8 @@ class FeedInput:
         known = {session.name for session in self._sessions}
         readers = known & self._recovery.readers(point.metadata)
         self._mine.add(partition)
-        self.tracker.begin(partition, start, point.offset, readers, again=self.again)
+        again = (self._log is not None and self._log.again) or partition in self.tracker.asked_for()
+        self.tracker.begin(partition, start, point.offset, readers, again=again)
         self.read_on(readers)
 
     def left(self, partitions: Collection[Partition]) -> None:

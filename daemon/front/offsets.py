@@ -7,7 +7,7 @@ any session still waits for. With each position goes a text, which tells where i
 
 A source goes on before the committed offset, to fill the windows. What was committed is history: it was
 answered for, and is neither outstanding nor committed again. Where it was asked for, it is answered again,
-and the committed offset stays until it is reached.
+and the committed offset stays until it is reached, also by the next engine.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ class OffsetTracker:
         """Running number of each session's newest record below a committed offset."""
         self._followed: set[Stream] = set()
         """Streams whose offsets are another's to commit."""
+        self._asked: dict[Stream, int] = {}
+        """Where streams stood in a past that was asked for, when `clear` was called."""
 
     def begin(
         self, stream: Stream, start: int, stored: int, sessions: Iterable[str] = (), *, again: bool = False
@@ -79,7 +81,7 @@ class OffsetTracker:
         ``again``: what is below the committed offset was asked for, and is answered again.
         """
         self._next[stream] = max(self.next_offset(stream), start)
-        self._floor[stream], self._stored[stream] = stored, 0 if again else stored
+        self._floor[stream], self._stored[stream] = stored, self._asked.pop(stream, 0) if again else stored
         self._followed.discard(stream)
         self._readers.setdefault(stream, set()).update(sessions)
 
@@ -91,12 +93,14 @@ class OffsetTracker:
 
     def rewind(self, stream: Stream) -> None:
         """The stream is read again from wherever `begin` says, for sessions that begin anew."""
-        for known in (self._next, self._stored, self._floor, self._readers, self._committed):
+        for known in (self._next, self._stored, self._floor, self._readers, self._committed, self._asked):
             known.pop(stream, None)
 
     def leave(self, stream: Stream) -> None:
         """Another commits this stream's offsets from now on."""
         self._committed.pop(stream, None)
+        self._asked.pop(stream, None)
+        self._stored[stream] = max(self._stored.get(stream, 0), self._floor.get(stream, 0))
 
     def passed_on(self, session: str, number: int, stream: Stream, offset: int) -> None:
         """A record went to the engine as running number ``number``."""
@@ -195,6 +199,25 @@ class OffsetTracker:
 
         No committed offset is taken back: until a stream has reached it again, it is left out.
         """
+        points = {
+            stream: CommitPoint(offset, self._describe(self._readers.get(stream, ())))
+            for stream, offset in self._positions().items()
+            if offset >= self._floor.get(stream, 0)
+        }
+        moved = {stream: point for stream, point in points.items() if self._committed.get(stream) != point}
+        self._committed.update(moved)
+        return moved
+
+    def asked_for(self) -> dict[Stream, int]:
+        """Where streams stand that are below their committed offset, in a past that was asked for."""
+        found = {
+            stream: offset
+            for stream, offset in self._positions().items()
+            if max(offset, self._stored.get(stream, 0)) < self._floor.get(stream, 0)
+        }
+        return self._asked | found
+
+    def _positions(self) -> dict[Stream, int]:
         positions = {
             s: max(offset, self._stored.get(s, 0))
             for s, offset in self._next.items()
@@ -204,14 +227,7 @@ class OffsetTracker:
             for run in runs:
                 if run.stream in positions:  # otherwise it is read again
                     positions[run.stream] = min(positions[run.stream], run.offsets[run.done])
-        points = {
-            stream: CommitPoint(offset, self._describe(self._readers.get(stream, ())))
-            for stream, offset in positions.items()
-            if offset >= self._floor.get(stream, 0)
-        }
-        moved = {stream: point for stream, point in points.items() if self._committed.get(stream) != point}
-        self._committed.update(moved)
-        return moved
+        return positions
 
     def not_committed(self, streams: Iterable[Stream]) -> None:
         """Note that committing these failed: the next `to_commit` returns them again."""
@@ -223,7 +239,8 @@ class OffsetTracker:
         return sum(len(run.numbers) - run.done for runs in self._outstanding.values() for run in runs)
 
     def clear(self) -> None:
-        """Forget everything: the source will be read again from the committed offsets."""
+        """Forget all but what is `asked_for`: the source will be read again."""
+        self._asked = self.asked_for()
         self._outstanding.clear()
         self._next.clear()
         self._committed.clear()

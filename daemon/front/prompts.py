@@ -105,7 +105,7 @@ class Prompts:
         prompt = self._admit(client)
         try:
             return await self._input(prompt, _opened(prompt, request))
-        except asyncio.CancelledError:  # the client never learns the id
+        except BaseException:  # the client never learns the id
             self._give_up(prompt)
             raise
 
@@ -170,10 +170,10 @@ class Prompts:
         self, request_id: int, prompt: PromptState, command: protocol.PromptCommand
     ) -> messages.FinishReply:
         prompt.answer = asyncio.get_running_loop().create_future()
-        self._send(command)
         try:
+            self._send(command)
             return msgspec.structs.replace(await prompt.answer, id=request_id)
-        except asyncio.CancelledError:
+        except BaseException:
             self._give_up(prompt)
             raise
 

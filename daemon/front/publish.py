@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
@@ -83,6 +83,12 @@ class _Published:
     lineage: Lineage = field(default_factory=Lineage)
     bases: dict[int, Basis] = field(default_factory=dict)
     """Of the newest versions; free text is answered late."""
+    begins_anew: bool = False
+    """Another daemon has answered: what this engine still says of its window is dropped."""
+
+    def drops(self, version: int) -> bool:
+        """Whether results of ``version`` are neither published nor acknowledged."""
+        return self.begins_anew or version in self.history
 
     def asked(self, version: int) -> int:
         """Number of questions that ``version`` is asked."""
@@ -145,6 +151,18 @@ class Publisher:
             self.transactions.remove(name)
         self._tracker.forget(name)
 
+    def begin_anew(self, names: Iterable[str], answered: Container[str]) -> None:
+        """These sessions are about to be removed and added again; others have answered the ``answered`` ones.
+
+        Until then nothing more is published of them: it will be made again, with the same numbers.
+        """
+        for name in names:
+            published = self._published[name]
+            published.begins_anew = True
+            published.versions.clear()  # a late acknowledgement finds nothing
+            if self.transactions is not None:
+                self.transactions.drop(name, complete=name in answered)
+
     def _open(self, session: SessionConfig) -> None:
         asked = self._sessions.states[session.name].questions
         self._published[session.name] = _Published(session.symbol, [(-1, len(asked))], policies=by_key(asked))
@@ -155,6 +173,8 @@ class Publisher:
         One of bars that were answered for before is acknowledged at once, and nothing is published.
         """
         published = self._published[event.session]
+        if published.begins_anew:
+            return
         if not self._standby.answers:  # another daemon has published it; how far is read from its commits
             published.history = {event.version}
             return
@@ -205,7 +225,7 @@ class Publisher:
 
     def answered(self, event: protocol.Answered) -> None:
         """A standing question's answer."""
-        if event.answer.data_version in self._published[event.answer.session].history:
+        if self._published[event.answer.session].drops(event.answer.data_version):
             return
         answer = self._complete(event)
         version = self._expect(answer.session, answer.data_version, event.inputs, event.asked)
@@ -230,10 +250,10 @@ class Publisher:
 
         def delivered(outcome: Outcome) -> None:
             now = time.monotonic_ns()
+            if outcome is not Outcome.DELIVERED and state.last.get(key) is said:
+                del state.last[key]
             if outcome is Outcome.REFUSED:
                 self._store.inc("foretick_answers_failed_total", reason="publish")
-                if state.last.get(key) is said:
-                    del state.last[key]
             elif outcome is Outcome.DELIVERED and answer.session in self._published:
                 self._store.inc("foretick_answers_total", session=answer.session)
                 self._store.observe("foretick_stage_seconds", now - published, stage="publish")
@@ -247,8 +267,11 @@ class Publisher:
         return answer
 
     def failed(self, event: protocol.AnswerFailed) -> None:
-        """A question without an answer: its records count as acknowledged, unless the engine was stopped."""
-        if event.version in self._published[event.session].history:
+        """A question without an answer: its records count as acknowledged, unless it was ended from outside.
+
+        So it is where the engine stops, or its session is removed: it may begin anew, and is asked again.
+        """
+        if self._published[event.session].drops(event.version):
             return
         if event.code in _UNASKED:
             self._store.inc("foretick_answers_suppressed_total", reason=_UNASKED[event.code])
@@ -257,18 +280,18 @@ class Publisher:
             reason = event.code if event.code in FAILURES else "other"
             self._store.inc("foretick_answers_failed_total", reason=reason)
         version = self._expect(event.session, event.version, event.inputs, event.asked)
-        stopping = event.code == "stopping"
-        self._acknowledging(event.session, event.version)(Outcome.STOPPED if stopping else Outcome.REFUSED)
+        ended = event.code in ("stopping", "unknown_session")
+        self._acknowledging(event.session, event.version)(Outcome.STOPPED if ended else Outcome.REFUSED)
         self._arrived(event.session, event.version, version)
 
     def texts_asked(self, event: protocol.TextsAsked) -> None:
         """A version whose answers may come late: later versions must not acknowledge its inputs."""
-        if event.version not in self._published[event.session].history:
+        if not self._published[event.session].drops(event.version):
             self._expect(event.session, event.version, event.inputs, event.asked)
 
     def not_due(self, event: protocol.NotDue) -> None:
         """A version without answers: it is acknowledged after those before it."""
-        if event.version in self._published[event.session].history:
+        if self._published[event.session].drops(event.version):
             return
         self._expect(event.session, event.version, event.inputs, 1)
         self._acknowledging(event.session, event.version)(Outcome.DELIVERED)
@@ -301,10 +324,11 @@ class Publisher:
             # the next engine has the same numbers: what is still acknowledged of this one finds nothing
             published.versions.clear()
             published.versions = {}
-            published.newest = None
+            published.newest, published.begins_anew = None, False
             published.history.clear()
             # the next engine's versions go on from the newest one that is acknowledged
             published.questions = [(-1, published.questions[-1][1])]
+            published.inputs = 0, []
             published.lineage, published.bases = Lineage(), {}
         self.recovery.go_on()
         if self.transactions is not None:

@@ -34,16 +34,18 @@ class _Session:
     """``progress``: acknowledged. ``newest``: number of the newest published answer.
 
     ``beyond``: numbers above ``progress.sequence`` that are acknowledged, behind one that is not.
-    ``history``: openings up to which bars were answered before this engine, by symbol.
+    ``history``: openings up to which bars were answered before this engine, by symbol. ``again``: not
+    known, because the past was asked for.
     """
 
     progress: Progress = field(default_factory=Progress)
     newest: int = 0
     beyond: set[int] = field(default_factory=set)
     history: tuple[int, ...] = ()
+    again: bool = False
 
     def go_on(self) -> None:
-        self.newest, self.history = self.progress.sequence, self.progress.closed
+        self.newest, self.history = self.progress.sequence, () if self.again else self.progress.closed
         self.beyond.clear()
 
 
@@ -83,7 +85,7 @@ class Recovery:
             for name, progress in stored.sessions.items():
                 known = self._session(name)
                 if _order(progress) > _order(known.progress):
-                    known.progress = progress
+                    known.progress, known.again = progress, False
                     known.go_on()
         return found
 
@@ -98,6 +100,16 @@ class Recovery:
         if changed or self.epoch > epoch:
             self.epoch += 1
         return found, changed
+
+    def is_behind(self, text: str) -> bool:
+        """Whether another daemon wrote this, or it tells of an engine or answers that are not known here."""
+        try:
+            stored = unpack(text)
+        except Undecodable:
+            return False
+        further = (_order(each) > _order(self.progress(name)) for name, each in stored.sessions.items())
+        other = stored.owner not in ("", self._address())
+        return other or stored.epoch > self.epoch or any(further)
 
     def begin_epoch(self) -> None:
         """This daemon answers from now on, as another one did before."""
@@ -184,6 +196,7 @@ class Recovery:
         found = {}
         for name in names:
             session = self._session(name)
+            session.again = again
             if again:
                 session.history = ()
             closed = () if again else session.progress.closed

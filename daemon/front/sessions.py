@@ -127,6 +127,8 @@ class Sessions:
         for asked in questions_of(config):
             self.states[asked.session].questions.append(asked.question)
         self._asks: Waiting[protocol.Asked] = Waiting()
+        self._asking: dict[int, Client] = {}
+        """Who asked, until the engine has ended an ask, which its client may have left."""
         self._answered = {
             tier: (
                 store.counter("foretick_asks_total", outcome=tier).inc,
@@ -187,6 +189,9 @@ class Sessions:
 
         One without input since its restart does not know the times, but this process does.
         """
+        client = self._asking.pop(event.id, None)
+        if client is not None:
+            self._access.charge(client, event.tokens)
         if isinstance(event, protocol.Asked):
             state = self.states.get(event.reply.session) or SessionState("")
             dated = state.dated(event.times or state.times)
@@ -198,6 +203,7 @@ class Sessions:
 
     def engine_gone(self, message: str) -> None:
         """Fail every ask in flight: the engine is gone."""
+        self._asking.clear()
         self._asks.engine_gone(message)
 
     def observe(self, request: messages.ClientRequest, reply: messages.Reply, latency_ns: int) -> None:
@@ -243,11 +249,12 @@ class Sessions:
         return None if known is None else _reply(request, known, state)
 
     async def ask_engine(self, request: messages.Ask, client: Client = _HERE) -> messages.AskReply:
-        """Answer from the engine, ignoring the cache. Its tokens are charged once it has answered."""
+        """Answer from the engine, ignoring the cache. Its tokens are charged once the engine has ended it."""
         tenant = client.tenant
         self._access.tokens(client)
 
         def numbered(number: int) -> protocol.ComputeAsk:
+            self._asking[number] = client
             return protocol.ComputeAsk(
                 msgspec.structs.replace(request, id=number), tenant.name, tenant.weight
             )
@@ -256,7 +263,6 @@ class Sessions:
             lambda number: self._send(numbered(number)),
             lambda number: self._send(protocol.CancelAsk(number)),
         )
-        self._access.charge(client, found.tokens)
         return msgspec.structs.replace(found.reply, id=request.id)
 
     async def sessions(self, request: messages.ListSessions) -> messages.SessionsReply:

@@ -17,7 +17,7 @@ from daemon.front.offsets import OffsetTracker
 from feeds.codec import encode
 from feeds.connector import Route
 from feeds.messages import Answer, AnyMessage, DataUpdated, FlashReady
-from feeds.source import MemberSource, SinkStopped
+from feeds.source import Membership, MemberSource, SinkStopped
 from feeds.transactions import Fenced, KafkaTransactions, Message, PartitionsMoved, Written
 from metrics.store import MetricStore
 
@@ -60,6 +60,8 @@ class Transactions:
         """Newest version by session that is complete, and all before it."""
         self._wake = asyncio.Event()
         self._waiting: list[asyncio.Future[bool]] = []
+        self._under_way: asyncio.Task[bool] | None = None
+        """The newest transaction."""
         self._stopped = False
 
     def put(
@@ -97,13 +99,23 @@ class Transactions:
         self._complete.pop(session, None)
         self._wake.set()
 
+    def drop(self, session: str, *, complete: bool) -> None:
+        """What is staged of this session will be made again; ``complete``: complete versions, too."""
+
+        def again(staged: _Staged) -> bool:
+            return staged.session == session and (complete or not self._is_complete(staged))
+
+        dropped = [each for each in self._staged if again(each)]
+        self._staged = [each for each in self._staged if not again(each)]
+        self._finish(dropped, None, 0)
+
     def forget(self) -> None:
         """The engine is gone: versions that are not complete will be made again."""
-        complete = self._take()
-        self._delivery.wait_for(-len(self._staged))
+        complete, dropped = self._take(), self._staged
         # the next engine may make their versions again, and those are not complete
         self._staged = [_whatever(each) for each in complete]
         self._complete.clear()
+        self._finish(dropped, None, 0)
 
     async def settle(self, within_s: float = SETTLE_S) -> bool:
         """Let all that is complete now be committed; False where that takes longer."""
@@ -116,13 +128,17 @@ class Transactions:
         return self._stopped or (done.done() and not done.cancelled() and done.result())
 
     async def run(self) -> None:
-        """Commit as soon as something is complete. Raises Fenced, PartitionsMoved."""
+        """Commit as soon as something is complete. Raises Fenced, PartitionsMoved.
+
+        A transaction that is under way when this is cancelled goes on, for `stop` to wait for.
+        """
         while True:
             await self._wake.wait()
             self._wake.clear()
             waiting, self._waiting = self._waiting, []
             try:
-                done = await self._commit()
+                self._under_way = asyncio.create_task(self._commit())
+                done = await asyncio.shield(self._under_way)
             except (Fenced, PartitionsMoved):
                 self._stopped = True
                 raise
@@ -130,10 +146,13 @@ class Transactions:
                 each.set_result(done)
 
     async def stop(self, within_s: float) -> None:
-        """Commit what is complete, for at most so long; nothing is committed afterwards. `run` has ended."""
+        """Commit what is complete, for at most so long; nothing is committed afterwards. `run` has ended.
+
+        Later offsets cover the messages of the transaction under way, so they wait until it is in effect.
+        """
         try:
             async with asyncio.timeout(within_s):
-                if not self._stopped:
+                if not self._stopped and (self._under_way is None or await self._under_way):
                     await self._commit()
         except TimeoutError:
             log.error("a transaction was not committed within %g s", within_s)
@@ -150,8 +169,17 @@ class Transactions:
         began = time.monotonic_ns()
         written = None
         messages = [each.message for each in taken]
+        losses = self._source.losses
+
+        def member() -> Membership | None:
+            """Of a partition that came back, the points may lie before those of its owner in between."""
+            found = self._source.membership
+            if found is None or self._source.losses == losses:
+                return found
+            return found._replace(partitions=frozenset())
+
         try:
-            written = await self._sink.commit(messages, points, lambda: self._source.membership)
+            written = await self._sink.commit(messages, points, member)
         except SinkStopped as error:
             log.warning("%s", error)
         self._finish(taken, written, time.monotonic_ns() - began)

@@ -205,6 +205,7 @@ def make_front(
     wait_s = config.query.max_wait / 1e9
     for each in [entering] if isinstance(entering, FeedInput) else entering.feeds:
         each.resume, each.take_over = live.resume, live.take_over
+        each.begin_anew = publisher.begin_anew
         each.read_on = lambda names: send(protocol.ReadOn(tuple(names)))
     pushed = {each.name: each for each in sources if isinstance(each, PushedSource)}
     pushes = Pushes(pushed, store, config.source.max_message_bytes)

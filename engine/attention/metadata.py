@@ -47,6 +47,17 @@ class Packed:
         first = self.placement.coord - self.placement.origin
         return range(first, first + self.rows)
 
+    def sequences(self) -> list[Packed]:
+        """Itself, or one for each window that its rows see: earlier rows are context of the later ones."""
+        whole = self.placement
+        firsts = [first for first, _ in whole.windows if first < self.rows]
+        if len(firsts) < 2:
+            return [self]
+        return [
+            Packed(self.start + first, self.start + stop, _part(replace(whole, context=context), first, stop))
+            for (first, context), stop in zip(whole.windows, [*firsts[1:], self.rows], strict=False)
+        ]
+
 
 @dataclass(frozen=True)
 class ContextPart:
@@ -191,6 +202,18 @@ def after(placement: Placement, tokens: int) -> Placement:
         if written < count:
             left.append((slot + written, count - written))
     return Placement(tuple(context), tuple(left), placement.coord + tokens, placement.origin)
+
+
+def _part(placement: Placement, first: int, stop: int) -> Placement:
+    """Tokens ``first`` to ``stop`` (exclusive) of ``placement``; those before them become context."""
+    found = after(placement, first)
+    own: list[SlotRange] = []
+    left = stop - first
+    for slot, count in found.slots:
+        if left:
+            own.append((slot, min(count, left)))
+            left -= own[-1][1]
+    return replace(found, slots=tuple(own))
 
 
 def split(extent: Extent, coord: int, rows: int, window: int | None) -> tuple[Extent, Extent]:

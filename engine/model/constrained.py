@@ -13,12 +13,17 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from typing import Any
+
+import msgspec
 
 from engine.model.vocabulary import Vocabulary
 
 MOST_CHOICES = 1024
 MOST_PARTS = 256
+MOST_SCHEMA_BYTES = 1 << 14
+"""Longest schema, as JSON: other requests wait while it is read."""
 ANNOTATIONS = frozenset({"title", "description", "default", "examples", "$schema", "$id", "$comment"})
 _NUMBER = re.compile(rb"-?(0|[1-9][0-9]{0,8})(\.[0-9]{1,9})?")
 _NUMBER_BEGUN = re.compile(rb"-?((0|[1-9][0-9]{0,8})(\.[0-9]{0,9})?)?")
@@ -80,6 +85,7 @@ class Number:
 Part = OneOf | Number
 Place = tuple[int, bytes]
 """A part's number, and what is written of it."""
+Path = tuple[str, ...]
 Places = frozenset[Place]
 """Where the text may be: more than one place where a part may end or go on."""
 
@@ -97,25 +103,41 @@ def schema_parts(schema: Any) -> tuple[Part, ...]:
     It may be an enum, a const, a boolean, a number, an integer, null, or an object of such, whose properties
     are all written, in their order.
     """
+    schema_json(schema)
     try:
-        parts = _merged(_parts(schema, "schema"))
+        parts = _merged(_parts(schema, ("schema",)))
     except RecursionError:
-        raise BadSchema("the schema is nested too deeply") from None
+        raise _too_deep() from None
     if len(parts) > MOST_PARTS:
         raise BadSchema(f"the schema has more than {MOST_PARTS} parts")
     return parts
 
 
-def _parts(schema: Any, here: str) -> list[Part]:
+def schema_json(schema: Any) -> bytes:
+    """A schema as JSON. Raises BadSchema for one that is too long or nested too deeply."""
+    try:
+        written = msgspec.json.encode(schema)
+    except RecursionError:
+        raise _too_deep() from None
+    if len(written) > MOST_SCHEMA_BYTES:
+        raise BadSchema(f"the schema has {len(written)} bytes, the limit is {MOST_SCHEMA_BYTES}")
+    return written
+
+
+def _too_deep() -> BadSchema:
+    return BadSchema("the schema is nested too deeply")
+
+
+def _parts(schema: Any, here: Path) -> list[Part]:
     if not isinstance(schema, Mapping):
-        raise BadSchema(f"{here} must be an object")
+        raise _bad(here, " must be an object")
     members = {key: value for key, value in schema.items() if key not in ANNOTATIONS}
     kind = members.pop("type", None)
     if "enum" in members or "const" in members:
         listed = members.pop("enum") if "enum" in members else [members.pop("const")]
         _nothing_else(members, here)
         if not isinstance(listed, list) or not 0 < len(listed) <= MOST_CHOICES:
-            raise BadSchema(f"{here}.enum must have 1 to {MOST_CHOICES} values")
+            raise _bad(here, f".enum must have 1 to {MOST_CHOICES} values")
         return [OneOf.of(map(_json, listed))]
     match kind:
         case "boolean":
@@ -129,31 +151,36 @@ def _parts(schema: Any, here: str) -> list[Part]:
             return [Number(kind == "integer")]
         case "object":
             return _object(members, here)
-    raise BadSchema(
-        f"{here}: type {kind!r} cannot be kept here; an enum, a const, number, integer, boolean, null, or an "
-        "object of these can"
+    raise _bad(
+        here,
+        f": type {kind!r} cannot be kept here; an enum, a const, number, integer, boolean, null, or an "
+        "object of these can",
     )
 
 
-def _object(members: dict[str, Any], here: str) -> list[Part]:
+def _object(members: dict[str, Any], here: Path) -> list[Part]:
     properties = members.pop("properties", {})
     members.pop("additionalProperties", None)
     required = members.pop("required", [])
     _nothing_else(members, here)
     if not isinstance(properties, Mapping) or not isinstance(required, list):
-        raise BadSchema(f"{here}: properties must be an object, and required a list")
+        raise _bad(here, ": properties must be an object, and required a list")
     if unknown := [name for name in required if name not in properties]:
-        raise BadSchema(f"{here}.required names {unknown}, which are no properties")
+        raise _bad(here, f".required names {unknown}, which are no properties")
     parts: list[Part] = [OneOf((b"{",))]
     for n, (name, each) in enumerate(properties.items()):
         parts.append(OneOf((f"{', ' if n else ''}{_json(name)}: ".encode(),)))
-        parts += _parts(each, f"{here}.properties.{name}")
+        parts += _parts(each, (*here, "properties", name))
     return [*parts, OneOf((b"}",))]
 
 
-def _nothing_else(members: Mapping[str, Any], here: str) -> None:
+def _nothing_else(members: Mapping[str, Any], here: Path) -> None:
     if members:
-        raise BadSchema(f"{here}: {', '.join(sorted(members))} cannot be kept here")
+        raise _bad(here, f": {', '.join(sorted(members))} cannot be kept here")
+
+
+def _bad(here: Path, why: str) -> BadSchema:
+    return BadSchema(".".join(here) + why)
 
 
 def _json(value: Any) -> str:
@@ -163,18 +190,14 @@ def _json(value: Any) -> str:
 def _merged(parts: Sequence[Part]) -> tuple[Part, ...]:
     """Neighbours with a single text each as one."""
     merged: list[Part] = []
-    for part in parts:
-        last = merged[-1] if merged else None
-        if (
-            isinstance(part, OneOf)
-            and isinstance(last, OneOf)
-            and len(part.texts) == 1
-            and len(last.texts) == 1
-        ):
-            merged[-1] = OneOf((last.texts[0] + part.texts[0],))
-        else:
-            merged.append(part)
+    for alone, run in groupby(parts, lambda part: isinstance(part, OneOf) and len(part.texts) == 1):
+        found = list(run)
+        merged += [_joined(found)] if alone else found
     return tuple(merged)
+
+
+def _joined(parts: Iterable[Part]) -> OneOf:
+    return OneOf((b"".join(part.texts[0] for part in parts if isinstance(part, OneOf)),))
 
 
 class TextGrammar:

@@ -9,6 +9,7 @@ numbered in its prefix; a question is then its number.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -202,6 +203,37 @@ class PromptFormat:
     def encode(self, text: str) -> list[int]:
         """Tokens of ``text``, without special tokens."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def parts(self, text: str, least: int) -> list[str]:
+        """``text`` in parts whose tokens, one after the other, are the text's.
+
+        Each run of at least ``least`` characters without a special token is a part with the token before it:
+        a long message of a chat stays the same part whatever else is said.
+        """
+        parts, start, before = [], 0, 0
+        bounds = [found.start() for found in self._special.finditer(text)] if self._special else []
+        for bound in [*bounds, len(text)]:
+            if bound - before >= least:
+                parts += [text[start:before], text[before:bound]]
+                start = bound
+            before = bound
+        return [part for part in (*parts, text[start:]) if part]
+
+    @cached_property
+    def _special(self) -> re.Pattern[str] | None:
+        """Finds where a text may be cut: before special tokens, by which tokenizers cut it first.
+
+        None where this tokenizer looks beyond such a token.
+        """
+        added = getattr(self.tokenizer, "added_tokens_decoder", {}).values()
+        tokens = [token for token in added if not token.normalized]
+        if not tokens or any(token.lstrip or token.single_word for token in tokens):
+            return None
+        names = sorted((token.content for token in tokens), key=len, reverse=True)
+        sample = [f"{name} a  {name}b\n\n c" for name in names]
+        if self.encode("".join(sample)) != [token for each in sample for token in self.encode(each)]:
+            return None
+        return re.compile("|".join(map(re.escape, names)))
 
     def plain(self, text: str) -> list[int]:
         """Tokens of ``text`` after the begin-of-text token, if there is one; none for an empty text."""

@@ -117,9 +117,12 @@ class Residency:
         return any(self._spill(tape, self._to_disk, self._to_host) for tape in idle)
 
     def next_due(self) -> int | None:
-        """Time until the next session in the pool reaches the idle limit, ns; None without one."""
-        limit, now = self._idleness.limit_ns, self._clock()
-        due = (used + limit - now for tape, used in self._used.items() if tape.resident)
+        """Time until the next session in the pool reaches the idle limit, ns; None without one.
+
+        Those that a full disk left in the pool are due when it is tried again.
+        """
+        limit, now, disk = self._idleness.limit_ns, self._clock(), self._no_disk_before
+        due = (max(used + limit, disk) - now for tape, used in self._used.items() if tape.resident)
         return min((ns for ns in due if ns > 0), default=None) if limit else None
 
     def reclaim(self, blocks: int) -> None:

@@ -64,7 +64,7 @@ class Disk:
 
     def close(self) -> None:
         if self.mounted:
-            subprocess.run(["umount", str(self.path)], check=False)
+            subprocess.run(["umount", "-l", str(self.path)], check=False)  # an engine may still be ending
         shutil.rmtree(self.path, ignore_errors=True)
 
 

@@ -21,6 +21,7 @@ from daemon.config.schema import ModelConfig, QueryConfig, SchedulerConfig
 from daemon.front.server import Front
 from engine.model.embedded import embedded_directory
 from engine.step import Executor
+from feeds.durations import Duration
 from tests import tolerance
 from tests.e2e.inproc import Recorder, Tape, answers, count, running
 from tests.e2e.support import MemorySink, QueueSource, inproc_config, until
@@ -273,6 +274,28 @@ async def test_a_client_that_leaves_frees_the_engine_and_limits_are_said() -> No
         await until(lambda: count(on.front, "api_requests", api="chat", outcome="gone") == 3)
         assert count(on.front, "api_requests", api="chat", outcome="busy") == 1
         assert on.front.store.count("foretick_api_first_token_seconds", api="chat") >= 4
+
+
+async def test_an_answer_at_once_has_time_while_tokens_come_and_is_paid_for_by_who_leaves() -> None:
+    settings = {
+        "query": QueryConfig(endpoint="tcp://127.0.0.1:*", max_wait=Duration(500_000_000)),
+        "sessions": (),
+        "standing": "none",
+    }
+    async with served(Recorder(0.1), **settings) as on:
+        ask = on.openai.chat.completions.create
+        usage = (await ask(model=on.model, messages=SAID, max_tokens=12, temperature=0)).usage
+
+        def charged() -> int:
+            return count(on.front, "tenant_tokens", tenant="local")
+
+        assert charged() == usage.total_tokens
+        with pytest.raises(openai.APITimeoutError):
+            await on.openai.with_options(timeout=0.6).chat.completions.create(
+                model=on.model, messages=SAID, max_tokens=50, seed=1
+            )
+        await until(lambda: not len(on.front.generations))
+        assert charged() > usage.total_tokens + 1
 
 
 async def test_the_tape_model_answers_its_questions_of_a_session_and_refuses_to_chat() -> None:

@@ -11,7 +11,7 @@ from tests.e2e.support import MemorySink, QueueSource, inproc_config, until
 
 
 def names(directory: Path) -> list[str]:
-    return [file.name for file in directory.iterdir()]
+    return [file.name for file in directory.glob("*/*")]
 
 
 async def test_an_idle_session_is_offloaded_to_disk_and_restored_with_the_next_bar(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ configuration; attention scaling of the rope is in queries and keys at position 
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,6 +125,26 @@ def random_weights(config: Any) -> Any:
             elif "sinks" in name:
                 torch.nn.init.normal_(parameter, std=1.0)
     return model
+
+
+class Window:
+    """What a tape's retention keeps, one record after the other: as if each came alone."""
+
+    def __init__(self, most_tokens: int, most_records: int = 0) -> None:
+        self._most_tokens, self._most_records = most_tokens, most_records
+        self._lengths: deque[int] = deque()
+        self.tokens = self.evicted = 0
+
+    def add(self, length: int) -> int:
+        """Add a record of so many tokens; returns the tokens that have left the window before it."""
+        while self._lengths and (
+            self.tokens + length > self._most_tokens or len(self._lengths) == self._most_records
+        ):
+            self.tokens -= self._lengths[0]
+            self.evicted += self._lengths.popleft()
+        self._lengths.append(length)
+        self.tokens += length
+        return self.evicted
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class World:
 
     def append(self, length: int | None = None, at: int = 0) -> torch.Tensor:
         record = tokens(self.rng, length or self.rng.randrange(4, 10))
-        self.tape.make_room(len(record), 1, at)
+        self.tape.make_room([len(record)], [at])
         assert self.tape.acquire(len(record))
         logits = self.engine.logits([Chunk(self.tape, record)])
         self.tape.commit([len(record)], [at])
@@ -89,7 +89,7 @@ def test_after_a_refresh_behind_the_last_eviction_logits_are_those_of_a_fresh_pr
     """The new record's and a question's; a carried tape's are far from them."""
     world = World(architecture)
     tape, question = world.tape, tokens(world.rng, 6)
-    tape.make_room(20, 1)  # the last eviction: what comes below fits
+    tape.make_room([20])  # the last eviction: what comes below fits
     world.append(5)
     window = tape.window
     carried = world.answer(question)
@@ -112,7 +112,7 @@ def test_questions_of_the_version_before_the_adoption_read_the_carried_state(arc
     """Forked before the adoption and asked after it, and forked after it while the version is the same."""
     world = World(architecture)
     tape = world.tape
-    tape.make_room(20, 1)  # what comes below fits
+    tape.make_room([20])  # what comes below fits
     world.append(5)
     coord, evicted = world.coord, tape.evicted_tokens
     early = tape.fork()
@@ -156,7 +156,7 @@ def test_what_was_appended_and_evicted_during_the_prefill_is_caught_up_with_and_
     tape.adopt(fresh)
     assert tape.window == [*window, *missing][passed:]
     record = tokens(world.rng, 5)
-    tape.make_room(5, 1)
+    tape.make_room([5])
     assert tape.acquire(5)
     actual = world.engine.logits([Chunk(tape, record)])
     where = history.add(record, begun + len(window) + len(missing), tape.evicted_tokens)
@@ -255,7 +255,7 @@ def test_a_probe_is_left_out_when_the_states_differ_or_the_pool_is_full() -> Non
     assert probe(engine, tape, fresh, question) == []
     assert engine.pool.blocks.free_blocks == free
     hog.release()
-    tape.make_room(30, 1)
+    tape.make_room([30])
     assert window_of(tape, fresh) is not None
     assert probe(engine, tape, fresh, question) == []
     world.append(20)
@@ -282,7 +282,7 @@ def test_records_evicted_by_event_time_are_those_of_a_plain_list(span: int) -> N
         while span and plain and plain[0][0] < max(times) - span:
             plain.pop(0)
             by_time += 1
-        tape.make_room(room, len(records), max(times))
+        tape.make_room(list(map(len, records)), times)
         assert tape.acquire(room)
         tape.wrote(tape.next_slots(room), [token for r in records for token in r])  # needs no model
         tape.commit(list(map(len, records)), times)

@@ -265,7 +265,7 @@ def test_a_pass_without_memory_leaves_every_target_as_it_was(model: LoadedModel,
         question = [rng.randrange(3, VOCABULARY) for _ in range(6)]
         fork = tape.fork()
         begins, evicted = fork.begins_at, tape.evicted_tokens
-        tape.make_room(8, 1)
+        tape.make_room([8])
         assert tape.acquire(8)
         assert fork.acquire(6)
         before = (tape.extents, tape.live_tokens, fork.extents, fork.length)

@@ -21,12 +21,13 @@ from regions.offload.disk import Identity, Restoring, Snapshot, SnapshotHeader, 
 from regions.offload.host import HostTier
 from regions.tape import Retention, Tape
 from tests import tolerance
-from tests.engine.oracle import VOCABULARY, History, oracle_logits, tiny
+from tests.engine.oracle import VOCABULARY, History, Window, oracle_logits, tiny
 
 OPERATIONS = [
     *("append", "fork", "grow", "cut", "preempt", "drop"),
     *("out", "in", "swap", "return", "compact", "snapshot"),
 ]
+RETENTION = 40
 
 
 @cache
@@ -69,12 +70,13 @@ class World:
         self.frozen = self.tokens(self.rng.randrange(1, 12))
         self.tape = self.open()
         self.history = History.begin(self.frozen)
+        self.window = Window(RETENTION)
 
     def tokens(self, n: int) -> list[int]:
         return [self.rng.randrange(3, VOCABULARY) for _ in range(n)]
 
     def open(self) -> Tape:
-        return self.engine.open_tape("t", self.frozen, Retention(40))
+        return self.engine.open_tape("t", self.frozen, Retention(RETENTION))
 
     def owner(self) -> int:
         self.owners += 1
@@ -92,15 +94,22 @@ class World:
                 tensor[:, free] = 9.0
 
     def append(self) -> None:
-        records = [self.tokens(self.rng.randrange(2, 9)) for _ in range(self.rng.randrange(1, 4))]
+        """Records together, which see what they would see one by one."""
+        records = [self.tokens(self.rng.randrange(2, 9)) for _ in range(self.rng.randrange(1, 5))]
         flat = [token for record in records for token in record]
-        self.tape.make_room(len(flat), len(records))
+        coord = self.written
+        self.tape.make_room(list(map(len, records)))
         if not self.tape.acquire(len(flat)):
             for reader in self.readers:
                 reader.fork.release()
             self.readers.clear()
             assert self.tape.acquire(len(flat))
-        where = self.history.add(flat, self.written, self.tape.evicted_tokens)
+        places = []
+        for record in records:
+            places.append(self.history.add(record, coord, self.window.add(len(record))))
+            coord += len(record)
+        assert self.tape.evicted_tokens == self.window.evicted
+        where = slice(places[0].start, places[-1].stop)
         self.checks.append((where, self.engine.logits([Chunk(self.tape, flat)])))
         self.tape.commit([len(record) for record in records])
 

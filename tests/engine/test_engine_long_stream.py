@@ -6,6 +6,7 @@ import gc
 import sys
 from collections import deque
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from engine.engine import Engine
 from engine.step import Chunk
 from regions.tape import Retention, Tape
 from tests import tolerance
-from tests.engine.oracle import VOCABULARY, History, oracle_logits, tiny
+from tests.engine.oracle import VOCABULARY, History, Window, oracle_logits, tiny
 
 TOKENS = 10_000_000
 COMPUTED = 100_000  # at the beginning and at the end
@@ -28,7 +29,7 @@ FROZEN = list(range(3, 40))
 
 @dataclass(frozen=True)
 class Appended:
-    """One append, for the oracle."""
+    """One record, for the oracle."""
 
     tokens: list[int]
     coord: int
@@ -74,6 +75,7 @@ class Stream:
         self.tape = self.engine.open_tape("t", FROZEN, Retention(RETENTION))
         self.rng = np.random.default_rng(0)
         self.appended: deque[Appended] = deque()
+        self.window = Window(RETENTION)
         self.highest = self.frames = self.most_blocks = 0
         self._origin: int | None = None
 
@@ -86,9 +88,13 @@ class Stream:
         tape = self.tape
         self.lengths = self.rng.integers(56, 84, RECORDS).tolist()
         tokens = self.rng.integers(3, VOCABULARY, sum(self.lengths)).tolist()
-        tape.make_room(len(tokens), RECORDS)
+        tape.make_room(self.lengths)
         assert tape.acquire(len(tokens))
-        self.appended.append(Appended(tokens, self.written, tape.evicted_tokens))
+        coord, start = self.written, 0
+        for length in self.lengths:
+            record = tokens[start : start + length]
+            self.appended.append(Appended(record, coord, self.window.add(length)))
+            start, coord = start + length, coord + length
         # a row sees its own window, a window back for each layer; older appends are of no use any more
         while self.appended[0].coord + len(self.appended[0].tokens) < self.written - (LAYERS + 1) * RETENTION:
             self.appended.popleft()
@@ -131,7 +137,8 @@ def test_ten_million_tokens_leave_the_oracle_s_window_and_no_trace() -> None:
     while sum(len(appended.tokens) for appended, _ in checks) < RETENTION:
         logits = engine.logits([stream.append()])
         stream.commit()
-        checks.append((stream.appended[-1], logits))
+        checks += zip(islice(stream.appended, len(stream.appended) - RECORDS, None),
+                      logits.split(stream.lengths), strict=True)  # fmt: skip
     fork, question = tape.fork(), list(range(50, 70))
     assert fork.acquire(len(question))
     answer = engine.logits([Chunk(fork, question)])

@@ -16,7 +16,7 @@ from engine.step import Chunk
 from regions.ephemeral import Fork
 from regions.tape import Retention, Tape
 from tests import tolerance
-from tests.engine.oracle import ARCHITECTURES, VOCABULARY, History, oracle_logits, tiny
+from tests.engine.oracle import ARCHITECTURES, VOCABULARY, History, Window, oracle_logits, tiny
 
 BACKENDS: list[type[Attention]] = [CpuAttention, ReferenceAttention]
 
@@ -25,11 +25,12 @@ def tokens(rng: random.Random, n: int) -> list[int]:
     return [rng.randrange(3, VOCABULARY) for _ in range(n)]
 
 
-def append(engine: Engine, tape: Tape, record: list[int]) -> torch.Tensor:
-    tape.make_room(len(record), 1)
-    assert tape.acquire(len(record))
-    logits = engine.logits([Chunk(tape, record)])
-    tape.commit([len(record)])
+def append(engine: Engine, tape: Tape, *records: list[int]) -> torch.Tensor:
+    flat, lengths = [token for record in records for token in record], list(map(len, records))
+    tape.make_room(lengths)
+    assert tape.acquire(len(flat))
+    logits = engine.logits([Chunk(tape, flat)])
+    tape.commit(lengths)
     return logits
 
 
@@ -72,20 +73,27 @@ def test_mixed_batches_equal_the_dense_forward(architecture: str, backend: type[
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_eviction_in_frames_equals_the_oracle(architecture: str, backend: type[Attention]) -> None:
-    """A tape with forks, evictions and many position frames; every logit is the oracle's."""
+    """A tape with forks, evictions and many position frames; every logit is the oracle's.
+
+    Records that come together see what they would see one by one.
+    """
     model = tiny(architecture, layers=2)
     engine = Engine(model, blocks=96, block_size=4, frame_limit=110, attention=backend())
     rng = random.Random(5)
     frozen = tokens(rng, 11)
     tape = engine.open_tape("tape", frozen, Retention(64, 9))
-    history = History.begin(frozen)
+    history, window = History.begin(frozen), Window(64, 9)
     checks: list[tuple[slice, torch.Tensor]] = []
     forks: list[tuple[int, Fork, int, int]] = []
     for owner in range(1, 40):
-        record = tokens(rng, rng.randrange(4, 10))
-        logits = append(engine, tape, record)
+        records = [tokens(rng, rng.randrange(4, 10)) for _ in range(rng.choice([1, 1, 1, 2, 5]))]
+        coord = tape.evicted_tokens + tape.live_tokens
+        parts = append(engine, tape, *records).split(list(map(len, records)))
+        for record, logits in zip(records, parts, strict=True):
+            checks.append((history.add(record, coord, window.add(len(record))), logits))
+            coord += len(record)
         written = tape.evicted_tokens + tape.live_tokens
-        checks.append((history.add(record, written - len(record), tape.evicted_tokens), logits))
+        assert (written, tape.evicted_tokens) == (coord, window.evicted)
         assert max((each.max_position for each in tape.state.stretches), default=0) < 110
         if owner % 3 == 0:
             forks.append((owner, tape.fork(), written, tape.evicted_tokens))

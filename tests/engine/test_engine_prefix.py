@@ -112,7 +112,7 @@ def test_frozen_prefixes_are_computed_once_and_only_where_they_are_new() -> None
     assert engine.cache.match_length(longer) == 25
     assert engine.cache.match_length(branch) == 16
     for tape, prefix in tapes:
-        tape.make_room(9, 1)
+        tape.make_room([9])
         assert tape.acquire(9)
         logits = engine.logits([Chunk(tape, record)])
         tape.commit([9])

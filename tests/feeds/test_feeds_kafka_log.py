@@ -7,7 +7,8 @@ import uuid
 from collections.abc import Collection, Mapping
 
 import pytest
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.errors import KafkaError
 
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_source import KafkaSource
@@ -50,6 +51,9 @@ class Notes:
     async def assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, Begin]:
         self.stored.update(stored)
         return self.begin
+
+    def answered_elsewhere(self, stored: Mapping[Partition, CommitPoint]) -> set[Partition]:
+        return {partition for partition, point in stored.items() if point.metadata not in ("", self.text)}
 
     def begins(self, partition: Partition, start: int) -> None:
         self.began[partition] = start
@@ -133,6 +137,89 @@ async def test_a_member_reads_again_without_leaving_its_group() -> None:
         assert [message.offset for message in notes.got] == [6, 7, 8]
         assert (notes.stored, notes.began) == ({(T, 0): CommitPoint(6, "text")}, {(T, 0): 6})
         assert source.membership == before
+        await source.stop()
+        await reading
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_a_partition_that_others_answered_before_it_came_back_is_begun_anew(
+    monkeypatch: pytest.MonkeyPatch, answered: bool
+) -> None:
+    """aiokafka keeps the assignment until the next one: a loss in between is told by what is committed."""
+    with MockBroker() as broker:
+        broker.create_topic(T)
+        await produce(broker.bootstrap, T, 9)
+        source = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
+        notes = Notes(source, "text")
+        await source.start()
+        reading = asyncio.ensure_future(notes.read())
+        await eventually(lambda: len(notes.got) == 9)
+        await notes.commit()
+        before, consumer = source.membership, source._consumer
+        assert before is not None
+        assert consumer is not None
+        notes.began.clear()
+        point = CommitPoint(7, "others") if answered else CommitPoint(5, "text")
+
+        async def committed(*_: object) -> dict[TopicPartition, CommitPoint]:
+            return {TopicPartition(T, 0): point}
+
+        monkeypatch.setattr("feeds.kafka_source._committed", committed)
+        consumer._coordinator.request_rejoin()
+        await eventually(lambda: getattr(source.membership, "generation", 0) > before.generation)
+        await eventually(lambda: getattr(source.membership, "partitions", ()) == before.partitions)
+        await produce(broker.bootstrap, T, 1)
+        await eventually(lambda: notes.got[-1].offset == 9)
+        again = [7, 8, 9] if answered else [9]
+        assert [message.offset for message in notes.got] == [*range(9), *again]
+        assert notes.began == ({(T, 0): 7} if answered else {})
+        assert source.losses == answered
+        await source.stop()
+        await reading
+
+
+async def test_a_new_generation_has_no_partitions_until_they_are_assigned() -> None:
+    with MockBroker() as broker:
+        broker.create_topic(T)
+        source = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
+        notes = Notes(source, "text")
+        await source.start()
+        reading = asyncio.ensure_future(notes.read())
+        await eventually(lambda: source.membership is not None and bool(source.membership.partitions))
+        consumer = source._consumer
+        assert consumer is not None
+        consumer._coordinator.generation += 1  # what the coordinator does when it has joined
+        assert source.membership is None
+        consumer._coordinator.generation -= 1
+        await source.stop()
+        await reading
+
+
+async def test_partitions_that_went_elsewhere_while_the_client_was_opened_again_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with MockBroker() as broker:
+        broker.create_topic(T, 2)
+        source = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
+        notes = Notes(source, "text")
+        await source.start()
+        reading = asyncio.ensure_future(notes.read())
+        await eventually(lambda: len(notes.began) == 2)
+        again = source._open
+
+        async def opened() -> None:
+            await again()
+            monkeypatch.setattr(source._consumer, "assignment", lambda: {TopicPartition(T, 0)})
+
+        def fails(*_: object) -> None:
+            monkeypatch.undo()
+            monkeypatch.setattr(source, "_open", opened)
+            raise KafkaError("cannot go on")
+
+        notes.began.clear()
+        monkeypatch.setattr(source, "_pause_assigned", fails)
+        await eventually(lambda: bool(notes.began))
+        assert (notes.gone, notes.began) == ([(T, 1)], {(T, 0): 0})
         await source.stop()
         await reading
 

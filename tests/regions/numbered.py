@@ -98,7 +98,7 @@ def tape_of(memory: KVPool, retention: Retention, frame_limit: int = 64) -> Tape
 
 
 def append(memory: KVPool, tape: Tape, numbers: list[int]) -> bool:
-    tape.make_room(len(numbers), 1)
+    tape.make_room([len(numbers)])
     if not tape.acquire(len(numbers)):
         return False
     write(memory, tape, numbers)

@@ -29,7 +29,7 @@ def tape_of(memory: KVPool, retention: Retention, frame_limit: int = 64) -> Tape
 
 
 def append(tape: Tape, n: int) -> bool:
-    tape.make_room(n, 1)
+    tape.make_room([n])
     if not tape.acquire(n):
         return False
     tape.wrote(tape.next_slots(n), [0] * n)
@@ -139,7 +139,7 @@ def test_slots_of_a_live_fork_are_never_reused() -> None:
     fork = tape.fork()
     seen = {slot for e in fork.extents for slot in range(e.slot, e.slot + e.length)}
     for _ in range(6):
-        tape.make_room(6, 1)
+        tape.make_room([6])
         assert tape.acquire(6)
         step = tape.next_slots(6)
         written = {slot for first, count in step.slots for slot in range(first, first + count)}
@@ -155,7 +155,7 @@ def test_impossible_sizes_are_refused() -> None:
         tape_of(memory, Retention(60))
     tape = tape_of(memory, Retention(30))
     with pytest.raises(ValueError, match="31 tokens exceed the retention of 30"):
-        tape.make_room(31, 1)
+        tape.make_room([31])
     with pytest.raises(RuntimeError, match="were not acquired"):
         tape.next_slots(9)
     with pytest.raises(ValueError, match="at least one block"):
@@ -280,7 +280,7 @@ def test_records_are_evicted_by_event_time(records: list[tuple[int, int]]) -> No
     now, kept = 0, []
     for n, gap in records:
         now += gap
-        tape.make_room(n, 1, now)
+        tape.make_room([n], [now])
         assert tape.acquire(n)
         tape.wrote(tape.next_slots(n), [0] * n)
         tape.commit([n], [now])

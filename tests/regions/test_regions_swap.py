@@ -246,7 +246,7 @@ def test_a_stored_version_is_whole_until_the_next_commit() -> None:
         append(memory, tape, [10 * i + j for j in range(5)])
     seen, before = read(memory, tape.extents), tape.extents
     assert tape.swap_out(host)
-    assert tape.make_room(7, 1) == 10
+    assert tape.make_room([7]) == 10
     assert tape.live_tokens == 10
     early = tape.fork()
     assert read(memory, early.extents) == seen
@@ -277,7 +277,7 @@ def test_a_tape_in_the_middle_of_an_append_does_not_move() -> None:
     assert not tape.swap_out(host)
     tape.commit([3])
     assert tape.movable
-    tape.make_room(5, 1)
+    tape.make_room([5])
     assert not tape.swap_out(host)  # the version readers see is more than the window
     assert host.pool.free_blocks == 30
     tape.release()

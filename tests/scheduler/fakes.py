@@ -255,8 +255,8 @@ class FakeTape:
     def blocks_needed(self, n: int) -> int:
         return max(0, -(-(self.head + self.live_tokens + n) // self.memory.block_size) - len(self.blocks))
 
-    def make_room(self, n_tokens: int, n_records: int, newest_ns: int) -> int:
-        evicted = 0
+    def make_room(self, lengths: Sequence[int], times: Sequence[int]) -> int:
+        n_tokens, newest_ns, evicted = sum(lengths), max(times), 0
         while self.records and (
             self.live_tokens + n_tokens > self.retention.tokens
             or (self.retention.span_ns and self.times[0] < newest_ns - self.retention.span_ns)

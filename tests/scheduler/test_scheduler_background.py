@@ -25,7 +25,7 @@ def test_an_exact_session_is_the_dense_model_s_and_a_carrying_one_is_not() -> No
         assert tape.evicted_records == 4
     assert world.total("refreshes", "a") == 0
     for tape in world.tapes:
-        tape.make_room(12, 2)  # the last eviction but one and the last
+        tape.make_room([6, 6])  # the last eviction but one and the last
         world.feed_one_by_one(1, tape)
         assert tape.evicted_records == 6
         assert world.off(tape) > 10  # a is refreshed, but its version is the same, and so is what is read
@@ -40,7 +40,7 @@ def test_an_exact_session_is_the_dense_model_s_and_a_carrying_one_is_not() -> No
 def test_a_refresh_behind_the_last_eviction_gives_the_dense_logits() -> None:
     world = World(exact(every=0, idle_s=10))
     world.feed_one_by_one(15)
-    world.tape.make_room(20, 1)
+    world.tape.make_room([20])
     world.feed_one_by_one(1)
     evicted = world.tape.evicted_records
     assert world.off() > 10
@@ -63,7 +63,7 @@ def test_what_is_appended_meanwhile_is_caught_up_with(length: int) -> None:
     """
     world = World(exact(every=0, idle_s=1))
     world.feed_one_by_one(13)
-    world.tape.make_room(50, 1)  # all that follows fits
+    world.tape.make_room([50])  # all that follows fits
     world.feed_one_by_one(1)
     world.clock.now += 10**9
     world.refresher.idle()

@@ -256,7 +256,7 @@ def test_pinned_versions_are_given_up_before_the_top_request_fails() -> None:
     pinning = h.ask((1, 2), max_tokens=1, tape=tape, cls=POOL)
     pinning.open()  # as if opened and preempted before
     assert pinning.version == 1
-    tape.make_room(8, 1, 0)  # the window moves on; two blocks are now kept by the pin alone
+    tape.make_room([8], [0])  # the window moves on; two blocks are now kept by the pin alone
     assert h.memory.free_blocks == 4
     big = h.ask(range(20), max_tokens=1)
     h.run()
@@ -275,7 +275,7 @@ def test_a_version_that_can_be_read_again_is_released_before_one_that_cannot() -
     restartable.open()  # as if preempted before
     bound = h.ask((1, 2), max_tokens=1, tape=other, cls=POOL, forked=True)
     for tape in (one, other):
-        tape.make_room(8, 1, 0)
+        tape.make_room([8], [0])
     big = h.ask(range(23), max_tokens=1)
     h.run()
     for ended in (big, bound, restartable):
@@ -288,7 +288,7 @@ def test_an_answer_bound_to_a_version_fails_only_when_nothing_else_helps() -> No
     h.feed(tape, range(8))
     h.run()
     bound = h.ask((1, 2), max_tokens=1, tape=tape, cls=POOL, forked=True)
-    tape.make_room(8, 1, 0)
+    tape.make_room([8], [0])
     big = h.ask(range(20), max_tokens=1)
     h.run()
     h.check(big)

@@ -58,7 +58,7 @@ def test_answers_after_a_refresh_are_the_dense_model_s(
     world.run()
     assert world.total("refreshes") == 1
     version = world.tape.version
-    world.tape.make_room(6, 1)
+    world.tape.make_room([6])
     kept = world.tape.window
     world.feed_one_by_one(1)
     assert (world.tape.version, world.tape.prefix) == (version + 1, frozen)
@@ -595,10 +595,10 @@ def test_any_history_of_refreshes_keeps_every_record_and_every_version(
     for fork, answer in forks:
         assert same(world.answer(fork=fork), answer)
     # a last refresh with nothing evicted behind it is the dense model's
-    world.tape.make_room(6, 1)
+    world.tape.make_room([6])
     encoder.feed(1)
     world.run()
-    world.tape.make_room(12, 2)
+    world.tape.make_room([6, 6])
     world.steps.refresh(world.tape, prefix_of(encoder.encoding, 5))
     world.run()
     encoder.feed(1)

@@ -335,6 +335,7 @@ def test_cancel_queued_running_and_ended() -> None:
     h.scheduler.cancel(12345)
     h.run()
     assert [request.state for request in (running, queued)] == [State.CANCELLED] * 2
+    assert [request.computed_tokens for request in (running, queued)] == [len(running.prompt), 0]
     assert h.done == [running, queued]
     assert len(h.executor.batches) == 1
     assert h.memory.free_blocks == 64

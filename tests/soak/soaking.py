@@ -131,7 +131,7 @@ class Soak:
 
     async def fall_idle(self) -> None:
         """The KV of every session that has any goes to disk."""
-        await until_slowly(lambda: len(list(self.spilled.glob("*.kv"))) >= len(SESSIONS) - 1, what="files")
+        await until_slowly(lambda: len(list(self.spilled.glob("*/*.kv"))) >= len(SESSIONS) - 1, what="files")
 
     def now(self) -> dict[str, Held]:
         """What front and engine hold now."""
@@ -143,7 +143,7 @@ class Soak:
         """Shared memory and temporary files of all daemons, and files of sessions that there are none of."""
         pids = [daemon.pid for daemon in self.daemons] + [pid for _, pid in self.lives]
         files = [str(path.relative_to(self.folder)) for path in self.temporary.glob("*foretick*")]
-        strange = [path.name for path in self.spilled.iterdir() if path.stem not in SESSIONS]
+        strange = [path.name for path in self.spilled.glob("*/*") if path.stem not in SESSIONS]
         return [*shared_memory(pids), *files, *strange]
 
     def report(self) -> str:

@@ -28,12 +28,11 @@ from daemon.api.openai.common import (
     sampling,
     schema_of,
     session_of,
-    stops_of,
     top_logprobs,
     turn_of,
     usage_of,
 )
-from daemon.api.problems import Problem
+from daemon.api.problems import Problem, stops_of
 from daemon.api.streams import DONE, PING, Made, Writer, sse
 
 _UNSUPPORTED = (

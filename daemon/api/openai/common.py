@@ -10,13 +10,13 @@ from msgspec import Meta
 
 from daemon.api.generation import (
     MOST_LOGPROBS,
-    MOST_STOPS,
     Finish,
     Finished,
     Logprob,
     Served,
     Turn,
 )
+from daemon.api.messages import Count
 from daemon.api.problems import Problem, Reason, refuse
 
 MOST_ANSWERS = 16
@@ -24,7 +24,7 @@ MOST_ANSWERS = 16
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 TopP = Annotated[float, Meta(ge=0, le=1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-Tokens = Annotated[int, Meta(ge=1)]
+Tokens = Count
 Answers = Annotated[int, Meta(ge=1, le=MOST_ANSWERS)]
 Stop = str | list[str] | None
 Content = str | list[dict[str, Any]] | None
@@ -34,6 +34,7 @@ _TEXTS = ("text", "input_text", "output_text", "refusal")
 _TYPES: dict[Reason, str] = {
     "busy": "rate_limit_error",
     "engine": "server_error",
+    "rebuilding": "server_error",
     "shutting_down": "server_error",
     "timeout": "server_error",
     "unauthenticated": "authentication_error",
@@ -46,6 +47,7 @@ _CODES: dict[Reason, str] = {
     "too_long": "context_length_exceeded",
     "busy": "rate_limit_exceeded",
     "engine": "server_error",
+    "rebuilding": "rebuilding",
     "shutting_down": "server_error",
     "timeout": "timeout",
 }
@@ -148,14 +150,6 @@ def text_of(content: Content, here: str) -> str:
             raise Problem("bad_request", f"{where}: only text is supported, not {kind!r}", where)
         texts.append(text)
     return "".join(texts)
-
-
-def stops_of(stop: Stop, param: str = "stop") -> tuple[str, ...]:
-    """Stop sequences. Raises Problem for an empty one, or too many."""
-    found = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if len(found) > MOST_STOPS or not all(found):
-        raise Problem("bad_request", f"{param}: give at most {MOST_STOPS} texts, none of them empty", param)
-    return found
 
 
 def schema_of(form: Object | None, param: str) -> Object | None:

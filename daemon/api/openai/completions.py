@@ -24,11 +24,10 @@ from daemon.api.openai.common import (
     refuse_all,
     sampling,
     session_of,
-    stops_of,
     top_logprobs,
     usage_of,
 )
-from daemon.api.problems import Problem
+from daemon.api.problems import Problem, stops_of
 from daemon.api.streams import DONE, PING, Made, Writer, sse
 
 MAX_TOKENS = 16

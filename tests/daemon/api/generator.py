@@ -57,7 +57,14 @@ class FakeGenerator:
     def served(self, client: Client) -> Served:
         return SERVED
 
-    async def count(self, request: CountTokens) -> int:
+    async def count(self, request: CountTokens, client: Client) -> int:
+        if request.turns[-1].text == "slow":
+            self.running += 1
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.running -= 1
+                self.cancelled += 1
         return sum(len(each.text) for each in request.turns)
 
     async def run(

@@ -27,6 +27,7 @@ from daemon.supervision import Tasks
 from metrics.catalogue import API_OUTCOMES
 from tests.daemon.api.generator import SERVED, FakeGenerator
 from tests.e2e.support import until
+from tests.http_clients import connected, head
 
 USER = [{"role": "user", "content": "hello"}]
 
@@ -244,6 +245,7 @@ async def test_messages(rig: Rig) -> None:
         ("late", openai.RateLimitError, anthropic.RateLimitError),
         ("engine", openai.InternalServerError, anthropic.InternalServerError),
         ("broken", openai.InternalServerError, anthropic.InternalServerError),
+        ("rebuilding", openai.InternalServerError, anthropic.InternalServerError),
         ("shutting_down", openai.InternalServerError, anthropic.InternalServerError),
         ("timeout", openai.InternalServerError, anthropic.InternalServerError),
     ],
@@ -260,6 +262,9 @@ async def test_a_failure_has_its_status_in_each_apis_shape(rig, code, openais, a
     assert other.value.body["type"] == "error"
     assert set(other.value.body["error"]) == {"type", "message"}
     assert "secret" not in f"{one.value}{other.value}"
+    if code == "rebuilding":
+        assert (one.value.status_code, other.value.status_code) == (503, 503)
+        assert (one.value.code, other.value.body["error"]["type"]) == ("rebuilding", "overloaded_error")
     if code in ("busy", "late"):
         assert one.value.response.headers["retry-after"] == "1"
         assert other.value.body["error"]["type"] == "rate_limit_error"
@@ -301,6 +306,14 @@ async def test_a_client_that_gives_up_ends_its_generation(rig: Rig, text: str) -
     assert [each for _, each in rig.outcomes] == ["gone"] * 2
 
 
+async def test_a_client_that_gives_up_ends_its_counting(rig: Rig) -> None:
+    said = [{"role": "user", "content": "slow"}]
+    with pytest.raises(anthropic.APITimeoutError):
+        await rig.anthropic(timeout=0.2).messages.count_tokens(model="tape", messages=said)
+    await until(lambda: (rig.generator.running, rig.generator.cancelled) == (0, 1))
+    assert rig.outcomes == [("count_tokens", "gone")]
+
+
 async def test_a_client_that_closes_a_stream_ends_its_generation(rig: Rig) -> None:
     said = [{"role": "user", "content": "hangs"}]
     stream = await rig.openai().chat.completions.create(model="tape", messages=said, stream=True)
@@ -310,6 +323,16 @@ async def test_a_client_that_closes_a_stream_ends_its_generation(rig: Rig) -> No
     await stream.close()
     await until(lambda: (rig.generator.running, rig.generator.cancelled) == (0, 1))
     assert rig.outcomes == [("chat", "gone")]
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "messages/count_tokens"])
+async def test_a_body_that_is_cut_short_is_no_failure_of_the_engine(rig: Rig, path: str) -> None:
+    async with connected(rig.server.port) as (_, writer):
+        fields = {"host": "localhost", "content-type": "application/json", "content-length": "1000"}
+        writer.write(head("POST", f"/v1/{path}", fields) + b'{"model"')
+        await writer.drain()
+    await until(lambda: [each for _, each in rig.outcomes] == ["gone"])
+    assert rig.generator.asked == []
 
 
 async def test_a_stream_that_waits_is_pinged(rig: Rig) -> None:
@@ -352,10 +375,12 @@ CHAT, MESSAGES = {"model": "tape", "messages": USER}, {"model": "tape", "message
         ("chat/completions", CHAT | {"response_format": {"type": "json_object"}}, "response_format"),
         ("chat/completions", CHAT | {"temperature": 3}, "temperature"),
         ("chat/completions", CHAT | {"n": 99}, "n"),
+        ("chat/completions", CHAT | {"max_tokens": 2**63}, "max_tokens"),
         ("chat/completions", CHAT | {"model": "session:btc", "n": 2}, "n"),
         ("chat/completions", CHAT | {"top_logprobs": 2}, "top_logprobs"),
         ("chat/completions", CHAT | {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ("chat/completions", CHAT | {"stop": [""]}, "stop"),
+        ("chat/completions", CHAT | {"stop": ["a" * 1025]}, "stop"),
         ("chat/completions", CHAT | {"messages": []}, "messages"),
         ("chat/completions", CHAT | {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         (
@@ -371,12 +396,17 @@ CHAT, MESSAGES = {"model": "tape", "messages": USER}, {"model": "tape", "message
         ("chat/completions", CHAT | {"foretick": {"choice": ["a"]}}, "foretick"),
         ("completions", {"model": "tape", "prompt": ""}, "prompt"),
         ("completions", {"model": "tape", "prompt": [2**40]}, "prompt"),
+        ("completions", {"model": "tape", "prompt": [2**70]}, "prompt"),
+        ("completions", {"model": "tape", "prompt": "a", "max_tokens": 2**63}, "max_tokens"),
+        ("completions", {"model": "tape", "prompt": "a", "seed": 2**64}, "seed"),
         ("completions", {"model": "tape", "prompt": ["a"] * 17}, "prompt"),
+        ("completions", {"model": "tape", "prompt": "a", "stop": "a" * 1025}, "stop"),
         ("completions", {"model": "tape", "prompt": "a", "echo": True}, "echo"),
         ("completions", {"model": "tape", "prompt": "a", "best_of": 3}, "best_of"),
         ("completions", {"model": "session:btc", "prompt": "a"}, "model"),
         ("responses", {"model": "tape", "input": "a", "previous_response_id": "r"}, "previous_response_id"),
         ("responses", {"model": "tape", "input": []}, "input"),
+        ("responses", {"model": "tape", "input": "a", "max_output_tokens": 2**70}, "max_output_tokens"),
         ("responses", {"model": "tape", "input": [{"type": "reasoning"}]}, "input[0]"),
         ("responses", {"model": "tape", "input": "a", "background": True}, "background"),
         ("responses", {"model": "tape", "input": "a", "tools": [{}]}, "tools"),
@@ -385,7 +415,10 @@ CHAT, MESSAGES = {"model": "tape", "messages": USER}, {"model": "tape", "message
         ("messages", MESSAGES | {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, None),
         ("messages", MESSAGES | {"messages": []}, None),
         ("messages", MESSAGES | {"stop_sequences": [""]}, None),
+        ("messages", MESSAGES | {"stop_sequences": ["a" * 1025]}, None),
         ("messages", CHAT, None),
+        ("messages", MESSAGES | {"max_tokens": 2**63}, None),
+        ("messages", MESSAGES | {"top_k": 2**64}, None),
         ("messages/count_tokens", MESSAGES | {"mcp_servers": [{}]}, None),
     ],
 )

@@ -41,6 +41,7 @@ class Bench:
     source: PushedSource
     release: asyncio.Event = field(default_factory=asyncio.Event)
     asked: list[messages.ClientRequest] = field(default_factory=list)
+    given_up: int = 0
 
     @property
     def port(self) -> int:
@@ -49,7 +50,11 @@ class Bench:
     async def answer(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply:
         self.asked.append(request)
         if isinstance(request, messages.Ask):
-            await self.release.wait()
+            try:
+                await self.release.wait()
+            except asyncio.CancelledError:
+                self.given_up += 1
+                raise
         return messages.ErrorReply(request.id, "unknown_session", "none here")
 
     def publish(self, n: int, size: int = 0) -> None:
@@ -222,6 +227,35 @@ async def test_a_socket_is_told_what_is_wrong(bench: Bench) -> None:
             assert (await socket.ask(type="subscribe", id=100 + n))["type"] == "subscribed"
         assert (await socket.ask(type="subscribe", id=200))["code"] == "busy"
     await until(lambda: bench.listeners("websocket") == 0)
+
+
+async def test_a_number_that_no_message_holds_is_refused_over_a_socket(bench: Bench) -> None:
+    async with conversing(bench.port) as socket:
+        for number in (2**63, 2**70):
+            asked = await socket.ask(type="complete", id=1, text="x", max_tokens=number)
+            assert (asked["id"], asked["code"]) == (1, "bad_request")
+        assert (await socket.ask(type="sessions", id=2**64))["code"] == "bad_request"
+    assert bench.asked == []
+
+
+async def test_a_client_that_closes_its_connection_ends_its_request(bench: Bench) -> None:
+    body = b'{"session": "a", "question": "?"}'
+    fields = {"host": "localhost", "content-type": "application/json", "content-length": str(len(body))}
+    async with connected(bench.port) as (_, writer):
+        writer.write(head("POST", "/v1/ask", fields) + body)
+        await until(lambda: len(bench.asked) == 1)
+        assert bench.given_up == 0
+    await until(lambda: bench.given_up == 1)
+
+
+async def test_a_socket_without_subscriptions_is_closed_when_its_key_is_gone(bench: Bench) -> None:
+    async with conversing(bench.port) as socket:
+        bench.events.dismiss(lambda client: True)
+        assert (await socket.ask(type="sessions", id=1))["id"] == 1
+        bench.events.dismiss(lambda client: False)
+        with pytest.raises(EOFError, match="1008"):
+            await socket.next()
+    await until(lambda: not bench.events.connections)
 
 
 async def test_a_message_that_is_too_long_closes_the_socket(bench: Bench) -> None:

@@ -155,6 +155,22 @@ async def test_a_body_that_cannot_be_read_is_refused_with_the_reason(server, pro
     assert part in refused["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/complete", {"text": "x", "max_tokens": 2**63}),
+        ("/v1/complete", {"text": "x", "deadline_ms": 2**64}),
+        ("/v1/prompts", {"text": "x", "max_tokens": 2**70}),
+        ("/v1/ask", {"session": "a", "question": "x", "max_tokens": 2**63}),
+        ("/v1/questions", {"session": "a", "name": "q", "text": "x", "ask_every_ns": 2**63}),
+        ("/v1/sessions", {"name": "a", "symbol": "V:A", "retention_tokens": 2**63}),
+    ],
+)
+async def test_a_number_that_no_message_holds_is_refused(server, prompts, path, body):
+    status, refused = await call(server, path, body)
+    assert (status, refused["code"], prompts.asked) == (400, "bad_request", [])
+
+
 async def test_requests_that_are_too_long_too_slow_or_broken_get_an_error(server, caplog):
     assert (await call(server, "/v1/prompts", {"text": "x" * 300}))[0] == 413
     assert await call(server, "/v1/prompts", {"text": "slow"}) == (

@@ -150,6 +150,28 @@ def test_each_letter_is_sent_once_on_apache_kafka(real_kafka: RealKafka) -> None
     check_redrive(real_kafka.bootstrap, *names)
 
 
+def test_an_original_with_several_letters_is_sent_once(mock: str) -> None:
+    """A record that was read again after a restart, beside another record of the same message."""
+    same = [letter(0, b"a"), letter(0, b"b"), letter(0, b"a", failed_at=NOON + SECOND)]
+    answer = letter(-1, b"a", partition=-1, stage="produce")
+    run_fill(mock, "dlq.v1", [*same, answer, answer])
+    assert [row["sent"] for row in redriven(mock, "0:2")] == [True]
+    assert {row["place"]: row["state"] for row in rows(mock, "--all")} == {
+        "0:0": "sent",
+        "0:1": "new",
+        "0:2": "sent",
+        "0:3": "new",
+        "0:4": "new",
+    }
+    run_fill(mock, "dlq.v1", [letter(0, b"b")])
+    told = redriven(mock, "--every")
+    assert [(row["sent"], row["why"]) for row in told if not row["sent"]] == [
+        (False, "the letter at 0:1 has the same original")
+    ]
+    assert sorted(message.payload for message in run_everything(mock, "in")) == [b"a", b"a", b"a", b"b"]
+    assert redriven(mock, "--every") == []
+
+
 class Killed(KafkaSink):
     """A sink whose process dies after so many messages."""
 

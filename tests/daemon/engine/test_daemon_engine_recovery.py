@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from daemon import protocol
+from daemon.api.generation import Finished, Generate, GenerateAll, GenerationFailed, Turn
 from daemon.api.messages import Ask
 from daemon.config.schema import (
     UNTRAINED,
@@ -61,6 +62,12 @@ def log_of(symbols: int, seconds: int, seed: int) -> list[tuple[int, int, int]]:
             prices[symbol] += rng.randint(-9, 9) * (20 if rng.random() < 0.03 else 1)
             trades.append((symbol, second * SECOND + rng.randrange(SECOND), prices[symbol]))
     return trades
+
+
+def chat(number: int) -> GenerateAll:
+    """With the session."""
+    asked = (Turn("user", "trend"),)
+    return GenerateAll((Generate(id=number, session="s", turns=asked, choices=("UP", "DOWN", "NONE")),))
 
 
 def config(path: Path | None, directory: Path, *sessions: SessionConfig, **bars: object) -> Config:
@@ -347,8 +354,10 @@ def test_what_was_answered_goes_to_the_tape_and_is_not_asked(left: Left) -> None
     made, progress, log = left
     engine = Engine(replace(made, recovery=replace(made.recovery, while_rebuilding="refuse")), progress)
     engine.host.handle(protocol.ComputeAsk(Ask(1, "s", "trend", choices=("UP", "DOWN", "NONE"))))
+    engine.host.handle(chat(2))
     engine.rest()
     assert [e.code for e in engine.events if isinstance(e, protocol.AskFailed)] == ["rebuilding"]
+    assert [e.code for e in engine.events if isinstance(e, GenerationFailed)] == ["rebuilding"]
     for offset in range(31, len(log)):
         engine.give(offset, log[offset])
     committed = [event for event in engine.events if isinstance(event, protocol.Committed)]
@@ -364,6 +373,10 @@ def test_what_was_answered_goes_to_the_tape_and_is_not_asked(left: Left) -> None
     engine.host.handle(protocol.ComputeAsk(Ask(2, "s", "trend", choices=("UP", "DOWN", "NONE"))))
     engine.give(len(log), (0, 13 * SECOND, 10_000))
     assert len([event for event in engine.events if isinstance(event, protocol.Asked)]) == 1
+    engine.host.handle(chat(3))
+    engine.rest()
+    (answered,) = [event for event in engine.events if isinstance(event, Finished)]
+    assert "warm_up" not in answered.facts.flags
     assert len(engine.answers()) == 6
     newest = [event for event in engine.events if isinstance(event, protocol.Committed)][-1]
     assert not newest.history
@@ -375,9 +388,12 @@ def test_a_restored_session_answers_questions_before_its_first_record(left: Left
     made, progress, _ = left
     engine = Engine(made, progress)
     engine.host.handle(protocol.ComputeAsk(Ask(1, "s", "trend", choices=("UP", "DOWN", "NONE"))))
+    engine.host.handle(chat(2))
     engine.rest()
     (asked,) = [event for event in engine.events if isinstance(event, protocol.Asked)]
+    (answered,) = [event for event in engine.events if isinstance(event, Finished)]
     assert "warm_up" in asked.reply.flags  # newer bars are read again
+    assert "warm_up" in answered.facts.flags
     assert (asked.times, asked.reply.data_version) == (None, progress["s"].version)
     engine.kill()
 

@@ -236,7 +236,7 @@ def answers(temperature: float, drafts: int) -> tuple[list[list[int]], int]:
     """Two answers of 24 tokens, and their passes. The first call, without drafts, is remembered."""
     engine, executor = engine_of(60)
     tape = engine.open_tape("t", SOURCE[:9], Retention(40))
-    tape.make_room(12, 1)
+    tape.make_room([12])
     assert tape.acquire(12)
     executor.execute([Chunk(tape, SOURCE[9:21], sample=False)])
     tape.commit([12])

@@ -13,6 +13,7 @@ import zmq.asyncio
 
 from daemon.api.async_client import AsyncQueryClient
 from daemon.api.messages import (
+    MAX_REQUEST_BYTES,
     Ask,
     AskReply,
     ClientRequest,
@@ -21,6 +22,7 @@ from daemon.api.messages import (
     QueryError,
     Reply,
     SessionsReply,
+    decode_request,
 )
 from daemon.api.zmq import QueryServer
 from daemon.front.forwarding import Forwarding
@@ -90,6 +92,26 @@ async def test_forwarded_requests_do_not_wait_for_each_other() -> None:
         assert not slow.done()
         second.release.set()
         assert (await slow).id == 1
+
+
+async def test_a_request_that_is_too_long_for_the_owner_fails_alone() -> None:
+    """Just short enough as it came, too long with the defaults that its client left out."""
+    owners: dict[str, str] = {}
+    first, second = Daemon("first", owners.get), Daemon("second", lambda session: None)
+    async with running(first, second):
+        owners["btc"] = second.server.endpoint
+        me = Client(LOCAL, "me")
+        other = asyncio.create_task(first.forwarding.answer(Ask(1, "btc", "slow"), me, time.monotonic_ns()))
+        given = {"type": "ask", "id": 2, "session": "btc", "question": "x" * (MAX_REQUEST_BYTES - 60)}
+        sent = msgspec.msgpack.encode(given)
+        assert len(sent) < MAX_REQUEST_BYTES
+        asked = decode_request(sent)
+        assert isinstance(asked, Ask)
+        refused = await first.forwarding.answer(asked, me, time.monotonic_ns())
+        assert isinstance(refused, ErrorReply)
+        assert (refused.id, refused.code) == (2, "too_long")
+        second.release.set()
+        assert isinstance(await other, AskReply)
 
 
 async def test_a_cancelled_request_is_given_up_by_its_owner() -> None:

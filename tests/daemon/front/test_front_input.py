@@ -49,11 +49,13 @@ def text(*sessions: str) -> str:
 
 
 class Rig:
-    def __init__(self, points: Mapping[Partition, CommitPoint], again: bool = False) -> None:
+    def __init__(
+        self, points: Mapping[Partition, CommitPoint], again: bool = False, address: str = ""
+    ) -> None:
         store = MetricStore.local({"session": ["aaa", "bbb"], "source": ["kafka"], "sink": []})
         self.log = Log(points)
         self.log.again = again
-        self.recovery = Recovery(store)
+        self.recovery = Recovery(store, address=lambda: address)
         self.tracker = OffsetTracker(self.recovery.describe)
         self.input = FeedInput(
             inproc_config(["V:AAA", "V:BBB"]),
@@ -163,6 +165,46 @@ async def test_a_past_that_was_asked_for_is_not_history() -> None:
     assert not rig.tracker.is_stored(P, 0)
 
 
+async def test_a_past_that_was_asked_for_is_answered_on_by_the_next_engine() -> None:
+    """From where the one before had answered, though more is committed; once that is reached, no further."""
+    rig = Rig({P: CommitPoint(100, text("aaa"))}, again=True)
+    await rig.start()
+    await rig.assign()
+    rig.log.reader.begins(P, 0)
+    rig.log.again = False
+    rig.tracker.all_passed_on("aaa", range(1, 41), P, range(40))
+    rig.tracker.acknowledge("aaa", 31)
+    assert rig.input.again
+    rig.recovery.start(["aaa"], again=rig.input.again)
+    rig.recovery.go_on()
+    rig.tracker.clear()
+    assert await rig.assign() == {P: Begin(30, fills=True)}
+    rig.log.reader.begins(P, 20)
+    assert [rig.tracker.is_stored(P, offset) for offset in (29, 30)] == [True, False]
+    assert not rig.recovery.knows_history("aaa"), "what is committed says more"
+    rig.tracker.all_passed_on("aaa", range(1, 91), P, range(20, 110))
+    assert rig.tracker.is_history("aaa", 10)
+    assert not rig.tracker.is_history("aaa", 11)
+    rig.tracker.acknowledge("aaa", 91)
+    assert rig.tracker.to_commit()[P].offset == 110
+    assert not rig.input.again
+    rig.recovery.start(["aaa"], again=rig.input.again)
+    rig.recovery.go_on()
+    assert rig.recovery.knows_history("aaa")
+
+
+async def test_a_past_that_was_asked_for_goes_on_where_the_source_is_opened_again() -> None:
+    rig = Rig({P: CommitPoint(100, text("aaa"))}, again=True)
+    await rig.start()
+    await rig.assign()
+    rig.log.reader.begins(P, 0)
+    rig.log.again = False
+    rig.tracker.all_passed_on("aaa", range(1, 41), P, range(40))
+    assert await rig.assign() == {P: Begin(40)}
+    rig.log.reader.begins(P, 40)
+    assert not rig.tracker.is_stored(P, 40)
+
+
 async def test_a_partition_that_comes_back_unanswered_is_read_on_from_where_it_was_left() -> None:
     rig = Rig({P: CommitPoint(100, text("aaa"))})
     await rig.start()
@@ -184,6 +226,8 @@ async def test_sessions_that_others_answered_begin_anew(
         resumed.append(set(names))
         return {} if place is None else {"aaa": {"V:AAA": at(P, place)}}
 
+    ending: list[tuple[set[str], set[str]]] = []
+    rig.input.begin_anew = lambda names, answered: ending.append((set(names), set(answered)))
     rig.input.resume = resume
     await rig.start()
     await rig.assign()
@@ -193,7 +237,27 @@ async def test_sessions_that_others_answered_begin_anew(
     rig.log.points[P] = CommitPoint(300, pack(6, {"aaa": Progress(6, 30, 180, (9,))}).text)
     assert await rig.assign() == begin
     assert resumed == [{"aaa"}]
+    assert ending == [({"aaa"}, {"aaa"})]
     rig.log.reader.begins(P, 110)
     assert rig.tracker.next_offset(P) == 110  # behind what was read before
     assert rig.tracker.is_stored(P, 299)
     assert (rig.recovery.epoch, rig.recovery.number("aaa")) == (7, 181)
+
+
+@pytest.mark.parametrize(
+    ("stored", "elsewhere"),
+    [
+        (text("aaa"), False),
+        (pack(5, {"aaa": Progress(5, 11, 66, (6,))}, owner="tcp://here").text, False),
+        (pack(5, {"aaa": Progress(5, 13, 78, (8,))}).text, True),
+        (pack(6, {"aaa": Progress(5, 11, 66, (6,))}).text, True),
+        (pack(5, {"aaa": Progress(5, 11, 66, (6,))}, owner="tcp://there").text, True),
+        ("by hand", False),
+    ],
+    ids=["earlier", "ours", "further", "epoch", "owner", "foreign"],
+)
+async def test_what_others_have_answered_is_told_from_what_is_ours(stored: str, elsewhere: bool) -> None:
+    rig = Rig({P: CommitPoint(100, text("aaa"))}, address="tcp://here")
+    await rig.start()
+    rig.recovery.acknowledge("aaa", 12, range(61, 73), (7,))
+    assert rig.log.reader.answered_elsewhere({P: CommitPoint(110, stored)}) == ({P} if elsewhere else set())

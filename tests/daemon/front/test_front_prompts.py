@@ -219,6 +219,18 @@ async def test_a_cancelled_wait_closes_a_prompt_whose_answer_or_id_is_lost(rig):
     assert len(rig.prompts) == 0
 
 
+async def test_a_prompt_that_cannot_be_sent_gives_its_place_back(rig):
+    def fail(command: protocol.Command) -> None:
+        if not isinstance(command, Close):
+            raise OverflowError("too large")
+
+    rig.prompts._send = fail
+    for work in (rig.prompts.open(Open(1), ME), rig.prompts.complete(Complete(2, "x"), ME)):
+        with pytest.raises(OverflowError):
+            await work
+    assert (len(rig.prompts), len(rig.prompts._room)) == (0, 0)
+
+
 async def test_the_engine_s_end_is_the_end_of_all(rig):
     prompt, other = await rig.open(), await rig.open()
     finishing = await rig.later(rig.prompts.finish(Finish(1, prompt), ME))

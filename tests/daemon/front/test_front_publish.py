@@ -10,12 +10,14 @@ import pytest
 
 from daemon import protocol
 from daemon.ages import Times
+from daemon.commit_metadata import pack
 from daemon.config.schema import Config, QuestionConfig
 from daemon.config.standing import question_of
 from daemon.front.delivery import BACKLOG
 from daemon.front.offsets import OffsetTracker
 from daemon.front.publish import Publisher
 from daemon.front.sessions import Sessions
+from daemon.front.transactions import Transactions
 from daemon.progress import Progress
 from daemon.supervision import Tasks
 from feeds.connector import Route
@@ -26,6 +28,7 @@ from flash.questions import PAPER_SIX, Question
 from metrics.catalogue import FAILURES
 from metrics.store import MetricStore
 from tests.daemon.engine_events import answered
+from tests.daemon.front.test_front_transactions import Broker, Member
 from tests.e2e.support import SECOND, START, TOPIC, MemorySink, inproc_config, sessions, until
 
 STREAM = (TOPIC, 0)
@@ -48,12 +51,12 @@ class Rig:
         )
         self.publisher.delivery.gate = self.gate.append
         self.publisher.delivery.start(Tasks())
-        self._numbers = 0
+        self.numbers = 0
 
     def arrive(self, session: str, *offsets: int) -> None:
         for offset in offsets:
-            self._numbers += 1
-            self.tracker.passed_on(session, self._numbers, STREAM, offset)
+            self.numbers += 1
+            self.tracker.passed_on(session, self.numbers, STREAM, offset)
 
     def committed(self, session: str, version: int, low_watermark: int) -> None:
         event = protocol.Committed(
@@ -611,6 +614,48 @@ async def test_answers_are_numbered_as_published_and_suppressed_ones_have_no_num
     assert r.publisher.recovery.progress("aaa").sequence == 2
 
 
+async def test_a_session_that_is_removed_to_begin_anew_acknowledges_nothing(rig):
+    """Its questions end without answers; the bars will be asked about again."""
+    r = rig(Route(MemorySink(), "answers.v1"))
+    r.arrive("aaa", 10)
+    for name in NAMES:
+        failure = protocol.AnswerFailed(
+            "aaa", name, 1, "unknown_session", "", protocol.Inputs(1, 1, 2, (7,)), 6
+        )
+        r.publisher.failed(failure)
+    assert r.publisher.recovery.resumed("aaa") == Progress()
+    assert r.tracker.outstanding() == 1
+
+
+async def test_nothing_is_published_of_a_session_until_it_has_begun_anew(rig):
+    """Another daemon has answered: the numbers behind its own are for what is made from there."""
+    sink = MemorySink()
+    r = rig(Route(sink, "answers.v1", "updates.v1"), config=inproc_config(["V:AAA"]))
+    sink.acknowledging.clear()
+    r.arrive("aaa", 10, 11)
+    r.answer("aaa", 1, 2)
+    await until(lambda: len(sink.sent) == 6)
+    recovery = r.publisher.recovery
+    recovery.take_over([pack(6, {"aaa": Progress(6, 30, 180, (5,))}).text])
+    r.publisher.begin_anew(["aaa"], ["aaa"])
+    sink.acknowledging.set()
+    r.committed("aaa", 2, 3)
+    r.answer("aaa", 2, 3, NAMES[:5])
+    r.publisher.failed(
+        protocol.AnswerFailed("aaa", NAMES[5], 2, "unknown_session", "", protocol.Inputs(2, 2, 3, (7,)), 6)
+    )
+    await until(lambda: r.publisher.delivery.waiting == 0)
+    assert len(sink.sent) == 6
+    assert recovery.resumed("aaa") == Progress(7, 30, 180, (5,))
+    assert r.tracker.outstanding() == 2
+    r.publisher.remove("aaa")
+    r.publisher.add(r.config.sessions[0])
+    r.arrive("aaa", 12)
+    r.answer("aaa", 31, 4)
+    await until(lambda: len(sink.sent) == 12)
+    assert [each.sequence for each in sink.messages("answers.v1")[6:]] == [*range(181, 187)]
+
+
 async def test_a_version_below_one_that_is_acknowledged_holds_back_what_a_restart_goes_on_from(rig):
     sink = MemorySink()
     sink.holds = lambda payload: b'"data_version":1' in payload
@@ -625,3 +670,35 @@ async def test_a_version_below_one_that_is_acknowledged_holds_back_what_a_restar
     await until(lambda: r.publisher.recovery.progress("aaa") == Progress(0, 2, 12))
     r.publisher.forget()
     assert r.publisher.recovery.number("aaa") == 13
+
+
+async def test_an_answer_that_was_dropped_with_its_engine_was_not_published(rig):
+    """Exactly once: the next engine says the same of the same records, and nothing has changed since."""
+    sink = Broker()
+    question = QuestionConfig(name="calm", text="Calm?", publish_when="changed")
+    r = rig(config=inproc_config(["V:AAA"], standing="none", questions=(question,)))
+    key = question_of(question).hash
+    r.publisher.transactions = transactions = Transactions(
+        Route(sink, "answers.v1"), sink, Member(), r.tracker, r.store, r.publisher.delivery
+    )
+    r.arrive("aaa", 10)
+    r.answer("aaa", 1, 2, ["calm"], question_hash=key, asked=2)
+    r.publisher.forget()
+    r.answer("aaa", 1, 2, ["calm", "late"], question_hash=key, asked=2)
+    await transactions.stop(1.0)
+    ((written, _),) = sink.got
+    assert len(written) == 2
+
+
+async def test_the_first_answer_of_another_engine_tells_its_own_inputs(rig):
+    """Its versions have the numbers that those of the engine before had."""
+    sink = MemorySink()
+    r = rig(Route(sink, "answers.v1"))
+    for last in (11, 15):
+        r.tracker.clear()
+        r.arrive("aaa", *range(last - 1, last + 1))
+        r.answer("aaa", 1, r.numbers + 1, inputs=protocol.Inputs(r.numbers - 1, r.numbers, r.numbers + 1))
+        r.publisher.forget()
+    await until(lambda: len(sink.sent) == 12)
+    told = [each.inputs for each in sink.messages("answers.v1")]
+    assert [ranges[0].last_offset for ranges in told] == [11] * 6 + [15] * 6

@@ -11,10 +11,22 @@ from daemon import protocol
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
 from feeds.connector import Route
+from feeds.durations import Duration
 from feeds.source import CommitFailed, CommitPoint, Partition
 from flash.questions import PAPER_SIX
 from tests.daemon.engine_events import answered
-from tests.e2e.support import START, TOPIC, MemorySink, QueueSource, incoming, inproc_config, trade, until
+from tests.e2e.support import (
+    SECOND,
+    START,
+    TOPIC,
+    MemorySink,
+    QueueSource,
+    incoming,
+    inproc_config,
+    sessions,
+    trade,
+    until,
+)
 
 RECORDS = [incoming(trade("V:AAA", START + n), n) for n in range(5)]
 
@@ -216,6 +228,29 @@ async def test_a_session_outlives_an_engine_that_dies_before_it_began_anew(up):
     assert [each.name for each in front.config.sessions] == ["aaa"]
     engines.answer(1, 4)
     await until(lambda: len(sink.sent) == 6)
+
+
+async def test_a_session_that_a_reload_begins_again_outlives_an_engine_that_dies_meanwhile(up):
+    front, engines, source, _ = up
+    new = inproc_config(sessions=sessions("V:AAA", interval=Duration(5 * SECOND)), standing="paper_six")
+    engines.sent.clear()
+    reloading = asyncio.ensure_future(front.live.reload(new))
+    await until(lambda: bool(engines.sent))
+    removal = engines.sent.pop()
+    assert isinstance(removal, protocol.RemoveSession)
+    engines.emit(protocol.SessionRemoved(removal.id))
+    await until(lambda: bool(engines.sent))
+    engines.die("killed")
+    await until(lambda: engines.started == 2)
+    engines.sent.clear()
+    engines.up()
+    await until(lambda: source.starts == 2)
+    await until(lambda: any(isinstance(each, protocol.AddSession) for each in engines.sent))
+    (addition,) = (each for each in engines.sent if isinstance(each, protocol.AddSession))
+    engines.emit(protocol.SessionAdded(addition.id, {}))
+    await reloading
+    assert [(each.name, each.interval) for each in front.config.sessions] == [("aaa", 5 * SECOND)]
+    assert list(front.sessions.states) == ["aaa"]
 
 
 async def test_a_session_that_was_cut_short_as_it_began_anew_begins_anew_the_next_time(up):

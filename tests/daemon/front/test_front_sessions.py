@@ -262,6 +262,23 @@ async def test_an_abandoned_ask_is_cancelled_and_its_answer_ignored(rig):
     rig.sessions.asked(reply_to(command.request, "late", None))
 
 
+async def test_an_abandoned_ask_costs_what_was_computed() -> None:
+    tenants = Tenants([TenantTable("desk", tokens_per_minute=60)])
+    rig = Rig(Access(tenants, clock=lambda: 0.0))
+    tenant = tenants.named("desk")
+    assert tenant is not None
+    desk = Client(tenant, "desk")
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await rig.sessions.ask(CACHED_ASK(id=1), desk)
+        asked = rig.sent[-2]
+        assert isinstance(asked, protocol.ComputeAsk)
+        rig.sessions.asked(protocol.AskFailed(asked.id, "cancelled", "the request was cancelled", 40))
+    with pytest.raises(QueryError, match="60 tokens a minute"):
+        await rig.sessions.ask(CACHED_ASK(id=2), desk)
+
+
 async def test_when_the_engine_ends_every_ask_in_flight_fails(rig):
     asking = [asyncio.create_task(rig.sessions.ask(CACHED_ASK(id=n, session="bbb"))) for n in range(3)]
     await until(lambda: len(rig.sent) == 3)

@@ -32,6 +32,8 @@ class Broker(KafkaTransactions):
         self.held.set()
         self.fails: Exception | None = None
         self.refused: frozenset[int] = frozenset()
+        self.tried = 0
+        self.member: Membership | None = None
 
     async def commit(
         self,
@@ -39,7 +41,9 @@ class Broker(KafkaTransactions):
         points: Mapping[Partition, CommitPoint],
         member: Callable[[], Membership | None],
     ) -> Written:
+        self.tried += 1
         await self.held.wait()
+        self.member = member()
         if self.fails is not None:
             raise self.fails
         self.got.append(([m.key or b"" for m in messages], {p: at.offset for p, at in points.items()}))
@@ -48,6 +52,7 @@ class Broker(KafkaTransactions):
 
 class Member:
     read_committed = None
+    losses = 0
     membership = Membership("group", 1, "me", None, frozenset({IN}))
 
 
@@ -59,7 +64,8 @@ class Running:
         self.delivery.gate = self.gates.append
         self.outcomes: list[Outcome] = []
         route = Route(self.broker, "answers", "updates", "dlq")
-        self.transactions = Transactions(route, self.broker, Member(), self.tracker, store, self.delivery)
+        self.member = Member()
+        self.transactions = Transactions(route, self.broker, self.member, self.tracker, store, self.delivery)
         self.task = asyncio.create_task(self.transactions.run())
 
     def put(self, key: str, version: int, session: str = "a") -> None:
@@ -169,3 +175,78 @@ async def test_stopping_commits_what_is_complete(running: Running) -> None:
     running.put("two", 1)
     await running.transactions.stop(1.0)
     assert running.delivery.waiting == 1
+
+
+@pytest.mark.parametrize(("complete", "left"), [(True, [b"other"]), (False, [b"done", b"other"])])
+async def test_what_a_session_that_begins_anew_will_make_again_is_dropped(
+    running: Running, complete: bool, left: list[bytes]
+) -> None:
+    running.put("done", 1)
+    running.put("half", 2)
+    running.put("other", 1, session="b")
+    running.transactions.complete("a", 1)
+    running.transactions.complete("b", 1)
+    running.transactions.drop("a", complete=complete)
+    running.transactions.remove("a")
+    assert await running.transactions.settle()
+    assert [keys for keys, _ in running.broker.got] == [left]
+    assert running.delivery.waiting == 0
+
+
+async def one_under_way_and_one_behind(running: Running) -> None:
+    """The broker answers the first transaction when it is no longer ``held``."""
+    running.broker.held.clear()
+    running.put("one", 1)
+    running.transactions.complete("a", 1)
+    await eventually(lambda: running.broker.tried == 1)
+    running.put("two", 2)
+    running.transactions.complete("a", 2)
+
+
+async def test_a_stop_waits_for_the_transaction_under_way(running: Running) -> None:
+    """Offsets of a later one would cover its messages."""
+    await one_under_way_and_one_behind(running)
+    running.task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running.task
+    asyncio.get_running_loop().call_later(0.05, running.broker.held.set)
+    await running.transactions.stop(5.0)
+    assert [keys for keys, _ in running.broker.got] == [[b"one"], [b"two"]]
+    assert running.outcomes == [Outcome.DELIVERED] * 2
+
+
+async def test_nothing_more_is_committed_where_the_transaction_under_way_does_not_end(
+    running: Running,
+) -> None:
+    await one_under_way_and_one_behind(running)
+    running.task.cancel()
+    await running.transactions.stop(0.05)
+    running.broker.held.set()
+    await asyncio.sleep(0.05)
+    assert running.broker.tried == 1
+    assert not running.broker.got
+    assert running.delivery.waiting == 2
+
+
+async def test_a_transaction_owns_nothing_once_its_partitions_were_lost_though_they_came_back(
+    running: Running,
+) -> None:
+    """Its producer may have been away from its broker all the time, and tries again."""
+    running.broker.held.clear()
+    running.put("one", 1)
+    running.transactions.complete("a", 1)
+    await eventually(lambda: running.broker.tried == 1)
+    running.member.losses += 1
+    running.broker.held.set()
+    await eventually(lambda: bool(running.outcomes))
+    assert running.broker.member == Member.membership._replace(partitions=frozenset())
+    running.put("two", 1)
+    await eventually(lambda: len(running.outcomes) == 2)
+    assert running.broker.member == Member.membership
+
+
+async def test_what_is_dropped_with_its_engine_is_told(running: Running) -> None:
+    running.put("half", 1)
+    running.transactions.forget()
+    assert running.outcomes == [Outcome.STOPPED]
+    assert running.delivery.waiting == 0

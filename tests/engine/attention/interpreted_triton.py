@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from regions.extents import Extent, Placement
 from regions.tape import Retention
 from tests import tolerance
 from tests.engine.attention.triton_batches import mixed_batch
-from tests.engine.oracle import VOCABULARY, History, oracle_logits, random_weights, tiny, tiny_config
+from tests.engine.oracle import VOCABULARY, History, Window, oracle_logits, random_weights, tiny, tiny_config
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WIDTH = 500  # terms of the longest sums: keys that a row sees
@@ -306,7 +307,10 @@ ALTERNATING = ("gemma2", "gemma3_text", "gpt_oss")  # every other layer sees a w
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "mistral", "gemma3_text", "phi3", "gpt_oss"])
 def test_a_tape_with_questions_equals_the_oracle(architecture: str) -> None:
-    """Through the engine: an append to a tape of several frames, then questions of two versions of it."""
+    """Through the engine: records to a tape of several frames, then questions of two versions of it.
+
+    The last append has three records, each of which sees what it would see if it came alone.
+    """
     layers = 2 if architecture in ALTERNATING else 1
     weights = random_weights(tiny_config(architecture, layers=layers)).to(DEVICE)
     model = prepare(weights, None, name=architecture)
@@ -319,19 +323,22 @@ def test_a_tape_with_questions_equals_the_oracle(architecture: str) -> None:
 
     frozen = tokens(7)
     tape = engine.open_tape("tape", frozen, Retention(40, 9))
-    history = History.begin(frozen)
+    history, window = History.begin(frozen), Window(40, 9)
     checks: list[tuple[slice, torch.Tensor]] = []
     forks = []
     for owner in range(1, 12):
         if owner == 11:
             switch.attention = TritonAttention(programs=PROGRAMS)
-        record = tokens(rng.randrange(6, 12))
-        tape.make_room(len(record), 1)
-        assert tape.acquire(len(record))
-        logits = engine.logits([Chunk(tape, record)])
-        tape.commit([len(record)])
+        records = [tokens(rng.randrange(6, 12)) for _ in range(3 if owner == 11 else 1)]
+        lengths, coord = list(map(len, records)), tape.evicted_tokens + tape.live_tokens
+        tape.make_room(lengths)
+        assert tape.acquire(sum(lengths))
+        parts = engine.logits([Chunk(tape, list(chain.from_iterable(records)))]).split(lengths)
+        tape.commit(lengths)
+        for record, logits in zip(records, parts, strict=True):
+            checks.append((history.add(record, coord, window.add(len(record))), logits))
+            coord += len(record)
         written = tape.evicted_tokens + tape.live_tokens
-        checks.append((history.add(record, written - len(record), tape.evicted_tokens), logits))
         if owner >= 10:
             forks.append((owner, tape.fork(), written, tape.evicted_tokens))
     questions = [tokens(5), tokens(2)]

@@ -37,7 +37,7 @@ def tokens(rng: random.Random, n: int) -> list[int]:
 
 
 def append(engine: Engine, tape: Tape, record: list[int]) -> None:
-    tape.make_room(len(record), 1)
+    tape.make_room([len(record)])
     assert tape.acquire(len(record))
     engine.execute([Chunk(tape, record, sample=False)])
     tape.commit([len(record)])

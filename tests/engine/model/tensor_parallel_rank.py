@@ -38,7 +38,7 @@ def scenario(loaded: LoadedModel) -> list[torch.Tensor]:
     forks = []
     for i in range(24):
         record = tokens(rng.randrange(4, 9))
-        tape.make_room(len(record), 1)
+        tape.make_room([len(record)])
         assert tape.acquire(len(record))
         logits.append(engine.logits([Chunk(tape, record)]))
         tape.commit([len(record)])

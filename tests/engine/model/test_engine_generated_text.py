@@ -12,8 +12,17 @@ from typing import ClassVar
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
-from engine.model.constrained import BadSchema, TextGrammar, choice_parts, schema_parts
+from engine.model.constrained import (
+    MOST_SCHEMA_BYTES,
+    BadSchema,
+    OneOf,
+    TextGrammar,
+    choice_parts,
+    schema_parts,
+)
 from engine.model.detokenise import Detokeniser, StopText
 from engine.model.embedded import build_tokenizer
 from engine.model.prompt import PromptFormat
@@ -46,6 +55,53 @@ def test_tokens_at_random_lose_nothing(tokens: list[int]) -> None:
     detokeniser = Detokeniser(FORMAT.text)
     text = "".join([detokeniser.add([token]) for token in tokens]) + detokeniser.rest()
     assert text == FORMAT.text(tokens)
+
+
+def metaspace(**special: bool) -> PreTrainedTokenizerFast:
+    """A tokenizer of words that puts a space before a text, with special tokens of these properties."""
+    words = [*"▁abc é\n", "▁a", "ab", "<unk>"]
+    ids = {word: n for n, word in enumerate(words)}
+    plain = Tokenizer(models.BPE(ids, [("▁", "a"), ("a", "b")], unk_token="<unk>"))
+    plain.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    plain.add_special_tokens([AddedToken(name, **special) for name in ("<s>", "<s>x", "</s>")])
+    return PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="<unk>")
+
+
+TOKENIZERS = {
+    "bytes": TOKENIZER,
+    "spaces before": metaspace(normalized=False),
+    "takes spaces": metaspace(normalized=False, lstrip=True),
+    "takes spaces behind": metaspace(normalized=False, rstrip=True),
+    "whole words": metaspace(normalized=False, single_word=True),
+    "normalised": metaspace(normalized=True),
+}
+MESSAGES = st.text("abcé \n<s>x", max_size=12)
+MARKS = st.sampled_from(["<s>", "</s>", "<s>x", "<|user|>", "<|end|>", "<|assistant|>"])
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@settings(deadline=None)
+@given(st.lists(st.one_of(MARKS, MESSAGES), max_size=12).map("".join), st.integers(1, 12))
+def test_parts_of_a_text_have_the_tokens_of_the_text(name: str, text: str, least: int) -> None:
+    format_ = PromptFormat(TOKENIZERS[name], "", "", "")
+    parts = format_.parts(text, least)
+    assert "".join(parts) == text
+    assert all(parts)
+    assert [token for part in parts for token in format_.encode(part)] == format_.encode(text)
+
+
+def test_a_long_message_is_the_same_part_whatever_else_is_said() -> None:
+    instructions = "rise or fall? " * 30
+    chats = ("up?",), ("down?",), ("up?", "no", "why?" * 100)
+    roles = ("user", "assistant", "user")
+    found = [
+        FORMAT.parts(FORMAT.chat([("system", instructions), *zip(roles, said, strict=False)]), 256)
+        for said in chats
+    ]
+    long = [{part for part in parts if len(part) >= 256} for parts in found]
+    assert long[0] == long[1] < long[2]
+    assert [len(parts) for parts in long] == [1, 1, 2]
+    assert instructions.strip() in next(iter(long[0]))
 
 
 def test_an_unfinished_character_comes_at_the_end() -> None:
@@ -187,6 +243,21 @@ def test_choices_and_schemas_that_are_too_much() -> None:
         schema_parts(deep)
     with pytest.raises(BadSchema, match="every byte"):
         TextGrammar(choice_parts(["a"]), Vocabulary({1: b"ab"}), frozenset({END}))
+
+
+def test_a_schema_of_constants_is_one_text() -> None:
+    constants = {f"p{n}": {"const": n} for n in range(300)}
+    (one,) = schema_parts({"type": "object", "properties": constants})
+    assert isinstance(one, OneOf)
+    assert json.loads(one.texts[0]) == {f"p{n}": n for n in range(300)}
+
+
+def test_a_long_schema_is_refused_before_it_is_read(monkeypatch) -> None:
+    monkeypatch.setattr("engine.model.constrained._parts", lambda *_: pytest.fail("it is read"))
+    long = "a" * MOST_SCHEMA_BYTES
+    for schema in ({"enum": [long]}, {"type": "object", "properties": {long: {"type": "number"}}}):
+        with pytest.raises(BadSchema, match="the limit is 16384"):
+            schema_parts(schema)
 
 
 def test_a_chat_is_rendered_by_the_template_or_as_plain_text() -> None:

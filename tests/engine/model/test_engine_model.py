@@ -158,7 +158,7 @@ def test_one_pass_for_many_questions_equals_one_pass_each() -> None:
     engine = Engine(model, blocks=64, block_size=4)
     tape = engine.open_tape("t", [5, 6, 7], Retention(64))
     for record in ([8, 9, 10, 11], [12, 13, 14], [15, 16, 17, 18, 19]):
-        tape.make_room(len(record), 1)
+        tape.make_room([len(record)])
         assert tape.acquire(len(record))
         engine.execute([Chunk(tape, record, sample=False)])
         tape.commit([len(record)])

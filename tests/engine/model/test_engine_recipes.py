@@ -260,7 +260,7 @@ def test_answers_over_a_sliding_window_are_those_of_the_dense_forward(loaded: Lo
         line = prompt.encode(
             f"1430{n:02d},{100 + n}.25,{103 + n}.50,{99 + n}.00,{101 + n * n % 7}.75,{n}.500\n"
         )
-        tape.make_room(len(line), 1)
+        tape.make_room([len(line)])
         assert tape.acquire(len(line))
         engine.execute([Chunk(tape, line, sample=False)])
         tape.commit([len(line)])
@@ -298,7 +298,7 @@ def test_answers_over_a_sliding_window_are_those_of_the_dense_forward(loaded: Lo
     expected = oracle_logits(loaded, history)
     for where, logits in asked:
         tolerance.assert_logits(loaded, logits, expected[where])
-    tape.make_room(40, 1)  # the last eviction: the next line fits
+    tape.make_room([40])  # the last eviction: the next line fits
     evicted = tape.evicted_tokens
     fresh = tape.fresh_window()
     assert fresh.acquire(len(tape.window))

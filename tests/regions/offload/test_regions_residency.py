@@ -286,13 +286,13 @@ def test_records_evicted_while_a_session_is_lost_are_not_rebuilt(tmp_path: Path,
         assert append(house.pool, house.tapes[0], [i] * 7)
     tape = lost(tmp_path, house)
     if when == "before":
-        assert tape.make_room(10, 1) == 14
+        assert tape.make_room([10]) == 14
         house.rebuild(0)
     else:
         fresh, window = tape.fresh_window(), tape.window
         assert fresh.acquire(len(window))
         write(house.pool, fresh, window[:20])
-        assert tape.make_room(10, 1) == 14
+        assert tape.make_room([10]) == 14
         write(house.pool, fresh, window[20:])
         tape.rebuild(fresh)
     assert house.seen(0) == [1] * 7 + [2] * 7
@@ -361,6 +361,7 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(
     assert caplog.text.count("stays in the pool") == 1
     assert house.resident == [True, True]
     directory.mkdir()
+    assert house.residency.next_due() == 1000, "it is woken for that"
     house.now = 1499
     assert not house.residency.spill_idle()
     house.now = 1500
