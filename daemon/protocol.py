@@ -136,6 +136,12 @@ class NameStream(msgspec.Struct, frozen=True, tag="name_stream"):
     reread: bool
 
 
+class NoteProgress(msgspec.Struct, frozen=True, tag="note_progress"):
+    """How far a restart of the daemon would find each session's answers acknowledged."""
+
+    progress: dict[str, Progress]
+
+
 class EndInput(msgspec.Struct, frozen=True, tag="end_input"):
     """The source has ended: take what the ring holds, without time limit, and close the open bars."""
 
@@ -155,6 +161,7 @@ Command = (
     | PromptCommand
     | ReadOn
     | NameStream
+    | NoteProgress
     | generation.GenerationCommand
     | EndInput
     | StopEngine

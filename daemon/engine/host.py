@@ -121,6 +121,8 @@ class EngineHost:
                 self.input.read_on(command.sessions)
             case protocol.NameStream():
                 self.snapshots.name_stream(command)
+            case protocol.NoteProgress():
+                self.snapshots.note_progress(command.progress)
             case GenerateAll() | CountTokens() | CancelGeneration():
                 self.generations.handle(command)
             case protocol.EndInput():

@@ -1,9 +1,10 @@
 """Snapshots of sessions on disk: what they hold, which may be used, and the room they take.
 
-A session has two files, which are written in turn, so one is whole whatever happens. The newest one that is
-no newer than the session's acknowledged answers is used: bars after it are read again from the source's log,
-and those that were answered are not asked again. A source without a log has nothing to read again, so there
-the tape has a gap behind the snapshot.
+A session has two files, so one is whole whatever happens. The newest one that is no newer than the session's
+acknowledged answers is used: bars after it are read again from the source's log, and those that were answered
+are not asked again. Files are written in turn, but where acknowledgements are not stored for a while, the
+last one that a restart can use stays. A source without a log has nothing to read again, so there the tape has
+a gap behind the snapshot.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ingest.cut import PlaneCut, RolledCut
 from ingest.lines import LineSpec
 from ingest.plane import TapeRecord
 from metrics.store import MetricStore
-from regions.offload.disk import ForeignSnapshot, Snapshot, SnapshotError
+from regions.offload.disk import ForeignSnapshot, Snapshot, SnapshotError, SnapshotHeader, read_header
 from regions.tape import Retention
 
 log = logging.getLogger(__name__)
@@ -95,9 +96,9 @@ class SnapshotFiles:
         found = [path for path in self._generations(session) if path.exists()]
         return sorted(found, key=_written_ns, reverse=True)
 
-    def next(self, session: str) -> Path:
-        """The file to write next: a missing one, or the older one."""
-        return min(self._generations(session), key=_written_ns)
+    def oldest_first(self, session: str) -> list[Path]:
+        """Both files of a session; one that is missing comes first."""
+        return sorted(self._generations(session), key=_written_ns)
 
     def make_room(self, path: Path, size: int) -> None:
         """Make room for ``path`` of ``size`` bytes by removing files of which their session has a newer one.
@@ -153,9 +154,25 @@ class Recovery:
         for path in self.files.newest_first(session):
             try:
                 snapshot = Snapshot.open(path)
-                yield Found(snapshot, _checked(snapshot, session, settings, progress))
+                yield Found(snapshot, _checked(path, snapshot.header, session, settings, progress))
             except SnapshotError as error:
                 self.refuse(session, error)
+
+    def next(self, session: str, settings: str, progress: Progress) -> Path:
+        """The file to write next: the older one, but not the only one that a restart at ``progress`` can use.
+
+        Of the files their headers are read.
+        """
+        older, newer = self.files.oldest_first(session)
+
+        def usable(path: Path) -> bool:
+            try:
+                _checked(path, read_header(path), session, settings, progress)
+            except SnapshotError:
+                return False
+            return True
+
+        return newer if usable(older) and not usable(newer) else older
 
     def refuse(self, session: str, error: SnapshotError) -> None:
         """Note why a snapshot is not used."""
@@ -178,9 +195,10 @@ def reason_of(error: SnapshotError) -> str:
     return "no_room" if isinstance(error, SnapshotNoRoom) else "torn"
 
 
-def _checked(snapshot: Snapshot, session: str, settings: str, progress: Progress) -> SessionState:
+def _checked(
+    path: Path, header: SnapshotHeader, session: str, settings: str, progress: Progress
+) -> SessionState:
     """The state in a snapshot. Raises SnapshotError unless the session may go on from it."""
-    header, path = snapshot.header, snapshot.path
     if header.session != session:
         raise ForeignSnapshot(f"{path} is of session {header.session}, not {session}")
     try:

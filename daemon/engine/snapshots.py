@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import msgspec
 
@@ -26,7 +25,7 @@ from daemon.engine.confidence import Confidence
 from daemon.engine.input import EngineInput
 from daemon.engine.recovery import SessionState, SnapshotNoRoom, reason_of
 from daemon.engine.rollups import Rollups
-from daemon.progress import Position
+from daemon.progress import Position, Progress
 from ingest.cut import Taken
 from ingest.record import stream_number
 from metrics.store import MetricStore
@@ -55,6 +54,7 @@ class _Cut:
     header: SnapshotHeader
     ranges: tuple[SlotRange, ...]
     blocks: SharedBlocks
+    settings: str
     began_ns: int
     took_ns: int = 0
     size: int = 0
@@ -92,6 +92,8 @@ class Snapshots:
     clock: Callable[[], int] = time.monotonic_ns
     _sessions: dict[Tape, _Session] = field(default_factory=dict)
     _streams: dict[int, protocol.NameStream] = field(default_factory=dict)
+    _progress: dict[str, Progress] = field(default_factory=dict)
+    """What a restart of the daemon would find, by session."""
     _wanted: Tape | None = None
     """It is given no bars until it is cut."""
     _writing: threading.Thread | None = None
@@ -123,6 +125,10 @@ class Snapshots:
     def name_stream(self, stream: protocol.NameStream) -> None:
         """Records come from this stream. Any thread."""
         self._streams[stream_number(stream.source, stream.topic, stream.partition)] = stream
+
+    def note_progress(self, progress: dict[str, Progress]) -> None:
+        """A restart of the daemon would go on from there. Any thread."""
+        self._progress.update(progress)
 
     def read_on(self, name: str) -> None:
         """Have the input of a session go on from its snapshot, before its first record. Any thread."""
@@ -275,7 +281,7 @@ class Snapshots:
             time.time_ns(),
             msgspec.msgpack.encode(state),
         )
-        return _Cut(tape, file, tape.live_ranges, tape.hold(), began)
+        return _Cut(tape, file, tape.live_ranges, tape.hold(), state.settings, began)
 
     def _position(self, taken: Taken) -> Position | None:
         stream = self._streams.get(taken.stream)
@@ -291,12 +297,12 @@ class Snapshots:
             self._written(cut)  # the worker has ended
 
     def _write(self, cut: _Cut) -> None:
-        files, pool = self.built.recovery.files, self.built.engine.pool
-        path: Path = files.next(cut.tape.name)
+        recovery, pool, name = self.built.recovery, self.built.engine.pool, cut.tape.name
+        path = recovery.next(name, cut.settings, self._progress.get(name, Progress()))
         token = sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in pool.layers)
         size = len(cut.header.owner) + cut.header.state.tokens * token * pool.dtype.itemsize
         try:
-            files.make_room(path, size)
+            recovery.files.make_room(path, size)
             write_snapshot(path, cut.header, pool, cut.ranges)
             cut.size = path.stat().st_size
         except OSError as error:

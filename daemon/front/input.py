@@ -65,7 +65,7 @@ class FeedInput:
         clocks: Mapping[str, VenueClock] | None = None,
         order: Order | None = None,
         recovery: Recovery | None = None,
-        name_stream: Callable[[protocol.NameStream], None] = lambda stream: None,
+        send: Callable[[protocol.Command], None] = lambda command: None,
         standby: Standby | None = None,
     ) -> None:
         self.source, self.tracker = source, tracker
@@ -102,7 +102,7 @@ class FeedInput:
         """Numbers of the symbols in the ring."""
         self._store, self._dead_letter, self._tasks = store, dead_letter, tasks
         self._commit_every_s, self._clocks = commit_every_s, clocks
-        self._name_stream = name_stream
+        self._send = send
         self._ingest: Ingest | None = None
         self.transactions: Transactions | None = None
         """They commit, where there are any."""
@@ -201,6 +201,7 @@ class FeedInput:
         again = (self._log is not None and self._log.again) or partition in self.tracker.asked_for()
         self.tracker.begin(partition, start, point.offset, readers, again=again)
         self.read_on(readers)
+        self._tell_stored(())
 
     def left(self, partitions: Collection[Partition]) -> None:
         """These partitions are somebody else's."""
@@ -253,7 +254,7 @@ class FeedInput:
             clocks=self._clocks,
             order=self.order,
             sequence=self._settings.sequence,
-            name_stream=self._name_stream,
+            name_stream=self._send,
         )
         self.connected = True
         if self._log is None:
@@ -337,11 +338,12 @@ class FeedInput:
             for partition, (read, position) in self._log.reached.items():
                 self.tracker.reached(partition, read, position)
         if self.transactions is not None:
-            return await self.transactions.settle()
+            settled = await self.transactions.settle()
+            self._tell_stored(self.transactions.stored.values())
+            return settled
         async with self._committing:
-            if self.source.kind == "dropping":
-                await self._recovery.save()
             points = self.tracker.to_commit()
+            saved = self.source.kind != "dropping" or await self._recovery.save()
             try:
                 if points:
                     await self.source.commit(points)
@@ -349,7 +351,14 @@ class FeedInput:
                 self.tracker.not_committed(points)
                 log.warning("cannot commit offsets, retrying: %s", error)
                 return False
+            self._tell_stored(points.values() if saved else ())
             return True
+
+    def _tell_stored(self, points: Iterable[CommitPoint]) -> None:
+        """These points are committed: the engine keeps a snapshot that goes with them."""
+        self._recovery.stored(point.metadata for point in points)
+        if news := self._recovery.news_of_stored():
+            self._send(protocol.NoteProgress(news))
 
     async def close(self) -> None:
         """Commit once more and disconnect."""

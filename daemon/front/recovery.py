@@ -33,12 +33,14 @@ _MOST_FILE_BYTES = 1 << 22
 class _Session:
     """``progress``: acknowledged. ``newest``: number of the newest published answer.
 
+    ``stored``: what a restart of the daemon would go on from.
     ``beyond``: numbers above ``progress.sequence`` that are acknowledged, behind one that is not.
     ``history``: openings up to which bars were answered before this engine, by symbol. ``again``: not
     known, because the past was asked for.
     """
 
     progress: Progress = field(default_factory=Progress)
+    stored: Progress = field(default_factory=Progress)
     newest: int = 0
     beyond: set[int] = field(default_factory=set)
     history: tuple[int, ...] = ()
@@ -63,6 +65,8 @@ class Recovery:
         self._sessions: dict[str, _Session] = {}
         self._warned: set[str] = set()
         self._saved = ""
+        self._told: dict[str, Progress] = {}
+        """What the engine knows to be stored."""
         self.load()
 
     # What was stored.
@@ -87,7 +91,29 @@ class Recovery:
                 if _order(progress) > _order(known.progress):
                     known.progress, known.again = progress, False
                     known.go_on()
+            self._note_stored(stored)
         return found
+
+    def stored(self, texts: Iterable[str]) -> None:
+        """These texts of `describe` are stored."""
+        for text in dict.fromkeys(texts):
+            self._note_stored(unpack(text))
+
+    def _note_stored(self, stored: Stored) -> None:
+        for name, progress in stored.sessions.items():
+            known = self._session(name)
+            known.stored = max(known.stored, progress, key=_order)
+
+    def news_of_stored(self) -> dict[str, Progress]:
+        """By session, what is stored and was not returned since the engine's start."""
+        unknown = Progress()
+        news = {
+            name: each.stored
+            for name, each in self._sessions.items()
+            if each.stored != self._told.get(name, unknown)
+        }
+        self._told.update(news)
+        return news
 
     def take_over(self, texts: Iterable[str]) -> tuple[dict[str, Stored], set[str]]:
         """Like `read`, while an engine runs, and the sessions that others have answered meanwhile.
@@ -146,14 +172,15 @@ class Recovery:
             return
         self.read((text,))
 
-    async def save(self) -> None:
-        """Write the file, if something changed: whole, or not at all."""
+    async def save(self) -> bool:
+        """Write the file, if something changed: whole, or not at all; False where that failed."""
         if self._directory is None:
-            return
+            return True
         sessions = {name: each.progress for name, each in self._sessions.items()}
         text = pack(self.epoch, sessions, _MOST_FILE_BYTES).text
         if text != self._saved:
             await asyncio.to_thread(self._write, self._directory, text)
+        return text == self._saved
 
     def _write(self, directory: Path, text: str) -> None:
         try:
@@ -193,6 +220,7 @@ class Recovery:
         ``again``: the past was asked for, so that its bars are answered again.
         """
         self.epoch += 1
+        self._told.clear()
         found = {}
         for name in names:
             session = self._session(name)

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from daemon.front.delivery import Delivery, Done, Outcome
-from daemon.front.offsets import OffsetTracker
+from daemon.front.offsets import OffsetTracker, Stream
 from feeds.codec import encode
 from feeds.connector import Route
 from feeds.messages import Answer, AnyMessage, DataUpdated, FlashReady
-from feeds.source import Membership, MemberSource, SinkStopped
+from feeds.source import CommitPoint, Membership, MemberSource, SinkStopped
 from feeds.transactions import Fenced, KafkaTransactions, Message, PartitionsMoved, Written
 from metrics.store import MetricStore
 
@@ -59,6 +59,8 @@ class Transactions:
         self._complete: dict[str, int] = {}
         """Newest version by session that is complete, and all before it."""
         self._wake = asyncio.Event()
+        self.stored: dict[Stream, CommitPoint] = {}
+        """What was committed last, by stream."""
         self._waiting: list[asyncio.Future[bool]] = []
         self._under_way: asyncio.Task[bool] | None = None
         """The newest transaction."""
@@ -182,6 +184,8 @@ class Transactions:
             written = await self._sink.commit(messages, points, member)
         except SinkStopped as error:
             log.warning("%s", error)
+        else:
+            self.stored.update(points)
         self._finish(taken, written, time.monotonic_ns() - began)
         return written is not None
 

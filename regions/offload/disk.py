@@ -118,6 +118,15 @@ def write_snapshot(
     return seal
 
 
+def read_header(path: Path) -> SnapshotHeader:
+    """The header of a file, whose KV is not checked. Raises as `Snapshot.open`."""
+    try:
+        with path.open("rb") as file:
+            return _head(file, path)[0]
+    except OSError as error:
+        raise SnapshotError(f"{path} could not be read: {error.strerror or error}") from error
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """A file that was read completely and checked.
@@ -248,6 +257,20 @@ def _write(file: BinaryIO, header: SnapshotHeader, pool: KVPool, ranges: Sequenc
 
 def _check(file: BinaryIO, path: Path) -> tuple[SnapshotHeader, bytes, int, int]:
     """(header, seal, offset of the KV, its bytes), after checking lengths and checksums."""
+    header, seal, kv_size = _head(file, path)
+    kv_at = file.tell()
+    kv = blake2b(seal, digest_size=_DIGEST)
+    remaining = kv_size
+    while chunk := file.read(min(remaining, _CHUNK)):
+        kv.update(chunk)
+        remaining -= len(chunk)
+    if file.read() != kv.digest():
+        raise SnapshotError(f"{path} is damaged: the checksum of its KV is wrong")
+    return header, seal, kv_at, kv_size
+
+
+def _head(file: BinaryIO, path: Path) -> tuple[SnapshotHeader, bytes, int]:
+    """(header, seal, bytes of the KV, which follow), after checking lengths and the header's checksum."""
     size = os.fstat(file.fileno()).st_size
     prefix = file.read(_PREFIX.size)
     if len(prefix) < _PREFIX.size:
@@ -263,19 +286,12 @@ def _check(file: BinaryIO, path: Path) -> tuple[SnapshotHeader, bytes, int, int]
     packed, seal = file.read(header_size), file.read(_DIGEST)
     if seal != _digest(prefix + packed):
         raise SnapshotError(f"{path} is damaged: the checksum of its header is wrong")
-    kv = blake2b(seal, digest_size=_DIGEST)
-    remaining = kv_size
-    while chunk := file.read(min(remaining, _CHUNK)):
-        kv.update(chunk)
-        remaining -= len(chunk)
-    if file.read() != kv.digest():
-        raise SnapshotError(f"{path} is damaged: the checksum of its KV is wrong")
     try:
         header = msgspec.msgpack.decode(packed, type=SnapshotHeader)
     # a string that is not UTF-8, deep nesting
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise SnapshotError(f"{path} has a header that cannot be read: {error}") from error
-    return header, seal, size - kv_size - _DIGEST, kv_size
+    return header, seal, kv_size
 
 
 def _digest(data: bytes) -> bytes:

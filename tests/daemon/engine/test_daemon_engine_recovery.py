@@ -349,6 +349,39 @@ def test_the_newest_snapshot_that_is_whole_and_acknowledged_is_used(left: Left) 
     assert again(progress, off) == (None, {})
 
 
+def test_the_last_snapshot_that_a_restart_can_use_stays(terse: Path, tmp_path: Path) -> None:
+    """Acknowledgements are not stored for a while, as where a broker is away."""
+    made, log = config(terse, tmp_path / "on", COMPACT), log_of(1, 24, 3)
+    engine = Engine(made)
+
+    def until(end: int) -> int | None:
+        """Where a restart would read on, after a snapshot behind the record before ``end``."""
+        while engine.given < end:
+            engine.give(engine.given, log[engine.given])
+        engine.snapshot()
+        after = Engine(made, dict(stored))
+        read_on = offset_of(after)
+        after.kill()
+        return read_on
+
+    stored = {"s": Progress()}
+
+    def store_all() -> None:
+        stored.update(engine.progress())
+        engine.host.handle(protocol.NoteProgress(dict(stored)))
+
+    assert until(12) is None
+    store_all()
+    assert [until(end) for end in (18, 24, 30, 36)] == [12] * 4
+    store_all()
+    assert [until(end) for end in (42, 48, 54)] == [36] * 3
+    store_all()
+    raw = max((tmp_path / "on").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    raw.write_bytes(raw.read_bytes()[:-1])
+    assert until(60) == 36, "the torn one was written over"
+    engine.kill()
+
+
 def test_what_was_answered_goes_to_the_tape_and_is_not_asked(left: Left) -> None:
     """Bars after the snapshot, up to the newest acknowledged one, version by version."""
     made, progress, log = left
@@ -499,13 +532,14 @@ def test_files_give_way_to_newer_ones_of_their_session_only(tmp_path: Path) -> N
         path.write_bytes(bytes(60))
         os.utime(path, ns=(age, age))
     assert [path.name for path in files.newest_first("a")] == ["a.1.snapshot", "a.0.snapshot"]
-    assert files.next("a").name == "a.0.snapshot"
-    files.make_room(files.next("a"), 120)
+    assert [path.name for path in files.oldest_first("a")] == ["a.0.snapshot", "a.1.snapshot"]
+    assert [path.name for path in files.oldest_first("c")] == ["c.0.snapshot", "c.1.snapshot"]
+    files.make_room(files.oldest_first("a")[0], 120)
     assert len(list(tmp_path.iterdir())) == 4
     with pytest.raises(SnapshotNoRoom, match=r"recovery\.max_bytes is 300"):
-        files.make_room(files.next("c"), 200)
+        files.make_room(files.oldest_first("c")[0], 200)
     assert len(list(tmp_path.iterdir())) == 4
-    files.make_room(files.next("c"), 100)
+    files.make_room(files.oldest_first("c")[0], 100)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "a.1.snapshot",
         "b.0.snapshot",

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection, Mapping
+from pathlib import Path
 
 import pytest
 
+from daemon import protocol
 from daemon.commit_metadata import pack
 from daemon.front.input import FeedInput
 from daemon.front.offsets import OffsetTracker
 from daemon.front.recovery import Recovery
 from daemon.progress import Position, Progress
 from daemon.supervision import Tasks
-from feeds.source import Begin, CommitPoint, Incoming, Partition, Reader
+from feeds.source import Begin, CommitFailed, CommitPoint, Incoming, Partition, Reader
 from metrics.store import MetricStore
 from tests.e2e.support import QueueSource, inproc_config
 
@@ -29,6 +31,12 @@ class Log(QueueSource):
         self.points = dict(points)
         self.reached: dict[Partition, tuple[int, int]] = {}
         self.reader: Reader
+        self.fails = False
+
+    async def commit(self, points: Mapping[Partition, CommitPoint]) -> None:
+        if self.fails:
+            raise CommitFailed("the broker is away")
+        await super().commit(points)
 
     async def stored(self) -> Mapping[Partition, CommitPoint]:
         return self.points
@@ -50,13 +58,18 @@ def text(*sessions: str) -> str:
 
 class Rig:
     def __init__(
-        self, points: Mapping[Partition, CommitPoint], again: bool = False, address: str = ""
+        self,
+        points: Mapping[Partition, CommitPoint],
+        again: bool = False,
+        address: str = "",
+        directory: Path | None = None,
     ) -> None:
         store = MetricStore.local({"session": ["aaa", "bbb"], "source": ["kafka"], "sink": []})
         self.log = Log(points)
         self.log.again = again
-        self.recovery = Recovery(store, address=lambda: address)
+        self.recovery = Recovery(store, directory, address=lambda: address)
         self.tracker = OffsetTracker(self.recovery.describe)
+        self.sent: list[protocol.Command] = []
         self.input = FeedInput(
             inproc_config(["V:AAA", "V:BBB"]),
             self.log,
@@ -65,6 +78,7 @@ class Rig:
             lambda letter: None,
             Tasks(),
             recovery=self.recovery,
+            send=self.sent.append,
         )
 
     async def start(self) -> dict[str, Progress]:
@@ -133,6 +147,48 @@ async def test_the_engine_hears_whose_records_are_read_as_soon_as_they_are() -> 
     assert not heard
     rig.log.reader.begins(P, 70)
     assert heard == [{"aaa"}]
+
+
+async def test_an_engine_knows_what_a_restart_of_the_daemon_would_find() -> None:
+    """Not what is acknowledged, but what is committed; each engine is told once."""
+    rig = Rig({P: CommitPoint(100, text("aaa"))})
+    await rig.start()
+    await rig.assign()
+    stored, newer = Progress(4, 10, 60, (5,)), Progress(5, 11, 60, (6,))
+    rig.log.reader.begins(P, 100)
+    rig.input.connected = True
+    assert rig.sent == [protocol.NoteProgress({"aaa": stored})]
+    assert await rig.input.commit()
+    rig.recovery.acknowledge("aaa", 11, [], (6,))
+    rig.tracker.skipped(P, 101)
+    rig.log.fails = True
+    assert not await rig.input.commit()
+    assert rig.sent[1:] == []
+    rig.log.fails = False
+    assert await rig.input.commit()
+    assert await rig.input.commit()
+    assert rig.sent[1:] == [protocol.NoteProgress({"aaa": newer})]
+    await rig.start()
+    rig.log.reader.begins(P, 102)
+    assert rig.sent[2:] == [protocol.NoteProgress({"aaa": newer})]
+
+
+async def test_progress_that_cannot_be_written_is_not_what_a_restart_finds(tmp_path: Path) -> None:
+    rig = Rig({}, directory=tmp_path / "state")
+    rig.log.kind = "dropping"
+    await rig.start()
+    rig.log.reader.begins(P, 0)
+    rig.input.connected = True
+    (tmp_path / "state").touch()
+    rig.tracker.passed_on("aaa", 1, P, 0)
+    rig.tracker.acknowledge("aaa", 2)
+    rig.recovery.acknowledge("aaa", 1, [], (6,))
+    assert await rig.input.commit()
+    assert rig.sent == []
+    (tmp_path / "state").unlink()
+    rig.tracker.skipped(P, 1)
+    assert await rig.input.commit()
+    assert rig.sent == [protocol.NoteProgress({"aaa": Progress(1, 1, 0, (6,))})]
 
 
 async def test_a_session_that_could_not_begin_anew_in_time_does_at_the_next_assignment() -> None:

@@ -129,9 +129,9 @@ async def test_the_file_goes_on_where_a_source_keeps_no_offsets(store: MetricSto
     recovery = Recovery(store, directory)
     recovery.start(["aaa"])
     recovery.acknowledge("aaa", 4, [recovery.number("aaa")], (9,))
-    await recovery.save()
+    assert await recovery.save()
     written = (directory / FILE).stat().st_mtime_ns
-    await recovery.save()
+    assert await recovery.save()
     assert (directory / FILE).stat().st_mtime_ns == written, "nothing changed"
     assert Recovery(store, directory).start(["aaa"]) == {"aaa": Progress(2, 4, 1, (9,))}
     (directory / FILE).write_text((directory / FILE).read_text()[:-3])
@@ -144,6 +144,6 @@ async def test_a_file_that_cannot_be_written_or_read_is_counted(store: MetricSto
     recovery = Recovery(store, tmp_path / "state")
     assert store.value("foretick_recovery_progress_refused_total") == 1
     recovery.start(["aaa"])
-    await recovery.save()
-    await recovery.save()
+    assert not await recovery.save()
+    assert not await recovery.save()
     assert store.value("foretick_recovery_progress_failed_total") == 2

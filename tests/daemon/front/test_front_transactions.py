@@ -109,6 +109,11 @@ async def test_offsets_alone_and_dead_letters_need_no_version(running: Running) 
     running.tracker.skipped(IN, 5)
     assert await running.transactions.settle()
     assert running.broker.got[1:] == [([], {IN: 6})]
+    assert running.transactions.stored == {IN: CommitPoint(6)}
+    running.broker.fails = SinkStopped("away")
+    running.tracker.skipped(IN, 6)
+    assert not await running.transactions.settle()
+    assert running.transactions.stored == {IN: CommitPoint(6)}
 
 
 async def test_what_is_not_complete_is_forgotten_with_its_engine(running: Running) -> None:
