@@ -73,6 +73,7 @@ SESSION = np.dtype(
         ("end_feed", "i8"),
         ("first_slot", "i8"),
         ("end_slot", "i8"),
+        ("since", "i8"),  # what entered the ring earlier is not its
         ("newest_event", "i8"),
         ("last_offset", "i8"),
         ("last_ring", "i8"),
@@ -491,5 +492,8 @@ def update(
             continue
         for route in range(starts[symbol], starts[symbol + 1]):
             feed = feeds[routes[route]]
-            at = _take(sessions[feed["session"]], feed, feeds, slots, record, i - 1, now, out, at)
+            session = sessions[feed["session"]]
+            if np.int64(record["ts_ring"]) < session["since"]:
+                continue
+            at = _take(session, feed, feeds, slots, record, i - 1, now, out, at)
     return i, at

@@ -122,10 +122,15 @@ class BarPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Feeds:
-    """What a session is made of: the numbers of its symbols in the ring, and its policy."""
+    """What a session is made of: the numbers of its symbols in the ring, and its policy.
+
+    ``since_ns``: of a new session, the monotonic clock when it was opened. Records that entered the ring
+    earlier are not its: they were read for a session of that name before it, and are read again.
+    """
 
     symbols: tuple[int, ...]
     policy: BarPolicy
+    since_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +195,14 @@ class BarBuilder:
             row["max_fill"], row["idle_close"] = policy.fill, policy.idle_close_ns
             row["late"] = _LATE[policy.late]
             row["price_jump"], row["refuses_jumps"] = policy.price_jump, policy.refuse_jumps
+            row["since"] = each.since_ns
             mine = feeds[row["first_feed"] : row["end_feed"]]
             if old is not None:
                 was = before[old]
                 theirs = feeds_before[was["first_feed"] : was["end_feed"]]
                 if was["interval"] != policy.interval_ns or len(theirs) != len(mine):
                     raise ValueError("a session that is kept has the same symbols and interval")
-                for name in ("newest_event", "last_offset", "last_ring"):
+                for name in ("since", "newest_event", "last_offset", "last_ring"):
                     row[name] = was[name]
                 mine[:] = theirs
                 mine["last"]["session"] = number

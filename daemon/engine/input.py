@@ -124,7 +124,7 @@ class EngineInput:
 
         ``standby``: another daemon answers, until `take_over`.
         """
-        self.standby = standby
+        self.standby, self._clock = standby, clock
         self._emit, self._store = emit, store
         self._ring, self._scheduler, self._prefixes = ring, scheduler, built.prefixes
         self._tapes = built.tapes
@@ -202,14 +202,17 @@ class EngineInput:
     ) -> None:
         """Add a session, or change one that stays; ``symbols``: numbers of new ones.
 
-        ``done`` is called before the first record of a new session, on the data plane's thread.
+        ``done`` is called before the first record of a new session, on the data plane's thread. What is in
+        the ring already is not a new session's.
         """
         with self._changing:
             self._symbols |= symbols or {}
+            since_ns = 0
             if session.name not in self._specs:
+                since_ns = self._clock()
                 for kept in (self._appended, self._ahead, self._history, self._anchors, self._positions):
                     kept.pop(session.name, None)
-            self._specs[session.name] = self._spec(session, line)
+            self._specs[session.name] = self._spec(session, line, since_ns)
             self._plane.change(list(self._specs.values()), done or (lambda: None))
 
     def rebuilding(self, session: str) -> bool:
@@ -320,9 +323,11 @@ class EngineInput:
             [(self._tapes[session], self._items(session, records)) for session, records in made]
         )
 
-    def _spec(self, session: SessionConfig, line: LineSpec | CompactSpec) -> SessionSpec:
+    def _spec(self, session: SessionConfig, line: LineSpec | CompactSpec, since_ns: int = 0) -> SessionSpec:
         feeds = Feeds(
-            tuple(self._symbols[each] for each in session.symbols), policy_of(session.bars(self._bars))
+            tuple(self._symbols[each] for each in session.symbols),
+            policy_of(session.bars(self._bars)),
+            since_ns,
         )
         return SessionSpec(session.name, feeds, line, _window(self._tapes[session.name].retention))
 

@@ -458,6 +458,51 @@ def test_a_session_that_is_added_goes_on_from_its_snapshot_and_a_removed_one_has
     engine.kill()
 
 
+def test_a_session_that_begins_anew_does_not_take_what_was_read_before(left: Left) -> None:
+    """Records of the old session are still in the ring; they are read again from the snapshot."""
+    made, progress, log = left
+    engine = Engine(made, progress)
+    whole = Engine(made, progress)
+    whole.host.input.read_on(["s"])
+    engine.host.input.read_on(["s"])
+    for each in (engine, whole):
+        for offset in range(31, len(log)):
+            each.put(offset, log[offset])
+        each.rest()
+    more = [(0, (12 + n) * SECOND, 10_000 + n) for n in range(4)]
+    for offset, trade in enumerate(more, len(log)):
+        engine.put(offset, trade)
+        whole.give(offset, trade)
+    engine.host.handle(protocol.RemoveSession(1, "s", keeps=True))
+    removed = False
+    while not removed:  # the ring is not read meanwhile
+        engine.host.scheduler.step()
+        while engine.host.input._plane._changes:
+            engine.host.input._plane._change(*engine.host.input._plane._changes.popleft())
+        removed = any(isinstance(event, protocol.SessionRemoved) for event in engine.events)
+    assert engine.ring.fill == len(more) / 1024
+    engine.store.add_session("s")
+    engine.host.handle(protocol.AddSession(2, COMPACT, (), {"X:a": 0}, progress["s"], ""))
+    engine.host.scheduler.step()
+    added = next(event for event in engine.events if isinstance(event, protocol.SessionAdded))
+    assert added.positions == {"X:a": Position("kafka", "ticks", 0, 31)}
+    engine.host.input.read_on(["s"])
+    for offset, trade in enumerate((*log[31:], *more), 31):
+        engine.give(offset, trade)
+    assert engine.progress() == whole.progress()
+    again, expected = (
+        [
+            (e.version, e.live_tokens, e.inputs.closed)
+            for e in each.events
+            if isinstance(e, protocol.Committed)
+        ]
+        for each in (engine, whole)
+    )
+    assert again[-4:] == expected[-4:]
+    for each in (engine, whole):
+        each.kill()
+
+
 def test_a_source_without_a_log_goes_on_with_a_gap(terse: Path, tmp_path: Path) -> None:
     made, log = config(terse, tmp_path, COMPACT), log_of(1, 15, 3)
     live = protocol.NameStream("zeromq", "ticks", 0, False)
