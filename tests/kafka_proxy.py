@@ -69,6 +69,9 @@ class KafkaProxy:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self.cut()  # of tasks that ended before they began
+        self._open.clear()
+        await asyncio.sleep(0)
 
     def cut(self) -> None:
         """Cut all connections; new ones are taken."""
