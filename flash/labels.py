@@ -16,9 +16,6 @@ import msgspec
 
 from flash.confidence import AdaptiveCoverage, QuestionCalibration
 
-REMEMBERED = 100_000
-"""Judged answers that an engine remembers, half a kilobyte each, shared evenly by its sessions."""
-
 
 class LabelError(ValueError):
     """A label of no use; ``code`` and message say why."""
@@ -77,6 +74,11 @@ class LateLabels:
         """The largest coverage of a question with labels; the target without any."""
         return max(map(self.coverage, self._adapted), default=self._target)
 
+    def keep(self, most: int) -> None:
+        """Remember so many answers from now on."""
+        self._most = most
+        self._forget()
+
     def cut(self) -> AdaptedCut:
         """What labels have adapted. The answers that wait for theirs are not in it."""
         return AdaptedCut(self._target, {name: state.asked for name, state in self._adapted.items()})
@@ -90,8 +92,7 @@ class LateLabels:
     def remember(self, question: str, version: int, answer: JudgedAnswer) -> None:
         """Remember an answer; the oldest one may be forgotten."""
         self._answers[question, version] = answer
-        if len(self._answers) > self._most:
-            self._answers.popitem(last=False)
+        self._forget()
 
     def label(self, question: str, version: int, choice: str) -> Labelled:
         """Tell the right choice of an answer. Raises LabelError, with nothing changed."""
@@ -112,6 +113,10 @@ class LateLabels:
         self._adapted[question] = state.after(choice in answer.fitted.choice_set(answer.logits, state.asked))
         self._answers[key] = None
         return Labelled(choice == choices[answer.given], choice in answer.choice_set, self.coverage(question))
+
+    def _forget(self) -> None:
+        while len(self._answers) > self._most:
+            self._answers.popitem(last=False)
 
     def _state(self, question: str) -> AdaptiveCoverage:
         return self._adapted.get(question) or AdaptiveCoverage.of(self._target)

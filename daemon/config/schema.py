@@ -86,6 +86,14 @@ class ModelConfig(Table, frozen=True):
     coverage: Annotated[
         float, about("share of choice sets that are to contain the right answer", gt=0, lt=1)
     ] = 0.9
+    remembered_answers: Annotated[
+        int,
+        about(
+            "newest answers with a choice set, of all sessions together, that a label may still come for; "
+            "half a kilobyte each",
+            ge=0,
+        ),
+    ] = 100_000
     abstain_below: Annotated[
         float, about("probability below which an answer has the flag `abstained`", ge=0, le=1)
     ] = 0.0

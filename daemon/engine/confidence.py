@@ -17,7 +17,7 @@ from flash.confidence import (
     judge,
     read_calibration,
 )
-from flash.labels import REMEMBERED, AdaptedCut, JudgedAnswer, LabelError, Labelled, LateLabels
+from flash.labels import AdaptedCut, JudgedAnswer, LabelError, Labelled, LateLabels
 from flash.questions import Question
 from flash.registry import Standing
 from metrics.store import MetricStore
@@ -60,20 +60,25 @@ class Confidence:
         self._store = store
         self._gap_ratio: dict[str, float] = {}
         self._not_calibrated: set[tuple[str, str]] = set()  # session and hash, by the latest answer
-        self._remembered = max(1, REMEMBERED // max(1, len(config.sessions)))
         self._labels: dict[str, LateLabels] = {}
         for session in config.sessions:
             self.add(session.name)
 
     def add(self, session: str) -> None:
         """There is another session."""
-        self._labels[session] = LateLabels(self._settings.coverage, self._remembered)
+        self._labels[session] = LateLabels(self._settings.coverage, 0)
+        self._share()
 
     def remove(self, session: str) -> None:
         """A session is removed."""
         self._labels.pop(session, None)
+        self._share()
         self._gap_ratio.pop(session, None)
         self._not_calibrated = {key for key in self._not_calibrated if key[0] != session}
+
+    def _share(self) -> None:
+        for labels in self._labels.values():
+            labels.keep(self._settings.remembered_answers // len(self._labels))
 
     def cut(self, session: str) -> AdaptedCut:
         """What the labels of a session have adapted."""

@@ -183,6 +183,7 @@ class Soak:
         return "\n".join(
             [
                 *(f'[[sessions]]\nname = "{name}"\nsymbol = "V:{name}"' for name in names),
+                "[model]\nremembered_answers = 2000",  # so that it is full when memory is judged
                 f'[pool]\nblocks = 2048\nidle_spill = "{IDLE_S:g}s"\nspill_dir = "{self.spilled}"',
                 f'[source]\nkind = "kafka"\n[source.kafka]\n{bootstrap}\n[sink.kafka]\n{bootstrap}',
                 f'[query]\nendpoint = "tcp://127.0.0.1:{self._ports[0]}"',

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from daemon.config.schema import Config, FlashConfig, SessionConfig
+from daemon.config.schema import Config, FlashConfig, ModelConfig, SessionConfig
 from daemon.engine.confidence import Confidence
 from flash.confidence import Calibration, QuestionCalibration
 from flash.labels import LabelError
@@ -31,9 +31,13 @@ BY_TEXT = QuestionCalibration(
 BY_NUMBER = replace(BY_TEXT, temperature=4.0, numbered=True)
 
 
-def confidence(*fitted: QuestionCalibration) -> Confidence:
+def confidence(*fitted: QuestionCalibration, remembered: int = 100) -> Confidence:
     """Of a session whose prefix has numbered questions, though not always each of them."""
-    config = Config(sessions=(SessionConfig(name="a", symbol="V:A"),), flash=FlashConfig(placement="frozen"))
+    config = Config(
+        model=ModelConfig(remembered_answers=remembered),
+        sessions=(SessionConfig(name="a", symbol="V:A"),),
+        flash=FlashConfig(placement="frozen"),
+    )
     calibration = Calibration(model="m", lines="compact", data={}, questions=list(fitted))
     store = MetricStore.local({"session": ["a"], "source": [], "sink": []})
     return Confidence(config, cast(Any, SimpleNamespace(terse=None)), calibration, store)
@@ -68,3 +72,19 @@ def test_each_way_of_asking_has_its_own_calibration() -> None:
     expected = [each.probabilities(LOGITS)[0] for each in (BY_TEXT, BY_NUMBER)]
     assert [judged and judged.probability for judged in found] == expected
     assert all(judge.label(STANDING, version, "UP").right for version in (0, 1))
+
+
+def test_sessions_share_evenly_what_is_remembered_whenever_they_come() -> None:
+    judge = confidence(BY_TEXT, remembered=4)
+    for version in range(1, 6):
+        judge.of_standing(STANDING, version, LOGITS, "UP", TEXT)
+    assert refused(judge, 1) == "unknown_version"
+    judge.add("b")
+    assert [refused(judge, version) for version in (2, 3)] == ["unknown_version"] * 2
+    judge.remove("b")
+    for version in range(6, 8):
+        judge.of_standing(STANDING, version, LOGITS, "UP", TEXT)
+    assert all(judge.label(STANDING, version, "UP").right for version in (4, 5, 6, 7))
+    nothing = confidence(BY_TEXT, remembered=0)
+    assert nothing.of_standing(STANDING, 1, LOGITS, "UP", TEXT) is not None
+    assert refused(nothing, 1) == "unknown_version"
