@@ -12,6 +12,7 @@ comes from in `Origin` and `Sec-Fetch-Site`, which pages cannot change.
 from __future__ import annotations
 
 import ipaddress
+from functools import lru_cache
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
@@ -138,6 +139,7 @@ def refusal_of(scope: Scope) -> str:
     return ""
 
 
+@lru_cache(maxsize=64)
 def is_loopback(name: str) -> bool:
     """Whether a host is this machine. DNS names that resolve to loopback do not count."""
     try:

@@ -132,10 +132,10 @@ class HttpServer:
     def _application(self) -> Starlette:
         return Starlette(
             routes=[
+                *self._more,
                 Route("/metrics", self._serve_metrics),
                 Route("/healthz", self._serve_health),
                 Route("/readyz", self._serve_ready),
-                *self._more,
             ],
             middleware=[Middleware(Guard, access=self._access)],
             exception_handlers={HTTPException: framework_error},

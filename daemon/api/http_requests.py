@@ -24,7 +24,7 @@ from daemon.api.in_flight import InFlight
 from daemon.api.leaving import GONE, Gone, unless_gone
 from daemon.api.messages import QueryError
 from daemon.api.operations import OPERATIONS, Operation
-from daemon.api.zmq import AnswerQuery
+from daemon.api.zmq import AnswerQuery, AtOnce, never
 from daemon.tenants import Client
 from feeds.decoding import Undecodable, decoded
 
@@ -42,9 +42,18 @@ class Requests:
         answer: AnswerQuery,
         observe: Observe = lambda request, reply, latency_ns: None,
         max_in_flight: int = 256,
+        at_once: AtOnce = never,
     ) -> None:
         """``observe(request, reply, latency_ns)``, per readable request."""
         self._answer, self._observe, self._in_flight = answer, observe, InFlight(max_in_flight)
+        self._at_once = at_once
+
+    def at_once(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply | None:
+        """See `daemon.api.zmq.AtOnce`."""
+        found = self._at_once(request, client, since)
+        if found is not None:
+            self._observe(request, found, time.monotonic_ns() - since)
+        return found
 
     async def ask(
         self, request: messages.ClientRequest, client: Client, since: int | None = None
@@ -67,7 +76,8 @@ class Requests:
 def request_routes(requests: Requests, max_bytes: int = 1 << 18) -> list[Route]:
     """Routes for a Starlette application, one for each path, for bodies of at most ``max_bytes`` bytes."""
     paths: dict[str, dict[str, Operation]] = {}
-    for each in OPERATIONS:
+    for each in sorted(OPERATIONS, key=lambda each: each.request is not messages.Ask):
+        # routes are tried in order, and no request is as frequent as that one
         paths.setdefault(each.path, {})[each.method] = each
     return [
         Route(path, partial(_serve, requests, methods, max_bytes), methods=list(methods))
@@ -88,12 +98,17 @@ async def _serve(
         return problem(400, "bad_request", str(error))
     except QueryError as error:
         return refused(error)
-    ask = partial(requests.ask, client=client_of(request), since=since)
-    work = ask(asked) if operation.perform is None else operation.perform(ask, asked)
-    try:
-        found = await unless_gone(request, work)
-    except Gone:
-        return Response(status_code=GONE)
+    client = client_of(request)
+    found: msgspec.Struct | None = None
+    if operation.perform is None:
+        found = requests.at_once(asked, client, since)
+    if found is None:
+        ask = partial(requests.ask, client=client, since=since)
+        work = ask(asked) if operation.perform is None else operation.perform(ask, asked)
+        try:
+            found = await unless_gone(request, work)
+        except Gone:
+            return Response(status_code=GONE)
     if isinstance(found, messages.ErrorReply):
         return refused(QueryError.of(found))
     members: dict[str, Any] = msgspec.to_builtins(found)

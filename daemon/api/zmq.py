@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
+from itertools import count
 
 import msgspec
 import zmq
@@ -63,10 +64,12 @@ _PATIENCE_S, _RETRY_S = 10.0, 0.02
 _PINGED_MS, _GONE_MS = 5_000, 15_000
 """libzmq pings idle connections, and closes those without an answer."""
 _AT_ONCE = 64
-"""Events that are sent before other work gets its turn."""
+"""Messages that are taken, or events that are sent, before other work gets its turn."""
 
 AnswerQuery = Callable[[ClientRequest, Client, int], Awaitable[Reply]]
 """``answer(request, client, since)``; see `daemon.front.queries`."""
+AtOnce = Callable[[ClientRequest, Client, int], Reply | None]
+"""The same for a reply that is there; None where it has to be waited for, or is an error."""
 Route = Sequence[bytes]
 """The peer's identity, then REQ's empty delimiter if any; what is sent back begins with both."""
 Observe = Callable[[ClientRequest, Reply, int], None]
@@ -114,6 +117,12 @@ def client_of(route: bytes, user: str, access: Access) -> Client:
     return client
 
 
+def never(request: ClientRequest, client: Client, since: int) -> Reply | None:
+    """An `AtOnce` of servers that have no replies ready."""
+    del request, client, since
+    return None
+
+
 class _Admitting:
     """ZAP's question whether a public key may connect."""
 
@@ -146,12 +155,13 @@ class QueryServer:
         access: Access | None = None,
         keys: Keys | None = None,
         observe: Observe = lambda request, reply, latency_ns: None,
+        at_once: AtOnce = never,
     ) -> None:
         """`observe(request, reply, latency_ns)`, per readable request. Without ``events`` none may subscribe.
 
         ``max_in_flight_each``: requests of one connection that are answered at a time. ``keys``: for CURVE.
         """
-        self._answer = answer
+        self._answer, self._ready = answer, at_once
         self._access, self._keys = access or Access(), keys
         self._authenticator: AsyncioAuthenticator | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -257,22 +267,27 @@ class QueryServer:
         self._socket = self._context = self._authenticator = self._watching = self._monitor = None
 
     async def _receive(self, socket: zmq.asyncio.Socket) -> None:
-        while True:
+        for number in count(1):
+            if number % _AT_ONCE == 0:  # taking what has arrived gives nobody else a turn
+                await asyncio.sleep(0)
             arrived, user = await self._next(socket)
             since = time.monotonic_ns()
             route, payload = arrived[:-1], arrived[-1]
             asked = self._read(payload, len(arrived))
+            known = self._peers.get(route[0])
             try:
                 client = client_of(route[0], user, self._access)
-                if (
-                    known := self._peers.get(route[0])
-                ) is not None and known.client.credential == client.credential:
+                if known is not None and known.client.credential != client.credential:
+                    known = None
+                if known is not None:
                     known.heard = since / 1e9  # whatever becomes of its request
                 self._access.request(client)
             except QueryError as error:
                 if error.code == "bad_request":
                     self._refused("bad_request")
                 self._send_now(route, error.reply(asked.id))
+                continue
+            if not isinstance(asked, ErrorReply) and self._sent_at_once(known, route, client, asked, since):
                 continue
             with self._peer(route, client, since / 1e9) as peer:
                 if isinstance(asked, ErrorReply):
@@ -345,6 +360,20 @@ class QueryServer:
         except Undecodable as error:
             self._refused("bad_request" if error.readable else "unreadable")
             return ErrorReply(request_id(payload), "bad_request", str(error))
+
+    def _sent_at_once(
+        self, known: _Peer | None, route: Route, client: Client, request: messages.SocketRequest, since: int
+    ) -> bool:
+        """Send a reply that is there. A task would begin only once the socket waits for the next message."""
+        if isinstance(request, _ControlRequest) or self._stopping:
+            return False
+        if known is not None and request.id in known.requests:
+            return False
+        reply = self._ready(request, client, since)
+        if reply is None or not self._try(route, encode(reply)):
+            return False
+        self._observe(request, reply, time.monotonic_ns() - since)
+        return True
 
     def _refusal(self, peer: _Peer, request: ClientRequest, since: int) -> ErrorReply | None:
         """Why a request is not answered; None if it is, and then it is in flight."""

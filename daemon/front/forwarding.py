@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from daemon.api import messages
 from daemon.api.async_client import AsyncQueryClient
-from daemon.api.zmq import AnswerQuery, forwarding_name
+from daemon.api.zmq import AnswerQuery, AtOnce, forwarding_name, never
 from daemon.tenants import Client, Tenant
 from feeds.curve import Keys
 
@@ -38,10 +38,11 @@ class Forwarding:
         *,
         forwards: bool = True,
         keys: Keys | None = None,
+        at_once: AtOnce = never,
     ) -> None:
         """``keys``: of all daemons' query sockets, where they have any."""
         self._answer, self._owner, self._timeout_s, self._forwards = answer, owner, timeout_s, forwards
-        self._keys = keys
+        self._keys, self._at_once = keys, at_once
         self._clients: dict[tuple[str, str], AsyncQueryClient] = {}
 
     async def answer(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply:
@@ -62,6 +63,13 @@ class Forwarding:
         except messages.QueryError as error:
             log.warning("a request about %s could not be forwarded to %s: %s", session, address, error)
             return error.reply(request.id, address)
+
+    def at_once(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply | None:
+        """See `daemon.api.zmq.AtOnce`."""
+        session = getattr(request, "session", "")
+        if session and self._owner(session) is not None:
+            return None
+        return self._at_once(request, client, since)
 
     async def stop(self) -> None:
         """Close the connections to other daemons."""

@@ -41,13 +41,9 @@ class Queries:
         """The reply. ``client``: who asks; ``since``: the request's arrival, monotonic ns."""
         deadline_ms: int | None = getattr(request, "deadline_ms", None)
         wait_s = self._max_wait_s if deadline_ms is None else min(self._max_wait_s, deadline_ms / 1e3)
-        reply: messages.Reply | None = None
         try:
-            if isinstance(request, messages.Ask):
-                reply = self._sessions.cached(request)
-            if reply is None:
-                async with asyncio.timeout(wait_s - (time.monotonic_ns() - since) / 1e9):
-                    reply = await self._answer(request, client)
+            async with asyncio.timeout(wait_s - (time.monotonic_ns() - since) / 1e9):
+                reply = await self._answer(request, client)
         except messages.QueryError as error:
             return error.reply(request.id)
         except TimeoutError:
@@ -58,6 +54,17 @@ class Queries:
         if isinstance(reply, messages.AskReply | messages.FinishReply):
             return msgspec.structs.replace(reply, latency_ns=time.monotonic_ns() - since)
         return reply
+
+    def at_once(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply | None:
+        """See `daemon.api.zmq.AtOnce`."""
+        del client
+        if not isinstance(request, messages.Ask):
+            return None
+        try:
+            found = self._sessions.cached(request)
+        except messages.QueryError:
+            return None
+        return found and msgspec.structs.replace(found, latency_ns=time.monotonic_ns() - since)
 
     async def _answer(self, request: messages.ClientRequest, client: Client) -> messages.Reply:
         match request:

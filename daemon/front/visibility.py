@@ -11,7 +11,7 @@ import msgspec
 
 from daemon.api import messages
 from daemon.api.access import Access
-from daemon.api.zmq import AnswerQuery
+from daemon.api.zmq import AnswerQuery, AtOnce, never
 from daemon.tenants import ALL, Client, Tenant
 
 FOR_ALL = (
@@ -32,8 +32,15 @@ operators.
 class Visibility:
     """Answers by ``answer``. ``names()``: of all sessions."""
 
-    def __init__(self, answer: AnswerQuery, access: Access, names: Callable[[], Iterable[str]]) -> None:
+    def __init__(
+        self,
+        answer: AnswerQuery,
+        access: Access,
+        names: Callable[[], Iterable[str]],
+        at_once: AtOnce = never,
+    ) -> None:
         self._answer, self._access, self._names = answer, access, names
+        self._at_once = at_once
 
     async def answer(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply:
         """See `daemon.api.zmq.AnswerQuery`."""
@@ -45,6 +52,16 @@ class Visibility:
         if isinstance(reply, messages.SessionsReply) and client.tenant.sessions != ALL:
             return msgspec.structs.replace(reply, sessions=visible(reply.sessions, client.tenant))
         return reply
+
+    def at_once(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply | None:
+        """See `daemon.api.zmq.AtOnce`. Only of what every tenant may ask: a refusal is counted once."""
+        if not isinstance(request, messages.Ask):
+            return None
+        try:
+            self._check(request, client)
+        except messages.QueryError:
+            return None
+        return self._at_once(request, client, since)
 
     def _check(self, request: messages.ClientRequest, client: Client) -> None:
         """Raises QueryError."""

@@ -210,11 +210,18 @@ def make_front(
     pushed = {each.name: each for each in sources if isinstance(each, PushedSource)}
     pushes = Pushes(pushed, store, config.source.max_message_bytes)
     queries = Queries(sessions, live, questions, labelling, prompts, wait_s, pushes)
-    forwarding = Forwarding(queries.answer, entering.owner, wait_s, forwards=config.query.forward, keys=keys)
-    answer = Visibility(forwarding.answer, access, lambda: sessions.states).answer
+    forwarding = Forwarding(
+        queries.answer,
+        entering.owner,
+        wait_s,
+        forwards=config.query.forward,
+        keys=keys,
+        at_once=queries.at_once,
+    )
+    visibility = Visibility(forwarding.answer, access, lambda: sessions.states, forwarding.at_once)
     events = Events(time.time_ns(), store, max_clients=config.http.max_listeners)
     publisher.listeners = events.publish
-    requests = Requests(answer, sessions.observe)
+    requests = Requests(visibility.answer, sessions.observe, at_once=visibility.at_once)
     agents = _agents(requests, events) if config.http.mcp else None
 
     def close_streams() -> None:
@@ -258,13 +265,14 @@ def make_front(
             tls=tls_of(config.http),
         ),
         query=QueryServer(
-            answer,
+            visibility.answer,
             config.query.endpoint,
             events=events,
             store=store,
             access=access,
             keys=keys,
             observe=sessions.observe,
+            at_once=visibility.at_once,
         )
         if config.query.endpoint
         else None,

@@ -16,7 +16,7 @@ SHORT_S, LONG_S = 2.0, 120.0
 """Of each of five loads."""
 MOST_GAIN = 40.0
 """MiB in any life: an engine gains about 23 until its allocators and caches have settled."""
-MOST_GROWTH = 40.0
+MOST_GROWTH = 20.0
 """MiB an hour of load, in a life of at least `LONG_LIFE_S`."""
 LONG_LIFE_S = 200.0
 SLACK = 2

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -21,6 +23,7 @@ from daemon.api.dealer import ClientKeys
 from daemon.api.events import Events
 from daemon.api.messages import (
     Ask,
+    AskReply,
     Cancel,
     CancelReply,
     Ended,
@@ -68,6 +71,11 @@ class Desk:
     size: int = 0
     """Of the other replies, in bytes."""
 
+    def at_once(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply | None:
+        if not isinstance(request, Ask) or request.question != "ready":
+            return None
+        return AskReply(request.id, request.session, 7, "yes", None, 1.0, True, False)
+
     async def answer(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply:
         self.asked.append(request)
         if not isinstance(request, Ask):
@@ -98,7 +106,11 @@ async def serving(endpoint: str = "tcp://127.0.0.1:*", epoch: int = 1, **options
     async def answer(request: messages.ClientRequest, client: Client, since: int) -> messages.Reply:
         return await desk.answer(request, client, since)
 
-    desk = Desk(QueryServer(answer, endpoint, events=events, store=store, **options), events, store)
+    def at_once(request: messages.ClientRequest, client: Client, since: int) -> messages.Reply | None:
+        return desk.at_once(request, client, since)
+
+    server = QueryServer(answer, endpoint, events=events, store=store, at_once=at_once, **options)
+    desk = Desk(server, events, store)
     await desk.server.start(Tasks())
     return desk
 
@@ -190,6 +202,50 @@ async def test_each_client_has_its_own_limit_and_all_have_one(desk, wire):
     desk.release.set()
     assert {(await wire.read()).id for _ in range(3)} == {0, 1, 2}
     other.close()
+
+
+async def test_a_reply_that_is_there_takes_no_place_but_its_id_must_be_free(desk, wire):
+    await wire.send(*(Ask(n, "a", "?") for n in range(3)))
+    ready = await wire.request(Ask(3, "a", "ready"))
+    assert isinstance(ready, AskReply)
+    assert (ready.id, ready.text) == (3, "yes")
+    assert (await wire.request(Ask(2, "a", "ready"))).code == "in_flight"
+    assert (await wire.request(Ask(4, "a", "?"))).code == "busy"
+    desk.release.set()
+    assert {(await wire.read()).id for _ in range(3)} == {0, 1, 2}
+    assert isinstance(await wire.request(Ask(2, "a", "ready")), AskReply)
+    desk.release.clear()
+    await wire.send(Ask(5, "a", "?"))
+    await until(lambda: len(desk.asked) == 4)
+    draining = asyncio.create_task(desk.server.drain(5))
+    await asyncio.sleep(0.01)
+    assert (await wire.request(Ask(6, "a", "ready"))).code == "shutting_down"
+    desk.release.set()
+    assert (await wire.read()).id == 5
+    await draining
+
+
+async def test_replies_that_are_there_leave_others_their_turn(desk, wire):
+    turn, turns = 0, Counter[int]()
+
+    def at_once(request, client, since):
+        turns[turn] += 1
+        return AskReply(request.id, request.session, 7, "yes", None, 1.0, True, False)
+
+    async def take_turns() -> None:
+        nonlocal turn
+        while True:
+            await asyncio.sleep(0)
+            turn += 1
+
+    desk.at_once = at_once
+    await wire.request(Ask(0, "a", "ready"))
+    await wire.send(*(Ask(n, "a", "ready") for n in range(1, 500)))
+    time.sleep(0.2)  # noqa: ASYNC251 - all arrive, and nothing of this loop runs meanwhile
+    taking = asyncio.create_task(take_turns())
+    assert [(await wire.read()).id for _ in range(1, 500)] == list(range(1, 500))
+    taking.cancel()
+    assert max(turns.values()) <= 64
 
 
 async def test_a_request_is_cancelled_by_its_own_client_only(desk, wire):

@@ -200,3 +200,16 @@ async def test_a_reply_that_is_no_message_fails_what_waits() -> None:
     finally:
         router.close()
         context.term()
+
+
+async def test_what_is_ready_here_is_given_at_once_and_what_is_elsewhere_is_not() -> None:
+    owners: dict[str, str] = {}
+    ready = AskReply(5, "btc", 3, "ready", None, 1.0, True, False)
+    daemon = Daemon("first", owners.get)
+    here = Client(LOCAL, "client")
+    assert daemon.forwarding.at_once(ASK, here, 0) is None
+    daemon.forwarding = Forwarding(daemon.answer, owners.get, 5.0, at_once=lambda *_: ready)
+    assert daemon.forwarding.at_once(ASK, here, 0) == ready
+    for address in ("tcp://127.0.0.1:9", ""):
+        owners["btc"] = address
+        assert daemon.forwarding.at_once(ASK, here, 0) is None

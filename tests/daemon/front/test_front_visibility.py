@@ -34,11 +34,15 @@ def info(name: str) -> messages.SessionInfo:
 class Rig:
     def __init__(self) -> None:
         self.asked: list[messages.ClientRequest] = []
-        self.door = Visibility(self.answer, Access(), lambda: NAMES)
+        self.door = Visibility(self.answer, Access(), lambda: NAMES, self.at_once)
 
     async def answer(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply:
         self.asked.append(request)
         return messages.SessionsReply(request.id, tuple(info(name) for name in NAMES))
+
+    def at_once(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply | None:
+        self.asked.append(request)
+        return messages.SessionsReply(request.id, ())
 
     async def ask(self, request: messages.ClientRequest, client: Client) -> messages.Reply:
         return await self.door.answer(request, client, 0)
@@ -90,3 +94,13 @@ async def test_an_operator_opens_sessions_that_it_then_sees(rig: Rig) -> None:
     assert not rig.asked
     await rig.ask(messages.AddSession(1, {"name": "eth-2", "symbol": "X:A"}), HEAD)
     assert len(rig.asked) == 1
+
+
+@pytest.mark.parametrize("make", [*OF_A_SESSION, *OF_OPERATORS])
+async def test_only_answers_of_what_a_tenant_sees_are_given_at_once(rig: Rig, make: object) -> None:
+    for name, client in (("btc", DESK), ("xyz", DESK), ("eth", DESK), ("btc", Client(LOCAL, "here"))):
+        request = make(name)  # type: ignore[operator]
+        found = rig.door.at_once(request, client, 0)
+        given = isinstance(request, messages.Ask) and (name == "eth" or client.tenant is LOCAL)
+        assert (found is not None, bool(rig.asked)) == (given, given)
+        rig.asked.clear()
