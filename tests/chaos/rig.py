@@ -49,11 +49,14 @@ class Disk:
         self.mounted = not subprocess.run(mount, capture_output=True, check=False).returncode
 
     def fill(self, engine: int) -> None:
-        """Nothing more can be written: by anybody, or where it is no tmpfs, by ``engine``."""
+        """Nothing more can be written: by anybody, or where it is no tmpfs, by ``engine``.
+
+        Files of sessions that were used leave room: then it is to be filled again.
+        """
         if not self.mounted:
             resource.prlimit(engine, resource.RLIMIT_FSIZE, (self.LIMIT, resource.RLIM_INFINITY))
             return
-        with contextlib.suppress(OSError), (self.path / "full").open("wb", buffering=0) as file:
+        with contextlib.suppress(OSError), (self.path / "full").open("ab", buffering=0) as file:
             while True:
                 file.write(bytes(4096))
 
@@ -193,12 +196,17 @@ class Rig:
         engine = await self._engine()
         failures = "foretick_snapshot_failures_total"
         before = self.daemon.metric(failures)
+
+        def failed() -> bool:
+            self._disk.fill(engine)
+            return self.daemon.metric(failures) > before
+
         self._disk.fill(engine)
         try:
             await self._produce(self.next)
             self.next += 1
             await self._until_answered(self.next - 2, len(SYMBOLS) * len(NAMES))
-            await until_slowly(lambda: self.daemon.metric(failures) > before, what="a failure to write")
+            await until_slowly(failed, what="a failure to write")
         finally:
             self._disk.free(engine)
 
