@@ -34,7 +34,7 @@ T = TypeVar("T")
 SLICE_S = 0.5
 """Longest single call, so that a producer that is given up ends soon."""
 HANGS_S = 2.0
-"""A call so late hangs (`send_offsets_to_transaction` does, after its coordinator's connection was cut): its
+"""A call so late hangs (`send_offsets_to_transaction` does not observe its timeout, librdkafka #5456): its
 thread is left behind.
 """
 
@@ -119,6 +119,10 @@ class LibrdkafkaProducer:
             "retry.backoff.max.ms": 1000,
             # a broker that is back is found within a stop's drain; ten seconds by default
             "reconnect.backoff.max.ms": 1000,
+            # Where all brokers were away, librdkafka 2.16 by default forgets them and begins with the
+            # bootstrap servers again, but not the group's coordinator that it knew: no offset is sent any
+            # more (librdkafka #5511). Moved brokers are found by the next producer, after a timeout.
+            "metadata.recovery.strategy": "none",
             "topic.metadata.propagation.max.ms": int(timeout_s * 300),
             **options,
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import resource
 import shutil
@@ -13,7 +14,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 from feeds.kafka_sink import KafkaSink
 from flash.questions import PAPER_SIX
@@ -78,6 +79,9 @@ class Rig:
     offsets go out in transactions; a daemon that is fenced ends, and another is started. ``spare``: with
     spare engines.
     """
+
+    MORE_SOURCE: ClassVar[tuple[str, ...]] = ()
+    MORE_RECOVERY: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -172,6 +176,8 @@ class Rig:
                 await self._zombie()
             case "idle past expiry":
                 await asyncio.sleep(EXPIRY_S + 3.0)
+            case "kill standby":
+                raise AssertionError("there is none")
 
     async def _kill(self, *pids: int) -> None:
         """Kill processes, the front among them, and start a daemon again once its engine is gone, too."""
@@ -182,13 +188,17 @@ class Rig:
         await asyncio.to_thread(self.daemon.wait, STOP_S)
         if engine is not None:
             await until(lambda: gone(engine), STOP_S, "the engine's end after its front's")
+        self._replace()
+
+    def _replace(self) -> None:
+        """The daemon has ended."""
         self._daemon = self._new()
 
     async def _terminate(self) -> None:
         status = await asyncio.to_thread(self.daemon.terminate, STOP_S)
         untouched = status == -signal.SIGTERM and not self.daemon.log  # it had only begun to start
         assert status == 0 or untouched, f"SIGTERM: status {status}\n{self.daemon.log[-3000:]}"
-        self._daemon = self._new()
+        self._replace()
 
     async def _fill_disk(self) -> None:
         """Sessions that fall idle cannot be written to their files; later they can."""
@@ -203,9 +213,7 @@ class Rig:
 
         self._disk.fill(engine)
         try:
-            await self._produce(self.next)
-            self.next += 1
-            await self._until_answered(self.next - 2, len(SYMBOLS) * len(NAMES))
+            await self._bar()
             await until_slowly(failed, what="a failure to write")
         finally:
             self._disk.free(engine)
@@ -221,17 +229,20 @@ class Rig:
             os.kill(pid, signal.SIGSTOP)
         try:
             self._daemon = other
-            await self._produce(self.next)
-            self.next += 1
-            await self._until_answered(self.next - 2, len(SYMBOLS) * len(NAMES))
+            await self._bar()
         finally:
             for pid in pids:
                 os.kill(pid, signal.SIGCONT)
+        await self._bar()
+        status = await asyncio.to_thread(hung.terminate, STOP_S)
+        assert status == 0 or self.exactly_once, f"the zombie ended with {status}\n{hung.log[-3000:]}"
+
+    async def _bar(self) -> None:
+        """Another bar: not before the one that closed last is answered, for only the newest one would be."""
+        await self._until_answered(self.next - 2, len(SYMBOLS) * len(NAMES))
         await self._produce(self.next)
         self.next += 1
         await self._until_answered(self.next - 2, len(SYMBOLS) * len(NAMES))
-        status = await asyncio.to_thread(hung.terminate, STOP_S)
-        assert status == 0 or self.exactly_once, f"the zombie ended with {status}\n{hung.log[-3000:]}"
 
     async def _engine(self) -> int:
         """Process id of the engine; waits for one."""
@@ -239,6 +250,12 @@ class Rig:
         found = self.daemon.engine()
         assert found is not None, "it was there"
         return found
+
+    def _revive(self) -> None:
+        """Start what ended by itself again."""
+        if (status := self.daemon.poll()) is not None:
+            self.exits.append(status)
+            self._replace()
 
     def _new(self) -> Daemon:
         self._count += 1
@@ -255,11 +272,13 @@ class Rig:
                 f'[pool]\nidle_spill = "300ms"\nspill_dir = "{self._disk.path}"',
                 f'[source]\nkind = "kafka"\n[source.kafka]\n{bootstrap}',
                 f'topics = ["{self.trades}"]\ngroup = "{self.group}"',
+                *self.MORE_SOURCE,
                 f'[sink.kafka]\n{bootstrap}\ntopic = "{self.answers}"\ndlq = "dlq.v1{self.suffix}"',
                 f'delivery = "exactly_once"\ntransactional_id = "{self.transactional_id}"'
                 if self.exactly_once
                 else "",
                 f'[recovery]\ndirectory = "{self._folder / "snapshots"}"\ninterval = "1s"',
+                *self.MORE_RECOVERY,
                 f'[query]\nendpoint = "tcp://127.0.0.1:{query}"',
                 '[process]\ndrain = "3s"',
             ]
@@ -282,9 +301,7 @@ class Rig:
             return {(a.session, a.question) for a in answers if a.as_of == at}
 
         def there() -> bool:
-            if (status := self.daemon.poll()) is not None:
-                self.exits.append(status)
-                self._daemon = self._new()
+            self._revive()
             return len(found()) >= count
 
         try:
@@ -302,6 +319,78 @@ class Rig:
         series = [each for each in told if each[:1] != "#" and any(word in each for word in about)]
         kept = [each for each in series if "_bucket{" not in each and not each.endswith(" 0.0")]
         return "\n".join([self.daemon.get("/readyz")[1], *kept])
+
+
+class Pair(Rig):
+    """Two daemons, of which one answers and the other stands by for it.
+
+    Whichever ends is followed by one that stands by.
+    """
+
+    MORE_SOURCE = ('session_timeout = "6s"',)
+    MORE_RECOVERY = ("standby = true",)
+
+    @property
+    def transactional_id(self) -> str:
+        return f"foretick{self.suffix}"
+
+    async def start(self) -> None:
+        await super().start()
+        self._other = self._new()
+        await self._settle()
+
+    def close(self) -> None:
+        super().close()
+        self._other.__exit__(None, None, None)
+
+    async def strike(self, fault: Fault) -> None:
+        """As `Rig.strike`, to the one that answers; a kill strikes while nobody stands by, too."""
+        if fault == "kill standby":
+            await self._settle()
+            self._other.signal(signal.SIGKILL)
+            await asyncio.to_thread(self._other.wait, STOP_S)
+            self._other = self._new()
+            return
+        if fault not in ("kill front", "kill both", "kill broker"):
+            await self._settle()
+        await super().strike(fault)
+
+    async def _settle(self) -> None:
+        """Wait until one answers and one stands by."""
+
+        def settled() -> bool:
+            self._revive()
+            states = [json.loads(each.get("/readyz")[1] or "{}").get("status") for each in self._both()]
+            if states == ["standby", "ready"]:
+                self._daemon, self._other = self._other, self.daemon
+            return sorted(states, key=str) == ["ready", "standby"]
+
+        await until_slowly(settled, what="one that answers and one that stands by")
+
+    def _both(self) -> tuple[Daemon, Daemon]:
+        return self.daemon, self._other
+
+    def _replace(self) -> None:
+        self._daemon, self._other = self._other, self._new()
+
+    def _revive(self) -> None:
+        super()._revive()
+        if (status := self._other.poll()) is not None:
+            self.exits.append(status)
+            self._other = self._new()
+
+    async def _zombie(self) -> None:
+        """The one that answers hangs until the other one does; then it goes on, and ends or stands by."""
+        hung, pids = self.daemon, [self.daemon.pid, await self._engine()]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            self._daemon, self._other = self._other, hung
+            await self._bar()
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+        await self._bar()
 
 
 class _Strike:

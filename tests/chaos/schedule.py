@@ -8,7 +8,7 @@ from typing import Literal
 
 Fault = Literal[
     "kill front", "kill engine", "kill both", "terminate", "stop broker", "kill broker", "fill disk",
-    "zombie", "idle past expiry",
+    "zombie", "idle past expiry", "kill standby",
 ]  # fmt: skip
 Moment = Literal["settled", "sent", "answering"]
 """All is answered; a bar's records are acknowledged by the broker; the first answer of a bar is read back."""
@@ -20,6 +20,11 @@ DECK: tuple[Fault, ...] = (
     "kill broker", "kill front", "kill engine", "stop broker", "terminate",
 )  # fmt: skip
 """The first fault of a run by its seed, so that a few runs have all of them."""
+PAIR_DECK: tuple[Fault, ...] = (
+    "kill front", "kill engine", "zombie", "terminate", "kill broker",
+    "kill standby", "kill both", "kill engine", "stop broker", "fill disk",
+)  # fmt: skip
+"""The same for two daemons, of which one stands by."""
 LATEST_MS = 60
 """A fault strikes up to so long after its moment."""
 
@@ -49,10 +54,10 @@ class Schedule:
         return "\n".join([f"seed {self.seed}, {self.bars} bars", *map(str, self.events)])
 
 
-def draw(seed: int, *, bars: int, faults: int) -> Schedule:
+def draw(seed: int, *, bars: int, faults: int, deck: tuple[Fault, ...] = DECK) -> Schedule:
     """A schedule with ``faults`` of them, each in a bar of its own, of more ``bars`` than that."""
     rng = Random(seed)
-    chosen = [DECK[seed % len(DECK)], *rng.choices(DECK, k=faults - 1)]
+    chosen = [deck[seed % len(deck)], *rng.choices(deck, k=faults - 1)]
     rng.shuffle(chosen)
     at = sorted(rng.sample(range(bars - 1), faults))  # a bar without a fault comes last
     return Schedule(

@@ -16,13 +16,13 @@ import pytest
 from feeds.kafka_client import quiet_client_log
 from tests.chaos.checks import ahead, by_key, different, gaps, missing, repeats
 from tests.chaos.reading import read_to_end
-from tests.chaos.rig import BROKER, NAMES, PARTITIONS, Rig
-from tests.chaos.schedule import Schedule, draw
+from tests.chaos.rig import BROKER, NAMES, PARTITIONS, Pair, Rig
+from tests.chaos.schedule import PAIR_DECK, Schedule, draw
 from tests.e2e.process import committed
 from tests.fixtures_kafka import need_tools
 from tests.kafka_server import KafkaServer
 
-SHORT, LONG = 20, 200
+SHORT, LONG, PAIRS = 20, 200, 20
 
 
 @dataclass
@@ -32,6 +32,7 @@ class Rigs:
     broker: KafkaServer
     folder: Path
     exactly_once: bool
+    pair: bool = False
     disturbed: Rig | None = None
     undisturbed: Rig | None = None
 
@@ -40,11 +41,11 @@ class Rigs:
             self.undisturbed = Rig(self.broker, self.folder / "undisturbed")
             await self.undisturbed.start()
         if self.disturbed is None:
-            self.disturbed = Rig(
+            self.disturbed = (Pair if self.pair else Rig)(
                 self.broker,
                 self.folder / "disturbed",
                 exactly_once=self.exactly_once,
-                spare=not self.exactly_once,
+                spare=not (self.exactly_once or self.pair),
             )
             await self.disturbed.start()
         return self.disturbed, self.undisturbed
@@ -62,19 +63,28 @@ class Rigs:
             self.undisturbed.close()
 
 
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rigs, Rigs]]:
+def rigs(factory: pytest.TempPathFactory, *, pair: bool) -> Iterator[tuple[Rigs, Rigs]]:
     """At least once, and exactly once."""
     quiet_client_log()
     need_tools()
     with KafkaServer(more=BROKER) as broker:
         made = (
-            Rigs(broker, tmp_path_factory.mktemp("chaos"), exactly_once=False),
-            Rigs(broker, tmp_path_factory.mktemp("chaos"), exactly_once=True),
+            Rigs(broker, factory.mktemp("chaos"), exactly_once=False, pair=pair),
+            Rigs(broker, factory.mktemp("chaos"), exactly_once=True, pair=pair),
         )
         yield made
         for each in made:
             each.close()
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rigs, Rigs]]:
+    yield from rigs(tmp_path_factory, pair=False)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rigs, Rigs]]:
+    yield from rigs(tmp_path_factory, pair=True)
 
 
 async def run(both: tuple[Rigs, Rigs], schedule: Schedule) -> None:
@@ -89,7 +99,7 @@ async def run(both: tuple[Rigs, Rigs], schedule: Schedule) -> None:
                 await disturbed.step(events.get(n))
         problems = await found_wrong(disturbed, undisturbed)
         assert not problems, "\n".join([str(schedule), *problems[:20]])
-        fenced = {1} if rigs.exactly_once else set()
+        fenced = {1} if rigs.exactly_once or rigs.pair else set()
         assert set(disturbed.exits) <= fenced, f"the daemon ended by itself: {disturbed.exits}"
     except BaseException:
         rigs.drop()
@@ -127,3 +137,11 @@ async def test_a_fault_loses_nothing(both: tuple[Rigs, Rigs], seed: int) -> None
 @pytest.mark.parametrize("seed", range(SHORT, SHORT + LONG), ids="seed{:03}".format)
 async def test_faults_lose_nothing(both: tuple[Rigs, Rigs], seed: int) -> None:
     await run(both, draw(seed, bars=8, faults=3))
+
+
+@pytest.mark.kafka
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(PAIRS), ids="seed{:03}".format)
+async def test_one_that_stands_by_loses_nothing(pairs: tuple[Rigs, Rigs], seed: int) -> None:
+    await run(pairs, draw(seed, bars=6, faults=2, deck=PAIR_DECK))

@@ -1,13 +1,17 @@
-"""A sink of transactions that leaves its id to another process until it begins."""
+"""A sink that leaves its transactional id to another process until it begins; a broker that restarts."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 import pytest
 
-from feeds.source import CommitPoint, Partition
+from feeds.librdkafka import LibrdkafkaProducer
+from feeds.source import CommitPoint, Membership, Partition
 from feeds.transactions import Fenced, GroupOffsets, KafkaTransactions, Message
+from tests.fixtures_kafka import need_tools
+from tests.kafka_server import KafkaServer, create_topics
 
 MARKER = ("answers", 0)
 
@@ -74,3 +78,24 @@ async def test_a_standby_fences_when_it_begins_and_not_before_and_the_numbers_go
     assert broker.number == 4
     for sink in (first, second):
         await sink.stop()
+
+
+@pytest.mark.kafka
+async def test_a_producer_goes_on_when_its_only_broker_is_back() -> None:
+    """It must not hang, which a new producer would follow."""
+    need_tools()
+    with KafkaServer() as broker:
+        await create_topics(broker.bootstrap, {"answers": 1, "ticks": 1})
+        producer, group = LibrdkafkaProducer(broker.bootstrap, "one", {}), Membership("group")
+        await producer.open()
+
+        async def write(number: int) -> None:
+            points = {("ticks", 0): CommitPoint(number)}
+            await producer.transact([Message("answers", b"k", b"v", {})], [GroupOffsets(group, points)])
+
+        await write(1)
+        await write(2)
+        await asyncio.to_thread(broker.kill)
+        await asyncio.to_thread(broker.start)
+        await write(3)
+        await producer.close()
