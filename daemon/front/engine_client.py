@@ -87,9 +87,11 @@ class ProcessEngine:
         self._tasks.start(PROCESS, partial(self._watch, self._process, on_gone), returns=True)
 
     def send(self, command: protocol.Command) -> None:
-        """Send one command."""
-        # there is no high-water mark, so sending never blocks
-        self._commands.send(protocol.encode(command), zmq.NOBLOCK)
+        """Send one command; to an engine that is gone, which ``on_gone`` tells, or has stopped it is lost."""
+        # done at once: there is no high-water mark, so sending never blocks
+        sent = self._commands.send(protocol.encode(command), zmq.NOBLOCK)
+        assert isinstance(sent, asyncio.Future)
+        sent.exception()
 
     async def close(self, timeout_s: float) -> None:
         """Wait for the child to end; kill it after the time limit."""
