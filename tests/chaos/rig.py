@@ -351,24 +351,24 @@ class Pair(Rig):
             await asyncio.to_thread(self._other.wait, STOP_S)
             self._other = self._new()
             return
-        if fault not in ("kill front", "kill both", "kill broker"):
+        if fault in ("kill front", "kill both", "kill broker"):
+            await asyncio.to_thread(self._settled)
+        else:
             await self._settle()
         await super().strike(fault)
 
     async def _settle(self) -> None:
         """Wait until one answers and one stands by."""
+        await until_slowly(self._settled, what="one that answers and one that stands by")
 
-        def settled() -> bool:
-            self._revive()
-            states = [json.loads(each.get("/readyz")[1] or "{}").get("status") for each in self._both()]
-            if states == ["standby", "ready"]:
-                self._daemon, self._other = self._other, self.daemon
-            return sorted(states, key=str) == ["ready", "standby"]
-
-        await until_slowly(settled, what="one that answers and one that stands by")
-
-    def _both(self) -> tuple[Daemon, Daemon]:
-        return self.daemon, self._other
+    def _settled(self) -> bool:
+        """Look which one answers; whether the other one stands by."""
+        self._revive()
+        both = self.daemon, self._other
+        states = [json.loads(each.get("/readyz")[1] or "{}").get("status") for each in both]
+        if states[1] == "ready":
+            self._other, self._daemon = both
+        return set(states) == {"ready", "standby"}
 
     def _replace(self) -> None:
         self._daemon, self._other = self._other, self._new()
