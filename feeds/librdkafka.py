@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from confluent_kafka import (
@@ -37,6 +37,8 @@ HANGS_S = 2.0
 """A call so late hangs (`send_offsets_to_transaction` does not observe its timeout, librdkafka #5456): its
 thread is left behind.
 """
+LOGGED_S = 1.0
+"""What an idle producer logs waits no longer: the library keeps it until a call asks for it."""
 
 _FENCED = frozenset(
     {
@@ -157,7 +159,7 @@ class LibrdkafkaProducer:
 
     def _serve(self) -> None:
         """The thread: one piece of work after another, then close."""
-        while (item := self._work.get()) is not None:
+        while (item := self._next()) is not None:
             work, done = item
             if not done.set_running_or_notify_cancel():
                 continue
@@ -168,6 +170,15 @@ class LibrdkafkaProducer:
             else:
                 done.set_result(None)
         self._close()
+
+    def _next(self) -> tuple[Callable[[], None], Future[None]] | None:
+        """The next piece of work; meanwhile what the library logs is logged."""
+        while True:
+            try:
+                return self._work.get(timeout=LOGGED_S)
+            except Empty:
+                if self._producer is not None:
+                    self._producer.poll(0)
 
     def _open(self) -> None:
         self._deadline = time.monotonic() + self._timeout_s
@@ -275,6 +286,7 @@ class StableOffsets:
             "bootstrap.servers": bootstrap,
             "isolation.level": "read_committed",  # offsets of a transaction that is ending are waited for
             "enable.auto.commit": False,
+            "log_level": 0,  # only a poll would take what it logs; calls raise what they fail of
             **options,
         }
         self._timeout_s = timeout_s

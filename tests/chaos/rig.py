@@ -198,9 +198,8 @@ class Rig:
         status = await asyncio.to_thread(self.daemon.terminate, STOP_S)
         log = self.daemon.log
         untouched = status == -signal.SIGTERM and not log  # it had only begun to start
-        fenced = (
-            status == 1 and "ended: Fenced: " in log
-        )  # idle past expiry since the last seed: ending itself
+        # one that was idle past expiry since the last seed ends by itself
+        fenced = status == 1 and "ended: Fenced: " in log
         assert status == 0 or untouched or fenced, f"SIGTERM: status {status}\n{log[-3000:]}"
         self._replace()
 

@@ -10,6 +10,7 @@ import pytest
 from feeds.librdkafka import LibrdkafkaProducer
 from feeds.source import CommitPoint, Membership, Partition
 from feeds.transactions import Fenced, GroupOffsets, KafkaTransactions, Message
+from tests.feeds.waiting import eventually
 from tests.fixtures_kafka import need_tools
 from tests.kafka_server import KafkaServer, create_topics
 
@@ -81,8 +82,8 @@ async def test_a_standby_fences_when_it_begins_and_not_before_and_the_numbers_go
 
 
 @pytest.mark.kafka
-async def test_a_producer_goes_on_when_its_only_broker_is_back() -> None:
-    """It must not hang, which a new producer would follow."""
+async def test_a_producer_goes_on_when_its_only_broker_is_back(caplog: pytest.LogCaptureFixture) -> None:
+    """It must not hang, which a new producer would follow; that the broker is away is logged meanwhile."""
     need_tools()
     with KafkaServer() as broker:
         await create_topics(broker.bootstrap, {"answers": 1, "ticks": 1})
@@ -95,7 +96,9 @@ async def test_a_producer_goes_on_when_its_only_broker_is_back() -> None:
 
         await write(1)
         await write(2)
+        caplog.clear()
         await asyncio.to_thread(broker.kill)
+        await eventually(lambda: "onnect" in caplog.text)
         await asyncio.to_thread(broker.start)
         await write(3)
         await producer.close()
