@@ -1,6 +1,7 @@
 """aiokafka clients: opened once the broker is up, closed in bounded time; and which topics a broker lacks."""
 
 import asyncio
+import contextlib
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 
 PROBE_S = 2.0
 """Interval for checking a silent connection: an idle topic and a dead broker look alike."""
+BOOTSTRAP_S = 1.0
+"""For the brokers' addresses to come, where a client that has just begun is stopped."""
 
 
 def quiet_client_log() -> None:
@@ -45,7 +48,7 @@ async def open_client(
     while not stop.is_set():
         client = new()
         try:
-            if await until(stop, client.start()):
+            if await until(stop, start_client(client)) and not stop.is_set():
                 connection.up()
                 return client
         except (KafkaError, OSError) as error:
@@ -58,6 +61,23 @@ async def open_client(
         else:
             await close_client(client, stop_timeout_s)
     return None
+
+
+async def start_client(client: Any) -> None:
+    """Start an aiokafka client. Where this is cancelled, the first connection is closed within `BOOTSTRAP_S`.
+
+    aiokafka 0.14 leaves it to the garbage collector, wherever its ``bootstrap`` is cancelled.
+    """
+    bootstrapped = asyncio.Event()
+    _inner(client).cluster.add_listener(lambda _: bootstrapped.set())
+    starting = asyncio.ensure_future(client.start())
+    try:
+        await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(BOOTSTRAP_S):
+                await until(bootstrapped, starting)
+        raise
 
 
 async def close_client(client: Any, timeout_s: float) -> None:
@@ -86,7 +106,7 @@ async def missing_topics(
     admin = AIOKafkaAdminClient(**settings)
     try:
         async with asyncio.timeout(timeout_s):
-            await admin.start()
+            await start_client(admin)
             known = set(await admin.list_topics())
     except TimeoutError as error:
         why = await why_closed(settings)
@@ -159,7 +179,12 @@ async def _tear_down(client: Any, timeout_s: float) -> None:
     sender = getattr(client, "_sender", None)
     if sender is not None:
         await _quietly(sender.close(), timeout_s)
-    await _quietly(client._client.close() if hasattr(client, "_client") else client.client.close(), timeout_s)
+    await _quietly(_inner(client).close(), timeout_s)
+
+
+def _inner(client: Any) -> Any:
+    """The connections of a consumer or a producer; the latter has them under a public name."""
+    return client._client if hasattr(client, "_client") else client.client
 
 
 async def _quietly(doing: Awaitable[Any], timeout_s: float) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
-from feeds.kafka_client import BrokerError, close_client, quiet_client_log, why_closed
+from feeds.kafka_client import BrokerError, close_client, quiet_client_log, start_client, why_closed
 from feeds.source import Incoming, Partition
 
 _POLL_MS = 200
@@ -68,7 +68,7 @@ class KafkaRange:
         )
         try:
             async with asyncio.timeout(self._timeout_s):
-                await consumer.start()
+                await start_client(consumer)
         except (KafkaError, OSError, TimeoutError) as error:
             await close_client(consumer, 1.0)
             why = await why_closed(self._settings) or repr(error)

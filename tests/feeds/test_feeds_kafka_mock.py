@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import sys
 import time
@@ -27,6 +28,7 @@ from feeds.source import (
     Source,
 )
 from tests.feeds.waiting import eventually
+from tests.kafka_proxy import Api, Fault, KafkaProxy
 from tests.kafka_server import free_ports
 
 T = "md.trades.v1"
@@ -253,6 +255,25 @@ async def test_missing_topics_and_no_broker(broker: MockBroker) -> None:
     (port,) = free_ports(1)
     with pytest.raises(BrokerError, match=f"127.0.0.1:{port}"):
         await missing_topics(f"127.0.0.1:{port}", [T], timeout_s=1)
+
+
+@pytest.mark.parametrize("stopped_s", [0.0, 0.1])
+async def test_a_start_that_is_stopped_leaves_no_connection_open(
+    broker: MockBroker, stopped_s: float
+) -> None:
+    """At the first request: a connection that is left to the garbage collector is an error here."""
+    port, upstream = *free_ports(1), int(broker.bootstrap.rpartition(":")[2])
+    proxy = KafkaProxy(port, upstream)
+    proxy.faults.append(Fault(Api.METADATA, "delay", 0.4))
+    await proxy.start()
+    source = KafkaSource("in", f"127.0.0.1:{port}", [T], None)
+    starting = asyncio.create_task(source.start())
+    await eventually(lambda: Api.METADATA in proxy.seen)
+    await asyncio.sleep(stopped_s)
+    await source.stop()
+    await starting
+    gc.collect()
+    await proxy.stop()
 
 
 def test_the_mock_broker_says_what_it_is_and_ends() -> None:
