@@ -48,10 +48,7 @@ BeginAnew = Callable[[Collection[str], Collection[str]], None]
 
 
 class FeedInput:
-    """At most one source. Without one there is nothing to connect, read or commit.
-
-    ``positions``: where sessions that came back from a snapshot read on, by session and symbol.
-    """
+    """At most one source. Without one there is nothing to connect, read or commit."""
 
     def __init__(
         self,
@@ -70,7 +67,7 @@ class FeedInput:
     ) -> None:
         self.source, self.tracker = source, tracker
         self._standby = standby or Standby(store)
-        self.positions: Mapping[str, Mapping[str, Position]] = {}
+        self._positions: Mapping[str, Mapping[str, Position]] = {}
         self._recovery = recovery or Recovery(store)
         self._log = _log_of(source)
         if self._log is not None:
@@ -118,6 +115,14 @@ class FeedInput:
             stored = await self._log.stored()
             self._recovery.read(point.metadata for point in stored.values())
 
+    def engine_ready(self, positions: Mapping[str, Mapping[str, Position]]) -> None:
+        """An engine is up: tell it what is committed, for what was sent while it loaded is lost.
+
+        ``positions``: where sessions that came back from a snapshot read on, by session and symbol.
+        """
+        self._positions = positions
+        self._tell_stored((), engine_is_new=True)
+
     @property
     def again(self) -> bool:
         """Whether the source begins, or goes on, in a past that was asked for, and that is answered again."""
@@ -139,8 +144,8 @@ class FeedInput:
             self.begin_anew(names, self._elsewhere_answered)
             self.tracker.rewind(partition)
         for names in anew.values():
-            others = {name: each for name, each in self.positions.items() if name not in names}
-            self.positions = others | dict(await self.resume(names))
+            others = {name: each for name, each in self._positions.items() if name not in names}
+            self._positions = others | dict(await self.resume(names))
         self._elsewhere_answered.clear()
         self._stored.update(stored)
         return self._begin(found, stored)
@@ -176,7 +181,7 @@ class FeedInput:
         for partition, point in stored.items():
             read = self.tracker.next_offset(partition)
             readers = _readers(found, point)
-            restored = {name for name in readers if self.positions.get(name)}
+            restored = {name for name in readers if self._positions.get(name)}
             if read:
                 begin[partition] = Begin(read)
             elif restored or partition in asked:
@@ -187,7 +192,7 @@ class FeedInput:
     def _missing_from(self, partition: Partition, sessions: Iterable[str]) -> Iterator[int]:
         """Where these sessions' snapshots end in this partition."""
         for session in sessions:
-            for place in self.positions[session].values():
+            for place in self._positions[session].values():
                 own = self.source is not None and place.source in ("", self.source.name)
                 if own and (place.topic, place.partition) == partition:
                     yield place.offset
@@ -259,7 +264,7 @@ class FeedInput:
         self.connected = True
         if self._log is None:
             # those with positions are read from a log
-            self.read_on([each.name for each in self._sessions if not self.positions.get(each.name)])
+            self.read_on([each.name for each in self._sessions if not self._positions.get(each.name)])
 
     def number_anew(self) -> dict[str, int]:
         """Number the symbols for a new engine, whose ring is empty."""
@@ -354,10 +359,10 @@ class FeedInput:
             self._tell_stored(points.values() if saved else ())
             return True
 
-    def _tell_stored(self, points: Iterable[CommitPoint]) -> None:
+    def _tell_stored(self, points: Iterable[CommitPoint], *, engine_is_new: bool = False) -> None:
         """These points are committed: the engine keeps a snapshot that goes with them."""
         self._recovery.stored(point.metadata for point in points)
-        if news := self._recovery.news_of_stored():
+        if news := self._recovery.news_of_stored(engine_is_new=engine_is_new):
             self._send(protocol.NoteProgress(news))
 
     async def close(self) -> None:

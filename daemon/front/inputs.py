@@ -82,15 +82,10 @@ class Inputs:
         """Whether a source begins in a past that was asked for, and that is answered again."""
         return any(feed.again for feed in self._feeds.values())
 
-    @property
-    def positions(self) -> Mapping[str, Mapping[str, Position]]:
-        """Where sessions that came back from a snapshot read on, by session and symbol."""
-        return {}
-
-    @positions.setter
-    def positions(self, positions: Mapping[str, Mapping[str, Position]]) -> None:
+    def engine_ready(self, positions: Mapping[str, Mapping[str, Position]]) -> None:
+        """See `FeedInput.engine_ready`."""
         for feed in self._feeds.values():
-            feed.positions = positions
+            feed.engine_ready(positions)
 
     async def start(self, ring: Ring) -> None:
         """Connect all, and read into ``ring``; returns when one is connected."""

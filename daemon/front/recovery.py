@@ -104,8 +104,10 @@ class Recovery:
             known = self._session(name)
             known.stored = max(known.stored, progress, key=_order)
 
-    def news_of_stored(self) -> dict[str, Progress]:
-        """By session, what is stored and was not returned since the engine's start."""
+    def news_of_stored(self, *, engine_is_new: bool = False) -> dict[str, Progress]:
+        """By session, what is stored and was not returned since the engine was new."""
+        if engine_is_new:
+            self._told.clear()
         unknown = Progress()
         news = {
             name: each.stored
@@ -220,7 +222,6 @@ class Recovery:
         ``again``: the past was asked for, so that its bars are answered again.
         """
         self.epoch += 1
-        self._told.clear()
         found = {}
         for name in names:
             session = self._session(name)

@@ -282,7 +282,7 @@ class Front:
                 self.generations.heard(event)
             case protocol.Ready():
                 self.model = event.model
-                self.input.positions = event.positions
+                self.input.engine_ready(event.positions)
                 self.generations.ready(event)
                 self.store.set("foretick_engine_up", 1)
             case protocol.InputDone():

@@ -101,7 +101,8 @@ async def run(both: tuple[Rigs, Rigs], schedule: Schedule) -> None:
         assert not problems, "\n".join([str(schedule), *problems[:20]])
         fenced = {1} if rigs.exactly_once or rigs.pair else set()
         assert set(disturbed.exits) <= fenced, f"the daemon ended by itself: {disturbed.exits}"
-    except BaseException:
+    except BaseException as error:
+        error.add_note(f"log of the daemon:\n{disturbed.daemon.log[-4000:]}")
         rigs.drop()
         raise
 

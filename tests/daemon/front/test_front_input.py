@@ -113,14 +113,14 @@ async def test_a_partition_is_read_from_the_least_position_of_its_sessions(
 ) -> None:
     rig = Rig({P: CommitPoint(100, text("aaa", "bbb"))})
     await rig.start()
-    rig.input.positions = positions
+    rig.input.engine_ready(positions)
     assert await rig.assign() == begin
 
 
 async def test_a_partition_whose_sessions_are_not_known_is_read_from_its_window() -> None:
     rig = Rig({P: CommitPoint(100, ""), Q: CommitPoint(100, "by hand")})
     await rig.start()
-    rig.input.positions = {"aaa": {"V:AAA": at(P, 80)}, "bbb": {"V:BBB": at(Q, 80)}}
+    rig.input.engine_ready({"aaa": {"V:AAA": at(P, 80)}, "bbb": {"V:BBB": at(Q, 80)}})
     assert await rig.assign() == {}
 
 
@@ -168,9 +168,24 @@ async def test_an_engine_knows_what_a_restart_of_the_daemon_would_find() -> None
     assert await rig.input.commit()
     assert await rig.input.commit()
     assert rig.sent[1:] == [protocol.NoteProgress({"aaa": newer})]
-    await rig.start()
-    rig.log.reader.begins(P, 102)
+    rig.input.engine_ready({})
     assert rig.sent[2:] == [protocol.NoteProgress({"aaa": newer})]
+
+
+async def test_what_is_committed_while_an_engine_loads_reaches_it_once_it_is_up() -> None:
+    rig = Rig({P: CommitPoint(100, text("aaa"))})
+    await rig.start()
+    await rig.assign()
+    rig.log.reader.begins(P, 100)
+    rig.input.connected = True
+    await rig.start()  # another engine
+    rig.recovery.acknowledge("aaa", 11, [], (6,))
+    rig.tracker.skipped(P, 101)
+    assert await rig.input.commit()
+    rig.sent.clear()  # nobody heard it
+    rig.input.engine_ready({})
+    assert await rig.input.commit()
+    assert rig.sent == [protocol.NoteProgress({"aaa": Progress(6, 11, 60, (6,))})]
 
 
 async def test_progress_that_cannot_be_written_is_not_what_a_restart_finds(tmp_path: Path) -> None:
