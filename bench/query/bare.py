@@ -26,7 +26,7 @@ async def bare_server(*routes: BaseRoute) -> AsyncIterator[int]:
     application = Starlette(routes=routes)
     settings = uvicorn.Config(
         application,
-        http="h11",
+        http="httptools",
         lifespan="off",
         log_config=None,
         access_log=False,

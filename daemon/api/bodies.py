@@ -13,12 +13,18 @@ from feeds.decoding import Undecodable, decoded
 
 async def read_body(request: Request, max_bytes: int) -> bytes | None:
     """The whole body; None when it is too long, and is then not read on. Raises ClientDisconnect."""
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > max_bytes:
+    pieces, size = [], 0
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        piece = message.get("body", b"")
+        size += len(piece)
+        if size > max_bytes:
             return None
-    return bytes(body)
+        pieces.append(piece)
+        if not message.get("more_body", False):
+            return b"".join(pieces)
 
 
 async def body_of(request: Request, max_bytes: int) -> bytes:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import resource
 from dataclasses import dataclass
+from typing import Any, Literal, cast
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
 
 HEADER_BYTES = 1 << 14
 """Longest headers of a request, with its first line."""
+_TOO_LONG = f"The headers have at most {HEADER_BYTES} bytes."
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,40 @@ class Patience:
     headers: float = 10.0
     body: float = 20.0
     write: float = 10.0
+
+
+class _Joining:
+    """A transport that sends the head of a response together with what follows at once: one system call less,
+    and the client wakes up once.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport, self._head = transport, b""
+        self._loop = asyncio.get_running_loop()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send ``data``; a head, at the latest in the event loop's next turn."""
+        if data.startswith(b"HTTP/1.1 ") and not self._head:
+            self._head = data
+            self._loop.call_soon(self._flush)
+        elif self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head + data)
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Send what is there, and close."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head)
 
 
 class _BoundedWrites:
@@ -45,26 +80,43 @@ class _BoundedWrites:
             self._stuck = None
 
 
-class HttpConnection(H11Protocol, _BoundedWrites):
-    """One connection of HTTP/1.1."""
+class HttpConnection(HttpToolsProtocol, _BoundedWrites):
+    """One connection of HTTP/1.1.
 
+    llhttp, the parser, bounds neither the time nor the size of a request's headers; this class does.
+    """
+
+    _part: Literal["headers", "body"] | None = "headers"
+    """The part of a request that the client has to send or is sending; None between requests."""
+    _timed: Literal["headers", "body"] | None = None
+    """The part that ``_late`` waits for."""
     _late: asyncio.TimerHandle | None = None
-    _awaited: object = None
-    """The part of a request that ``_late`` waits for, as h11's state."""
+    _header_bytes = 0
+    """Received of headers that are not complete."""
+    _shared = False
+    """Whether the bytes just received ended another part before."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn
         """The client connected; it must send a request."""
-        super().connection_made(transport)
-        self._await(h11.IDLE)
+        super().connection_made(cast(asyncio.Transport, _Joining(transport)))
+        self._limit_time("headers")
 
     def data_received(self, data: bytes) -> None:
         """Some of a request arrived."""
+        self._shared = False
         super().data_received(data)
-        self._await(self.conn.their_state if self.transport.get_protocol() is self else None)
+        if self.transport.get_protocol() is not self:  # a WebSocket from now on
+            self._limit_time(None)
+            return
+        if self._part == "headers" and not self._shared:
+            self._header_bytes += len(data)
+            if self._header_bytes > HEADER_BYTES and not self.transport.is_closing():
+                self.send_400_response(_TOO_LONG)
+        self._limit_time(self._part)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
-        self._await(None)
+        self._limit_time(None)
         self._writing_resumed()
         super().connection_lost(exc)
 
@@ -78,18 +130,36 @@ class HttpConnection(H11Protocol, _BoundedWrites):
         super().resume_writing()
         self._writing_resumed()
 
-    def _await(self, state: object) -> None:
-        """The client has to send what h11 waits for in this state, if that is anything."""
-        if state is self._awaited:
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        super().on_message_begin()
+        self._part, self._header_bytes = "headers", 0
+
+    def on_headers_complete(self) -> None:
+        """The request may begin. An error here is replied to with status 400."""
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEADER_BYTES:
+            raise ValueError(_TOO_LONG)
+        super().on_headers_complete()
+        self._part, self._shared = "body", True
+
+    def on_message_complete(self) -> None:
+        """The last byte of a request."""
+        super().on_message_complete()
+        self._part, self._shared = None, True
+
+    def _limit_time(self, part: Literal["headers", "body"] | None) -> None:
+        """The client has so long to end this part, if any."""
+        if part == self._timed:
             return
         if self._late is not None:
             self._late.cancel()
             self._late = None
-        self._awaited = state
-        if state is h11.IDLE:
-            self._late = self.loop.call_later(self.patience.headers, self.transport.abort)
-        elif state is h11.SEND_BODY:
-            self._late = self.loop.call_later(self.patience.body, self.transport.abort)
+        self._timed = part
+        if part is not None:
+            limit_s = self.patience.headers if part == "headers" else self.patience.body
+            self._late = self.loop.call_later(limit_s, self.transport.abort)
 
 
 class WebSocketConnection(WSProtocol, _BoundedWrites):

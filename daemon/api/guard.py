@@ -17,7 +17,7 @@ from functools import lru_cache
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from daemon.api import anthropic
 from daemon.api.access import Access, Transport
@@ -40,11 +40,12 @@ PROTOCOL, KEY_PROTOCOL = "foretick", "foretick-key."
 _CLIENT = "foretick.client"
 _POLICY_VIOLATION = 1008
 _DENIAL = "websocket.http.response"
-_HEADERS = (
-    (b"x-content-type-options", b"nosniff"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"referrer-policy", b"no-referrer"),
-)
+HEADERS = [
+    ("x-content-type-options", "nosniff"),
+    ("cross-origin-resource-policy", "same-origin"),
+    ("referrer-policy", "no-referrer"),
+]
+"""Of every response: they keep it from pages of other origins."""
 _OPENAI = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models")
 _ANTHROPIC = "/v1/messages"
 
@@ -56,7 +57,7 @@ def client_of(connection: HTTPConnection) -> Client:
 
 
 class Guard:
-    """Refuses what may not use a route, and adds headers that keep answers from other origins' pages."""
+    """Refuses what may not use a route."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app, self._access = app, access
@@ -69,9 +70,9 @@ class Guard:
         try:
             scope[_CLIENT] = self._admitted(scope)
         except QueryError as error:
-            await _refuse(refusal_to(scope, error), error.message, scope, receive, _guarded(send))
+            await _refuse(refusal_to(scope, error), error.message, scope, receive, send)
             return
-        await self._app(scope, receive, send if scope["type"] == "websocket" else _guarded(send))
+        await self._app(scope, receive, send)
 
     def _admitted(self, scope: Scope) -> Client:
         """The client, if it may. Raises QueryError."""
@@ -121,18 +122,20 @@ def refusal_to(scope: Scope, error: QueryError) -> Response:
 
 def refusal_of(scope: Scope) -> str:
     """Why a request without a key is refused; empty if it is not."""
-    headers, client = Headers(scope=scope), scope.get("client")
-    hosts = headers.getlist("host")
+    # read as they are: every request without a key comes by here
+    headers: dict[bytes, str] = {name: value.decode("latin-1") for name, value in scope["headers"]}
+    hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+    client = scope.get("client")
     if client is None or not is_loopback(client[0]) or len(hosts) != 1 or not is_loopback(_name(hosts[0])):
         return "requests are accepted from this machine only"
-    origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+    origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
     if origin is not None and origin.lower() != f"{_scheme(scope)}://{hosts[0]}".lower():
         return "requests of web pages are accepted from this origin only"
     follows_link = (
         scope["path"] in PAGES
         and scope.get("method") in ("GET", "HEAD")
-        and headers.get("sec-fetch-mode") == "navigate"
-        and headers.get("sec-fetch-dest") == "document"
+        and headers.get(b"sec-fetch-mode") == "navigate"
+        and headers.get(b"sec-fetch-dest") == "document"
     )
     if site not in (None, "same-origin", "none") and not follows_link:
         return "requests of web pages are accepted from this origin only"
@@ -155,15 +158,6 @@ async def _refuse(response: Response, why: str, scope: Scope, receive: Receive, 
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": why})
             return
     await response(scope, receive, send)
-
-
-def _guarded(send: Send) -> Send:
-    async def send_guarded(message: Message) -> None:
-        if message["type"] in ("http.response.start", f"{_DENIAL}.start"):
-            message["headers"] = [*message.get("headers", ()), *_HEADERS]
-        await send(message)
-
-    return send_guarded
 
 
 def _name(host: str) -> str:

@@ -18,9 +18,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from daemon.api.access import Access
-from daemon.api.connections import HEADER_BYTES, Patience, allow_connections, patient
+from daemon.api.connections import Patience, allow_connections, patient
 from daemon.api.errors import framework_error, refused
-from daemon.api.guard import Guard, client_of
+from daemon.api.guard import HEADERS, Guard, client_of
 from daemon.api.health import state_of
 from daemon.api.messages import QueryError
 from daemon.api.sockets import MESSAGE_BYTES
@@ -97,12 +97,12 @@ class HttpServer:
             ws=websocket,
             ws_max_size=MESSAGE_BYTES,
             ws_per_message_deflate=False,  # it costs each connection more memory than all else
-            h11_max_incomplete_event_size=HEADER_BYTES,
             limit_concurrency=self._max_connections,
             proxy_headers=False,  # who a client is, nobody else can say
             lifespan="off",
             log_config=None,
             access_log=False,
+            headers=HEADERS,
             timeout_graceful_shutdown=_GRACE_S,
             ssl_certfile=self._tls.certificate_file if self._tls else None,
             ssl_keyfile=self._tls.key_file if self._tls else None,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -111,8 +111,14 @@ async def _serve(
             return Response(status_code=GONE)
     if isinstance(found, messages.ErrorReply):
         return refused(QueryError.of(found))
-    members: dict[str, Any] = msgspec.to_builtins(found)
-    return reply({k: value for k, value in members.items() if k not in _UNSAID}, operation.status)
+    members = {name: getattr(found, name) for name in _said(type(found))}
+    return reply(members, operation.status)
+
+
+@cache
+def _said(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """Members of a reply that HTTP says in its body."""
+    return tuple(name for name in kind.__struct_fields__ if name not in _UNSAID)
 
 
 async def _read(request: Request, operation: Operation, max_bytes: int) -> Any:
