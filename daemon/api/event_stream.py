@@ -34,26 +34,37 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the client is gone or the daemon stops."""
         client, gone = self._client, asyncio.ensure_future(_gone(receive, self._client))
+        loop = asyncio.get_running_loop()
+        written, timer = loop.time(), loop.call_later(self._ping_s, lambda: wake())
+
+        def wake() -> None:
+            """Let a quiet stream write a ping. A time limit for each wait would cost every event a timer."""
+            nonlocal timer
+            due = written + self._ping_s
+            if loop.time() >= due:
+                client.news.set()
+                due = loop.time() + self._ping_s
+            timer = loop.call_at(due, wake)
+
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await _write(send, f": foretick\nretry: {RETRY_MS}\n\n".encode())
             while not client.closed:
-                try:
-                    async with asyncio.timeout(self._ping_s):
-                        await client.news.wait()
-                except TimeoutError:
-                    await _write(send, b": ping\n\n")
-                    continue
+                await client.news.wait()
                 lost, waiting = client.take()
+                if not lost and not waiting and not client.closed:
+                    await _write(send, b": ping\n\n")
                 if lost:
                     await _write(send, b"".join(sse("lost", msgspec.json.encode(each)) for each in lost))
                 for start in range(0, len(waiting), _CHUNK):
                     chunk = waiting[start : start + _CHUNK]
                     await _write(send, b"".join(event.sse for event in chunk))
                     self._sent(len(chunk))
+                written = loop.time()
             if not gone.done():
                 await send({"type": "http.response.body", "body": b""})
         finally:
+            timer.cancel()
             self._events.unsubscribe(client)
             gone.cancel()
 

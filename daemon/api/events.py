@@ -83,6 +83,45 @@ class Filter(msgspec.Struct, frozen=True):
         )
 
 
+class News:
+    """Whether there is something to take: an `asyncio.Event` for one waiter.
+
+    It is set and waited for once for each event and client, and asyncio's takes 10 of the 38 us that an event
+    then takes a client (`foretick bench query --part events`).
+    """
+
+    __slots__ = ("_is_set", "_waiter")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def is_set(self) -> bool:
+        """Whether `wait` returns at once."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Wake the waiter, now or when it comes."""
+        self._is_set = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def clear(self) -> None:
+        """Nothing more to take."""
+        self._is_set = False
+
+    async def wait(self) -> None:
+        """Return once it is set."""
+        if self._is_set:
+            return
+        assert self._waiter is None, "one waiter at a time"
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+
 class Subscription:
     """What waits for one client. ``news`` is set while there is something to take, or it is ``closed``.
 
@@ -92,7 +131,7 @@ class Subscription:
     def __init__(self, client: Client, chosen: Filter, transport: Transport) -> None:
         self.client, self.chosen, self.transport = client, chosen, transport
         self.wanted = client.tenant, chosen
-        self.news = asyncio.Event()
+        self.news = News()
         self.closed = self.dismissed = False
         self._waiting: deque[Event] = deque()
         self._missed: Lost | None = None

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.types import Message
 
+from daemon.api.event_stream import EventStream
 from daemon.api.events import Events, Filter, Lost, sse
 from daemon.api.messages import QueryError
 from daemon.tenants import LOCAL, Client
 from feeds.messages import DataUpdated, DeadLetter, FlashReady
 from metrics.store import MetricStore
+from tests.e2e.support import until
 
 EPOCH, KEPT = 0xABC, 4
 ME = Client(LOCAL, "me")
@@ -119,3 +124,24 @@ def test_an_event_is_written_once_for_all() -> None:
     assert first.sse is second.sse
     assert first.sse == b"id: abc.1\nevent: data_updated\ndata: " + first.json + b"\n\n"
     assert sse("lost", b"{}") == b"event: lost\ndata: {}\n\n"
+
+
+async def test_a_quiet_stream_is_pinged_and_its_events_come_between() -> None:
+    events, written, gone = hub(), bytearray(), asyncio.Event()
+
+    async def receive() -> Message:
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        written.extend(message.get("body", b""))
+
+    stream = EventStream(events, events.subscribe(ME, Filter(), "sse"), lambda count: None, ping_s=0.02)
+    serving = asyncio.ensure_future(stream({"type": "http"}, receive, send))
+    for number in (1, 2):
+        await until(lambda n=number: written.count(b": ping\n\n") >= 2 * n)
+        events.publish(ready(number))
+        await until(lambda n=number: written.count(b"id: abc.") == n)
+    gone.set()
+    await serving
+    assert events.subscribe(ME, Filter(), "sse", after="abc.2").take() == ([], [])
