@@ -309,8 +309,7 @@ async def test_a_client_that_reads_no_replies_delays_nobody():
         n += 1
         await deaf.send(*(ListSessions(n * 10 + i) for i in range(10)))
         assert isinstance(await other.request(ListSessions(n)), SessionsReply)
-    (peer,) = desk.server._peers.values()
-    assert peer.sending == 20
+    await until(lambda: [peer.sending for peer in desk.server._peers.values()] == [20])
     assert isinstance(await other.request(ListSessions(0)), SessionsReply)
     await asyncio.wait_for(desk.server.stop(), 5)
     deaf.close()
