@@ -28,6 +28,7 @@ from ingest.compact import CompactSpec
 from ingest.cut import PlaneCut, RolledCut
 from ingest.lines import LineSpec
 from ingest.plane import TapeRecord
+from metrics.durable import remove_abandoned, temporaries
 from metrics.store import MetricStore
 from regions.offload.disk import ForeignSnapshot, Snapshot, SnapshotError, SnapshotHeader, read_header
 from regions.tape import Retention
@@ -78,18 +79,24 @@ class Found(NamedTuple):
 
 
 class SnapshotFiles:
-    """The files in one directory: at most ``max_bytes`` together, but for other daemons' at the same time."""
+    """The files in one directory, unfinished ones among them: at most ``max_bytes`` together, but for other
+    daemons' at the same time.
+    """
 
     def __init__(self, directory: Path, max_bytes: int) -> None:
         self.directory, self._max_bytes = directory, max_bytes
 
     def prepare(self) -> None:
-        """Make the directory; only its owner can read it. Raises SettingError."""
+        """Make the directory, which only its owner can read, and remove what killed engines left unfinished.
+
+        Raises SettingError.
+        """
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             why = f"cannot make {self.directory}: {error.strerror}"
             raise SettingError("recovery.directory", why) from error
+        self._clean()
 
     def newest_first(self, session: str) -> list[Path]:
         """The files of a session."""
@@ -105,8 +112,10 @@ class SnapshotFiles:
 
         The oldest go first. Raises SnapshotNoRoom, with nothing removed, where that is not enough.
         """
-        others = {each: each.stat().st_size for each in self._all() if each != path}
-        beyond = sum(others.values()) + size - self._max_bytes
+        others, beyond = self._beyond(path, size)
+        if beyond > 0:
+            self._clean()
+            others, beyond = self._beyond(path, size)
         if beyond <= 0:
             return
         newest = {each.stem.rpartition(".")[0]: each for each in sorted(others, key=_written_ns)}
@@ -127,8 +136,15 @@ class SnapshotFiles:
         name = quote(session, safe="")
         return [self.directory / f"{name}.{number}{SUFFIX}" for number in range(GENERATIONS)]
 
-    def _all(self) -> list[Path]:
-        return [each for each in self.directory.glob(f"*{SUFFIX}") if not each.name.startswith(".")]
+    def _beyond(self, path: Path, size: int) -> tuple[dict[Path, int], int]:
+        """(the other files with their sizes, bytes that are too many once ``path`` is written)."""
+        found = self.directory.glob(f"*{SUFFIX}")
+        others = {each: _size(each) for each in found if each != path and not each.name.startswith(".")}
+        unfinished = sum(map(_size, temporaries(self.directory, f"*{SUFFIX}")))
+        return others, sum(others.values()) + unfinished + size - self._max_bytes
+
+    def _clean(self) -> None:
+        remove_abandoned(self.directory, f"*{SUFFIX}")
 
 
 class Recovery:
@@ -216,6 +232,13 @@ def _covers(progress: Progress, version: int, closed: Sequence[int]) -> bool:
     """Whether all answers up to a version with these newest bars are acknowledged."""
     same = len(progress.closed) == len(closed)
     return same and version <= progress.version and all(map(int.__le__, closed, progress.closed))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # another daemon's, which has its name by now
+        return 0
 
 
 def _written_ns(path: Path) -> int:

@@ -37,6 +37,7 @@ from feeds.messages import Answer
 from flash.labels import AdaptedCut
 from ingest.record import TRADE, RecordWriter, stream_number
 from ingest.ring import Ring
+from metrics.durable import replacing
 from metrics.store import MetricStore
 from tests import tolerance
 from tests.terse import terse_directory
@@ -592,6 +593,28 @@ def test_files_give_way_to_newer_ones_of_their_session_only(tmp_path: Path) -> N
     ]
     files.remove("b")
     assert [path.name for path in tmp_path.iterdir()] == ["a.1.snapshot"]
+
+
+def test_what_a_killed_engine_left_unfinished_is_removed_at_start_and_takes_room_before(
+    tmp_path: Path,
+) -> None:
+    """Its lock ends with it; the file that another daemon is writing to the shared directory stays."""
+    files = SnapshotFiles(tmp_path, 300)
+    left = tmp_path / ".a.0.snapshot.4711.tmp"
+    left.write_bytes(bytes(200))
+    files.prepare()
+    assert not left.exists()
+    with replacing(tmp_path / "b.0.snapshot") as file:
+        file.write(bytes(200))
+        file.flush()
+        SnapshotFiles(tmp_path, 300).prepare()
+        assert len(list(tmp_path.iterdir())) == 1
+        with pytest.raises(SnapshotNoRoom, match=r"recovery\.max_bytes is 300"):
+            files.make_room(tmp_path / "a.0.snapshot", 200)
+        files.make_room(tmp_path / "a.0.snapshot", 100)
+    left.write_bytes(bytes(200))
+    files.make_room(tmp_path / "a.0.snapshot", 100)
+    assert [path.name for path in tmp_path.iterdir()] == ["b.0.snapshot"]
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
