@@ -127,6 +127,12 @@ class ReadOn(msgspec.Struct, frozen=True, tag="read_on"):
     sessions: tuple[str, ...]
 
 
+class ReadElsewhere(msgspec.Struct, frozen=True, tag="read_elsewhere"):
+    """Another daemon reads and answers these sessions, until `ReadOn`: it writes their snapshots."""
+
+    sessions: tuple[str, ...]
+
+
 class NameStream(msgspec.Struct, frozen=True, tag="name_stream"):
     """The stream of `ingest.record.stream_number` has this name. ``reread``: its source can read it again."""
 
@@ -160,6 +166,7 @@ Command = (
     | messages.Label
     | PromptCommand
     | ReadOn
+    | ReadElsewhere
     | NameStream
     | NoteProgress
     | generation.GenerationCommand

@@ -118,7 +118,10 @@ class EngineHost:
             case Label():
                 self.labels.label(command)
             case protocol.ReadOn():
+                self.snapshots.read_here(command.sessions)
                 self.input.read_on(command.sessions)
+            case protocol.ReadElsewhere():
+                self.snapshots.read_elsewhere(command.sessions)
             case protocol.NameStream():
                 self.snapshots.name_stream(command)
             case protocol.NoteProgress():

@@ -69,6 +69,14 @@ class SessionState(msgspec.Struct, frozen=True):
     rolled: RolledCut | None
     asked: AskedCut
     adapted: AdaptedCut
+    epoch: int = 0
+    """In which it was answered."""
+
+
+class _Epoch(msgspec.Struct):
+    """That of a `SessionState`, whatever else is in it."""
+
+    epoch: int = 0
 
 
 class Found(NamedTuple):
@@ -99,13 +107,13 @@ class SnapshotFiles:
         self._clean()
 
     def newest_first(self, session: str) -> list[Path]:
-        """The files of a session."""
-        found = [path for path in self._generations(session) if path.exists()]
-        return sorted(found, key=_written_ns, reverse=True)
+        """The files of a session. One without a whole header comes first, to be refused and counted."""
+        found = {path: _generation(path) for path in self._generations(session) if path.exists()}
+        return sorted(found, key=lambda path: (found[path].epoch < 0, found[path]), reverse=True)
 
     def oldest_first(self, session: str) -> list[Path]:
-        """Both files of a session; one that is missing comes first."""
-        return sorted(self._generations(session), key=_written_ns)
+        """Both files of a session; one that is missing, or without a whole header, comes first."""
+        return sorted(self._generations(session), key=_generation)
 
     def make_room(self, path: Path, size: int) -> None:
         """Make room for ``path`` of ``size`` bytes by removing files of which their session has a newer one.
@@ -118,7 +126,7 @@ class SnapshotFiles:
             others, beyond = self._beyond(path, size)
         if beyond <= 0:
             return
-        newest = {each.stem.rpartition(".")[0]: each for each in sorted(others, key=_written_ns)}
+        newest = {each.stem.rpartition(".")[0]: each for each in sorted(others, key=_generation)}
         going = [each for each in sorted(others, key=_written_ns) if each not in newest.values()]
         if sum(others[each] for each in going) < beyond:
             raise SnapshotNoRoom(f"{path} of {size} bytes: recovery.max_bytes is {self._max_bytes}")
@@ -232,6 +240,30 @@ def _covers(progress: Progress, version: int, closed: Sequence[int]) -> bool:
     """Whether all answers up to a version with these newest bars are acknowledged."""
     same = len(progress.closed) == len(closed)
     return same and version <= progress.version and all(map(int.__le__, closed, progress.closed))
+
+
+class _Generation(NamedTuple):
+    """The newer one of a session's files is greater.
+
+    A former owner of the session may have written later, so the time counts last. ``epoch`` -1: the header
+    is not whole; -2: there is no file.
+    """
+
+    epoch: int
+    version: int
+    written_ns: int
+
+
+def _generation(path: Path) -> _Generation:
+    written_ns = _written_ns(path)
+    if not written_ns:
+        return _Generation(-2, 0, 0)
+    try:
+        header = read_header(path)
+        epoch = msgspec.msgpack.decode(header.owner, type=_Epoch).epoch
+    except (SnapshotError, msgspec.MsgspecError):
+        return _Generation(-1, 0, written_ns)
+    return _Generation(epoch, header.state.version, written_ns)
 
 
 def _size(path: Path) -> int:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -39,7 +40,10 @@ from ingest.record import TRADE, RecordWriter, stream_number
 from ingest.ring import Ring
 from metrics.durable import replacing
 from metrics.store import MetricStore
+from regions.offload.disk import Identity, SnapshotHeader, write_snapshot
+from regions.tape import Retention
 from tests import tolerance
+from tests.regions.numbered import append, pool, tape_of
 from tests.terse import terse_directory
 
 SECOND = 10**9
@@ -569,6 +573,59 @@ def test_an_engine_that_stops_leaves_its_newest_state(terse: Path, tmp_path: Pat
     assert offset_of(after) == len(log)
     assert not after.host.input.rebuilding("s")
     after.kill()
+
+
+def test_a_session_that_left_is_written_by_its_new_owner_alone(terse: Path, tmp_path: Path) -> None:
+    """Neither while this daemon serves nor as it stops, nor is it removed; back here it is written again."""
+    made, log = config(terse, tmp_path, COMPACT), log_of(1, 24, 3)
+    engine = Engine(made)
+    for offset, trade in enumerate(log[:12]):
+        engine.give(offset, trade)
+    engine.snapshot()
+    engine.host.handle(protocol.ReadElsewhere(("s",)))
+    for offset, trade in enumerate(log[12:24], 12):
+        engine.give(offset, trade)
+    engine.snapshot()
+    engine.host.snapshots.close(10)
+    assert engine.value("snapshots_written_total", session="s") == 1
+    engine.host.handle(protocol.ReadOn(("s",)))
+    engine.snapshot()
+    assert engine.value("snapshots_written_total", session="s") == 2
+    engine.host.handle(protocol.ReadElsewhere(("s",)))
+    engine.host.handle(protocol.RemoveSession(1, "s"))
+    engine.rest()
+    assert isinstance(engine.events[-1], protocol.SessionRemoved)
+    assert len(list(tmp_path.iterdir())) == 2
+    engine.kill()
+
+
+def generation(path: Path, epoch: int, version: int, written_ns: int) -> None:
+    """A snapshot of an epoch and version."""
+    memory = pool()
+    tape = tape_of(memory, Retention(20))
+    append(memory, tape, [1, 2, 3])
+    state = replace(tape.state, version=version)
+    identity = Identity.of(memory, model="m", tokenizer="t", frozen=[])
+    header = SnapshotHeader("a", identity, 4, state, 0, msgspec.msgpack.encode({"epoch": epoch, "more": 1}))
+    write_snapshot(path, header, memory, tape.live_ranges)
+    tape.release()
+    os.utime(path, ns=(written_ns, written_ns))
+
+
+def test_the_newest_snapshot_is_that_of_the_newest_epoch_and_version(tmp_path: Path) -> None:
+    """Not the one written last, which may be a former owner's. A file that is not whole is refused first."""
+    one, other = (tmp_path / f"a.{n}.snapshot" for n in (0, 1))
+    files = SnapshotFiles(tmp_path, 10**6)
+    for of_one, of_other in (((1, 7), (1, 6)), ((2, 3), (1, 9)), ((2, 9), (2, 3))):
+        generation(one, *of_one, written_ns=1000)
+        generation(other, *of_other, written_ns=2000)
+        assert files.newest_first("a") == [one, other]
+        assert files.oldest_first("a") == [other, one]
+    SnapshotFiles(tmp_path, one.stat().st_size + 10).make_room(tmp_path / "b.0.snapshot", 10)
+    assert list(tmp_path.iterdir()) == [one]
+    other.write_bytes(one.read_bytes()[:-1])
+    assert files.newest_first("a") == [other, one]
+    assert files.oldest_first("a") == [other, one]
 
 
 def test_files_give_way_to_newer_ones_of_their_session_only(tmp_path: Path) -> None:

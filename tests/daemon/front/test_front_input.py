@@ -149,6 +149,34 @@ async def test_the_engine_hears_whose_records_are_read_as_soon_as_they_are() -> 
     assert heard == [{"aaa"}]
 
 
+async def test_the_engine_hears_which_sessions_left_until_their_partition_comes_back() -> None:
+    """Also those that no commit tells of; the next engine begins without any of them."""
+    rig = Rig({P: CommitPoint(100, text("aaa")), Q: CommitPoint(7)})
+    left: list[set[str]] = []
+    heard: list[set[str]] = []
+    rig.input.read_elsewhere = lambda sessions: left.append(set(sessions))
+    rig.input.read_on = lambda sessions: heard.append(set(sessions))
+    await rig.start()
+    await rig.assign()
+    rig.log.reader.begins(P, 70)
+    rig.log.reader.begins(Q, 7)
+    rig.tracker.passed_on("bbb", 1, Q, 7)
+    rig.tracker.passed_on("aaa", 2, Q, 8)
+    heard.clear()
+    rig.log.reader.left([Q])
+    assert left == [{"bbb"}], "the other one reads from a partition that stays"
+    rig.log.reader.left([P])
+    assert left[1:] == [{"aaa"}]
+    rig.log.reader.begins(Q, 8)
+    assert heard == [{"bbb"}]
+    rig.log.reader.begins(P, 70)
+    assert heard[1:] == [{"aaa"}]
+    rig.log.reader.left([Q])
+    rig.input.engine_ready({})
+    rig.log.reader.begins(Q, 8)
+    assert heard[2:] == [set()]
+
+
 async def test_an_engine_knows_what_a_restart_of_the_daemon_would_find() -> None:
     """Not what is acknowledged, but what is committed; each engine is told once."""
     rig = Rig({P: CommitPoint(100, text("aaa"))})
