@@ -393,8 +393,14 @@ class PromptFailed(msgspec.Struct, frozen=True, tag="prompt_failed"):
 PromptEvent = messages.PromptReply | messages.FinishReply | PromptFailed
 
 
+HEARTBEAT_S = 1.0
+
+
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
-    """The worker's state, every second: alive means idle, or progress since the last heartbeat."""
+    """The worker's state, every `HEARTBEAT_S`: alive means idle, or progress since the last heartbeat.
+
+    An engine that loads has an idle worker.
+    """
 
     progress: int
     idle: bool

@@ -32,8 +32,6 @@ from scheduler.worker import Worker
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S = 1.0
-
 
 @dataclass(eq=False)
 class EngineHost:
@@ -58,7 +56,7 @@ class EngineHost:
     stop_background: Callable[[], None]
     threads: Threads
     emit: Callable[[protocol.EngineEvent], None]
-    heartbeat_s: float = HEARTBEAT_S
+    heartbeat_s: float = protocol.HEARTBEAT_S
     _stopping: threading.Event = field(default_factory=threading.Event)
     _running: list[threading.Thread] = field(default_factory=list)
 
