@@ -96,7 +96,8 @@ class ChangeSession(msgspec.Struct, frozen=True, tag="change_session"):
 class RemoveSession(msgspec.Struct, frozen=True, tag="remove_session"):
     """Close a session: what is asked of it fails. Answered by `SessionRemoved`, its last event.
 
-    ``keeps``: its snapshots stay, because it is added again.
+    ``keeps``: it is added again. Its snapshots stay, and it takes no records, but its questions are answered
+    from its window until it has another one.
     """
 
     id: int

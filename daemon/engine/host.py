@@ -11,11 +11,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from daemon import protocol
 from daemon.api.generation import CancelGeneration, CountTokens, GenerateAll
 from daemon.api.messages import Label
-from daemon.engine.answers import EngineAsks
+from daemon.engine.answers import ANEW, EngineAsks
 from daemon.engine.capacity import CapacityMetrics
 from daemon.engine.generations import EngineGenerations
 from daemon.engine.input import EngineInput
@@ -74,6 +75,11 @@ class EngineHost:
 
     def handle(self, command: protocol.Command) -> None:
         """Carry out one command; results and failures are emitted as events."""
+        if self.sessions.replaces(command) and self.scheduler.run_between(partial(self._carry_out, command)):
+            return
+        self._carry_out(command)
+
+    def _carry_out(self, command: protocol.Command) -> None:
         try:
             self._dispatch(command)
         except Exception as error:
@@ -105,7 +111,10 @@ class EngineHost:
             case protocol.CancelAsk():
                 self.asks.cancel(command.id)
             case protocol.SetQuestions():
-                self.questions.set(command)
+                if self.sessions.begins_anew(command.session):
+                    self.emit(protocol.QuestionsRefused(command.id, ANEW.code, ANEW.message))
+                else:
+                    self.questions.set(command)
             case (
                 protocol.AddSession()
                 | protocol.ChangeSession()

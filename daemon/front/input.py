@@ -144,6 +144,8 @@ class FeedInput:
         self._elsewhere_answered |= changed  # until they have begun anew: this may be cancelled before
         known = {session.name for session in self._sessions}
         anew = {partition: known & _readers(found, point) for partition, point in stored.items()}
+        ours = set[str]().union(*anew.values())
+        self._elsewhere = {name: each for name, each in self._elsewhere.items() if name not in ours}
         anew = {partition: names for partition, names in anew.items() if names & self._elsewhere_answered}
         for partition, names in anew.items():  # all of them before anything else is heard of the engine
             self.begin_anew(names, self._elsewhere_answered)

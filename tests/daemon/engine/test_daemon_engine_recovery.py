@@ -27,6 +27,7 @@ from daemon.config.schema import (
     SchedulerConfig,
     SessionConfig,
 )
+from daemon.engine.answers import ANEW
 from daemon.engine.build import build
 from daemon.engine.host import EngineHost
 from daemon.engine.recovery import SnapshotFiles, SnapshotNoRoom
@@ -506,6 +507,78 @@ def test_a_session_that_begins_anew_does_not_take_what_was_read_before(left: Lef
     assert again[-4:] == expected[-4:]
     for each in (engine, whole):
         each.kill()
+
+
+def asks(engine: Engine) -> list[tuple[int, str | int]]:
+    """Id of each ask, and the version of its answer or why it failed, in order."""
+    return [
+        (event.id, event.reply.data_version if isinstance(event, protocol.Asked) else event.code)
+        for event in engine.events
+        if isinstance(event, protocol.Asked | protocol.AskFailed)
+    ]
+
+
+def test_questions_are_answered_from_the_old_window_until_a_session_that_begins_anew_has_another(
+    left: Left,
+) -> None:
+    """Before it is added again; from then on, and what was not answered by then, from the new window."""
+    made, progress, log = left
+    engine = Engine(made, progress)
+    first = progress["s"].version
+    engine.host.input.read_on(["s"])
+    for offset in range(31, len(log)):
+        engine.give(offset, log[offset])
+    engine.give(len(log), (0, 13 * SECOND, 10_000))
+    old = engine.host.sessions.built.tapes["s"].version
+    assert old > first
+
+    def ask(number: int) -> None:
+        engine.host.handle(protocol.ComputeAsk(Ask(number, "s", "trend", choices=("UP", "DOWN", "NONE"))))
+
+    engine.host.handle(protocol.RemoveSession(1, "s", keeps=True))
+    engine.rest()
+    assert isinstance(engine.events[-1], protocol.SessionRemoved)
+    engine.give(len(log) + 1, (0, 15 * SECOND, 10_000))
+    ask(1)
+    engine.rest()
+    assert asks(engine) == [(1, old)]
+    engine.host.handle(protocol.SetQuestions(9, "s", ()))
+    assert engine.events[-1] == protocol.QuestionsRefused(9, ANEW.code, ANEW.message)
+    ask(2)
+    engine.host.handle(chat(3))
+    engine.host.handle(protocol.AddSession(2, COMPACT, (), {"X:a": 0}, progress["s"], ""))
+    ask(4)
+    engine.host.handle(chat(5))
+    engine.rest()
+    assert asks(engine)[1:] == [(2, first), (4, first)]
+    assert [(e.id, e.code) for e in engine.events if isinstance(e, GenerationFailed)] == [(3, ANEW.code)]
+    assert [e.id for e in engine.events if isinstance(e, Finished)] == [5]
+    assert any(isinstance(event, protocol.SessionAdded) for event in engine.events)
+    for offset in range(31, len(log)):
+        engine.give(offset, log[offset])
+    engine.give(len(log), (0, 13 * SECOND, 10_000))
+    assert engine.host.sessions.built.tapes["s"].version == old
+    engine.kill()
+
+
+def test_a_session_that_cannot_begin_anew_is_gone(left: Left) -> None:
+    made, progress, _ = left
+    engine = Engine(made, progress)
+    engine.host.handle(protocol.RemoveSession(1, "s", keeps=True))
+    engine.rest()
+    engine.host.handle(protocol.ComputeAsk(Ask(1, "s", "trend", choices=("UP", "DOWN", "NONE"))))
+    longer = replace(COMPACT, retention_tokens=10**9)
+    engine.host.handle(protocol.AddSession(2, longer, (), {"X:a": 0}, progress["s"], ""))
+    engine.rest()
+    refused = [event.id for event in engine.events if isinstance(event, protocol.SessionRefused)]
+    assert (refused, asks(engine)) == ([2], [(1, "unknown_session")])
+    assert not engine.store.has_session("s")
+    engine.store.add_session("s")
+    engine.host.handle(protocol.AddSession(3, COMPACT, (), {"X:a": 0}, progress["s"], ""))
+    engine.rest()
+    added = [event.id for event in engine.events if isinstance(event, protocol.SessionAdded)]
+    assert added == [3]
+    engine.kill()
 
 
 def test_a_source_without_a_log_goes_on_with_a_gap(terse: Path, tmp_path: Path) -> None:

@@ -343,6 +343,31 @@ async def test_sessions_that_others_answered_begin_anew(
     assert (rig.recovery.epoch, rig.recovery.number("aaa")) == (7, 181)
 
 
+async def test_a_session_is_asked_here_as_soon_as_its_partition_is_ours() -> None:
+    """While it begins anew its former owner is not asked any more."""
+    theirs = CommitPoint(300, pack(6, {"aaa": Progress(6, 30, 180, (9,))}, owner="tcp://there").text)
+    rig = Rig({P: CommitPoint(100, text("aaa"))})
+    await rig.start()
+    rig.input.connected = True
+
+    async def others() -> Mapping[Partition, CommitPoint]:
+        return {P: theirs}
+
+    rig.log.others = others  # type: ignore[method-assign]  # the test's
+    await rig.input.look_around()
+    assert rig.input.owner("aaa") == "tcp://there"
+    owners: list[str | None] = []
+
+    async def resume(names: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
+        owners.append(rig.input.owner("aaa"))
+        return {}
+
+    rig.input.resume = resume
+    rig.log.points = {P: theirs}
+    await rig.assign()
+    assert owners == [None]
+
+
 @pytest.mark.parametrize(
     ("stored", "elsewhere"),
     [
