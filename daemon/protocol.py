@@ -96,7 +96,8 @@ class ChangeSession(msgspec.Struct, frozen=True, tag="change_session"):
 class RemoveSession(msgspec.Struct, frozen=True, tag="remove_session"):
     """Close a session: what is asked of it fails. Answered by `SessionRemoved`, its last event.
 
-    ``keeps``: its snapshots stay, because it is added again.
+    ``keeps``: it is added again. Its snapshots stay, and it takes no records, but its questions are answered
+    from its window until it has another one.
     """
 
     id: int
@@ -123,6 +124,12 @@ class ReadOn(msgspec.Struct, frozen=True, tag="read_on"):
     What a snapshot left open or waiting goes on. Without this it does so with the next bar that new records
     close.
     """
+
+    sessions: tuple[str, ...]
+
+
+class ReadElsewhere(msgspec.Struct, frozen=True, tag="read_elsewhere"):
+    """Another daemon reads and answers these sessions, until `ReadOn`: it writes their snapshots."""
 
     sessions: tuple[str, ...]
 
@@ -160,6 +167,7 @@ Command = (
     | messages.Label
     | PromptCommand
     | ReadOn
+    | ReadElsewhere
     | NameStream
     | NoteProgress
     | generation.GenerationCommand
@@ -386,8 +394,14 @@ class PromptFailed(msgspec.Struct, frozen=True, tag="prompt_failed"):
 PromptEvent = messages.PromptReply | messages.FinishReply | PromptFailed
 
 
+HEARTBEAT_S = 1.0
+
+
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
-    """The worker's state, every second: alive means idle, or progress since the last heartbeat."""
+    """The worker's state, every `HEARTBEAT_S`: alive means idle, or progress since the last heartbeat.
+
+    An engine that loads has an idle worker.
+    """
 
     progress: int
     idle: bool

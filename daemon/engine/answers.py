@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 
 Emit = Callable[[protocol.EngineEvent], None]
 CANCELLED = Failure("cancelled", "the request was cancelled")
+ANEW = Failure("rebuilding", "the session began anew, from what another daemon has answered: ask again")
+"""An ask that ends so is asked again."""
 REBUILDING = Failure(
     "rebuilding",
     "its newest data is read again after a restart: ask later (recovery.while_rebuilding)",
@@ -290,6 +292,7 @@ class EngineAsks:
         self._built, self._scheduler, self._confidence, self._emit = built, scheduler, confidence, emit
         self._ready, self._tau = ready, tau
         self._open: dict[int, Request] = {}
+        self._again: list[tuple[Ask, RequestSpec]] = []
         self.records = VersionRecords()
         self.records.readers.append(lambda: list(self._open.values()))
         scheduler.subscribe(self.records.on_commit)
@@ -329,6 +332,12 @@ class EngineAsks:
         self._open[ask.id] = request  # before submitting: the worker may finish first
         self._scheduler.submit(request)
 
+    def ask_again(self) -> None:
+        """Ask what ended with `ANEW` once more. Between two batches."""
+        again, self._again = self._again, []
+        for ask, spec in again:
+            self.ask(ask, spec.tenant, spec.weight)
+
     def newest(self, name: str, version: int) -> TapeRecord | None:
         """The newest record of a session's newest version."""
         return self.records.of(name, version)
@@ -361,6 +370,9 @@ class EngineAsks:
 
     def _done(self, ask: Ask, question: Question, prepared: Prepared, request: Request) -> None:
         self._open.pop(ask.id, None)
+        if request.error is ANEW:
+            self._again.append((ask, request.spec))
+            return
         if request.state is not State.FINISHED:
             self._fail(ask, request.error or CANCELLED, request.computed_tokens)
             return

@@ -11,11 +11,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from daemon import protocol
 from daemon.api.generation import CancelGeneration, CountTokens, GenerateAll
 from daemon.api.messages import Label
-from daemon.engine.answers import EngineAsks
+from daemon.engine.answers import ANEW, EngineAsks
 from daemon.engine.capacity import CapacityMetrics
 from daemon.engine.generations import EngineGenerations
 from daemon.engine.input import EngineInput
@@ -31,8 +32,6 @@ from scheduler.scheduler import Scheduler
 from scheduler.worker import Worker
 
 log = logging.getLogger(__name__)
-
-HEARTBEAT_S = 1.0
 
 
 @dataclass(eq=False)
@@ -58,7 +57,7 @@ class EngineHost:
     stop_background: Callable[[], None]
     threads: Threads
     emit: Callable[[protocol.EngineEvent], None]
-    heartbeat_s: float = HEARTBEAT_S
+    heartbeat_s: float = protocol.HEARTBEAT_S
     _stopping: threading.Event = field(default_factory=threading.Event)
     _running: list[threading.Thread] = field(default_factory=list)
 
@@ -76,6 +75,11 @@ class EngineHost:
 
     def handle(self, command: protocol.Command) -> None:
         """Carry out one command; results and failures are emitted as events."""
+        if self.sessions.replaces(command) and self.scheduler.run_between(partial(self._carry_out, command)):
+            return
+        self._carry_out(command)
+
+    def _carry_out(self, command: protocol.Command) -> None:
         try:
             self._dispatch(command)
         except Exception as error:
@@ -107,7 +111,10 @@ class EngineHost:
             case protocol.CancelAsk():
                 self.asks.cancel(command.id)
             case protocol.SetQuestions():
-                self.questions.set(command)
+                if self.sessions.begins_anew(command.session):
+                    self.emit(protocol.QuestionsRefused(command.id, ANEW.code, ANEW.message))
+                else:
+                    self.questions.set(command)
             case (
                 protocol.AddSession()
                 | protocol.ChangeSession()
@@ -118,7 +125,10 @@ class EngineHost:
             case Label():
                 self.labels.label(command)
             case protocol.ReadOn():
+                self.snapshots.read_here(command.sessions)
                 self.input.read_on(command.sessions)
+            case protocol.ReadElsewhere():
+                self.snapshots.read_elsewhere(command.sessions)
             case protocol.NameStream():
                 self.snapshots.name_stream(command)
             case protocol.NoteProgress():

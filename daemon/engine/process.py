@@ -12,7 +12,8 @@ import pickle
 import signal
 import sys
 import threading
-from collections.abc import MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ from metrics.store import MetricStore
 
 if TYPE_CHECKING:
     from daemon.engine.build import Loaded
+    from daemon.engine.host import EngineHost
 
 log = logging.getLogger(__name__)
 
@@ -120,25 +122,9 @@ def _load_ahead(spare: Spare) -> Loaded | None:
 def _serve(
     spec: EngineSpec, commands: zmq.Socket[bytes], events: EventSocket, ahead: Loaded | None = None
 ) -> int:
-    # imported here: OpenMP, which comes with torch, reads its settings and counts the CPUs as it loads
-    from daemon.engine.build import build
-    from daemon.engine.wiring import wire_engine
-
-    ring = Ring.attach(spec.ring, wake_fd=spec.wake_fd)
-    store = MetricStore.attach(spec.store)
     try:
-        built = build(spec.config, spec.progress, ahead)
-        (source,) = spec.store[0].labels["source"]
-        host = wire_engine(
-            spec.config,
-            built,
-            ring,
-            store,
-            events.emit,
-            source=source,
-            symbols=spec.symbols,
-            standby=spec.standby,
-        )
+        with beating(events.emit):
+            host = _loaded(spec, events, ahead)
     except SettingError as error:
         events.emit(protocol.Fatal(error.key, error.message))
         return EXIT_FATAL
@@ -148,6 +134,50 @@ def _serve(
         host.handle(command)
         if isinstance(command, protocol.StopEngine):
             return 0
+
+
+def _loaded(spec: EngineSpec, events: EventSocket, ahead: Loaded | None) -> EngineHost:
+    """The engine, with its model loaded. Raises SettingError."""
+    # imported here: OpenMP, which comes with torch, reads its settings and counts the CPUs as it loads
+    from daemon.engine.build import build
+    from daemon.engine.wiring import wire_engine
+
+    ring = Ring.attach(spec.ring, wake_fd=spec.wake_fd)
+    store = MetricStore.attach(spec.store)
+    built = build(spec.config, spec.progress, ahead)
+    (source,) = spec.store[0].labels["source"]
+    return wire_engine(
+        spec.config,
+        built,
+        ring,
+        store,
+        events.emit,
+        source=source,
+        symbols=spec.symbols,
+        standby=spec.standby,
+    )
+
+
+@contextmanager
+def beating(
+    emit: Callable[[protocol.EngineEvent], None], every_s: float = protocol.HEARTBEAT_S
+) -> Iterator[None]:
+    """Send heartbeats meanwhile: whoever loads is not hung."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        while True:
+            emit(protocol.Heartbeat(0, idle=True))
+            if ended.wait(every_s):
+                return
+
+    thread = threading.Thread(target=beat, name="loading", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _wait_for_end(descriptor: int) -> None:

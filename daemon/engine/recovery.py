@@ -28,6 +28,7 @@ from ingest.compact import CompactSpec
 from ingest.cut import PlaneCut, RolledCut
 from ingest.lines import LineSpec
 from ingest.plane import TapeRecord
+from metrics.durable import remove_abandoned, temporaries
 from metrics.store import MetricStore
 from regions.offload.disk import ForeignSnapshot, Snapshot, SnapshotError, SnapshotHeader, read_header
 from regions.tape import Retention
@@ -68,6 +69,14 @@ class SessionState(msgspec.Struct, frozen=True):
     rolled: RolledCut | None
     asked: AskedCut
     adapted: AdaptedCut
+    epoch: int = 0
+    """In which it was answered."""
+
+
+class _Epoch(msgspec.Struct):
+    """That of a `SessionState`, whatever else is in it."""
+
+    epoch: int = 0
 
 
 class Found(NamedTuple):
@@ -78,38 +87,46 @@ class Found(NamedTuple):
 
 
 class SnapshotFiles:
-    """The files in one directory: at most ``max_bytes`` together, but for other daemons' at the same time."""
+    """The files in one directory, unfinished ones among them: at most ``max_bytes`` together, but for other
+    daemons' at the same time.
+    """
 
     def __init__(self, directory: Path, max_bytes: int) -> None:
         self.directory, self._max_bytes = directory, max_bytes
 
     def prepare(self) -> None:
-        """Make the directory; only its owner can read it. Raises SettingError."""
+        """Make the directory, which only its owner can read, and remove what killed engines left unfinished.
+
+        Raises SettingError.
+        """
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             why = f"cannot make {self.directory}: {error.strerror}"
             raise SettingError("recovery.directory", why) from error
+        self._clean()
 
     def newest_first(self, session: str) -> list[Path]:
-        """The files of a session."""
-        found = [path for path in self._generations(session) if path.exists()]
-        return sorted(found, key=_written_ns, reverse=True)
+        """The files of a session. One without a whole header comes first, to be refused and counted."""
+        found = {path: _generation(path) for path in self._generations(session) if path.exists()}
+        return sorted(found, key=lambda path: (found[path].epoch < 0, found[path]), reverse=True)
 
     def oldest_first(self, session: str) -> list[Path]:
-        """Both files of a session; one that is missing comes first."""
-        return sorted(self._generations(session), key=_written_ns)
+        """Both files of a session; one that is missing, or without a whole header, comes first."""
+        return sorted(self._generations(session), key=_generation)
 
     def make_room(self, path: Path, size: int) -> None:
         """Make room for ``path`` of ``size`` bytes by removing files of which their session has a newer one.
 
         The oldest go first. Raises SnapshotNoRoom, with nothing removed, where that is not enough.
         """
-        others = {each: each.stat().st_size for each in self._all() if each != path}
-        beyond = sum(others.values()) + size - self._max_bytes
+        others, beyond = self._beyond(path, size)
+        if beyond > 0:
+            self._clean()
+            others, beyond = self._beyond(path, size)
         if beyond <= 0:
             return
-        newest = {each.stem.rpartition(".")[0]: each for each in sorted(others, key=_written_ns)}
+        newest = {each.stem.rpartition(".")[0]: each for each in sorted(others, key=_generation)}
         going = [each for each in sorted(others, key=_written_ns) if each not in newest.values()]
         if sum(others[each] for each in going) < beyond:
             raise SnapshotNoRoom(f"{path} of {size} bytes: recovery.max_bytes is {self._max_bytes}")
@@ -127,8 +144,15 @@ class SnapshotFiles:
         name = quote(session, safe="")
         return [self.directory / f"{name}.{number}{SUFFIX}" for number in range(GENERATIONS)]
 
-    def _all(self) -> list[Path]:
-        return [each for each in self.directory.glob(f"*{SUFFIX}") if not each.name.startswith(".")]
+    def _beyond(self, path: Path, size: int) -> tuple[dict[Path, int], int]:
+        """(the other files with their sizes, bytes that are too many once ``path`` is written)."""
+        found = self.directory.glob(f"*{SUFFIX}")
+        others = {each: _size(each) for each in found if each != path and not each.name.startswith(".")}
+        unfinished = sum(map(_size, temporaries(self.directory, f"*{SUFFIX}")))
+        return others, sum(others.values()) + unfinished + size - self._max_bytes
+
+    def _clean(self) -> None:
+        remove_abandoned(self.directory, f"*{SUFFIX}")
 
 
 class Recovery:
@@ -216,6 +240,37 @@ def _covers(progress: Progress, version: int, closed: Sequence[int]) -> bool:
     """Whether all answers up to a version with these newest bars are acknowledged."""
     same = len(progress.closed) == len(closed)
     return same and version <= progress.version and all(map(int.__le__, closed, progress.closed))
+
+
+class _Generation(NamedTuple):
+    """The newer one of a session's files is greater.
+
+    A former owner of the session may have written later, so the time counts last. ``epoch`` -1: the header
+    is not whole; -2: there is no file.
+    """
+
+    epoch: int
+    version: int
+    written_ns: int
+
+
+def _generation(path: Path) -> _Generation:
+    written_ns = _written_ns(path)
+    if not written_ns:
+        return _Generation(-2, 0, 0)
+    try:
+        header = read_header(path)
+        epoch = msgspec.msgpack.decode(header.owner, type=_Epoch).epoch
+    except (SnapshotError, msgspec.MsgspecError):
+        return _Generation(-1, 0, written_ns)
+    return _Generation(epoch, header.state.version, written_ns)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # another daemon's, which has its name by now
+        return 0
 
 
 def _written_ns(path: Path) -> int:

@@ -8,8 +8,9 @@ from functools import partial
 from msgspec import structs
 
 from daemon import protocol
+from daemon.api.generation import CountTokens, GenerateAll
 from daemon.config.schema import Config, SessionConfig
-from daemon.engine.answers import Emit, EngineAsks, StandingAnswers
+from daemon.engine.answers import ANEW, Emit, EngineAsks, StandingAnswers
 from daemon.engine.build import Built, check_pool, line_spec, retention_of
 from daemon.engine.confidence import Confidence
 from daemon.engine.input import EngineInput, policy_of
@@ -44,7 +45,8 @@ class EngineSessions:
     """Opens, changes and closes sessions between two batches. Commands come from one thread.
 
     The KV of other sessions is not touched. A new session takes records once it is open; one that is to be
-    closed takes none any more, then its work ends, and then its blocks are free.
+    closed takes none any more, then its work ends, and then its blocks are free. One that begins anew is
+    asked as it was until it is open again.
     """
 
     config: Config
@@ -62,6 +64,10 @@ class EngineSessions:
     store: MetricStore
     emit: Emit
     _sessions: dict[str, SessionConfig] = field(init=False)
+    _kept: dict[str, Tape] = field(default_factory=dict)
+    """Old tapes of sessions that take no records until they are added again; they answer questions."""
+    _opening: set[str] = field(default_factory=set)
+    """Sessions whose tape is about to be replaced by another one."""
 
     def __post_init__(self) -> None:
         self._sessions = {session.name: session for session in self.config.sessions}
@@ -84,7 +90,53 @@ class EngineSessions:
         except ValueError as error:
             self._refuse(command, "bad_request", str(error))
 
+    def begins_anew(self, name: str) -> bool:
+        """Whether the session is asked as it was, and nothing about it can be changed."""
+        return name in self._kept or name in self._opening
+
+    def replaces(self, command: protocol.Command) -> bool:
+        """Whether a question is about a session whose tape is about to be replaced: ask it between two
+        batches, behind that.
+        """
+        match command:
+            case protocol.ComputeAsk():
+                return command.request.session in self._opening
+            case GenerateAll():
+                return any(each.session in self._opening for each in command.requests)
+            case CountTokens():
+                return command.session in self._opening
+        return False
+
     def _add(self, command: protocol.AddSession) -> None:
+        session = command.session
+        if session.name in self._kept:
+            self._opening.add(session.name)
+            if not self.scheduler.run_between(partial(self._begin_anew, command)):
+                self._refuse(command, STOPPING.code, STOPPING.message)
+            return
+        line, standing = self._prepare(command)
+        if not self.scheduler.run_between(partial(self._open, command, line, standing)):
+            self._forget(session.name)
+            self._refuse(command, STOPPING.code, STOPPING.message)
+
+    def _begin_anew(self, command: protocol.AddSession) -> None:
+        """Between two batches. What the old tape was asked and has not answered is asked of the new one."""
+        name = command.session.name
+        del self.built.tapes[name], self._sessions[name]
+        self._end(self._kept.pop(name), ANEW, keeps=True)
+        try:
+            line, standing = self._prepare(command)
+        except (SettingError, ValueError) as error:
+            self._refuse(command, "bad_request", str(error))
+        else:
+            self._open(command, line, standing)
+        if name not in self.built.tapes:
+            self.store.remove_session(name)
+        self._opening.discard(name)
+        self.asks.ask_again()
+
+    def _prepare(self, command: protocol.AddSession) -> tuple[LineSpec | CompactSpec, tuple[Standing, ...]]:
+        """Raises ValueError and SettingError."""
         session = command.session
         if session.name in self._sessions:
             raise ValueError(f"there is already a session {session.name!r}")
@@ -98,9 +150,7 @@ class EngineSessions:
         self.built.prefixes.add(session.name, header, command.questions, several=several, rollup=rollup)
         self.built.lines[session.name] = line
         self._sessions[session.name] = session
-        if not self.scheduler.run_between(partial(self._open, command, line, standing)):
-            self._forget(session.name)
-            self._refuse(command, STOPPING.code, STOPPING.message)
+        return line, standing
 
     def _open(
         self, command: protocol.AddSession, line: LineSpec | CompactSpec, standing: tuple[Standing, ...]
@@ -139,7 +189,7 @@ class EngineSessions:
     def _change(self, command: protocol.ChangeSession) -> None:
         session = command.session
         tape = self.built.tapes.get(session.name)
-        if tape is None:
+        if tape is None or session.name in self._kept:
             raise ValueError(f"there is no session {session.name!r}")
         line = line_spec(session, self.config.bars, self.built.prompt)
         policy_of(session.bars(self.config.bars))
@@ -168,10 +218,15 @@ class EngineSessions:
         self.emit(protocol.SessionChanged(command.id))
 
     def _remove(self, command: protocol.RemoveSession) -> None:
-        tape = self.built.tapes.pop(command.name, None)  # from now on it cannot be asked
+        tape = self.built.tapes.get(command.name)
         if tape is None:
             raise ValueError(f"there is no session {command.name!r}")
-        del self._sessions[command.name]
+        if command.keeps:
+            self._kept[command.name] = tape
+            self.input.remove(command.name, partial(self.emit, protocol.SessionRemoved(command.id)))
+            return
+        self._kept.pop(command.name, None)
+        del self.built.tapes[command.name], self._sessions[command.name]  # from now on it cannot be asked
         self.input.remove(command.name, partial(self._close_soon, command, tape))
 
     def _close_soon(self, command: protocol.RemoveSession, tape: Tape) -> None:
@@ -181,19 +236,23 @@ class EngineSessions:
 
     def _close(self, command: protocol.RemoveSession, tape: Tape) -> None:
         """Between two batches, after the last append."""
-        name = command.name
+        self._end(tape, REMOVED)
+        self.store.remove_session(command.name)
+        self.emit(protocol.SessionRemoved(command.id))
+
+    def _end(self, tape: Tape, failure: Failure, *, keeps: bool = False) -> None:
+        """End all work of a session with ``failure``, and forget it. ``keeps``: its snapshots stay."""
+        name = tape.name
         self.answers.leave(name)
         self.refresher.forget(tape)
         self.rollups.forget(tape)
-        self.snapshots.forget(tape, keeps=command.keeps)
-        self.scheduler.remove(tape, REMOVED)
+        self.snapshots.forget(tape, keeps=keeps)
+        self.scheduler.remove(tape, failure)
         self.registry.remove(name)
         self.asks.remove(name)
         self.answers.remove(name)
         self.confidence.remove(name)
         self.built.close(tape)
-        self.store.remove_session(name)
-        self.emit(protocol.SessionRemoved(command.id))
 
     def _take_over(self, command: protocol.TakeOver) -> None:
         """Between two batches. Versions count on from those that the other daemon has published."""

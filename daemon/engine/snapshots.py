@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -99,6 +99,8 @@ class Snapshots:
     _writing: threading.Thread | None = None
     _keeping: set[Tape] = field(default_factory=set)
     """Of removed sessions that may have a file written now, and keep theirs."""
+    _elsewhere: set[str] = field(default_factory=set)
+    """Sessions whose files another daemon writes."""
 
     def __post_init__(self) -> None:
         if not self.config.recovery.interval:
@@ -114,7 +116,9 @@ class Snapshots:
             self._sessions[tape] = _Session(session, due, saved=tape.version)
 
     def forget(self, tape: Tape, *, keeps: bool = False) -> None:
-        """A session is removed, and its files with it, unless it ``keeps`` them."""
+        """A session is removed, and its files with it, unless it ``keeps`` them or they are another's."""
+        keeps = keeps or tape.name in self._elsewhere
+        self._elsewhere.discard(tape.name)
         if self._sessions.pop(tape, None) is not None and not keeps:
             self.built.recovery.files.remove(tape.name)
         if keeps and self._writing is not None:
@@ -129,6 +133,14 @@ class Snapshots:
     def note_progress(self, progress: dict[str, Progress]) -> None:
         """A restart of the daemon would go on from there. Any thread."""
         self._progress.update(progress)
+
+    def read_here(self, sessions: Collection[str]) -> None:
+        """This daemon answers these sessions. Any thread."""
+        self._elsewhere.difference_update(sessions)
+
+    def read_elsewhere(self, sessions: Collection[str]) -> None:
+        """Another daemon answers these sessions, and writes their files, until `read_here`. Any thread."""
+        self._elsewhere.update(sessions)
 
     def read_on(self, name: str) -> None:
         """Have the input of a session go on from its snapshot, before its first record. Any thread."""
@@ -205,7 +217,7 @@ class Snapshots:
         if self._writing is not None:
             self._writing.join(max(0.0, within_s))
         for tape, session in self._sessions.items():
-            if session.incomplete or tape.version == session.saved or time.monotonic() > deadline:
+            if session.incomplete or not self._changed(tape) or time.monotonic() > deadline:
                 continue
             cut = self._cut(tape)
             if cut is not None:
@@ -214,8 +226,12 @@ class Snapshots:
 
     def _next(self) -> Tape | None:
         """The changed session whose snapshot is due first."""
-        changed = [(each.due, tape) for tape, each in self._sessions.items() if tape.version != each.saved]
+        changed = [(each.due, tape) for tape, each in self._sessions.items() if self._changed(tape)]
         return min(changed, key=lambda item: item[0])[1] if changed else None
+
+    def _changed(self, tape: Tape) -> bool:
+        """Whether the session has something to write that is this daemon's to write."""
+        return tape.version != self._sessions[tape].saved and tape.name not in self._elsewhere
 
     def _want(self, tape: Tape) -> None:
         if tape not in self._sessions or self._wanted is not None or self._writing is not None:
@@ -232,7 +248,7 @@ class Snapshots:
         tape = self._wanted
         if tape is None or self.input.ahead(tape.name):
             return
-        cut = self._cut(tape)
+        cut = self._cut(tape) if self._changed(tape) else None
         self._wanted = None
         self.input.pause(tape.name, False)
         if cut is None:
@@ -260,6 +276,7 @@ class Snapshots:
         retention = retention_of(session, built.prompt)
         state = SessionState(
             settings=built.recovery.settings(session, built.lines[name], retention),
+            epoch=built.progress[name].epoch,
             closed=found.closed,
             positions=tuple(self._position(each) for each in found.taken),
             has_log=has_log,

@@ -19,6 +19,8 @@ Connect = Callable[[Ring, int], EngineClient]
 
 SILENT_S = 30.0
 """After so long without an event the engine counts as hung (its heartbeat comes every second)."""
+LOADING_S = 600.0
+"""An engine that is not ready after so long counts as hung, though it sends heartbeats."""
 RESTART_AFTER_S = (0.0, 0.5, 2.0, 10.0)
 STEADY_S = 60.0
 """An engine that was ready for so long is no failed start: the next one starts after the shortest pause."""
@@ -40,15 +42,19 @@ class EngineManager:
         close: Callable[[], Awaitable[None]] | None = None,
         *,
         steady_s: float = STEADY_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._connect, self._capacity, self._overflow = connect, capacity, overflow
         self._restart_after_s, self._close, self._steady_s = restart_after_s, close, steady_s
+        self._clock = clock
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._client: EngineClient | None = None
         self._stopped = asyncio.Event()
         self._restarts = 0
         self._ready_at = 0.0
-        self._heard = time.monotonic()
+        self._started: float | None = None
+        """When, unless it is gone."""
+        self._heard = clock()
         self._progress, self._idle = 0, True
         self._seen_progress = -1
         self.ring: Ring | None = None
@@ -60,7 +66,7 @@ class EngineManager:
         """Start an engine over a new ring. `Ready` or `Fatal` follows as an event."""
         self.ring = Ring.create(self._capacity, self._overflow, wake_fd=self._wake_fd)
         self._client = self._connect(self.ring, self._wake_fd)
-        self._heard = time.monotonic()
+        self._started = self._heard = self._clock()
         await self._client.start(self._hear, self.on_gone)
 
     async def restart(self) -> None:
@@ -69,7 +75,7 @@ class EngineManager:
             await self._client.close(0.1)
         self._close_ring()
         self._stopped.clear()
-        if time.monotonic() - self._ready_at > self._steady_s:
+        if self._clock() - self._ready_at > self._steady_s:
             self._restarts = 0
         await asyncio.sleep(self._restart_after_s[min(self._restarts, len(self._restart_after_s) - 1)])
         self._restarts += 1
@@ -107,6 +113,7 @@ class EngineManager:
         """Note that the engine is gone; returns whether it had been ready."""
         was_ready = self.ready.is_set()
         self.ready.clear()
+        self._started, self._heard = None, self._clock()
         self._stopped.set()
         return was_ready
 
@@ -116,26 +123,35 @@ class EngineManager:
         return (moved or self._idle) and not self._is_silent()
 
     async def watch(self) -> None:
-        """Run until cancelled. Raises RuntimeError when the engine has been silent for too long."""
+        """Run until cancelled. Raises RuntimeError when the engine is `hung`."""
         while True:
             await asyncio.sleep(1.0)
-            if self.ready.is_set() and self._is_silent():
-                raise RuntimeError(f"the engine has been silent for {SILENT_S:.0f} s")
+            if why := self.hung():
+                raise RuntimeError(why)
+
+    def hung(self) -> str:
+        """Why the engine counts as hung, loading or ready; empty if it does not, or before one is started."""
+        if self._started is None:
+            return ""
+        if self._is_silent():
+            return f"the engine has been silent for {SILENT_S:.0f} s"
+        loads = not self.ready.is_set() and self._clock() - self._started > LOADING_S
+        return f"the engine was not ready within {LOADING_S:.0f} s" if loads else ""
 
     def _hear(self, event: protocol.EngineEvent) -> None:
-        self._heard = time.monotonic()
+        self._heard = self._clock()
         match event:
             case protocol.Heartbeat():
                 self._progress, self._idle = event.progress, event.idle
             case protocol.Ready():
-                self._ready_at = time.monotonic()
+                self._ready_at = self._clock()
                 self.ready.set()
             case protocol.Stopped():
                 self._stopped.set()
         self.on_event(event)
 
     def _is_silent(self) -> bool:
-        return time.monotonic() - self._heard > SILENT_S
+        return self._clock() - self._heard > SILENT_S
 
     def _close_ring(self) -> None:
         if self.ring is not None:

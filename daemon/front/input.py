@@ -81,6 +81,10 @@ class FeedInput:
         """What is still to come of these sessions is dropped until they have begun anew."""
         self.read_on: Callable[[Collection[str]], None] = lambda sessions: None
         """Tells the engine whose records are read from now on."""
+        self.read_elsewhere: Callable[[Collection[str]], None] = lambda sessions: None
+        """Tells the engine whose records another daemon reads from now on."""
+        self._left: dict[Partition, set[str]] = {}
+        """Sessions that partitions took with them, as this engine knows."""
         self.take_over: Callable[[], Awaitable[None]] = _no_engine
         """Has the engine ask about bars behind the sessions' progress, which until then are history."""
         self._waiting = _standing_by(source) if config.recovery.standby else None
@@ -121,6 +125,7 @@ class FeedInput:
         ``positions``: where sessions that came back from a snapshot read on, by session and symbol.
         """
         self._positions = positions
+        self._left.clear()
         self._tell_stored((), engine_is_new=True)
 
     @property
@@ -139,6 +144,8 @@ class FeedInput:
         self._elsewhere_answered |= changed  # until they have begun anew: this may be cancelled before
         known = {session.name for session in self._sessions}
         anew = {partition: known & _readers(found, point) for partition, point in stored.items()}
+        ours = set[str]().union(*anew.values())
+        self._elsewhere = {name: each for name, each in self._elsewhere.items() if name not in ours}
         anew = {partition: names for partition, names in anew.items() if names & self._elsewhere_answered}
         for partition, names in anew.items():  # all of them before anything else is heard of the engine
             self.begin_anew(names, self._elsewhere_answered)
@@ -205,14 +212,19 @@ class FeedInput:
         self._mine.add(partition)
         again = (self._log is not None and self._log.again) or partition in self.tracker.asked_for()
         self.tracker.begin(partition, start, point.offset, readers, again=again)
-        self.read_on(readers)
+        self.read_on(readers | self._left.pop(partition, set()))
         self._tell_stored(())
 
     def left(self, partitions: Collection[Partition]) -> None:
         """These partitions are somebody else's."""
+        self._mine.difference_update(partitions)
+        gone = set[str]()
         for partition in partitions:
             self.tracker.leave(partition)
-            self._mine.discard(partition)
+            names = {each.name for each in self._sessions if self.tracker.reads(each.name, (partition,))}
+            self._left[partition] = {name for name in names if not self.reads(name)}
+            gone |= self._left[partition]
+        self.read_elsewhere(gone)
 
     async def look_around(self) -> None:
         """Learn which sessions other daemons of the group serve."""

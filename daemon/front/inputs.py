@@ -141,12 +141,17 @@ class Inputs:
         """Commit every second, to each source by itself: one that hangs delays no other."""
         await asyncio.gather(*(feed.commit_for_ever() for feed in self._feeds.values()))
 
+    def reads(self, session: str) -> bool:
+        """Whether any source reads the session here."""
+        return any(feed.reads(session) for feed in self._feeds.values())
+
     def owner(self, session: str) -> str | None:
         """See `FeedInput.owner`; a session is this daemon's if any of its sources reads it here."""
-        feeds = self._feeds.values()
-        if any(feed.reads(session) for feed in feeds):
+        if self.reads(session):
             return None
-        return next((found for feed in feeds if (found := feed.owner(session)) is not None), None)
+        return next(
+            (found for feed in self._feeds.values() if (found := feed.owner(session)) is not None), None
+        )
 
     async def close(self) -> None:
         """Commit once more and disconnect."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ import msgspec
 from daemon.commit_metadata import Stored, pack, unpack
 from daemon.progress import Progress
 from feeds.decoding import Undecodable
+from metrics.durable import remove_abandoned, replacing
 from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
@@ -163,6 +163,7 @@ class Recovery:
         """Go on from the file, if there is one."""
         if self._directory is None:
             return
+        remove_abandoned(self._directory, FILE)
         try:
             with (self._directory / FILE).open("rb") as file:
                 text = file.read(_MOST_FILE_BYTES).decode(errors="replace")
@@ -187,12 +188,8 @@ class Recovery:
     def _write(self, directory: Path, text: str) -> None:
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            beside = directory / f"{FILE}.new"
-            with beside.open("w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(directory / FILE)
+            with replacing(directory / FILE) as file:
+                file.write(text.encode())
         except OSError as error:
             self._store.inc("foretick_recovery_progress_failed_total")
             log.warning("the progress of sessions cannot be written, trying again: %s", error)

@@ -117,6 +117,7 @@ class Front:
         self.notifier.status("starting: loading the model")
         await self._or_failure(self.input.recover())
         await self.engine.start()
+        self.tasks.start(ENGINE_WATCH, self.engine.watch)
         # compile the front's kernels (it writes the ring) while the engine process loads the model
         await self._or_failure(asyncio.to_thread(warm_up))
         await self._or_failure(asyncio.to_thread(columns.warm_up))
@@ -125,7 +126,6 @@ class Front:
         assert self.engine.ring is not None  # it is up
         await self._or_failure(self.input.start(self.engine.ring))
         self.tasks.start(COMMIT, self.input.commit_for_ever)
-        self.tasks.start(ENGINE_WATCH, self.engine.watch)
         if self.notifier.watchdog_s is not None:
             self.tasks.start(WATCHDOG, partial(self.notifier.keep_watchdog, self.engine.is_alive))
         self.notifier.ready(f"{len(self.config.sessions)} sessions")

@@ -207,6 +207,9 @@ def make_front(
         each.resume, each.take_over = live.resume, live.take_over
         each.begin_anew = publisher.begin_anew
         each.read_on = lambda names: send(protocol.ReadOn(tuple(names)))
+        each.read_elsewhere = lambda names: send(
+            protocol.ReadElsewhere(tuple(name for name in names if not entering.reads(name)))
+        )
     pushed = {each.name: each for each in sources if isinstance(each, PushedSource)}
     pushes = Pushes(pushed, store, config.source.max_message_bytes)
     queries = Queries(sessions, live, questions, labelling, prompts, wait_s, pushes)

@@ -2,8 +2,8 @@
 
 The layout: a fixed prefix (magic, format version, lengths), a msgpack header and its checksum, the KV of the
 live slots by layer (all keys, then all values, ``[kv_heads, tokens, dim]``, oldest token first, in the pool's
-dtype and the machine's byte order), and the KV's checksum. A file is written under a temporary name, flushed
-to disk and then renamed. The whole file is checked before any of it reaches the pool.
+dtype and the machine's byte order), and the KV's checksum. A file is replaced whole (`metrics.durable`), and
+the whole file is checked before any of it reaches the pool.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import BinaryIO
 import msgspec
 import torch
 
+from metrics.durable import create, replacing
 from regions.allocator import Run
 from regions.extents import SlotRange
 from regions.offload.store import StoredLost
@@ -80,12 +81,6 @@ class SnapshotHeader(msgspec.Struct, frozen=True):
     owner: bytes = b""
 
 
-def create(path: Path) -> BinaryIO:
-    """Create a file that only its owner can read; overwrite an unfinished one of the same name."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-    return os.fdopen(os.open(path, flags, 0o600), "wb")
-
-
 def write_snapshot(
     path: Path,
     header: SnapshotHeader,
@@ -101,18 +96,9 @@ def write_snapshot(
     """
     if not ranges:
         raise ValueError(f"session {header.session} has no KV to write")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        try:
-            with opened(temporary) as file:
-                seal = _write(file, header, pool, ranges)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        _sync_directory(path.parent)
+        with replacing(path, opened=opened) as file:
+            seal = _write(file, header, pool, ranges)
     except OSError as error:
         raise SnapshotError(f"{path} could not be written: {error.strerror or error}") from error
     return seal
@@ -310,11 +296,3 @@ def _sizes(header: SnapshotHeader) -> Iterator[int]:
     element = torch.empty(0, dtype=getattr(torch, header.identity.dtype)).element_size()
     for kv_heads, *dims in header.identity.layers:
         yield from (prod((kv_heads, dim, header.state.tokens, element)) for dim in dims)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

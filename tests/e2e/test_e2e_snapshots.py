@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from daemon.config.schema import RecoveryConfig
 from daemon.engine.build import build
 from daemon.engine.recovery import SessionState
+from daemon.front.server import Front
 from daemon.progress import Progress
 from feeds.durations import Duration
 from regions.offload.disk import Snapshot
-from tests.e2e.inproc import Tape, answers, count, running
+from scheduler.types import PriorityClass
+from tests.e2e.inproc import Tape, answers, ask_front, count, running
 from tests.e2e.support import SECOND, START, MemorySink, QueueSource, inproc_config, until
 
 
@@ -36,3 +42,44 @@ async def test_a_daemon_s_snapshots_hold_what_it_answered(state_directory: Path)
     built = build(config, {"aaa": Progress(1, 5, 30, state.closed)})
     assert built.tapes["aaa"].version == 5
     assert built.tapes["aaa"].state.records == snapshot.header.state.records
+
+
+@pytest.fixture
+def tmpfs() -> Iterator[Path]:
+    """A directory in memory, as the service manager's runtime directory is."""
+    mounts = [line.split()[1:4] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    found = [Path(at) for at, kind, how in mounts if kind == "tmpfs" and "rw" in how.split(",")]
+    writable = next((each for each in found if os.access(each, os.W_OK | os.X_OK)), None)
+    if writable is None:
+        pytest.skip("no tmpfs to write to")
+    with tempfile.TemporaryDirectory(prefix="foretick-", dir=writable) as folder:
+        yield Path(folder) / "snapshots"
+
+
+def computed(front: Front) -> int:
+    """Tokens that went through the model."""
+    return sum(count(front, "batch_tokens", **{"class": each.name.lower()}) for each in PriorityClass)
+
+
+async def test_a_daemon_started_again_on_its_tmpfs_answers_without_prefilling_its_windows(
+    tmpfs: Path,
+) -> None:
+    """What systemd's file-descriptor store would be for. Nothing is written to a disk."""
+    config = inproc_config(recovery=RecoveryConfig(Duration(3600 * SECOND), str(tmpfs)))
+    tape, source, sink = Tape("V:AAA"), QueueSource("dropping"), MemorySink()
+    async with running(config, source, sink) as front:
+        for n in range(13):
+            source.put(tape.second(n))
+            await until(lambda n=n: len(answers(sink)) == 6 * n)
+        expected = await ask_front(front, "ask", "aaa", "What was the highest price?", 1)
+        window = front.sessions.states["aaa"].live_tokens
+        assert computed(front) > window
+        await front.stop()
+    async with running(config, QueueSource("dropping"), MemorySink()) as front:
+        assert count(front, "snapshots_restored", session="aaa") == 1
+        answer = await ask_front(front, "ask", "aaa", "What was the highest price?", 1)
+        assert (answer.text, answer.data_version) == (expected.text, expected.data_version)
+        question = computed(front)
+        assert 0 < question < window / 2
+        assert count(front, "reused_tokens", **{"class": "session"}) > window
+        await front.stop()

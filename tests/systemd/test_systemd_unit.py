@@ -84,5 +84,12 @@ def test_it_waits_longer_for_the_stop_than_the_daemon_drains():
     assert stop_timeout >= 2 * load_config(None, {}).process.drain
 
 
+def test_snapshots_in_the_runtime_directory_outlive_the_process():
+    """Over a stop and a start, too, which `restart` would not."""
+    service = settings("Service")
+    assert service["RuntimeDirectory"] == ["foretick"]
+    assert service["RuntimeDirectoryPreserve"] == ["yes"]
+
+
 def test_a_bad_configuration_is_not_started_again():
     assert settings("Service")["RestartPreventExitStatus"] == ["2"]

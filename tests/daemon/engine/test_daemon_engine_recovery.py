@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -26,6 +27,7 @@ from daemon.config.schema import (
     SchedulerConfig,
     SessionConfig,
 )
+from daemon.engine.answers import ANEW
 from daemon.engine.build import build
 from daemon.engine.host import EngineHost
 from daemon.engine.recovery import SnapshotFiles, SnapshotNoRoom
@@ -37,8 +39,12 @@ from feeds.messages import Answer
 from flash.labels import AdaptedCut
 from ingest.record import TRADE, RecordWriter, stream_number
 from ingest.ring import Ring
+from metrics.durable import replacing
 from metrics.store import MetricStore
+from regions.offload.disk import Identity, SnapshotHeader, write_snapshot
+from regions.tape import Retention
 from tests import tolerance
+from tests.regions.numbered import append, pool, tape_of
 from tests.terse import terse_directory
 
 SECOND = 10**9
@@ -503,6 +509,78 @@ def test_a_session_that_begins_anew_does_not_take_what_was_read_before(left: Lef
         each.kill()
 
 
+def asks(engine: Engine) -> list[tuple[int, str | int]]:
+    """Id of each ask, and the version of its answer or why it failed, in order."""
+    return [
+        (event.id, event.reply.data_version if isinstance(event, protocol.Asked) else event.code)
+        for event in engine.events
+        if isinstance(event, protocol.Asked | protocol.AskFailed)
+    ]
+
+
+def test_questions_are_answered_from_the_old_window_until_a_session_that_begins_anew_has_another(
+    left: Left,
+) -> None:
+    """Before it is added again; from then on, and what was not answered by then, from the new window."""
+    made, progress, log = left
+    engine = Engine(made, progress)
+    first = progress["s"].version
+    engine.host.input.read_on(["s"])
+    for offset in range(31, len(log)):
+        engine.give(offset, log[offset])
+    engine.give(len(log), (0, 13 * SECOND, 10_000))
+    old = engine.host.sessions.built.tapes["s"].version
+    assert old > first
+
+    def ask(number: int) -> None:
+        engine.host.handle(protocol.ComputeAsk(Ask(number, "s", "trend", choices=("UP", "DOWN", "NONE"))))
+
+    engine.host.handle(protocol.RemoveSession(1, "s", keeps=True))
+    engine.rest()
+    assert isinstance(engine.events[-1], protocol.SessionRemoved)
+    engine.give(len(log) + 1, (0, 15 * SECOND, 10_000))
+    ask(1)
+    engine.rest()
+    assert asks(engine) == [(1, old)]
+    engine.host.handle(protocol.SetQuestions(9, "s", ()))
+    assert engine.events[-1] == protocol.QuestionsRefused(9, ANEW.code, ANEW.message)
+    ask(2)
+    engine.host.handle(chat(3))
+    engine.host.handle(protocol.AddSession(2, COMPACT, (), {"X:a": 0}, progress["s"], ""))
+    ask(4)
+    engine.host.handle(chat(5))
+    engine.rest()
+    assert asks(engine)[1:] == [(2, first), (4, first)]
+    assert [(e.id, e.code) for e in engine.events if isinstance(e, GenerationFailed)] == [(3, ANEW.code)]
+    assert [e.id for e in engine.events if isinstance(e, Finished)] == [5]
+    assert any(isinstance(event, protocol.SessionAdded) for event in engine.events)
+    for offset in range(31, len(log)):
+        engine.give(offset, log[offset])
+    engine.give(len(log), (0, 13 * SECOND, 10_000))
+    assert engine.host.sessions.built.tapes["s"].version == old
+    engine.kill()
+
+
+def test_a_session_that_cannot_begin_anew_is_gone(left: Left) -> None:
+    made, progress, _ = left
+    engine = Engine(made, progress)
+    engine.host.handle(protocol.RemoveSession(1, "s", keeps=True))
+    engine.rest()
+    engine.host.handle(protocol.ComputeAsk(Ask(1, "s", "trend", choices=("UP", "DOWN", "NONE"))))
+    longer = replace(COMPACT, retention_tokens=10**9)
+    engine.host.handle(protocol.AddSession(2, longer, (), {"X:a": 0}, progress["s"], ""))
+    engine.rest()
+    refused = [event.id for event in engine.events if isinstance(event, protocol.SessionRefused)]
+    assert (refused, asks(engine)) == ([2], [(1, "unknown_session")])
+    assert not engine.store.has_session("s")
+    engine.store.add_session("s")
+    engine.host.handle(protocol.AddSession(3, COMPACT, (), {"X:a": 0}, progress["s"], ""))
+    engine.rest()
+    added = [event.id for event in engine.events if isinstance(event, protocol.SessionAdded)]
+    assert added == [3]
+    engine.kill()
+
+
 def test_a_source_without_a_log_goes_on_with_a_gap(terse: Path, tmp_path: Path) -> None:
     made, log = config(terse, tmp_path, COMPACT), log_of(1, 15, 3)
     live = protocol.NameStream("zeromq", "ticks", 0, False)
@@ -570,6 +648,59 @@ def test_an_engine_that_stops_leaves_its_newest_state(terse: Path, tmp_path: Pat
     after.kill()
 
 
+def test_a_session_that_left_is_written_by_its_new_owner_alone(terse: Path, tmp_path: Path) -> None:
+    """Neither while this daemon serves nor as it stops, nor is it removed; back here it is written again."""
+    made, log = config(terse, tmp_path, COMPACT), log_of(1, 24, 3)
+    engine = Engine(made)
+    for offset, trade in enumerate(log[:12]):
+        engine.give(offset, trade)
+    engine.snapshot()
+    engine.host.handle(protocol.ReadElsewhere(("s",)))
+    for offset, trade in enumerate(log[12:24], 12):
+        engine.give(offset, trade)
+    engine.snapshot()
+    engine.host.snapshots.close(10)
+    assert engine.value("snapshots_written_total", session="s") == 1
+    engine.host.handle(protocol.ReadOn(("s",)))
+    engine.snapshot()
+    assert engine.value("snapshots_written_total", session="s") == 2
+    engine.host.handle(protocol.ReadElsewhere(("s",)))
+    engine.host.handle(protocol.RemoveSession(1, "s"))
+    engine.rest()
+    assert isinstance(engine.events[-1], protocol.SessionRemoved)
+    assert len(list(tmp_path.iterdir())) == 2
+    engine.kill()
+
+
+def generation(path: Path, epoch: int, version: int, written_ns: int) -> None:
+    """A snapshot of an epoch and version."""
+    memory = pool()
+    tape = tape_of(memory, Retention(20))
+    append(memory, tape, [1, 2, 3])
+    state = replace(tape.state, version=version)
+    identity = Identity.of(memory, model="m", tokenizer="t", frozen=[])
+    header = SnapshotHeader("a", identity, 4, state, 0, msgspec.msgpack.encode({"epoch": epoch, "more": 1}))
+    write_snapshot(path, header, memory, tape.live_ranges)
+    tape.release()
+    os.utime(path, ns=(written_ns, written_ns))
+
+
+def test_the_newest_snapshot_is_that_of_the_newest_epoch_and_version(tmp_path: Path) -> None:
+    """Not the one written last, which may be a former owner's. A file that is not whole is refused first."""
+    one, other = (tmp_path / f"a.{n}.snapshot" for n in (0, 1))
+    files = SnapshotFiles(tmp_path, 10**6)
+    for of_one, of_other in (((1, 7), (1, 6)), ((2, 3), (1, 9)), ((2, 9), (2, 3))):
+        generation(one, *of_one, written_ns=1000)
+        generation(other, *of_other, written_ns=2000)
+        assert files.newest_first("a") == [one, other]
+        assert files.oldest_first("a") == [other, one]
+    SnapshotFiles(tmp_path, one.stat().st_size + 10).make_room(tmp_path / "b.0.snapshot", 10)
+    assert list(tmp_path.iterdir()) == [one]
+    other.write_bytes(one.read_bytes()[:-1])
+    assert files.newest_first("a") == [other, one]
+    assert files.oldest_first("a") == [other, one]
+
+
 def test_files_give_way_to_newer_ones_of_their_session_only(tmp_path: Path) -> None:
     files = SnapshotFiles(tmp_path, 300)
     for age, name in enumerate(["a.0", "b.0", "a.1", "b.1"]):
@@ -592,6 +723,28 @@ def test_files_give_way_to_newer_ones_of_their_session_only(tmp_path: Path) -> N
     ]
     files.remove("b")
     assert [path.name for path in tmp_path.iterdir()] == ["a.1.snapshot"]
+
+
+def test_what_a_killed_engine_left_unfinished_is_removed_at_start_and_takes_room_before(
+    tmp_path: Path,
+) -> None:
+    """Its lock ends with it; the file that another daemon is writing to the shared directory stays."""
+    files = SnapshotFiles(tmp_path, 300)
+    left = tmp_path / ".a.0.snapshot.4711.tmp"
+    left.write_bytes(bytes(200))
+    files.prepare()
+    assert not left.exists()
+    with replacing(tmp_path / "b.0.snapshot") as file:
+        file.write(bytes(200))
+        file.flush()
+        SnapshotFiles(tmp_path, 300).prepare()
+        assert len(list(tmp_path.iterdir())) == 1
+        with pytest.raises(SnapshotNoRoom, match=r"recovery\.max_bytes is 300"):
+            files.make_room(tmp_path / "a.0.snapshot", 200)
+        files.make_room(tmp_path / "a.0.snapshot", 100)
+    left.write_bytes(bytes(200))
+    files.make_room(tmp_path / "a.0.snapshot", 100)
+    assert [path.name for path in tmp_path.iterdir()] == ["b.0.snapshot"]
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:

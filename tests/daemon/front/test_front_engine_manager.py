@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from daemon import protocol
 from daemon.front.engine_client import OnEvent, OnGone
 from daemon.front.engine_manager import EngineManager
@@ -15,8 +17,12 @@ class Silent:
 
     emit: OnEvent
 
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+
     async def start(self, on_event: OnEvent, on_gone: OnGone) -> None:
         self.emit = on_event
+        self.started.set()
 
     def send(self, command: protocol.Command) -> None:
         pass
@@ -43,6 +49,56 @@ async def test_an_engine_is_alive_while_its_worker_makes_progress_or_is_idle():
     assert engine.is_alive()
     assert engine.is_alive()
     assert await engine.stop(0.1)
+
+
+class Hours:
+    """A clock that the test advances, s."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_a_silent_engine_counts_as_hung_while_it_loads_again_too() -> None:
+    """Not in the pause before it is started; nor while it loads with heartbeats, for ten minutes."""
+    client, clock = Silent(), Hours()
+    engine = EngineManager(lambda ring, wake_fd: client, 64, "pause", (0.0,), clock=clock)
+    clock.now = 100.0
+    assert engine.hung() == "", "none was started"
+    await engine.start()
+    clock.now += 31
+    assert engine.hung() == "the engine has been silent for 30 s"
+    client.emit(protocol.Ready("m", "r", True, "cpu", 1))
+    assert engine.hung() == ""
+    clock.now += 31
+    assert engine.hung() == "the engine has been silent for 30 s"
+    assert not engine.is_alive()
+    engine.gone()
+    client.started.clear()
+    assert engine.is_alive()
+    clock.now += 31
+    assert engine.hung() == ""
+    restarting = asyncio.create_task(engine.restart())
+    await asyncio.wait_for(client.started.wait(), 60)
+    clock.now += 29
+    assert engine.hung() == ""
+    clock.now += 2
+    assert engine.hung() == "the engine has been silent for 30 s"
+    with pytest.raises(RuntimeError, match="silent for 30 s"):
+        await asyncio.wait_for(engine.watch(), 60)
+    for _ in range(28):
+        client.emit(protocol.Heartbeat(0, idle=True))
+        assert engine.hung() == ""
+        clock.now += 20
+    clock.now += 20
+    client.emit(protocol.Heartbeat(0, idle=True))
+    assert engine.hung() == "the engine was not ready within 600 s"
+    client.emit(protocol.Ready("m", "r", True, "cpu", 1))
+    await restarting
+    assert engine.hung() == ""
+    await engine.stop(0.1)
 
 
 async def restarted_twice(steady_s: float) -> bool:

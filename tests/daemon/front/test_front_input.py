@@ -149,6 +149,34 @@ async def test_the_engine_hears_whose_records_are_read_as_soon_as_they_are() -> 
     assert heard == [{"aaa"}]
 
 
+async def test_the_engine_hears_which_sessions_left_until_their_partition_comes_back() -> None:
+    """Also those that no commit tells of; the next engine begins without any of them."""
+    rig = Rig({P: CommitPoint(100, text("aaa")), Q: CommitPoint(7)})
+    left: list[set[str]] = []
+    heard: list[set[str]] = []
+    rig.input.read_elsewhere = lambda sessions: left.append(set(sessions))
+    rig.input.read_on = lambda sessions: heard.append(set(sessions))
+    await rig.start()
+    await rig.assign()
+    rig.log.reader.begins(P, 70)
+    rig.log.reader.begins(Q, 7)
+    rig.tracker.passed_on("bbb", 1, Q, 7)
+    rig.tracker.passed_on("aaa", 2, Q, 8)
+    heard.clear()
+    rig.log.reader.left([Q])
+    assert left == [{"bbb"}], "the other one reads from a partition that stays"
+    rig.log.reader.left([P])
+    assert left[1:] == [{"aaa"}]
+    rig.log.reader.begins(Q, 8)
+    assert heard == [{"bbb"}]
+    rig.log.reader.begins(P, 70)
+    assert heard[1:] == [{"aaa"}]
+    rig.log.reader.left([Q])
+    rig.input.engine_ready({})
+    rig.log.reader.begins(Q, 8)
+    assert heard[2:] == [set()]
+
+
 async def test_an_engine_knows_what_a_restart_of_the_daemon_would_find() -> None:
     """Not what is acknowledged, but what is committed; each engine is told once."""
     rig = Rig({P: CommitPoint(100, text("aaa"))})
@@ -313,6 +341,31 @@ async def test_sessions_that_others_answered_begin_anew(
     assert rig.tracker.next_offset(P) == 110  # behind what was read before
     assert rig.tracker.is_stored(P, 299)
     assert (rig.recovery.epoch, rig.recovery.number("aaa")) == (7, 181)
+
+
+async def test_a_session_is_asked_here_as_soon_as_its_partition_is_ours() -> None:
+    """While it begins anew its former owner is not asked any more."""
+    theirs = CommitPoint(300, pack(6, {"aaa": Progress(6, 30, 180, (9,))}, owner="tcp://there").text)
+    rig = Rig({P: CommitPoint(100, text("aaa"))})
+    await rig.start()
+    rig.input.connected = True
+
+    async def others() -> Mapping[Partition, CommitPoint]:
+        return {P: theirs}
+
+    rig.log.others = others  # type: ignore[method-assign]  # the test's
+    await rig.input.look_around()
+    assert rig.input.owner("aaa") == "tcp://there"
+    owners: list[str | None] = []
+
+    async def resume(names: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
+        owners.append(rig.input.owner("aaa"))
+        return {}
+
+    rig.input.resume = resume
+    rig.log.points = {P: theirs}
+    await rig.assign()
+    assert owners == [None]
 
 
 @pytest.mark.parametrize(

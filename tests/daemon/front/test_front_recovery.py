@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -137,6 +139,31 @@ async def test_the_file_goes_on_where_a_source_keeps_no_offsets(store: MetricSto
     (directory / FILE).write_text((directory / FILE).read_text()[:-3])
     assert Recovery(store, directory).start(["aaa"]) == {"aaa": Progress(1)}
     assert store.value("foretick_recovery_progress_refused_total") == 1
+
+
+async def test_the_file_and_its_name_are_on_disk_before_it_counts_as_written(
+    store: MetricStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fsync of the file, rename, fsync of the directory; what a killed daemon left beside it is removed."""
+    (tmp_path / f".{FILE}.4711.tmp").touch()
+    recovery = Recovery(store, tmp_path)
+    assert os.listdir(tmp_path) == []
+    steps: list[str] = []
+    fsync, rename = os.fsync, os.replace
+
+    def synced(descriptor: int) -> None:
+        steps.append("directory" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        fsync(descriptor)
+
+    def renamed(source: Path, target: Path) -> None:
+        steps.append("rename")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    recovery.start(["aaa"])
+    assert await recovery.save()
+    assert steps == ["file", "rename", "directory"]
 
 
 async def test_a_file_that_cannot_be_written_or_read_is_counted(store: MetricStore, tmp_path: Path) -> None:

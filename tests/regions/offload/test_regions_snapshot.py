@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import torch
 
+from metrics.durable import create
 from regions.allocator import Run
 from regions.offload.disk import (
     MAGIC,
@@ -22,7 +23,6 @@ from regions.offload.disk import (
     Snapshot,
     SnapshotError,
     SnapshotHeader,
-    create,
     write_snapshot,
 )
 from regions.pool import KVPool, LayerShape
