@@ -20,6 +20,11 @@ class Progress(msgspec.Struct, frozen=True):
     closed: tuple[int, ...] = ()
 
 
+def order(progress: Progress) -> tuple[int, int, int]:
+    """By it, one that is further comes later."""
+    return progress.epoch, progress.version, progress.sequence
+
+
 class Position(msgspec.Struct, frozen=True):
     """The next record to read of one symbol: everything before is in its session's snapshot."""
 

@@ -180,6 +180,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The model passed its canary and every session's frozen region is in KV.
 
     ``positions``: of the symbols of sessions that came back from a snapshot, by session and symbol.
+    ``streams``: those that the snapshots name.
     """
 
     model: str
@@ -188,6 +189,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     device: str
     pool_blocks: int
     positions: dict[str, dict[str, Position]] = {}
+    streams: tuple[NameStream, ...] = ()
 
 
 class Inputs(msgspec.Struct, frozen=True):
@@ -205,12 +207,28 @@ class Inputs(msgspec.Struct, frozen=True):
     restored: tuple[InputRange, ...] = ()
 
 
+class ReadRange(msgspec.Struct, frozen=True, array_like=True):
+    """Records of one stream, by its number in the ring: first to last offset."""
+
+    stream: int
+    first: int
+    last: int
+
+
+class Made(msgspec.Struct, frozen=True):
+    """What a version was made of, as in `feeds.messages.Basis`, with streams by number."""
+
+    state_bars: int = 0
+    merged: int = 0
+    window: tuple[ReadRange, ...] = ()
+    state: tuple[ReadRange, ...] = ()
+
+
 class Committed(msgspec.Struct, frozen=True, tag="committed"):
     """A new data version and the ``bars`` it added; ``times`` of its newest record.
 
     ``late``: of these bars, those that missed the session's promise of freshness. ``history``: they were
-    answered for before this engine started, so nothing is asked of this version. ``state``, ``state_bars``,
-    ``state_left``: number of the window that was prefilled last, as `Tape.states`, and what KV depends on.
+    answered for before this engine started, so nothing is asked of this version.
     """
 
     session: str
@@ -222,9 +240,7 @@ class Committed(msgspec.Struct, frozen=True, tag="committed"):
     inputs: Inputs
     late: int = 0
     history: bool = False
-    state: int = 0
-    state_bars: int = 0
-    state_left: bool = False
+    made: Made = Made()
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):
@@ -340,10 +356,11 @@ class QuestionsRefused(msgspec.Struct, frozen=True, tag="questions_refused"):
 
 
 class SessionAdded(msgspec.Struct, frozen=True, tag="session_added"):
-    """The session is open. ``positions``: of its symbols, if it came back from a snapshot."""
+    """The session is open. ``positions``, ``streams``: as in `Ready`, if it came back from a snapshot."""
 
     id: int
     positions: dict[str, Position] = {}
+    streams: tuple[NameStream, ...] = ()
 
 
 class SessionChanged(msgspec.Struct, frozen=True, tag="session_changed"):

@@ -121,11 +121,10 @@ class Basis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
 
     ``config``: hash of the settings that it depends on. ``bars``: in the answer's version. ``window``: the
     records of the ``window_bars`` bars that the tape holds, first to last of each partition; the first is 0
-    where they were read before the daemon's last start. ``state``: the same of the ``state_bars`` bars that
-    their KV depends on: those, and bars evicted since the state began; empty where that was before the
-    daemon's knowledge. ``anchor``: of compact lines, in 1e-9: reference,
-    unit, volume. ``merged``: what one bar after the other can't repeat: versions that took several bars while
-    older ones left, and windows that bars left while they were prefilled.
+    where it is not known. ``state``: the same of the ``state_bars`` bars that their KV depends on: those, and
+    bars evicted since the state began; empty where that is not known. ``anchor``: of compact lines, in 1e-9:
+    reference, unit, volume. ``merged``: what one bar after the other can't repeat: versions that took several
+    bars while older ones left, and windows that bars left while they were prefilled.
     """
 
     config: str = ""

@@ -54,6 +54,7 @@ BAR = np.dtype(
         ("closed_by", "i8"),  # number of the record that closed it
         ("first_read", "i8"),  # offsets of its records in their stream; see `ingest.record`
         ("last_read", "i8"),
+        ("stream", "u8"),  # 0: not known, or several
     ]
 )
 # An open bar, with what closing it needs.
@@ -221,6 +222,7 @@ def _start(slot: Row, feed: Row, index: int, interval: int) -> None:
     bar["last_offset"] = NEVER
     bar["first_read"] = _MOST
     bar["last_read"] = NEVER
+    bar["stream"] = 0
 
 
 @kernel
@@ -231,6 +233,9 @@ def _add(slot: Row, record: Row, price: int, volume: int, now: int) -> None:
     if bar["n_ticks"] == 0:
         bar["h"] = price
         bar["l"] = price
+        bar["stream"] = record["stream"]
+    elif bar["stream"] != record["stream"]:
+        bar["stream"] = 0
     if event < bar["ts_first_event"]:
         bar["ts_first_event"] = event
         bar["o"] = price
@@ -292,6 +297,7 @@ def _put_aside(
     row["last_offset"] = record["offset"]
     row["first_read"] = record["stream_offset"]
     row["last_read"] = record["stream_offset"]
+    row["stream"] = record["stream"]
     row["low_watermark"] = _low_watermark(own, record["offset"] + 1)
     row["closed_by"] = record["offset"]
     return at + 1
@@ -386,6 +392,7 @@ def _pass_through(
     bar["last_offset"] = record["offset"]
     bar["first_read"] = record["stream_offset"]
     bar["last_read"] = record["stream_offset"]
+    bar["stream"] = record["stream"]
     bar["low_watermark"] = _low_watermark(own, record["offset"] + 1)
     bar["closed_by"] = record["offset"]
     feed["closed_any"] = 1

@@ -21,7 +21,7 @@ import numpy as np
 
 from ingest.amend import Amender
 from ingest.backlog import Backlog, Window
-from ingest.bars import BAR, EMPTY, GAP, LATE, BarBuilder, Bars, Feeds, Refused, received_before
+from ingest.bars import BAR, GAP, LATE, BarBuilder, Bars, Feeds, Refused, received_before
 from ingest.compact import Anchor, CompactEncoder, CompactSpec, Encoded, Restart, fields_of
 from ingest.cut import BuilderCut, PlaneCut, Rows, Taken
 from ingest.lines import LineSpec
@@ -59,8 +59,8 @@ class TapeRecord:
     offset of the session below `low_watermark` is in this record or an earlier one, or was dropped. `flags`
     are those of `ingest.bars`. `ring_wait_ns` is the newest tick's; `bars_ns` and `tokenise_ns` are those of
     its batch. ``bar`` is the bar itself. Of a compact session: the ``anchor`` of its tokens, and whether any
-    bar of the window that ends with it has a ``rounded`` price. ``read``: of a bar that an
-    earlier engine began, the first and the last offset in its stream.
+    bar of the window that ends with it has a ``rounded`` price. ``read``: its stream (0: not
+    known, or several), and the first and the last offset there; of an empty bar, those of the bar before it.
     """
 
     tokens: tuple[int, ...]
@@ -78,7 +78,7 @@ class TapeRecord:
     bar: SummedBar
     anchor: Anchor | None = None
     rounded: bool = False
-    read: tuple[int, int] | None = None
+    read: tuple[int, int, int] = (0, -1, -1)
 
 
 Submit = Callable[[list[tuple[str, list[TapeRecord]]]], None]
@@ -530,7 +530,6 @@ def _tape_records(piece: Encoded, bars: Bars, bars_ns: int, tokenise_ns: int) ->
             tokenise_ns,
             SummedBar(opened, first_price, high, low, last_price, volume, 1, bool(flags & GAP), leg),
         )
-        # see `received_before`
-        read = (bar[22], bar[23]) if first == 0 <= bar[22] and not flags & EMPTY else None
+        read = bar[24], bar[22], bar[23]
         records.append(TapeRecord(tuple(tokens), *origin, piece.anchor, shows, read))
     return records

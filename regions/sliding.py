@@ -31,7 +31,10 @@ class LiveRecord(NamedTuple):
 
 
 class TapeState(msgspec.Struct, frozen=True):
-    """All of a tape but its KV and frozen prefix; ``origin``: of the frame the next token is written in."""
+    """All of a tape but its KV and frozen prefix; ``origin``: of the frame the next token is written in.
+
+    ``states``, ``state_records``, ``state_left``: see `regions.tape.Tape`.
+    """
 
     version: int
     evicted_tokens: int
@@ -39,6 +42,9 @@ class TapeState(msgspec.Struct, frozen=True):
     origin: int
     records: tuple[LiveRecord, ...]
     stretches: tuple[Stretch, ...]
+    states: int
+    state_records: int
+    state_left: bool
 
     @property
     def tokens(self) -> int:

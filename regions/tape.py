@@ -378,6 +378,9 @@ class Tape:
             self._origin,
             tuple(LiveRecord([int(token) for token in r.tokens], int(r.ts_event)) for r in self._records),
             self._table.stretches,
+            self.states,
+            self.state_records,
+            self.state_left,
         )
 
     def resume(self, state: TapeState, stored: Stored) -> None:
@@ -394,7 +397,8 @@ class Tape:
         self.evicted_tokens, self.evicted_records = state.evicted_tokens, state.evicted_records
         self._written = state.evicted_tokens + state.tokens
         self._records = deque(state.records)
-        self.state_records = self.evicted_records + len(self._records)
+        self.states, self.state_records = state.states, state.state_records
+        self.state_left = state.state_left
         self._table.expect(state.stretches, stored)
         self._committed = self._context((), ())
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from daemon.commit_metadata import unpack
 from daemon.config.schema import Config
+from daemon.progress import Progress, order
 from feeds.connector import SettingError
 from feeds.connectors.kafka import KafkaSinkConnector, KafkaSourceConnector
-from feeds.kafka_range import KafkaRange
+from feeds.decoding import Undecodable
+from feeds.kafka_range import KafkaRange, committed_texts
 from feeds.kafka_sink import KafkaSink
 
 
@@ -41,16 +45,47 @@ def of_sink(config: Config) -> tuple[Broker, KafkaSinkConnector]:
 
 def of_sources(config: Config) -> dict[str, Broker]:
     """Kafka sources by name. Raises SettingError where there is none."""
-    named: dict[str, Any] = {each.name: each.connector for each in config.sources}
-    named = named or {config.source.kind: config.source.connector}
     found = {
         name: Broker(source.bootstrap, _options(source, f"source.{name}"))
-        for name, source in named.items()
-        if isinstance(source, KafkaSourceConnector)
+        for name, source in _sources(config).items()
     }
     if not found:
         raise SettingError("source.kafka", "records do not come from Kafka, so they cannot be read again")
     return found
+
+
+@dataclass(frozen=True)
+class Group:
+    """A consumer group, and the topics that it reads; without any, all that it has read."""
+
+    broker: Broker
+    name: str
+    topics: Sequence[str] = ()
+
+    async def progress(self) -> dict[str, Progress]:
+        """How far the answers of sessions are acknowledged. Raises BrokerError."""
+        found: dict[str, Progress] = {}
+        where = self.broker
+        for text in await committed_texts(where.bootstrap, self.name, self.topics, options=where.options):
+            with suppress(Undecodable):  # somebody else's
+                for name, each in unpack(text).sessions.items():
+                    found[name] = max(each, found.get(name, each), key=order)
+        return found
+
+
+def groups_of(config: Config, name: str = "") -> list[Group]:
+    """Consumer groups of the Kafka sources, or the one of this name on their brokers. Raises SettingError."""
+    sources = _sources(config)
+    return [
+        Group(broker, name or sources[source].group, sources[source].topics)
+        for source, broker in (of_sources(config) if sources or name else {}).items()
+    ]
+
+
+def _sources(config: Config) -> dict[str, KafkaSourceConnector]:
+    named: dict[str, Any] = {each.name: each.connector for each in config.sources}
+    named = named or {config.source.kind: config.source.connector}
+    return {name: each for name, each in named.items() if isinstance(each, KafkaSourceConnector)}
 
 
 def _options(connector: KafkaSinkConnector | KafkaSourceConnector, table: str) -> dict[str, Any]:

@@ -2,17 +2,19 @@
 
 A session's answers are numbered without a gap within an epoch, and the next epoch goes on at most one behind
 the newest number before it. So for each number the last epoch that begins at or below it must show it. An
-answer that is published again has the `answer_id` of the first time.
+answer that is published again has the `answer_id` of the first time. What is missing at the end shows only in
+comparison with the progress of the sessions, which the daemon commits behind acknowledged answers.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
+from daemon.progress import Progress
 from feeds.messages import Answer
 
 Range = tuple[int, int]
@@ -58,9 +60,17 @@ class Audit:
         """One more answer of the topic. Keeps about 100 bytes of it."""
         self._sessions.setdefault(answer.session, _Session()).take(answer)
 
-    def result(self) -> list[SessionAudit]:
-        """By session, sorted by name."""
-        return [session.audit(name, self._whole) for name, session in sorted(self._sessions.items())]
+    def result(self, progress: Mapping[str, Progress] | None = None) -> list[SessionAudit]:
+        """By session, sorted by name. ``progress``: of sessions, committed before the topic was read.
+
+        A session without any answer is lost only if the topic was read from its first message ever.
+        """
+        progress = progress or {}
+        silent = {name for name, each in progress.items() if self._whole and each.sequence}
+        return [
+            self._sessions.get(name, _Session()).audit(name, self._whole, progress.get(name, Progress()))
+            for name in sorted(self._sessions.keys() | silent)
+        ]
 
 
 @dataclass
@@ -83,18 +93,23 @@ class _Session:
         new = self.epochs.setdefault(answer.epoch, _Numbers()).add(answer.sequence)
         self.conflicts += not (new or known)
 
-    def audit(self, name: str, whole: bool) -> SessionAudit:
+    def audit(self, name: str, whole: bool, progress: Progress) -> SessionAudit:
         epochs = [numbers for _, numbers in sorted(self.epochs.items())]
         begins = [numbers.first for numbers in epochs]
         if whole and 1 in self.epochs:  # the first engine's first answer has number 1
             begins[0] = 1
         lost = list(_lost(epochs, begins))
+        newest = epochs[-1].last if epochs else 0
+        # a newer epoch begins at most one behind what is committed, and its numbers count from there
+        behind = progress.epoch >= max(self.epochs, default=0)
+        if (epochs or whole) and behind and progress.sequence > newest:
+            lost.append((newest + 1, progress.sequence))
         return SessionAudit(
             session=name,
             answers=self.answers,
             epochs=len(epochs),
             first=epochs[0].first if epochs else 0,
-            newest=epochs[-1].last if epochs else 0,
+            newest=newest,
             lost=lost,
             repeated=self.repeated,
             conflicts=self.conflicts,

@@ -18,10 +18,11 @@ from daemon import protocol
 from daemon.config.schema import Config
 from daemon.config.symbols import numbered, routes
 from daemon.engine.build import Built, build
-from daemon.engine.host import EngineHost
+from daemon.engine.recovery import Found, SessionState
 from daemon.engine.wiring import wire_engine
 from daemon.front.ingest import Ingest, Order
 from daemon.front.offsets import OffsetTracker
+from daemon.progress import Progress
 from engine.device import use_threads
 from engine.rounding import of_gap
 from engine.step import Chunk, Executor, SampledToken
@@ -30,7 +31,9 @@ from feeds.messages import Answer, DeadLetter
 from feeds.source import Incoming, Kind, Partition
 from flash.registry import Standing
 from ingest import warm_up
+from ingest.bar_kernel import SESSION
 from ingest.compact import Anchor, CompactSpec
+from ingest.cut import Rows
 from ingest.ring import Ring
 from metrics.store import MetricStore
 
@@ -39,8 +42,8 @@ _BATCH = 256
 ONE = ""
 """Name of the only source."""
 
-FromSnapshot = Callable[[EngineHost, str], None]
-"""Puts a session of a host that has read nothing to where a snapshot has it; the records after it follow."""
+Choose = Callable[[Built], Found | None]
+"""Finds the snapshot to go on from, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,9 @@ class Replay:
     """The session ``name`` of ``config``; use it as a context. Feed it once.
 
     ``begins``: anchor of compact lines, and the bars that have it, where the session is to begin in its
-    midst. ``from_snapshot`` puts it to a snapshot's state instead. ``wanted(answer, position)`` says which
-    answers to return. Raises SettingError.
+    midst. Or it goes on from the snapshot that ``choose`` finds, and the records behind that are to follow.
+    ``wanted(answer, position)`` says which answers to return. Raises SettingError, and SnapshotError for a
+    snapshot that does not fit.
     """
 
     def __init__(
@@ -100,7 +104,7 @@ class Replay:
         wanted: Callable[[Answer, tuple[str, Partition, int]], bool],
         *,
         begins: tuple[Anchor, int] | None = None,
-        from_snapshot: FromSnapshot | None = None,
+        choose: Choose = lambda built: None,
     ) -> None:
         self.config = config = alone(config, name)
         self._session, self._wanted = config.sessions[0], wanted
@@ -108,8 +112,15 @@ class Replay:
         self.built: Built = build(config, {})
         use_threads(config.model.threads)  # of this thread, too
         spec = self.built.lines[name]
-        if begins is not None and isinstance(spec, CompactSpec):  # another model may read decimal lines
+        self.snapshot = choose(self.built)
+        """What it goes on from."""
+        if self.snapshot is None and begins is not None and isinstance(spec, CompactSpec):
+            # another model may read decimal lines
             self.built.lines[name] = replace(spec, begins=begins)
+        if self.snapshot is not None:
+            self.built.tapes.pop(name).release()
+            found = self.snapshot._replace(state=_never_idle(self.snapshot.state))
+            self.built.tapes[name] = self.built.restore(self._session, found, Progress())
         self._store = MetricStore.local(_labels(config, self._sources))
         self._ring = Ring.create(max(config.source.ring_capacity, 1 << 16))
         self._seen = _Seen(self.built.engine)
@@ -129,8 +140,7 @@ class Replay:
             executor=self._seen,
             credits=1,
         )
-        if from_snapshot is not None:
-            from_snapshot(self.host, name)
+        self.host.input.read_on([name])
 
     def __enter__(self) -> Replay:
         warm_up()
@@ -191,14 +201,18 @@ class Replay:
             self.versions += 1
             return
         if isinstance(event, protocol.Answered):
-            position = self._position(event.inputs.last)
+            position = self._position(event.inputs)
             if position is not None and self._wanted(event.answer, position):
                 self.found.append(self._version(event.answer, position))
         if isinstance(event, protocol.Answered | protocol.AnswerFailed | protocol.NotDue):
             for tracker in self._trackers.values():
                 tracker.acknowledge(self._session.name, event.inputs.first)
 
-    def _position(self, number: int) -> tuple[str, Partition, int] | None:
+    def _position(self, inputs: protocol.Inputs) -> tuple[str, Partition, int] | None:
+        number = inputs.last
+        if not number:  # all of its records are in the snapshot
+            ranges = [(i.source, (i.topic, i.partition), i.last_offset) for i in inputs.restored]
+            return ranges[-1] if ranges else None
         for source, tracker in self._trackers.items():
             for topic, partition, _, last in tracker.ranges(self._session.name, number, number):
                 return (source if len(self._trackers) > 1 else ONE), (topic, partition), last
@@ -265,7 +279,7 @@ class _Given:
 
 
 def alone(config: Config, name: str) -> Config:
-    """``config`` with this session only, which waits for no clock and passes nothing over."""
+    """``config`` with this session only, which waits for no clock, passes nothing over and writes nothing."""
     (session,) = (each for each in config.sessions if each.name == name)
     session = msgspec.structs.replace(
         session, idle_close=Duration(0), refresh_idle=Duration(0), divergence_every=Duration(0)
@@ -274,8 +288,18 @@ def alone(config: Config, name: str) -> Config:
         config,
         sessions=(session,),
         source=msgspec.structs.replace(config.source, behind="wait"),
+        recovery=msgspec.structs.replace(config.recovery, interval=Duration(0)),
         pool=msgspec.structs.replace(config.pool, idle_spill=Duration(0), host_blocks=0),
     )
+
+
+def _never_idle(state: SessionState) -> SessionState:
+    """As `alone` has it, nothing is closed by the clock."""
+    builder = state.plane.builder
+    session = builder.session.array(SESSION)
+    session["idle_close"] = 0
+    builder = msgspec.structs.replace(builder, session=Rows.of(session))
+    return msgspec.structs.replace(state, plane=msgspec.structs.replace(state.plane, builder=builder))
 
 
 def _labels(config: Config, sources: Sequence[str]) -> dict[str, Sequence[str]]:

@@ -16,14 +16,18 @@ from typing import Literal
 import msgspec
 
 from daemon.audit.broker import Broker, of_sources
-from daemon.audit.replay import ONE, FromSnapshot, Replay, Version
+from daemon.audit.replay import ONE, Replay, Version
+from daemon.audit.snapshots import Stream, below, starts, stream_of
 from daemon.config.fingerprint import fingerprint, settings_of
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.standing import questions_of
+from daemon.engine.build import Built
+from daemon.engine.recovery import Found
 from feeds.kafka_range import KafkaRange, OffsetsGone, Span
-from feeds.messages import Answer, Basis, InputRange
+from feeds.messages import Answer, Basis
 from feeds.source import Incoming, Partition
 from ingest.compact import Anchor
+from regions.offload.disk import SnapshotError
 
 Says = Literal["reproduced", "agrees", "differs"]
 
@@ -36,12 +40,27 @@ class CannotReproduce(Exception):
 class Plan:
     """What is read: a span of offsets by source and partition.
 
-    ``begins``: see `Replay`. ``notes``: what the replay does not repeat.
+    ``begins``: see `Replay`. ``notes``: what the replay does not repeat. ``asked``: somebody named the start,
+    so no snapshot takes the place of what the log has no more.
     """
 
-    spans: Mapping[tuple[str, Partition], Span]
+    spans: Mapping[Stream, Span]
     begins: tuple[Anchor, int] | None = None
     notes: tuple[str, ...] = ()
+    asked: bool = False
+
+
+@dataclass(frozen=True)
+class Derived:
+    """The answer's ``version``, made again; None where the records make no bar that ends as it did.
+
+    ``snapshot``: the file that it stands on, where the log does not go back as far as its state. ``notes``:
+    see `Plan`.
+    """
+
+    version: Version | None
+    notes: tuple[str, ...] = ()
+    snapshot: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,6 +78,8 @@ class Verdict:
     bits: bool
     """Text and logit gap are equal to the last bit."""
     notes: tuple[str, ...] = field(default=())
+    snapshot: str = ""
+    """What is before it was not derived again: see `Derived`."""
 
 
 def basis_of(config: Config, answer: Answer) -> tuple[SessionConfig, Basis]:
@@ -89,9 +110,9 @@ def basis_of(config: Config, answer: Answer) -> tuple[SessionConfig, Basis]:
     return session, answer.basis
 
 
-def check_model(replay: Replay, answer: Answer) -> None:
+def check_model(built: Built, answer: Answer) -> None:
     """Raises CannotReproduce for another model or revision."""
-    loaded = replay.built.loaded
+    loaded = built.loaded
     for name, found, said in (
         ("model", loaded.name, answer.model),
         ("revision of the model", loaded.revision, answer.model_revision),
@@ -102,34 +123,27 @@ def check_model(replay: Replay, answer: Answer) -> None:
             )
 
 
-def plan(basis: Basis, *, decimals: int, start: Mapping[tuple[str, Partition], int] | None = None) -> Plan:
+def plan(basis: Basis, *, decimals: int, start: Mapping[Stream, int] | None = None) -> Plan:
     """What to read for an answer's state: all it depends on, or from ``start`` on (``--from``).
 
     ``decimals``: of a compact session's printed prices. Raises CannotReproduce.
     """
-    notes: list[str] = []
-    if basis.merged:
-        notes.append(
-            f"{basis.merged} versions of its state took several bars while older ones left, or lost bars "
-            "while they were prefilled; here each bar is a version"
-        )
-    if len(basis.window) > 1:
-        notes.append("its records are of several partitions; their order is taken from Kafka's times")
-    anchor = None
+    notes, asked, anchor = _notes(basis, basis.merged), start is not None, None
     if basis.anchor and start is None:
         reference, unit, volume = basis.anchor
         anchor = Anchor(reference, unit, volume, decimals), basis.state_bars
-    ends = {_key(each): each.last_offset + 1 for each in (*basis.state, *basis.window)}
+    ends = _ends(basis)
     if start is None:
         if not basis.state:
             raise CannotReproduce(
                 f"its state depends on {basis.state_bars} bars, of which the window has {basis.window_bars}, "
-                "and where they begin is not known: the daemon began from a snapshot. Name a start at least "
-                "so many bars back (--from OFFSET or TIME)"
+                "and where they begin is not known: an older version published it, its source has no log, or "
+                "a symbol's records were in several partitions. Name a start at least so many bars back "
+                "(--from OFFSET or TIME)"
             )
-        start = {_key(each): each.first_offset for each in basis.state}
+        start = {stream_of(each): each.first_offset for each in basis.state}
     else:
-        late = [each for each in basis.state if start.get(_key(each), 0) > each.first_offset]
+        late = [each for each in basis.state if start.get(stream_of(each), 0) > each.first_offset]
         if late or not basis.state:
             told = (
                 f"{late[0].topic}/{late[0].partition} offset {late[0].first_offset}"
@@ -138,14 +152,31 @@ def plan(basis: Basis, *, decimals: int, start: Mapping[tuple[str, Partition], i
             )
             notes.append(f"its state begins at {told}, before what was read")
     spans = {key: Span(start.get(key, 0), end) for key, end in ends.items()}
-    return Plan(spans, anchor, tuple(notes))
+    return Plan(spans, anchor, tuple(notes), asked)
+
+
+def _notes(basis: Basis, merged: int) -> list[str]:
+    """What a replay of so many ``merged`` versions does not repeat."""
+    notes: list[str] = []
+    if merged:
+        notes.append(
+            f"{merged} versions of its state took several bars while older ones left, or lost bars "
+            "while they were prefilled; here each bar is a version"
+        )
+    if len(basis.window) > 1:
+        notes.append("its records are of several partitions; their order is taken from Kafka's times")
+    return notes
+
+
+def _ends(basis: Basis) -> dict[Stream, int]:
+    return {stream_of(each): each.last_offset + 1 for each in (*basis.state, *basis.window)}
 
 
 def window_plan(basis: Basis, *, decimals: int) -> Plan:
     """What to read for the contents of its window alone."""
     if basis.anchor:
         return plan(basis, decimals=decimals)
-    return Plan({_key(each): Span(each.first_offset, each.last_offset + 1) for each in basis.window})
+    return Plan({stream_of(each): Span(each.first_offset, each.last_offset + 1) for each in basis.window})
 
 
 async def derive(
@@ -153,39 +184,91 @@ async def derive(
     answer: Answer,
     planned: Plan,
     *,
-    from_snapshot: FromSnapshot | None = None,
     brokers: Mapping[str, Broker] | None = None,
-) -> Version | None:
-    """The answer's version, made again; None where the records make no bar that ends as it did.
+) -> Derived:
+    """The answer's version, made again: from the records ``planned``, or those behind a snapshot.
 
     ``brokers``: of the sources, by default the configuration's. Raises CannotReproduce, SettingError, and
     BrokerError.
     """
     brokers = of_sources(config) if brokers is None else brokers
+    basis = answer.basis
+    assert basis is not None  # it was checked
+    if not planned.spans:
+        raise CannotReproduce("it is not known where its records are: see docs/audit.md")
+    gone = await _gone(brokers, planned)
     ends = {(i.source, (i.topic, i.partition), i.last_offset) for i in answer.inputs}
     same = (answer.session, answer.question, answer.question_hash, answer.as_of)
 
     def wanted(made: Answer, position: tuple[str, Partition, int]) -> bool:
         return position in ends and (made.session, made.question, made.question_hash, made.as_of) == same
 
-    with Replay(config, answer.session, wanted, begins=planned.begins, from_snapshot=from_snapshot) as replay:
-        check_model(replay, answer)
-        try:
-            found = await replay.feed(_batches(brokers, planned))
-        except OffsetsGone as error:
+    def choose(built: Built) -> Found | None:
+        check_model(built, answer)
+        if gone is None:
+            return None
+        version = answer.data_version
+        later = "A later start (--from OFFSET or TIME) leaves out what came before it"
+        if planned.asked:
+            raise CannotReproduce(f"{gone}. {later}")
+        found = below(config, built, answer.session, version, basis)
+        if found is None:
             raise CannotReproduce(
-                f"{error}. A later start (--from OFFSET or TIME) leaves out what came before it"
-            ) from error
-    return found[-1] if found else None
+                f"{gone}. Its state depends on {basis.state_bars} bars, back to {_begin(basis)}, and "
+                f"{config.recovery.path} has no snapshot of the session between there and version {version}. "
+                f"{later}"
+            )
+        return found
+
+    try:
+        with Replay(config, answer.session, wanted, begins=planned.begins, choose=choose) as replay:
+            snapshot = replay.snapshot
+            if snapshot is not None:
+                planned = _behind(snapshot, basis, several=len(config.feeds) > 1)
+            found = await replay.feed(_batches(brokers, planned))
+    except (OffsetsGone, SnapshotError) as error:
+        raise CannotReproduce(str(error)) from error
+    stands_on = "" if snapshot is None else str(snapshot.snapshot.path)
+    return Derived(found[-1] if found else None, planned.notes, stands_on)
 
 
-def compare(
-    answer: Answer, version: Version | None, notes: tuple[str, ...], *, bits: bool = False
-) -> Verdict:
-    """Whether ``version`` is the answer again; ``bits``: rounding is a difference, too."""
+def _behind(found: Found, basis: Basis, *, several: bool) -> Plan:
+    """What to read behind a snapshot."""
+    began, read = {stream_of(each): each.first_offset for each in basis.state}, starts(found.state, several)
+    spans = {
+        stream: Span(read.get(stream, began.get(stream, 0)), end) for stream, end in _ends(basis).items()
+    }
+    return Plan(spans, notes=tuple(_notes(basis, basis.merged - found.state.lineage.merged)))
+
+
+def _begin(basis: Basis) -> str:
+    found = ", ".join(f"{each.topic}/{each.partition} offset {each.first_offset}" for each in basis.state)
+    return found or "before what is known"
+
+
+async def _gone(brokers: Mapping[str, Broker], planned: Plan) -> OffsetsGone | None:
+    """What the log has no more of the records that are planned."""
+    for (source, partition), span in planned.spans.items():
+        async with _broker(brokers, source).reader() as reader:
+            first = (await reader.spans([partition[0]]))[partition].first
+        if span.first < first:
+            return OffsetsGone(partition, span.first, first)
+    return None
+
+
+def _broker(brokers: Mapping[str, Broker], source: str) -> Broker:
+    """Raises CannotReproduce for the name of another configuration."""
+    if source != ONE and source not in brokers:
+        raise CannotReproduce(f"the configuration has no Kafka source {source!r}")
+    return brokers[source] if source != ONE else next(iter(brokers.values()))
+
+
+def compare(answer: Answer, derived: Derived, *, bits: bool = False) -> Verdict:
+    """Whether ``derived`` is the answer again; ``bits``: rounding is a difference, too."""
+    version, notes = derived.version, derived.notes
     if version is None:
         why = "the records make no bar that ends as the answer's did"
-        return Verdict("differs", "", 0.0, float("inf"), 0.0, False, (*notes, why))
+        return Verdict("differs", "", 0.0, float("inf"), 0.0, False, (*notes, why), derived.snapshot)
     made = version.answer
     apart = abs(made.logit_gap - answer.logit_gap)
     equal_bits = made.text == answer.text and made.logit_gap == answer.logit_gap
@@ -198,17 +281,15 @@ def compare(
         )
     equal = made.text == answer.text and apart <= (0.0 if bits else version.tolerance)
     says: Says = "differs" if not equal else "agrees" if notes else "reproduced"
-    return Verdict(says, made.text, made.logit_gap, apart, version.tolerance, equal_bits, notes)
+    return Verdict(
+        says, made.text, made.logit_gap, apart, version.tolerance, equal_bits, notes, derived.snapshot
+    )
 
 
 def deterministic(config: Config) -> Config:
     """The same with one thread on the CPU."""
     model = msgspec.structs.replace(config.model, threads=1, device="cpu")
     return msgspec.structs.replace(config, model=model)
-
-
-def _key(each: InputRange) -> tuple[str, Partition]:
-    return each.source, (each.topic, each.partition)
 
 
 async def _batches(
@@ -219,8 +300,7 @@ async def _batches(
         readers: dict[str, KafkaRange] = {}
         for source, _ in planned.spans:
             if source not in readers:
-                broker = brokers[source] if source != ONE else next(iter(brokers.values()))
-                readers[source] = await stack.enter_async_context(broker.reader())
+                readers[source] = await stack.enter_async_context(_broker(brokers, source).reader())
         if len(planned.spans) == 1:
             ((source, partition), span) = next(iter(planned.spans.items()))
             async for batch in readers[source].read(partition, span):

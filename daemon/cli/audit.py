@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
 
+from daemon.audit.broker import Broker, Group, groups_of, of_sink
 from daemon.audit.completeness import Audit, SessionAudit
 from daemon.cli.options import EXIT_CONFIG, EXIT_FAILED, read_config, set_option
+from daemon.progress import Progress, order
 from feeds.codec import decode_message
 from feeds.connector import SettingError
-from feeds.connectors.kafka import KafkaSinkConnector
 from feeds.durations import parse_duration
 from feeds.kafka_client import BrokerError
-from feeds.kafka_range import KafkaRange, OffsetsGone, Span
+from feeds.kafka_range import OffsetsGone, Span
 from feeds.messages import Answer
 from feeds.timestamps import parse_instant
 
@@ -27,12 +28,16 @@ _SHOWN = 5
 
 
 class Report(msgspec.Struct, frozen=True):
-    """``unreadable``: messages of the topic that are no answers."""
+    """``unreadable``: messages of the topic that are no answers.
+
+    ``groups``: consumer groups whose committed progress the end of the topic was compared with.
+    """
 
     topic: str
     complete: bool
     unreadable: int
     sessions: list[SessionAudit]
+    groups: list[str] = []
 
 
 @click.command("audit")
@@ -43,6 +48,12 @@ class Report(msgspec.Struct, frozen=True):
 )
 @set_option
 @click.option("--since", default="", help="a time with a zone, or how long ago (2h); default: all")
+@click.option(
+    "--group",
+    default="",
+    help="consumer group of the daemon, whose progress tells what is missing at the end; with --config, "
+    "that of the configuration, if TOPIC is its answers topic",
+)
 @click.option("--exactly-once", is_flag=True, help="an answer that is there twice is a fault, too")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def command(
@@ -51,18 +62,21 @@ def command(
     config_path: Path | None,
     settings: tuple[str, ...],
     since: str,
+    group: str,
     exactly_once: bool,
     as_json: bool,
 ) -> None:
     """Read the answers of a Kafka TOPIC, and prove by their numbers that none is missing.
 
+    Answers missing behind the newest one of their session show only in comparison with a consumer group's
+    progress (--group, or --config).
+
     Exit status 0 if every session is complete, 1 if an answer is missing or contradicts another (with
     --exactly-once also if one is repeated), 2 if the topic cannot be read.
     """
     try:
-        where, options = _broker(bootstrap, config_path, settings)
-        reader = KafkaRange(where, options=options)
-        report = asyncio.run(_audited(reader, topic, _since(since), exactly_once))
+        broker, groups = _brokers(topic, bootstrap, config_path, settings, group)
+        report = asyncio.run(_audited(broker, groups, topic, _since(since), exactly_once))
     except (SettingError, BrokerError, OffsetsGone, ValueError) as error:
         click.echo(str(error), err=True)
         sys.exit(EXIT_CONFIG)
@@ -70,9 +84,15 @@ def command(
     sys.exit(0 if report.complete else EXIT_FAILED)
 
 
-async def _audited(opening: KafkaRange, topic: str, since_ns: int, exactly_once: bool) -> Report:
-    unreadable = 0
-    async with opening as reader:
+async def _audited(
+    broker: Broker, groups: Sequence[Group], topic: str, since_ns: int, exactly_once: bool
+) -> Report:
+    """``groups``: consumer groups to compare with."""
+    unreadable, progress = 0, dict[str, Progress]()
+    for group in groups:  # before the topic's end is looked up, so that all it tells of is there
+        for name, each in (await group.progress()).items():
+            progress[name] = max(each, progress.get(name, each), key=order)
+    async with broker.reader() as reader:
         spans = await reader.spans([topic])
         if since_ns:
             for partition, span in spans.items():
@@ -81,17 +101,17 @@ async def _audited(opening: KafkaRange, topic: str, since_ns: int, exactly_once:
         audit = Audit(whole=not since_ns and not any(span.first for span in spans.values()))
         for partition, span in spans.items():
             async for batch in reader.read(partition, span):
-                for each in batch:
+                for record in batch:
                     try:
-                        message = decode_message(each.payload)
+                        message = decode_message(record.payload)
                     except ValueError:
                         unreadable += 1
                         continue
                     if isinstance(message, Answer):
                         audit.take(message)
-    sessions = audit.result()
-    complete = all(each.holds(exactly_once) for each in sessions)
-    return Report(topic, complete, unreadable, sessions)
+    sessions = audit.result(progress)
+    complete = all(session.holds(exactly_once) for session in sessions)
+    return Report(topic, complete, unreadable, sessions, [group.name for group in groups])
 
 
 def table(report: Report) -> str:
@@ -112,6 +132,8 @@ def table(report: Report) -> str:
     answers, missing = sum(each.answers for each in report.sessions), sum(s.missing for s in report.sessions)
     verdict = "complete" if report.complete else "NOT complete"
     lines.append(f"{report.topic}: {verdict}; {answers} answers, {missing} missing")
+    if not report.groups:
+        lines.append("what is missing at the end does not show: no consumer group to compare with (--group)")
     return "\n".join(lines)
 
 
@@ -133,15 +155,17 @@ def _since(text: str) -> int:
         return int(parse_instant(text))
 
 
-def _broker(
-    bootstrap: str | None, config_path: Path | None, settings: tuple[str, ...]
-) -> tuple[str, dict[str, Any]]:
-    """Where to connect, and with which options. Raises SettingError."""
+def _brokers(
+    topic: str, bootstrap: str | None, config_path: Path | None, settings: tuple[str, ...], group: str
+) -> tuple[Broker, list[Group]]:
+    """Where the topic is, and the consumer groups to compare it with. Raises SettingError."""
     if bootstrap is not None:
-        return bootstrap, {}
+        broker = Broker(bootstrap, {})
+        return broker, [Group(broker, group)] if group else []
     if config_path is None:
         raise SettingError("--bootstrap", "name the brokers, or a configuration with --config")
-    sink = read_config(config_path, settings).sink.connectors.get("kafka")
-    if not isinstance(sink, KafkaSinkConnector):
-        raise SettingError("sink.kafka", "there is no such table, so answers are not in Kafka")
-    return sink.bootstrap, dict(sink.security.client_options())
+    config = read_config(config_path, settings)
+    broker, sink = of_sink(config)
+    if not group and topic != sink.topic:
+        return broker, []
+    return broker, groups_of(config, group)

@@ -32,9 +32,9 @@ def command(answer: str, config_path: Path, settings: tuple[str, ...], as_json: 
     async def work() -> tuple[Answer, Version | None, dict[str, Any]]:
         published = await find(config, answer)
         session, basis = basis_of(config, published)
-        version = await derive(config, published, window_plan(basis, decimals=session.price_decimals))
+        derived = await derive(config, published, window_plan(basis, decimals=session.price_decimals))
         asked = [each.question for each in questions_of(config) if each.session == session.name]
-        return published, version, settings_of(config, session, asked)
+        return published, derived.version, settings_of(config, session, asked)
 
     published, version, known = carry_out(work)
     if version is None:
@@ -77,7 +77,7 @@ def _print(published: Answer, version: Version, known: dict[str, Any]) -> None:
         where = ", ".join(
             f"{each.topic}/{each.partition} {each.first_offset} to {each.last_offset}" for each in ranges
         )
-        say(f"{name:<10}{bars} bars: {where or 'from before what the daemon knew'}")
+        say(f"{name:<10}{bars} bars: {where or 'not known'}")
     say(f"\nfrozen region, {len(version.prefix)} tokens\n")
     say(version.prefix_text)
     say(_tokens(version.prefix))

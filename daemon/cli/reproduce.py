@@ -43,8 +43,8 @@ def command(
         session, basis = basis_of(config, published)
         start = None if from_ is None else await begin_at(config, basis, from_)
         planned = plan(basis, decimals=session.price_decimals, start=start)
-        version = await derive(config, published, planned)
-        return published, compare(published, version, planned.notes, bits=bits)
+        derived = await derive(config, published, planned)
+        return published, compare(published, derived, bits=bits)
 
     published, verdict = carry_out(work)
     if as_json:
@@ -61,6 +61,8 @@ def command(
             f"  gap   {published.logit_gap:.9g} published, {verdict.gap:.9g} derived: "
             f"{verdict.apart:.2g} apart, {verdict.tolerance:.2g} is rounding{exact}"
         )
+        if verdict.snapshot:
+            click.echo(f"  from  the snapshot {verdict.snapshot}: the log has less than its state depends on")
         for note in verdict.notes:
             click.echo(f"  note  {note}")
     sys.exit(EXIT_FAILED if verdict.says == "differs" else 0)

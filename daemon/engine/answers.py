@@ -20,6 +20,7 @@ from daemon.config.schema import Config, SessionConfig
 from daemon.engine.build import Built
 from daemon.engine.confidence import Confidence
 from daemon.engine.input import Appended, has_gap, inputs_of, is_history, missed, newest
+from daemon.engine.lineage import Lineages, Read
 from daemon.engine.records import VersionRecords
 from feeds.decimal9 import parse_fixed9
 from feeds.messages import Answer, Basis, Flag, Latency
@@ -83,13 +84,22 @@ class Versions:
         store: MetricStore,
         emit: Emit,
         clock: Callable[[], int] = time.monotonic_ns,
+        lineages: Lineages | None = None,
     ) -> None:
         self._store, self._emit, self._clock = store, emit, clock
+        self._lineages = lineages or Lineages()
 
     def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem[Appended]]) -> None:
         """Report a tape's new version."""
         record = newest(records)
         payloads = [each.payload for each in records]
+        made = self._lineages.of(tape).committed(
+            [Read(*each.record.read) for each in payloads],
+            tape.live_records,
+            state=tape.states,
+            state_bars=tape.state_records,
+            left=tape.state_left,
+        )
         late = missed(payloads, tape.staleness_ns, self._clock())
         self._store.inc("foretick_promises_missed_total", late, session=tape.name)
         self._store.inc("foretick_versions_total", session=tape.name)
@@ -106,9 +116,7 @@ class Versions:
                 inputs=inputs_of(payloads),
                 late=late,
                 history=all(map(is_history, payloads)),
-                state=tape.states,
-                state_bars=tape.state_records,
-                state_left=tape.state_left,
+                made=made,
             )
         )
 

@@ -92,7 +92,7 @@ class Built:
         tape = None
         for found in self.recovery.usable(name, settings, progress):
             try:
-                tape = self._restored(session, found, progress)
+                tape = self.restore(session, found, progress)
                 break
             except SnapshotError as error:
                 self.recovery.refuse(name, error)
@@ -106,7 +106,7 @@ class Built:
             self.tiers.residency.attach(tape, self.identity.behind(tape.prefix))
         return tape
 
-    def _restored(self, session: SessionConfig, found: Found, progress: Progress) -> Tape:
+    def restore(self, session: SessionConfig, found: Found, progress: Progress) -> Tape:
         """The tape of a snapshot. Raises SnapshotError where it does not fit; the prefix has changed then."""
         (snapshot, state), name = found, session.name
         self.prefixes.restore(name, state.header, state.rollup)

@@ -16,7 +16,7 @@ from daemon.progress import Position, Progress
 from daemon.protocol import Inputs, RecordRefused
 from feeds.messages import InputRange
 from ingest.backlog import Window
-from ingest.bars import AMENDS, GAP, BarPolicy, Feeds, Refused
+from ingest.bars import AMENDS, EMPTY, GAP, BarPolicy, Feeds, Refused
 from ingest.compact import Anchor, CompactSpec, Restart
 from ingest.cut import PlaneCut, Taken
 from ingest.lines import LineSpec
@@ -342,13 +342,15 @@ class EngineInput:
 
     def _restored(self, session: str, record: TapeRecord) -> InputRange | None:
         """The records of a bar that an earlier engine began, if they were read from a log."""
-        if record.read is None:
+        _, first, last = record.read
+        # see `received_before`
+        if record.first_offset or first < 0 or record.flags & EMPTY:
             return None
         position = self._positions[session][record.bar.leg]
         if position is None:
             return None
         source = position.source if self._several else ""
-        return InputRange(position.topic, position.partition, *record.read, source)
+        return InputRange(position.topic, position.partition, first, last, source)
 
     def _followed(self, session: str) -> History:
         found = self._history.get(session)

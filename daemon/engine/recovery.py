@@ -19,7 +19,9 @@ from urllib.parse import quote
 import msgspec
 
 from daemon.config.schema import Config, SessionConfig
+from daemon.engine.lineage import LineageCut
 from daemon.progress import Position, Progress
+from daemon.protocol import NameStream
 from feeds.connector import SettingError
 from flash.evaluator import AskedCut
 from flash.labels import AdaptedCut
@@ -53,7 +55,8 @@ class SessionState(msgspec.Struct, frozen=True):
     ``settings``: digest of what the state depends on. ``closed``: as in `Progress`. ``positions``: by symbol,
     the next record to read; None where the source cannot read it again, or the symbol had no record.
     ``has_log``: the sources can read again. ``bars``: those it had so far. ``header``, ``rollup``: of its
-    frozen prefix. ``stale_records``: evicted since its window was prefilled last.
+    frozen prefix. ``stale_records``: evicted since its window was prefilled last. ``lineage``: of its window
+    and its state; ``streams``: the names of its streams.
     """
 
     settings: str
@@ -69,6 +72,8 @@ class SessionState(msgspec.Struct, frozen=True):
     rolled: RolledCut | None
     asked: AskedCut
     adapted: AdaptedCut
+    lineage: LineageCut
+    streams: tuple[NameStream, ...]
     epoch: int = 0
     """In which it was answered."""
 
@@ -219,10 +224,8 @@ def reason_of(error: SnapshotError) -> str:
     return "no_room" if isinstance(error, SnapshotNoRoom) else "torn"
 
 
-def _checked(
-    path: Path, header: SnapshotHeader, session: str, settings: str, progress: Progress
-) -> SessionState:
-    """The state in a snapshot. Raises SnapshotError unless the session may go on from it."""
+def state_of(path: Path, header: SnapshotHeader, session: str, settings: str) -> SessionState:
+    """The state in a snapshot. Raises ForeignSnapshot for another session, or one with other settings."""
     if header.session != session:
         raise ForeignSnapshot(f"{path} is of session {header.session}, not {session}")
     try:
@@ -231,6 +234,14 @@ def _checked(
         raise ForeignSnapshot(f"{path} has a state that cannot be read: {error}") from error
     if state.settings != settings:
         raise ForeignSnapshot(f"{path} is foreign: the session's settings have changed")
+    return state
+
+
+def _checked(
+    path: Path, header: SnapshotHeader, session: str, settings: str, progress: Progress
+) -> SessionState:
+    """As `state_of`. Raises SnapshotError unless the session may go on from it."""
+    state = state_of(path, header, session, settings)
     if not _covers(progress, header.state.version, state.closed):
         raise NewerSnapshot(f"{path} is newer than the answers that are acknowledged")
     return state

@@ -178,7 +178,9 @@ class EngineSessions:
             read_on = partial(self.snapshots.read_on, session.name)
         # in this order: a record that comes after the reply is the session's, too
         self.input.set(session, line, command.symbols, read_on)
-        self.emit(protocol.SessionAdded(command.id, self.snapshots.positions(session.name)))
+        snapshots = self.snapshots
+        found = snapshots.positions(session), snapshots.streams(session.name)
+        self.emit(protocol.SessionAdded(command.id, *found))
 
     def _forget(self, name: str) -> None:
         """Undo `_add`."""

@@ -23,6 +23,7 @@ from daemon.engine.answers import EngineAsks, StandingAnswers
 from daemon.engine.build import Built, retention_of
 from daemon.engine.confidence import Confidence
 from daemon.engine.input import EngineInput
+from daemon.engine.lineage import Lineages
 from daemon.engine.recovery import SessionState, SnapshotNoRoom, reason_of
 from daemon.engine.rollups import Rollups
 from daemon.progress import Position, Progress
@@ -88,6 +89,7 @@ class Snapshots:
     refresher: Refresher
     rollups: Rollups
     confidence: Confidence
+    lineages: Lineages
     store: MetricStore
     clock: Callable[[], int] = time.monotonic_ns
     _sessions: dict[Tape, _Session] = field(default_factory=dict)
@@ -155,19 +157,26 @@ class Snapshots:
         self.answers.restore(name, state.asked)
         self.confidence.restore(name, state.adapted)
         self.refresher.restore(tape, state.stale_records)
+        self.lineages.restore(tape, state.lineage, has_log=state.has_log)
+        for each in state.streams:
+            self._streams.setdefault(stream_number(each.source, each.topic, each.partition), each)
         if state.rolled is not None:
             self.rollups.restore(tape, state.rolled)
         self.store.inc("foretick_snapshots_restored_total", session=name)
         log.info("session %s goes on from a snapshot, at version %d", name, tape.version)
 
-    def positions(self, name: str) -> dict[str, Position]:
+    def positions(self, session: SessionConfig) -> dict[str, Position]:
         """Where to read the symbols of a session on; none without a snapshot."""
-        state = self.built.restored.get(name)
+        state = self.built.restored.get(session.name)
         if state is None:
             return {}
-        (session,) = (each.config for tape, each in self._sessions.items() if tape.name == name)
         found = zip(session.symbols, state.positions, strict=True)
         return {symbol: position for symbol, position in found if position is not None}
+
+    def streams(self, name: str) -> tuple[protocol.NameStream, ...]:
+        """Those that the snapshot of a session names; none without one."""
+        state = self.built.restored.get(name)
+        return () if state is None else state.streams
 
     def __call__(self) -> float | None:
         """The worker's idle hook: begin the next snapshot; seconds until another one is due."""
@@ -268,7 +277,11 @@ class Snapshots:
         if newest is None or not self._settled(tape):
             return None
         found = self.input.cut(name)
-        if found is None or any(each.stream not in (0, *self._streams) for each in found.taken):
+        if found is None:
+            return None
+        lineage = self.lineages.of(tape).cut()
+        read = {each.stream for each in found.taken if each.stream} | lineage.streams
+        if any(number not in self._streams for number in read):
             return None
         built, session = self.built, self._sessions[tape].config
         has_log = all(self._streams[each.stream].reread for each in found.taken if each.stream)
@@ -289,6 +302,8 @@ class Snapshots:
             rolled=self.rollups.cut(tape),
             asked=self.answers.cut(name),
             adapted=self.confidence.cut(name),
+            lineage=lineage,
+            streams=tuple(self._streams[number] for number in sorted(lineage.streams)),
         )
         file = SnapshotHeader(
             name,

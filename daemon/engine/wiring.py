@@ -19,6 +19,7 @@ from daemon.engine.generations import EngineGenerations
 from daemon.engine.host import EngineHost
 from daemon.engine.input import EngineInput
 from daemon.engine.labels import EngineLabels
+from daemon.engine.lineage import Lineages
 from daemon.engine.maintenance import Maintenance
 from daemon.engine.metrics import EngineObserver, MemoryMetrics
 from daemon.engine.prompts import EnginePrompts
@@ -72,7 +73,8 @@ def wire_engine(
     entering = EngineInput(
         config, ring, source, built, numbers, scheduler, store, emit=emit, credits=credits, standby=standby
     )
-    scheduler.subscribe(Versions(store, emit).on_commit)
+    lineages = Lineages()
+    scheduler.subscribe(Versions(store, emit, lineages=lineages).on_commit)
     confidence = Confidence(config, prompt, built.calibration, store)
     ready = ready_position(config, built, scheduler)
     refuses = config.recovery.while_rebuilding == "refuse"
@@ -92,7 +94,7 @@ def wire_engine(
     refresher = refresher_of(config, built, scheduler, registry, observer)
     rollups = Rollups(config, built, scheduler, store)
     snapshots = Snapshots(
-        config, built, scheduler, entering, asks, answers, refresher, rollups, confidence, store
+        config, built, scheduler, entering, asks, answers, refresher, rollups, confidence, lineages, store
     )
     built.recovery.count(store)
     for name in built.restored:
@@ -125,7 +127,8 @@ def wire_engine(
             loaded.untrained,
             str(loaded.device),
             engine.pool.total_blocks,
-            {name: snapshots.positions(name) for name in built.restored},
+            {each.name: snapshots.positions(each) for each in config.sessions if each.name in built.restored},
+            tuple({each for name in built.restored for each in snapshots.streams(name)}),
         ),
         scheduler=scheduler,
         worker=Worker(

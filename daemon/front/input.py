@@ -16,6 +16,7 @@ from daemon.front.ingest import Ingest, Order
 from daemon.front.offsets import OffsetTracker
 from daemon.front.recovery import Recovery
 from daemon.front.standby import Standby
+from daemon.front.streams import Streams
 from daemon.front.transactions import Transactions
 from daemon.progress import Position
 from daemon.supervision import Tasks
@@ -64,7 +65,9 @@ class FeedInput:
         recovery: Recovery | None = None,
         send: Callable[[protocol.Command], None] = lambda command: None,
         standby: Standby | None = None,
+        streams: Streams | None = None,
     ) -> None:
+        self._streams = streams or Streams()
         self.source, self.tracker = source, tracker
         self._standby = standby or Standby(store)
         self._positions: Mapping[str, Mapping[str, Position]] = {}
@@ -271,12 +274,16 @@ class FeedInput:
             clocks=self._clocks,
             order=self.order,
             sequence=self._settings.sequence,
-            name_stream=self._send,
+            name_stream=self._name_stream,
         )
         self.connected = True
         if self._log is None:
             # those with positions are read from a log
             self.read_on([each.name for each in self._sessions if not self._positions.get(each.name)])
+
+    def _name_stream(self, stream: protocol.NameStream) -> None:
+        self._streams.name(stream)
+        self._send(stream)
 
     def number_anew(self) -> dict[str, int]:
         """Number the symbols for a new engine, whose ring is empty."""

@@ -21,11 +21,11 @@ from daemon.config.schema import Config, SessionConfig
 from daemon.front.delivery import Delivery, Done, Outcome, Refused
 from daemon.front.inputs import AllOffsets
 from daemon.front.letters import LetterLog, unpublished
-from daemon.front.lineage import Lineage
 from daemon.front.offsets import OffsetTracker
 from daemon.front.recovery import Recovery
 from daemon.front.sessions import Sessions
 from daemon.front.standby import Standby
+from daemon.front.streams import Streams
 from daemon.front.transactions import Transactions
 from feeds.codec import make_headers
 from feeds.connector import Route
@@ -80,7 +80,6 @@ class _Published:
     """The newest version that is asked, and its inputs, until its first answer."""
     history: set[int] = field(default_factory=set)
     """Versions that only repeat what was answered for."""
-    lineage: Lineage = field(default_factory=Lineage)
     bases: dict[int, Basis] = field(default_factory=dict)
     """Of the newest versions; free text is answered late."""
     begins_anew: bool = False
@@ -109,7 +108,9 @@ class Publisher:
         recovery: Recovery | None = None,
         lossless: bool = True,
         standby: Standby | None = None,
+        streams: Streams | None = None,
     ) -> None:
+        self.streams = streams or Streams()
         self.recovery, self._standby = recovery or Recovery(store), standby or Standby(store)
         self.delivery = Delivery(routes, ["", *sessions.states], lossless=lossless)
         self.delivery.on_refused = self._refused
@@ -211,14 +212,14 @@ class Publisher:
         return unknown and self._tracker.is_history(event.session, event.inputs.last)
 
     def _note_basis(self, published: _Published, event: protocol.Committed) -> None:
-        found = self._ranges(event.session, event.inputs)
-        published.bases[event.version] = published.lineage.committed(
-            event.bars,
-            event.live_records,
-            found,
-            state=event.state,
-            state_bars=event.state_bars,
-            left=event.state_left,
+        made = event.made
+        published.bases[event.version] = Basis(
+            bars=event.bars,
+            window_bars=event.live_records,
+            window=self.streams.ranges(made.window),
+            state_bars=made.state_bars,
+            state=self.streams.ranges(made.state),
+            merged=made.merged,
         )
         while len(published.bases) > BASES:
             del published.bases[next(iter(published.bases))]
@@ -329,7 +330,7 @@ class Publisher:
             # the next engine's versions go on from the newest one that is acknowledged
             published.questions = [(-1, published.questions[-1][1])]
             published.inputs = 0, []
-            published.lineage, published.bases = Lineage(), {}
+            published.bases = {}
         self.recovery.go_on()
         if self.transactions is not None:
             self.transactions.forget()

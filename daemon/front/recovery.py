@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from daemon.commit_metadata import Stored, pack, unpack
-from daemon.progress import Progress
+from daemon.progress import Progress, order
 from feeds.decoding import Undecodable
 from metrics.durable import remove_abandoned, replacing
 from metrics.store import MetricStore
@@ -88,7 +88,7 @@ class Recovery:
             self.epoch = max(self.epoch, stored.epoch)
             for name, progress in stored.sessions.items():
                 known = self._session(name)
-                if _order(progress) > _order(known.progress):
+                if order(progress) > order(known.progress):
                     known.progress, known.again = progress, False
                     known.go_on()
             self._note_stored(stored)
@@ -102,7 +102,7 @@ class Recovery:
     def _note_stored(self, stored: Stored) -> None:
         for name, progress in stored.sessions.items():
             known = self._session(name)
-            known.stored = max(known.stored, progress, key=_order)
+            known.stored = max(known.stored, progress, key=order)
 
     def news_of_stored(self, *, engine_is_new: bool = False) -> dict[str, Progress]:
         """By session, what is stored and was not returned since the engine was new."""
@@ -135,7 +135,7 @@ class Recovery:
             stored = unpack(text)
         except Undecodable:
             return False
-        further = (_order(each) > _order(self.progress(name)) for name, each in stored.sessions.items())
+        further = (order(each) > order(self.progress(name)) for name, each in stored.sessions.items())
         other = stored.owner not in ("", self._address())
         return other or stored.epoch > self.epoch or any(further)
 
@@ -292,7 +292,3 @@ class Recovery:
 def _furthest(known: tuple[int, ...], closed: tuple[int, ...]) -> tuple[int, ...]:
     """The newest bars: a version that was made before a take-over tells of older ones."""
     return tuple(map(max, known, closed)) if len(known) == len(closed) else closed or known
-
-
-def _order(progress: Progress) -> tuple[int, int, int]:
-    return progress.epoch, progress.version, progress.sequence

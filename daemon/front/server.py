@@ -252,6 +252,8 @@ class Front:
                 | protocol.SessionRefused()
                 | protocol.TookOver()
             ):
+                if isinstance(event, protocol.SessionAdded):
+                    self.publisher.streams.name(*event.streams)
                 self.live.heard(event)
             case protocol.Committed():
                 self.sessions.committed(event)
@@ -282,6 +284,7 @@ class Front:
                 self.generations.heard(event)
             case protocol.Ready():
                 self.model = event.model
+                self.publisher.streams.name(*event.streams)
                 self.input.engine_ready(event.positions)
                 self.generations.ready(event)
                 self.store.set("foretick_engine_up", 1)

@@ -44,6 +44,7 @@ from daemon.front.room import Room
 from daemon.front.server import Front
 from daemon.front.sessions import Sessions
 from daemon.front.standby import Standby
+from daemon.front.streams import Streams
 from daemon.front.transactions import Transactions
 from daemon.front.visibility import Visibility
 from daemon.progress import Progress
@@ -142,8 +143,17 @@ def make_front(
     labelling = Labels(sessions, store, send)
     lossless = not sources or any(each.kind == "pausing" for each in sources)
     others = [route for route in routes if not isinstance(route.sink, KafkaTransactions)]
+    streams = Streams(several=isinstance(tracker, AllOffsets))
     publisher = Publisher(
-        config, others, tracker, sessions, store, recovery=recovery, lossless=lossless, standby=standby
+        config,
+        others,
+        tracker,
+        sessions,
+        store,
+        recovery=recovery,
+        lossless=lossless,
+        standby=standby,
+        streams=streams,
     )
     publisher.transactions = _transactions(routes, sources, tracker, store, publisher)
     if config.recovery.standby:
@@ -164,6 +174,7 @@ def make_front(
             recovery,
             send,
             standby,
+            streams,
         )
 
     entering: FeedInput | Inputs

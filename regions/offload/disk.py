@@ -31,7 +31,7 @@ from regions.sliding import TapeState
 log = logging.getLogger(__name__)
 
 MAGIC = b"FTICKKV\n"
-FORMAT = 2
+FORMAT = 3
 _PREFIX = struct.Struct("<8sIQQ")  # magic, format version, bytes of the header, bytes of the KV
 _DIGEST = 32
 _CHUNK = 1 << 20

@@ -73,7 +73,10 @@ async def test_a_killed_daemon_and_a_killed_engine_lose_nothing(
         assert [(each["session"], each["epochs"], each["first"]) for each in report["sessions"]] == [
             (name, 3, 1) for name in SYMBOLS
         ]
+        assert report["groups"] == []
         await _one_missing(real_kafka.bootstrap, f"{answers}.copy", topics.answers("aaa"))
+        (tmp_path / "foretick.toml").write_text(config)
+        await _last_missing(real_kafka.bootstrap, suffix, tmp_path / "foretick.toml", topics.answers("aaa"))
 
 
 async def test_a_source_without_a_log_goes_on_from_the_file_of_progress(tmp_path: Path) -> None:
@@ -110,6 +113,27 @@ def covered(answers: list[Answer], n: int) -> bool:
         if all(any(i.first_offset <= at <= i.last_offset for i in a.inputs) for at in offsets)
     }
     return len(asked) == 6
+
+
+async def _last_missing(bootstrap: str, suffix: str, file: Path, answers: list[Answer]) -> None:
+    """A copy of the topic without its last two answers, beside what the group has committed."""
+    group, topic = f"foretick{suffix}", f"answers.v1{suffix}"
+    done = await asyncio.to_thread(command, "audit", topic, "--config", str(file), "--json")
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["complete"], report["groups"]) == (0, True, [group]), report
+    copy = f"{topic}.short"
+    await create_topics(bootstrap, {copy: 1})
+    async with Topics(bootstrap, copy, copy) as topics:
+        await topics.produce([("k", encode(each)) for each in answers[:-2]])
+    done = await asyncio.to_thread(command, "audit", copy, "--bootstrap", bootstrap)
+    assert (done.returncode, "what is missing at the end does not show" in done.stdout) == (0, True)
+    done = await asyncio.to_thread(command, "audit", copy, "--config", str(file))
+    assert done.returncode == 0  # another topic than the configuration's
+    done = await asyncio.to_thread(command, "audit", copy, "--bootstrap", bootstrap, "--group", group)
+    assert done.returncode == 1
+    assert f"aaa lacks {answers[-2].sequence}-{answers[-1].sequence}\n" in done.stdout
+    done = await asyncio.to_thread(command, "audit", copy, "--config", str(file), "--group", group)
+    assert f"aaa lacks {answers[-2].sequence}-{answers[-1].sequence}\n" in done.stdout
 
 
 async def _one_missing(bootstrap: str, topic: str, answers: list[Answer]) -> None:

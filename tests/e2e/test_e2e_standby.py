@@ -144,6 +144,8 @@ async def test_a_standby_keeps_warm_and_silent_and_takes_over(pair: Pair) -> Non
         audit = Audit(whole=True)
         for answer in pair.published:
             audit.take(answer)
+            assert answer.basis is not None
+            assert answer.basis.state  # also of the one that took over
         for each in audit.result():
             assert each.holds(exactly_once=True), each
             assert each.epochs == 2

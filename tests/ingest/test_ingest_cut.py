@@ -195,9 +195,11 @@ def test_a_cut_session_goes_on_as_if_it_had_not_been(
         assert shown(first.seen) + shown(second.seen) == expected
         restored = [each for each in second.seen if isinstance(each, TapeRecord)]
         for was, now in zip(made[len(made) - len(restored) :], restored, strict=True):
-            begun = was.first_offset <= at and not was.flags & EMPTY
-            offsets = items[was.first_offset - 1].message, items[was.last_offset - 1].message
-            assert now.read == (offsets if begun else None)
+            assert now.read == was.read
+            if not was.flags & EMPTY:
+                offsets = items[was.first_offset - 1].message, items[was.last_offset - 1].message
+                assert now.read[1:] == offsets
+                assert (now.first_offset == 0) == (was.first_offset <= at)
         repeated = second.metrics.value("foretick_records_in_snapshot_total", session="s")
         assert repeated == len(again) - len(items[at:])
 

@@ -8,7 +8,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.audit.completeness import Audit, SessionAudit
+from daemon.audit.completeness import Audit, Range, SessionAudit
+from daemon.progress import Progress
 from feeds.messages import Answer
 from tests.daemon.engine_events import ANSWER
 
@@ -88,6 +89,27 @@ def test_engines_that_go_on_from_what_is_acknowledged_leave_a_clean_topic_until_
     begun = any(epoch == 1 for epoch, _, _ in rest)
     if begun and number < newest and not any(other == name for _, _, other in rest):
         assert audited(rest, whole=True).lost == [(number, number)]
+
+
+def test_answers_missing_at_the_end_show_in_comparison_with_what_is_committed() -> None:
+    def tail(committed: Progress, *, whole: bool = False, answers: tuple[Numbered, ...]) -> list[Range]:
+        audit = Audit(whole=whole)
+        for each in answers:
+            audit.take(answer(*each))
+        found = {each.session: each for each in audit.result({"aaa": committed})}
+        assert all(each.holds(exactly_once=False) == (not each.lost) for each in found.values())
+        return found["aaa"].lost if found else []
+
+    some = ((2, 5, "5"), (2, 6, "6"))
+    assert tail(Progress(2, 9, 6), answers=some) == []
+    assert tail(Progress(2, 9, 8), answers=some) == [(7, 8)]
+    assert tail(Progress(3, 9, 8), answers=some) == [(7, 8)]
+    # a newer engine publishes again what was not committed when it began, and has not come so far
+    assert tail(Progress(2, 9, 8), answers=(*some, (2, 7, "7"), (2, 8, "8"), (3, 7, "7"))) == []
+    # what the topic no longer holds, or --since leaves out, is not missed
+    assert tail(Progress(2, 9, 8), answers=()) == []
+    assert tail(Progress(2, 9, 8), answers=(), whole=True) == [(1, 8)]
+    assert tail(Progress(2, 9, 0), answers=(), whole=True) == []
 
 
 def test_two_owners_of_a_session_contradict_each_other() -> None:

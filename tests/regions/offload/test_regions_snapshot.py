@@ -143,14 +143,14 @@ def test_the_frozen_prefix_is_part_of_the_identity() -> None:
     assert len(set(of)) == 3
 
 
-@pytest.mark.parametrize("version", [0, 1, 255])
+@pytest.mark.parametrize("version", [0, 1, 2, 255])
 def test_an_older_or_newer_format_is_refused(tmp_path: Path, version: int) -> None:
     memory, path = pool(), tmp_path / "t.kv"
     written(path, memory).release()
     raw = bytearray(path.read_bytes())
     raw[len(MAGIC) : len(MAGIC) + 4] = version.to_bytes(4, sys.byteorder)
     path.write_bytes(raw)
-    with pytest.raises(ForeignSnapshot, match=f"has format version {version}; this program reads 2"):
+    with pytest.raises(ForeignSnapshot, match=f"has format version {version}; this program reads 3"):
         Snapshot.open(path)
 
 

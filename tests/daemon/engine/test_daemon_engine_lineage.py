@@ -1,0 +1,95 @@
+"""What a window and a state were made of, against a plain list of all bars."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemon.engine.lineage import UNKNOWN, Lineage, LineageCut, Read
+from daemon.protocol import ReadRange
+
+Version = tuple[list[int], int, bool, bool]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(1, 3), min_size=1, max_size=3),
+            st.integers(1, 8),
+            st.booleans(),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=40,
+    ),
+    st.booleans(),
+)
+def test_window_and_state_are_the_records_of_their_bars(versions: list[Version], overlap: bool) -> None:
+    """By version: streams of its bars, most bars of the window, and whether it was prefilled before.
+
+    Then whether a snapshot was restored. With ``overlap`` bars begin before the ones before them end.
+    """
+    lineage, bars, at = Lineage(), list[Read](), dict.fromkeys((1, 2, 3), 5)
+    live = state = number = merged = 0
+    for streams, most, fresh, restored in versions:
+        if restored:
+            packed = msgspec.msgpack.encode(lineage.cut())
+            lineage = Lineage.of(msgspec.msgpack.decode(packed, type=LineageCut))
+        if fresh:
+            number, state, merged = number + 1, live, 0
+        new = []
+        for stream in streams:
+            at[stream] += 2
+            first = at[stream] - (4 if overlap and at[stream] % 3 == 0 else 0)
+            new.append(Read(stream, first, at[stream] + 1))
+        live = min(live + len(new), max(most, len(new)))
+        state = max(state + len(new), live)
+        merged += len(new) > 1 and state > live
+        bars += new
+        made = lineage.committed(new, live, state=number, state_bars=state)
+
+        assert by_stream(made.window) == ranges(bars, live)
+        assert by_stream(made.state) == ranges(bars, state)
+        assert (made.state_bars, made.merged) == (state, merged)
+
+
+def ranges(bars: list[Read], count: int) -> list[ReadRange]:
+    """Of the newest ``count`` bars."""
+    own = bars[-count:]
+    return [
+        ReadRange(
+            stream,
+            min(each.first for each in own if each.stream == stream),
+            max(each.last for each in bars if each.stream == stream),
+        )
+        for stream in sorted({each.stream for each in own})
+    ]
+
+
+def by_stream(found: tuple[ReadRange, ...]) -> list[ReadRange]:
+    return sorted(found, key=lambda each: each.stream)
+
+
+def test_bars_of_an_unknown_stream_make_the_state_unknown_while_it_has_them() -> None:
+    lineage = Lineage()
+    lineage.committed([Read(1, 4, 6)], 1, state_bars=1)
+    made = lineage.committed([Read(UNKNOWN, 7, 9)], 2, state_bars=2)
+    assert (made.state, made.window) == ((), (ReadRange(1, 0, 6),))
+    made = lineage.committed([Read(1, 9, 11)], 1, state=1, state_bars=1)
+    assert made.state == made.window == (ReadRange(1, 9, 11),)
+
+
+def test_nothing_is_known_of_bars_before_a_snapshot_without_a_log() -> None:
+    lineage = Lineage(known=False)
+    made = lineage.committed([Read(1, 7, 9)], 5, state_bars=40)
+    assert (made.state, made.window) == ((), (ReadRange(1, 0, 9),))
+    made = lineage.committed([Read(1, 10, 12)], 2, state=1, state_bars=2)
+    assert made.state == made.window == (ReadRange(1, 7, 12),)
+    assert lineage.committed([Read(1, 13, 15)], 1, state=2, state_bars=9).state == ()
+
+
+def test_bars_that_left_while_a_window_was_prefilled_are_told() -> None:
+    lineage = Lineage()
+    assert lineage.committed([Read(1, 0, 0)], 1, state=1, state_bars=1, left=True).merged == 1
+    assert lineage.committed([Read(1, 1, 1)], 2, state=1, state_bars=2, left=True).merged == 1
