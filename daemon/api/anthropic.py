@@ -35,8 +35,8 @@ _TYPES: dict[Reason, str] = {
     "too_large": "request_too_large",
     "busy": "rate_limit_error",
     "engine": "api_error",
-    "rebuilding": "overloaded_error",
-    "shutting_down": "overloaded_error",
+    "rebuilding": "api_error",  # `overloaded_error` is of status 529
+    "shutting_down": "api_error",
     "timeout": "timeout_error",
 }
 _REASONS: dict[Finish, str] = {

@@ -37,7 +37,6 @@ _TYPES: dict[Reason, str] = {
     "rebuilding": "server_error",
     "shutting_down": "server_error",
     "timeout": "server_error",
-    "unauthenticated": "authentication_error",
     "forbidden": "permission_error",
 }
 _CODES: dict[Reason, str] = {
@@ -175,12 +174,15 @@ def sampling(temperature: float | None, top_p: float | None, session: str) -> di
     return {"temperature": given, "top_p": 1.0 if top_p is None or not given else top_p}
 
 
-def top_logprobs(logprobs: bool, most: int | None) -> int | None:
-    """How many of the likeliest tokens to give. Raises Problem for a number without ``logprobs``."""
+def top_logprobs(logprobs: bool, most: int | None, param: str = "top_logprobs") -> int | None:
+    """How many of the likeliest tokens to give. Raises Problem for a number without ``logprobs``.
+
+    ``param``: the member that says how many.
+    """
     if most and not logprobs:
         raise Problem("bad_request", "top_logprobs needs logprobs: true", "top_logprobs")
     if most is not None and not 0 <= most <= MOST_LOGPROBS:
-        raise Problem("bad_request", f"top_logprobs must be 0 to {MOST_LOGPROBS}", "top_logprobs")
+        raise Problem("bad_request", f"{param} must be 0 to {MOST_LOGPROBS}", param)
     return (most or 0) if logprobs else None
 
 

@@ -119,7 +119,7 @@ class Completions:
             seed=asked.seed,
             stop=stops_of(asked.stop),
             **extended(asked.foretick, None),
-            top_logprobs=top_logprobs(asked.logprobs is not None, asked.logprobs),
+            top_logprobs=top_logprobs(asked.logprobs is not None, asked.logprobs, "logprobs"),
             stream=bool(asked.stream),
         )
         return [

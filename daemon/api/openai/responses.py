@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
@@ -174,7 +175,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     store: bool = False
     temperature: float
     text: Object
-    tool_choice: str = "auto"
+    tool_choice: str
     tools: tuple[Any, ...] = ()
     top_logprobs: int
     top_p: float
@@ -290,9 +291,7 @@ class ResponseWriter:
 
     def begun(self, index: int, event: Begun) -> Iterator[bytes]:
         """See `Writer`."""
-        response = _response(self._asked, self._made, "in_progress")
-        for kind in ("response.created", "response.in_progress"):
-            yield self._event(kind, ResponseEvent, response=response)
+        yield from self._created()
         item = OutputMessage(self._item, "in_progress", ())
         yield self._event("response.output_item.added", ItemEvent, item=item)
         part = OutputText("")
@@ -330,6 +329,8 @@ class ResponseWriter:
 
     def failed(self, problem: Problem) -> Iterator[bytes]:
         """See `Writer`."""
+        if not self._number:
+            yield from self._created()
         code = "rate_limit_exceeded" if problem.reason == "busy" else "server_error"
         failure = Failure(code, problem.message)
         response = _response(self._asked, self._made, "failed", error=failure)
@@ -338,6 +339,11 @@ class ResponseWriter:
     def ping(self) -> bytes:
         """See `Writer`."""
         return PING
+
+    def _created(self) -> Iterator[bytes]:
+        response = _response(self._asked, self._made, "in_progress")
+        for kind in ("response.created", "response.in_progress"):
+            yield self._event(kind, ResponseEvent, response=response)
 
     def _logprobs(self, found: Sequence[Logprob]) -> tuple[TokenLogprob, ...]:
         return logprobs_of(found) if _wants_logprobs(self._asked) else ()
@@ -392,7 +398,7 @@ def _response(
     return Response(
         id=f"resp_{made.key}",
         created_at=made.created,
-        completed_at=made.created if status == "completed" else None,
+        completed_at=int(time.time()) if status == "completed" else None,
         status=status,
         error=error,
         incomplete_details=Incomplete() if status == "incomplete" else None,
@@ -407,6 +413,7 @@ def _response(
         safety_identifier=asked.safety_identifier,
         temperature=used["temperature"],
         text={"format": text.format or {"type": "text"}, "verbosity": text.verbosity or "medium"},
+        tool_choice=asked.tool_choice or "auto",
         top_logprobs=asked.top_logprobs or 0,
         top_p=used.get("top_p", 1.0),
         truncation=asked.truncation or "disabled",
