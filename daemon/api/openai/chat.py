@@ -105,6 +105,9 @@ class ReplyMessage(msgspec.Struct, frozen=True):
     role: str = "assistant"
     refusal: str | None = None
     annotations: tuple[Any, ...] = ()
+    audio: None = None
+    function_call: None = None
+    tool_calls: None = None
 
 
 class Logprobs(msgspec.Struct, frozen=True):
@@ -135,6 +138,8 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
     service_tier: str = "default"
     system_fingerprint: str
+    metadata: None = None
+    moderation: None = None
     foretick: Facts
 
 
@@ -176,6 +181,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: tuple[ChunkChoice, ...]
     usage: Usage | None = None
+    moderation: None = None
     foretick: Facts | None = None
 
 

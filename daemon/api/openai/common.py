@@ -71,12 +71,16 @@ class PromptDetails(msgspec.Struct, frozen=True):
     """Of the prompt's tokens."""
 
     cached_tokens: int
+    text_tokens: int
     audio_tokens: int = 0
+    image_tokens: int = 0
+    cache_write_tokens: int = 0
 
 
 class AnswerDetails(msgspec.Struct, frozen=True):
     """Of the answer's tokens."""
 
+    text_tokens: int
     reasoning_tokens: int = 0
     audio_tokens: int = 0
     accepted_prediction_tokens: int = 0
@@ -90,7 +94,7 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
-    completion_tokens_details: AnswerDetails = AnswerDetails()
+    completion_tokens_details: AnswerDetails
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -100,6 +104,7 @@ class Model(msgspec.Struct, frozen=True):
     created: int
     object: str = "model"
     owned_by: str = "foretick"
+    shutdown_date: None = None
 
 
 class Models(msgspec.Struct, frozen=True):
@@ -202,7 +207,7 @@ def usage_of(done: Sequence[Finished], answers: int) -> Usage:
     prompts = done[::answers]
     prompt, answer = sum(each.prompt_tokens for each in prompts), sum(each.answer_tokens for each in done)
     reused = sum(each.reused_tokens for each in prompts)
-    return Usage(prompt, answer, prompt + answer, PromptDetails(reused))
+    return Usage(prompt, answer, prompt + answer, PromptDetails(reused, prompt), AnswerDetails(answer))
 
 
 class TopLogprob(msgspec.Struct, frozen=True):

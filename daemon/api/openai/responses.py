@@ -112,6 +112,7 @@ class OutputMessage(msgspec.Struct, frozen=True):
     content: tuple[OutputText, ...]
     type: str = "message"
     role: str = "assistant"
+    phase: None = None
 
 
 class InputDetails(msgspec.Struct, frozen=True):
@@ -119,6 +120,7 @@ class InputDetails(msgspec.Struct, frozen=True):
 
     cached_tokens: int
     cache_write_tokens: int = 0
+    cache_write_tokens_details: None = None
 
 
 class OutputDetails(msgspec.Struct, frozen=True):
@@ -168,6 +170,12 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     output: tuple[OutputMessage, ...]
     parallel_tool_calls: bool
     previous_response_id: None = None
+    conversation: None = None
+    moderation: None = None
+    prompt: None = None
+    prompt_cache_diagnostics: None = None
+    prompt_cache_options: None = None
+    prompt_cache_retention: None = None
     prompt_cache_key: str | None
     reasoning: Object
     safety_identifier: str | None
