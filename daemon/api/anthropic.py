@@ -44,8 +44,8 @@ _REASONS: dict[Finish, str] = {
     "stop_sequence": "stop_sequence",
     "length": "max_tokens",
 }
-_UNSUPPORTED = ("tools", "tool_choice", "mcp_servers", "container", "thinking", "context_management")
-_HARMLESS: dict[str, tuple[Any, ...]] = {
+UNSUPPORTED = ("tools", "tool_choice", "mcp_servers", "container", "thinking", "context_management")
+HARMLESS: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "tool_choice": ({"type": "none"}, {"type": "auto"}),
     "mcp_servers": ([],),
@@ -54,11 +54,17 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
 }
 
 
+_TEXT: Object = {
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+}
+
+
 class Message(msgspec.Struct, frozen=True):
     """A message of a request; several of one role in a row count as one conversation."""
 
     role: Role
-    content: str | list[Object]
+    content: str | list[Annotated[Object, Meta(extra_json_schema=_TEXT)]]
 
 
 class OutputConfig(msgspec.Struct, frozen=True):
@@ -309,8 +315,8 @@ class Messages:
     def counted(self, asked: CountRequest, served: Served) -> CountTokens:
         """The prompt alone. Raises Problem."""
         session = _session(asked.model, served)
-        for name in _UNSUPPORTED:
-            refuse(name, getattr(asked, name), _HARMLESS.get(name, ()))
+        for name in UNSUPPORTED:
+            refuse(name, getattr(asked, name), HARMLESS.get(name, ()))
         if not asked.messages:
             raise Problem("bad_request", "messages: at least one message is required", "messages")
         system = [] if asked.system is None else [Turn("system", _text(asked.system, "system"))]

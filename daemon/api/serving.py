@@ -49,8 +49,11 @@ _OPENAI = (
     *("evals", "files", "fine_tuning", "images", "models", "moderations", "organization", "realtime"),
     *("responses", "threads", "uploads", "vector_stores", "videos"),
 )
-_ANTHROPIC = ("complete", "messages", "organizations", "skills")
-"""First parts of each API's paths behind `/v1/`: what is not served there is refused in its own shape."""
+_ANTHROPIC = ("messages", "organizations", "skills")
+"""First parts of each API's paths behind `/v1/`: what is not served there is refused in its own shape.
+
+Not `complete` of Anthropic: that path is ours.
+"""
 Asked = TypeVar("Asked", bound=msgspec.Struct)
 _PATH = re.compile(r"`\$\.?([^`]*)`")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
@@ -72,18 +75,20 @@ def api_routes(generator: Generator, meter: Meter, *, ping_s: float = PING_S) ->
     endpoints = Endpoints(generator, meter, ping_s)
     messages = anthropic.Messages()
     generate = endpoints.generate
-    post = partial(Route, methods=["POST"])
+    of_openai, of_anthropic = common.error_body, anthropic.error_body
     return [
-        post("/v1/chat/completions", partial(generate, chat.Chat(), chat.ChatRequest)),
-        post("/v1/completions", partial(generate, completions.Completions(), completions.CompletionRequest)),
-        post("/v1/responses", partial(generate, responses.Responses(), responses.ResponseRequest)),
-        post("/v1/messages", partial(generate, messages, anthropic.MessageRequest)),
-        post("/v1/messages/count_tokens", partial(endpoints.count, messages)),
-        Route("/v1/models", endpoints.models),
-        Route("/v1/models/{model:path}", endpoints.models),
-        *_unserved(_OPENAI, common.error_body),
-        *_unserved(_ANTHROPIC, anthropic.error_body),
-    ]
+        *_route("POST", "/v1/chat/completions", partial(generate, chat.Chat(), chat.ChatRequest), of_openai),
+        *_route("POST", "/v1/completions",
+                partial(generate, completions.Completions(), completions.CompletionRequest), of_openai),
+        *_route("POST", "/v1/responses",
+                partial(generate, responses.Responses(), responses.ResponseRequest), of_openai),
+        *_route("POST", "/v1/messages", partial(generate, messages, anthropic.MessageRequest), of_anthropic),
+        *_route("POST", "/v1/messages/count_tokens", partial(endpoints.count, messages), of_anthropic),
+        *_route("GET", "/v1/models", endpoints.models, of_openai),
+        *_route("GET", "/v1/models/{model:path}", endpoints.models, of_openai),
+        *_unserved(_OPENAI, of_openai),
+        *_unserved(_ANTHROPIC, of_anthropic),
+    ]  # fmt: skip
 
 
 class Endpoints:
@@ -319,13 +324,24 @@ class Unserved:
     """Refuses requests by any method; an application, since a function is called for those it names only."""
 
     error: ErrorBody
+    allowed: str = ""
+    """The method that is served here."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse one."""
         speaks_anthropic = any(name == b"anthropic-version" for name, _ in scope["headers"])
         error = anthropic.error_body if speaks_anthropic else self.error
-        problem = Problem("unknown_url", f"{scope['method']} {scope['path']} is not served")
-        await _error(problem, error, secrets.token_hex(12))(scope, receive, send)
+        why = f"{scope['method']} {scope['path']} is not served"
+        problem = Problem("wrong_method" if self.allowed else "unknown_url", why)
+        response = _error(problem, error, secrets.token_hex(12))
+        if self.allowed:
+            response.headers["allow"] = self.allowed
+        await response(scope, receive, send)
+
+
+def _route(method: str, path: str, endpoint: Callable[..., Any], error: ErrorBody) -> Iterator[Route]:
+    yield Route(path, endpoint, methods=[method])
+    yield Route(path, Unserved(error, method))
 
 
 def _unserved(parts: Sequence[str], error: ErrorBody) -> Iterator[Route]:

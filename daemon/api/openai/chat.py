@@ -13,6 +13,7 @@ from daemon.api.openai.common import (
     Answers,
     Content,
     Object,
+    RoleName,
     Seed,
     Stop,
     StreamOptions,
@@ -35,7 +36,7 @@ from daemon.api.openai.common import (
 from daemon.api.problems import Problem, stops_of
 from daemon.api.streams import DONE, PING, Made, Writer, sse
 
-_UNSUPPORTED = (
+UNSUPPORTED = (
     "tools",
     "functions",
     "tool_choice",
@@ -47,7 +48,7 @@ _UNSUPPORTED = (
     "presence_penalty",
     "frequency_penalty",
 )
-_HARMLESS: dict[str, tuple[Any, ...]] = {
+HARMLESS: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "functions": ([],),
     "tool_choice": ("none", "auto"),
@@ -62,7 +63,7 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
 class Message(msgspec.Struct, frozen=True):
     """A message of a request."""
 
-    role: str
+    role: RoleName
     content: Content = None
     tool_calls: list[Any] | None = None
     function_call: Any = None
@@ -193,7 +194,7 @@ class Chat:
     def wanted(self, asked: ChatRequest, served: Served) -> list[Generate]:
         """One prompt, answered ``n`` times."""
         session = session_of(asked.model, served)
-        refuse_all({name: getattr(asked, name) for name in _UNSUPPORTED}, _HARMLESS)
+        refuse_all({name: getattr(asked, name) for name in UNSUPPORTED}, HARMLESS)
         if not asked.messages:
             raise Problem("bad_request", "messages: give at least one", "messages")
         for n, message in enumerate(asked.messages):

@@ -27,10 +27,13 @@ Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Tokens = Count
 Answers = Annotated[int, Meta(ge=1, le=MOST_ANSWERS)]
 Stop = str | list[str] | None
-Content = str | list[dict[str, Any]] | None
 Object = dict[str, Any]
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TEXTS = ("text", "input_text", "output_text", "refusal")
+RoleName = Annotated[str, Meta(extra_json_schema={"enum": [*_ROLES]})]
+_Part = Annotated[Object, Meta(extra_json_schema={"required": ["type", "text"], "properties": {
+    "type": {"enum": [*_TEXTS[:-1]]}, "text": {"type": "string"}}})]  # fmt: skip
+Content = str | list[_Part] | None
 _TYPES: dict[Reason, str] = {
     "busy": "rate_limit_error",
     "engine": "server_error",
@@ -43,6 +46,7 @@ _CODES: dict[Reason, str] = {
     "unauthenticated": "invalid_api_key",
     "unknown_model": "model_not_found",
     "unknown_url": "unknown_url",
+    "wrong_method": "method_not_supported",
     "too_long": "context_length_exceeded",
     "busy": "rate_limit_exceeded",
     "engine": "server_error",

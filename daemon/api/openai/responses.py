@@ -32,7 +32,7 @@ from daemon.api.problems import Problem
 from daemon.api.streams import PING, Made, Writer, sse
 
 LOGPROBS = "message.output_text.logprobs"
-_UNSUPPORTED = (
+UNSUPPORTED = (
     "tools",
     "tool_choice",
     "previous_response_id",
@@ -41,7 +41,7 @@ _UNSUPPORTED = (
     "prompt",
     "context_management",
 )
-_HARMLESS: dict[str, tuple[Any, ...]] = {
+HARMLESS: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "background": (False,),
@@ -204,7 +204,7 @@ class Responses:
     def wanted(self, asked: ResponseRequest, served: Served) -> list[Generate]:
         """The instructions, then the input's messages."""
         session = session_of(asked.model, served)
-        refuse_all({name: getattr(asked, name) for name in _UNSUPPORTED}, _HARMLESS)
+        refuse_all({name: getattr(asked, name) for name in UNSUPPORTED}, HARMLESS)
         schema = schema_of(asked.text.format if asked.text else None, "text.format")
         return [
             Generate(

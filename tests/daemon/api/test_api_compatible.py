@@ -460,6 +460,7 @@ CHAT, MESSAGES = {"model": "tape", "messages": USER}, {"model": "tape", "message
         ("responses", {"model": "tape", "input": "a", "max_output_tokens": 2**70}, "max_output_tokens"),
         ("responses", {"model": "tape", "input": [{"type": "reasoning"}]}, "input[0]"),
         ("responses", {"model": "tape", "input": "a", "background": True}, "background"),
+        ("responses", {"model": "tape", "input": "a", "background": 0}, "background"),
         ("responses", {"model": "tape", "input": "a", "tools": [{}]}, "tools"),
         ("messages", MESSAGES | {"tools": [{}]}, None),
         ("messages", MESSAGES | {"thinking": {"type": "enabled"}}, None),
@@ -558,14 +559,16 @@ async def test_what_is_not_served_of_an_api_is_refused_in_its_own_shape(rig: Rig
     for call in (
         client.embeddings.create(model="tape", input="a"),
         client.files.list(),
-        client.models.delete("tape"),
         client.chat.completions.retrieve("chatcmpl-1"),
-        client.chat.completions.list(),
         client.responses.cancel("resp_1"),
     ):
         with pytest.raises(openai.NotFoundError, match="is not served") as refused:
             await call
         assert (refused.value.code, refused.value.type) == ("unknown_url", "invalid_request_error")
+    for call in (client.models.delete("tape"), client.chat.completions.list()):
+        with pytest.raises(openai.APIStatusError, match="is not served") as refused:
+            await call
+        assert (refused.value.status_code, refused.value.code) == (405, "method_not_supported")
     with pytest.raises(anthropic.NotFoundError) as unknown:
         await rig.anthropic().messages.batches.list()
     assert unknown.value.body["error"] == {
@@ -578,13 +581,14 @@ async def test_what_is_not_served_of_an_api_is_refused_in_its_own_shape(rig: Rig
 @pytest.mark.parametrize("path", ["chat/completions", "responses", "models", "embeddings", "messages"])
 async def test_any_other_method_is_refused_in_the_apis_shape(rig: Rig, path: str, method: str) -> None:
     found = await request(rig.server.port, method, f"/v1/{path}")
-    assert found.status == 404
+    assert found.status == (404 if path == "embeddings" else 405)
+    assert ("allow" in found.headers) == (found.status == 405)
     assert found.json["error"].keys() >= {"type", "message"}
     assert method in found.json["error"]["message"]
     theirs = await request(
         rig.server.port, method, f"/v1/{path}", headers={"anthropic-version": "2023-06-01"}
     )
-    assert theirs.json["error"]["type"] == "not_found_error"
+    assert theirs.json["type"] == "error"
 
 
 @pytest.mark.parametrize("text", [b"\\ud800", b"a \\udbff!"])
@@ -613,7 +617,7 @@ def test_a_key_that_is_not_known_is_an_error_of_openais_kind() -> None:
 def test_the_page_lists_every_member_that_is_refused() -> None:
     page = (Path(__file__).parents[3] / "docs/clients.md").read_text(encoding="utf-8")
     table = page.partition("### What is served, and what is refused")[2].partition("Errors have")[0]
-    refused = {name for each in (chat, completions, responses, claude) for name in each._UNSUPPORTED}
+    refused = {name for each in (chat, completions, responses, claude) for name in each.UNSUPPORTED}
     assert {name for name in refused if f"`{name}`" not in table and name != "tools"} == set()
 
 
