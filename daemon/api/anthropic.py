@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -35,8 +35,8 @@ _TYPES: dict[Reason, str] = {
     "too_large": "request_too_large",
     "busy": "rate_limit_error",
     "engine": "api_error",
-    "rebuilding": "overloaded_error",
-    "shutting_down": "overloaded_error",
+    "rebuilding": "api_error",  # `overloaded_error` is of status 529
+    "shutting_down": "api_error",
     "timeout": "timeout_error",
 }
 _REASONS: dict[Finish, str] = {
@@ -44,8 +44,8 @@ _REASONS: dict[Finish, str] = {
     "stop_sequence": "stop_sequence",
     "length": "max_tokens",
 }
-_UNSUPPORTED = ("tools", "tool_choice", "mcp_servers", "container", "thinking", "context_management")
-_HARMLESS: dict[str, tuple[Any, ...]] = {
+UNSUPPORTED = ("tools", "tool_choice", "mcp_servers", "container", "thinking", "context_management")
+HARMLESS: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "tool_choice": ({"type": "none"}, {"type": "auto"}),
     "mcp_servers": ([],),
@@ -54,11 +54,17 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
 }
 
 
+_TEXT: Object = {
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+}
+
+
 class Message(msgspec.Struct, frozen=True):
     """A message of a request; several of one role in a row count as one conversation."""
 
     role: Role
-    content: str | list[Object]
+    content: str | list[Annotated[Object, Meta(extra_json_schema=_TEXT)]]
 
 
 class OutputConfig(msgspec.Struct, frozen=True):
@@ -110,16 +116,33 @@ class CacheCreation(msgspec.Struct, frozen=True):
     ephemeral_5m_input_tokens: int = 0
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
+class OutputDetails(msgspec.Struct, frozen=True):
+    """Of the output's tokens."""
+
+    thinking_tokens: int = 0
+
+
+class UsageSoFar(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens; ``input_tokens`` are those that were not in the cache."""
 
     input_tokens: int
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int
-    cache_creation: CacheCreation = CacheCreation()
     output_tokens: int
+    output_tokens_details: OutputDetails = OutputDetails()
     server_tool_use: None = None
+
+
+class Usage(UsageSoFar, frozen=True, kw_only=True):
+    """Tokens, and how they were served."""
+
+    cache_creation: CacheCreation = CacheCreation()
+    inference_geo: None = None
     service_tier: str = "standard"
+    speed: None = None
+
+
+U = TypeVar("U", bound=UsageSoFar)
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,8 +155,10 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     content: tuple[Text, ...]
     stop_reason: str | None
     stop_sequence: str | None
+    stop_details: None = None
     usage: Usage
     container: None = None
+    diagnostics: None = None
     foretick: Facts | None
 
 
@@ -179,6 +204,7 @@ class Stopped(msgspec.Struct, frozen=True):
 
     stop_reason: str
     stop_sequence: str | None
+    stop_details: None = None
     container: None = None
 
 
@@ -186,7 +212,7 @@ class MessageDelta(msgspec.Struct, frozen=True):
     """The end, with the usage of the whole reply."""
 
     delta: Stopped
-    usage: Usage
+    usage: UsageSoFar
     foretick: Facts
     type: str = "message_delta"
 
@@ -289,8 +315,8 @@ class Messages:
     def counted(self, asked: CountRequest, served: Served) -> CountTokens:
         """The prompt alone. Raises Problem."""
         session = _session(asked.model, served)
-        for name in _UNSUPPORTED:
-            refuse(name, getattr(asked, name), _HARMLESS.get(name, ()))
+        for name in UNSUPPORTED:
+            refuse(name, getattr(asked, name), HARMLESS.get(name, ()))
         if not asked.messages:
             raise Problem("bad_request", "messages: at least one message is required", "messages")
         system = [] if asked.system is None else [Turn("system", _text(asked.system, "system"))]
@@ -317,7 +343,7 @@ class Messages:
             content=(Text(one.text),),
             stop_reason=_REASONS[one.finish],
             stop_sequence=one.stop,
-            usage=_usage(one),
+            usage=_usage(Usage, one),
             foretick=one.facts,
         )
 
@@ -362,7 +388,8 @@ class MessageWriter:
     def finished(self, index: int, event: Finished) -> Iterator[bytes]:
         """See `Writer`."""
         yield _event(BlockStop())
-        yield _event(MessageDelta(Stopped(_REASONS[event.finish], event.stop), _usage(event), event.facts))
+        stopped = Stopped(_REASONS[event.finish], event.stop)
+        yield _event(MessageDelta(stopped, _usage(UsageSoFar, event), event.facts))
         yield _event(MessageStop())
 
     def end(self) -> Iterator[bytes]:
@@ -388,8 +415,8 @@ def _event(event: Any) -> bytes:
     return sse(event, event.type)
 
 
-def _usage(done: Finished) -> Usage:
-    return Usage(
+def _usage(kind: type[U], done: Finished) -> U:
+    return kind(
         input_tokens=done.prompt_tokens - done.reused_tokens,
         cache_read_input_tokens=done.reused_tokens,
         output_tokens=done.answer_tokens,

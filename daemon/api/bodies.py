@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from daemon.api.messages import QueryError
 from feeds.decoding import Undecodable, decoded
+
+T = TypeVar("T")
+_CUT = "Input data was truncated"
+"""What msgspec says of a text that is cut short, and of half a surrogate pair near its end."""
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes | None:
@@ -38,11 +44,32 @@ async def body_of(request: Request, max_bytes: int) -> bytes:
     return body
 
 
+def read_json(body: bytes, kind: type[T]) -> T:
+    """``body`` as ``kind``. Raises Undecodable."""
+    try:
+        found: T = decoded(partial(msgspec.json.decode, type=kind), body)
+    except Undecodable as error:
+        if str(error) == _CUT and _is_whole(body):
+            why = "a text has half of a surrogate pair (such as \\ud800), which is no character"
+            raise Undecodable(why, readable=False) from None
+        raise
+    return found
+
+
+def _is_whole(body: bytes) -> bool:
+    """Whether Python's own decoder, which takes half a surrogate pair, finds an end."""
+    try:
+        json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 async def members_of(request: Request, max_bytes: int) -> dict[str, Any]:
     """Members of the JSON object that the body is. Raises QueryError."""
     body = await body_of(request, max_bytes)
     try:
-        members = decoded(msgspec.json.decode, body)
+        members = read_json(body, Any)
     except Undecodable as error:
         raise QueryError("bad_request", f"the body is not JSON: {error}") from None
     if not isinstance(members, dict):

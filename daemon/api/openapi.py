@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import msgspec
 
+from daemon.api import openapi_compatible
 from daemon.api.errors import NO_SUCH_TYPE, STATUS, Problem
 from daemon.api.health import Health, Version
 from daemon.api.messages import EventKind, Pushed
@@ -67,6 +68,8 @@ def described() -> Schema:
         ("/v1/events", {"get": _events()}),
     ):
         paths.setdefault(path, {}).update(described_)
+    compatible, of_compatible = openapi_compatible.described()
+    paths |= compatible
     return {
         "openapi": "3.1.0",
         "info": {
@@ -74,12 +77,14 @@ def described() -> Schema:
             "version": version("foretick"),
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             "description": "Answers about live market data. Times are ns since 1970, ages ns. Served to "
-            "programs of the daemon's own machine, or to holders of a key.",
+            "programs of the daemon's own machine, or to holders of a key. Beside our own API there are "
+            "those of OpenAI and Anthropic. With `http.mcp`, `/mcp` speaks MCP (streamable HTTP), which "
+            "describes itself.",
         },
         "servers": [{"url": "/"}],
         "paths": paths,
         "security": [{}, *({name: []} for name in _KEYS)],
-        "components": {"schemas": components, "securitySchemes": _KEYS},
+        "components": {"schemas": components | of_compatible, "securitySchemes": _KEYS},
     }
 
 

@@ -13,6 +13,7 @@ Reason = Literal[
     "forbidden",
     "unknown_model",
     "unknown_url",
+    "wrong_method",
     "too_long",
     "too_large",
     "no_json",
@@ -28,6 +29,7 @@ STATUS: dict[Reason, int] = {
     "forbidden": 403,
     "unknown_model": 404,
     "unknown_url": 404,
+    "wrong_method": 405,
     "too_long": 400,
     "too_large": 413,
     "no_json": 415,
@@ -89,5 +91,7 @@ def stops_of(stop: str | list[str] | None, param: str = "stop") -> tuple[str, ..
 
 def refuse(param: str, value: Any, harmless: tuple[Any, ...] = (), why: str = "is not supported") -> None:
     """Raise Problem where ``value`` would change what the request means; None and ``harmless`` do not."""
-    if value is not None and value not in harmless:
+    # for Python, but not in JSON, 0 is false
+    alike = [each for each in harmless if isinstance(each, bool) == isinstance(value, bool)]
+    if value is not None and value not in alike:
         raise Problem("bad_request", f"{param} {why}", param)

@@ -1,7 +1,9 @@
 """Routes of the OpenAI and Anthropic APIs, and the one place that runs a generation for them.
 
 A request is read, translated, generated and translated back. Its first token decides the status: what fails
-before is an HTTP error, what fails later an event of the stream. A client that goes away ends its generation.
+before is an HTTP error, what fails later an event of the stream. A stream that waits longer for it than for a
+ping begins without it, so that nothing between takes the connection for dead. A client that goes away ends
+its generation.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -24,7 +26,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from daemon.api import anthropic
-from daemon.api.bodies import media_type_of, read_body
+from daemon.api.bodies import media_type_of, read_body, read_json
 from daemon.api.errors import headers_of
 from daemon.api.generation import Begun, Delta, Event, Finished, Generator, Served
 from daemon.api.guard import client_of
@@ -34,7 +36,7 @@ from daemon.api.openai import chat, common, completions, responses
 from daemon.api.problems import Problem, problem_of
 from daemon.api.streams import Api, Made, Writer, encode
 from daemon.tenants import Client
-from feeds.decoding import Undecodable, decoded
+from feeds.decoding import Undecodable
 
 log = logging.getLogger(__name__)
 
@@ -42,21 +44,21 @@ MOST_BYTES = 1 << 20
 JSON = "application/json"
 PING_S = 10.0
 """A stream without an event for so long gets a ping."""
-_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 _OPENAI = (
-    "/v1/chat/{rest:path}",
-    "/v1/completions",
-    "/v1/completions/{rest:path}",
-    "/v1/responses",
-    "/v1/responses/{rest:path}",
-    "/v1/models",
-    "/v1/models/{rest:path}",
+    *("assistants", "audio", "batches", "chat", "completions", "containers", "conversations", "embeddings"),
+    *("evals", "files", "fine_tuning", "images", "models", "moderations", "organization", "realtime"),
+    *("responses", "threads", "uploads", "vector_stores", "videos"),
 )
-_ANTHROPIC = ("/v1/messages", "/v1/messages/{rest:path}")
-"""Paths of each API; what is not served below them is refused in the API's own shape."""
+_ANTHROPIC = ("messages", "organizations", "skills")
+"""First parts of each API's paths behind `/v1/`: what is not served there is refused in its own shape.
+
+Not `complete` of Anthropic: that path is ours.
+"""
 Asked = TypeVar("Asked", bound=msgspec.Struct)
 _PATH = re.compile(r"`\$\.?([^`]*)`")
+_MISSING = re.compile(r"missing required field `([^`]*)`")
 Events = AsyncGenerator[tuple[int, Event], None]
+Pinged = AsyncGenerator[tuple[int, Event] | None, None]
 ErrorBody = Callable[[Problem], dict[str, Any]]
 
 
@@ -73,18 +75,20 @@ def api_routes(generator: Generator, meter: Meter, *, ping_s: float = PING_S) ->
     endpoints = Endpoints(generator, meter, ping_s)
     messages = anthropic.Messages()
     generate = endpoints.generate
-    post = partial(Route, methods=["POST"])
+    of_openai, of_anthropic = common.error_body, anthropic.error_body
     return [
-        post("/v1/chat/completions", partial(generate, chat.Chat(), chat.ChatRequest)),
-        post("/v1/completions", partial(generate, completions.Completions(), completions.CompletionRequest)),
-        post("/v1/responses", partial(generate, responses.Responses(), responses.ResponseRequest)),
-        post("/v1/messages", partial(generate, messages, anthropic.MessageRequest)),
-        post("/v1/messages/count_tokens", partial(endpoints.count, messages)),
-        Route("/v1/models", endpoints.models),
-        Route("/v1/models/{model:path}", endpoints.models),
-        *(Route(path, partial(_unserved, common.error_body), methods=_METHODS) for path in _OPENAI),
-        *(Route(path, partial(_unserved, anthropic.error_body), methods=_METHODS) for path in _ANTHROPIC),
-    ]
+        *_route("POST", "/v1/chat/completions", partial(generate, chat.Chat(), chat.ChatRequest), of_openai),
+        *_route("POST", "/v1/completions",
+                partial(generate, completions.Completions(), completions.CompletionRequest), of_openai),
+        *_route("POST", "/v1/responses",
+                partial(generate, responses.Responses(), responses.ResponseRequest), of_openai),
+        *_route("POST", "/v1/messages", partial(generate, messages, anthropic.MessageRequest), of_anthropic),
+        *_route("POST", "/v1/messages/count_tokens", partial(endpoints.count, messages), of_anthropic),
+        *_route("GET", "/v1/models", endpoints.models, of_openai),
+        *_route("GET", "/v1/models/{model:path}", endpoints.models, of_openai),
+        *_unserved(_OPENAI, of_openai),
+        *_unserved(_ANTHROPIC, of_anthropic),
+    ]  # fmt: skip
 
 
 class Endpoints:
@@ -109,9 +113,10 @@ class Endpoints:
             if not api.streams(asked):
                 done = await unless_gone(request, _all(events, len(wanted)))
                 return _json(api.whole(asked, made, done), key)
-            first = await unless_gone(request, anext(events))
+            pinged = _pinged(events, self._ping_s)
+            first = await unless_gone(request, anext(pinged))
             ended = partial(self._meter.ended, api.name)
-            return EventStream(api.writer(asked, made), first, events, ended, self._ping_s, _headers(key))
+            return EventStream(api.writer(asked, made), first, pinged, ended, _headers(key))
 
         return await self._answered(api.name, api.error, key, answer)
 
@@ -189,21 +194,23 @@ class Endpoints:
 
 
 class EventStream(Response):
-    """A reply that is written while it comes. ``ended(outcome)`` is called once."""
+    """A reply that is written while it comes. ``ended(outcome)`` is called once.
+
+    None among the events stands for a ping.
+    """
 
     def __init__(
         self,
         writer: Writer,
-        first: tuple[int, Event],
-        events: Events,
+        first: tuple[int, Event] | None,
+        events: Pinged,
         ended: Callable[[str], None],
-        ping_s: float,
         headers: dict[str, str],
     ) -> None:
         super().__init__(headers={**headers, "cache-control": "no-store"}, media_type="text/event-stream")
         del self.headers["content-length"]
         self._writer, self._first, self._events = writer, first, events
-        self._ended, self._ping_s = ended, ping_s
+        self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it, until it ends or the client goes."""
@@ -234,9 +241,9 @@ class EventStream(Response):
 
         outcome = "done"
         try:
-            await body(_written(self._writer, *self._first))
-            async for found in _pinged(self._events, self._ping_s):
-                await body([self._writer.ping()] if found is None else _written(self._writer, *found))
+            await body(_written(self._writer, self._first))
+            async for found in self._events:
+                await body(_written(self._writer, found))
         except QueryError as error:
             problem = problem_of(error)
             outcome = problem.reason
@@ -251,7 +258,10 @@ class EventStream(Response):
         return outcome
 
 
-def _written(writer: Writer, index: int, event: Event) -> Iterator[bytes]:
+def _written(writer: Writer, found: tuple[int, Event] | None) -> Iterable[bytes]:
+    if found is None:
+        return [writer.ping()]
+    index, event = found
     match event:
         case Begun():
             return writer.begun(index, event)
@@ -268,21 +278,22 @@ async def _all(events: Events, count: int) -> list[Finished]:
     return [done[index] for index in range(count)]
 
 
-async def _pinged(events: Events, ping_s: float) -> AsyncGenerator[tuple[int, Event] | None, None]:
+async def _pinged(events: Events, ping_s: float) -> Pinged:
     """``events``, and None whenever none came for so long."""
-    while True:
-        coming = asyncio.ensure_future(anext(events, None))
-        try:
-            while not (await asyncio.wait({coming}, timeout=ping_s))[0]:
-                yield None
-            found = coming.result()
-        finally:
-            if not coming.done():
-                coming.cancel()
-                await asyncio.gather(coming, return_exceptions=True)
-        if found is None:
-            return
-        yield found
+    async with contextlib.aclosing(events):
+        while True:
+            coming = asyncio.ensure_future(anext(events, None))
+            try:
+                while not (await asyncio.wait({coming}, timeout=ping_s))[0]:
+                    yield None
+                found = coming.result()
+            finally:
+                if not coming.done():
+                    coming.cancel()
+                    await asyncio.gather(coming, return_exceptions=True)
+            if found is None:
+                return
+            yield found
 
 
 async def _read(request: Request, kind: type[Asked]) -> tuple[Client, Asked]:
@@ -296,15 +307,47 @@ async def _read(request: Request, kind: type[Asked]) -> tuple[Client, Asked]:
     if body is None:
         raise Problem("too_large", f"a request has at most {MOST_BYTES} bytes")
     try:
-        return client_of(request), decoded(partial(msgspec.json.decode, type=kind), body)
+        return client_of(request), read_json(body, kind)
     except Undecodable as error:
-        where = _PATH.search(str(error))
-        raise Problem("bad_request", str(error), where[1] if where else None) from None
+        raise Problem("bad_request", str(error), _param(str(error))) from None
 
 
-async def _unserved(error: ErrorBody, request: Request) -> Response:
-    why = f"{request.method} {request.url.path} is not served"
-    return _error(Problem("unknown_url", why), error, secrets.token_hex(12))
+def _param(why: str) -> str | None:
+    """The member that a decoder's error is about."""
+    where, missing = _PATH.search(why), _MISSING.search(why)
+    names = [found[1] for found in (where, missing) if found is not None]
+    return ".".join(filter(None, names)) or None
+
+
+@dataclass(frozen=True)
+class Unserved:
+    """Refuses requests by any method; an application, since a function is called for those it names only."""
+
+    error: ErrorBody
+    allowed: str = ""
+    """The method that is served here."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse one."""
+        speaks_anthropic = any(name == b"anthropic-version" for name, _ in scope["headers"])
+        error = anthropic.error_body if speaks_anthropic else self.error
+        why = f"{scope['method']} {scope['path']} is not served"
+        problem = Problem("wrong_method" if self.allowed else "unknown_url", why)
+        response = _error(problem, error, secrets.token_hex(12))
+        if self.allowed:
+            response.headers["allow"] = self.allowed
+        await response(scope, receive, send)
+
+
+def _route(method: str, path: str, endpoint: Callable[..., Any], error: ErrorBody) -> Iterator[Route]:
+    yield Route(path, endpoint, methods=[method])
+    yield Route(path, Unserved(error, method))
+
+
+def _unserved(parts: Sequence[str], error: ErrorBody) -> Iterator[Route]:
+    for part in parts:
+        for path in (f"/v1/{part}", f"/v1/{part}/{{rest:path}}"):
+            yield Route(path, Unserved(error))
 
 
 def _headers(key: str) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from engine.model import canary
 from engine.model.architectures import ModelError
 from engine.model.embedded import TAPE_MODEL, embedded_directory
 from engine.model.loading import LoadedModel, load_model, resolve_device
-from engine.model.prompt import PromptFormat
+from engine.model.prompt import PromptFormat, Terse, TerseQuestion
 from feeds.connector import SettingError
 from flash.confidence import Calibration
 from flash.questions import EXACT_VALUE, PAPER_SIX, Prepared, Question
@@ -158,6 +158,21 @@ class Built:
         """
         return prepared(self.prompt, question)
 
+    def answers(self, question: Question) -> tuple[str, ...]:
+        """All answers of a terse model to ``question``, none where they are numbers. Raises BadQuestion."""
+        terse = self.prompt.terse
+        assert terse is not None, "other models answer in any words"
+        choices = known(self.prompt, question, terse).choices
+        return (*choices, terse.none) if choices else ()
+
+
+def known(prompt: PromptFormat, question: Question, terse: Terse) -> TerseQuestion:
+    """The model's own question that ``question`` is. Raises BadQuestion."""
+    try:
+        return terse.find(text_of(prompt, question))
+    except ValueError as error:
+        raise BadQuestion(f"question {question.name!r}: {error}", "text") from error
+
 
 def prepared(prompt: PromptFormat, question: Question) -> Prepared:
     """See `Built.prepare`."""
@@ -181,8 +196,13 @@ def text_of(prompt: PromptFormat, question: Question) -> str:
     # the paper's texts are for models that read
     if prompt.terse is None:
         return question.text
-    paper = {each.hash: each.name for each in PAPER_SIX}
-    return paper.get(replace(question, answer="text").hash, question.text)
+    paper = {_worded(each.text): each.name for each in PAPER_SIX}
+    return paper.get(_worded(question.text), question.text)
+
+
+def _worded(text: str) -> str:
+    """Identity of a question's words alone."""
+    return Question(text, text, None).hash
 
 
 def register(registry: Registry, asked: Asked) -> Standing:

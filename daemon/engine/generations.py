@@ -8,8 +8,8 @@ the last message is the question, and the earlier ones stand before it as text, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TypeVar
 
@@ -37,7 +37,15 @@ from daemon.engine.confidence import Confidence
 from daemon.engine.prompts import retention_of
 from daemon.engine.records import VersionRecords
 from daemon.lru import Lru
-from engine.model.constrained import Part, TextGrammar, choice_parts, schema_json, schema_parts
+from engine.model.constrained import (
+    BadSchema,
+    Part,
+    TextGrammar,
+    choice_parts,
+    choice_texts,
+    schema_json,
+    schema_parts,
+)
 from engine.model.detokenise import Detokeniser, StopText
 from engine.model.vocabulary import Vocabulary, token_bytes
 from engine.step import SampledToken
@@ -81,6 +89,8 @@ class Prompt:
     question: Question | None = None
     whole: bool = False
     """The text comes in one piece: a choice, or an answer of a terse model."""
+    written: Mapping[str, str] = field(default_factory=dict)
+    """JSON for each choice, where a terse model is asked for JSON."""
 
 
 @dataclass(eq=False)
@@ -174,7 +184,7 @@ class EngineGenerations:
         """Raises ValueError for what cannot be asked or kept."""
         prompt = self._prompt(asked)
         self._check_tokens(asked.tokens)
-        grammar = self._grammar(asked)
+        grammar = self._grammar(asked, prompt)
         running = Running(asked, prompt, Detokeniser(self._format.text), StopText(asked.stop), grammar)
         session, most = asked.session, self._most(asked, prompt)
         return Request(
@@ -234,11 +244,30 @@ class EngineGenerations:
         most = asked.max_tokens or self._limits.max_new_tokens
         self._check_characters(len(text))
         question = Question("ask", text, asked.choices or None, most)
+        written: dict[str, str] = {}
+        if terse and asked.schema is not None:
+            question, written = self._chosen(question, asked)
         prepared = self._built.prepare(question)
         check_choices(question, prepared)
         whole = terse or bool(asked.choices)
         longest = prepared.answer_tokens(question) if whole else None
-        return Prompt(prepared.prompt_tokens, prepared.stop_ids, longest, prepared, question, whole)
+        return Prompt(prepared.prompt_tokens, prepared.stop_ids, longest, prepared, question, whole, written)
+
+    def _chosen(self, question: Question, asked: Generate) -> tuple[Question, dict[str, str]]:
+        """The question with the schema's texts as choices, and the JSON for each. Raises BadSchema.
+
+        A terse model writes no JSON: it chooses, and the JSON is written around its choice.
+        """
+        answers = self._built.answers(question)
+        if not answers:
+            raise BadSchema("this question is answered by a number, which is given as plain text only")
+        try:
+            written = choice_texts(self._schema_parts(asked))
+        except BadSchema as error:
+            raise BadSchema(f"{error}; this question is answered by {', '.join(answers)}") from None
+        # in the model's order, which a calibration goes by
+        choices = sorted(written, key=lambda text: answers.index(text) if text in answers else len(answers))
+        return replace(question, choices=tuple(choices)), written
 
     def _tokens(self, asked: Generate) -> list[int]:
         """Of a text, or of a chat, whose long messages come again with others.
@@ -298,8 +327,8 @@ class EngineGenerations:
             most = min(most, self._built.engine.frame_limit - len(prompt.tokens))
         return max(1, most if prompt.most_tokens is None else min(most, prompt.most_tokens))
 
-    def _grammar(self, asked: Generate) -> TextGrammar | None:
-        if asked.schema is None and (not asked.choices or asked.session):
+    def _grammar(self, asked: Generate, prompt: Prompt) -> TextGrammar | None:
+        if prompt.written or (asked.schema is None and (not asked.choices or asked.session)):
             return None  # a session's choices are told apart by their first tokens
         parts = choice_parts(asked.choices) if asked.choices else self._schema_parts(asked)
         return TextGrammar(parts, self._vocabulary, self._format.stop_ids)
@@ -395,7 +424,7 @@ class EngineGenerations:
         prompt = running.prompt
         if prompt.whole and prompt.prepared is not None:
             decode = decoder(self._format.decode, prompt.prepared, record)
-            whole = decode(list(request.answer)) if choice is None else choice
+            whole = decode(list(request.answer)) if choice is None else prompt.written.get(choice, choice)
             rest = running.stop.add(whole) + running.stop.rest()
         elif running.stop.found is None:
             rest = running.stop.add(running.text.rest())
@@ -454,8 +483,8 @@ def _finish(running: Running, request: Request) -> Finish:
     if running.stop.found is not None:
         return "stop_sequence"
     grammar, output = running.grammar, request.output
-    if grammar is not None and grammar.complete(output):
+    if output[-1] in running.prompt.stop_ids:
         return "stop"
-    if output[-1] in running.prompt.stop_ids or running.prompt.most_tokens == len(output):
-        return "stop"
-    return "length"
+    if grammar is not None:
+        return "stop" if grammar.complete(output) else "length"
+    return "stop" if running.prompt.most_tokens == len(output) else "length"

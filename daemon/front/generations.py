@@ -240,26 +240,36 @@ class Generations:
 
     def _engines(self, request: Generate, number: int, tenant: Tenant) -> Generate:
         """The request for the engine: a standing question has its choices, and any sampling a seed."""
-        sender = {"tenant": tenant.name, "weight": tenant.weight}
-        question = self._standing(request)
         seed = request.seed
         if seed is None and request.temperature:
             seed = secrets.randbits(63)
-        if question is None:
-            return msgspec.structs.replace(request, id=number, seed=seed, **sender)
-        turns = (*request.turns[:-1], msgspec.structs.replace(request.turns[-1], text=question.text))
-        return msgspec.structs.replace(
-            request, id=number, seed=seed, turns=turns, choices=question.choices or (), **sender
+        sent = msgspec.structs.replace(
+            request, id=number, seed=seed, tenant=tenant.name, weight=tenant.weight
         )
+        question, as_json = self._standing(request), request.schema is not None
+        if question is None and as_json:
+            question = self._named(request)
+        if question is None:
+            return sent
+        turns = (*request.turns[:-1], msgspec.structs.replace(request.turns[-1], text=question.text))
+        choices = () if as_json else question.choices or ()
+        return msgspec.structs.replace(sent, turns=turns, choices=choices)
 
     def _standing(self, request: Generate) -> Question | None:
         """The standing question that is asked as it stands: by its text or name."""
+        question = self._named(request)
+        if request.temperature or request.schema is not None:
+            return None
+        if request.stop or request.top_logprobs is not None:
+            return None
+        return question
+
+    def _named(self, request: Generate) -> Question | None:
+        """The standing question whose text or name the last message is, whatever the answer shall be like."""
         if not request.session:
             return None
         state = self._sessions.state(request.session)  # raises
-        if not request.turns or request.temperature or request.schema is not None:
-            return None
-        if request.stop or request.top_logprobs is not None:
+        if not request.turns:
             return None
         asked = " ".join(request.turns[-1].text.split())
         for question in state.questions:

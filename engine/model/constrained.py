@@ -124,6 +124,23 @@ def schema_json(schema: Any) -> bytes:
     return written
 
 
+def choice_texts(parts: Sequence[Part]) -> dict[str, str]:
+    """The whole JSON for each text that ``parts`` leave open, for a model that chooses and cannot write.
+
+    Raises BadSchema unless exactly one part is a list of texts, and all else is constant.
+    """
+    fixed = [part.texts[0] if isinstance(part, OneOf) and len(part.texts) == 1 else None for part in parts]
+    if fixed.count(None) == 1:
+        at = fixed.index(None)
+        open_, before, after = parts[at], parts[:at], parts[at + 1 :]
+        listed = [text.decode() for text in open_.texts] if isinstance(open_, OneOf) else []
+        if listed and all(text.startswith('"') for text in listed):
+            ends = [b"".join(part.texts[0] for part in each if isinstance(part, OneOf)).decode()
+                    for each in (before, after)]  # fmt: skip
+            return {json.loads(text): ends[0] + text + ends[1] for text in listed}
+    raise BadSchema("the schema must have exactly one enum, of texts, and beside it constants only")
+
+
 def _too_deep() -> BadSchema:
     return BadSchema("the schema is nested too deeply")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -78,6 +79,16 @@ def test_every_json_and_toml_block_says_what_it_is_an_example_of() -> None:
         "config",
         "tenants", "format", "header", "message", "record", "reply", "request",
     }  # fmt: skip
+
+
+def test_no_json_example_has_a_member_twice() -> None:
+    def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        assert len({name for name, _ in pairs}) == len(pairs), [name for name, _ in pairs]
+        return dict(pairs)
+
+    for block in blocks():
+        if block.language == "json":
+            json.loads(block.text, object_pairs_hook=once)
 
 
 @pytest.mark.parametrize("block", examples("record", "message"))

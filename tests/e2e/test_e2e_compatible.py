@@ -8,10 +8,11 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
 import openai
+import pydantic
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -22,6 +23,7 @@ from daemon.front.server import Front
 from engine.model.embedded import embedded_directory
 from engine.step import Executor
 from feeds.durations import Duration
+from flash.questions import PAPER_SIX
 from tests import tolerance
 from tests.e2e.inproc import Recorder, Tape, answers, count, running
 from tests.e2e.support import MemorySink, QueueSource, inproc_config, until
@@ -313,6 +315,53 @@ async def test_the_tape_model_answers_its_questions_of_a_session_and_refuses_to_
         assert chunks[-1].choices[0].finish_reason == "stop"
 
 
+class Trend(pydantic.BaseModel):
+    """The answer to `trend`, as a program would have it."""
+
+    trend: Literal["DOWN", "UP"]
+    source: Literal["tape"]
+
+
+class Level(pydantic.BaseModel):
+    level: float
+
+
+class Side(pydantic.BaseModel):
+    side: Literal["LONG", "SHORT"]
+
+
+async def test_the_tape_model_chooses_and_its_choice_comes_as_the_json_that_a_schema_asks_for() -> None:
+    said = [{"role": "user", "content": "trend"}]
+    async with served(bars=6, model=ModelConfig()) as on:
+        chat, answer, claude = on.openai.chat.completions, on.openai.responses, on.anthropic.messages
+        session = {"model": "session:aaa"}
+        found = await chat.parse(**session, messages=said, response_format=Trend)
+        parsed = found.choices[0].message.parsed
+        assert (parsed.source, found.choices[0].finish_reason) == ("tape", "stop")
+        assert parsed.trend == found.model_extra["foretick"]["choice"]
+        response = await answer.parse(**session, input="trend", text_format=Trend)
+        assert (response.status, response.output_parsed.source) == ("completed", "tape")
+        message = await claude.parse(**session, max_tokens=1, messages=said, output_format=Trend)
+        assert (message.stop_reason, message.parsed_output.source) == ("end_turn", "tape")
+        async with chat.stream(**session, messages=said, response_format=Trend) as stream:
+            streamed = await stream.get_final_completion()
+        assert streamed.choices[0].message.parsed.trend in ("UP", "DOWN")
+        # in the words of a standing question, and as a text alone
+        question = PAPER_SIX[0].text
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["UP", "NONE"]}}}
+        asked = [{"role": "user", "content": question}]
+        alone = await chat.create(**session, messages=asked, response_format=form, temperature=0.7)
+        assert json.loads(alone.choices[0].message.content) in ("UP", "NONE")
+        for asked, kind, why in (
+            ("trend", Side, "LONG"),
+            ("trend", Level, "exactly one enum.*answered by UP, DOWN, NONE"),
+            ("exact_value", Level, "answered by a number"),
+        ):
+            said = [{"role": "user", "content": asked}]
+            with pytest.raises(openai.BadRequestError, match=why):
+                await chat.parse(**session, messages=said, response_format=kind)
+
+
 _FROM_TREE = "from daemon.api.client import QueryClient\nfrom daemon.api.messages import LostMessage"
 
 
@@ -320,7 +369,7 @@ async def test_the_snippets_of_the_page_run_word_for_word(capsys) -> None:
     """On the demo's sessions and model, at another port."""
     page = (Path(__file__).parents[2] / "docs/clients.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     demo = demo_config("127.0.0.1:1")
     source, sink = QueueSource(), MemorySink()
     tape = Tape(*(session.symbol for session in demo.sessions))

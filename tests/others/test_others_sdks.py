@@ -25,7 +25,7 @@ OPENAI = Suite(
     "",
     tuple(
         f"tests/api_resources/{name}.py"
-        for name in ("test_models", "test_completions", "chat/test_completions")
+        for name in ("test_models", "test_completions", "chat/test_completions", "test_responses")
     ),
     (f"openai=={version('openai')}", "rich"),
     (AIOHTTP,),
@@ -34,13 +34,17 @@ ANTHROPIC = Suite(
     "anthropic",
     version("anthropic"),
     "",
-    ("tests/api_resources/test_messages.py", "tests/api_resources/test_models.py"),
+    tuple(
+        f"tests/api_resources/{name}.py"
+        for name in ("test_messages", "test_models", "beta/test_messages", "beta/test_models")
+    ),
     (f"anthropic=={version('anthropic')}", "inline-snapshot", "http-snapshot[httpx]==0.1.9", "respx"),
     (AIOHTTP, "-p", "tests._alias_httpx"),
 )
 ALIASES = ("gpt-6-astra", "gpt-3.5-turbo-instruct", "claude-opus-5-5", "model_id", *DEPRECATED_MODELS)
 """The models that they ask for."""
 _STORED = "completions are not stored"
+_RESPONSES = "responses are not stored"
 FAILING = {
     "openai": {
         "completions::create_with_all_params": "suffix and echo are not supported",
@@ -51,14 +55,23 @@ FAILING = {
         "chat.completions::list_with_all_params": _STORED,
         "chat.completions::delete": _STORED,
         "models::delete": "there are no fine-tuned models to be deleted",
+        "responses::create": "a response needs a model and an input, and these requests are empty",
+        "responses::create_with_all_params": "tools, background and stored prompts are not supported",
+        "responses::retrieve": _RESPONSES,
+        "responses::retrieve_with_all_params": _RESPONSES,
+        "responses::delete": _RESPONSES,
+        "responses::cancel": _RESPONSES,
+        "responses::compact": "there is no conversation to be compacted: nothing is stored",
+        "responses::compact_with_all_params": "there is no conversation to be compacted: nothing is stored",
     },
     "anthropic": {
         "messages::create_with_all_params": "tools are not supported",
         "messages::count_tokens_with_all_params": "tools are not supported",
+        "beta.messages::create_with_all_params": "tools, containers and MCP servers are not supported",
+        "beta.messages::count_tokens_with_all_params": "tools and MCP servers are not supported",
     },
 }
-"""What fails in every way to call it, and why. Not run: `test_responses.py`, whose requests are empty or have
-every parameter there is."""
+"""What fails in every way to call it, and why."""
 _NAME = re.compile(
     r"tests\.api_resources\.(?P<module>[\w.]+)\.\w+::"
     r"test_(?:method|raw_response|streaming_response)?_?(?P<method>\w+?)(?:_overload_\d)?(?:\[\w+])?"

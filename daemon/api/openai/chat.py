@@ -13,6 +13,7 @@ from daemon.api.openai.common import (
     Answers,
     Content,
     Object,
+    RoleName,
     Seed,
     Stop,
     StreamOptions,
@@ -35,7 +36,7 @@ from daemon.api.openai.common import (
 from daemon.api.problems import Problem, stops_of
 from daemon.api.streams import DONE, PING, Made, Writer, sse
 
-_UNSUPPORTED = (
+UNSUPPORTED = (
     "tools",
     "functions",
     "tool_choice",
@@ -47,7 +48,7 @@ _UNSUPPORTED = (
     "presence_penalty",
     "frequency_penalty",
 )
-_HARMLESS: dict[str, tuple[Any, ...]] = {
+HARMLESS: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "functions": ([],),
     "tool_choice": ("none", "auto"),
@@ -62,7 +63,7 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
 class Message(msgspec.Struct, frozen=True):
     """A message of a request."""
 
-    role: str
+    role: RoleName
     content: Content = None
     tool_calls: list[Any] | None = None
     function_call: Any = None
@@ -105,6 +106,9 @@ class ReplyMessage(msgspec.Struct, frozen=True):
     role: str = "assistant"
     refusal: str | None = None
     annotations: tuple[Any, ...] = ()
+    audio: None = None
+    function_call: None = None
+    tool_calls: None = None
 
 
 class Logprobs(msgspec.Struct, frozen=True):
@@ -135,6 +139,8 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
     service_tier: str = "default"
     system_fingerprint: str
+    metadata: None = None
+    moderation: None = None
     foretick: Facts
 
 
@@ -176,6 +182,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: tuple[ChunkChoice, ...]
     usage: Usage | None = None
+    moderation: None = None
     foretick: Facts | None = None
 
 
@@ -187,7 +194,7 @@ class Chat:
     def wanted(self, asked: ChatRequest, served: Served) -> list[Generate]:
         """One prompt, answered ``n`` times."""
         session = session_of(asked.model, served)
-        refuse_all({name: getattr(asked, name) for name in _UNSUPPORTED}, _HARMLESS)
+        refuse_all({name: getattr(asked, name) for name in UNSUPPORTED}, HARMLESS)
         if not asked.messages:
             raise Problem("bad_request", "messages: give at least one", "messages")
         for n, message in enumerate(asked.messages):

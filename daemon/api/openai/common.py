@@ -27,23 +27,26 @@ Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Tokens = Count
 Answers = Annotated[int, Meta(ge=1, le=MOST_ANSWERS)]
 Stop = str | list[str] | None
-Content = str | list[dict[str, Any]] | None
 Object = dict[str, Any]
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TEXTS = ("text", "input_text", "output_text", "refusal")
+RoleName = Annotated[str, Meta(extra_json_schema={"enum": [*_ROLES]})]
+_Part = Annotated[Object, Meta(extra_json_schema={"required": ["type", "text"], "properties": {
+    "type": {"enum": [*_TEXTS[:-1]]}, "text": {"type": "string"}}})]  # fmt: skip
+Content = str | list[_Part] | None
 _TYPES: dict[Reason, str] = {
     "busy": "rate_limit_error",
     "engine": "server_error",
     "rebuilding": "server_error",
     "shutting_down": "server_error",
     "timeout": "server_error",
-    "unauthenticated": "authentication_error",
     "forbidden": "permission_error",
 }
 _CODES: dict[Reason, str] = {
     "unauthenticated": "invalid_api_key",
     "unknown_model": "model_not_found",
     "unknown_url": "unknown_url",
+    "wrong_method": "method_not_supported",
     "too_long": "context_length_exceeded",
     "busy": "rate_limit_exceeded",
     "engine": "server_error",
@@ -72,12 +75,16 @@ class PromptDetails(msgspec.Struct, frozen=True):
     """Of the prompt's tokens."""
 
     cached_tokens: int
+    text_tokens: int
     audio_tokens: int = 0
+    image_tokens: int = 0
+    cache_write_tokens: int = 0
 
 
 class AnswerDetails(msgspec.Struct, frozen=True):
     """Of the answer's tokens."""
 
+    text_tokens: int
     reasoning_tokens: int = 0
     audio_tokens: int = 0
     accepted_prediction_tokens: int = 0
@@ -91,7 +98,7 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
-    completion_tokens_details: AnswerDetails = AnswerDetails()
+    completion_tokens_details: AnswerDetails
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -101,6 +108,7 @@ class Model(msgspec.Struct, frozen=True):
     created: int
     object: str = "model"
     owned_by: str = "foretick"
+    shutdown_date: None = None
 
 
 class Models(msgspec.Struct, frozen=True):
@@ -175,12 +183,15 @@ def sampling(temperature: float | None, top_p: float | None, session: str) -> di
     return {"temperature": given, "top_p": 1.0 if top_p is None or not given else top_p}
 
 
-def top_logprobs(logprobs: bool, most: int | None) -> int | None:
-    """How many of the likeliest tokens to give. Raises Problem for a number without ``logprobs``."""
+def top_logprobs(logprobs: bool, most: int | None, param: str = "top_logprobs") -> int | None:
+    """How many of the likeliest tokens to give. Raises Problem for a number without ``logprobs``.
+
+    ``param``: the member that says how many.
+    """
     if most and not logprobs:
         raise Problem("bad_request", "top_logprobs needs logprobs: true", "top_logprobs")
     if most is not None and not 0 <= most <= MOST_LOGPROBS:
-        raise Problem("bad_request", f"top_logprobs must be 0 to {MOST_LOGPROBS}", "top_logprobs")
+        raise Problem("bad_request", f"{param} must be 0 to {MOST_LOGPROBS}", param)
     return (most or 0) if logprobs else None
 
 
@@ -200,7 +211,7 @@ def usage_of(done: Sequence[Finished], answers: int) -> Usage:
     prompts = done[::answers]
     prompt, answer = sum(each.prompt_tokens for each in prompts), sum(each.answer_tokens for each in done)
     reused = sum(each.reused_tokens for each in prompts)
-    return Usage(prompt, answer, prompt + answer, PromptDetails(reused))
+    return Usage(prompt, answer, prompt + answer, PromptDetails(reused, prompt), AnswerDetails(answer))
 
 
 class TopLogprob(msgspec.Struct, frozen=True):

@@ -32,8 +32,8 @@ from daemon.api.streams import DONE, PING, Made, Writer, sse
 
 MAX_TOKENS = 16
 """Longest answer where the request does not say, as the API has it."""
-_UNSUPPORTED = ("suffix", "echo", "logit_bias", "presence_penalty", "frequency_penalty")
-_HARMLESS: dict[str, tuple[Any, ...]] = {
+UNSUPPORTED = ("suffix", "echo", "logit_bias", "presence_penalty", "frequency_penalty")
+HARMLESS: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "echo": (False,),
     "logit_bias": ({},),
@@ -105,7 +105,7 @@ class Completions:
         """Each prompt, answered ``n`` times."""
         if session_of(asked.model, served):
             raise Problem("bad_request", "model: a session is asked by /v1/chat/completions", "model")
-        refuse_all({name: getattr(asked, name) for name in _UNSUPPORTED}, _HARMLESS)
+        refuse_all({name: getattr(asked, name) for name in UNSUPPORTED}, HARMLESS)
         answers = asked.n or 1
         if asked.best_of not in (None, answers):
             raise Problem("bad_request", "best_of is not supported, unless it equals n", "best_of")
@@ -119,7 +119,7 @@ class Completions:
             seed=asked.seed,
             stop=stops_of(asked.stop),
             **extended(asked.foretick, None),
-            top_logprobs=top_logprobs(asked.logprobs is not None, asked.logprobs),
+            top_logprobs=top_logprobs(asked.logprobs is not None, asked.logprobs, "logprobs"),
             stream=bool(asked.stream),
         )
         return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
@@ -31,7 +32,7 @@ from daemon.api.problems import Problem
 from daemon.api.streams import PING, Made, Writer, sse
 
 LOGPROBS = "message.output_text.logprobs"
-_UNSUPPORTED = (
+UNSUPPORTED = (
     "tools",
     "tool_choice",
     "previous_response_id",
@@ -40,7 +41,7 @@ _UNSUPPORTED = (
     "prompt",
     "context_management",
 )
-_HARMLESS: dict[str, tuple[Any, ...]] = {
+HARMLESS: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "background": (False,),
@@ -111,6 +112,7 @@ class OutputMessage(msgspec.Struct, frozen=True):
     content: tuple[OutputText, ...]
     type: str = "message"
     role: str = "assistant"
+    phase: None = None
 
 
 class InputDetails(msgspec.Struct, frozen=True):
@@ -118,6 +120,7 @@ class InputDetails(msgspec.Struct, frozen=True):
 
     cached_tokens: int
     cache_write_tokens: int = 0
+    cache_write_tokens_details: None = None
 
 
 class OutputDetails(msgspec.Struct, frozen=True):
@@ -167,6 +170,12 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     output: tuple[OutputMessage, ...]
     parallel_tool_calls: bool
     previous_response_id: None = None
+    conversation: None = None
+    moderation: None = None
+    prompt: None = None
+    prompt_cache_diagnostics: None = None
+    prompt_cache_options: None = None
+    prompt_cache_retention: None = None
     prompt_cache_key: str | None
     reasoning: Object
     safety_identifier: str | None
@@ -174,7 +183,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     store: bool = False
     temperature: float
     text: Object
-    tool_choice: str = "auto"
+    tool_choice: str
     tools: tuple[Any, ...] = ()
     top_logprobs: int
     top_p: float
@@ -195,7 +204,7 @@ class Responses:
     def wanted(self, asked: ResponseRequest, served: Served) -> list[Generate]:
         """The instructions, then the input's messages."""
         session = session_of(asked.model, served)
-        refuse_all({name: getattr(asked, name) for name in _UNSUPPORTED}, _HARMLESS)
+        refuse_all({name: getattr(asked, name) for name in UNSUPPORTED}, HARMLESS)
         schema = schema_of(asked.text.format if asked.text else None, "text.format")
         return [
             Generate(
@@ -290,9 +299,7 @@ class ResponseWriter:
 
     def begun(self, index: int, event: Begun) -> Iterator[bytes]:
         """See `Writer`."""
-        response = _response(self._asked, self._made, "in_progress")
-        for kind in ("response.created", "response.in_progress"):
-            yield self._event(kind, ResponseEvent, response=response)
+        yield from self._created()
         item = OutputMessage(self._item, "in_progress", ())
         yield self._event("response.output_item.added", ItemEvent, item=item)
         part = OutputText("")
@@ -330,6 +337,8 @@ class ResponseWriter:
 
     def failed(self, problem: Problem) -> Iterator[bytes]:
         """See `Writer`."""
+        if not self._number:
+            yield from self._created()
         code = "rate_limit_exceeded" if problem.reason == "busy" else "server_error"
         failure = Failure(code, problem.message)
         response = _response(self._asked, self._made, "failed", error=failure)
@@ -338,6 +347,11 @@ class ResponseWriter:
     def ping(self) -> bytes:
         """See `Writer`."""
         return PING
+
+    def _created(self) -> Iterator[bytes]:
+        response = _response(self._asked, self._made, "in_progress")
+        for kind in ("response.created", "response.in_progress"):
+            yield self._event(kind, ResponseEvent, response=response)
 
     def _logprobs(self, found: Sequence[Logprob]) -> tuple[TokenLogprob, ...]:
         return logprobs_of(found) if _wants_logprobs(self._asked) else ()
@@ -392,7 +406,7 @@ def _response(
     return Response(
         id=f"resp_{made.key}",
         created_at=made.created,
-        completed_at=made.created if status == "completed" else None,
+        completed_at=int(time.time()) if status == "completed" else None,
         status=status,
         error=error,
         incomplete_details=Incomplete() if status == "incomplete" else None,
@@ -407,6 +421,7 @@ def _response(
         safety_identifier=asked.safety_identifier,
         temperature=used["temperature"],
         text={"format": text.format or {"type": "text"}, "verbosity": text.verbosity or "medium"},
+        tool_choice=asked.tool_choice or "auto",
         top_logprobs=asked.top_logprobs or 0,
         top_p=used.get("top_p", 1.0),
         truncation=asked.truncation or "disabled",

@@ -44,13 +44,14 @@ SESSION = Facts(
 class FakeGenerator:
     """Answers "Up we go". A text that is an error code fails with it; "late CODE" fails after a piece.
 
-    "slow" never begins, "hangs" never ends, and "broken" is a defect.
+    "slow" never begins, "hangs" never ends, and "broken" is a defect. "held TEXT" waits for `release`.
     """
 
     def __init__(self) -> None:
         self.asked: list[Generate] = []
         self.running = 0
         self.cancelled = 0
+        self.release = asyncio.Event()
         self.refusals = 0
         """How many of the next requests are refused as `busy`."""
 
@@ -87,6 +88,9 @@ class FakeGenerator:
 
     async def _one(self, request: Generate) -> AsyncGenerator[Event, None]:
         text = request.turns[-1].text if request.turns else request.text
+        if text.startswith("held "):
+            await self.release.wait()
+            text = text[5:]
         if text in get_args(Code):
             raise QueryError(text, "because")  # type: ignore[arg-type]  # a Code
         if text == "slow":

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -15,19 +16,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from daemon.api import anthropic as claude
 from daemon.api.anthropic import MessageRequest, Messages
-from daemon.api.generation import Generate, Turn
+from daemon.api.generation import Facts, Finished, Generate, Turn
 from daemon.api.http import HttpServer
+from daemon.api.openai import chat, common, completions, responses
 from daemon.api.openai.chat import Chat, ChatRequest
 from daemon.api.openai.completions import CompletionRequest, Completions
 from daemon.api.openai.responses import ResponseRequest, Responses
 from daemon.api.problems import Problem
 from daemon.api.serving import MOST_BYTES, Meter, api_routes
+from daemon.api.streams import Made
 from daemon.supervision import Tasks
 from metrics.catalogue import API_OUTCOMES
 from tests.daemon.api.generator import SERVED, FakeGenerator
 from tests.e2e.support import until
-from tests.http_clients import connected, head
+from tests.http_clients import connected, head, request
 
 USER = [{"role": "user", "content": "hello"}]
 
@@ -264,7 +268,8 @@ async def test_a_failure_has_its_status_in_each_apis_shape(rig, code, openais, a
     assert "secret" not in f"{one.value}{other.value}"
     if code == "rebuilding":
         assert (one.value.status_code, other.value.status_code) == (503, 503)
-        assert (one.value.code, other.value.body["error"]["type"]) == ("rebuilding", "overloaded_error")
+        assert isinstance(other.value, anthropic.ServiceUnavailableError)
+        assert (one.value.code, other.value.body["error"]["type"]) == ("rebuilding", "api_error")
     if code in ("busy", "late"):
         assert one.value.response.headers["retry-after"] == "1"
         assert other.value.body["error"]["type"] == "rate_limit_error"
@@ -346,12 +351,53 @@ async def test_a_stream_that_waits_is_pinged(rig: Rig) -> None:
             found += await reader.read(1000)
         writer.close()
 
-    said = [{"role": "user", "content": "hangs"}]
     async with asyncio.timeout(20):
-        await until_pinged("/v1/chat/completions", {"messages": said}, b": ping\n\n")
-        ping = b'event: ping\ndata: {"type":"ping"}\n\n'
-        await until_pinged("/v1/messages", {"messages": said, "max_tokens": 3}, ping)
-    await until(lambda: rig.generator.cancelled == 2)
+        for text in ("hangs", "slow"):  # also where there is no token yet
+            said = [{"role": "user", "content": text}]
+            await until_pinged("/v1/chat/completions", {"messages": said}, b": ping\n\n")
+            ping = b'event: ping\ndata: {"type":"ping"}\n\n'
+            await until_pinged("/v1/messages", {"messages": said, "max_tokens": 3}, ping)
+    await until(lambda: rig.generator.cancelled == 4)
+
+
+async def test_the_sdks_read_streams_that_were_pinged_before_they_begin(rig: Rig) -> None:
+    begun: list[str] = []
+
+    async def chat(text: str) -> str:
+        said = [{"role": "user", "content": text}]
+        async with rig.openai().chat.completions.stream(model="tape", messages=said) as stream:
+            begun.append(text)
+            return (await stream.get_final_completion()).choices[0].message.content
+
+    async def responses(text: str) -> str:
+        async with rig.openai().responses.stream(model="tape", input=text) as stream:
+            begun.append(text)
+            events = [event async for event in stream]
+        if events[-1].type == "response.failed":
+            assert events[0].type == "response.created"
+            raise openai.OpenAIError(events[-1].response.error.message)
+        return events[-1].response.output_text
+
+    async def messages(text: str) -> str:
+        said = [{"role": "user", "content": text}]
+        async with rig.anthropic().messages.stream(model="tape", max_tokens=9, messages=said) as stream:
+            begun.append(text)
+            return (await stream.get_final_message()).content[0].text
+
+    async def after_a_ping(*asking: Awaitable[str]) -> list[str | BaseException]:
+        begun.clear()
+        rig.generator.release.clear()
+        coming = asyncio.gather(*asking, return_exceptions=True)
+        await until(lambda: len(begun) == len(asking), what="the streams to begin with a ping")
+        rig.generator.release.set()
+        return await coming
+
+    ways = (chat, responses, messages)
+    assert await after_a_ping(*(ask("held hello") for ask in ways)) == ["Up we go"] * 3
+    failed = await after_a_ping(*(ask("held engine") for ask in ways))
+    assert all(isinstance(each, openai.OpenAIError | anthropic.AnthropicError) for each in failed)
+    assert ["because" in str(each) for each in failed] == [True] * 3
+    await until(lambda: [each for _, each in rig.outcomes] == ["done"] * 3 + ["engine"] * 3)
 
 
 async def test_many_at_a_time(rig: Rig) -> None:
@@ -403,12 +449,18 @@ CHAT, MESSAGES = {"model": "tape", "messages": USER}, {"model": "tape", "message
         ("completions", {"model": "tape", "prompt": "a", "stop": "a" * 1025}, "stop"),
         ("completions", {"model": "tape", "prompt": "a", "echo": True}, "echo"),
         ("completions", {"model": "tape", "prompt": "a", "best_of": 3}, "best_of"),
+        ("completions", {"model": "tape", "prompt": "a", "logprobs": 50}, "logprobs"),
+        ("completions", {"model": "tape"}, "prompt"),
+        ("chat/completions", {"model": "tape"}, "messages"),
+        ("chat/completions", CHAT | {"messages": [{"content": "a"}]}, "messages[0].role"),
+        ("chat/completions", CHAT | {"foretick": {"salt": 5}}, "foretick.salt"),
         ("completions", {"model": "session:btc", "prompt": "a"}, "model"),
         ("responses", {"model": "tape", "input": "a", "previous_response_id": "r"}, "previous_response_id"),
         ("responses", {"model": "tape", "input": []}, "input"),
         ("responses", {"model": "tape", "input": "a", "max_output_tokens": 2**70}, "max_output_tokens"),
         ("responses", {"model": "tape", "input": [{"type": "reasoning"}]}, "input[0]"),
         ("responses", {"model": "tape", "input": "a", "background": True}, "background"),
+        ("responses", {"model": "tape", "input": "a", "background": 0}, "background"),
         ("responses", {"model": "tape", "input": "a", "tools": [{}]}, "tools"),
         ("messages", MESSAGES | {"tools": [{}]}, None),
         ("messages", MESSAGES | {"thinking": {"type": "enabled"}}, None),
@@ -505,20 +557,68 @@ def test_any_body_is_translated_or_refused_as_documented(which, data) -> None:
 async def test_what_is_not_served_of_an_api_is_refused_in_its_own_shape(rig: Rig) -> None:
     client = rig.openai()
     for call in (
-        client.models.delete("tape"),
+        client.embeddings.create(model="tape", input="a"),
+        client.files.list(),
         client.chat.completions.retrieve("chatcmpl-1"),
-        client.chat.completions.list(),
         client.responses.cancel("resp_1"),
     ):
         with pytest.raises(openai.NotFoundError, match="is not served") as refused:
             await call
         assert (refused.value.code, refused.value.type) == ("unknown_url", "invalid_request_error")
+    for call in (client.models.delete("tape"), client.chat.completions.list()):
+        with pytest.raises(openai.APIStatusError, match="is not served") as refused:
+            await call
+        assert (refused.value.status_code, refused.value.code) == (405, "method_not_supported")
     with pytest.raises(anthropic.NotFoundError) as unknown:
         await rig.anthropic().messages.batches.list()
     assert unknown.value.body["error"] == {
         "type": "not_found_error",
         "message": "GET /v1/messages/batches is not served",
     }
+
+
+@pytest.mark.parametrize("method", ["OPTIONS", "TRACE", "PUT", "QUERY"])
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "models", "embeddings", "messages"])
+async def test_any_other_method_is_refused_in_the_apis_shape(rig: Rig, path: str, method: str) -> None:
+    found = await request(rig.server.port, method, f"/v1/{path}")
+    assert found.status == (404 if path == "embeddings" else 405)
+    assert ("allow" in found.headers) == (found.status == 405)
+    assert found.json["error"].keys() >= {"type", "message"}
+    assert method in found.json["error"]["message"]
+    theirs = await request(
+        rig.server.port, method, f"/v1/{path}", headers={"anthropic-version": "2023-06-01"}
+    )
+    assert theirs.json["type"] == "error"
+
+
+@pytest.mark.parametrize("text", [b"\\ud800", b"a \\udbff!"])
+async def test_half_a_surrogate_pair_is_named(rig: Rig, text: bytes) -> None:
+    body = json.dumps(CHAT).encode().replace(b"hello", text)
+    status, _, found = await rig.post("/v1/chat/completions", body)
+    assert (status, "surrogate" in json.loads(found)["error"]["message"]) == (400, True)
+
+
+def test_a_response_says_when_it_was_completed_and_how_tools_were_chosen() -> None:
+    done = Finished(
+        id=0, text="UP", finish="stop", stop=None, prompt_tokens=1, reused_tokens=0, answer_tokens=1,
+        facts=Facts(),
+    )  # fmt: skip
+    asked = ResponseRequest(model="tape", input="a", tool_choice="none")
+    found = Responses().whole(asked, Made("k", 1000, "tape", "fp"), [done])
+    assert (found.created_at, found.tool_choice) == (1000, "none")
+    assert found.completed_at > 1_600_000_000
+
+
+def test_a_key_that_is_not_known_is_an_error_of_openais_kind() -> None:
+    error = common.error_body(Problem("unauthenticated", "no"))["error"]
+    assert (error.type, error.code) == ("invalid_request_error", "invalid_api_key")
+
+
+def test_the_page_lists_every_member_that_is_refused() -> None:
+    page = (Path(__file__).parents[3] / "docs/clients.md").read_text(encoding="utf-8")
+    table = page.partition("### What is served, and what is refused")[2].partition("Errors have")[0]
+    refused = {name for each in (chat, completions, responses, claude) for name in each.UNSUPPORTED}
+    assert {name for name in refused if f"`{name}`" not in table and name != "tools"} == set()
 
 
 def test_a_model_has_further_names_and_sessions_theirs():

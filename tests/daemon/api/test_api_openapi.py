@@ -18,8 +18,11 @@ from daemon.api.http_requests import Requests
 from daemon.api.messages import ErrorReply
 from daemon.api.openapi import document
 from daemon.api.pushes import Pushes
+from daemon.api.serving import Meter
+from daemon.api.serving import api_routes as compatible_routes
 from daemon.tenants import Client
 from metrics.store import MetricStore
+from tests.daemon.api.generator import FakeGenerator
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +40,7 @@ def test_every_route_of_the_api_is_described_and_no_other(described: Any) -> Non
     async def answer(request: Any, client: Client, since: int) -> Any:
         return ErrorReply(request.id, "engine", "")
 
-    routes = api_routes(
+    routes: list[Any] = api_routes(
         Requests(answer),
         Events(1, store, max_clients=1),
         Pushes({}, store, 1),
@@ -45,8 +48,9 @@ def test_every_route_of_the_api_is_described_and_no_other(described: Any) -> Non
         store,
         Access(),
     )
+    routes += compatible_routes(FakeGenerator(), Meter())
     served = {
-        (route.path, method)
+        (route.path.replace("{model:path}", "{model}"), method)
         for route in routes
         if isinstance(route, Route) and route.path != "/"
         for method in (route.methods or set()) - {"HEAD"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ from daemon.api.generation import (
     TokensCounted,
     Turn,
 )
-from daemon.engine.generations import EngineGenerations
+from daemon.engine.generations import EngineGenerations, _finish
 from daemon.engine.records import VersionRecords
 from engine.model.embedded import build_tokenizer
 from engine.model.prompt import PromptFormat
@@ -148,3 +149,16 @@ def test_what_was_computed_of_a_prompt_is_told_when_it_is_given_up(
     request.spec.on_done(request)
     (failed,) = [each for each in rig.events if isinstance(each, GenerationFailed)]
     assert (failed.code, failed.tokens) == ("cancelled", tokens)
+
+
+def test_a_json_that_is_cut_short_is_told_as_such(rig: Rig) -> None:
+    """At any length, also at the one that ends all answers of a model."""
+    rig.ask(Generate(id=1, text="Up?", schema={"enum": ["UP"]}))
+    (request,) = rig.requests
+    running = request.spec.on_done.args[0]
+    running.prompt = replace(running.prompt, most_tokens=1)
+    whole = FORMAT.encode('"UP"')
+    assert len(whole) > 1
+    for n in range(1, len(whole) + 1):
+        request.output[:] = whole[:n]
+        assert _finish(running, request) == ("stop" if n == len(whole) else "length")

@@ -1,0 +1,155 @@
+"""The endpoints of the OpenAI and Anthropic APIs in the OpenAPI document, made from their structs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from daemon.api import anthropic
+from daemon.api.openai import chat, common, completions, responses
+from daemon.api.problems import STATUS, Reason
+
+Schema = dict[str, Any]
+_JSON, _EVENTS = "application/json", "text/event-stream"
+_REF = "#/components/schemas/{name}"
+_EVENT: Schema = {
+    "type": "object",
+    "description": "An event of the stream.",
+    "required": ["data"],
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+}
+_WHY: dict[Reason, str] = {
+    "bad_request": "The request cannot be read, or asks for what is not served.",
+    "unauthenticated": "The request has no key, or one that is not known.",
+    "forbidden": "The request came from another machine, or from a web page of another origin.",
+    "unknown_model": "There is no such model.",
+    "too_large": "The body is too long.",
+    "no_json": "The content type is not JSON.",
+    "busy": "Too many requests or prompts; the header retry-after says when to come back.",
+    "engine": "The engine failed, or is not up.",
+    "shutting_down": "The daemon is stopping, or reads a session's newest data again.",
+    "timeout": "There was no token in time.",
+}
+_OF_A_BODY = ("bad_request", "too_large", "no_json", "timeout")
+"""What a request without a body does not get."""
+
+
+class OpenAIError(msgspec.Struct, frozen=True):
+    """An error as the OpenAI API writes it."""
+
+    error: common.ErrorBody
+
+
+class AnthropicError(msgspec.Struct, frozen=True):
+    """An error as the Anthropic API writes it."""
+
+    error: anthropic.ErrorBody
+    type: Literal["error"] = "error"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A path of one or both APIs. ``kinds``: of each API, its reply and its error."""
+
+    name: str
+    path: str
+    summary: str
+    kinds: tuple[tuple[type[msgspec.Struct], type[msgspec.Struct]], ...]
+    request: type[msgspec.Struct] | None = None
+    refused: tuple[Sequence[str], Mapping[str, Sequence[Any]]] = ((), {})
+    """Members of the request that may only have certain values, beside null, and these values."""
+    streams: bool = True
+
+
+_MODELS = (common.Models, OpenAIError), (anthropic.ModelList, AnthropicError)
+_MODEL = (common.Model, OpenAIError), (anthropic.ModelInfo, AnthropicError)
+ENDPOINTS = (
+    Endpoint("chat", "/v1/chat/completions", "OpenAI: answer a chat", ((chat.ChatCompletion, OpenAIError),),
+             chat.ChatRequest, (chat.UNSUPPORTED, chat.HARMLESS)),
+    Endpoint("completions", "/v1/completions", "OpenAI: continue a text",
+             ((completions.Completion, OpenAIError),), completions.CompletionRequest,
+             (completions.UNSUPPORTED, completions.HARMLESS)),
+    Endpoint("responses", "/v1/responses", "OpenAI: answer an input", ((responses.Response, OpenAIError),),
+             responses.ResponseRequest, (responses.UNSUPPORTED, responses.HARMLESS)),
+    Endpoint("messages", "/v1/messages", "Anthropic: answer messages",
+             ((anthropic.Reply, AnthropicError),), anthropic.MessageRequest,
+             (anthropic.UNSUPPORTED, anthropic.HARMLESS)),
+    Endpoint("countTokens", "/v1/messages/count_tokens", "Anthropic: count the tokens of a prompt",
+             ((anthropic.Counted, AnthropicError),), anthropic.CountRequest,
+             (anthropic.UNSUPPORTED, anthropic.HARMLESS), streams=False),
+    Endpoint("models", "/v1/models", "OpenAI and Anthropic: all models, and each session as one", _MODELS),
+    Endpoint("model", "/v1/models/{model}", "OpenAI and Anthropic: one model", _MODEL),
+)  # fmt: skip
+
+
+def described() -> tuple[dict[str, Schema], dict[str, Schema]]:
+    """Paths, and the schemas that they refer to."""
+    paths: dict[str, Schema] = {}
+    components: dict[str, Schema] = {}
+    for endpoint in ENDPOINTS:
+        replies = [reply for reply, _ in endpoint.kinds]
+        errors = [error for _, error in endpoint.kinds]
+        types = [*replies, *errors, *([endpoint.request] if endpoint.request else [])]
+        # each has its own prefix: the APIs have different types of one name
+        template = _REF.format(name=endpoint.name + ".{name}")
+        schemas, found = msgspec.json.schema_components(types, ref_template=template)
+        if endpoint.request is not None:
+            _restrict(found[endpoint.request.__name__]["properties"], *endpoint.refused)
+        components |= {f"{endpoint.name}.{name}": schema for name, schema in found.items()}
+        paths[endpoint.path] = _operation(endpoint, schemas)
+    return paths, components
+
+
+def _restrict(
+    properties: dict[str, Schema], refused: Sequence[str], harmless: Mapping[str, Sequence[Any]]
+) -> None:
+    """Say of members that are not supported which values they may have."""
+    for name in refused:
+        properties[name] = {"enum": [None, *harmless.get(name, ())], "default": None}
+    if "messages" in properties:
+        properties["messages"]["minItems"] = 1
+
+
+def _operation(endpoint: Endpoint, schemas: Sequence[Schema]) -> Schema:
+    apis = len(endpoint.kinds)
+    content: Schema = {_JSON: {"schema": _any(schemas[:apis])}}
+    told: Schema = {
+        "operationId": endpoint.name,
+        "summary": endpoint.summary,
+        "responses": {
+            "200": {"description": "Done.", "content": content},
+            **dict(_errors(endpoint, _any(schemas[apis : 2 * apis]))),
+        },
+    }
+    if endpoint.request is None:
+        told["parameters"] = [
+            {"name": "anthropic-version", "in": "header", "schema": {"type": "string"},
+             "description": "With it the reply has Anthropic's shape."},
+            *([{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+              if "{model}" in endpoint.path else []),
+        ]  # fmt: skip
+        return {"get": told}
+    told["description"] = "The members that are read; any others are accepted, without effect."
+    told["requestBody"] = {"required": True, "content": {_JSON: {"schema": schemas[-1]}}}
+    if endpoint.streams:
+        told["description"] += " With `stream` the reply is a stream of events, as the API has them."
+        content[_EVENTS] = {"schema": _EVENT}
+    return {"post": told}
+
+
+def _errors(endpoint: Endpoint, schema: Schema) -> Iterator[tuple[str, Schema]]:
+    for reason, why in _WHY.items():
+        if endpoint.request is None and reason in _OF_A_BODY:
+            continue
+        response: Schema = {"description": why, "content": {_JSON: {"schema": schema}}}
+        if reason == "busy":
+            header = {"description": "Seconds.", "schema": {"type": "integer"}}
+            response["headers"] = {"retry-after": header}
+        yield str(STATUS[reason]), response
+
+
+def _any(schemas: Sequence[Schema]) -> Schema:
+    return schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
