@@ -81,7 +81,8 @@ class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
         value, ours = self.judged, self.goal is not None and self.goal.of == "ours"
         low, high = (self.low, self.high) if ours else (None, None)
         assert self.goal is not None  # else `judged` raised
-        return self.goal.judge(value if low is None else low, value if high is None else high)
+        # of times the slowest is the highest
+        return self.goal.judge(*sorted((value if low is None else low, value if high is None else high)))
 
 
 class Machine(msgspec.Struct, frozen=True):

@@ -18,6 +18,8 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
     },
     "recovery": {
         "restart": ("bench.recovery.restart:measure", "An engine that is killed"),
+        "service": ("bench.recovery.service:measure", "A daemon that is started again"),
+        "windows": ("bench.recovery.service:windows", "Started again, by the length of the window"),
         "restore": ("bench.recovery.restore:measure", "A window that comes back"),
         "snapshots": ("bench.recovery.snapshots:measure", "Questions while snapshots are written"),
         "delivery": ("bench.recovery.delivery:measure", "What exactly once costs"),

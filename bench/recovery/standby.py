@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
-import socket
-import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,6 +18,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
 from bench.data.outage import TOPIC
 from bench.figures import Figure, Goal, Setting
+from bench.recovery.daemon import Daemon
 from bench.recovery.delivery import Trades, create_topics
 from bench.run import MeasurementFailed, SuiteRun
 from bench.stream.flood import instruments
@@ -31,8 +26,6 @@ from feeds.codec import decode_message
 from feeds.messages import Answer
 from feeds.synthetic import Instrument
 
-_START = "from daemon.cli.main import main; main()"
-_LOOK_S = 0.2
 ENDS = {"killed": signal.SIGKILL, "stopped": signal.SIGTERM}
 
 
@@ -107,7 +100,7 @@ async def _measure(plan: StandbyPlan, broker: str, threads: int, *, standby: boo
     found: dict[str, list[Took]] = {end: [] for end in ENDS}
     with TemporaryDirectory() as folder:
         text = config_text(plan, broker, name, markets, threads, standby=standby)
-        daemons = [_Daemon(Path(folder) / str(n), text) for n in range(2 if standby else 1)]
+        daemons = [Daemon(Path(folder) / str(n), text) for n in range(2 if standby else 1)]
         async with _trading(broker, name, markets, plan.bars), _reading(broker, name) as answers:
             try:
                 async with asyncio.timeout(plan.longest_s):
@@ -126,7 +119,7 @@ async def _measure(plan: StandbyPlan, broker: str, threads: int, *, standby: boo
 
 
 async def _end(
-    plan: StandbyPlan, daemons: list[_Daemon], answers: _Answers, sessions: set[str], end: str
+    plan: StandbyPlan, daemons: list[Daemon], answers: _Answers, sessions: set[str], end: str
 ) -> Took:
     """End the first daemon of the list, which answers, and start it again; it becomes the last one."""
     serving = daemons[0]
@@ -170,67 +163,6 @@ def config_text(
             "[process]\nspare_engine = false",
         ]
     )
-
-
-@dataclass
-class _Daemon:
-    """`foretick run`."""
-
-    folder: Path
-    config: str
-    _process: subprocess.Popen[bytes] | None = None
-    _port: int = 0
-
-    def start(self) -> None:
-        """Start it on free ports."""
-        self.folder.mkdir(exist_ok=True)
-        file = self.folder / "foretick.toml"
-        self._port, query = _free_port(), _free_port()
-        file.write_text(
-            f'{self.config}\n[http]\nport = {self._port}\n[query]\nendpoint = "tcp://127.0.0.1:{query}"\n'
-        )
-        with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, "run", "--config", str(file)], stdout=log, stderr=log
-            )
-
-    @property
-    def log(self) -> str:
-        """What it logged."""
-        return (self.folder / "log").read_text(errors="replace")
-
-    def send(self, number: int) -> None:
-        """Send it a signal."""
-        assert self._process is not None, "it was started"
-        self._process.send_signal(number)
-
-    def kill(self) -> None:
-        """End it, if it runs."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-    async def gone(self) -> None:
-        """Wait for its end."""
-        assert self._process is not None, "it was started"
-        await asyncio.to_thread(self._process.wait)
-
-    async def until(self, *states: str) -> None:
-        """Wait until /readyz says one of these. Raises MeasurementFailed if it ends before."""
-        while await asyncio.to_thread(self._state) not in states:
-            if self._process is not None and self._process.poll() is not None:
-                raise MeasurementFailed(f"a daemon ended\n{self.log[-3000:]}")
-            await asyncio.sleep(_LOOK_S)
-
-    def _state(self) -> str:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/readyz", timeout=5) as reply:
-                return str(json.load(reply)["status"])
-        except urllib.error.HTTPError as error:
-            with error:
-                return str(json.load(error)["status"])
-        except OSError:
-            return ""
 
 
 @dataclass
@@ -297,9 +229,3 @@ async def _reading(broker: str, topic: str) -> AsyncIterator[_Answers]:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
         await reader.stop()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port

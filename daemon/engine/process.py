@@ -12,10 +12,10 @@ import pickle
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Callable, MutableMapping
+from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import zmq
 
@@ -76,25 +76,77 @@ def main() -> int:
     spin_briefly(os.environ)
     ahead: Loaded | None = None
     if isinstance(first, Spare):
+        # it may be needed before it has loaded the model
+        told = _in_thread(lambda: _connected(pickle.load(sys.stdin.buffer)))
         ahead = _load_ahead(first)
         try:
-            spec: EngineSpec = pickle.load(sys.stdin.buffer)
+            front = told.result()
         except EOFError:  # the front needs no spare any more
             return 0
     else:
-        spec = first
+        front = _connected(first)
     front_gone = partial(_wait_for_end, sys.stdin.fileno())
     Threads(_exit).make(front_gone, "standard input").start()
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    commands = context.socket(zmq.PULL)
-    commands.connect(spec.commands)
-    events = EventSocket(context, spec.events)
+    commands = front.context.socket(zmq.PULL)
+    commands.connect(front.spec.commands)
     try:
-        return _serve(spec, commands, events, ahead)
+        return _serve(front, commands, ahead)
     finally:
         commands.close()
-        events.close()
-        context.term()
+        front.beats.stop()
+        front.events.close()
+        front.context.term()
+
+
+class Beats:
+    """Sends heartbeats until `stop`: an engine that loads is not hung."""
+
+    def __init__(
+        self, emit: Callable[[protocol.EngineEvent], None], every_s: float = protocol.HEARTBEAT_S
+    ) -> None:
+        self._emit, self._every_s, self._ended = emit, every_s, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="loading", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Send none afterwards."""
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._emit(protocol.Heartbeat(0, idle=True))
+            if self._ended.wait(self._every_s):
+                return
+
+
+class _Front(NamedTuple):
+    """The front that this engine is told to serve, which hears its heartbeats."""
+
+    spec: EngineSpec
+    context: zmq.Context[zmq.Socket[bytes]]
+    events: EventSocket
+    beats: Beats
+
+
+def _connected(spec: EngineSpec) -> _Front:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    events = EventSocket(context, spec.events)
+    return _Front(spec, context, events, Beats(events.emit))
+
+
+def _in_thread(work: Callable[[], _Front]) -> Future[_Front]:
+    """The result of ``work``, which keeps the process from ending no more than its main thread does."""
+    result: Future[_Front] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="spare", daemon=True).start()
+    return result
 
 
 def spin_briefly(environment: MutableMapping[str, str]) -> None:
@@ -119,16 +171,14 @@ def _load_ahead(spare: Spare) -> Loaded | None:
         return None
 
 
-def _serve(
-    spec: EngineSpec, commands: zmq.Socket[bytes], events: EventSocket, ahead: Loaded | None = None
-) -> int:
+def _serve(front: _Front, commands: zmq.Socket[bytes], ahead: Loaded | None = None) -> int:
     try:
-        with beating(events.emit):
-            host = _loaded(spec, events, ahead)
+        host = _loaded(front.spec, front.events, ahead)
     except SettingError as error:
-        events.emit(protocol.Fatal(error.key, error.message))
+        front.events.emit(protocol.Fatal(error.key, error.message))
         return EXIT_FATAL
     host.start()
+    front.beats.stop()
     while True:
         command = protocol.decode_command(commands.recv())
         host.handle(command)
@@ -156,28 +206,6 @@ def _loaded(spec: EngineSpec, events: EventSocket, ahead: Loaded | None) -> Engi
         symbols=spec.symbols,
         standby=spec.standby,
     )
-
-
-@contextmanager
-def beating(
-    emit: Callable[[protocol.EngineEvent], None], every_s: float = protocol.HEARTBEAT_S
-) -> Iterator[None]:
-    """Send heartbeats meanwhile: whoever loads is not hung."""
-    ended = threading.Event()
-
-    def beat() -> None:
-        while True:
-            emit(protocol.Heartbeat(0, idle=True))
-            if ended.wait(every_s):
-                return
-
-    thread = threading.Thread(target=beat, name="loading", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _wait_for_end(descriptor: int) -> None:
