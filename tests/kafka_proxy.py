@@ -6,7 +6,8 @@ import struct
 from collections import Counter, deque
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal
+from threading import Thread
+from typing import Literal, Self
 
 LATE_REPLIES_S = 5.0
 """How long a connection to the broker stays open for what was sent late, once its client is gone."""
@@ -45,7 +46,7 @@ class KafkaProxy:
     """Passes frames on. ``faults`` apply to requests of all connections, the first that fits.
 
     A delayed request is passed on even if its client has gone meanwhile, as a network may do. ``seen``: the
-    number of requests by key, ``applied``: faults that took place.
+    number of requests by key, ``applied``: faults that took place, ``late``: requests that are held now.
     """
 
     def __init__(self, port: int, upstream: int) -> None:
@@ -53,6 +54,7 @@ class KafkaProxy:
         self.faults: list[Fault] = []
         self.seen: Counter[int] = Counter()
         self.applied: Counter[str] = Counter()
+        self.late = 0
         self._upstream = upstream
         self._server: asyncio.Server | None = None
         self._open: dict[asyncio.Task[None], tuple[asyncio.StreamWriter, ...]] = {}
@@ -119,7 +121,11 @@ class KafkaProxy:
             fault = self._fault(api)
             act = fault.act if fault else ""
             if fault and act == "delay":
-                await asyncio.sleep(fault.seconds)
+                self.late += 1
+                try:
+                    await asyncio.sleep(fault.seconds)
+                finally:
+                    self.late -= 1
             if act == "drop":
                 continue
             if act == "cut":
@@ -149,10 +155,37 @@ async def _frame(reader: asyncio.StreamReader) -> bytes:
 
 
 async def _replies(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passes: deque[bool]) -> None:
-    """A broker answers a connection's requests in order; ``passes``: whether the client gets the reply."""
+    """A broker answers a connection's requests in order; ``passes``: whether the client gets the reply.
+
+    A broker that has gone is gone for the client, too.
+    """
     while True:
-        frame = await _frame(reader)
+        try:
+            frame = await _frame(reader)
+        except (OSError, asyncio.IncompleteReadError):
+            writer.transport.abort()
+            return
         if passes.popleft():
             with contextlib.suppress(OSError):  # the client is gone: replies are still taken off
                 writer.write(frame)
                 await writer.drain()
+
+
+class ProxyThread:
+    """A proxy on an event loop of its own, for clients that outlive a test's. Set ``proxy.faults`` whole."""
+
+    def __init__(self, port: int, upstream: int) -> None:
+        self.proxy = KafkaProxy(port, upstream)
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever, name="kafka proxy", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self.proxy.start(), self._loop).result()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self.proxy.stop(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, NamedTuple, Self
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
@@ -100,11 +100,22 @@ def make_certificates(folder: Path) -> None:
         subprocess.run([*new, *arguments], cwd=folder, check=True, capture_output=True)
 
 
+class Door(NamedTuple):
+    """``upstream``: port of a listener whose clients are told to connect to ``port``, a proxy's."""
+
+    upstream: int
+    port: int
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+
 class KafkaServer:
     """One broker in KRaft combined mode. ``stop`` and ``start`` again keep its ports and its data.
 
     ``secured``: a second listener, of clients that know ``ca_file`` and log in as `USER`, at ``secure``.
-    A listener at ``behind_port`` tells clients to connect to ``behind``, where a `KafkaProxy` may listen.
+    There are ``proxied`` ``doors`` for a `KafkaProxy` each; those of the first have names of their own, too.
     ``more``: properties of the broker. ``node``: its id.
     """
 
@@ -117,13 +128,16 @@ class KafkaServer:
         secured: bool = False,
         more: Mapping[str, object] | None = None,
         node: int = 1,
+        proxied: int = 1,
     ) -> None:
         self._heap_mb = heap_mb
         self._secured = secured
         self.node = node
         self._peers: tuple[KafkaServer, ...] = (self,)
         # all at once: a port that is free is given again by the next call
-        self._secure_port, self._port, self._controller, self.behind_port, self.proxy_port = free_ports(5)
+        self._secure_port, self._port, self._controller, *doors = free_ports(3 + 2 * proxied)
+        self.doors = [Door(*pair) for pair in zip(doors[::2], doors[1::2], strict=True)]
+        self.behind_port, self.proxy_port = self.doors[0]
         self.secure = f"127.0.0.1:{self._secure_port}"
         self._home = Path(tempfile.mkdtemp(prefix="foretick-kafka-"))
         self.ca_file = self._home / "ca.pem"
@@ -131,7 +145,7 @@ class KafkaServer:
         self._log: IO[bytes] | None = None
         self._formatted = False
         self.bootstrap = f"127.0.0.1:{self._port}"
-        self.behind = f"127.0.0.1:{self.proxy_port}"
+        self.behind = self.doors[0].bootstrap
         self._more = more or {}
 
     def __enter__(self) -> Self:
@@ -234,8 +248,10 @@ class KafkaServer:
         ]
 
     def _properties(self) -> str:
-        plain, behind = f"PLAINTEXT://127.0.0.1:{self._port}", f"BEHIND://127.0.0.1:{self.behind_port}"
-        listeners = f"{plain},{behind},CONTROLLER://127.0.0.1:{self._controller}"
+        plain = f"PLAINTEXT://127.0.0.1:{self._port}"
+        behind = [f"BEHIND{n}://127.0.0.1:{door.upstream}" for n, door in enumerate(self.doors)]
+        told = [f"BEHIND{n}://{door.bootstrap}" for n, door in enumerate(self.doors)]
+        names = ["PLAINTEXT", *(f"BEHIND{n}" for n in range(len(self.doors))), "CONTROLLER"]
         settings = {
             "process.roles": "broker,controller",
             "node.id": self.node,
@@ -243,9 +259,9 @@ class KafkaServer:
                 f"127.0.0.1:{each._controller}" for each in self._peers
             ),
             "controller.listener.names": "CONTROLLER",
-            "listeners": listeners,
-            "advertised.listeners": f"{plain},BEHIND://{self.behind}",
-            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,BEHIND:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "listeners": ",".join([plain, *behind, f"CONTROLLER://127.0.0.1:{self._controller}"]),
+            "advertised.listeners": ",".join([plain, *told]),
+            "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in names),
             "log.dirs": self._home / "data",
             "num.partitions": 1,
             "offsets.topic.num.partitions": 1,

@@ -127,3 +127,16 @@ def gaps(found: Sequence[Published]) -> list[str]:
             ]
             newest = max(newest, ordered[-1])
     return problems
+
+
+def conflicts(found: Sequence[Published]) -> list[str]:
+    """A session's number in an epoch is one answer's, by one owner: what comes again is the same message."""
+    first: dict[tuple[str, int, int], Published] = {}
+    problems = []
+    for each in found:
+        number = each.answer.session, each.answer.epoch, each.answer.sequence
+        other = first.setdefault(number, each)
+        if other.answer != each.answer:
+            whose = [f"{one.answer_id} at {one.offset}" for one in (other, each)]
+            problems.append(f"two owners gave the number {number}: {whose[0]}, {whose[1]}")
+    return problems

@@ -11,18 +11,21 @@ import shutil
 import signal
 import subprocess
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import ClassVar, Self
 
 from feeds.kafka_sink import KafkaSink
 from flash.questions import PAPER_SIX
+from tests.chaos import schedule
 from tests.chaos.feed import SYMBOLS, as_of, bar
 from tests.chaos.reading import Tail
-from tests.chaos.schedule import Event, Fault, Moment
+from tests.chaos.schedule import Event, Moment
 from tests.e2e.process import Daemon, gone, until_slowly
 from tests.e2e.support import until
+from tests.kafka_proxy import Api, Fault, KafkaProxy
 from tests.kafka_server import KafkaCluster, KafkaServer, create_topics, free_ports
 
 NAMES = frozenset(question.name for question in PAPER_SIX)
@@ -32,6 +35,12 @@ ANSWERED_S = 150.0
 STOP_S = 60.0
 FAILED_S = 20.0
 """A session that was used falls idle, and fails to be written, much sooner."""
+LATE_S = 11.0
+"""Of a request: longer than a client waits for its reply, and than a member of the group may be silent."""
+SLOW_S = 0.2
+"""Of every request in a bad network."""
+DROPPED = (Api.PRODUCE, Api.OFFSET_COMMIT)
+"""A bad network loses one of each, which the client misses after ten seconds."""
 EXPIRY_S = 60.0
 """After so long without a transaction the broker forgets a transactional id."""
 BROKER = {
@@ -74,12 +83,32 @@ class Disk:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
+def damage(snapshots: Path) -> int:
+    """Leave behind what a disk may have after a loss of power; returns how many files are torn.
+
+    Of one session each: the newest file is empty; both are cut; the newest is the older one.
+    """
+    (snapshots / ".aaa.0.snapshot.1.tmp").write_bytes(b"FTICKKV\n")  # began, and never got its name
+    files = {
+        name: sorted(snapshots.glob(f"{name}.*.snapshot"), key=lambda each: each.stat().st_mtime_ns)
+        for name in SYMBOLS
+    }
+    empty, cut, older = files.values()
+    for path in empty[-1:]:
+        os.truncate(path, 0)
+    for path in cut:
+        os.truncate(path, path.stat().st_size // 2)
+    if len(older) > 1:
+        older[0].replace(older[1])
+    return len(empty[-1:] + cut)
+
+
 class Rig:
     """One daemon of a consumer group; a second one joins while the first is a zombie.
 
     It outlives event loops: `clients` opens the broker's clients for one. ``exactly_once``: answers and
     offsets go out in transactions; a daemon that is fenced ends, and another is started. ``spare``: with
-    spare engines.
+    spare engines. ``proxy``: what its daemons reach the broker by.
     """
 
     MORE_SOURCE: ClassVar[tuple[str, ...]] = ()
@@ -92,7 +121,9 @@ class Rig:
         *,
         exactly_once: bool = False,
         spare: bool = False,
+        proxy: KafkaProxy | None = None,
     ) -> None:
+        self._proxy = proxy
         self.broker, self.exactly_once, self._spare = broker, exactly_once, spare
         self.suffix = f".{uuid.uuid4().hex[:8]}"
         self.trades, self.answers = f"md.trades.v1{self.suffix}", f"answers.v1{self.suffix}"
@@ -104,6 +135,7 @@ class Rig:
         self._folder = folder
         self._count = self._member = 0
         self._disk = Disk(folder / "disk")
+        self._snapshots = self._disk.path / "snapshots"
         self._daemon: Daemon | None = None
         self._tail: Tail | None = None
         self._sink: KafkaSink | None = None
@@ -155,7 +187,7 @@ class Rig:
         if n:
             await self._until_answered(n - 1, len(SYMBOLS) * len(NAMES))
 
-    async def strike(self, fault: Fault) -> None:
+    async def strike(self, fault: schedule.Fault) -> None:
         """Let something go wrong, and see to it that it is over one day, as an operator would."""
         match fault:
             case "kill front":
@@ -172,8 +204,14 @@ class Rig:
                 end = self.broker.stop if fault == "stop broker" else self.broker.kill
                 await asyncio.to_thread(end)
                 await asyncio.to_thread(self.broker.start)
+            case "power loss":
+                await self._power_loss()
             case "fill disk":
                 await self._fill_disk()
+            case "bad network":
+                await self._bad_network()
+            case "delay commit":
+                await self._delay_commit()
             case "zombie":
                 await self._zombie()
             case "idle past expiry":
@@ -196,6 +234,84 @@ class Rig:
         """The daemon has ended."""
         self._daemon = self._new()
 
+    async def _power_loss(self) -> None:
+        """All processes are gone at once, and some files are damaged; then all start again."""
+        assert isinstance(self.broker, KafkaServer), "the only one"
+        await self._engine()
+        daemons = self._daemons()
+        engines = [engine for each in daemons if (engine := each.engine()) is not None]
+        for pid in engines:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for each in daemons:
+            each.signal(signal.SIGKILL)
+        self.broker.kill()
+        for each in daemons:
+            await asyncio.to_thread(each.wait, STOP_S)
+        for engine in engines:
+            await until(lambda engine=engine: gone(engine), STOP_S, "the end of an engine that was killed")
+        torn = damage(self._snapshots)
+        starting = asyncio.create_task(asyncio.to_thread(self.broker.start))
+        self._start_again()
+        await starting
+        await self._up()
+        refused = _metric(self.daemon, "foretick_snapshots_refused_total", reason="torn")
+        # of two, the one that answers first may write new files before the other one looks
+        assert refused == torn or len(daemons) > 1, f"{torn} files are torn, {refused:g} are refused"
+
+    async def _up(self) -> None:
+        """Wait until all daemons do their part."""
+        await self.daemon.ready()
+
+    def _daemons(self) -> list[Daemon]:
+        return [self.daemon]
+
+    def _start_again(self) -> None:
+        """All daemons have ended."""
+        self._daemon = self._new()
+
+    async def _bad_network(self) -> None:
+        """For two bars every request is late, some come twice, and some are lost."""
+        lost = [Fault(api, "drop") for api in DROPPED]
+        # a producer that initialises twice fences itself
+        twice = [Fault(api, "duplicate", times=3) for api in Api if api is not Api.INIT_PRODUCER_ID]
+        slow = [Fault(api, "delay", SLOW_S, times=10**6) for api in Api]
+        async with self._faulted(lost + twice + slow) as applied:
+            await self._bar()
+            await self._bar()
+            met = {each.partition(" ")[2] for each in applied()}
+            assert met == {"drop", "duplicate", "delay"}, applied()
+
+    async def _delay_commit(self) -> None:
+        """What ends a transaction, or stores offsets, comes when nobody waits for it any more."""
+        api = Api.END_TXN if self.exactly_once else Api.OFFSET_COMMIT
+
+        def unknown() -> float:
+            return self.daemon.metric("foretick_transactions_total", outcome="unknown")
+
+        async with self._faulted([Fault(api, "delay", LATE_S)]) as applied:
+            daemon, before = self.daemon, unknown()
+            await self._bar()
+            await until(applied, ANSWERED_S, f"a late {api.name}")
+            await self._bar()
+            unnoticed = self.exactly_once and self.daemon is daemon and unknown() == before
+            assert not unnoticed, "the daemon looked up what became of it"
+
+    @contextlib.asynccontextmanager
+    async def _faulted(self, faults: list[Fault]) -> AsyncIterator[Callable[[], Counter[str]]]:
+        """Within this block requests meet these faults; it gives what was met, and ends with none held."""
+        proxy = self._proxy
+        assert proxy is not None, "it has one"
+        await self._engine()
+        await self.daemon.ready()
+        before = proxy.applied.copy()
+        proxy.faults = faults
+        try:
+            yield lambda: proxy.applied - before
+        finally:
+            proxy.faults = []
+        await until(lambda: not proxy.late, 2 * LATE_S, "no request held")
+
     async def _terminate(self) -> None:
         status = await asyncio.to_thread(self.daemon.terminate, STOP_S)
         log = self.daemon.log
@@ -206,15 +322,19 @@ class Rig:
         self._replace()
 
     async def _fill_disk(self) -> None:
-        """Sessions that fall idle cannot be written to their files; later they can."""
+        """Neither sessions that fall idle nor snapshots for a restart can be written; later they can."""
         await self.daemon.ready()
         engine = await self._engine()
-        failures = "foretick_snapshot_failures_total"
-        before = self.daemon.metric(failures)
+
+        def failures() -> tuple[float, float]:
+            unwritten = _metric(self.daemon, "foretick_snapshots_unwritten_total", reason="disk")
+            return self.daemon.metric("foretick_snapshot_failures_total"), unwritten
+
+        before = failures()
 
         def failed() -> bool:
             self._disk.fill(engine)
-            return self.daemon.metric(failures) > before
+            return all(map(float.__gt__, failures(), before))
 
         try:
             for last in (False, False, True):
@@ -222,10 +342,13 @@ class Rig:
                 await self._bar()
                 with contextlib.nullcontext() if last else contextlib.suppress(TimeoutError):
                     # on a busy machine all of them may be written again before the room they left is filled
-                    await until_slowly(failed, FAILED_S, "a failure to write")
+                    await until_slowly(failed, FAILED_S, f"failures to write, more than {before}")
                     break
         finally:
             self._disk.free(engine)
+        written = "foretick_snapshots_written_total"
+        few = _metric(self.daemon, written)
+        await until_slowly(lambda: _metric(self.daemon, written) > few, what="a snapshot")
 
     async def _zombie(self) -> None:
         """A daemon hangs until another one has its partitions, then goes on; one of the two is ended."""
@@ -254,11 +377,16 @@ class Rig:
         await self._until_answered(self.next - 2, len(SYMBOLS) * len(NAMES))
 
     async def _engine(self) -> int:
-        """Process id of the engine; waits for one."""
-        await until_slowly(lambda: self.daemon.engine() is not None, what="an engine")
-        found = self.daemon.engine()
-        assert found is not None, "it was there"
-        return found
+        """Process id of the engine; waits for one. A daemon that has ended is started again."""
+        found: list[int] = []
+
+        def there() -> bool:
+            self._revive()
+            found[:] = filter(None, [self.daemon.engine()])
+            return bool(found)
+
+        await until_slowly(there, what="an engine")
+        return found[0]
 
     def _revive(self) -> None:
         """Start what ended by itself again."""
@@ -274,7 +402,8 @@ class Rig:
     def _config(self) -> str:
         (query,) = free_ports(1)
         tables = [f'[[sessions]]\nname = "{name}"\nsymbol = "{symbol}"' for name, symbol in SYMBOLS.items()]
-        bootstrap = f'bootstrap = "{self.broker.bootstrap}"'
+        brokers = self.broker.bootstrap if self._proxy is None else f"127.0.0.1:{self._proxy.port}"
+        bootstrap = f'bootstrap = "{brokers}"'
         return "\n".join(
             [
                 *tables,
@@ -286,7 +415,7 @@ class Rig:
                 f'delivery = "exactly_once"\ntransactional_id = "{self.transactional_id}"'
                 if self.exactly_once
                 else "",
-                f'[recovery]\ndirectory = "{self._folder / "snapshots"}"\ninterval = "1s"',
+                f'[recovery]\ndirectory = "{self._snapshots}"\ninterval = "1s"',
                 *self.MORE_RECOVERY,
                 f'[query]\nendpoint = "tcp://127.0.0.1:{query}"',
                 '[process]\ndrain = "3s"',
@@ -351,7 +480,7 @@ class Pair(Rig):
         super().close()
         self._other.__exit__(None, None, None)
 
-    async def strike(self, fault: Fault) -> None:
+    async def strike(self, fault: schedule.Fault) -> None:
         """As `Rig.strike`, to the one that answers; a kill strikes while nobody stands by, too."""
         if fault == "kill standby":
             await self._settle()
@@ -367,7 +496,12 @@ class Pair(Rig):
 
     async def _settle(self) -> None:
         """Wait until one answers and one stands by."""
-        await until_slowly(self._settled, what="one that answers and one that stands by")
+        try:
+            await until_slowly(self._settled, what="one that answers and one that stands by")
+        except TimeoutError as error:
+            for each in self._daemons():
+                error.add_note(f"{each.get('/readyz')}, its log:\n{each.log[-4000:]}")
+            raise
 
     def _settled(self) -> bool:
         """Look which one answers; whether the other one stands by."""
@@ -380,6 +514,15 @@ class Pair(Rig):
 
     def _replace(self) -> None:
         self._daemon, self._other = self._other, self._new()
+
+    def _daemons(self) -> list[Daemon]:
+        return [self.daemon, self._other]
+
+    def _start_again(self) -> None:
+        self._daemon, self._other = self._new(), self._new()
+
+    async def _up(self) -> None:
+        await self._settle()
 
     def _revive(self) -> None:
         super()._revive()
@@ -399,6 +542,13 @@ class Pair(Rig):
             for pid in pids:
                 os.kill(pid, signal.SIGCONT)
         await self._bar()
+
+
+def _metric(daemon: Daemon, name: str, **labels: str) -> float:
+    """As `Daemon.metric`, of a counter that may not have begun."""
+    with contextlib.suppress(AssertionError):
+        return daemon.metric(name, **labels)
+    return 0.0
 
 
 class _Strike:

@@ -7,24 +7,48 @@ from random import Random
 from typing import Literal
 
 Fault = Literal[
-    "kill front", "kill engine", "kill both", "terminate", "stop broker", "kill broker", "fill disk",
-    "zombie", "idle past expiry", "kill standby",
+    "kill front", "kill engine", "kill both", "terminate", "stop broker", "kill broker", "power loss",
+    "fill disk", "zombie", "idle past expiry", "bad network", "delay commit", "kill standby",
 ]  # fmt: skip
 Moment = Literal["settled", "sent", "answering"]
 """All is answered; a bar's records are acknowledged by the broker; the first answer of a bar is read back."""
 
-DECK: tuple[Fault, ...] = (
-    "kill engine", "kill broker", "kill both", "stop broker", "kill engine",
-    "fill disk", "kill front", "kill broker", "kill engine", "terminate",
-    "stop broker", "kill both", "fill disk", "idle past expiry", "zombie",
-    "kill broker", "kill front", "kill engine", "stop broker", "terminate",
+
+@dataclass(frozen=True)
+class Deck:
+    """The first fault of a run, in turn: at least once, and then exactly once. Further ones are drawn."""
+
+    at_least_once: tuple[Fault, ...]
+    exactly_once: tuple[Fault, ...]
+
+    @property
+    def runs(self) -> int:
+        """After so many seeds in a row each delivery has met all its faults."""
+        return len(self.at_least_once) + len(self.exactly_once)
+
+    def first(self, seed: int) -> tuple[Fault, bool]:
+        """The fault, and whether delivery is exactly once."""
+        cards = [(each, False) for each in self.at_least_once] + [(each, True) for each in self.exactly_once]
+        return cards[seed % len(cards)]
+
+
+DECK = Deck(
+    (
+        "kill engine", "kill broker", "zombie", "kill front", "bad network",
+        "power loss", "fill disk", "delay commit", "kill both", "terminate",
+    ),
+    (
+        "kill engine", "kill broker", "zombie", "kill front", "bad network",
+        "power loss", "fill disk", "delay commit", "stop broker", "idle past expiry",
+    ),
 )  # fmt: skip
-"""The first fault of a run by its seed, so that a few runs have all of them."""
-PAIR_DECK: tuple[Fault, ...] = (
-    "kill front", "kill engine", "zombie", "terminate", "kill broker",
-    "kill standby", "kill both", "kill engine", "stop broker", "fill disk",
+"""Idle past expiry takes a minute, and concerns transactions alone."""
+_PAIR: tuple[Fault, ...] = (
+    "kill front", "kill engine", "zombie", "terminate", "kill broker", "bad network",
+    "kill standby", "kill both", "power loss", "stop broker", "fill disk", "delay commit",
 )  # fmt: skip
-"""The same for two daemons, of which one stands by."""
+PAIR_DECK = Deck(_PAIR, _PAIR)
+"""Two daemons, of which one stands by."""
 LATEST_MS = 60
 """A fault strikes up to so long after its moment."""
 
@@ -47,21 +71,25 @@ class Schedule:
     """``bars`` closed bars, and what goes wrong meanwhile, by bar."""
 
     seed: int
+    exactly_once: bool
     bars: int
     events: tuple[Event, ...]
 
     def __str__(self) -> str:
-        return "\n".join([f"seed {self.seed}, {self.bars} bars", *map(str, self.events)])
+        delivery = "exactly once" if self.exactly_once else "at least once"
+        return "\n".join([f"seed {self.seed}, {delivery}, {self.bars} bars", *map(str, self.events)])
 
 
-def draw(seed: int, *, bars: int, faults: int, deck: tuple[Fault, ...] = DECK) -> Schedule:
+def draw(seed: int, *, bars: int, faults: int, deck: Deck = DECK) -> Schedule:
     """A schedule with ``faults`` of them, each in a bar of its own, of more ``bars`` than that."""
     rng = Random(seed)
-    chosen = [deck[seed % len(deck)], *rng.choices(deck, k=faults - 1)]
+    first, exactly_once = deck.first(seed)
+    chosen = [first, *rng.choices(deck.at_least_once + deck.exactly_once, k=faults - 1)]
     rng.shuffle(chosen)
     at = sorted(rng.sample(range(bars - 1), faults))  # a bar without a fault comes last
     return Schedule(
         seed,
+        exactly_once,
         bars,
         tuple(
             Event(n, fault, rng.choice(("settled", "sent", "answering")), rng.randrange(LATEST_MS))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from feeds.messages import Answer, InputRange, Latency
-from tests.chaos.checks import ahead, by_key, different, gaps, missing, repeats
+from tests.chaos.checks import ahead, by_key, conflicts, different, gaps, missing, repeats
 from tests.chaos.feed import SYMBOLS, as_of
 from tests.chaos.reading import Published
-from tests.chaos.schedule import DECK, draw
+from tests.chaos.rig import damage
+from tests.chaos.schedule import DECK, PAIR_DECK, Deck, draw
 
 QUESTIONS = ["trend", "jump"]
 BARS = 3
@@ -25,6 +29,7 @@ def answer(session: str, question: str, n: int, **more: Any) -> Answer:
         "text": "UP", "choice": "UP", "logit_gap": 1.0, "probability": None, "data_version": n + 1,
         "inputs": inputs, "as_of": as_of(n), "model": "m", "model_revision": "r", "untrained": False,
         "latency": Latency(), "reused_tokens": 0, "computed_tokens": 0, "flags": [],
+        "epoch": 1, "sequence": 1 + QUESTIONS.index(question) + n * len(QUESTIONS),
     }  # fmt: skip
     return Answer(**(fields | more))
 
@@ -41,6 +46,7 @@ def test_a_run_in_order_passes() -> None:
     assert repeats([*found, found[3]._replace(offset=99)], allowed=True) == []
     assert ahead(found, {0: RECORDS * BARS, 1: 0, 2: None}, QUESTIONS) == []
     assert gaps(found) == []
+    assert conflicts([*found, found[3]._replace(offset=99)]) == []
     assert different(found, reference) == []
 
 
@@ -81,12 +87,45 @@ def test_another_state_is_found() -> None:
     assert "has no" in different(wrong[:1], {})[0]
 
 
-def test_a_seed_is_a_schedule() -> None:
-    drawn = [draw(seed, bars=8, faults=3) for seed in range(len(DECK))]
-    assert drawn == [draw(seed, bars=8, faults=3) for seed in range(len(DECK))]
-    assert {event.fault for schedule in drawn for event in schedule.events} == set(DECK)
+def test_a_number_of_two_owners_is_found() -> None:
+    found = everything()
+    epoch, sequence = found[3].answer.epoch, found[3].answer.sequence
+    other = msgspec.structs.replace(found[4].answer, epoch=epoch, sequence=sequence)
+    assert "two owners" in conflicts([*found, found[4]._replace(answer=other)])[0]
+    again = msgspec.structs.replace(found[3].answer, data_version=9)  # by one with versions of its own
+    assert "two owners" in conflicts([*found, found[3]._replace(answer=again)])[0]
+
+
+@pytest.mark.parametrize("deck", [DECK, PAIR_DECK])
+def test_a_seed_is_a_schedule(deck: Deck) -> None:
+    drawn = [draw(seed, bars=8, faults=3, deck=deck) for seed in range(deck.runs)]
+    assert drawn == [draw(seed, bars=8, faults=3, deck=deck) for seed in range(deck.runs)]
     for schedule in drawn:
         bars = [event.bar for event in schedule.events]
         assert bars == sorted(set(bars))
         assert bars[-1] < schedule.bars - 1
-        assert str(schedule).startswith(f"seed {schedule.seed}, 8 bars\nbar ")
+        assert str(schedule).startswith(f"seed {schedule.seed}, ")
+
+
+@pytest.mark.parametrize("deck", [DECK, PAIR_DECK])
+def test_a_run_of_seeds_has_every_first_fault_in_both_deliveries(deck: Deck) -> None:
+    drawn = [draw(seed, bars=2, faults=1, deck=deck) for seed in range(deck.runs)]
+    for exactly_once, faults in ((False, deck.at_least_once), (True, deck.exactly_once)):
+        met = [each.events[0].fault for each in drawn if each.exactly_once is exactly_once]
+        assert sorted(met) == sorted(faults)
+        assert {"kill front", "kill engine", "kill broker", "zombie", "fill disk", "power loss"} <= set(met)
+        assert {"bad network", "delay commit"} <= set(met)
+
+
+def test_what_a_loss_of_power_leaves_behind(tmp_path: Path) -> None:
+    for n, (name, number) in enumerate((s, g) for s in SYMBOLS for g in (0, 1)):
+        path = tmp_path / f"{name}.{number}.snapshot"
+        path.write_bytes(b"%d234567" % n)
+        os.utime(path, (n, n))
+    assert damage(tmp_path) == 3
+    left = {path.name: path.read_bytes() for path in tmp_path.glob("[!.]*")}
+    assert left == {
+        "aaa.0.snapshot": b"0234567", "aaa.1.snapshot": b"",
+        "bbb.0.snapshot": b"223", "bbb.1.snapshot": b"323",
+        "ccc.1.snapshot": b"4234567",
+    }  # fmt: skip

@@ -55,7 +55,9 @@ async def soak(run: Soak, seconds: float) -> list[Life]:
     before = run.now()
     await run.kill_engine()
     await run.load(seconds)
+    await run.have_snapshots()
     await run.change_sessions(SESSIONS[:-1])
+    await run.files_go(SESSIONS[-1])
     await run.change_sessions(SESSIONS)
     await run.fall_idle()
     await run.load(seconds)
@@ -65,6 +67,7 @@ async def soak(run: Soak, seconds: float) -> list[Life]:
     await run.load(2 * seconds)
     assert run.daemon.metric("foretick_answers_total") > 0
     assert run.daemon.metric("foretick_integrity_failures_total") == 0
+    await run.have_snapshots()
     assert run.daemon.terminate(20) == 0
     print(run.report())
     assert run.left() == []

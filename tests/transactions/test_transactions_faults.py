@@ -5,6 +5,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from aiokafka import AIOKafkaProducer, TopicPartition
 
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_source import KafkaSource
@@ -14,7 +15,7 @@ from feeds.transactions import Fenced, GroupOffsets, Message, PartitionsMoved, T
 from tests.feeds.waiting import eventually
 from tests.fixtures_kafka import need_tools
 from tests.kafka_proxy import Act, Api, Fault, KafkaProxy
-from tests.kafka_server import KafkaServer
+from tests.kafka_server import KafkaServer, create_topics
 from tests.transactions.chaos import Requests, killed_now_and_then
 from tests.transactions.copying import RIGHT, TIMEOUT_S, Copy, Verdict, hanging, librdkafka
 
@@ -197,3 +198,18 @@ async def test_idle_past_the_expiry_of_the_id(server: KafkaServer, copy: Copy) -
     await again.stop()
     assert await copy.read() == [0, 1]
     assert hanging(server) == []
+
+
+async def test_a_transaction_that_hangs_is_found() -> None:
+    """No coordinator knows of it, as where a late request reaches a broker that does not verify it."""
+    with KafkaServer(more={"transaction.partition.verification.enable": "false"}) as server:
+        topic = "hanging"
+        await create_topics(server.bootstrap, {topic: 1})
+        producer = AIOKafkaProducer(bootstrap_servers=server.bootstrap, transactional_id="hanging")
+        await producer.start()
+        await producer.begin_transaction()
+        # as if the coordinator had been told
+        producer._txn_manager._txn_partitions.add(TopicPartition(topic, 0))
+        await producer.send_and_wait(topic, b"0", partition=0)
+        await producer.stop()
+        assert [each.split()[:2] for each in hanging(server)] == [[topic, "0"]]
