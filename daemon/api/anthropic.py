@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from daemon.api.extension import Extension, extended
 from daemon.api.generation import (
+    MOST_MESSAGES,
     Begun,
     CountTokens,
     Delta,
@@ -27,6 +28,7 @@ from daemon.api.problems import Problem, Reason, refuse, stops_of
 from daemon.api.streams import Made, Writer, sse
 
 Object = dict[str, Any]
+Content = str | Annotated[list[Object], Meta(max_length=MOST_MESSAGES)]
 _TYPES: dict[Reason, str] = {
     "unauthenticated": "authentication_error",
     "forbidden": "permission_error",
@@ -58,7 +60,7 @@ class Message(msgspec.Struct, frozen=True):
     """A message of a request; several of one role in a row count as one conversation."""
 
     role: Role
-    content: str | list[Object]
+    content: Content
 
 
 class OutputConfig(msgspec.Struct, frozen=True):
@@ -71,8 +73,8 @@ class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What is counted."""
 
     model: str
-    messages: list[Message]
-    system: str | list[Object] | None = None
+    messages: Annotated[list[Message], Meta(max_length=MOST_MESSAGES)]
+    system: Content | None = None
     tools: Any = None
     tool_choice: Any = None
     mcp_servers: Any = None

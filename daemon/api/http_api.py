@@ -12,7 +12,7 @@ from starlette.websockets import WebSocket
 
 from daemon.api.access import Access
 from daemon.api.errors import problem, refused, reply
-from daemon.api.event_stream import EventStream, last_id
+from daemon.api.event_stream import EventStream, last_id, stream_head
 from daemon.api.events import KINDS, Events, Filter
 from daemon.api.guard import client_of
 from daemon.api.health import Health
@@ -42,7 +42,10 @@ def api_routes(
 
     async def stream(request: Request) -> Response:
         try:
-            listening = events.subscribe(client_of(request), _filter(request), "sse", last_id(request))
+            chosen = _filter(request)
+            if request.method == "HEAD":
+                return stream_head()
+            listening = events.subscribe(client_of(request), chosen, "sse", last_id(request))
         except QueryError as error:
             return refused(error)
         return EventStream(events, listening, to_streams)

@@ -27,7 +27,7 @@ from mcp.shared.exceptions import MCPError
 
 from daemon.api import messages
 from daemon.api.messages import ErrorReply, QueryError
-from feeds.decoding import Undecodable, decoded
+from feeds.decoding import Undecodable, decoded, shortened
 
 log = logging.getLogger(__name__)
 
@@ -173,9 +173,8 @@ class McpServer:
     async def _call(self, context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
         tool = TOOLS.get(params.name)
         if tool is None:
-            raise MCPError(
-                types.INVALID_PARAMS, f"there is no tool {params.name!r}; there are: {', '.join(TOOLS)}"
-            )
+            why = f"there is no tool {params.name!r}; there are: {', '.join(TOOLS)}"
+            raise MCPError(types.INVALID_PARAMS, shortened(why))
         try:
             reply = await self._reply(tool.read(params.arguments), context)
         except Undecodable as error:
@@ -227,12 +226,13 @@ class McpServer:
     async def _session(self, uri: str, context: Context) -> messages.Reply:
         """The session of a resource. Raises MCPError, also where it is not the client's to see."""
         if not uri.startswith(PREFIX):
-            raise MCPError(NOT_FOUND, f"there is no resource {uri}; a session is {PREFIX}NAME")
+            why = f"there is no resource {uri}; a session is {PREFIX}NAME"
+            raise MCPError(NOT_FOUND, shortened(why))
         try:
             request = TOOLS["describe_session"].read({"session": unquote(uri.removeprefix(PREFIX))})
             return await self._reply(request, context)
         except Undecodable as error:
-            raise MCPError(NOT_FOUND, f"there is no resource {uri}: {error}") from None
+            raise MCPError(NOT_FOUND, shortened(f"there is no resource {uri}: {error}")) from None
         except QueryError as error:
             raise _refused(error) from None
 

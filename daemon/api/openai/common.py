@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from daemon.api.generation import (
     MOST_LOGPROBS,
+    MOST_MESSAGES,
     Finish,
     Finished,
     Logprob,
@@ -27,7 +28,7 @@ Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Tokens = Count
 Answers = Annotated[int, Meta(ge=1, le=MOST_ANSWERS)]
 Stop = str | list[str] | None
-Content = str | list[dict[str, Any]] | None
+Content = str | Annotated[list[dict[str, Any]], Meta(max_length=MOST_MESSAGES)] | None
 Object = dict[str, Any]
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TEXTS = ("text", "input_text", "output_text", "refusal")

@@ -196,6 +196,18 @@ async def test_headers_that_are_too_long_are_refused(bench: Bench) -> None:
         assert (await reader.readline()).startswith(b"HTTP/1.1 400")
 
 
+async def test_head_of_a_stream_has_its_headers_and_ends(bench: Bench) -> None:
+    head_only = await request(bench.port, "HEAD", "/v1/events?session=a")
+    async with listening(bench.port) as stream:
+        theirs = stream.reply.headers
+    assert (head_only.status, head_only.body) == (200, b"")
+    for name in ("content-type", "cache-control"):
+        assert head_only.headers[name] == theirs[name]
+    assert "content-length" not in head_only.headers
+    assert (await request(bench.port, "HEAD", "/v1/events?event=none")).status == 400
+    await until(lambda: bench.listeners("sse") == 0)
+
+
 async def test_only_so_many_listen(hasty: Bench) -> None:
     async with listening(hasty.port), listening(hasty.port), listening(hasty.port) as third:
         assert (third.reply.status, third.reply.json["code"]) == (429, "busy")
