@@ -12,6 +12,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
 
 from daemon.api.errors import Problem
+from daemon.api.places import Places
 
 HEADER_BYTES = 1 << 14
 """Longest headers of a request, with its first line."""
@@ -99,6 +100,7 @@ class HttpConnection(HttpToolsProtocol, _BoundedWrites):
     llhttp, the parser, bounds neither the time nor the size of a request's headers; this class does.
     """
 
+    places: Places
     _part: Literal["headers", "body"] | None = "headers"
     """The part of a request that the client has to send or is sending; None between requests."""
     _timed: Literal["headers", "body"] | None = None
@@ -112,6 +114,7 @@ class HttpConnection(HttpToolsProtocol, _BoundedWrites):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn
         """The client connected; it must send a request."""
         super().connection_made(cast(asyncio.Transport, Joining(transport)))
+        self.places.opened(self.client)
         self._limit_time("headers")
 
     def data_received(self, data: bytes) -> None:
@@ -156,6 +159,7 @@ class HttpConnection(HttpToolsProtocol, _BoundedWrites):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
+        self.places.closed(self.client)
         self._limit_time(None)
         self._writing_resumed()
         super().connection_lost(exc)
@@ -205,10 +209,13 @@ class HttpConnection(HttpToolsProtocol, _BoundedWrites):
 
 
 class WebSocketConnection(WSProtocol, _BoundedWrites):
-    """One WebSocket connection."""
+    """One WebSocket connection, which was one of HTTP until its first request."""
+
+    places: Places
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
+        self.places.closed(self.client)
         self._writing_resumed()
         super().connection_lost(exc)
 
@@ -223,9 +230,9 @@ class WebSocketConnection(WSProtocol, _BoundedWrites):
         self._writing_resumed()
 
 
-def patient(patience: Patience) -> tuple[type[HttpConnection], type[WebSocketConnection]]:
-    """Connections that are so patient."""
-    own = {"patience": patience}
+def patient(patience: Patience, places: Places) -> tuple[type[HttpConnection], type[WebSocketConnection]]:
+    """Connections that are so patient, and are counted in ``places``."""
+    own = {"patience": patience, "places": places}
     return type("Http", (HttpConnection,), own), type("WebSocket", (WebSocketConnection,), own)
 
 

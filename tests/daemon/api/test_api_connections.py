@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
@@ -15,9 +16,15 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from daemon.api import http
+from daemon.api.access import Access
 from daemon.api.connections import HEADER_BYTES, MOST_PIPELINED, HttpConnection, Joining, Patience
 from daemon.api.http import HttpServer
+from daemon.api.messages import QueryError
+from daemon.api.places import Places
+from daemon.config.tenants import TenantTable
 from daemon.supervision import Tasks
+from daemon.tenants import Tenant, Tenants, hash_of, new_key
 from tests.e2e.support import until
 from tests.http_clients import connected, conversing
 
@@ -55,7 +62,7 @@ class Stream(Response):
         await send({"type": "http.response.body", "body": self._rest, "more_body": False})
 
 
-async def serving(patience: Patience | None = None) -> Bench:
+async def serving(patience: Patience | None = None, access: Access | None = None) -> Bench:
     async def echo(request: Request) -> Response:
         body = await request.body()
         bench.seen.append(f"echo {len(body)}")
@@ -95,7 +102,9 @@ async def serving(patience: Patience | None = None) -> Bench:
         WebSocketRoute("/v1/ws", converse),
         Route("/{rest:path}", path, methods=["GET", "OPTIONS"]),
     ]
-    bench = Bench(HttpServer(lambda: b"", list, more=routes, patience=patience))
+    bench = Bench(
+        HttpServer(lambda: b"", list, more=routes, patience=patience, max_listeners=4, access=access)
+    )
     await bench.server.start(Tasks())
     return bench
 
@@ -475,6 +484,86 @@ async def test_nothing_is_written_after_an_abort() -> None:
     joining.abort()
     await asyncio.sleep(0)
     assert (wire.writes, wire.state) == ([], "aborted")
+
+
+# How many there are.
+
+
+DESK, RISK = new_key(), new_key()
+TABLES = (TenantTable("desk", api_keys=(hash_of(DESK),)), TenantTable("risk", api_keys=(hash_of(RISK),)))
+
+
+@asynccontextmanager
+async def asking(bench: Bench, path: str = "/slow", key: str = "") -> AsyncIterator[asyncio.StreamReader]:
+    """A connection with a request on it."""
+    async with connected(bench.port) as (reader, writer):
+        own = f"x-api-key: {key}\r\n".encode() if key else b""
+        writer.write(f"GET {path} HTTP/1.1\r\n".encode() + HOST + own + b"\r\n")
+        yield reader
+
+
+async def test_a_tenant_has_half_of_the_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_OTHERS", 4)
+    bench = await serving(access=Access(Tenants(TABLES)))
+    async with AsyncExitStack() as held:
+        for n in range(4):
+            await held.enter_async_context(asking(bench, key=DESK))
+            await until(lambda n=n: len(bench.seen) == n + 1)  # type: ignore[misc]  # a lambda's default
+        async with asking(bench, key=DESK) as fifth:
+            refused = await answer(fifth)
+            assert (refused.status, refused.headers["connection"]) == (429, "close")
+            assert int(refused.headers["retry-after"]) > 0
+            assert await rest(fifth) == b""
+        protocols = {"sec-websocket-protocol": f"foretick, foretick-key.{DESK}"}
+        async with conversing(bench.port, **protocols) as socket:
+            assert (socket.accepted, socket.status) == (False, 429)
+        async with asking(bench, "/a", RISK) as theirs, asking(bench, "/healthz") as health:
+            assert (await answer(theirs)).status == 200
+            assert (await answer(health)).status == 200
+    # each of them that is gone makes room
+    bench.release.set()
+    await until(lambda: not bench.server._places._open)
+    async with asking(bench, "/a", DESK) as again:
+        assert (await answer(again)).status == 200
+    await bench.server.stop()
+
+
+def test_a_connection_counts_for_who_asked_last() -> None:
+    places = Places(4)
+    desk, risk = Tenant("desk"), Tenant("risk", max_listeners=3)
+    peers = [("::1", n) for n in range(6)]
+    for peer in peers:
+        places.opened(peer)
+    for peer in peers[:2]:
+        with pytest.raises(QueryError, match="4 connections are open"):
+            places.take(peer, desk)
+        places.closed(peer)
+    for peer in peers[2:4]:
+        places.take(peer, desk)
+    with pytest.raises(QueryError, match="2 connections of this tenant"):
+        places.take(peers[4], desk)
+    places.take(peers[2], risk)
+    places.take(peers[4], desk)
+    places.take(peers[5], risk)
+    for peer in peers:
+        places.closed(peer)
+    assert (places._open, places._by_tenant) == ({}, {})
+
+
+async def test_whoever_fills_the_port_health_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_OTHERS", 4)
+    bench = await serving()
+    async with AsyncExitStack() as held:
+        for n in range(8):
+            await held.enter_async_context(asking(bench))
+            await until(lambda n=n: len(bench.seen) == n + 1)  # type: ignore[misc]  # a lambda's default
+        for _ in range(3):
+            async with asking(bench, "/a") as more, asking(bench, "/healthz") as health:
+                refused = await answer(more)
+                assert (refused.status, b'"busy"' in refused.body) == (429, True)
+                assert (await answer(health)).status == 200
+    bench.release.set()
+    await bench.server.stop()
 
 
 def _nodelay(writer: asyncio.StreamWriter) -> None:

@@ -212,8 +212,18 @@ async def test_only_so_many_listen(hasty: Bench) -> None:
     async with listening(hasty.port), listening(hasty.port), listening(hasty.port) as third:
         assert (third.reply.status, third.reply.json["code"]) == (429, "busy")
         async with conversing(hasty.port) as socket:
-            assert (await socket.ask(type="subscribe", id=1))["code"] == "busy"
+            assert (socket.accepted, socket.status) == (False, 429)
     await until(lambda: hasty.listeners("sse") == 0)
+    # a WebSocket is one of them, with its first subscription or without
+    async with conversing(hasty.port) as socket, conversing(hasty.port) as idle:
+        assert (socket.accepted, idle.accepted) == (True, True)
+        assert hasty.listeners("websocket") == 2
+        assert (await socket.ask(type="subscribe", id=1))["type"] == "subscribed"
+        assert (await socket.ask(type="subscribe", id=2))["code"] == "busy"
+        assert hasty.listeners("websocket") == 2
+        async with conversing(hasty.port) as third_socket, listening(hasty.port) as stream:
+            assert (third_socket.status, stream.reply.status) == (429, 429)
+    await until(lambda: hasty.listeners("websocket") == 0)
 
 
 async def test_a_socket_is_told_what_is_wrong(bench: Bench) -> None:
