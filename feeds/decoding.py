@@ -9,13 +9,24 @@ import msgspec
 
 P = TypeVar("P")
 T = TypeVar("T")
+MOST_MESSAGE_CHARS = 2048
+"""Longest text of an error: it names what was sent, which may be of any length."""
+
+
+def shortened(message: str) -> str:
+    """The text of an error without the middle of one that is too long."""
+    left_out = len(message) - MOST_MESSAGE_CHARS
+    if left_out <= 0:
+        return message
+    half = MOST_MESSAGE_CHARS // 2
+    return f"{message[:half]} ({left_out} characters) {message[-half:]}"
 
 
 class Undecodable(ValueError):
     """Input that cannot be decoded. ``readable``: it is well-formed, but its members are wrong."""
 
     def __init__(self, message: str, *, readable: bool) -> None:
-        super().__init__(message)
+        super().__init__(shortened(message))
         self.readable = readable
 
 

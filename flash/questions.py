@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -67,8 +68,9 @@ class Question:
             if len(self.choices) < 2:
                 raise ValueError(f"question {self.name!r}: needs at least two choices, or none")
             if len(set(self.choices)) < len(self.choices):
+                twice = [choice for choice, n in Counter(self.choices).items() if n > 1][:8]
                 raise ValueError(
-                    f"question {self.name!r}: the choices {list(self.choices)} repeat; each must be different"
+                    f"question {self.name!r}: the choices {twice} repeat; each must be different"
                 )
 
     @property

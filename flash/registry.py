@@ -104,6 +104,6 @@ def check_choices(question: Question, prepared: Prepared) -> None:
     if repeated:
         alike = [choice for choice, token in zip(choices, tokens, strict=True) if token in repeated]
         raise BadQuestion(
-            f"question {question.name!r}: the choices {alike} begin with the same token, "
+            f"question {question.name!r}: the choices {alike[:8]} begin with the same token, "
             "so answers cannot tell them apart; reword them"
         )

@@ -518,7 +518,8 @@ METRICS: tuple[Metric, ...] = (
     ),
     _gauge(
         "foretick_listeners",
-        "Clients that listen to events now. At http.max_listeners, further ones are refused.",
+        "Clients that listen to events now; each open WebSocket is one. At http.max_listeners, further ones "
+        "are refused.",
         transport=TRANSPORTS,
     ),
     _counter(

@@ -140,9 +140,10 @@ class Keeping:
         return some
 
 
-def post(path: str, body: bytes) -> bytes:
-    """A request."""
+def post(path: str, body: bytes, key: str = "") -> bytes:
+    """A request. ``key``: of the tenant that sends it."""
     head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    head += f"x-api-key: {key}\r\n" if key else ""
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 

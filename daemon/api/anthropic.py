@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from daemon.api.extension import Extension, extended
 from daemon.api.generation import (
+    MOST_MESSAGES,
     Begun,
     CountTokens,
     Delta,
@@ -27,6 +28,12 @@ from daemon.api.problems import Problem, Reason, refuse, stops_of
 from daemon.api.streams import Made, Writer, sse
 
 Object = dict[str, Any]
+_TEXT: Object = {
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+}
+_Part = Annotated[Object, Meta(extra_json_schema=_TEXT)]
+Content = str | Annotated[list[_Part], Meta(max_length=MOST_MESSAGES)]
 _TYPES: dict[Reason, str] = {
     "unauthenticated": "authentication_error",
     "forbidden": "permission_error",
@@ -54,17 +61,11 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
 }
 
 
-_TEXT: Object = {
-    "required": ["type", "text"],
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-}
-
-
 class Message(msgspec.Struct, frozen=True):
     """A message of a request; several of one role in a row count as one conversation."""
 
     role: Role
-    content: str | list[Annotated[Object, Meta(extra_json_schema=_TEXT)]]
+    content: Content
 
 
 class OutputConfig(msgspec.Struct, frozen=True):
@@ -77,8 +78,8 @@ class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What is counted."""
 
     model: str
-    messages: list[Message]
-    system: str | list[Object] | None = None
+    messages: Annotated[list[Message], Meta(max_length=MOST_MESSAGES)]
+    system: Content | None = None
     tools: Any = None
     tool_choice: Any = None
     mcp_servers: Any = None

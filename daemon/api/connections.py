@@ -7,11 +7,17 @@ import resource
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import msgspec
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
+
+from daemon.api.errors import Problem
+from daemon.api.places import Places
 
 HEADER_BYTES = 1 << 14
 """Longest headers of a request, with its first line."""
+MOST_PIPELINED = 64
+"""Requests that wait on one connection for the reply to an earlier one."""
 _TOO_LONG = f"The headers have at most {HEADER_BYTES} bytes."
 
 
@@ -27,9 +33,12 @@ class Patience:
     write: float = 10.0
 
 
-class _Joining:
-    """A transport that sends the head of a response together with what follows at once: one system call less,
-    and the client wakes up once.
+class Joining:
+    """A transport that sends the head of a response together with what follows in the same turn of the event
+    loop: one system call less, and the client wakes up once.
+
+    Only a head waits, and only for one write, so a client that does not read is noticed as without it. A body
+    that looks like a head may wait alike: the order stays.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -54,6 +63,11 @@ class _Joining:
         """Send what is there, and close."""
         self._flush()
         self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._head = b""
+        self._transport.abort()
 
     def _flush(self) -> None:
         if self._head:
@@ -86,6 +100,7 @@ class HttpConnection(HttpToolsProtocol, _BoundedWrites):
     llhttp, the parser, bounds neither the time nor the size of a request's headers; this class does.
     """
 
+    places: Places
     _part: Literal["headers", "body"] | None = "headers"
     """The part of a request that the client has to send or is sending; None between requests."""
     _timed: Literal["headers", "body"] | None = None
@@ -98,7 +113,8 @@ class HttpConnection(HttpToolsProtocol, _BoundedWrites):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn
         """The client connected; it must send a request."""
-        super().connection_made(cast(asyncio.Transport, _Joining(transport)))
+        super().connection_made(cast(asyncio.Transport, Joining(transport)))
+        self.places.opened(self.client)
         self._limit_time("headers")
 
     def data_received(self, data: bytes) -> None:
@@ -108,14 +124,42 @@ class HttpConnection(HttpToolsProtocol, _BoundedWrites):
         if self.transport.get_protocol() is not self:  # a WebSocket from now on
             self._limit_time(None)
             return
+        if self._part is None and not self._shared and not self._is_busy:
+            self._part = "headers"  # the line ends that may precede a request are part of it
         if self._part == "headers" and not self._shared:
             self._header_bytes += len(data)
             if self._header_bytes > HEADER_BYTES and not self.transport.is_closing():
                 self.send_400_response(_TOO_LONG)
+        if self._shared:
+            self._limit_time(None)  # what is next has a time of its own
         self._limit_time(self._part)
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether a request waits for its response, or for the end of it."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what arrives, which is not HTTP, and close.
+
+        Where a response is due to an earlier request, or has begun, the client would take this one for it.
+        """
+        if self._is_busy and (self._part != "body" or self.pipeline or self.cycle.response_started):
+            self.transport.abort()
+            return
+        body = msgspec.json.encode(Problem("bad_request", msg))
+        head = [
+            STATUS_LINE[400],
+            *(b"%s: %s\r\n" % header for header in self.server_state.default_headers),
+            b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body),
+        ]
+        self.transport.write(b"".join(head))
+        self.transport.write(body)
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
+        self.places.closed(self.client)
         self._limit_time(None)
         self._writing_resumed()
         super().connection_lost(exc)
@@ -141,6 +185,8 @@ class HttpConnection(HttpToolsProtocol, _BoundedWrites):
         """The request may begin. An error here is replied to with status 400."""
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEADER_BYTES:
             raise ValueError(_TOO_LONG)
+        if len(self.pipeline) >= MOST_PIPELINED:
+            raise ValueError(f"At most {MOST_PIPELINED} requests wait.")
         super().on_headers_complete()
         self._part, self._shared = "body", True
 
@@ -163,10 +209,13 @@ class HttpConnection(HttpToolsProtocol, _BoundedWrites):
 
 
 class WebSocketConnection(WSProtocol, _BoundedWrites):
-    """One WebSocket connection."""
+    """One WebSocket connection, which was one of HTTP until its first request."""
+
+    places: Places
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
+        self.places.closed(self.client)
         self._writing_resumed()
         super().connection_lost(exc)
 
@@ -181,9 +230,9 @@ class WebSocketConnection(WSProtocol, _BoundedWrites):
         self._writing_resumed()
 
 
-def patient(patience: Patience) -> tuple[type[HttpConnection], type[WebSocketConnection]]:
-    """Connections that are so patient."""
-    own = {"patience": patience}
+def patient(patience: Patience, places: Places) -> tuple[type[HttpConnection], type[WebSocketConnection]]:
+    """Connections that are so patient, and are counted in ``places``."""
+    own = {"patience": patience, "places": places}
     return type("Http", (HttpConnection,), own), type("WebSocket", (WebSocketConnection,), own)
 
 

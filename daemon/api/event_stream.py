@@ -18,6 +18,8 @@ RETRY_MS = 1000
 _CHUNK = 64
 """Most events in one write."""
 
+_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+
 
 class EventStream(Response):
     """The reply that never ends by itself."""
@@ -27,7 +29,7 @@ class EventStream(Response):
     def __init__(
         self, events: Events, client: Subscription, sent: Callable[[int], None], ping_s: float = PING_S
     ) -> None:
-        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
         self._events, self._client, self._sent, self._ping_s = events, client, sent, ping_s
 
@@ -78,6 +80,13 @@ async def _gone(receive: Receive, client: Subscription) -> None:
 
 async def _write(send: Send, data: bytes) -> None:
     await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+def stream_head() -> Response:
+    """The headers of a stream alone, for HEAD."""
+    head = Response(headers=_HEADERS, media_type=EventStream.media_type)
+    del head.headers["content-length"]
+    return head
 
 
 def last_id(request: Request) -> str:

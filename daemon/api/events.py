@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 import msgspec
 
 from daemon.api.messages import EventKind, LostReason, QueryError
-from daemon.tenants import ALL, Client, Tenant
+from daemon.tenants import ALL, LOCAL, Client, Tenant
 from feeds.codec import encode
 from feeds.messages import Answer, AnyMessage, DataUpdated, FlashReady
 from metrics.store import MetricStore
@@ -128,8 +129,10 @@ class Subscription:
     ``dismissed``: closed because the client's tenant has changed or its key is gone; it may come back.
     """
 
-    def __init__(self, client: Client, chosen: Filter, transport: Transport) -> None:
-        self.client, self.chosen, self.transport = client, chosen, transport
+    def __init__(
+        self, client: Client, chosen: Filter, transport: Transport, on: Connection | None = None
+    ) -> None:
+        self.client, self.chosen, self.transport, self.on = client, chosen, transport, on
         self.wanted = client.tenant, chosen
         self.news = News()
         self.closed = self.dismissed = False
@@ -190,6 +193,14 @@ class Connection(Protocol):
         """Close it."""
 
 
+@dataclass
+class _Open:
+    """A connection that lasts: whose it was when it was opened, and its subscriptions."""
+
+    tenant: Tenant
+    subscriptions: int = 0
+
+
 class Events:
     """The daemon's events since its start. ``epoch``: names this start, ns since 1970."""
 
@@ -203,8 +214,8 @@ class Events:
         self._clients: dict[Transport, int] = dict.fromkeys(get_args(Transport), 0)
         self._by_tenant: Counter[str] = Counter()
         self._closed = False
-        self.connections: set[Connection] = set()
-        """Those that last, with or without subscriptions."""
+        self.connections: dict[Connection, _Open] = {}
+        """Those that last, with or without subscriptions. One without takes the place of one with one."""
         self._dropped = {kind: store.counter("foretick_events_dropped_total", transport=kind)
                          for kind in get_args(Transport)}  # fmt: skip
 
@@ -227,26 +238,41 @@ class Events:
                     if not client.put(event, self._most):
                         self._dropped[client.transport].inc()
 
+    def connect(self, connection: Connection) -> None:
+        """A WebSocket is there, and counts as a client that listens. Raises QueryError."""
+        tenant = connection.client.tenant
+        self._check(tenant)
+        self.connections[connection] = _Open(tenant)
+        self._enter(tenant, "websocket", 1)
+
+    def disconnect(self, connection: Connection) -> None:
+        """It is gone, and has unsubscribed before."""
+        self._enter(self.connections.pop(connection).tenant, "websocket", -1)
+
     def subscribe(
-        self, client: Client, chosen: Filter, transport: Transport, after: str = ""
+        self,
+        client: Client,
+        chosen: Filter,
+        transport: Transport,
+        after: str = "",
+        on: Connection | None = None,
     ) -> Subscription:
         """Events from now on, or from the one after ``after``. Raises QueryError.
 
-        What is no longer kept is said, as the first thing that the client gets.
+        What is no longer kept is said, as the first thing that the client gets. ``on``: a connection of
+        `connect`, whose first subscription takes its place.
         """
-        if self._closed:
-            raise QueryError("shutting_down", "the daemon is stopping")
-        if sum(self._clients.values()) >= self._max_clients:
-            raise QueryError("busy", f"{self._max_clients} clients are listening already")
-        tenant = client.tenant
-        if tenant.max_listeners and self._by_tenant[tenant.name] >= tenant.max_listeners:
-            raise QueryError("busy", f"{tenant.max_listeners} clients of this tenant are listening already")
-        made = Subscription(client, chosen, transport)
+        there = None if on is None else self.connections[on]
+        tenant, new = (client.tenant, True) if there is None else (there.tenant, there.subscriptions > 0)
+        if new or self._closed:
+            self._check(tenant)
+        made = Subscription(client, chosen, transport, on)
         if after:
             made.begin(*self._since(made, after))
-        self._clients[transport] += 1
-        self._by_tenant[tenant.name] += 1
-        self._note(transport)
+        if there is not None:
+            there.subscriptions += 1
+        if new:
+            self._enter(tenant, transport, 1)
         for name in chosen.sessions or ("",):
             self._groups.setdefault(name, {}).setdefault(made.wanted, set()).add(made)
         return made
@@ -260,10 +286,29 @@ class Events:
                 del self._groups[name][client.wanted]
             if not self._groups[name]:
                 del self._groups[name]
-        self._clients[client.transport] -= 1
-        self._by_tenant[client.client.tenant.name] -= 1
+        if client.on is None:
+            self._enter(client.client.tenant, client.transport, -1)
+            return
+        there = self.connections[client.on]
+        there.subscriptions -= 1
+        if there.subscriptions:
+            self._enter(there.tenant, client.transport, -1)
+
+    def _check(self, tenant: Tenant) -> None:
+        """Whether one more client may listen. Raises QueryError."""
+        if self._closed:
+            raise QueryError("shutting_down", "the daemon is stopping")
+        if sum(self._clients.values()) >= self._max_clients:
+            raise QueryError("busy", f"{self._max_clients} clients are listening already")
+        most = tenant.max_listeners or max(1, self._max_clients // 2)
+        if tenant is not LOCAL and self._by_tenant[tenant.name] >= most:
+            raise QueryError("busy", f"{most} clients of this tenant are listening already")
+
+    def _enter(self, tenant: Tenant, transport: Transport, n: int) -> None:
+        self._clients[transport] += n
+        self._by_tenant[tenant.name] += n
         self._by_tenant += Counter()  # forget tenants without any
-        self._note(client.transport)
+        self._note(transport)
 
     def dismiss(self, stays: Callable[[Client], bool]) -> None:
         """Close the subscriptions and connections of clients that do not stay."""

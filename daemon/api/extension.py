@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from daemon.api.messages import ORDINARY, RETENTION_S, RetentionPriority, RetentionSeconds
+from daemon.api.messages import ORDINARY, RETENTION_S, Choices, RetentionPriority, RetentionSeconds
 from daemon.api.problems import Problem
 
 
@@ -18,7 +18,7 @@ class Extension(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``retention_seconds``. With a ``salt`` it shares caches only with its tenant's requests of the same one.
     """
 
-    choices: tuple[str, ...] = ()
+    choices: Choices = ()
     retention_priority: RetentionPriority = ORDINARY
     retention_seconds: RetentionSeconds = RETENTION_S
     salt: Annotated[str, Meta(max_length=256)] = ""

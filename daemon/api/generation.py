@@ -22,6 +22,8 @@ SESSION = "session:"
 MOST_LOGPROBS = 20
 MOST_STOPS, MOST_STOP_CHARS = 16, 1024
 """Stop sequences of a request, and characters of each."""
+MOST_MESSAGES = 1024
+"""Messages of a chat, and parts of each."""
 
 
 class Turn(msgspec.Struct, frozen=True):

@@ -24,6 +24,7 @@ from daemon.api.access import Access, Transport
 from daemon.api.errors import headers_of, refused
 from daemon.api.messages import QueryError
 from daemon.api.openai import common
+from daemon.api.places import Places
 from daemon.api.problems import problem_of
 from daemon.api.streams import encode
 from daemon.tenants import LOCAL, Client
@@ -59,8 +60,8 @@ def client_of(connection: HTTPConnection) -> Client:
 class Guard:
     """Refuses what may not use a route."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        self._app, self._access = app, access
+    def __init__(self, app: ASGIApp, access: Access, places: Places) -> None:
+        self._app, self._access, self._places = app, access, places
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's request."""
@@ -68,9 +69,16 @@ class Guard:
             await self._app(scope, receive, send)
             return
         try:
-            scope[_CLIENT] = self._admitted(scope)
+            scope[_CLIENT] = client = self._admitted(scope)
         except QueryError as error:
-            await _refuse(refusal_to(scope, error), error.message, scope, receive, send)
+            await refuse(refusal_to(scope, error), error.message, scope, receive, send)
+            return
+        try:
+            self._places.take(scope.get("client"), client.tenant)
+        except QueryError as error:
+            response = refusal_to(scope, error)
+            response.headers["connection"] = "close"
+            await refuse(response, error.message, scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -151,7 +159,8 @@ def is_loopback(name: str) -> bool:
         return name.lower() == "localhost"
 
 
-async def _refuse(response: Response, why: str, scope: Scope, receive: Receive, send: Send) -> None:
+async def refuse(response: Response, why: str, scope: Scope, receive: Receive, send: Send) -> None:
+    """Refuse a request, or a WebSocket before it is accepted."""
     if scope["type"] == "websocket":
         await receive()
         if _DENIAL not in scope.get("extensions", {}):

@@ -23,6 +23,7 @@ from daemon.api.errors import framework_error, refused
 from daemon.api.guard import HEADERS, Guard, client_of
 from daemon.api.health import state_of
 from daemon.api.messages import QueryError
+from daemon.api.places import Places
 from daemon.api.sockets import MESSAGE_BYTES
 from daemon.supervision import Tasks
 
@@ -32,6 +33,8 @@ _GRACE_S = 2
 _BACKLOG = 128
 _OTHERS = 256
 """Connections beside those that listen to events."""
+_HEALTH = 64
+"""Connections beside all these, which get a refusal, or their health."""
 
 
 class _EmbeddedServer(uvicorn.Server):
@@ -78,7 +81,8 @@ class HttpServer:
         self._more = more
         self._closing = closing
         self._patience, self._access, self._tls = patience or Patience(), access or Access(), tls
-        self._max_connections = max_listeners + _OTHERS
+        self._places = Places(max_listeners + _OTHERS)
+        self._max_connections = max_listeners + _OTHERS + _HEALTH
         self._server: uvicorn.Server | None = None
         self._listener: socket.socket
         self._tasks = Tasks()
@@ -90,7 +94,7 @@ class HttpServer:
         self._listener = _bind(self._host, self._asked_port)
         allow_connections(self._max_connections)
         self.port = self._listener.getsockname()[1]
-        http, websocket = patient(self._patience)
+        http, websocket = patient(self._patience, self._places)
         config = uvicorn.Config(
             self._application(),
             http=http,
@@ -137,7 +141,7 @@ class HttpServer:
                 Route("/healthz", self._serve_health),
                 Route("/readyz", self._serve_ready),
             ],
-            middleware=[Middleware(Guard, access=self._access)],
+            middleware=[Middleware(Guard, access=self._access, places=self._places)],
             exception_handlers={HTTPException: framework_error},
         )
 

@@ -12,9 +12,9 @@ from starlette.websockets import WebSocket
 
 from daemon.api.access import Access
 from daemon.api.errors import problem, refused, reply
-from daemon.api.event_stream import EventStream, last_id
+from daemon.api.event_stream import EventStream, last_id, stream_head
 from daemon.api.events import KINDS, Events, Filter
-from daemon.api.guard import client_of
+from daemon.api.guard import client_of, refuse
 from daemon.api.health import Health
 from daemon.api.http_requests import Requests, request_routes
 from daemon.api.messages import QueryError
@@ -42,13 +42,26 @@ def api_routes(
 
     async def stream(request: Request) -> Response:
         try:
-            listening = events.subscribe(client_of(request), _filter(request), "sse", last_id(request))
+            chosen = _filter(request)
+            if request.method == "HEAD":
+                return stream_head()
+            listening = events.subscribe(client_of(request), chosen, "sse", last_id(request))
         except QueryError as error:
             return refused(error)
         return EventStream(events, listening, to_streams)
 
     async def converse(websocket: WebSocket) -> None:
-        await Socket(websocket, requests, events, access, to_sockets).serve()
+        made = Socket(websocket, requests, events, access, to_sockets)
+        try:
+            events.connect(made)
+        except QueryError as error:
+            scope, receive, send = websocket.scope, websocket.receive, websocket.send
+            await refuse(refused(error), error.message, scope, receive, send)
+            return
+        try:
+            await made.serve()
+        finally:
+            events.disconnect(made)
 
     async def say_upgrade(_: Request) -> Response:
         response = problem(_UPGRADE, "bad_request", "this is a WebSocket")

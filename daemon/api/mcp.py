@@ -27,7 +27,7 @@ from mcp.shared.exceptions import MCPError
 
 from daemon.api import messages
 from daemon.api.messages import ErrorReply, QueryError
-from feeds.decoding import Undecodable, decoded
+from feeds.decoding import Undecodable, decoded, shortened
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,7 @@ JSON = "application/json"
 NOT_FOUND = -32002
 """JSON-RPC code of a resource that is not there."""
 MAX_SUBSCRIPTIONS = 1024
+"""To resources, of which a tenant has at most half."""
 _AGAIN_S = 5.0
 """Until the events are asked for again, after they were refused."""
 _TELL_S = 1.0
@@ -110,14 +111,21 @@ TOOLS = {
 
 
 class McpServer:
-    """Serves agents by ``ask``, and tells them of new answers by ``flashes``."""
+    """Serves agents by ``ask``, and tells them of new answers by ``flashes``.
 
-    def __init__(self, ask: Asker, flashes: Flashes) -> None:
-        self._ask, self._flashes = ask, flashes
+    ``tenant_of(context)``: who asks; "" has no limit of its own.
+    """
+
+    def __init__(
+        self, ask: Asker, flashes: Flashes, tenant_of: Callable[[Context], str] = lambda context: ""
+    ) -> None:
+        self._ask, self._flashes, self._tenant_of = ask, flashes, tenant_of
         self._bus = InMemorySubscriptionBus()
         self._listen = ListenHandler(self._bus, max_subscriptions=MAX_SUBSCRIPTIONS)
-        self._subscribers: dict[str, dict[object, ServerSession]] = {}
-        """Of the earlier revision: sessions by resource and connection."""
+        self._subscribers: dict[str, dict[object, tuple[ServerSession, str]]] = {}
+        """Of the earlier revision: sessions and their tenants by resource and connection."""
+        self._subscriptions: Counter[str] = Counter()
+        """Of both revisions, by tenant."""
         self._streamed: Counter[str] = Counter()
         """Of the newer one: how many streams are open for a resource."""
         self._watching: asyncio.Task[None] | None = None
@@ -165,9 +173,8 @@ class McpServer:
     async def _call(self, context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
         tool = TOOLS.get(params.name)
         if tool is None:
-            raise MCPError(
-                types.INVALID_PARAMS, f"there is no tool {params.name!r}; there are: {', '.join(TOOLS)}"
-            )
+            why = f"there is no tool {params.name!r}; there are: {', '.join(TOOLS)}"
+            raise MCPError(types.INVALID_PARAMS, shortened(why))
         try:
             reply = await self._reply(tool.read(params.arguments), context)
         except Undecodable as error:
@@ -219,12 +226,13 @@ class McpServer:
     async def _session(self, uri: str, context: Context) -> messages.Reply:
         """The session of a resource. Raises MCPError, also where it is not the client's to see."""
         if not uri.startswith(PREFIX):
-            raise MCPError(NOT_FOUND, f"there is no resource {uri}; a session is {PREFIX}NAME")
+            why = f"there is no resource {uri}; a session is {PREFIX}NAME"
+            raise MCPError(NOT_FOUND, shortened(why))
         try:
             request = TOOLS["describe_session"].read({"session": unquote(uri.removeprefix(PREFIX))})
             return await self._reply(request, context)
         except Undecodable as error:
-            raise MCPError(NOT_FOUND, f"there is no resource {uri}: {error}") from None
+            raise MCPError(NOT_FOUND, shortened(f"there is no resource {uri}: {error}")) from None
         except QueryError as error:
             raise _refused(error) from None
 
@@ -232,14 +240,14 @@ class McpServer:
 
     async def _subscribe(self, context: Context, params: types.SubscribeRequestParams) -> types.EmptyResult:
         await self._session(params.uri, context)
-        if sum(map(len, self._subscribers.values())) >= MAX_SUBSCRIPTIONS:
-            raise MCPError(types.INTERNAL_ERROR, f"there are {MAX_SUBSCRIPTIONS} subscriptions already")
         # the SDK offers no other way to a connection's end from a request
         connection = context.session._connection
-        subscribers = self._subscribers.setdefault(params.uri, {})
+        subscribers = self._subscribers.get(params.uri, {})
         if connection not in subscribers:
+            self._enter(tenant := self._tenant_of(context), 1)
             connection.exit_stack.callback(self._forget, params.uri, connection)
-        subscribers[connection] = context.session
+            subscribers = self._subscribers.setdefault(params.uri, {})
+            subscribers[connection] = context.session, tenant
         self._watch()
         return types.EmptyResult()
 
@@ -253,20 +261,38 @@ class McpServer:
         self, context: Context, params: types.SubscriptionsListenRequestParams
     ) -> types.SubscriptionsListenResult:
         uris = set(params.notifications.resource_subscriptions or ())
-        for uri in uris:
-            await self._session(uri, context)
-        self._streamed.update(uris)
-        self._watch()
+        tenant, places = self._tenant_of(context), max(1, len(uris))
+        self._enter(tenant, places)
         try:
-            return await self._listen(context, params)
+            for uri in uris:
+                await self._session(uri, context)
+            self._streamed.update(uris)
+            self._watch()
+            try:
+                return await self._listen(context, params)
+            finally:
+                self._streamed -= Counter(uris)
         finally:
-            self._streamed -= Counter(uris)
+            self._leave(tenant, places)
+
+    def _enter(self, tenant: str, subscriptions: int) -> None:
+        """So many more. Raises MCPError when there is no room."""
+        if self._subscriptions.total() + subscriptions > MAX_SUBSCRIPTIONS:
+            raise MCPError(types.INTERNAL_ERROR, f"there are at most {MAX_SUBSCRIPTIONS} subscriptions")
+        half = MAX_SUBSCRIPTIONS // 2
+        if tenant and self._subscriptions[tenant] + subscriptions > half:
+            raise MCPError(types.INTERNAL_ERROR, f"this tenant has at most {half} subscriptions")
+        self._subscriptions[tenant] += subscriptions
+
+    def _leave(self, tenant: str, subscriptions: int) -> None:
+        self._subscriptions -= Counter({tenant: subscriptions})
 
     def _forget(self, uri: str, connection: object) -> None:
         subscribers = self._subscribers.get(uri, {})
-        subscribers.pop(connection, None)
-        if not subscribers:
-            self._subscribers.pop(uri, None)
+        if connection in subscribers:
+            self._leave(subscribers.pop(connection)[1], 1)
+            if not subscribers:
+                del self._subscribers[uri]
 
     def _watch(self) -> None:
         """Follow the events from the first subscription on, and again if that ended."""
@@ -286,7 +312,7 @@ class McpServer:
 
     async def _updated(self, uri: str) -> None:
         await self._bus.publish(ResourceUpdated(uri))
-        for connection, client in list(self._subscribers.get(uri, {}).items()):
+        for connection, (client, _) in list(self._subscribers.get(uri, {}).items()):
             try:
                 # one that does not read must not keep the news from others
                 async with asyncio.timeout(_TELL_S):

@@ -3,24 +3,77 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
+from typing import Any
 
-from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser, AuthorizationContext
+from mcp.server.auth.provider import AccessToken
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from daemon.api import messages
+from daemon.api.errors import refused
 from daemon.api.events import Events, Filter
 from daemon.api.guard import client_of
 from daemon.api.http_requests import Requests
 from daemon.api.mcp import Context, McpServer
+from daemon.api.messages import QueryError
 from daemon.tenants import LOCAL, Client
 
 PATH = "/mcp"
 MAX_BYTES = 1 << 18
 MAX_SESSIONS = 256
-"""Connections of agents of the earlier revision, which has sessions of its own."""
+"""Sessions of agents of the earlier revision, of which a tenant has at most half."""
+IDLE_S = 300.0
+"""Such a session ends when it has had no request and no open stream for so long."""
+
+# they name the ids of sessions
+for _name in ("streamable_http", "streamable_http_manager"):
+    logging.getLogger(f"mcp.server.{_name}").setLevel(logging.ERROR)
+
+
+class _Sessions(StreamableHTTPSessionManager):
+    """The SDK's sessions, with room left for others than the tenant that opens most."""
+
+    def _admit_session(self, requestor: AuthorizationContext | None) -> Any:
+        """Open one. Raises QueryError."""
+        owners = [owner["client_id"] for owner in self._session_owners.values()]
+        if len(owners) >= MAX_SESSIONS:
+            raise QueryError("busy", f"{MAX_SESSIONS} sessions of agents are open already")
+        assert requestor is not None  # `_Agents` names one
+        own, half = requestor["client_id"], MAX_SESSIONS // 2
+        if own != LOCAL.name and owners.count(own) >= half:
+            raise QueryError("busy", f"{half} sessions of this tenant's agents are open already")
+        return super()._admit_session(requestor)
+
+
+class _Agents:
+    """Tells the SDK who sends a request: only who opened a session may use it."""
+
+    def __init__(self, sessions: _Sessions) -> None:
+        self._sessions = sessions
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        client = client_of(HTTPConnection(scope))
+        token = AccessToken(
+            token="", client_id=client.tenant.name, scopes=[], subject=client.credential or None
+        )
+        try:
+            user = AuthenticatedUser(token)
+            await self._sessions.handle_request({**scope, "user": user}, receive, send)
+        except QueryError as error:
+            await refused(error)(scope, receive, send)
+
+
+def _tenant_of(context: Context) -> str:
+    """Who asks; "" for `LOCAL`."""
+    assert isinstance(context.request, Request)  # the transport puts it there
+    return client_of(context.request).tenant.name
 
 
 class McpHttp:
@@ -28,20 +81,21 @@ class McpHttp:
 
     def __init__(self, requests: Requests, events: Events) -> None:
         self._requests, self._events = requests, events
-        self._server = McpServer(self._ask, self._flashes)
-        self._manager = StreamableHTTPSessionManager(
+        self._server = McpServer(self._ask, self._flashes, _tenant_of)
+        self._sessions = _Sessions(
             self._server.sdk,
             # `daemon.api.guard` has checked host and origin
             security_settings=TransportSecuritySettings(enable_dns_rebinding_protection=False),
             max_request_body_size=MAX_BYTES,
             max_sessions=MAX_SESSIONS,
+            session_idle_timeout=IDLE_S,
         )
         self._closing = asyncio.Event()
-        self.route = Route(PATH, StreamableHTTPASGIApp(self._manager))
+        self.route = Route(PATH, _Agents(self._sessions))
 
     async def run(self) -> None:
         """Serve until `close`."""
-        async with self._manager.run():
+        async with self._sessions.run():
             await self._closing.wait()
 
     def close(self) -> None:

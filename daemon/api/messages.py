@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from feeds.decoding import Undecodable, decoded
+from feeds.decoding import Undecodable, decoded, shortened
 from feeds.messages import Answer, DataUpdated, FlashReady
 from flash.questions import AnswerForm, PublishWhen
 
@@ -76,6 +76,11 @@ Id = Natural
 Setting = str | Annotated[int, Meta(ge=-_MOST, le=_MOST)] | float | list[str]
 """A value of a configuration key: text is read as the key's type."""
 PromptId = Annotated[str, Meta(min_length=1, max_length=64)]
+MOST_QUESTION_CHARS, MOST_CHOICES, MOST_CHOICE_CHARS = 1 << 14, 1024, 256
+"""What is longer costs the engine more than it is worth before it can be refused."""
+QuestionText = Annotated[str, Meta(min_length=1, max_length=MOST_QUESTION_CHARS)]
+Choice = Annotated[str, Meta(max_length=MOST_CHOICE_CHARS)]
+Choices = Annotated[tuple[Choice, ...], Meta(max_length=MOST_CHOICES)]
 DeadlineMs = Count | None
 
 
@@ -91,9 +96,9 @@ class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True):
 
     id: Id
     session: Name
-    question: Annotated[str, Meta(min_length=1)]
+    question: QuestionText
     max_tokens: Count = 8
-    choices: tuple[str, ...] = ()
+    choices: Choices = ()
     early_exit: Annotated[float, Meta(ge=0)] | None = None
     max_age_s: Annotated[float, Meta(ge=0)] | None = None
     deadline_ms: DeadlineMs = None
@@ -121,7 +126,7 @@ class Answers(msgspec.Struct, frozen=True, tag="answers", forbid_unknown_fields=
 
     id: Id
     session: Name
-    question: str = ""
+    question: Annotated[str, Meta(max_length=MOST_QUESTION_CHARS)] = ""
     min_version: Natural = 0
     timeout_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0
 
@@ -143,8 +148,8 @@ class SetQuestion(msgspec.Struct, frozen=True, tag="set_question", forbid_unknow
     id: Id
     session: Name
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
-    text: Annotated[str, Meta(min_length=1)]
-    choices: tuple[str, ...] = ()
+    text: QuestionText
+    choices: Choices = ()
     max_tokens: Count = 8
     answer: AnswerForm = "text"
     publish_when: PublishWhen = "always"
@@ -216,9 +221,9 @@ class Label(msgspec.Struct, frozen=True, tag="label", forbid_unknown_fields=True
 
     id: Id
     session: Name
-    question: Annotated[str, Meta(min_length=1)]
+    question: QuestionText
     data_version: Count
-    choice: Annotated[str, Meta(min_length=1)]
+    choice: Annotated[str, Meta(min_length=1, max_length=MOST_CHOICE_CHARS)]
 
 
 class Stats(msgspec.Struct, frozen=True, tag="stats", forbid_unknown_fields=True):
@@ -238,7 +243,7 @@ class Open(msgspec.Struct, frozen=True, tag="open", forbid_unknown_fields=True):
     id: Id
     text: str = ""
     max_tokens: Count = 64
-    choices: tuple[str, ...] = ()
+    choices: Choices = ()
     temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0
     retention_priority: RetentionPriority = ORDINARY
     retention_seconds: RetentionSeconds = RETENTION_S
@@ -281,7 +286,7 @@ class Complete(msgspec.Struct, frozen=True, tag="complete", forbid_unknown_field
     id: Id
     text: Annotated[str, Meta(min_length=1)]
     max_tokens: Count = 64
-    choices: tuple[str, ...] = ()
+    choices: Choices = ()
     temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0
     retention_priority: RetentionPriority = ORDINARY
     retention_seconds: RetentionSeconds = RETENTION_S
@@ -686,9 +691,9 @@ class QueryError(Exception):
 
     def __init__(self, code: Code, message: str, retry_after_s: float = 0.0) -> None:
         """``retry_after_s``: when it may be tried again; 0 is not known."""
-        super().__init__(f"{message} ({code})")
         self.code: Code = code
-        self.message, self.retry_after_s = message, retry_after_s
+        self.message, self.retry_after_s = shortened(message), retry_after_s
+        super().__init__(f"{self.message} ({code})")
 
     def reply(self, number: int | None, address: str = "") -> ErrorReply:
         """As the reply to request ``number``."""

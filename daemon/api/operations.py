@@ -37,7 +37,7 @@ class FindAnswers(msgspec.Struct, frozen=True, tag="find_answers", forbid_unknow
 
     id: Id
     session: Annotated[str, Meta(max_length=128)] = ""
-    question: str = ""
+    question: Annotated[str, Meta(max_length=1024)] = ""
     min_version: Annotated[int, Meta(ge=0)] = 0
     timeout_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0
 

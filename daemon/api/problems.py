@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from daemon.api.generation import MOST_STOP_CHARS, MOST_STOPS
 from daemon.api.messages import QueryError
+from feeds.decoding import shortened
 
 Reason = Literal[
     "bad_request",
@@ -64,8 +65,8 @@ class Problem(Exception):
     def __init__(
         self, reason: Reason, message: str, param: str | None = None, retry_after_s: float = 0.0
     ) -> None:
-        super().__init__(message)
-        self.reason, self.message, self.param = reason, message, param
+        self.reason, self.message, self.param = reason, shortened(message), param
+        super().__init__(self.message)
         self.retry_after_s = retry_after_s
 
     @property

@@ -65,12 +65,11 @@ class Socket:
         self._subscriptions: dict[int, tuple[Subscription, asyncio.Task[None]]] = {}
 
     async def serve(self) -> None:
-        """Serve until the client or the daemon closes the connection."""
+        """Serve until the client or the daemon closes the connection, which `Events` knows."""
         offered = self._websocket.scope.get("subprotocols", [])
         await self._websocket.accept(PROTOCOL if PROTOCOL in offered else None)
         loop = asyncio.get_running_loop()
         bucket = Bucket(RATE, BURST, loop.time())
-        self._events.connections.add(self)
         try:
             while (message := await self._websocket.receive())["type"] == "websocket.receive":
                 asked = self._read(message.get("text"))
@@ -93,7 +92,6 @@ class Socket:
                         await self._room.acquire()
                         self._start(self._answer(asked))
         finally:
-            self._events.connections.discard(self)
             for subscription, pump in self._subscriptions.values():
                 self._events.unsubscribe(subscription)
                 self._tasks.add(pump)
@@ -144,7 +142,7 @@ class Socket:
         chosen = Filter(frozenset(asked.sessions), frozenset(asked.questions), frozenset(asked.events))
         try:
             newest = self._events.newest
-            subscription = self._events.subscribe(self.client, chosen, "websocket", asked.after)
+            subscription = self._events.subscribe(self.client, chosen, "websocket", asked.after, self)
         except QueryError as error:
             await self._send(error.reply(asked.id))
             return

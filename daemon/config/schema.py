@@ -586,7 +586,12 @@ class HttpConfig(Table, frozen=True):
     ] = "127.0.0.1"
     port: Annotated[int, about("port to bind; 0 picks a free one", ge=0, le=65535)] = 7800
     max_listeners: Annotated[
-        int, about("most clients that listen to events at a time, over HTTP and ZeroMQ together", ge=0)
+        int,
+        about(
+            "most clients that listen to events at a time, over HTTP and ZeroMQ together; each open "
+            "WebSocket is one",
+            ge=0,
+        ),
     ] = 4096
     tls_certificate_file: Annotated[
         str, about("certificate in PEM, with those between it and its root; then only HTTPS is served")

@@ -55,7 +55,10 @@ class TenantTable(Table, frozen=True):
         ),
     ] = 0
     max_prompts: Annotated[int, about("most prompts open at a time", ge=0)] = 0
-    max_listeners: Annotated[int, about("most clients that listen to events at a time", ge=0)] = 0
+    max_listeners: Annotated[
+        int,
+        about("most clients that listen to events at a time; 0: half of `http.max_listeners`", ge=0),
+    ] = 0
     operator: Annotated[
         bool,
         about("it may open, change and close its sessions, change their questions, and read all metrics"),

@@ -306,8 +306,8 @@ class EngineGenerations:
 
     @cached_property
     def _most_characters(self) -> int:
-        """Of a text that may have few enough tokens; no token stands for more than it is written with."""
-        return self._limits.max_prompt_tokens * max(map(len, self._format.tokenizer.get_vocab()))
+        """Of a text that may have few enough tokens."""
+        return self._limits.max_prompt_tokens * self._format.longest_token
 
     def _check_characters(self, characters: int) -> None:
         """Before a text is tokenised. Raises TooLong."""

@@ -84,6 +84,8 @@ class EnginePrompts:
 
     def _open(self, command: protocol.OpenPrompt) -> None:
         asked = command.request
+        if not self._may_fit(command.prompt, asked.text):
+            return
         tokens = self._format.plain(asked.text)
         try:
             request = Request(
@@ -115,9 +117,12 @@ class EnginePrompts:
 
     def _input(self, live: LivePrompt, command: Append | Update) -> None:
         whole = isinstance(command, Update) or not live.tokens
-        tokens = self._format.plain(command.text) if whole else self._format.encode(command.text)
-        length = len(tokens) if whole else live.tokens + len(tokens)
-        if not self._fits(command.prompt, length, live.request):
+        fits = self._may_fit(command.prompt, command.text)
+        if fits:
+            tokens = self._format.plain(command.text) if whole else self._format.encode(command.text)
+            length = len(tokens) if whole else live.tokens + len(tokens)
+            fits = self._fits(command.prompt, length, live.request)
+        if not fits:
             self._live.pop(command.prompt, None)
             self._scheduler.cancel(live.request.id)
             return
@@ -127,6 +132,15 @@ class EnginePrompts:
         else:
             self._scheduler.extend(live.request.id, tokens)
         self._emit(PromptReply(command.id, command.prompt, length))
+
+    def _may_fit(self, prompt: str, text: str) -> bool:
+        """Whether it is worth tokenising; reports the failure if not."""
+        least = len(text) // self._format.longest_token
+        if least <= self._most_tokens:
+            return True
+        message = f"the text takes at least {least} positions, but the limit is {self._most_tokens}"
+        self._emit(protocol.PromptFailed(prompt, "too_long", message))
+        return False
 
     def _fits(self, prompt: str, tokens: int, request: Request) -> bool:
         """Whether prompt and answer fit into the positions; reports the failure if not."""

@@ -200,6 +200,11 @@ class PromptFormat:
             raise ValueError("an empty choice")
         return self.encode(self.answer_prefix + text)[0]
 
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters that a token is written with, at most; none stands for more."""
+        return max(map(len, self.tokenizer.get_vocab()))
+
     def encode(self, text: str) -> list[int]:
         """Tokens of ``text``, without special tokens."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))

@@ -220,6 +220,44 @@ async def test_caches_of_one_tenant_are_no_hit_for_another(house: House) -> None
     assert await prefilled("alpha") > 60
 
 
+@pytest.mark.parametrize("api", ["completions", "chat", "messages"])
+async def test_what_one_tenant_has_asked_is_computed_whole_for_another(house: House, api: str) -> None:
+    """By the tokens that the engine computes, which are what the time of a reply would tell."""
+    model, said = house.front.model, f"Secret of {api}: {TEXT}"
+    messages_ = {"model": model, "messages": [{"role": "user", "content": said}], "max_tokens": 3}
+    path, body = {
+        "completions": ("/v1/completions", {"model": model, "prompt": said, "max_tokens": 3}),
+        "chat": ("/v1/chat/completions", messages_),
+        "messages": ("/v1/messages", messages_),
+    }[api]
+    body["temperature"] = 0
+
+    async def asked(name: str, **more: object) -> tuple[int, int]:
+        """Tokens of the prompt that were there, and tokens that were computed."""
+        before = count(house.front, "tenant_tokens", tenant=name)
+        found = await house.http(name, "POST", path, body | more)
+        assert found.status == 200
+        usage = found.json["usage"]
+        there = usage.get("cache_read_input_tokens")
+        if there is None:
+            there = usage["prompt_tokens_details"]["cached_tokens"]
+        return there, count(house.front, "tenant_tokens", tenant=name) - before
+
+    reused, whole = await asked("alpha")
+    begins = reused  # the begin-of-text token, or what every chat begins with
+    for name in ("beta", "ops"):
+        foreign = await asked(name)
+        assert foreign[0] <= begins
+        assert foreign[1] >= whole > 60
+    # no salt of one's own leads to another's
+    for salt in ("alpha", "\n", "alpha\n"):
+        assert (await asked("beta", foretick={"salt": salt}))[1] >= whole
+    # each one's own second is neither computed nor new
+    for name in ("alpha", "beta", "ops"):
+        there, computed = await asked(name)
+        assert (there > 60, computed) == (True, 0)
+
+
 async def test_events_are_those_of_seen_sessions_even_after_anothers_id(house: House) -> None:
     async with listening(house.port, x_api_key=KEYS["alpha"]) as mine:
         house.source.put(house.tape.second(2), house.tape.second(3))

@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 import pytest
 
-from feeds.decoding import Undecodable, decoded
+from feeds.decoding import MOST_MESSAGE_CHARS, Undecodable, decoded
 
 DEEP = 100_000
 TO_INT = partial(msgspec.json.decode, type=int)
@@ -35,6 +35,15 @@ def test_a_value_of_another_type_is_readable(payload):
     with pytest.raises(Undecodable) as raised:
         decoded(TO_INT, payload)
     assert raised.value.readable
+
+
+def test_the_reason_is_short_however_much_was_sent():
+    class Known(msgspec.Struct, forbid_unknown_fields=True):
+        pass
+
+    with pytest.raises(Undecodable, match=r"unknown field `xxx.* \(\d+ characters\) x+`") as raised:
+        decoded(partial(msgspec.json.decode, type=Known), b'{"%s": 1}' % (b"x" * 900_000))
+    assert len(str(raised.value)) < MOST_MESSAGE_CHARS + 40
 
 
 def test_what_can_be_decoded_is_passed_on():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from daemon.api.extension import Extension, extended
-from daemon.api.generation import Begun, Delta, Facts, Finished, Generate, Logprob, Served
+from daemon.api.generation import MOST_MESSAGES, Begun, Delta, Facts, Finished, Generate, Logprob, Served
 from daemon.api.openai.common import (
     Answers,
     Content,
@@ -73,7 +74,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The members that this server reads; others are tolerated, as the API itself does."""
 
     model: str
-    messages: list[Message]
+    messages: Annotated[list[Message], Meta(max_length=MOST_MESSAGES)]
     max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
     temperature: Temperature | None = None

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from daemon.api.generation import (
     MOST_LOGPROBS,
+    MOST_MESSAGES,
     Finish,
     Finished,
     Logprob,
@@ -33,7 +34,7 @@ _TEXTS = ("text", "input_text", "output_text", "refusal")
 RoleName = Annotated[str, Meta(extra_json_schema={"enum": [*_ROLES]})]
 _Part = Annotated[Object, Meta(extra_json_schema={"required": ["type", "text"], "properties": {
     "type": {"enum": [*_TEXTS[:-1]]}, "text": {"type": "string"}}})]  # fmt: skip
-Content = str | list[_Part] | None
+Content = str | Annotated[list[_Part], Meta(max_length=MOST_MESSAGES)] | None
 _TYPES: dict[Reason, str] = {
     "busy": "rate_limit_error",
     "engine": "server_error",

@@ -109,7 +109,7 @@ class Completions:
         answers = asked.n or 1
         if asked.best_of not in (None, answers):
             raise Problem("bad_request", "best_of is not supported, unless it equals n", "best_of")
-        prompts = _prompts(asked.prompt)
+        prompts = _prompts(asked.prompt, served.max_prompt_tokens)
         if len(prompts) * answers > MOST_ANSWERS:
             why = f"prompt: at most {MOST_ANSWERS} answers to all prompts together"
             raise Problem("bad_request", why, "prompt")
@@ -225,8 +225,16 @@ def _completion(
     )
 
 
-def _prompts(prompt: str | list[Any]) -> list[str | tuple[int, ...]]:
-    """The prompts: a text, several, the tokens of one, or of several. Raises Problem for anything else."""
+def _prompts(prompt: str | list[Any], most: int) -> list[str | tuple[int, ...]]:
+    """The prompts: a text, several, the tokens of one, or of several. Raises Problem for anything else, and
+    for more than ``most`` tokens.
+    """
+    # before each token is looked at
+    for each in (prompt, *(prompt if len(prompt) <= MOST_ANSWERS else ())):
+        if isinstance(each, list) and len(each) > max(most, MOST_ANSWERS):
+            raise Problem(
+                "too_long", f"the prompt has {len(each)} tokens, the limit is {most} tokens", "prompt"
+            )
     listed = [prompt] if isinstance(prompt, str) or all(type(each) is int for each in prompt) else prompt
     found: list[str | tuple[int, ...]] = []
     for each in listed:

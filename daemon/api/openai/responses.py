@@ -10,7 +10,18 @@ import msgspec
 from msgspec import Meta
 
 from daemon.api.extension import Extension, extended
-from daemon.api.generation import SESSION, Begun, Delta, Facts, Finished, Generate, Logprob, Served, Turn
+from daemon.api.generation import (
+    MOST_MESSAGES,
+    SESSION,
+    Begun,
+    Delta,
+    Facts,
+    Finished,
+    Generate,
+    Logprob,
+    Served,
+    Turn,
+)
 from daemon.api.openai.common import (
     Content,
     Object,
@@ -68,7 +79,7 @@ class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The members that this server reads; others are tolerated."""
 
     model: str
-    input: str | list[InputItem]
+    input: str | Annotated[list[InputItem], Meta(max_length=MOST_MESSAGES)]
     instructions: str | None = None
     max_output_tokens: Tokens | None = None
     temperature: Temperature | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import given
@@ -10,9 +11,9 @@ from hypothesis import strategies as st
 from starlette.types import Message
 
 from daemon.api.event_stream import EventStream
-from daemon.api.events import Events, Filter, Lost, sse
+from daemon.api.events import Events, Filter, Lost, Subscription, sse
 from daemon.api.messages import QueryError
-from daemon.tenants import LOCAL, Client
+from daemon.tenants import LOCAL, Client, Tenant
 from feeds.messages import DataUpdated, DeadLetter, FlashReady
 from metrics.store import MetricStore
 from tests.e2e.support import until
@@ -145,3 +146,60 @@ async def test_a_quiet_stream_is_pinged_and_its_events_come_between() -> None:
     gone.set()
     await serving
     assert events.subscribe(ME, Filter(), "sse", after="abc.2").take() == ([], [])
+
+
+class Line:
+    """A connection that lasts."""
+
+    def __init__(self, tenant: Tenant) -> None:
+        self.client = Client(tenant, "line")
+
+    def dismiss(self) -> None:
+        pass
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["connect", "go", "more", "less"])), max_size=40)
+)
+def test_a_connection_takes_a_place_and_each_further_subscription_another(
+    steps: list[tuple[int, str]],
+) -> None:
+    events, lines = hub(8), [Line(Tenant(name)) for name in ("a", "a", "b")]
+    held: dict[int, list[Subscription]] = {}
+
+    def places(name: str = "") -> int:
+        return sum(max(1, len(on)) for n, on in held.items() if name in ("", lines[n].client.tenant.name))
+
+    for n, step in steps:
+        line = lines[n]
+        full = places() >= 8 or places(line.client.tenant.name) >= 4
+        if step == "connect" and n not in held:
+            with pytest.raises(QueryError) if full else nullcontext():
+                events.connect(line)
+                held[n] = []
+        elif step == "more" and n in held:
+            with pytest.raises(QueryError) if full and held[n] else nullcontext():
+                held[n].append(events.subscribe(line.client, Filter(), "websocket", "", line))
+        elif step == "less" and held.get(n):
+            events.unsubscribe(held[n].pop(0))
+        elif step == "go" and n in held:
+            for subscription in held.pop(n):
+                events.unsubscribe(subscription)
+            events.disconnect(line)
+        assert events._clients["websocket"] == places()
+        assert all(events._by_tenant[name] == places(name) for name in "ab")
+
+
+def test_a_tenant_has_half_of_all_places_or_as_many_as_it_is_given() -> None:
+    events = hub(8)
+    few, more = Client(Tenant("few", max_listeners=1), "x"), Client(Tenant("more", max_listeners=6), "x")
+    events.subscribe(few, Filter(), "sse")
+    with pytest.raises(QueryError, match="1 clients of this tenant"):
+        events.subscribe(few, Filter(), "zeromq")
+    for _ in range(6):
+        events.subscribe(more, Filter(), "sse")
+    with pytest.raises(QueryError, match="6 clients of this tenant"):
+        events.subscribe(more, Filter(), "sse")
+    events.subscribe(ME, Filter(), "sse")
+    with pytest.raises(QueryError, match="8 clients are listening"):
+        events.subscribe(ME, Filter(), "sse")

@@ -196,12 +196,34 @@ async def test_headers_that_are_too_long_are_refused(bench: Bench) -> None:
         assert (await reader.readline()).startswith(b"HTTP/1.1 400")
 
 
+async def test_head_of_a_stream_has_its_headers_and_ends(bench: Bench) -> None:
+    head_only = await request(bench.port, "HEAD", "/v1/events?session=a")
+    async with listening(bench.port) as stream:
+        theirs = stream.reply.headers
+    assert (head_only.status, head_only.body) == (200, b"")
+    for name in ("content-type", "cache-control"):
+        assert head_only.headers[name] == theirs[name]
+    assert "content-length" not in head_only.headers
+    assert (await request(bench.port, "HEAD", "/v1/events?event=none")).status == 400
+    await until(lambda: bench.listeners("sse") == 0)
+
+
 async def test_only_so_many_listen(hasty: Bench) -> None:
     async with listening(hasty.port), listening(hasty.port), listening(hasty.port) as third:
         assert (third.reply.status, third.reply.json["code"]) == (429, "busy")
         async with conversing(hasty.port) as socket:
-            assert (await socket.ask(type="subscribe", id=1))["code"] == "busy"
+            assert (socket.accepted, socket.status) == (False, 429)
     await until(lambda: hasty.listeners("sse") == 0)
+    # a WebSocket is one of them, with its first subscription or without
+    async with conversing(hasty.port) as socket, conversing(hasty.port) as idle:
+        assert (socket.accepted, idle.accepted) == (True, True)
+        assert hasty.listeners("websocket") == 2
+        assert (await socket.ask(type="subscribe", id=1))["type"] == "subscribed"
+        assert (await socket.ask(type="subscribe", id=2))["code"] == "busy"
+        assert hasty.listeners("websocket") == 2
+        async with conversing(hasty.port) as third_socket, listening(hasty.port) as stream:
+            assert (third_socket.status, stream.reply.status) == (429, 429)
+    await until(lambda: hasty.listeners("websocket") == 0)
 
 
 async def test_a_socket_is_told_what_is_wrong(bench: Bench) -> None:

@@ -156,6 +156,18 @@ def test_more_than_the_positions_is_refused_before_it_is_computed(rig):
     assert (rig.events, rig.calls[-1]) == (before, ("cancel", 70))
 
 
+def test_a_text_that_cannot_fit_is_not_tokenised(rig, monkeypatch):
+    rig.open("x")
+    rig.events.clear()
+    monkeypatch.setattr(PromptFormat, "plain", None)
+    monkeypatch.setattr(PromptFormat, "encode", None)
+    rig.input("y" * 100_000)
+    assert [(e.code, e.prompt) for e in rig.events] == [("too_long", "p")]
+    assert rig.calls[-1] == ("cancel", 70)
+    rig.open("y" * 100_000)
+    assert rig.events[-1].code == "too_long"
+
+
 def test_the_end_of_a_prompt_is_reported_once_with_its_history(rig):
     rig.open("Up?", choices=("YES", "NO"))
     (request,) = rig.requests
