@@ -127,8 +127,7 @@ class KafkaSource:
         self._joining = asyncio.Lock()
         """Held until it is known what is lost."""
         self._lost: set[TopicPartition] = set()
-        """Partitions of those assigned that somebody else may have read meanwhile."""
-        self.losses = 0
+        """Partitions that somebody else may have read meanwhile, though they are assigned to us again."""
         self._member: Membership | None = None
         """Ours by the newest assignment, with the partitions that were begun."""
         self.reached: dict[Partition, tuple[int, int]] = {}
@@ -449,14 +448,15 @@ class KafkaSource:
         if gone and self._reader is not None:
             self._reader.left([tuple(partition) for partition in gone])
         self._assigned -= gone | lost
-        new = assigned - self._assigned
+        new, starts = assigned - self._assigned, dict[TopicPartition, int]()
         if new and self._stands_by and not self._serves:
             await self.before_serving()
         if new:
             stored = {} if self._group is None else await self._committed(consumer, sorted(new))
             wanted: Mapping[Partition, Begin] = {}
             if self._reader is not None:
-                wanted = await self._reader.assigned({(p.topic, p.partition): at for p, at in stored.items()})
+                points = {tuple(p): stored.get(p, CommitPoint(0)) for p in new}
+                wanted = await self._reader.assigned(points)
             self._serves = True  # the reader answers from now on, whatever fails below
             for partition in sorted(new):
                 committed = stored[partition].offset if partition in stored else None
@@ -465,19 +465,21 @@ class KafkaSource:
                     await self._resume(consumer, partition, committed, wanted.get(tuple(partition)))
                 else:
                     await self._begin(consumer, partition, self._start_at)
-                start = await consumer.position(partition)
-                self.reached[partition.topic, partition.partition] = start, start
-                if self._reader is not None:
-                    self._reader.begins((partition.topic, partition.partition), start)
+                starts[partition] = await consumer.position(partition)
         for partition in assigned - new if rejoined else ():
             # the client goes on from the committed offset, we from where we were
             consumer.seek(partition, self.reached[partition.topic, partition.partition][1])
         if self._rejoined:  # what was new may have been somebody else's again
             return
+        # all at once: what is begun is also ours, by the membership
+        for partition, start in starts.items():
+            self.reached[partition.topic, partition.partition] = start, start
+            if self._reader is not None:
+                self._reader.begins((partition.topic, partition.partition), start)
         self._began = self._began or bool(assigned)
         self._assigned = assigned
         if self._member is not None:
-            self._member = self._member._replace(partitions=_names(assigned))
+            self._member = self._member._replace(partitions=_names(assigned), placing=frozenset())
         if new and self._reader is not None:
             await self._reader.commit()
 
@@ -522,15 +524,20 @@ class KafkaSource:
         """
         self._rejoined = True
         async with self._joining:
-            kept = self._assigned & set(consumer.assignment())
+            assigned = set(consumer.assignment())
+            kept = self._assigned & assigned
+            self._lost |= self._assigned - kept  # the next assignment may bring them back
             if kept and self._reader is not None:
-                found = await self._look_back(consumer, kept, self._reader)
-                self._lost |= found
-                self.losses += bool(found)
+                self._lost |= await self._look_back(consumer, kept, self._reader)
             if self._group is not None:
-                instance = self._config.get("group_instance_id")
-                names = _names(kept - self._lost)
-                self._member = Membership(self._group, *_generation(consumer), instance, names)
+                owned = kept - self._lost
+                self._member = Membership(
+                    self._group,
+                    *_generation(consumer),
+                    self._config.get("group_instance_id"),
+                    _names(owned),
+                    _names(assigned - owned),
+                )
 
     async def _look_back(
         self, consumer: AIOKafkaConsumer, kept: set[TopicPartition], reader: Reader

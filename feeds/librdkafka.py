@@ -25,7 +25,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from feeds.source import CommitPoint, Membership, OffsetsUnknown, Partition
+from feeds.source import CommitPoint, Membership, OffsetsUnknown, Partition, Refusal
 from feeds.transactions import Fenced, GroupOffsets, Message, MessagesRefused, TransactionFailed
 
 log = logging.getLogger(__name__)
@@ -50,16 +50,14 @@ _FENCED = frozenset(
         KafkaError.GROUP_AUTHORIZATION_FAILED,
     }
 )
-_HOPELESS = frozenset(
-    {
-        KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.TOPIC_EXCEPTION,
-        KafkaError.INVALID_RECORD,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_TOPIC,
-    }
-)
+_HOPELESS: Mapping[int, Refusal] = {
+    KafkaError.MSG_SIZE_TOO_LARGE: "too_large",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "not_allowed",
+    KafkaError.TOPIC_EXCEPTION: "no_topic",
+    KafkaError.INVALID_RECORD: "refused",
+    KafkaError.UNKNOWN_TOPIC_OR_PART: "no_topic",
+    KafkaError._UNKNOWN_TOPIC: "no_topic",
+}
 
 
 def group_metadata(member: Membership) -> bytes:
@@ -250,10 +248,9 @@ class LibrdkafkaProducer:
         why = next(iter(hopeless.values()))
         too_large = [i for i, error in hopeless.items() if error.code() == KafkaError.MSG_SIZE_TOO_LARGE]
         if too_large:  # of a batch that was refused as a whole, the largest is sure to be one
-            raise MessagesRefused(
-                frozenset({max(too_large, key=lambda i: len(messages[i].payload))}), why.str()
-            )
-        raise MessagesRefused(frozenset(hopeless), why.str())
+            largest = max(too_large, key=lambda i: len(messages[i].payload))
+            raise MessagesRefused({largest: "too_large"}, why.str())
+        raise MessagesRefused({i: _HOPELESS[error.code()] for i, error in hopeless.items()}, why.str())
 
     def _patiently(self, call: Callable[[float], None]) -> None:
         """Call again while the library says that it goes on trying."""

@@ -53,13 +53,17 @@ class CommitPoint(NamedTuple):
 
 
 class Membership(NamedTuple):
-    """A member of a consumer group and the partitions it owns; without a generation: nobody in particular."""
+    """A member of a consumer group and the partitions it owns; without a generation: nobody in particular.
+
+    ``placing``: partitions assigned to it of which it is not known yet whether others have answered them.
+    """
 
     group: str
     generation: int = -1
     member: str = ""
     instance: str | None = None
     partitions: frozenset[Partition] = frozenset()
+    placing: frozenset[Partition] = frozenset()
 
 
 class CommitFailed(RuntimeError):
@@ -142,7 +146,7 @@ class Reader(Protocol):
     """What reads a log: it is told which partitions come and go."""
 
     async def assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, Begin]:
-        """These partitions come, with what was committed last, if anything was.
+        """These partitions come, with what was committed last; `CommitPoint` (0) where nothing was.
 
         Returns where to begin, at most at the committed offset, where that is known. In the others, reading
         begins as far back before it as windows span.
@@ -201,8 +205,6 @@ class MemberSource(Protocol):
 
     read_committed: "ReadCommitted | None"
     """Reads where a partition begins, instead of the source's own way."""
-    losses: int
-    """How often partitions were somebody else's before they came back."""
 
     @property
     def membership(self) -> Membership | None:

@@ -10,12 +10,21 @@ could not know this: a request that the network delayed may reach the broker aft
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from feeds.backoff import Connection, until
-from feeds.source import CommitPoint, Membership, OffsetsUnknown, Partition, ReadCommitted, SinkStopped
+from feeds.source import (
+    CommitPoint,
+    Membership,
+    OffsetsUnknown,
+    Partition,
+    PublishRefused,
+    ReadCommitted,
+    Refusal,
+    SinkStopped,
+)
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +52,12 @@ class Fenced(RuntimeError):
     """
 
 
-class PartitionsMoved(RuntimeError):
-    """The offsets belong to another member of the group now, which reads on from the committed ones."""
+class PartitionsMoved(Exception):
+    """``partitions`` are another member's, which reads on from what is committed; there is no effect."""
+
+    def __init__(self, partitions: frozenset[Partition], why: str) -> None:
+        super().__init__(why)
+        self.partitions = partitions
 
 
 class TransactionFailed(Exception):
@@ -56,11 +69,11 @@ class TransactionFailed(Exception):
 
 
 class MessagesRefused(Exception):
-    """The broker takes the messages at ``indices`` never; the attempt has no effect."""
+    """The broker never takes the messages with these indices, and why; there is no effect."""
 
-    def __init__(self, indices: frozenset[int], why: str) -> None:
+    def __init__(self, reasons: Mapping[int, Refusal], why: str) -> None:
         super().__init__(why)
-        self.indices = indices
+        self.reasons = reasons
 
 
 class TransactionalProducer(Protocol):
@@ -85,14 +98,10 @@ class CommittedOffsets(ReadCommitted, Protocol):
 
 @dataclass(frozen=True)
 class Written:
-    """A transaction that is in effect. ``aborted``: attempts before; ``unknown``: attempts without a reply.
-
-    ``refused``: indices of messages that the broker never takes; the others are written.
-    """
+    """A transaction in effect. ``aborted``: attempts before; ``unknown``: attempts without a reply."""
 
     aborted: int = 0
     unknown: int = 0
-    refused: frozenset[int] = frozenset()
 
 
 class KafkaTransactions:
@@ -148,24 +157,30 @@ class KafkaTransactions:
     async def publish(
         self, topic: str, key: bytes | None, payload: bytes, headers: Mapping[str, bytes]
     ) -> None:
-        """Deliver one message, in a transaction of its own. Raises Fenced, SinkStopped."""
-        await self.commit([Message(topic, key, payload, headers)], {}, lambda: None)
+        """Deliver one message, in a transaction of its own. Raises Fenced, PublishRefused, SinkStopped."""
+        try:
+            await self.commit([Message(topic, key, payload, headers)], {}, lambda: None)
+        except MessagesRefused as error:
+            raise PublishRefused(str(error), error.reasons[0]) from error
 
     async def commit(
         self,
         messages: Sequence[Message],
         points: Mapping[Partition, CommitPoint],
         member: Callable[[], Membership | None],
+        sources: Set[Partition] = frozenset(),
     ) -> Written:
         """Write the messages and the points; returns when both are in effect, however long that takes.
 
         ``member``: our membership of the group whose offsets these are, None while the group rebalances.
+        ``sources``: partitions that the messages answer, with or without points.
 
         Raises:
-            Fenced, PartitionsMoved: no effect, and this process cannot go on. SinkStopped: effect unknown.
+            MessagesRefused, PartitionsMoved: no effect; the rest can be committed. Fenced: no effect, and
+            this process cannot go on. SinkStopped: effect unknown.
         """
         async with self._one:
-            return await self._commit(messages, points, member)
+            return await self._commit(messages, points, member, sources | points.keys())
 
     async def stop(self) -> None:
         """Give up what is under way, and close."""
@@ -181,23 +196,22 @@ class KafkaTransactions:
         messages: Sequence[Message],
         points: Mapping[Partition, CommitPoint],
         member: Callable[[], Membership | None],
+        partitions: Set[Partition],
     ) -> Written:
         number = self._number + 1
         aborted = unknown = 0
-        refused: frozenset[int] = frozenset()
         while True:
             if self._producer is None:
                 raise SinkStopped(f"{self.name}: stopped before a transaction of {len(messages)} messages")
             offsets = [GroupOffsets(self._numbers, {self._marker: CommitPoint(number)})]
-            if points:
-                offsets.append(GroupOffsets(await self._membership(points, member), points))
-            taken = [each for index, each in enumerate(messages) if index not in refused]
+            if partitions:
+                owner = await self._membership(partitions, member)
+                offsets += [GroupOffsets(owner, points)] if points else []
+            refused: MessagesRefused | None = None
             try:
-                await self._producer.transact(taken, offsets)
+                await self._producer.transact(messages, offsets)
             except MessagesRefused as error:
-                log.error("%s refused %d messages for good: %s", self.name, len(error.indices), error)
-                left = [index for index in range(len(messages)) if index not in refused]
-                refused |= {left[index] for index in error.indices}
+                refused = error
             except TransactionFailed as error:
                 unknown += error.unknown
                 await self.connection.wait_before_retry(error)
@@ -208,24 +222,30 @@ class KafkaTransactions:
                 break
             if newest not in (None, number - 1):
                 raise Fenced(f"{self.name}: another process has committed transaction {newest} under this id")
+            if refused is not None:
+                raise refused
             aborted += 1
         self._number = number
         self.connection.up()
-        return Written(aborted, unknown, refused)
+        return Written(aborted, unknown)
 
     async def _membership(
-        self, points: Mapping[Partition, CommitPoint], member: Callable[[], Membership | None]
+        self, partitions: Set[Partition], member: Callable[[], Membership | None]
     ) -> Membership:
-        while (found := member()) is None:
+        """Ours, once it is known of all ``partitions`` whether we own them. No attempt is in doubt here."""
+        while True:
+            if (found := member()) is not None:
+                if moved := partitions - found.partitions - found.placing:
+                    names = ", ".join(f"{topic}/{number}" for topic, number in sorted(moved))
+                    raise PartitionsMoved(
+                        frozenset(moved),
+                        f"{self.name}: answers to {names}, which another member of the group owns now",
+                    )
+                if not partitions & found.placing:
+                    return found
             if self._stop.is_set():
                 raise SinkStopped(f"{self.name}: stopped while the group was rebalancing")
             await asyncio.sleep(0.05)
-        if moved := sorted(set(points) - found.partitions):
-            names = ", ".join(f"{topic}/{number}" for topic, number in moved)
-            raise PartitionsMoved(
-                f"{self.name}: answers to {names}, which another member of the group owns now"
-            )
-        return found
 
     async def _renew(self) -> int | None:
         """Put a new producer into the place of the old one; the number of the newest transaction, if any."""

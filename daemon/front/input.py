@@ -78,7 +78,7 @@ class FeedInput:
         self._stored: dict[Partition, CommitPoint] = {}
         self._mine: set[Partition] = set()
         self._elsewhere_answered: set[str] = set()
-        """Sessions that another daemon has answered further than this engine knows."""
+        """Sessions that another daemon has answered further than this engine knows, or may have."""
         self.resume: Resume = _nothing
         self.begin_anew: BeginAnew = lambda sessions, answered: None
         """What is still to come of these sessions is dropped until they have begun anew."""
@@ -146,17 +146,22 @@ class FeedInput:
         found, changed = self._recovery.take_over(point.metadata for point in stored.values())
         self._elsewhere_answered |= changed  # until they have begun anew: this may be cancelled before
         known = {session.name for session in self._sessions}
-        anew = {partition: known & _readers(found, point) for partition, point in stored.items()}
+        anew = {
+            partition: known & (_readers(found, point) | self.tracker.read_from(partition))
+            for partition, point in stored.items()
+        }
         ours = set[str]().union(*anew.values())
         self._elsewhere = {name: each for name, each in self._elsewhere.items() if name not in ours}
         anew = {partition: names for partition, names in anew.items() if names & self._elsewhere_answered}
         for partition, names in anew.items():  # all of them before anything else is heard of the engine
             self.begin_anew(names, self._elsewhere_answered)
             self.tracker.rewind(partition)
+            if self.transactions is not None:
+                self.transactions.rewind(partition)
         for names in anew.values():
             others = {name: each for name, each in self._positions.items() if name not in names}
             self._positions = others | dict(await self.resume(names))
-        self._elsewhere_answered.clear()
+        self._elsewhere_answered.difference_update(*anew.values())
         self._stored.update(stored)
         return self._begin(found, stored)
 
@@ -219,10 +224,21 @@ class FeedInput:
         self._tell_stored(())
 
     def left(self, partitions: Collection[Partition]) -> None:
-        """These partitions are somebody else's."""
+        """These partitions are somebody else's.
+
+        With transactions, what is not committed of their sessions is dropped. If they come back, they begin
+        anew from what is committed.
+        """
         self._mine.difference_update(partitions)
         gone = set[str]()
         for partition in partitions:
+            if self.transactions is not None:
+                known = {session.name for session in self._sessions}
+                names = known & self.tracker.read_from(partition)
+                self._recovery.stored(point.metadata for point in self.transactions.stored.values())
+                self._recovery.take_back(names)
+                self._elsewhere_answered |= names
+                self.begin_anew(names, names)
             self.tracker.leave(partition)
             names = {each.name for each in self._sessions if self.tracker.reads(each.name, (partition,))}
             self._left[partition] = {name for name in names if not self.reads(name)}
@@ -286,7 +302,8 @@ class FeedInput:
         self._send(stream)
 
     def number_anew(self) -> dict[str, int]:
-        """Number the symbols for a new engine, whose ring is empty."""
+        """Number the symbols for a new engine, whose ring is empty, and which begins with what is known."""
+        self._elsewhere_answered.clear()
         self.symbols = numbered(self._sessions)
         return self.symbols
 
@@ -396,7 +413,6 @@ class FeedInput:
         await self._leave_for_good(forget)
         self.tracker.clear()
         self._mine.clear()
-        self._elsewhere_answered.clear()  # the engine began with what is known
         self.order.restart()
         await self.start(ring)
 
@@ -420,8 +436,15 @@ class FeedInput:
 
     async def leave(self) -> None:
         """Commit, and disconnect unless the source can read again as it is."""
-        within_s = REOPEN_COMMIT_S if self.transactions is None else float("inf")
-        await self._commit_before_closing(within_s)
+        if self.transactions is None:
+            await self._commit_before_closing(REOPEN_COMMIT_S)
+        elif not await self.commit():
+            # nobody reads, so a rebalance does not end; what is in doubt is waited for
+            self.transactions.gives_up = True
+            try:
+                await self._commit_before_closing(float("inf"))
+            finally:
+                self.transactions.gives_up = False
         if self.source is not None and not (self._log is not None and self._log.stays):
             await self.source.stop()
 

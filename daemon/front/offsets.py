@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -70,6 +70,8 @@ class OffsetTracker:
         """Running number of each session's newest record below a committed offset."""
         self._followed: set[Stream] = set()
         """Streams whose offsets are another's to commit."""
+        self._sources: dict[str, Stream] = {}
+        """Where a session's newest record came from."""
         self._asked: dict[Stream, int] = {}
         """Where streams stood in a past that was asked for, when `clear` was called."""
 
@@ -97,7 +99,8 @@ class OffsetTracker:
             known.pop(stream, None)
 
     def leave(self, stream: Stream) -> None:
-        """Another commits this stream's offsets from now on."""
+        """Another commits this stream's offsets, until `begin`."""
+        self._followed.add(stream)
         self._committed.pop(stream, None)
         self._asked.pop(stream, None)
         self._stored[stream] = max(self._stored.get(stream, 0), self._floor.get(stream, 0))
@@ -111,6 +114,7 @@ class OffsetTracker:
     ) -> None:
         """Records went to the engine; their running numbers and offsets ascend."""
         self._readers.setdefault(stream, set()).add(session)
+        self._sources[session] = stream
         stored = self._stored.get(stream, 0)
         if offsets[0] < stored:
             old = bisect_left(offsets, stored)
@@ -158,6 +162,14 @@ class OffsetTracker:
         """Whether records of the session came from any of these streams."""
         return any(session in self._readers.get(stream, ()) for stream in streams)
 
+    def source_of(self, session: str) -> Stream | None:
+        """Where the session's newest record came from; None before the first one."""
+        return self._sources.get(session)
+
+    def read_from(self, stream: Stream) -> Set[str]:
+        """The sessions whose newest record came from there."""
+        return {session for session, source in self._sources.items() if source == stream}
+
     def waits(self, session: str, number: int) -> bool:
         """Whether a record of the session up to running number ``number`` is outstanding."""
         runs = self._outstanding.get(session)
@@ -191,6 +203,7 @@ class OffsetTracker:
         """``session`` is gone: no answer will cover its records."""
         self._outstanding.pop(session, None)
         self._history.pop(session, None)
+        self._sources.pop(session, None)
         for readers in self._readers.values():
             readers.discard(session)
 
@@ -248,4 +261,5 @@ class OffsetTracker:
         self._floor.clear()
         self._readers.clear()
         self._history.clear()
+        self._sources.clear()
         self._followed.clear()

@@ -129,6 +129,13 @@ class Recovery:
             self.epoch += 1
         return found, changed
 
+    def take_back(self, names: Iterable[str]) -> None:
+        """What is not stored of these sessions' progress is void: it is made again from there."""
+        for name in names:
+            known = self._session(name)
+            known.progress = known.stored
+            known.go_on()
+
     def is_behind(self, text: str) -> bool:
         """Whether another daemon wrote this, or it tells of an engine or answers that are not known here."""
         try:

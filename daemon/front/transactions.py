@@ -2,6 +2,10 @@
 
 A message is staged when it is made. It goes out when its version is complete, and all versions of its session
 before: then offsets and progress cover the version, and a transaction takes both at the same moment.
+
+Where a partition has gone to another member, what is not committed of its sessions is dropped, for the new
+owner makes it again. A transaction that the group or the broker refuses has no effect, so the rest goes into
+the next one.
 """
 
 from __future__ import annotations
@@ -9,16 +13,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 
-from daemon.front.delivery import Delivery, Done, Outcome
+from daemon.front.delivery import Delivery, Done, Outcome, Refused
 from daemon.front.offsets import OffsetTracker, Stream
 from feeds.codec import encode
 from feeds.connector import Route
-from feeds.messages import Answer, AnyMessage, DataUpdated, FlashReady
+from feeds.messages import Answer, AnyMessage, DataUpdated, DeadLetter, FlashReady
 from feeds.source import CommitPoint, Membership, MemberSource, SinkStopped
-from feeds.transactions import Fenced, KafkaTransactions, Message, PartitionsMoved, Written
+from feeds.transactions import KafkaTransactions, Message, MessagesRefused, PartitionsMoved, Written
 from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
@@ -30,15 +34,19 @@ SETTLE_S = 5.0
 
 @dataclass(frozen=True)
 class _Staged:
+    """``version`` 0 is complete. ``stream``: of the newest record behind it, if any."""
+
     session: str
     version: int
     message: Message
     published: Done
+    original: AnyMessage
+    stream: Stream | None
 
 
-def _whatever(staged: _Staged) -> _Staged:
-    """The same, to go out whatever becomes of its session."""
-    return _Staged("", 0, staged.message, staged.published)
+def _completed(staged: Iterable[_Staged]) -> list[_Staged]:
+    """The same, complete whatever becomes of their sessions and engine."""
+    return [replace(each, version=0) for each in staged]
 
 
 class Transactions:
@@ -65,6 +73,14 @@ class Transactions:
         self._under_way: asyncio.Task[bool] | None = None
         """The newest transaction."""
         self._stopped = False
+        self._again: set[str] = set()
+        """Sessions whose messages of the transaction under way will be made again."""
+        self._rewound: set[Stream] = set()
+        """Streams that are read again since that transaction was made; its points are outdated."""
+        self.gives_up = False
+        """Nobody reads the source, so it learns nothing of partitions: those not known to be ours are not."""
+        self.left: Callable[[Collection[Stream]], None] = lambda streams: None
+        """Called where streams are another member's."""
 
     def put(
         self,
@@ -86,7 +102,8 @@ class Transactions:
                 version = 0
         encoded = Message(topic, key.encode(), encode(message), headers)
         self._delivery.wait_for(1)
-        self._staged.append(_Staged(session, version, encoded, published))
+        stream = self._tracker.source_of(session)
+        self._staged.append(_Staged(session, version, encoded, published, message, stream))
         if version <= self._complete.get(session, 0):
             self._wake.set()
 
@@ -97,7 +114,9 @@ class Transactions:
 
     def remove(self, session: str) -> None:
         """A session is gone; what is staged still goes out."""
-        self._staged = [_whatever(each) if each.session == session else each for each in self._staged]
+        self._staged = [
+            replace(each, version=0) if each.session == session else each for each in self._staged
+        ]
         self._complete.pop(session, None)
         self._wake.set()
 
@@ -107,45 +126,61 @@ class Transactions:
         def again(staged: _Staged) -> bool:
             return staged.session == session and (complete or not self._is_complete(staged))
 
+        if complete:
+            self._again.add(session)
         dropped = [each for each in self._staged if again(each)]
         self._staged = [each for each in self._staged if not again(each)]
         self._finish(dropped, None, 0)
+
+    def rewind(self, stream: Stream) -> None:
+        """The stream is read again from where others have left it."""
+        self._rewound.add(stream)
 
     def forget(self) -> None:
         """The engine is gone: versions that are not complete will be made again."""
         complete, dropped = self._take(), self._staged
         # the next engine may make their versions again, and those are not complete
-        self._staged = [_whatever(each) for each in complete]
+        self._staged = _completed(complete)
         self._complete.clear()
         self._finish(dropped, None, 0)
 
-    async def settle(self, within_s: float = SETTLE_S) -> bool:
-        """Let all that is complete now be committed; False where that takes longer."""
+    async def settle(self, within_s: float | None = None) -> bool:
+        """Let all that is complete now be committed; False where that takes longer (`SETTLE_S`)."""
         if self._stopped:
             return True
         done = asyncio.get_running_loop().create_future()
         self._waiting.append(done)
         self._wake.set()
-        await asyncio.wait([done], timeout=within_s)
+        await asyncio.wait([done], timeout=SETTLE_S if within_s is None else within_s)
         return self._stopped or (done.done() and not done.cancelled() and done.result())
 
     async def run(self) -> None:
-        """Commit as soon as something is complete. Raises Fenced, PartitionsMoved.
+        """Commit as soon as something is complete. Raises Fenced.
 
         A transaction that is under way when this is cancelled goes on, for `stop` to wait for.
         """
         while True:
             await self._wake.wait()
             self._wake.clear()
-            waiting, self._waiting = self._waiting, []
+            settling = len(self._waiting)
             try:
                 self._under_way = asyncio.create_task(self._commit())
                 done = await asyncio.shield(self._under_way)
-            except (Fenced, PartitionsMoved):
-                self._stopped = True
+            except Exception:
+                self._end()
                 raise
-            for each in waiting:
-                each.set_result(done)
+            self._settled(settling, done)
+
+    def _settled(self, count: int, done: bool) -> None:
+        """Tell the first ``count`` of those that wait."""
+        settled, self._waiting = self._waiting[:count], self._waiting[count:]
+        for each in settled:
+            each.set_result(done)
+
+    def _end(self) -> None:
+        """Nothing is committed from now on."""
+        self._stopped = True
+        self._settled(len(self._waiting), False)
 
     async def stop(self, within_s: float) -> None:
         """Commit what is complete, for at most so long; nothing is committed afterwards. `run` has ended.
@@ -160,34 +195,76 @@ class Transactions:
             log.error("a transaction was not committed within %g s", within_s)
         except Exception:
             log.exception("the last transaction failed")
-        self._stopped = True
+        self._end()
 
     async def _commit(self) -> bool:
-        """One transaction of all that is complete; False where it was given up."""
-        taken = self._take()
-        points = self._tracker.to_commit()
-        if not (taken or points):
-            return True
-        began = time.monotonic_ns()
-        written = None
-        messages = [each.message for each in taken]
-        losses = self._source.losses
+        """Commit all that is complete, in one transaction if none is refused; False where it was given up."""
+        while True:
+            taken, points = self._take(), self._tracker.to_commit()
+            if not (taken or points):
+                return True
+            self._again.clear()
+            self._rewound.clear()
+            began, written = time.monotonic_ns(), None
+            messages = [each.message for each in taken]
+            sources = {each.stream for each in taken if each.stream is not None}
+            try:
+                written = await self._sink.commit(messages, points, self._membership, sources)
+            except PartitionsMoved as error:
+                log.warning("%s", error)
+                self._put_back(taken, points)
+                self._moved(error.partitions - self._rewound)
+                continue
+            except MessagesRefused as error:
+                self._store.inc("foretick_transactions_total", outcome="aborted")
+                self._refuse(taken, points, error)
+                continue
+            except SinkStopped as error:
+                log.warning("%s", error)
+            else:
+                self.stored.update(points)
+            self._finish(taken, written, time.monotonic_ns() - began)
+            return written is not None
 
-        def member() -> Membership | None:
-            """Of a partition that came back, the points may lie before those of its owner in between."""
-            found = self._source.membership
-            if found is None or self._source.losses == losses:
-                return found
-            return found._replace(partitions=frozenset())
+    def _membership(self) -> Membership | None:
+        found = self._source.membership
+        if self.gives_up:
+            found = (found or Membership(""))._replace(placing=frozenset())
+        return found and found._replace(partitions=found.partitions - self._rewound)
 
-        try:
-            written = await self._sink.commit(messages, points, member)
-        except SinkStopped as error:
-            log.warning("%s", error)
-        else:
-            self.stored.update(points)
-        self._finish(taken, written, time.monotonic_ns() - began)
-        return written is not None
+    def _put_back(self, taken: Iterable[_Staged], points: Iterable[Stream]) -> None:
+        """The transaction has no effect: what is not made again goes into the next one."""
+        self._tracker.not_committed(points)
+        made_again = [each for each in taken if each.session in self._again]
+        left = [each for each in taken if each.session not in self._again]
+        self._staged = [*_completed(left), *self._staged]
+        self._finish(made_again, None, 0)
+
+    def _moved(self, streams: Collection[Stream]) -> None:
+        """Another member makes again what is complete of these streams, and so do we if they come back."""
+        self.left(streams)
+        moved = [each for each in self._staged if each.stream in streams]
+        self._staged = [each for each in self._staged if each.stream not in streams]
+        self._finish(moved, None, 0)
+
+    def _refuse(self, taken: list[_Staged], points: Collection[Stream], error: MessagesRefused) -> None:
+        """The next transaction has a dead letter in place of each message that the broker never takes."""
+        refused = {
+            index: reason
+            for index, reason in error.reasons.items()
+            if taken[index].session not in self._again
+        }
+        self._put_back([each for index, each in enumerate(taken) if index not in refused], points)
+        for index, reason in refused.items():
+            each, (topic, key, payload, headers) = taken[index], taken[index].message
+            if isinstance(each.original, DeadLetter):  # a letter about a letter would be refused, too
+                log.error("%s refused a dead letter for good: %s", self._sink.name, error)
+            else:
+                why = f"{self._sink.name} refuses a message for good: {error}"
+                letter = Refused(each.original, topic, key or b"", payload, headers, reason, why)
+                self._delivery.on_refused(letter)
+            self._delivery.wait_for(-1)
+            each.published(Outcome.REFUSED)
 
     def _is_complete(self, staged: _Staged) -> bool:
         return staged.version <= self._complete.get(staged.session, 0)
@@ -205,8 +282,5 @@ class Transactions:
             self._store.inc("foretick_transactions_total", written.aborted, outcome="aborted")
             self._store.inc("foretick_transactions_total", written.unknown, outcome="unknown")
             self._store.observe("foretick_transaction_seconds", took_ns)
-        for index, each in enumerate(taken):
-            if written is None:
-                each.published(Outcome.STOPPED)
-            else:
-                each.published(Outcome.REFUSED if index in written.refused else Outcome.DELIVERED)
+        for each in taken:
+            each.published(Outcome.STOPPED if written is None else Outcome.DELIVERED)

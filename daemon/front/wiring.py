@@ -186,6 +186,8 @@ def make_front(
     publisher.delivery.gate = entering.gate
     if isinstance(entering, FeedInput):
         entering.transactions = publisher.transactions
+        if publisher.transactions is not None:
+            publisher.transactions.left = entering.left
     room = Room(config.query.max_prompts, config.query.max_prompts_each)
     prompts = Prompts(room, send, lateness.admit, access)
     generations = Generations(

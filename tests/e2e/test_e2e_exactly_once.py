@@ -8,15 +8,18 @@ import random
 import signal
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from aiokafka.partitioner import DefaultPartitioner
 
+from daemon.audit.completeness import Audit
+from daemon.config.schema import UNTRAINED
 from feeds.kafka_client import quiet_client_log
 from feeds.messages import Answer
 from tests.e2e.process import Daemon, Topics, committed, until_slowly
-from tests.e2e.support import until
+from tests.e2e.support import SECOND, START, trade, until
 from tests.e2e.test_e2e_process import NAMES, SYMBOLS, kafka_config, second
 from tests.fixtures_kafka import need_tools
 from tests.kafka_proxy import Api, Fault, KafkaProxy
@@ -52,7 +55,7 @@ def covered(answers: Sequence[Answer]) -> dict[str, list[int]]:
 
 
 def seconds_answered(topics: Topics, name: str) -> int:
-    return min((len(found) for found in covered(topics.answers(name)).values()), default=0) // TRADES
+    return min((len(set(found)) for found in covered(topics.answers(name)).values()), default=0) // TRADES
 
 
 async def check(topics: Topics, seconds: int) -> None:
@@ -146,3 +149,102 @@ async def test_a_second_daemon_with_the_same_id_ends_the_first(tmp_path: Path, s
                 assert await asyncio.to_thread(daemon.wait, 60) != 0
                 assert "another process has this transactional id" in daemon.log
                 assert other.get("/readyz")[0] == 200
+
+
+def markets(partitions: int) -> dict[str, str]:
+    """A symbol for each partition, by session."""
+    found: dict[int, str] = {}
+    for letter in "ABCDEFGHIJKLM":
+        every = list(range(partitions))
+        found.setdefault(DefaultPartitioner()(f"V:{letter * 3}".encode(), every, every), letter * 3)
+    assert len(found) == partitions
+    return {symbol.lower(): f"V:{symbol}" for symbol in found.values()}
+
+
+async def trading(topics: Topics, symbols: Iterable[str], played: list[int], stop: asyncio.Event) -> None:
+    """Whole seconds of trades, one every 400 ms or longer, until ``stop``; ``played`` holds their number."""
+    while not stop.is_set():
+        at = START + played[0] * SECOND
+        trades = [trade(symbol, at + i * 1000, f"100.{i}5") for i in range(TRADES) for symbol in symbols]
+        await topics.produce(zip([*symbols] * TRADES, trades, strict=True))
+        played[0] += 1
+        await asyncio.sleep(0.4)
+
+
+@pytest.mark.timeout(900)
+async def test_members_of_a_group_join_leave_and_are_killed(tmp_path: Path, server: KafkaServer) -> None:
+    """Each has a transactional id of its own. None ends by itself, and every answer is there once."""
+    suffix = f".{uuid.uuid4().hex[:8]}"
+    trades, answers = f"md.trades.v1{suffix}", f"answers.v1{suffix}"
+    await create_topics(server.bootstrap, {trades: 4, answers: 1, f"dlq.v1{suffix}": 1})
+    sessions, played, stop = markets(4), [0], asyncio.Event()
+    questions = ("up", "calm")
+
+    def member(name: str) -> Daemon:
+        config = exactly_once(kafka_config(server.bootstrap, suffix, "inproc", sessions), f"{suffix}.{name}")
+        config = config.replace("[source]\n", f'[model]\npath = "{UNTRAINED}"\n[source]\nbehind = "wait"\n')
+        config = config.replace("[source.kafka]\n", '[source.kafka]\nsession_timeout = "6s"\n')
+        config += f'\n[recovery]\ndirectory = "{tmp_path / "snapshots"}"\ninterval = "1s"'
+        for question in questions:  # a choice, for free text may be left out where the next bar is there
+            config += f'\n[[questions]]\nname = "{question}"\ntext = "{question}?"\nchoices = ["Yes", "No"]'
+        return Daemon(tmp_path / name, f'standing = "none"\n{config}')
+
+    async with Topics(server.bootstrap, trades, answers) as topics:
+
+        async def answered(running: Sequence[Daemon], seconds: int = 0) -> None:
+            """Wait until all sessions have answers to what is played by now; so long none ends."""
+            wanted = seconds or played[0]
+
+            def look() -> bool:
+                for each in running:
+                    assert each.poll() is None, f"it ended with {each.poll()}:\n{each.log[-3000:]}"
+                return all(seconds_answered(topics, name) >= wanted for name in sessions)
+
+            await until_slowly(look, 180, f"{wanted} seconds of all sessions")
+
+        async def shared(one: Daemon, other: Daemon) -> None:
+            """Wait until both have partitions, which then move from the one to the other."""
+            await until_slowly(lambda: all(holds(each) for each in (one, other)), 60, "two owners")
+
+        with member("one") as one:
+            await one.ready()
+            market = asyncio.create_task(trading(topics, sessions.values(), played, stop))
+            try:
+                await answered([one])
+                with member("two") as two:
+                    await two.ready()
+                    await shared(one, two)
+                    await answered([one, two])
+                    assert two.terminate(60) == 0, two.log[-3000:]
+                await answered([one])
+                with member("two") as two:
+                    await two.ready()
+                    await shared(one, two)
+                    await answered([one, two])
+                    one.signal(signal.SIGKILL)
+                    one.wait(10)
+                    await answered([two])
+                    stop.set()
+                    await market
+                    await answered([two], played[0] - 1)
+            finally:
+                market.cancel()
+        audit = Audit(whole=True)
+        for message in topics.messages:
+            if isinstance(message, Answer):
+                audit.take(message)
+        for name in sessions:
+            asked = {each: [a for a in topics.answers(name) if a.question == each] for each in questions}
+            for found in asked.values():
+                times = [each.as_of for each in found]
+                assert times == sorted(set(times)), f"{name}: a bar was answered twice, or late"
+                # a version that begins with a bar of the daemon before has that one's records, too
+                assert set(*covered(found).values()) == set(range((played[0] - 1) * TRADES))
+        assert {each.session for each in audit.result()} == sessions.keys()
+        for each in audit.result():
+            assert each.holds(exactly_once=True), each
+
+
+def holds(daemon: Daemon) -> bool:
+    """Whether it has partitions."""
+    return "foretick_consumer_lag_records{" in daemon.get("/metrics")[1]

@@ -8,7 +8,7 @@ import signal
 import socket
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 
@@ -37,11 +37,14 @@ NAMES = {question.name for question in PAPER_SIX}
 WATCHDOG_S = 2.0
 
 
-def kafka_config(bootstrap: str, suffix: str = "", mode: str = "two") -> str:
+def kafka_config(
+    bootstrap: str, suffix: str = "", mode: str = "two", sessions: Mapping[str, str] = SYMBOLS
+) -> str:
+    """``sessions``: their symbols by name."""
     (query_port,) = free_ports(1)
     tables = [
         f'[[sessions]]\nname = "{name}"\nsymbol = "{symbol}"\nretention_tokens = 1024\n'
-        for name, symbol in SYMBOLS.items()
+        for name, symbol in sessions.items()
     ]
     return "\n".join(
         [

@@ -94,7 +94,7 @@ async def test_the_embedded_broker_keeps_texts_and_begins_again_before_what_is_c
         await first.start()
         reading = asyncio.ensure_future(notes.read())
         await eventually(lambda: len(notes.got) == 9)
-        assert (notes.stored, notes.began) == ({}, {(T, 0): 0})
+        assert (notes.stored, notes.began) == ({(T, 0): CommitPoint(0)}, {(T, 0): 0})
         notes.got = notes.got[:6]
         await notes.commit()
         await first.stop()
@@ -173,7 +173,38 @@ async def test_a_partition_that_others_answered_before_it_came_back_is_begun_ane
         again = [7, 8, 9] if answered else [9]
         assert [message.offset for message in notes.got] == [*range(9), *again]
         assert notes.began == ({(T, 0): 7} if answered else {})
-        assert source.losses == answered
+        await source.stop()
+        await reading
+
+
+async def test_a_partition_that_others_may_have_had_is_ours_once_it_is_known_what_they_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It goes with one assignment, comes back with the next, and only then do we read on."""
+    with MockBroker() as broker:
+        broker.create_topic(T, 2)
+        source = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
+        notes = Notes(source, "text")
+        await source.start()
+        reading = asyncio.ensure_future(notes.read())
+        both = frozenset({(T, 0), (T, 1)})
+        await eventually(lambda: source.membership is not None and source.membership.partitions == both)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        notes.began.clear()
+        consumer = source._consumer
+        assert consumer is not None
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(consumer, "assignment", lambda: {TopicPartition(T, 0)})
+            await source._joined(consumer)
+            assert source.membership is not None
+            assert source.membership[-2:] == ({(T, 0)}, frozenset())
+        await source._joined(consumer)
+        assert source.membership[-2:] == ({(T, 0)}, {(T, 1)})
+        reading = asyncio.ensure_future(notes.read())
+        await eventually(lambda: source.membership is not None and source.membership.partitions == both)
+        assert source.membership.placing == frozenset()
+        assert notes.began == {(T, 1): 0}
         await source.stop()
         await reading
 

@@ -10,8 +10,15 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_source import KafkaSource
 from feeds.librdkafka import check_group_metadata
-from feeds.source import CommitPoint, Membership
-from feeds.transactions import Fenced, GroupOffsets, Message, PartitionsMoved, TransactionFailed
+from feeds.source import CommitPoint, Membership, PublishRefused
+from feeds.transactions import (
+    Fenced,
+    GroupOffsets,
+    Message,
+    MessagesRefused,
+    PartitionsMoved,
+    TransactionFailed,
+)
 from tests.feeds.waiting import eventually
 from tests.fixtures_kafka import need_tools
 from tests.kafka_proxy import Act, Api, Fault, KafkaProxy
@@ -164,20 +171,22 @@ async def test_a_member_that_lost_its_partitions_commits_nothing(server: KafkaSe
     assert await copy.read() == [1]
 
 
-async def test_refused_messages_are_left_out(copy: Copy) -> None:
+async def test_a_refused_message_is_named_and_the_rest_can_be_committed(copy: Copy) -> None:
     sink = copy.sink()
     await sink.start()
-    done = await sink.commit(
-        [
-            Message(copy.output, None, b"0"),
-            Message("nowhere.v1", None, b"1"),
-            Message(copy.output, None, b"2"),
-        ],
-        {copy.input: CommitPoint(3)},
-        copy.member,
-    )
-    assert done.refused == {1}
+    messages = [
+        Message(copy.output, None, b"0"),
+        Message("nowhere.v1", None, b"1"),
+        Message(copy.output, None, b"2"),
+    ]
+    with pytest.raises(MessagesRefused) as refused:
+        await sink.commit(messages, {copy.input: CommitPoint(3)}, copy.member)
+    assert refused.value.reasons == {1: "no_topic"}
+    assert await copy.committed(sink) == 0
+    await sink.commit([messages[0], messages[2]], {copy.input: CommitPoint(3)}, copy.member)
     assert await copy.committed(sink) == 3
+    with pytest.raises(PublishRefused, match="nknown topic"):
+        await sink.publish("nowhere.v1", None, b"1", {})
     await sink.stop()
     assert await copy.read() == [0, 2]
 

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Mapping
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from daemon import protocol
 from daemon.commit_metadata import pack
+from daemon.front.delivery import Delivery
 from daemon.front.input import FeedInput
 from daemon.front.offsets import OffsetTracker
 from daemon.front.recovery import Recovery
+from daemon.front.transactions import Transactions
 from daemon.progress import Position, Progress
 from daemon.supervision import Tasks
+from feeds.connector import Route
+from feeds.messages import DataUpdated
 from feeds.source import Begin, CommitFailed, CommitPoint, Incoming, Partition, Reader
+from ingest.ring import Ring
 from metrics.store import MetricStore
+from tests.daemon.front.test_front_transactions import Broker, Member
 from tests.e2e.support import QueueSource, inproc_config
 
 P, Q = ("t", 0), ("t", 1)
@@ -67,6 +76,10 @@ class Rig:
         store = MetricStore.local({"session": ["aaa", "bbb"], "source": ["kafka"], "sink": []})
         self.log = Log(points)
         self.log.again = again
+        self.began: list[set[str]] = []
+        """Of sessions that have begun anew."""
+        self.silent: set[str] = set()
+        """Sessions whose messages are dropped until then."""
         self.recovery = Recovery(store, directory, address=lambda: address)
         self.tracker = OffsetTracker(self.recovery.describe)
         self.sent: list[protocol.Command] = []
@@ -80,6 +93,39 @@ class Rig:
             recovery=self.recovery,
             send=self.sent.append,
         )
+
+    def exactly_once(self) -> Transactions:
+        """Of a member that owns both partitions; messages are put by hand, and `settle` needs `run`."""
+        self.broker, self.member = Broker(), Member()
+        self.member.owns(P, Q)
+        route = Route(self.broker, "answers", "updates", "dlq")
+        delivery = Delivery([], [""])
+        store = MetricStore.local({"session": ["aaa", "bbb"], "source": ["kafka"], "sink": ["kafka"]})
+        found = Transactions(route, self.broker, self.member, self.tracker, store, delivery)
+        found.left = self.input.left
+
+        def begin_anew(names: Collection[str], answered: Collection[str]) -> None:
+            self.silent |= set(names)
+            for name in names:
+                found.drop(name, complete=name in answered)
+
+        async def resume(names: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
+            self.began.append(set(names))
+            self.silent -= set(names)
+            return {}
+
+        self.input.transactions, self.input.begin_anew, self.input.resume = found, begin_anew, resume
+        return found
+
+    def answer(self, session: str, number: int, stream: Partition) -> None:
+        """One message, of the record with the offset ``number``."""
+        assert self.input.transactions is not None
+        self.tracker.passed_on(session, number, stream, number)
+        message = DataUpdated(session=session, data_version=number, as_of=0, bars=[])
+        self.input.transactions.put(session, message, f"{session}{number}", {}, lambda outcome: None)
+        self.tracker.acknowledge(session, number + 1)
+        self.recovery.acknowledge(session, number, [self.recovery.number(session)], (number,))
+        self.input.transactions.complete(session, number)
 
     async def start(self) -> dict[str, Progress]:
         await self.input.recover()
@@ -385,3 +431,103 @@ async def test_what_others_have_answered_is_told_from_what_is_ours(stored: str, 
     await rig.start()
     rig.recovery.acknowledge("aaa", 12, range(61, 73), (7,))
     assert rig.log.reader.answered_elsewhere({P: CommitPoint(110, stored)}) == ({P} if elsewhere else set())
+
+
+@asynccontextmanager
+async def committing(rig: Rig) -> AsyncIterator[Rig]:
+    """A rig of both partitions, read to 100, whose transactions run."""
+    running = asyncio.create_task(rig.exactly_once().run())
+    await rig.start()
+    await rig.assign()
+    rig.log.reader.begins(P, 100)
+    rig.log.reader.begins(Q, 100)
+    rig.input.connected = True
+    assert await rig.input.commit()
+    yield rig
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+def both() -> Rig:
+    return Rig({P: CommitPoint(100, text("aaa")), Q: CommitPoint(100, text("bbb"))})
+
+
+async def test_with_transactions_what_was_not_committed_of_a_partition_that_left_is_made_again() -> None:
+    """Also where nobody has answered it meanwhile, for then nobody else makes it."""
+    async with committing(both()) as rig:
+        stored = rig.recovery.progress("aaa")
+        rig.broker.held.clear()
+        rig.answer("aaa", 101, P)
+        rig.answer("bbb", 101, Q)
+        assert rig.recovery.progress("aaa") != stored
+        rig.member.owns(Q)
+        rig.log.reader.left([P])
+        assert rig.silent == {"aaa"}
+        assert rig.recovery.progress("aaa") == stored
+        rig.broker.held.set()
+        assert await rig.input.commit()
+        keys, points = rig.broker.got[-1]
+        assert (keys, points.keys()) == ([b"bbb101"], {Q})
+        assert await rig.log.reader.assigned({P: rig.log.points[P]}) == {}
+        assert rig.began == [{"aaa"}]
+        assert rig.tracker.next_offset(P) == 0
+        rig.log.reader.begins(P, 100)
+        rig.member.owns(P, Q)
+        assert await rig.input.commit()
+        assert rig.broker.got[-1][1] == {P: 100}
+
+
+async def test_a_session_waits_for_its_own_partition_to_come_back() -> None:
+    async with committing(both()) as rig:
+        rig.answer("aaa", 101, P)
+        rig.answer("bbb", 101, Q)
+        rig.log.reader.left([P, Q])
+        stored = rig.log.points
+        await rig.log.reader.assigned({P: stored[P]})
+        assert (rig.began, rig.silent) == ([{"aaa"}], {"bbb"})
+        await rig.log.reader.assigned({Q: CommitPoint(0)})
+        assert (rig.began[1:], rig.silent) == ([{"bbb"}], set())
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+async def test_an_engine_that_began_with_what_was_then_dropped_begins_again_from_what_is_committed(
+    monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """A partition leaves after an engine ended, when nobody reads; "before": before the next one begins."""
+    monkeypatch.setattr("daemon.front.transactions.SETTLE_S", 0.1)
+    async with committing(both()) as rig:
+        rig.broker.held.clear()
+        rig.answer("aaa", 101, P)
+        rig.member.owns(Q)
+        if when == "before":
+            rig.broker.held.set()
+            assert await rig.input.commit()
+        began = rig.recovery.start(["aaa", "bbb"])  # the next engine
+        rig.input.number_anew()
+        rig.broker.held.set()
+
+        async def starts(ring: Ring) -> None:
+            pass
+
+        monkeypatch.setattr(rig.input, "start", starts)
+        await rig.input.reopen(cast("Ring", None), lambda: None)
+        assert not any(b"aaa101" in keys for keys, _ in rig.broker.got)
+        assert (began["aaa"].version == 10) is (when == "before")
+        await rig.assign()
+        assert rig.began == ([] if when == "before" else [{"aaa"}])
+
+
+async def test_leaving_does_not_wait_for_a_membership_that_nobody_renews(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where the source's client was being opened again when the engine ended."""
+    monkeypatch.setattr("daemon.front.transactions.SETTLE_S", 0.1)
+    async with committing(both()) as rig:
+        rig.member.membership = None
+        rig.answer("aaa", 101, P)
+        async with asyncio.timeout(20):
+            await rig.input.leave()
+        rig.member.owns(P, Q)
+        rig.answer("bbb", 101, Q)
+        assert await rig.input.commit()
+        assert rig.broker.got[-1][0] == [b"bbb101"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -20,6 +20,7 @@ from daemon.front.sessions import Sessions
 from daemon.front.transactions import Transactions
 from daemon.progress import Progress
 from daemon.supervision import Tasks
+from feeds.codec import decode_message
 from feeds.connector import Route
 from feeds.durations import Duration
 from feeds.messages import Answer, DataUpdated, DeadLetter, FlashReady, InputRange, Latency
@@ -52,6 +53,15 @@ class Rig:
         self.publisher.delivery.gate = self.gate.append
         self.publisher.delivery.start(Tasks())
         self.numbers = 0
+
+    def transactions(self, route: Route) -> Transactions:
+        """To a route of `Broker`, of which `Transactions.stop` commits what is complete."""
+        member = Member()
+        member.owns(STREAM)
+        sink, delivery = cast("Broker", route.sink), self.publisher.delivery
+        found = Transactions(route, sink, member, self.tracker, self.store, delivery)
+        self.publisher.transactions = found
+        return found
 
     def arrive(self, session: str, *offsets: int) -> None:
         for offset in offsets:
@@ -678,9 +688,7 @@ async def test_an_answer_that_was_dropped_with_its_engine_was_not_published(rig)
     question = QuestionConfig(name="calm", text="Calm?", publish_when="changed")
     r = rig(config=inproc_config(["V:AAA"], standing="none", questions=(question,)))
     key = question_of(question).hash
-    r.publisher.transactions = transactions = Transactions(
-        Route(sink, "answers.v1"), sink, Member(), r.tracker, r.store, r.publisher.delivery
-    )
+    transactions = r.transactions(Route(sink, "answers.v1"))
     r.arrive("aaa", 10)
     r.answer("aaa", 1, 2, ["calm"], question_hash=key, asked=2)
     r.publisher.forget()
@@ -688,6 +696,28 @@ async def test_an_answer_that_was_dropped_with_its_engine_was_not_published(rig)
     await transactions.stop(1.0)
     ((written, _),) = sink.got
     assert len(written) == 2
+
+
+async def test_an_answer_that_a_transaction_must_leave_out_becomes_a_dead_letter_of_it(rig):
+    sink = Broker()
+    sink.refuses = frozenset({b"V:AAA"})
+    r = rig(config=inproc_config(["V:AAA"], standing="none", questions=(QuestionConfig("calm", "Calm?"),)))
+    transactions = r.transactions(Route(sink, "answers.v1", dead_letters="dlq.v1"))
+    r.arrive("aaa", 10)
+    r.answer("aaa", 1, 2, ["calm"], asked=1)
+    await transactions.stop(1.0)
+    assert sink.got[0][1] == {STREAM: 11}
+    ((letter, topic),) = [(decode_message(each.payload), each.topic) for each in sink.messages]
+    assert topic == "dlq.v1"
+    assert isinstance(letter, DeadLetter)
+    assert (letter.stage, letter.reason, letter.topic) == ("produce", "too_large", "answers.v1")
+    assert (letter.key, letter.headers["answer_id"][:4]) == (b"V:AAA", b"aaa:")
+    answer = decode_message(letter.payload)
+    assert isinstance(answer, Answer)
+    assert (answer.question, answer.sequence) == ("calm", 1)
+    assert r.count("foretick_answers_failed_total", reason="publish") == 1
+    assert r.count("foretick_dead_letters_total", stage="produce") == 1
+    assert r.publisher.delivery.waiting == 0
 
 
 async def test_the_first_answer_of_another_engine_tells_its_own_inputs(rig):

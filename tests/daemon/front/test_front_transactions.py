@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence, Set
 
 import pytest
 
-from daemon.front.delivery import Delivery, Outcome
+from daemon.front.delivery import Delivery, Outcome, Refused
 from daemon.front.offsets import OffsetTracker
 from daemon.front.transactions import Transactions
 from feeds.connector import Route
 from feeds.messages import DataUpdated, DeadLetter
 from feeds.source import CommitPoint, Membership, Partition, SinkStopped
-from feeds.transactions import Fenced, KafkaTransactions, Message, Written
+from feeds.transactions import (
+    Fenced,
+    KafkaTransactions,
+    Message,
+    MessagesRefused,
+    Written,
+)
 from metrics.store import MetricStore
 from tests.feeds.waiting import eventually
 
 LABELS = {name: ["x"] for name in ("session", "source", "sink", "policy", "eviction")}
-IN = ("in", 0)
+IN, OTHER = ("in", 0), ("in", 1)
 
 
 class Broker(KafkaTransactions):
-    """Keeps what was committed. ``held``: commits wait; ``fails``: the next one raises this."""
+    """Keeps what was committed. ``held``: commits wait; ``fails``: they raise this; ``refuses``: keys."""
 
     def __init__(self) -> None:
         self.name = "kafka"
@@ -31,29 +37,38 @@ class Broker(KafkaTransactions):
         self.held = asyncio.Event()
         self.held.set()
         self.fails: Exception | None = None
-        self.refused: frozenset[int] = frozenset()
+        self.refuses: frozenset[bytes] = frozenset()
+        self.messages: list[Message] = []
         self.tried = 0
-        self.member: Membership | None = None
+        self._stop = asyncio.Event()
 
     async def commit(
         self,
         messages: Sequence[Message],
         points: Mapping[Partition, CommitPoint],
         member: Callable[[], Membership | None],
+        sources: Set[Partition] = frozenset(),
     ) -> Written:
         self.tried += 1
         await self.held.wait()
-        self.member = member()
+        if partitions := sources | points.keys():
+            await self._membership(partitions, member)
         if self.fails is not None:
             raise self.fails
-        self.got.append(([m.key or b"" for m in messages], {p: at.offset for p, at in points.items()}))
-        return Written(1, 1, self.refused)
+        keys = [m.key or b"" for m in messages]
+        if refused := self.refuses & set(keys):
+            raise MessagesRefused({keys.index(each): "too_large" for each in refused}, "the test says no")
+        self.got.append((keys, {p: at.offset for p, at in points.items()}))
+        self.messages += messages
+        return Written(1, 1)
 
 
 class Member:
     read_committed = None
-    losses = 0
-    membership = Membership("group", 1, "me", None, frozenset({IN}))
+    membership: Membership | None = Membership("group", 1, "me", None, frozenset({IN, OTHER}))
+
+    def owns(self, *partitions: Partition, placing: Sequence[Partition] = ()) -> None:
+        self.membership = Membership("group", 2, "me", None, frozenset(partitions), frozenset(placing))
 
 
 class Running:
@@ -66,7 +81,21 @@ class Running:
         route = Route(self.broker, "answers", "updates", "dlq")
         self.member = Member()
         self.transactions = Transactions(route, self.broker, self.member, self.tracker, store, self.delivery)
+        self.transactions.left = self.leave
+        self.left: list[Partition] = []
         self.task = asyncio.create_task(self.transactions.run())
+
+    def leave(self, streams: Collection[Partition]) -> None:
+        self.left += streams
+        for stream in streams:
+            self.tracker.leave(stream)
+
+    def answer(self, session: str, version: int, stream: Partition) -> None:
+        """One message of a version, whose record has its offset, and all of it is complete."""
+        self.tracker.passed_on(session, version, stream, version)
+        self.put(f"{session}{version}", version, session)
+        self.tracker.acknowledge(session, version + 1)
+        self.transactions.complete(session, version)
 
     def put(self, key: str, version: int, session: str = "a") -> None:
         message = DataUpdated(session=session, data_version=version, as_of=0, bars=[])
@@ -79,7 +108,7 @@ async def running() -> AsyncIterator[Running]:
     made = Running(store)
     yield made
     made.task.cancel()
-    with contextlib.suppress(asyncio.CancelledError, Fenced):
+    with contextlib.suppress(asyncio.CancelledError, Fenced, ValueError):
         await made.task
     store.unlink()
     store.close()
@@ -140,12 +169,34 @@ async def test_a_session_that_is_removed_leaves_nothing_behind(running: Running)
     await eventually(lambda: running.outcomes == [Outcome.DELIVERED])
 
 
-async def test_a_refused_message_is_told(running: Running) -> None:
-    running.broker.refused = frozenset({1})
+async def test_a_refused_message_is_told_and_its_letter_goes_with_the_offsets_that_cover_it(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[Refused] = []
+
+    def refused(found: Refused) -> None:
+        told.append(found)
+        letter = DeadLetter(topic="in", partition=0, offset=4, error="e", reason="json", payload=b"")
+        running.transactions.put("", letter, "letter", {}, running.outcomes.append)
+
+    running.delivery.on_refused = refused
+    running.broker.refuses = frozenset({b"large"})
+    running.tracker.passed_on("a", 1, IN, 1)
     running.put("one", 1)
     running.put("large", 1)
+    running.tracker.acknowledge("a", 2)
     running.transactions.complete("a", 1)
-    await eventually(lambda: running.outcomes == [Outcome.DELIVERED, Outcome.REFUSED])
+    await eventually(lambda: len(running.outcomes) == 3)
+    assert running.outcomes == [Outcome.REFUSED, Outcome.DELIVERED, Outcome.DELIVERED]
+    assert running.broker.got == [([b"one", b"letter"], {IN: 2})]
+    assert [(each.topic, each.key, each.reason) for each in told] == [("updates", b"large", "too_large")]
+    assert isinstance(told[0].message, DataUpdated)
+    assert running.delivery.waiting == 0
+    running.broker.refuses = frozenset({b"letter"})
+    refused(told[0])
+    await eventually(lambda: len(running.outcomes) == 4)
+    assert (len(told), running.delivery.waiting) == (2, 0), "of a letter there is no letter"
+    assert "refused a dead letter" in caplog.text
 
 
 async def test_too_many_waiting_close_the_gate(running: Running) -> None:
@@ -233,21 +284,105 @@ async def test_nothing_more_is_committed_where_the_transaction_under_way_does_no
     assert running.delivery.waiting == 2
 
 
-async def test_a_transaction_owns_nothing_once_its_partitions_were_lost_though_they_came_back(
+@pytest.mark.parametrize("floor", [0, 99], ids=["offsets", "messages"])
+async def test_what_went_to_another_member_is_dropped_and_the_rest_goes_out(
+    running: Running, floor: int
+) -> None:
+    """Its new owner makes it again. The refused transaction has no effect, so nothing of it is in doubt.
+
+    Below ``floor`` no offset is committed: an answer alone needs its partition, too.
+    """
+    running.tracker.begin(IN, 0, floor, again=True)
+    running.broker.held.clear()
+    running.answer("a", 1, IN)
+    await eventually(lambda: running.broker.tried == 1)
+    running.answer("a", 2, IN)
+    running.answer("b", 1, OTHER)
+    running.member.owns(OTHER)
+    running.broker.held.set()
+    assert await running.transactions.settle()
+    assert running.broker.got == [([b"b1"], {OTHER: 2})]
+    assert running.left == [IN]
+    assert running.outcomes == [Outcome.STOPPED, Outcome.STOPPED, Outcome.DELIVERED]
+    assert running.delivery.waiting == 0
+    assert await running.transactions.settle(), "nothing names what has left"
+    assert len(running.broker.got) == 1
+
+
+async def test_a_transaction_waits_until_it_is_known_what_others_have_answered(running: Running) -> None:
+    running.member.owns(placing=[IN])
+    running.answer("a", 1, IN)
+    assert not await running.transactions.settle(within_s=0.1)
+    running.answer("b", 1, OTHER)
+    running.member.owns(IN, OTHER)
+    assert await running.transactions.settle()
+    assert running.broker.got == [([b"a1"], {IN: 2}), ([b"b1"], {OTHER: 2})]
+    assert not running.left
+
+
+@pytest.mark.parametrize("member", [None, Membership("g", placing=frozenset({IN}))])
+async def test_a_source_that_nobody_reads_does_not_learn_what_is_its_own(
+    running: Running, member: Membership | None
+) -> None:
+    """As where an engine ended in a rebalance: what is not known to be ours is made again."""
+    running.member.membership = member
+    running.answer("a", 1, IN)
+    assert not await running.transactions.settle(within_s=0.1)
+    running.transactions.gives_up = True
+    assert await running.transactions.settle()
+    assert running.left == [IN]
+    assert running.outcomes == [Outcome.STOPPED]
+    assert not running.broker.got
+
+
+async def test_a_transaction_that_others_have_overtaken_is_dropped_though_its_partition_is_back(
     running: Running,
 ) -> None:
     """Its producer may have been away from its broker all the time, and tries again."""
     running.broker.held.clear()
-    running.put("one", 1)
-    running.transactions.complete("a", 1)
+    running.answer("a", 1, IN)
+    running.answer("b", 1, IN)
     await eventually(lambda: running.broker.tried == 1)
-    running.member.losses += 1
+    # others have answered "a"; "b" goes on behind what is complete of it
+    running.transactions.drop("a", complete=True)
+    running.transactions.drop("b", complete=False)
+    running.tracker.rewind(IN)
+    running.transactions.rewind(IN)
+    running.tracker.begin(IN, 0, 9)
     running.broker.held.set()
-    await eventually(lambda: bool(running.outcomes))
-    assert running.broker.member == Member.membership._replace(partitions=frozenset())
-    running.put("two", 1)
-    await eventually(lambda: len(running.outcomes) == 2)
-    assert running.broker.member == Member.membership
+    assert await running.transactions.settle()
+    assert running.broker.got == [([b"b1"], {IN: 9})]
+    assert not running.left, "it is ours"
+    running.answer("a", 10, IN)
+    assert await running.transactions.settle()
+    assert running.broker.got[1:] == [([b"a10"], {IN: 11})]
+
+
+@pytest.mark.parametrize("error", [Fenced("another process"), ValueError("a defect")])
+async def test_nobody_waits_for_what_will_not_be_committed(running: Running, error: Exception) -> None:
+    running.broker.held.clear()
+    running.broker.fails = error
+    running.answer("a", 1, IN)
+    await eventually(lambda: running.broker.tried == 1)
+    settling = [asyncio.create_task(running.transactions.settle(within_s=600.0)) for _ in range(2)]
+    await asyncio.sleep(0)
+    running.broker.held.set()
+    with pytest.raises(type(error)):
+        await running.task
+    async with asyncio.timeout(10):
+        await asyncio.gather(*settling)
+
+
+async def test_a_stop_tells_those_that_wait(running: Running) -> None:
+    running.broker.held.clear()
+    settling = asyncio.create_task(running.transactions.settle(within_s=600.0))
+    running.answer("a", 1, IN)
+    await eventually(lambda: running.broker.tried == 1)
+    running.task.cancel()
+    running.broker.held.set()
+    await running.transactions.stop(5.0)
+    async with asyncio.timeout(10):
+        await settling
 
 
 async def test_what_is_dropped_with_its_engine_is_told(running: Running) -> None:
