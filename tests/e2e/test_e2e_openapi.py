@@ -34,8 +34,13 @@ REFUSED_LATER = "positive_data_acceptance"
 SETTINGS = """
 [checks.not_a_server_error]
 expected-statuses = ["2xx", "3xx", "4xx", 504]
+
+[checks.negative_data_rejection]
+expected-statuses = ["400", "401", "403", "404", "405", "406", "409", "413", "415", "422", "429", "5xx"]
 """
-"""A deadline of a few milliseconds, which the document allows, may pass: 504."""
+"""A deadline of a few milliseconds, which the document allows, may pass: 504. A list that is longer than
+allowed may also be longer than a body may be: 413.
+"""
 VERSION = "4.32.5"
 ENVIRONMENT = Path(__file__).parents[2] / ".cache" / f"schemathesis-{VERSION}"
 

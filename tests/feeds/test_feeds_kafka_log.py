@@ -287,7 +287,7 @@ async def test_a_topic_of_transactions_is_committed_to_its_end(real_kafka: RealK
     await again.start()
     reading = asyncio.ensure_future(notes.read())
     await eventually(lambda: len(notes.got) == 3)
-    assert notes.stored == {(topic, 0): CommitPoint(14, "all of it")}
+    assert notes.stored == {(topic, 0): CommitPoint(14, "all of it"), (topic, 1): CommitPoint(0)}
     assert notes.began[topic, 0] == 0
     await again.stop()
     await reading

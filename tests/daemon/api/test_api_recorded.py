@@ -6,6 +6,7 @@ The order of the events and the members of each are from the published reference
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -60,21 +61,22 @@ def test_chat_completions() -> None:
     )
     usage = (
         '{"prompt_tokens":10,"completion_tokens":2,"total_tokens":12,"prompt_tokens_details":'
-        '{"cached_tokens":4,"audio_tokens":0},"completion_tokens_details":{"reasoning_tokens":0,'
+        '{"cached_tokens":4,"text_tokens":10,"audio_tokens":0,"image_tokens":0,"cache_write_tokens":0},'
+        '"completion_tokens_details":{"text_tokens":2,"reasoning_tokens":0,'
         '"audio_tokens":0,"accepted_prediction_tokens":0,"rejected_prediction_tokens":0}}'
     )
     first = head + (
         '[{"index":0,"delta":{"role":"assistant","content":"","refusal":null},"logprobs":null,'
-        '"finish_reason":null}],"usage":null,"foretick":null}'
+        '"finish_reason":null}],"usage":null,"moderation":null,"foretick":null}'
     )
-    rest = '"logprobs":null,"finish_reason":null}],"usage":null,"foretick":null}'
+    rest = '"logprobs":null,"finish_reason":null}],"usage":null,"moderation":null,"foretick":null}'
     assert written(chat.Chat().writer(asked, MADE)) == [
         first,
         f'{head}[{{"index":0,"delta":{{"content":"Up"}},{rest}',
         f'{head}[{{"index":0,"delta":{{"content":" we"}},{rest}',
         f'{head}[{{"index":0,"delta":{{}},"logprobs":null,"finish_reason":"stop"}}],"usage":null,'
-        f'"foretick":{FACTS}}}',
-        f'{head}[],"usage":{usage},"foretick":null}}',
+        f'"moderation":null,"foretick":{FACTS}}}',
+        f'{head}[],"usage":{usage},"moderation":null,"foretick":null}}',
         "data: [DONE]",
     ]
     assert written(chat.Chat().writer(asked, MADE), fails=True)[2:] == [
@@ -83,9 +85,11 @@ def test_chat_completions() -> None:
     ]
     assert msgspec.json.encode(chat.Chat().whole(asked, MADE, [DONE])).decode() == (
         '{"id":"chatcmpl-0a","object":"chat.completion","created":1700000000,"model":"tape","choices":'
-        '[{"index":0,"message":{"content":"Up we","role":"assistant","refusal":null,"annotations":[]},'
+        '[{"index":0,"message":{"content":"Up we","role":"assistant","refusal":null,"annotations":[],'
+        '"audio":null,"function_call":null,"tool_calls":null},'
         f'"logprobs":null,"finish_reason":"stop","foretick":{FACTS}}}],"usage":{usage},'
-        f'"service_tier":"default","system_fingerprint":"fp_01","foretick":{FACTS}}}'
+        f'"service_tier":"default","system_fingerprint":"fp_01","metadata":null,"moderation":null,'
+        f'"foretick":{FACTS}}}'
     )
 
 
@@ -106,13 +110,14 @@ def test_completions() -> None:
 
 
 def responses_reply(status: str, output: str, usage: str, facts: str, error: str = "null") -> str:
-    completed = 1700000000 if status == "completed" else "null"
+    completed = 1700000009 if status == "completed" else "null"
     return (
         f'{{"id":"resp_0a","object":"response","created_at":1700000000,"completed_at":{completed},'
         f'"status":"{status}","background":false,"error":{error},"incomplete_details":null,'
         '"instructions":null,"max_output_tokens":null,"max_tool_calls":null,"model":"tape",'
         f'"output":{output},"parallel_tool_calls":true,"previous_response_id":null,'
-        '"prompt_cache_key":null,"reasoning":{"effort":null,"summary":null},"safety_identifier":null,'
+        '"conversation":null,"moderation":null,"prompt":null,"prompt_cache_diagnostics":null,'
+        '"prompt_cache_options":null,"prompt_cache_retention":null,"prompt_cache_key":null,"reasoning":{"effort":null,"summary":null},"safety_identifier":null,'
         '"service_tier":"default","store":false,"temperature":1.0,"text":{"format":{"type":"text"},'
         '"verbosity":"medium"},"tool_choice":"auto","tools":[],"top_logprobs":0,"top_p":1.0,'
         f'"truncation":"disabled","usage":{usage},"user":null,"metadata":{{}},"frequency_penalty":0.0,'
@@ -120,17 +125,23 @@ def responses_reply(status: str, output: str, usage: str, facts: str, error: str
     )
 
 
-def test_responses() -> None:
+def test_responses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1700000009.5)  # when it is completed
     asked = responses.ResponseRequest(model="tape", input="x")
     part = '{"text":"Up we","type":"output_text","annotations":[],"logprobs":[]}'
-    item = f'{{"id":"msg_0a","status":"completed","content":[{part}],"type":"message","role":"assistant"}}'
+    item = (
+        f'{{"id":"msg_0a","status":"completed","content":[{part}],'
+        '"type":"message","role":"assistant","phase":null}'
+    )
     usage = (
-        '{"input_tokens":10,"input_tokens_details":{"cached_tokens":4,"cache_write_tokens":0},'
-        '"output_tokens":2,"output_tokens_details":{"reasoning_tokens":0},"total_tokens":12}'
+        '{"input_tokens":10,"input_tokens_details":{"cached_tokens":4,"cache_write_tokens":0,'
+        '"cache_write_tokens_details":null},"output_tokens":2,"output_tokens_details":{"reasoning_tokens":0},"total_tokens":12}'
     )
     begun = responses_reply("in_progress", "[]", "null", "null")
     done = responses_reply("completed", f"[{item}]", usage, FACTS)
-    empty = '{"id":"msg_0a","status":"in_progress","content":[],"type":"message","role":"assistant"}'
+    empty = (
+        '{"id":"msg_0a","status":"in_progress","content":[],"type":"message","role":"assistant","phase":null}'
+    )
     none = '{"text":"","type":"output_text","annotations":[],"logprobs":[]}'
     at = '"item_id":"msg_0a","output_index":0,"content_index":0'
     bodies = [
@@ -171,22 +182,26 @@ def sorted_event(event: str) -> tuple[str, str]:
 def test_messages() -> None:
     asked = anthropic.MessageRequest(model="tape", messages=[], max_tokens=9)
 
-    def usage(output: int) -> str:
+    def usage(output: int, more: str = "") -> str:
         return (
-            '{"input_tokens":6,"cache_creation_input_tokens":0,"cache_read_input_tokens":4,"cache_creation":'
-            '{"ephemeral_1h_input_tokens":0,"ephemeral_5m_input_tokens":0},'
-            f'"output_tokens":{output},"server_tool_use":null,"service_tier":"standard"}}'
+            '{"input_tokens":6,"cache_creation_input_tokens":0,"cache_read_input_tokens":4,'
+            f'"output_tokens":{output},"output_tokens_details":{{"thinking_tokens":0}},"server_tool_use":null{more}}}'
         )
+
+    whole_usage = (
+        ',"cache_creation":{"ephemeral_1h_input_tokens":0,"ephemeral_5m_input_tokens":0},'
+        '"inference_geo":null,"service_tier":"standard","speed":null'
+    )
 
     def reply(content: str, reason: str, output: int, facts: str) -> str:
         return (
             '{"id":"msg_0a","type":"message","role":"assistant","model":"tape",'
-            f'"content":{content},"stop_reason":{reason},"stop_sequence":null,"usage":{usage(output)},'
-            f'"container":null,"foretick":{facts}}}'
+            f'"content":{content},"stop_reason":{reason},"stop_sequence":null,"stop_details":null,'
+            f'"usage":{usage(output, whole_usage)},"container":null,"diagnostics":null,"foretick":{facts}}}'
         )
 
     start = reply("[]", "null", 0, "null")
-    stop = '{"stop_reason":"end_turn","stop_sequence":null,"container":null}'
+    stop = '{"stop_reason":"end_turn","stop_sequence":null,"stop_details":null,"container":null}'
 
     def delta(text: str) -> str:
         return (

@@ -102,7 +102,9 @@ async def test_a_request_that_is_too_long_for_the_owner_fails_alone() -> None:
         owners["btc"] = second.server.endpoint
         me = Client(LOCAL, "me")
         other = asyncio.create_task(first.forwarding.answer(Ask(1, "btc", "slow"), me, time.monotonic_ns()))
-        given = {"type": "ask", "id": 2, "session": "btc", "question": "x" * (MAX_REQUEST_BYTES - 60)}
+        choices = [f"{n:0250}" for n in range(1024)]
+        given = {"type": "ask", "id": 2, "session": "btc", "question": "", "choices": choices}
+        given["question"] = "x" * (MAX_REQUEST_BYTES - len(msgspec.msgpack.encode(given)) - 10)
         sent = msgspec.msgpack.encode(given)
         assert len(sent) < MAX_REQUEST_BYTES
         asked = decode_request(sent)
