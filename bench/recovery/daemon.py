@@ -9,10 +9,12 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.run import MeasurementFailed
+from feeds.synthetic import Instrument
 
 _START = "from daemon.cli.main import main; main()"
 _LOOK_S = 0.2
@@ -86,6 +88,14 @@ class Daemon:
                 return str(json.load(error)["status"])
         except OSError:
             return ""
+
+
+def session_tables(markets: Iterable[Instrument], bars: int) -> list[str]:
+    """A session of each market, with a window of ``bars``, as configuration."""
+    return [
+        f'[[sessions]]\nname = "{each.symbol.lower()}"\nsymbol = "{each.key}"\nretention_records = {bars}'
+        for each in markets
+    ]
 
 
 def engine_of(front: int) -> int:

@@ -17,7 +17,7 @@ from aiokafka import AIOKafkaProducer
 
 from bench.data.outage import TOPIC, live, send
 from bench.figures import Figure, Setting
-from bench.recovery.daemon import Daemon, engine_of
+from bench.recovery.daemon import Daemon, engine_of, session_tables
 from bench.recovery.kept import KEPT, Kept, Took, back, figures_of, place
 from bench.run import MeasurementFailed, SuiteRun
 from bench.stream.flood import instruments
@@ -143,14 +143,9 @@ def _config(
     plan: ServicePlan, bootstrap: str, markets: list[Instrument], threads: int, kept: Kept, folder: str
 ) -> str:
     """The configuration without its ports."""
-    sessions = [
-        f'[[sessions]]\nname = "{each.symbol.lower()}"\nsymbol = "{each.key}"'
-        f"\nretention_records = {plan.bars}"
-        for each in markets
-    ]
     return "\n".join(
         [
-            *sessions,
+            *session_tables(markets, plan.bars),
             f"[model]\nthreads = {threads}",
             f'[source]\nkind = "kafka"\nbehind = "wait"\n[source.kafka]\nbootstrap = "{bootstrap}"',
             f'topics = ["{TOPIC}"]\nsession_timeout = "{plan.session_s}s"',

@@ -18,7 +18,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
 from bench.data.outage import TOPIC
 from bench.figures import Figure, Goal, Setting
-from bench.recovery.daemon import Daemon
+from bench.recovery.daemon import Daemon, session_tables
 from bench.recovery.delivery import Trades, create_topics
 from bench.run import MeasurementFailed, SuiteRun
 from bench.stream.flood import instruments
@@ -147,14 +147,9 @@ def config_text(
     plan: StandbyPlan, broker: str, name: str, markets: Sequence[Instrument], threads: int, *, standby: bool
 ) -> str:
     """The configuration without its ports."""
-    sessions = [
-        f'[[sessions]]\nname = "{each.symbol.lower()}"\nsymbol = "{each.key}"'
-        f"\nretention_records = {plan.bars}"
-        for each in markets
-    ]
     return "\n".join(
         [
-            *sessions,
+            *session_tables(markets, plan.bars),
             f"[model]\nthreads = {threads}",
             f'[source]\nkind = "kafka"\nbehind = "wait"\n[source.kafka]\nbootstrap = "{broker}"',
             f'topics = ["{name}.{TOPIC}"]\ngroup = "{name}"\nsession_timeout = "{plan.session_s}s"',
