@@ -68,23 +68,23 @@ class Prefixes:
         rollup: int = 0,
     ) -> None:
         """Make the first prefix of a session. Raises ValueError, with nothing changed, as `frozen` does."""
+        asked = tuple(questions) if self.numbers else ()  # the prefix of a later anchor has them, too
         with self._lock:
             if several:
                 self._several.add(session)
             try:
-                listing = self._made(session, header, tuple(questions) if self.numbers else (), ())
+                listing = self._made(session, header, asked, ())
             except ValueError:
                 self._several.discard(session)
                 raise
-            self._headers[session], self._questions[session] = header, tuple(questions)
+            self._headers[session], self._questions[session] = header, asked
             self._longest_rollups[session], self._rollups[session] = rollup, ()
             self._listings[session] = deque([listing])
 
     def restore(self, session: str, header: str | None, rollup: tuple[int, ...]) -> None:
         """Have a session begin with this header and rollup; its questions stay."""
         with self._lock:
-            questions = self._questions[session] if self.numbers else ()
-            self._listings[session] = deque([self._made(session, header, questions, rollup)])
+            self._listings[session] = deque([self._made(session, header, self._questions[session], rollup)])
             self._headers[session], self._rollups[session] = header, rollup
 
     def parts(self, session: str) -> tuple[str | None, tuple[int, ...]]:

@@ -27,6 +27,7 @@ from daemon.config.schema import (
     SchedulerConfig,
     SessionConfig,
 )
+from daemon.config.standing import questions_of
 from daemon.engine.answers import ANEW
 from daemon.engine.build import build
 from daemon.engine.host import EngineHost
@@ -506,6 +507,43 @@ def test_a_session_that_begins_anew_does_not_take_what_was_read_before(left: Lef
     )
     assert again[-4:] == expected[-4:]
     for each in (engine, whole):
+        each.kill()
+
+
+@pytest.mark.parametrize("since", [0, 25], ids=["no snapshot", "a snapshot"])
+def test_a_session_that_begins_anew_answers_as_before_around_new_anchors(
+    terse: Path, tmp_path: Path, since: int
+) -> None:
+    """Its window stands behind the same prefix, whether its questions came with its settings or later."""
+    made, log = config(terse, tmp_path, COMPACT), log_of(1, 15, 3)
+    prices = [(symbol, moment, cents * (1 + n // 12)) for n, (symbol, moment, cents) in enumerate(log)]
+    whole, engine = Engine(made), Engine(made)
+    for offset, trade in enumerate(prices):
+        whole.give(offset, trade)
+    for offset, trade in enumerate(prices[:since]):
+        engine.give(offset, trade)
+    engine.snapshot()
+    progress = engine.progress().get("s", Progress())
+    engine.host.handle(protocol.RemoveSession(1, "s", keeps=True))
+    engine.rest()
+    asked = tuple(each.question for each in questions_of(made))
+    engine.host.handle(protocol.AddSession(2, COMPACT, asked, {"X:a": 0}, progress, ""))
+    engine.rest()
+    assert engine.value("snapshots_restored_total", session="s") == (since > 0)
+    engine.host.input.read_on(["s"])
+    for offset, trade in enumerate(prices[since:], since):
+        engine.give(offset, trade)
+    assert whole.value("anchors_total", session="s") == 3
+    expected, found = keyed(whole.answers()), keyed(engine.answers())
+    assert found.keys() == expected.keys()
+    bound = tolerance.of_gap(whole.loaded, 10.0)
+    for key, (text, gap, _) in expected.items():
+        assert found[key][:2] == (text, tolerance.near(gap, bound)), key
+    engine.snapshot()
+    again = Engine(made, engine.progress())
+    assert again.value("snapshots_refused_total", session="s", reason="foreign") == 0
+    assert again.value("snapshots_restored_total", session="s") == 1
+    for each in (again, engine, whole):
         each.kill()
 
 
