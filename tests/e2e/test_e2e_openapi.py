@@ -27,6 +27,13 @@ from tests.http_clients import request
 
 STREAMS = ("/v1/events", "/v1/ws")
 """They do not end, so nothing that waits for a reply can test them."""
+_MESSAGES, _OPENAI = ("/v1/messages",), ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+RUNS = (
+    ([word for path in _MESSAGES for word in ("--include-path", path)], 20),
+    ([word for path in _OPENAI for word in ("--include-path", path)], 30),
+    ([word for path in (*STREAMS, *_MESSAGES, *_OPENAI) for word in ("--exclude-path", path)], 30),
+)
+"""Arguments that choose paths, and seconds: so that each endpoint gets its turn on a busy machine."""
 REFUSED_LATER = "positive_data_acceptance"
 """Not checked: settings, names and prompts that fit the schema may still be refused for what they say."""
 
@@ -59,6 +66,7 @@ def schemathesis() -> Path:
     return command
 
 
+@pytest.mark.timeout(600)
 async def test_the_daemon_does_what_its_document_says(tmp_path: Path, schemathesis: Path) -> None:
     source = QueueSource()
     config = inproc_config(
@@ -78,20 +86,20 @@ async def test_the_daemon_does_what_its_document_says(tmp_path: Path, schemathes
                 schema["properties"]["model"] = {"enum": [front.model, "session:aaa"]}
         (tmp_path / "openapi.json").write_text(json.dumps(described), encoding="utf-8")
         (tmp_path / "schemathesis.toml").write_text(SETTINGS, encoding="utf-8")
-        arguments = [
-            "run", "openapi.json", "--url", f"http://127.0.0.1:{front.http.port}",
-            "--seed", "1", "--max-examples", "8",
-            "--phases", "coverage,fuzzing", "--exclude-checks", REFUSED_LATER,
-            "--no-shrink", "--max-failures", "8",
-            "--request-timeout", "20", "--max-time", "60", "--continue-on-failure",
-            *(word for path in STREAMS for word in ("--exclude-path", path)),
-        ]  # fmt: skip
-        process = await asyncio.create_subprocess_exec(
-            str(schemathesis), *arguments,
-            cwd=tmp_path, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-        )  # fmt: skip
-        told, _ = await process.communicate()
-        assert process.returncode == 0, told.decode()[-20_000:]
+        for chosen, seconds in RUNS:
+            arguments = [
+                "run", "openapi.json", "--url", f"http://127.0.0.1:{front.http.port}",
+                "--seed", "1", "--max-examples", "8",
+                "--phases", "coverage,fuzzing", "--exclude-checks", REFUSED_LATER,
+                "--no-shrink", "--max-failures", "8",
+                "--request-timeout", "20", "--max-time", str(seconds), "--continue-on-failure", *chosen,
+            ]  # fmt: skip
+            process = await asyncio.create_subprocess_exec(
+                str(schemathesis), *arguments,
+                cwd=tmp_path, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+            )  # fmt: skip
+            told, _ = await process.communicate()
+            assert process.returncode == 0, told.decode()[-20_000:]
         done = {api: count(front, "api_requests", api=api, outcome="done") for api in GENERATING}
         assert all(done.values()), done
     finally:

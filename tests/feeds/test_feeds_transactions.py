@@ -10,6 +10,7 @@ import pytest
 from feeds.librdkafka import LibrdkafkaProducer
 from feeds.source import CommitPoint, Membership, Partition
 from feeds.transactions import Fenced, GroupOffsets, KafkaTransactions, Message
+from tests.e2e.process import committed
 from tests.feeds.waiting import eventually
 from tests.fixtures_kafka import need_tools
 from tests.kafka_server import KafkaServer, create_topics
@@ -87,6 +88,7 @@ async def test_a_producer_goes_on_when_its_only_broker_is_back(caplog: pytest.Lo
     need_tools()
     with KafkaServer() as broker:
         await create_topics(broker.bootstrap, {"answers": 1, "ticks": 1})
+        await committed(broker.bootstrap, "group", "ticks", 1)  # it has a coordinator, which may take a while
         producer, group = LibrdkafkaProducer(broker.bootstrap, "one", {}), Membership("group")
         await producer.open()
 
