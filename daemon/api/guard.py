@@ -87,18 +87,24 @@ class Guard:
         path, address = scope["path"], scope.get("client")
         name = "http" if address is None else f"http {address[0]}"
         if not self._access.required:
-            client = Client(LOCAL, name)
+            client = _local(name)
             if path == METRICS:
                 return client
             if refusal := refusal_of(scope):
                 raise QueryError("forbidden", refusal)
         elif path in KEYLESS and scope["type"] == "http":
-            return Client(LOCAL, name)
+            return _local(name)
         else:
             transport: Transport = "websocket" if scope["type"] == "websocket" else "http"
             client = self._access.by_key(key_of(scope), transport, name)
         self._access.request(client)
         return client
+
+
+@lru_cache(maxsize=64)
+def _local(name: str) -> Client:
+    """Whoever needs no key, at this address."""
+    return Client(LOCAL, name)
 
 
 def key_of(scope: Scope) -> str:

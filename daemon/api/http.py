@@ -107,6 +107,7 @@ class HttpServer:
             log_config=None,
             access_log=False,
             headers=HEADERS,
+            server_header=False,
             timeout_graceful_shutdown=_GRACE_S,
             ssl_certfile=self._tls.certificate_file if self._tls else None,
             ssl_keyfile=self._tls.key_file if self._tls else None,

@@ -22,6 +22,7 @@ from daemon.cli.options import (
     set_option,
     stopping_on_signals,
 )
+from daemon.collector import freeze_startup
 from daemon.config.checks import exposure_warnings
 from daemon.config.load import load_config
 from daemon.config.schema import Config
@@ -70,6 +71,7 @@ async def _serve(config: Config, read_again: Callable[[], Config]) -> int:
         try:
             # a signal during start-up cancels it
             if await until(stop, front.start()):
+                freeze_startup()
                 await front.run(stop)
         except SettingError as error:
             log.error("%s", error)

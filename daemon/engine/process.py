@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import zmq
 
 from daemon import protocol
+from daemon.collector import freeze_startup
 from daemon.cores import pin
 from daemon.engine.spec import EngineSpec, Spare
 from daemon.logs import set_up_logging
@@ -165,7 +166,9 @@ def _load_ahead(spare: Spare) -> Loaded | None:
 
     warm_up()
     try:
-        return load_on_cpu(spare.config)
+        loaded = load_on_cpu(spare.config)
+        freeze_startup()
+        return loaded
     except (SettingError, ValueError) as error:
         log.warning("the spare engine has no model: %s", error)
         return None
@@ -177,6 +180,8 @@ def _serve(front: _Front, commands: zmq.Socket[bytes], ahead: Loaded | None = No
     except SettingError as error:
         front.events.emit(protocol.Fatal(error.key, error.message))
         return EXIT_FATAL
+    if ahead is None:
+        freeze_startup()
     host.start()
     front.beats.stop()
     while True:
