@@ -79,4 +79,7 @@ async def members_of(request: Request, max_bytes: int) -> dict[str, Any]:
 
 def media_type_of(request: Request) -> str:
     """The declared content type without its parameters, in lower case."""
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    for name, value in request.scope["headers"]:
+        if name == b"content-type":
+            return str(value, "latin-1").partition(";")[0].strip().lower()
+    return ""

@@ -137,21 +137,20 @@ def refusal_to(scope: Scope, error: QueryError) -> Response:
 def refusal_of(scope: Scope) -> str:
     """Why a request without a key is refused; empty if it is not."""
     # read as they are: every request without a key comes by here
-    headers: dict[bytes, str] = {name: value.decode("latin-1") for name, value in scope["headers"]}
+    headers, client = dict[bytes, bytes](scope["headers"]), scope.get("client")
     hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-    client = scope.get("client")
     if client is None or not is_loopback(client[0]) or len(hosts) != 1 or not is_loopback(_name(hosts[0])):
         return "requests are accepted from this machine only"
     origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
-    if origin is not None and origin.lower() != f"{_scheme(scope)}://{hosts[0]}".lower():
+    if origin is not None and origin.decode("latin-1").lower() != f"{_scheme(scope)}://{hosts[0]}".lower():
         return "requests of web pages are accepted from this origin only"
     follows_link = (
         scope["path"] in PAGES
         and scope.get("method") in ("GET", "HEAD")
-        and headers.get(b"sec-fetch-mode") == "navigate"
-        and headers.get(b"sec-fetch-dest") == "document"
+        and headers.get(b"sec-fetch-mode") == b"navigate"
+        and headers.get(b"sec-fetch-dest") == b"document"
     )
-    if site not in (None, "same-origin", "none") and not follows_link:
+    if site not in (None, b"same-origin", b"none") and not follows_link:
         return "requests of web pages are accepted from this origin only"
     return ""
 
