@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from daemon.commit_metadata import pack, unpack
 from daemon.front.recovery import FILE, Recovery
 from daemon.progress import Progress
 from metrics.store import MetricStore
+from tests.flushes import noted_flushes
 
 
 @pytest.fixture
@@ -148,19 +148,7 @@ async def test_the_file_and_its_name_are_on_disk_before_it_counts_as_written(
     (tmp_path / f".{FILE}.4711.tmp").touch()
     recovery = Recovery(store, tmp_path)
     assert os.listdir(tmp_path) == []
-    steps: list[str] = []
-    fsync, rename = os.fsync, os.replace
-
-    def synced(descriptor: int) -> None:
-        steps.append("directory" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
-        fsync(descriptor)
-
-    def renamed(source: Path, target: Path) -> None:
-        steps.append("rename")
-        rename(source, target)
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "replace", renamed)
+    steps = noted_flushes(monkeypatch)
     recovery.start(["aaa"])
     assert await recovery.save()
     assert steps == ["file", "rename", "directory"]

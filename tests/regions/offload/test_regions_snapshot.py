@@ -27,6 +27,7 @@ from regions.offload.disk import (
 )
 from regions.pool import KVPool, LayerShape
 from regions.tape import LiveRecord, Retention, Tape
+from tests.flushes import noted_flushes
 from tests.regions.numbered import FROZEN, append, prompt_of, read, tape_of
 
 RECORDS = [[10 * i + j for j in range(7)] for i in range(4)]
@@ -208,19 +209,7 @@ def test_a_full_disk_loses_nothing_but_the_snapshot(tmp_path: Path, room: int, f
 
 def test_a_write_is_flushed_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """fsync of the file, rename, fsync of the directory: a power cut leaves the old or the new file whole."""
-    steps: list[str] = []
-    fsync, rename = os.fsync, os.replace
-
-    def synced(descriptor: int) -> None:
-        steps.append("directory" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
-        fsync(descriptor)
-
-    def renamed(source: Path, target: Path) -> None:
-        steps.append("rename")
-        rename(source, target)
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "replace", renamed)
+    steps = noted_flushes(monkeypatch)
     written(tmp_path / "t.kv", pool()).release()
     assert steps == ["file", "rename", "directory"]
 
