@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import uvloop
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
@@ -26,6 +26,8 @@ from feeds.codec import decode_message
 from feeds.messages import Answer
 from feeds.synthetic import Instrument
 
+Way = Literal["standby", "static member", "new member"]
+_NEXT: dict[Way, str] = {"standby": "its standby", "static member": "the same daemon, a static member"}
 ENDS = {"killed": signal.SIGKILL, "stopped": signal.SIGTERM}
 
 
@@ -56,8 +58,9 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     that `--broker` names, and answer six questions a session to a topic of it. Two stand by for each other
     (`recovery.standby`). The one that answers is killed (`kill -9`), or stopped. The time runs from the
     signal to the first answer of the other one, and until every session has one from a trade made since. A
-    kill is noticed by the group's session timeout alone, which is the limit. The reference has no standby:
-    the same daemon is started again at the moment of the signal, or once it has stopped.
+    kill is noticed by the group's session timeout alone, which is the limit. Without a standby the same
+    daemon is started again at the moment of the signal, or once it has stopped: as a static member
+    (`source.kafka.instance`), or as a new member of the group, which is the reference.
     """
     if not run.broker:
         raise MeasurementFailed("name a Kafka with --broker HOST:PORT: the embedded one has no second member")
@@ -65,42 +68,48 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
 
 
 def figures(plan: StandbyPlan, broker: str, threads: int) -> Iterator[Figure]:
-    """Of both ends, with and without a standby."""
-    warm = uvloop.run(_measure(plan, broker, threads, standby=True))
-    cold = uvloop.run(_measure(plan, broker, threads, standby=False))
-    for end in ENDS:
-        setting: Setting = {
-            "sessions": plan.markets,
-            "bars in a window": plan.bars,
-            "session timeout, s": plan.session_s,
-        }
-        for name, ours, theirs in (
-            ("to the first answer", [t.first for t in warm[end]], [t.first for t in cold[end]]),
-            ("to live answers of all", [t.live for t in warm[end]], [t.live for t in cold[end]]),
-        ):
-            yield Figure(
-                f"{end} {name}",
-                median(ours),
-                "s",
-                setting=setting,
-                against="started again",
-                reference=median(theirs),
-                goal=Goal(1.0),
-                n=len(ours),
-                low=max(ours),
-                high=min(ours),
-                samples=ours,
-            )
+    """Of both ends, by who answers next."""
+    again = uvloop.run(_measure(plan, broker, threads, "new member"))
+    for way in ("standby", "static member"):
+        took = uvloop.run(_measure(plan, broker, threads, way))
+        for end in ENDS:
+            yield from _figures_of(took[end], again[end], plan, way, end)
 
 
-async def _measure(plan: StandbyPlan, broker: str, threads: int, *, standby: bool) -> dict[str, list[Took]]:
+def _figures_of(
+    ours: list[Took], theirs: list[Took], plan: StandbyPlan, way: Way, end: str
+) -> Iterator[Figure]:
+    setting: Setting = {
+        "sessions": plan.markets,
+        "bars in a window": plan.bars,
+        "session timeout, s": plan.session_s,
+        "answers next": _NEXT[way],
+    }
+    names = ("to the first answer", "to live answers of all")
+    for name, mine, other in zip(names, zip(*ours, strict=True), zip(*theirs, strict=True), strict=True):
+        yield Figure(
+            f"{end} {name}",
+            median(mine),
+            "s",
+            setting=setting,
+            against="a new member",
+            reference=median(other),
+            goal=Goal(1.0) if way == "standby" else None,
+            n=len(mine),
+            low=max(mine),
+            high=min(mine),
+            samples=list(mine),
+        )
+
+
+async def _measure(plan: StandbyPlan, broker: str, threads: int, way: Way) -> dict[str, list[Took]]:
     markets, name = instruments(plan.markets, plan.bars), f"bench.{time.time_ns()}"
     await create_topics(broker, {f"{name}.{TOPIC}": len(markets), name: 1})
     sessions = {market.symbol.lower() for market in markets}
     found: dict[str, list[Took]] = {end: [] for end in ENDS}
     with TemporaryDirectory() as folder:
-        text = config_text(plan, broker, name, markets, threads, standby=standby)
-        daemons = [Daemon(Path(folder) / str(n), text) for n in range(2 if standby else 1)]
+        text = config_text(plan, broker, name, markets, threads, way)
+        daemons = [Daemon(Path(folder) / str(n), text) for n in range(2 if way == "standby" else 1)]
         async with _trading(broker, name, markets, plan.bars), _reading(broker, name) as answers:
             try:
                 async with asyncio.timeout(plan.longest_s):
@@ -144,7 +153,7 @@ async def _end(
 
 
 def config_text(
-    plan: StandbyPlan, broker: str, name: str, markets: Sequence[Instrument], threads: int, *, standby: bool
+    plan: StandbyPlan, broker: str, name: str, markets: Sequence[Instrument], threads: int, way: Way
 ) -> str:
     """The configuration without its ports."""
     return "\n".join(
@@ -153,8 +162,9 @@ def config_text(
             f"[model]\nthreads = {threads}",
             f'[source]\nkind = "kafka"\nbehind = "wait"\n[source.kafka]\nbootstrap = "{broker}"',
             f'topics = ["{name}.{TOPIC}"]\ngroup = "{name}"\nsession_timeout = "{plan.session_s}s"',
+            f'instance = "{name}"' if way == "static member" else "",
             f'[sink.kafka]\nbootstrap = "{broker}"\ntopic = "{name}"',
-            f'[recovery]\ninterval = "0s"\nstandby = {str(standby).lower()}',
+            f'[recovery]\ninterval = "0s"\nstandby = {str(way == "standby").lower()}',
             "[process]\nspare_engine = false",
         ]
     )
