@@ -73,9 +73,14 @@ class Connector(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SourceConnector(Connector, frozen=True):
-    """Settings that open a source. ``live``: what it sends is news, rather than a recording."""
+    """Settings that open a source.
+
+    ``live``: what it sends is news, rather than a recording. ``rereads``: after a restart it sends again what
+    was not committed, and what is missing from windows.
+    """
 
     live: ClassVar[bool] = True
+    rereads: ClassVar[bool] = False
 
     def open(self, name: str, stop_timeout_s: float) -> Source:
         """The source, not started; it stops within ``stop_timeout_s``. Raises SettingError."""

@@ -92,6 +92,11 @@ class Tape:
                 f"no room for a question below the frame limit of {self._frame_limit} positions"
             )
 
+    def continue_from(self, version: int) -> None:
+        """An empty window stands for ``version``: its readers say so, and the next version follows."""
+        self.version = version
+        self._committed = replace(self._committed, version=version)
+
     @property
     def prefix(self) -> tuple[int, ...]:
         """The tokens of the frozen prefix that the next record sees, if whoever made it told them."""

@@ -99,7 +99,7 @@ class Built:
                 self.prefixes.restore(name, None if isinstance(line, LineSpec) else line.blank.header, ())
         if tape is None:
             tape = self._opened(session)
-            tape.version = progress.version
+            tape.continue_from(progress.version)
         tape.staleness_ns = promise_ns
         self.tapes[name] = tape
         if self.tiers.residency is not None:

@@ -136,7 +136,11 @@ class EngineInput:
         self._history: dict[str, History] = {}
         self._positions: dict[str, Sequence[Position | None]] = {}
         """Where each restored session's symbols are read on."""
-        self._several = len(config.feeds) > 1
+        sources = [connector for _, connector in config.feeds.values()]
+        self._several, self._rereads = (
+            len(sources) > 1,
+            bool(sources) and all(each.rereads for each in sources),
+        )
         self._paused: set[str] = set()
         """Sessions that are given no bars for now."""
         self._lock = threading.Lock()
@@ -218,6 +222,8 @@ class EngineInput:
     def rebuilding(self, session: str) -> bool:
         """Whether bars that were answered before the engine's start are still to come. Any thread."""
         found = self._history.get(session)
+        if found is None and self._rereads and session in self._specs:
+            found = self._followed(session)
         return found is not None and found.rebuilding
 
     def pause(self, session: str, is_paused: bool) -> None:
@@ -281,7 +287,7 @@ class EngineInput:
         def go_on() -> None:
             self.standby = False
             self._progress.update(progress)
-            for name, history in self._history.items():
+            for name, history in list(self._history.items()):
                 history.take_over(progress.get(name, Progress()).closed)
             self._plane.read_on()
             done()
@@ -356,7 +362,8 @@ class EngineInput:
         found = self._history.get(session)
         if found is None:
             legs, known = len(self._specs[session].feeds.symbols), self._progress.get(session, Progress())
-            found = self._history[session] = History(legs, known.closed, follows=self.standby)
+            # asks come on other threads than bars do: whoever is first, all follow one history
+            found = self._history.setdefault(session, History(legs, known.closed, follows=self.standby))
         return found
 
     def _room(self, session: str) -> int:

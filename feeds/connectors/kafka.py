@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from feeds.connector import Finding, Route, SettingError, SinkConnector, SourceConnector, about
 from feeds.durations import Duration
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 class KafkaSourceConnector(SourceConnector, frozen=True):
     """A member of a consumer group. Back-pressure pauses its partitions."""
 
+    rereads: ClassVar[bool] = True
     bootstrap: Annotated[str, about("brokers, host:port, comma separated", min_length=1)]
     topics: Annotated[tuple[str, ...], about("topics read", min_length=1)] = ("md.trades.v1",)
     group: Annotated[str, about("consumer group", min_length=1)] = "foretick"

@@ -26,6 +26,7 @@ from daemon.config.schema import (
     RollupConfig,
     SchedulerConfig,
     SessionConfig,
+    SourceConfig,
 )
 from daemon.config.standing import questions_of
 from daemon.engine.answers import ANEW
@@ -35,6 +36,8 @@ from daemon.engine.recovery import SnapshotFiles, SnapshotNoRoom
 from daemon.engine.wiring import wire_engine
 from daemon.progress import Position, Progress
 from feeds.connector import SettingError
+from feeds.connectors.kafka import KafkaSourceConnector
+from feeds.connectors.zeromq import ZmqSourceConnector
 from feeds.durations import Duration
 from feeds.messages import Answer
 from flash.labels import AdaptedCut
@@ -421,6 +424,36 @@ def test_what_was_answered_goes_to_the_tape_and_is_not_asked(left: Left) -> None
     newest = [event for event in engine.events if isinstance(event, protocol.Committed)][-1]
     assert not newest.history
     assert newest.inputs.closed > progress["s"].closed
+    engine.kill()
+
+
+@pytest.mark.parametrize("rereads", [True, False])
+def test_a_session_without_snapshot_tells_at_once_that_its_window_is_missing(
+    left: Left, rereads: bool
+) -> None:
+    """Where a log is read again, that begins long after questions come: the group has to form."""
+    made, progress, _ = left
+    kafka, zeromq = KafkaSourceConnector("127.0.0.1:1"), ZmqSourceConnector("tcp://127.0.0.1:1")
+    source = (
+        SourceConfig(kind="kafka", kafka=kafka) if rereads else SourceConfig(kind="zeromq", zeromq=zeromq)
+    )
+    made = replace(made, source=source, recovery=replace(made.recovery, interval=Duration(0)))
+    version = progress["s"].version
+    engine = Engine(made, progress)
+    engine.host.handle(protocol.ComputeAsk(Ask(1, "s", "trend", choices=("UP", "DOWN", "NONE"))))
+    engine.host.handle(chat(2))
+    engine.rest()
+    (asked,) = [event for event in engine.events if isinstance(event, protocol.Asked)]
+    (answered,) = [event for event in engine.events if isinstance(event, Finished)]
+    assert ("warm_up" in asked.reply.flags, "warm_up" in answered.facts.flags) == (rereads, rereads)
+    assert (asked.reply.data_version, answered.facts.data_version) == (version, version)
+    engine.kill()
+    refusing = replace(made, recovery=replace(made.recovery, while_rebuilding="refuse"))
+    engine = Engine(refusing, progress)
+    engine.host.handle(protocol.ComputeAsk(Ask(1, "s", "trend", choices=("UP", "DOWN", "NONE"))))
+    engine.rest()
+    failed = [event.code for event in engine.events if isinstance(event, protocol.AskFailed)]
+    assert failed == (["rebuilding"] if rereads else [])
     engine.kill()
 
 
