@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from daemon.api.buckets import Bucket
+from daemon.api.limits import Bucket
 from daemon.api.messages import QueryError
 from daemon.tenants import LOCAL, Client, Tenant, Tenants, hash_of
 from metrics.store import CounterHandle, MetricStore

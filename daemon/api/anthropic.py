@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
+from daemon.api.api_errors import ApiError, Reason, refuse, stops_of
 from daemon.api.extension import Extension, extended
 from daemon.api.generation import (
     MOST_MESSAGES,
@@ -24,7 +25,6 @@ from daemon.api.generation import (
     Turn,
 )
 from daemon.api.messages import Count, Natural
-from daemon.api.problems import Problem, Reason, refuse, stops_of
 from daemon.api.streams import Made, Writer, sse
 
 Object = dict[str, Any]
@@ -314,12 +314,12 @@ class Messages:
         ]
 
     def counted(self, asked: CountRequest, served: Served) -> CountTokens:
-        """The prompt alone. Raises Problem."""
+        """The prompt alone. Raises ApiError."""
         session = _session(asked.model, served)
         for name in UNSUPPORTED:
             refuse(name, getattr(asked, name), HARMLESS.get(name, ()))
         if not asked.messages:
-            raise Problem("bad_request", "messages: at least one message is required", "messages")
+            raise ApiError("bad_request", "messages: at least one message is required", "messages")
         system = [] if asked.system is None else [Turn("system", _text(asked.system, "system"))]
         said = [
             Turn(each.role, _text(each.content, f"messages.{n}.content"))
@@ -352,7 +352,7 @@ class Messages:
         """See `Api`."""
         return MessageWriter(made)
 
-    def error(self, problem: Problem) -> dict[str, Any]:
+    def error(self, problem: ApiError) -> dict[str, Any]:
         """See `Api`."""
         return error_body(problem)
 
@@ -397,7 +397,7 @@ class MessageWriter:
         """See `Writer`."""
         return iter(())
 
-    def failed(self, problem: Problem) -> Iterator[bytes]:
+    def failed(self, problem: ApiError) -> Iterator[bytes]:
         """See `Writer`."""
         yield sse(error_body(problem), "error")
 
@@ -406,7 +406,7 @@ class MessageWriter:
         return _event(Ping())
 
 
-def error_body(problem: Problem) -> dict[str, Any]:
+def error_body(problem: ApiError) -> dict[str, Any]:
     """The body of a failed request, and of a stream that fails."""
     kind = _TYPES.get(problem.reason, "invalid_request_error")
     return {"type": "error", "error": ErrorBody(kind, problem.message)}
@@ -429,11 +429,11 @@ def _session(model: str, served: Served) -> str:
     if session is not None:
         return session
     known = ", ".join(served.names)
-    raise Problem("unknown_model", f"model: {model!r} does not exist; there are: {known}", "model")
+    raise ApiError("unknown_model", f"model: {model!r} does not exist; there are: {known}", "model")
 
 
 def _text(content: str | list[Object], here: str) -> str:
-    """The text of a message's content. Raises Problem for blocks that are no text."""
+    """The text of a message's content. Raises ApiError for blocks that are no text."""
     if isinstance(content, str):
         return content
     texts = []
@@ -441,7 +441,7 @@ def _text(content: str | list[Object], here: str) -> str:
         kind, text = block.get("type"), block.get("text")
         if kind != "text" or not isinstance(text, str):
             where = f"{here}.{n}"
-            raise Problem("bad_request", f"{where}: only text is supported, not {kind!r}", where)
+            raise ApiError("bad_request", f"{where}: only text is supported, not {kind!r}", where)
         texts.append(text)
     return "".join(texts)
 
@@ -453,4 +453,4 @@ def _schema(asked: MessageRequest) -> Object | None:
             return None
         case {"type": "json_schema", "schema": dict(schema)}:
             return schema
-    raise Problem("bad_request", "output_config.format: only json_schema is supported", "output_config")
+    raise ApiError("bad_request", "output_config.format: only json_schema is supported", "output_config")

@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
 
 from daemon.api.errors import Problem
-from daemon.api.places import Places
+from daemon.api.limits import Connections
 
 HEADER_BYTES = 1 << 14
 """Longest headers of a request, with its first line."""
@@ -22,7 +22,7 @@ _TOO_LONG = f"The headers have at most {HEADER_BYTES} bytes."
 
 
 @dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """How long a client may take, in seconds. ``headers``: from its connection, or from the first byte of
     its next request, to the end of the headers; ``body``: from there to the end of the body. ``write``: in
     which a client with a full connection reads nothing at all.
@@ -79,14 +79,14 @@ class _BoundedWrites:
     """Cuts the connection of a client that does not read."""
 
     transport: asyncio.Transport
-    patience = Patience()
+    timeouts = Timeouts()
     _stuck: asyncio.TimerHandle | None = None
 
     def _writing_paused(self) -> None:
         if self._stuck is None:
             # not `close`: that waits until the client has read what is left
             loop = asyncio.get_running_loop()
-            self._stuck = loop.call_later(self.patience.write, self.transport.abort)
+            self._stuck = loop.call_later(self.timeouts.write, self.transport.abort)
 
     def _writing_resumed(self) -> None:
         if self._stuck is not None:
@@ -100,7 +100,7 @@ class HttpConnection(HttpToolsProtocol, _BoundedWrites):
     llhttp, the parser, bounds neither the time nor the size of a request's headers; this class does.
     """
 
-    places: Places
+    counted: Connections
     _part: Literal["headers", "body"] | None = "headers"
     """The part of a request that the client has to send or is sending; None between requests."""
     _timed: Literal["headers", "body"] | None = None
@@ -114,7 +114,7 @@ class HttpConnection(HttpToolsProtocol, _BoundedWrites):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn
         """The client connected; it must send a request."""
         super().connection_made(cast(asyncio.Transport, Joining(transport)))
-        self.places.opened(self.client)
+        self.counted.opened(self.client)
         self._limit_time("headers")
 
     def data_received(self, data: bytes) -> None:
@@ -159,7 +159,7 @@ class HttpConnection(HttpToolsProtocol, _BoundedWrites):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
-        self.places.closed(self.client)
+        self.counted.closed(self.client)
         self._limit_time(None)
         self._writing_resumed()
         super().connection_lost(exc)
@@ -204,18 +204,18 @@ class HttpConnection(HttpToolsProtocol, _BoundedWrites):
             self._late = None
         self._timed = part
         if part is not None:
-            limit_s = self.patience.headers if part == "headers" else self.patience.body
+            limit_s = self.timeouts.headers if part == "headers" else self.timeouts.body
             self._late = self.loop.call_later(limit_s, self.transport.abort)
 
 
 class WebSocketConnection(WSProtocol, _BoundedWrites):
     """One WebSocket connection, which was one of HTTP until its first request."""
 
-    places: Places
+    counted: Connections
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
-        self.places.closed(self.client)
+        self.counted.closed(self.client)
         self._writing_resumed()
         super().connection_lost(exc)
 
@@ -230,9 +230,11 @@ class WebSocketConnection(WSProtocol, _BoundedWrites):
         self._writing_resumed()
 
 
-def patient(patience: Patience, places: Places) -> tuple[type[HttpConnection], type[WebSocketConnection]]:
-    """Connections that are so patient, and are counted in ``places``."""
-    own = {"patience": patience, "places": places}
+def connection_classes(
+    timeouts: Timeouts, counted: Connections
+) -> tuple[type[HttpConnection], type[WebSocketConnection]]:
+    """Classes of connections with these timeouts, which are ``counted``."""
+    own = {"timeouts": timeouts, "counted": counted}
     return type("Http", (HttpConnection,), own), type("WebSocket", (WebSocketConnection,), own)
 
 

@@ -21,7 +21,7 @@ _CHUNK = 64
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
-class EventStream(Response):
+class EventsReply(Response):
     """The reply that never ends by itself."""
 
     media_type = "text/event-stream"
@@ -84,7 +84,7 @@ async def _write(send: Send, data: bytes) -> None:
 
 def stream_head() -> Response:
     """The headers of a stream alone, for HEAD."""
-    head = Response(headers=_HEADERS, media_type=EventStream.media_type)
+    head = Response(headers=_HEADERS, media_type=EventsReply.media_type)
     del head.headers["content-length"]
     return head
 

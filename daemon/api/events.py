@@ -7,15 +7,16 @@ its own oldest events and is told how many; it delays nobody.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 import msgspec
 
+from daemon.api.limits import Share
 from daemon.api.messages import EventKind, LostReason, QueryError
-from daemon.tenants import ALL, LOCAL, Client, Tenant
+from daemon.tenants import ALL, Client, Tenant
 from feeds.codec import encode
 from feeds.messages import Answer, AnyMessage, DataUpdated, FlashReady
 from metrics.store import MetricStore
@@ -206,13 +207,13 @@ class Events:
 
     def __init__(self, epoch: int, store: MetricStore, *, max_clients: int, kept: int = KEPT) -> None:
         self._epoch, self._store = f"{epoch:x}", store
-        self._max_clients, self._most = max_clients, kept
+        self._most = kept
         self._kept: deque[Event] = deque(maxlen=kept)
         self._number = 0
         self._groups: dict[str, dict[tuple[Tenant, Filter], set[Subscription]]] = {}
         """By session, "" for all of them, and by what is wanted: so often is an event matched."""
         self._clients: dict[Transport, int] = dict.fromkeys(get_args(Transport), 0)
-        self._by_tenant: Counter[str] = Counter()
+        self._share = Share(max_clients, "clients", "listening")
         self._closed = False
         self.connections: dict[Connection, _Open] = {}
         """Those that last, with or without subscriptions. One without takes the place of one with one."""
@@ -298,16 +299,11 @@ class Events:
         """Whether one more client may listen. Raises QueryError."""
         if self._closed:
             raise QueryError("shutting_down", "the daemon is stopping")
-        if sum(self._clients.values()) >= self._max_clients:
-            raise QueryError("busy", f"{self._max_clients} clients are listening already")
-        most = tenant.max_listeners or max(1, self._max_clients // 2)
-        if tenant is not LOCAL and self._by_tenant[tenant.name] >= most:
-            raise QueryError("busy", f"{most} clients of this tenant are listening already")
+        self._share.check(tenant.name, most_each=tenant.max_listeners)
 
     def _enter(self, tenant: Tenant, transport: Transport, n: int) -> None:
         self._clients[transport] += n
-        self._by_tenant[tenant.name] += n
-        self._by_tenant += Counter()  # forget tenants without any
+        self._share.take(tenant.name, n)
         self._note(transport)
 
     def dismiss(self, stays: Callable[[Client], bool]) -> None:

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from daemon.api.api_errors import ApiError
 from daemon.api.messages import ORDINARY, RETENTION_S, Choices, RetentionPriority, RetentionSeconds
-from daemon.api.problems import Problem
 
 
 class Extension(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -25,8 +25,8 @@ class Extension(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def extended(extension: Extension | None, schema: dict[str, Any] | None) -> dict[str, Any]:
-    """The members of a `Generate`. Raises Problem for choices where there is a schema, too."""
+    """The members of a `Generate`. Raises ApiError for choices where there is a schema, too."""
     given = extension or Extension()
     if given.choices and schema is not None:
-        raise Problem("bad_request", "foretick.choices and a JSON schema exclude each other", "foretick")
+        raise ApiError("bad_request", "foretick.choices and a JSON schema exclude each other", "foretick")
     return msgspec.structs.asdict(given)

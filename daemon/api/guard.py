@@ -21,11 +21,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from daemon.api import anthropic
 from daemon.api.access import Access, Transport
+from daemon.api.api_errors import api_error_of
 from daemon.api.errors import headers_of, refused
+from daemon.api.limits import Connections
 from daemon.api.messages import QueryError
 from daemon.api.openai import common
-from daemon.api.places import Places
-from daemon.api.problems import problem_of
 from daemon.api.streams import encode
 from daemon.tenants import LOCAL, Client
 
@@ -60,8 +60,8 @@ def client_of(connection: HTTPConnection) -> Client:
 class Guard:
     """Refuses what may not use a route."""
 
-    def __init__(self, app: ASGIApp, access: Access, places: Places) -> None:
-        self._app, self._access, self._places = app, access, places
+    def __init__(self, app: ASGIApp, access: Access, connections: Connections) -> None:
+        self._app, self._access, self._connections = app, access, connections
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's request."""
@@ -74,7 +74,7 @@ class Guard:
             await refuse(refusal_to(scope, error), error.message, scope, receive, send)
             return
         try:
-            self._places.take(scope.get("client"), client.tenant)
+            self._connections.claim(scope.get("client"), client.tenant)
         except QueryError as error:
             response = refusal_to(scope, error)
             response.headers["connection"] = "close"
@@ -124,12 +124,12 @@ def refusal_to(scope: Scope, error: QueryError) -> Response:
     path = scope["path"]
     theirs = path == "/v1/models" or path.startswith("/v1/models/")
     if path.startswith(_ANTHROPIC) or (theirs and "anthropic-version" in Headers(scope=scope)):
-        body = anthropic.error_body(problem_of(error))
+        body = anthropic.error_body(api_error_of(error))
     elif theirs or path in _OPENAI:
-        body = common.error_body(problem_of(error))
+        body = common.error_body(api_error_of(error))
     else:
         return refused(error)
-    problem = problem_of(error)
+    problem = api_error_of(error)
     headers = headers_of(problem.status, problem.retry_after_s)
     return Response(encode(body), problem.status, headers, media_type="application/json")
 

@@ -18,12 +18,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from daemon.api.access import Access
-from daemon.api.connections import Patience, allow_connections, patient
+from daemon.api.connections import Timeouts, allow_connections, connection_classes
 from daemon.api.errors import framework_error, refused
 from daemon.api.guard import HEADERS, Guard, client_of
 from daemon.api.health import state_of
+from daemon.api.limits import Connections
 from daemon.api.messages import QueryError
-from daemon.api.places import Places
 from daemon.api.sockets import MESSAGE_BYTES
 from daemon.supervision import Tasks
 
@@ -66,7 +66,7 @@ class HttpServer:
         *,
         closing: Callable[[], None] = lambda: None,
         max_listeners: int = 4096,
-        patience: Patience | None = None,
+        timeouts: Timeouts | None = None,
         access: Access | None = None,
         tls: Tls | None = None,
     ) -> None:
@@ -80,8 +80,8 @@ class HttpServer:
         self._asked_port = port
         self._more = more
         self._closing = closing
-        self._patience, self._access, self._tls = patience or Patience(), access or Access(), tls
-        self._places = Places(max_listeners + _OTHERS)
+        self._timeouts, self._access, self._tls = timeouts or Timeouts(), access or Access(), tls
+        self._connections = Connections(max_listeners + _OTHERS)
         self._max_connections = max_listeners + _OTHERS + _HEALTH
         self._server: uvicorn.Server | None = None
         self._listener: socket.socket
@@ -94,7 +94,7 @@ class HttpServer:
         self._listener = _bind(self._host, self._asked_port)
         allow_connections(self._max_connections)
         self.port = self._listener.getsockname()[1]
-        http, websocket = patient(self._patience, self._places)
+        http, websocket = connection_classes(self._timeouts, self._connections)
         config = uvicorn.Config(
             self._application(),
             http=http,
@@ -142,7 +142,7 @@ class HttpServer:
                 Route("/healthz", self._serve_health),
                 Route("/readyz", self._serve_ready),
             ],
-            middleware=[Middleware(Guard, access=self._access, places=self._places)],
+            middleware=[Middleware(Guard, access=self._access, connections=self._connections)],
             exception_handlers={HTTPException: framework_error},
         )
 

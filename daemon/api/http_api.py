@@ -12,7 +12,7 @@ from starlette.websockets import WebSocket
 
 from daemon.api.access import Access
 from daemon.api.errors import problem, refused, reply
-from daemon.api.event_stream import EventStream, last_id, stream_head
+from daemon.api.event_stream import EventsReply, last_id, stream_head
 from daemon.api.events import KINDS, Events, Filter
 from daemon.api.guard import client_of, refuse
 from daemon.api.health import Health
@@ -48,7 +48,7 @@ def api_routes(
             listening = events.subscribe(client_of(request), chosen, "sse", last_id(request))
         except QueryError as error:
             return refused(error)
-        return EventStream(events, listening, to_streams)
+        return EventsReply(events, listening, to_streams)
 
     async def converse(websocket: WebSocket) -> None:
         made = Socket(websocket, requests, events, access, to_sockets)

@@ -20,8 +20,8 @@ from daemon.api import messages
 from daemon.api.bodies import media_type_of, members_of
 from daemon.api.errors import NO_SUCH_TYPE, problem, refused, reply
 from daemon.api.guard import client_of
-from daemon.api.in_flight import InFlight
 from daemon.api.leaving import GONE, Gone, unless_gone
+from daemon.api.limits import REQUESTS, Share
 from daemon.api.messages import QueryError
 from daemon.api.operations import OPERATIONS, Operation
 from daemon.api.zmq import AnswerQuery, AtOnce, never
@@ -45,8 +45,8 @@ class Requests:
         at_once: AtOnce = never,
     ) -> None:
         """``observe(request, reply, latency_ns)``, per readable request."""
-        self._answer, self._observe, self._in_flight = answer, observe, InFlight(max_in_flight)
-        self._at_once = at_once
+        self._answer, self._observe, self._at_once = answer, observe, at_once
+        self._in_flight = Share(max_in_flight, *REQUESTS)
 
     def at_once(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply | None:
         """See `daemon.api.zmq.AtOnce`."""
@@ -61,14 +61,14 @@ class Requests:
         """The reply. ``client``: who asks; ``since``: the request's arrival, monotonic ns."""
         arrived = time.monotonic_ns() if since is None else since
         try:
-            self._in_flight.enter(client)
+            self._in_flight.enter(client.tenant.name)
         except QueryError as error:
             found: messages.Reply = error.reply(request.id)
         else:
             try:
                 found = await self._answer(request, client, arrived)
             finally:
-                self._in_flight.leave(client)
+                self._in_flight.leave(client.tenant.name)
         self._observe(request, found, time.monotonic_ns() - arrived)
         return found
 

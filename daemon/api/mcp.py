@@ -26,6 +26,7 @@ from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, Res
 from mcp.shared.exceptions import MCPError
 
 from daemon.api import messages
+from daemon.api.limits import Share
 from daemon.api.messages import ErrorReply, QueryError
 from feeds.decoding import Undecodable, decoded, shortened
 
@@ -124,7 +125,7 @@ class McpServer:
         self._listen = ListenHandler(self._bus, max_subscriptions=MAX_SUBSCRIPTIONS)
         self._subscribers: dict[str, dict[object, tuple[ServerSession, str]]] = {}
         """Of the earlier revision: sessions and their tenants by resource and connection."""
-        self._subscriptions: Counter[str] = Counter()
+        self._subscriptions = Share(MAX_SUBSCRIPTIONS, "subscriptions", "open")
         """Of both revisions, by tenant."""
         self._streamed: Counter[str] = Counter()
         """Of the newer one: how many streams are open for a resource."""
@@ -273,24 +274,19 @@ class McpServer:
             finally:
                 self._streamed -= Counter(uris)
         finally:
-            self._leave(tenant, places)
+            self._subscriptions.leave(tenant, places)
 
     def _enter(self, tenant: str, subscriptions: int) -> None:
         """So many more. Raises MCPError when there is no room."""
-        if self._subscriptions.total() + subscriptions > MAX_SUBSCRIPTIONS:
-            raise MCPError(types.INTERNAL_ERROR, f"there are at most {MAX_SUBSCRIPTIONS} subscriptions")
-        half = MAX_SUBSCRIPTIONS // 2
-        if tenant and self._subscriptions[tenant] + subscriptions > half:
-            raise MCPError(types.INTERNAL_ERROR, f"this tenant has at most {half} subscriptions")
-        self._subscriptions[tenant] += subscriptions
-
-    def _leave(self, tenant: str, subscriptions: int) -> None:
-        self._subscriptions -= Counter({tenant: subscriptions})
+        try:
+            self._subscriptions.enter(tenant, subscriptions)
+        except QueryError as error:
+            raise _refused(error) from None
 
     def _forget(self, uri: str, connection: object) -> None:
         subscribers = self._subscribers.get(uri, {})
         if connection in subscribers:
-            self._leave(subscribers.pop(connection)[1], 1)
+            self._subscriptions.leave(subscribers.pop(connection)[1], 1)
             if not subscribers:
                 del self._subscribers[uri]
 

@@ -20,6 +20,7 @@ from daemon.api.errors import refused
 from daemon.api.events import Events, Filter
 from daemon.api.guard import client_of
 from daemon.api.http_requests import Requests
+from daemon.api.limits import Share
 from daemon.api.mcp import Context, McpServer
 from daemon.api.messages import QueryError
 from daemon.tenants import LOCAL, Client
@@ -42,12 +43,8 @@ class _Sessions(StreamableHTTPSessionManager):
     def _admit_session(self, requestor: AuthorizationContext | None) -> Any:
         """Open one. Raises QueryError."""
         owners = [owner["client_id"] for owner in self._session_owners.values()]
-        if len(owners) >= MAX_SESSIONS:
-            raise QueryError("busy", f"{MAX_SESSIONS} sessions of agents are open already")
         assert requestor is not None  # `_Agents` names one
-        own, half = requestor["client_id"], MAX_SESSIONS // 2
-        if own != LOCAL.name and owners.count(own) >= half:
-            raise QueryError("busy", f"{half} sessions of this tenant's agents are open already")
+        Share(MAX_SESSIONS, "sessions of agents", "open", owners).check(requestor["client_id"])
         return super()._admit_session(requestor)
 
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import msgspec
 
 from daemon.api import anthropic
+from daemon.api.api_errors import STATUS, Reason
 from daemon.api.openai import chat, common, completions, responses
-from daemon.api.problems import STATUS, Reason
 
 Schema = dict[str, Any]
 _JSON, _EVENTS = "application/json", "text/event-stream"

@@ -26,6 +26,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from daemon.api import anthropic
+from daemon.api.api_errors import ApiError, api_error_of
 from daemon.api.bodies import media_type_of, read_body, read_json
 from daemon.api.errors import headers_of
 from daemon.api.generation import Begun, Delta, Event, Finished, Generator, Served
@@ -33,7 +34,6 @@ from daemon.api.guard import client_of
 from daemon.api.leaving import GONE, Gone, gone, unless_gone
 from daemon.api.messages import QueryError
 from daemon.api.openai import chat, common, completions, responses
-from daemon.api.problems import Problem, problem_of
 from daemon.api.streams import Api, Made, Writer, encode
 from daemon.tenants import Client
 from feeds.decoding import Undecodable
@@ -59,7 +59,7 @@ _PATH = re.compile(r"`\$\.?([^`]*)`")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
 Events = AsyncGenerator[tuple[int, Event], None]
 Pinged = AsyncGenerator[tuple[int, Event] | None, None]
-ErrorBody = Callable[[Problem], dict[str, Any]]
+ErrorBody = Callable[[ApiError], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Meter:
     first_token: Callable[[str, int], None] = lambda api, ns: None
 
 
-def api_routes(generator: Generator, meter: Meter, *, ping_s: float = PING_S) -> list[Route]:
+def generation_routes(generator: Generator, meter: Meter, *, ping_s: float = PING_S) -> list[Route]:
     """Routes for a Starlette application."""
     endpoints = Endpoints(generator, meter, ping_s)
     messages = anthropic.Messages()
@@ -116,7 +116,7 @@ class Endpoints:
             pinged = _pinged(events, self._ping_s)
             first = await unless_gone(request, anext(pinged))
             ended = partial(self._meter.ended, api.name)
-            return EventStream(api.writer(asked, made), first, pinged, ended, _headers(key))
+            return StreamedReply(api.writer(asked, made), first, pinged, ended, _headers(key))
 
         return await self._answered(api.name, api.error, key, answer)
 
@@ -147,7 +147,7 @@ class Endpoints:
             found = next((each for each in listed.data if each.id == wanted), None)
             if found is None:
                 known = ", ".join(served.names)
-                raise Problem("unknown_model", f"there is no model {wanted!r}; there are: {known}", "model")
+                raise ApiError("unknown_model", f"there is no model {wanted!r}; there are: {known}", "model")
             return _json(found, key)
 
         error = anthropic.error_body if anthropics else common.error_body
@@ -157,7 +157,7 @@ class Endpoints:
         try:
             return self._generator.served(client)
         except QueryError as error:
-            raise problem_of(error) from None
+            raise api_error_of(error) from None
 
     async def _answered(
         self, name: str, error: ErrorBody, key: str, answer: Callable[[], Awaitable[Response]]
@@ -167,18 +167,18 @@ class Endpoints:
             try:
                 response = await answer()
             except QueryError as failed:
-                raise problem_of(failed) from None
+                raise api_error_of(failed) from None
         except Gone:
             self._meter.ended(name, "gone")
             return Response(status_code=GONE)
-        except Problem as problem:
+        except ApiError as problem:
             self._meter.ended(name, problem.reason)
             return _error(problem, error, key)
         except Exception:
             log.exception("a request of %s failed", name)
             self._meter.ended(name, "engine")
-            return _error(Problem("engine", "the daemon failed to answer; see its log"), error, key)
-        if not isinstance(response, EventStream):
+            return _error(ApiError("engine", "the daemon failed to answer; see its log"), error, key)
+        if not isinstance(response, StreamedReply):
             self._meter.ended(name, "done")
         return response
 
@@ -193,7 +193,7 @@ class Endpoints:
                 yield index, event
 
 
-class EventStream(Response):
+class StreamedReply(Response):
     """A reply that is written while it comes. ``ended(outcome)`` is called once.
 
     None among the events stands for a ping.
@@ -245,13 +245,13 @@ class EventStream(Response):
             async for found in self._events:
                 await body(_written(self._writer, found))
         except QueryError as error:
-            problem = problem_of(error)
+            problem = api_error_of(error)
             outcome = problem.reason
             await body(self._writer.failed(problem), more=False)
         except Exception:
             log.exception("a stream failed")
             outcome = "engine"
-            problem = Problem("engine", "the daemon failed to answer; see its log")
+            problem = ApiError("engine", "the daemon failed to answer; see its log")
             await body(self._writer.failed(problem), more=False)
         else:
             await body(self._writer.end(), more=False)
@@ -297,19 +297,19 @@ async def _pinged(events: Events, ping_s: float) -> Pinged:
 
 
 async def _read(request: Request, kind: type[Asked]) -> tuple[Client, Asked]:
-    """The client and its request. Raises Problem."""
+    """The client and its request. Raises ApiError."""
     if media_type_of(request) != JSON:
-        raise Problem("no_json", f"the content type must be {JSON}")
+        raise ApiError("no_json", f"the content type must be {JSON}")
     try:
         body = await read_body(request, MOST_BYTES)
     except ClientDisconnect:
         raise Gone from None
     if body is None:
-        raise Problem("too_large", f"a request has at most {MOST_BYTES} bytes")
+        raise ApiError("too_large", f"a request has at most {MOST_BYTES} bytes")
     try:
         return client_of(request), read_json(body, kind)
     except Undecodable as error:
-        raise Problem("bad_request", str(error), _param(str(error))) from None
+        raise ApiError("bad_request", str(error), _param(str(error))) from None
 
 
 def _param(why: str) -> str | None:
@@ -332,7 +332,7 @@ class Unserved:
         speaks_anthropic = any(name == b"anthropic-version" for name, _ in scope["headers"])
         error = anthropic.error_body if speaks_anthropic else self.error
         why = f"{scope['method']} {scope['path']} is not served"
-        problem = Problem("wrong_method" if self.allowed else "unknown_url", why)
+        problem = ApiError("wrong_method" if self.allowed else "unknown_url", why)
         response = _error(problem, error, secrets.token_hex(12))
         if self.allowed:
             response.headers["allow"] = self.allowed
@@ -359,7 +359,7 @@ def _json(body: msgspec.Struct | dict[str, Any], key: str, status: int = 200) ->
     return Response(encode(body), status, _headers(key), media_type=JSON)
 
 
-def _error(problem: Problem, body: ErrorBody, key: str) -> Response:
+def _error(problem: ApiError, body: ErrorBody, key: str) -> Response:
     response = _json(body(problem), key, problem.status)
     response.headers.update(headers_of(problem.status, problem.retry_after_s))
     return response

@@ -15,10 +15,10 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from daemon.api.access import Access
-from daemon.api.buckets import Bucket
 from daemon.api.events import Events, Filter, Subscription
 from daemon.api.guard import PROTOCOL, client_of
 from daemon.api.http_requests import Requests
+from daemon.api.limits import Bucket
 from daemon.api.messages import (
     ClientRequest,
     ErrorReply,

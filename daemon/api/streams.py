@@ -8,8 +8,8 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from daemon.api.api_errors import ApiError
 from daemon.api.generation import Begun, Delta, Finished, Generate, Served
-from daemon.api.problems import Problem
 
 encode = msgspec.json.Encoder().encode
 
@@ -39,7 +39,7 @@ class Writer(Protocol):
     def end(self) -> Iterator[bytes]:
         """All are."""
 
-    def failed(self, problem: Problem) -> Iterator[bytes]:
+    def failed(self, problem: ApiError) -> Iterator[bytes]:
         """No more comes."""
 
     def ping(self) -> bytes:
@@ -55,7 +55,7 @@ class Api(Protocol[Asked]):
     name: str
 
     def wanted(self, asked: Asked, served: Served) -> list[Generate]:
-        """What to generate. Raises Problem."""
+        """What to generate. Raises ApiError."""
 
     def streams(self, asked: Asked) -> bool:
         """Whether the reply is a stream."""
@@ -69,7 +69,7 @@ class Api(Protocol[Asked]):
     def writer(self, asked: Asked, made: Made) -> Writer:
         """The reply as a stream."""
 
-    def error(self, problem: Problem) -> dict[str, Any]:
+    def error(self, problem: ApiError) -> dict[str, Any]:
         """The body of an error."""
 
 

@@ -25,7 +25,7 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 from daemon.api import messages
 from daemon.api.access import Access
 from daemon.api.events import Events, Filter, Subscription
-from daemon.api.in_flight import InFlight
+from daemon.api.limits import REQUESTS, Share
 from daemon.api.messages import (
     ClientRequest,
     ErrorReply,
@@ -170,7 +170,7 @@ class QueryServer:
         self._store = store or MetricStore.local({})
         self._events = events or Events(0, self._store, max_clients=0)
         self._sent = self._store.counter("foretick_events_sent_total", transport="zeromq").inc
-        self._answering, self._max_each = InFlight(max_in_flight), max_in_flight_each
+        self._answering, self._max_each = Share(max_in_flight, *REQUESTS), max_in_flight_each
         self._answered: set[asyncio.Task[None]] = set()
         self._max_request_bytes = max_request_bytes
         self._lease_s = lease_s
@@ -318,7 +318,7 @@ class QueryServer:
         if task in self._answered:
             self._answered.discard(task)
         else:  # it was cancelled
-            self._answering.leave(client)
+            self._answering.leave(client.tenant.name)
 
     @contextmanager
     def _peer(self, route: Route, client: Client, now: float) -> Iterator[_Peer]:
@@ -390,7 +390,7 @@ class QueryServer:
                 reason = "busy_client"
                 why = f"{self._max_each} requests are already being answered for this client"
                 raise QueryError("busy", why)
-            self._answering.enter(peer.client)
+            self._answering.enter(peer.client.tenant.name)
         except QueryError as error:
             self._refused(reason)
             refusal = error.reply(request.id)
@@ -432,7 +432,7 @@ class QueryServer:
         """The reply is there: until it is sent it counts against its own connection's limit only."""
         peer.requests.pop(request, None)
         peer.sending += 1
-        self._answering.leave(client)
+        self._answering.leave(client.tenant.name)
         if (task := asyncio.current_task()) is not None:
             self._answered.add(task)
         try:

@@ -15,8 +15,7 @@ from daemon.api.http import HttpServer
 from daemon.api.http_api import api_routes
 from daemon.api.http_requests import Requests
 from daemon.api.pushes import Pushes
-from daemon.api.serving import Meter
-from daemon.api.serving import api_routes as compatible_routes
+from daemon.api.serving import Meter, generation_routes
 from daemon.api.zmq import QueryServer
 from daemon.config.schema import ALL, Config, QueryConfig
 from daemon.cores import cores_of, usable
@@ -272,7 +271,7 @@ def make_front(
             config.http.port,
             [
                 *api_routes(requests, events, pushes, lambda client: front.health(client), store, access),
-                *compatible_routes(generations, meter),
+                *generation_routes(generations, meter),
                 *([] if agents is None else [agents.route]),
             ],
             closing=close_streams,

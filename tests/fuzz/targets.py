@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 from daemon import protocol
 from daemon.api import messages
 from daemon.api.anthropic import MessageRequest, Messages
+from daemon.api.api_errors import ApiError
 from daemon.api.generation import Served
 from daemon.api.openai.chat import Chat, ChatRequest
 from daemon.api.openai.completions import CompletionRequest, Completions
 from daemon.api.openai.responses import ResponseRequest, Responses
-from daemon.api.problems import Problem
 from daemon.api.streams import Api
 from daemon.commit_metadata import pack, unpack
 from daemon.config.errors import ConfigError
@@ -188,7 +188,7 @@ def _chat(api: Api[Any], kind: type[msgspec.Struct]) -> Callable[[bytes], None]:
     """A body of an HTTP API, up to what is asked of the engine."""
 
     def run(data: bytes) -> None:
-        with contextlib.suppress(Undecodable, Problem):
+        with contextlib.suppress(Undecodable, ApiError):
             api.wanted(decoded(partial(msgspec.json.decode, type=kind), data), SERVED)
 
     return run

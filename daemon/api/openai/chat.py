@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from daemon.api.api_errors import ApiError, stops_of
 from daemon.api.extension import Extension, extended
 from daemon.api.generation import MOST_MESSAGES, Begun, Delta, Facts, Finished, Generate, Logprob, Served
 from daemon.api.openai.common import (
@@ -34,7 +35,6 @@ from daemon.api.openai.common import (
     turn_of,
     usage_of,
 )
-from daemon.api.problems import Problem, stops_of
 from daemon.api.streams import DONE, PING, Made, Writer, sse
 
 UNSUPPORTED = (
@@ -197,14 +197,14 @@ class Chat:
         session = session_of(asked.model, served)
         refuse_all({name: getattr(asked, name) for name in UNSUPPORTED}, HARMLESS)
         if not asked.messages:
-            raise Problem("bad_request", "messages: give at least one", "messages")
+            raise ApiError("bad_request", "messages: give at least one", "messages")
         for n, message in enumerate(asked.messages):
             if message.tool_calls or message.function_call is not None:
-                raise Problem(
+                raise ApiError(
                     "bad_request", f"messages[{n}]: calls of tools are not supported", f"messages[{n}]"
                 )
         if session and (asked.n or 1) > 1:
-            raise Problem("bad_request", "n: a session gives one answer", "n")
+            raise ApiError("bad_request", "n: a session gives one answer", "n")
         schema = schema_of(asked.response_format, "response_format")
         one = Generate(
             session=session,
@@ -255,7 +255,7 @@ class Chat:
         """See `Api`."""
         return ChatWriter(asked, made)
 
-    def error(self, problem: Problem) -> dict[str, Any]:
+    def error(self, problem: ApiError) -> dict[str, Any]:
         """See `Api`."""
         return error_body(problem)
 
@@ -289,7 +289,7 @@ class ChatWriter:
             yield self._chunk(usage=usage_of(done, len(done)))
         yield DONE
 
-    def failed(self, problem: Problem) -> Iterator[bytes]:
+    def failed(self, problem: ApiError) -> Iterator[bytes]:
         """See `Writer`."""
         yield sse(error_body(problem))
         yield DONE

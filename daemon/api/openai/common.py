@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from daemon.api.api_errors import ApiError, Reason, refuse
 from daemon.api.generation import (
     MOST_LOGPROBS,
     MOST_MESSAGES,
@@ -18,7 +19,6 @@ from daemon.api.generation import (
     Turn,
 )
 from daemon.api.messages import Count
-from daemon.api.problems import Problem, Reason, refuse
 
 MOST_ANSWERS = 16
 """Most answers to one request."""
@@ -124,30 +124,30 @@ def models(served: Served) -> Models:
     return Models(tuple(Model(name, served.since) for name in served.names))
 
 
-def error_body(problem: Problem) -> dict[str, Any]:
+def error_body(problem: ApiError) -> dict[str, Any]:
     """The body of a failed request, and of a stream that fails."""
     kind = _TYPES.get(problem.reason, "invalid_request_error")
     return {"error": ErrorBody(problem.message, kind, problem.param, _CODES.get(problem.reason))}
 
 
 def session_of(model: str, served: Served) -> str:
-    """The session that a model's name means, "" for the daemon's own. Raises Problem for an unknown name."""
+    """The session that a model's name means, "" for the daemon's own. Raises ApiError for an unknown name."""
     session = served.session_of(model)
     if session is not None:
         return session
     known = ", ".join(served.names)
-    raise Problem("unknown_model", f"there is no model {model!r}; there are: {known}", "model")
+    raise ApiError("unknown_model", f"there is no model {model!r}; there are: {known}", "model")
 
 
 def turn_of(role: str, content: Content, here: str) -> Turn:
-    """A message of text. Raises Problem for another role or content."""
+    """A message of text. Raises ApiError for another role or content."""
     if role not in _ROLES:
-        raise Problem("bad_request", f"{here}.role: {role!r} is not supported", f"{here}.role")
+        raise ApiError("bad_request", f"{here}.role: {role!r} is not supported", f"{here}.role")
     return Turn(_ROLES[role], text_of(content, f"{here}.content"))  # type: ignore[arg-type]  # a Role
 
 
 def text_of(content: Content, here: str) -> str:
-    """The text of a message's content. Raises Problem for parts that are no text."""
+    """The text of a message's content. Raises ApiError for parts that are no text."""
     if content is None or isinstance(content, str):
         return content or ""
     texts = []
@@ -156,13 +156,13 @@ def text_of(content: Content, here: str) -> str:
         text = part.get("refusal" if kind == "refusal" else "text")
         if kind not in _TEXTS or not isinstance(text, str):
             where = f"{here}[{n}]"
-            raise Problem("bad_request", f"{where}: only text is supported, not {kind!r}", where)
+            raise ApiError("bad_request", f"{where}: only text is supported, not {kind!r}", where)
         texts.append(text)
     return "".join(texts)
 
 
 def schema_of(form: Object | None, param: str) -> Object | None:
-    """The JSON schema that a response format asks for. Raises Problem for another format."""
+    """The JSON schema that a response format asks for. Raises ApiError for another format."""
     match form:
         case None | {"type": "text"}:
             return None
@@ -172,7 +172,7 @@ def schema_of(form: Object | None, param: str) -> Object | None:
             return schema
     kind = form.get("type")
     why = f"{param}: {kind!r} is not supported; text and json_schema with a schema are"
-    raise Problem("bad_request", why, param)
+    raise ApiError("bad_request", why, param)
 
 
 def sampling(temperature: float | None, top_p: float | None, session: str) -> dict[str, Any]:
@@ -185,14 +185,14 @@ def sampling(temperature: float | None, top_p: float | None, session: str) -> di
 
 
 def top_logprobs(logprobs: bool, most: int | None, param: str = "top_logprobs") -> int | None:
-    """How many of the likeliest tokens to give. Raises Problem for a number without ``logprobs``.
+    """How many of the likeliest tokens to give. Raises ApiError for a number without ``logprobs``.
 
     ``param``: the member that says how many.
     """
     if most and not logprobs:
-        raise Problem("bad_request", "top_logprobs needs logprobs: true", "top_logprobs")
+        raise ApiError("bad_request", "top_logprobs needs logprobs: true", "top_logprobs")
     if most is not None and not 0 <= most <= MOST_LOGPROBS:
-        raise Problem("bad_request", f"{param} must be 0 to {MOST_LOGPROBS}", param)
+        raise ApiError("bad_request", f"{param} must be 0 to {MOST_LOGPROBS}", param)
     return (most or 0) if logprobs else None
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from daemon.api.api_errors import ApiError, stops_of
 from daemon.api.extension import Extension, extended
 from daemon.api.generation import Begun, Delta, Facts, Finished, Generate, Logprob, Served
 from daemon.api.openai.common import (
@@ -27,7 +28,6 @@ from daemon.api.openai.common import (
     top_logprobs,
     usage_of,
 )
-from daemon.api.problems import Problem, stops_of
 from daemon.api.streams import DONE, PING, Made, Writer, sse
 
 MAX_TOKENS = 16
@@ -104,15 +104,15 @@ class Completions:
     def wanted(self, asked: CompletionRequest, served: Served) -> list[Generate]:
         """Each prompt, answered ``n`` times."""
         if session_of(asked.model, served):
-            raise Problem("bad_request", "model: a session is asked by /v1/chat/completions", "model")
+            raise ApiError("bad_request", "model: a session is asked by /v1/chat/completions", "model")
         refuse_all({name: getattr(asked, name) for name in UNSUPPORTED}, HARMLESS)
         answers = asked.n or 1
         if asked.best_of not in (None, answers):
-            raise Problem("bad_request", "best_of is not supported, unless it equals n", "best_of")
+            raise ApiError("bad_request", "best_of is not supported, unless it equals n", "best_of")
         prompts = _prompts(asked.prompt, served.max_prompt_tokens)
         if len(prompts) * answers > MOST_ANSWERS:
             why = f"prompt: at most {MOST_ANSWERS} answers to all prompts together"
-            raise Problem("bad_request", why, "prompt")
+            raise ApiError("bad_request", why, "prompt")
         one = Generate(
             max_tokens=asked.max_tokens or MAX_TOKENS,
             **sampling(asked.temperature, asked.top_p, ""),
@@ -158,7 +158,7 @@ class Completions:
         """See `Api`."""
         return CompletionWriter(asked, made)
 
-    def error(self, problem: Problem) -> dict[str, Any]:
+    def error(self, problem: ApiError) -> dict[str, Any]:
         """See `Api`."""
         return error_body(problem)
 
@@ -196,7 +196,7 @@ class CompletionWriter:
             yield self._event((), usage_of(done, self._asked.n or 1))
         yield DONE
 
-    def failed(self, problem: Problem) -> Iterator[bytes]:
+    def failed(self, problem: ApiError) -> Iterator[bytes]:
         """See `Writer`."""
         yield sse(error_body(problem))
         yield DONE
@@ -226,13 +226,13 @@ def _completion(
 
 
 def _prompts(prompt: str | list[Any], most: int) -> list[str | tuple[int, ...]]:
-    """The prompts: a text, several, the tokens of one, or of several. Raises Problem for anything else, and
+    """The prompts: a text, several, the tokens of one, or of several. Raises ApiError for anything else, and
     for more than ``most`` tokens.
     """
     # before each token is looked at
     for each in (prompt, *(prompt if len(prompt) <= MOST_ANSWERS else ())):
         if isinstance(each, list) and len(each) > max(most, MOST_ANSWERS):
-            raise Problem(
+            raise ApiError(
                 "too_long", f"the prompt has {len(each)} tokens, the limit is {most} tokens", "prompt"
             )
     listed = [prompt] if isinstance(prompt, str) or all(type(each) is int for each in prompt) else prompt
@@ -243,11 +243,11 @@ def _prompts(prompt: str | list[Any], most: int) -> list[str | tuple[int, ...]]:
         elif isinstance(each, list) and each and all(type(token) is int for token in each):
             found.append(tuple(each))
         else:
-            raise Problem(
+            raise ApiError(
                 "bad_request", "prompt: give texts or lists of tokens, none of them empty", "prompt"
             )
     if any(not 0 <= token < 2**31 for each in found if not isinstance(each, str) for token in each):
-        raise Problem("bad_request", "prompt has a token that no model has", "prompt")
+        raise ApiError("bad_request", "prompt has a token that no model has", "prompt")
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from daemon.api.api_errors import ApiError
 from daemon.api.extension import Extension, extended
 from daemon.api.generation import (
     MOST_MESSAGES,
@@ -39,7 +40,6 @@ from daemon.api.openai.common import (
     top_logprobs,
     turn_of,
 )
-from daemon.api.problems import Problem
 from daemon.api.streams import PING, Made, Writer, sse
 
 LOGPROBS = "message.output_text.logprobs"
@@ -246,7 +246,7 @@ class Responses:
         """See `Api`."""
         return ResponseWriter(asked, made)
 
-    def error(self, problem: Problem) -> dict[str, Any]:
+    def error(self, problem: ApiError) -> dict[str, Any]:
         """See `Api`."""
         return error_body(problem)
 
@@ -346,7 +346,7 @@ class ResponseWriter:
         """See `Writer`."""
         return iter(())
 
-    def failed(self, problem: Problem) -> Iterator[bytes]:
+    def failed(self, problem: ApiError) -> Iterator[bytes]:
         """See `Writer`."""
         if not self._number:
             yield from self._created()
@@ -374,16 +374,16 @@ class ResponseWriter:
 
 
 def _turns(asked: ResponseRequest) -> tuple[Turn, ...]:
-    """The whole conversation. Raises Problem for what is no message of text."""
+    """The whole conversation. Raises ApiError for what is no message of text."""
     turns = [] if asked.instructions is None else [Turn("system", asked.instructions)]
     if isinstance(asked.input, str):
         return (*turns, Turn("user", asked.input))
     for n, item in enumerate(asked.input):
         if item.type != "message":
-            raise Problem("bad_request", f"input[{n}]: {item.type!r} is not supported", f"input[{n}]")
+            raise ApiError("bad_request", f"input[{n}]: {item.type!r} is not supported", f"input[{n}]")
         turns.append(turn_of(item.role, text_of(item.content, f"input[{n}].content"), f"input[{n}]"))
     if not asked.input:
-        raise Problem("bad_request", "input: give at least one message", "input")
+        raise ApiError("bad_request", "input: give at least one message", "input")
     return tuple(turns)
 
 

@@ -22,16 +22,15 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from daemon.api.access import Access, tenant_labels
-from daemon.api.buckets import Bucket
 from daemon.api.guard import client_of
 from daemon.api.http import HttpServer
-from daemon.api.in_flight import InFlight
+from daemon.api.limits import REQUESTS, Bucket, Share
 from daemon.api.messages import QueryError
 from daemon.config.schema import HttpConfig
 from daemon.config.tenants import TenantTable
 from daemon.front.keys import tls_of
 from daemon.supervision import Tasks
-from daemon.tenants import LOCAL, Client, Tenant, Tenants, hash_of, new_key
+from daemon.tenants import LOCAL, Client, Tenants, hash_of, new_key
 from feeds.connector import SettingError
 from metrics.export import exposition
 from metrics.store import MetricStore
@@ -289,21 +288,20 @@ def test_a_key_is_never_repeated(key: str) -> None:
 
 @given(st.integers(1, 6), st.lists(st.sampled_from(["a", "b", "", "-a", "-b", "-"]), max_size=40))
 def test_one_tenant_leaves_half_of_the_room_to_others(most: int, steps: list[str]) -> None:
-    flight, now = InFlight(most), {"a": 0, "b": 0, "": 0}
-    clients = {name: Client(Tenant(name) if name else LOCAL, "here") for name in now}
+    share, now = Share(most, *REQUESTS), {"a": 0, "b": 0, "": 0}
     for step in steps:
         name = step.removeprefix("-")
         if step.startswith("-"):
             if now[name]:
-                flight.leave(clients[name])
+                share.leave(name)
                 now[name] -= 1
             continue
         room = sum(now.values()) < most and (not name or now[name] < max(1, most // 2))
         if not room:
             with pytest.raises(QueryError, match="already being answered"):
-                flight.enter(clients[name])
+                share.enter(name)
             continue
-        flight.enter(clients[name])
+        share.enter(name)
         now[name] += 1
 
 

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 
 from daemon.api import anthropic as claude
 from daemon.api.anthropic import MessageRequest, Messages
+from daemon.api.api_errors import ApiError
 from daemon.api.generation import Facts, Finished, Generate, Turn
 from daemon.api.http import HttpServer
 from daemon.api.openai import chat, common, completions, responses
 from daemon.api.openai.chat import Chat, ChatRequest
 from daemon.api.openai.completions import CompletionRequest, Completions
 from daemon.api.openai.responses import ResponseRequest, Responses
-from daemon.api.problems import Problem
-from daemon.api.serving import MOST_BYTES, Meter, api_routes
+from daemon.api.serving import MOST_BYTES, Meter, generation_routes
 from daemon.api.streams import Made
 from daemon.supervision import Tasks
 from metrics.catalogue import API_OUTCOMES
@@ -82,7 +82,7 @@ async def rig() -> AsyncIterator[Rig]:
     generator = FakeGenerator()
     rig = Rig(HttpServer(lambda: b"", list), generator)
     meter = Meter(lambda *ended: rig.outcomes.append(ended), lambda api, ns: rig.first.append(api))
-    rig.server = HttpServer(lambda: b"", list, more=api_routes(generator, meter, ping_s=0.05))
+    rig.server = HttpServer(lambda: b"", list, more=generation_routes(generator, meter, ping_s=0.05))
     await rig.server.start(Tasks())
     yield rig
     for client in rig.clients:
@@ -546,7 +546,7 @@ def test_any_body_is_translated_or_refused_as_documented(which, data) -> None:
         return
     try:
         wanted = api.wanted(asked, SERVED)
-    except Problem as problem:
+    except ApiError as problem:
         status = problem.status
     else:
         status = 200
@@ -610,7 +610,7 @@ def test_a_response_says_when_it_was_completed_and_how_tools_were_chosen() -> No
 
 
 def test_a_key_that_is_not_known_is_an_error_of_openais_kind() -> None:
-    error = common.error_body(Problem("unauthenticated", "no"))["error"]
+    error = common.error_body(ApiError("unauthenticated", "no"))["error"]
     assert (error.type, error.code) == ("invalid_request_error", "invalid_api_key")
 
 

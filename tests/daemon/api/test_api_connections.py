@@ -18,17 +18,17 @@ from starlette.websockets import WebSocket
 
 from daemon.api import http
 from daemon.api.access import Access
-from daemon.api.connections import HEADER_BYTES, MOST_PIPELINED, HttpConnection, Joining, Patience
+from daemon.api.connections import HEADER_BYTES, MOST_PIPELINED, HttpConnection, Joining, Timeouts
 from daemon.api.http import HttpServer
+from daemon.api.limits import Connections
 from daemon.api.messages import QueryError
-from daemon.api.places import Places
 from daemon.config.tenants import TenantTable
 from daemon.supervision import Tasks
 from daemon.tenants import Tenant, Tenants, hash_of, new_key
 from tests.e2e.support import until
 from tests.http_clients import connected, conversing
 
-SHORT = Patience(headers=0.3, body=0.3, write=0.3)
+SHORT = Timeouts(headers=0.3, body=0.3, write=0.3)
 HOST = b"host: localhost\r\n"
 GET, POST = b"GET /a HTTP/1.1\r\n" + HOST, b"POST /echo HTTP/1.1\r\n" + HOST
 PATIENCE_S = 20.0
@@ -62,7 +62,7 @@ class Stream(Response):
         await send({"type": "http.response.body", "body": self._rest, "more_body": False})
 
 
-async def serving(patience: Patience | None = None, access: Access | None = None) -> Bench:
+async def serving(timeouts: Timeouts | None = None, access: Access | None = None) -> Bench:
     async def echo(request: Request) -> Response:
         body = await request.body()
         bench.seen.append(f"echo {len(body)}")
@@ -103,7 +103,7 @@ async def serving(patience: Patience | None = None, access: Access | None = None
         Route("/{rest:path}", path, methods=["GET", "OPTIONS"]),
     ]
     bench = Bench(
-        HttpServer(lambda: b"", list, more=routes, patience=patience, max_listeners=4, access=access)
+        HttpServer(lambda: b"", list, more=routes, timeouts=timeouts, max_listeners=4, access=access)
     )
     await bench.server.start(Tasks())
     return bench
@@ -522,32 +522,32 @@ async def test_a_tenant_has_half_of_the_connections(monkeypatch: pytest.MonkeyPa
             assert (await answer(health)).status == 200
     # each of them that is gone makes room
     bench.release.set()
-    await until(lambda: not bench.server._places._open)
+    await until(lambda: not bench.server._connections._owners)
     async with asking(bench, "/a", DESK) as again:
         assert (await answer(again)).status == 200
     await bench.server.stop()
 
 
 def test_a_connection_counts_for_who_asked_last() -> None:
-    places = Places(4)
+    connections = Connections(4)
     desk, risk = Tenant("desk"), Tenant("risk", max_listeners=3)
     peers = [("::1", n) for n in range(6)]
     for peer in peers:
-        places.opened(peer)
+        connections.opened(peer)
     for peer in peers[:2]:
-        with pytest.raises(QueryError, match="4 connections are open"):
-            places.take(peer, desk)
-        places.closed(peer)
+        with pytest.raises(QueryError, match="4 connections are already open"):
+            connections.claim(peer, desk)
+        connections.closed(peer)
     for peer in peers[2:4]:
-        places.take(peer, desk)
+        connections.claim(peer, desk)
     with pytest.raises(QueryError, match="2 connections of this tenant"):
-        places.take(peers[4], desk)
-    places.take(peers[2], risk)
-    places.take(peers[4], desk)
-    places.take(peers[5], risk)
+        connections.claim(peers[4], desk)
+    connections.claim(peers[2], risk)
+    connections.claim(peers[4], desk)
+    connections.claim(peers[5], risk)
     for peer in peers:
-        places.closed(peer)
-    assert (places._open, places._by_tenant) == ({}, {})
+        connections.closed(peer)
+    assert (connections._owners, len(connections._share)) == ({}, 0)
 
 
 async def test_whoever_fills_the_port_health_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message
 
-from daemon.api.event_stream import EventStream
+from daemon.api.event_stream import EventsReply
 from daemon.api.events import Events, Filter, Lost, Subscription, sse
 from daemon.api.messages import QueryError
 from daemon.tenants import LOCAL, Client, Tenant
@@ -97,7 +97,7 @@ def test_what_is_no_id_is_refused(text: str) -> None:
 def test_only_so_many_clients_listen_and_one_that_leaves_makes_room() -> None:
     events = hub(max_clients=1)
     client = events.subscribe(ME, Filter(frozenset(["a", "b"])), "sse")
-    with pytest.raises(QueryError, match="1 clients are listening"):
+    with pytest.raises(QueryError, match="1 clients are already listening"):
         events.subscribe(ME, Filter(), "websocket")
     events.unsubscribe(client)
     events.publish(update(1))
@@ -137,7 +137,7 @@ async def test_a_quiet_stream_is_pinged_and_its_events_come_between() -> None:
     async def send(message: Message) -> None:
         written.extend(message.get("body", b""))
 
-    stream = EventStream(events, events.subscribe(ME, Filter(), "sse"), lambda count: None, ping_s=0.02)
+    stream = EventsReply(events, events.subscribe(ME, Filter(), "sse"), lambda count: None, ping_s=0.02)
     serving = asyncio.ensure_future(stream({"type": "http"}, receive, send))
     for number in (1, 2):
         await until(lambda n=number: written.count(b": ping\n\n") >= 2 * n)
@@ -187,7 +187,7 @@ def test_a_connection_takes_a_place_and_each_further_subscription_another(
                 events.unsubscribe(subscription)
             events.disconnect(line)
         assert events._clients["websocket"] == places()
-        assert all(events._by_tenant[name] == places(name) for name in "ab")
+        assert all(events._share._held[name] == places(name) for name in "ab")
 
 
 def test_a_tenant_has_half_of_all_places_or_as_many_as_it_is_given() -> None:
@@ -201,5 +201,5 @@ def test_a_tenant_has_half_of_all_places_or_as_many_as_it_is_given() -> None:
     with pytest.raises(QueryError, match="6 clients of this tenant"):
         events.subscribe(more, Filter(), "sse")
     events.subscribe(ME, Filter(), "sse")
-    with pytest.raises(QueryError, match="8 clients are listening"):
+    with pytest.raises(QueryError, match="8 clients are already listening"):
         events.subscribe(ME, Filter(), "sse")

@@ -11,7 +11,7 @@ import pytest
 
 from daemon.api import messages
 from daemon.api.access import Access
-from daemon.api.connections import Patience
+from daemon.api.connections import Timeouts
 from daemon.api.events import Events
 from daemon.api.health import Health, health_of
 from daemon.api.http import HttpServer
@@ -28,7 +28,7 @@ from tests.e2e.support import until
 from tests.http_clients import connected, conversing, head, listening, request
 
 KEPT = 64
-SHORT = Patience(headers=0.3, body=0.3, write=0.3)
+SHORT = Timeouts(headers=0.3, body=0.3, write=0.3)
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Bench:
         return self.store.value("foretick_listeners", transport=transport)
 
 
-async def serving(patience: Patience | None = None, max_listeners: int = 50) -> Bench:
+async def serving(timeouts: Timeouts | None = None, max_listeners: int = 50) -> Bench:
     store = MetricStore.local({})
     events = Events(1, store, max_clients=max_listeners, kept=KEPT)
     source = PushedSource("http", PushLimits(waiting=10, body_bytes=1000))
@@ -81,7 +81,7 @@ async def serving(patience: Patience | None = None, max_listeners: int = 50) -> 
         Requests(answer), events, Pushes({"http": source}, store, 1 << 20), health, store, Access()
     )
     server = HttpServer(
-        lambda: b"", list, more=routes, closing=events.close, max_listeners=max_listeners, patience=patience
+        lambda: b"", list, more=routes, closing=events.close, max_listeners=max_listeners, timeouts=timeouts
     )
     bench = Bench(server, events, store, source)
     await server.start(Tasks())
@@ -181,7 +181,7 @@ async def test_a_request_that_comes_too_slowly_is_cut_off(hasty: Bench, sent: by
     assert hasty.source.waiting == 0
 
 
-async def test_streams_outlast_the_patience_for_requests(hasty: Bench) -> None:
+async def test_streams_outlast_the_timeouts_of_requests(hasty: Bench) -> None:
     async with listening(hasty.port) as stream, conversing(hasty.port) as socket:
         await socket.ask(type="subscribe", id=1)
         await asyncio.sleep(3 * SHORT.body)

@@ -149,12 +149,15 @@ async def test_a_tenant_has_half_of_the_sessions_and_is_told_when_to_retry(
     assert Counter(each.status for each in again) == {200: 1, 429: 4}
 
 
-async def test_a_tenant_has_half_of_the_subscriptions(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def four_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp, "MAX_SUBSCRIPTIONS", 4)
 
+
+async def test_a_tenant_has_half_of_the_subscriptions(four_subscriptions: None, house: House) -> None:
     async def subscribed(key: str, on: str, own: str) -> bool:
         reply = await house.send(key, "resources/subscribe", on, uri=f"foretick://sessions/{own}")
-        return b"at most 2" not in reply.body
+        return b"2 subscriptions of this tenant" not in reply.body
 
     mine = [await house.opened("alpha") for _ in range(3)]
     assert [await subscribed("alpha", each, "aaa") for each in mine] == [True, True, False]

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from daemon.api import anthropic
+from daemon.api.api_errors import ApiError
 from daemon.api.generation import Begun, Delta, Facts, Finished
 from daemon.api.openai import chat, completions, responses
-from daemon.api.problems import Problem
 from daemon.api.streams import Made, Writer
 
 MADE = Made("0a", 1700000000, "tape", "fp_01")
@@ -34,7 +34,7 @@ DONE = Finished(
     answer_tokens=2,
     facts=Facts(logit_gap=0.5),
 )
-BAD = Problem("engine", "because")
+BAD = ApiError("engine", "because")
 
 
 def written(writer: Writer, *, fails: bool = False) -> list[str]:

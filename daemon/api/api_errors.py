@@ -56,7 +56,7 @@ _REASONS: dict[str, Reason] = {
 }
 
 
-class Problem(Exception):
+class ApiError(Exception):
     """``reason`` for programs, a message for people; ``param``: the member of the request at fault.
 
     ``retry_after_s``: when it may be tried again; 0 is not known.
@@ -75,24 +75,24 @@ class Problem(Exception):
         return STATUS[self.reason]
 
 
-def problem_of(error: QueryError) -> Problem:
+def api_error_of(error: QueryError) -> ApiError:
     """A failure of the daemon as one of an API."""
     reason = _REASONS.get(error.code, "bad_request")
-    return Problem(reason, error.message, retry_after_s=error.retry_after_s)
+    return ApiError(reason, error.message, retry_after_s=error.retry_after_s)
 
 
 def stops_of(stop: str | list[str] | None, param: str = "stop") -> tuple[str, ...]:
-    """Stop sequences. Raises Problem for too many, and for one that is empty or too long."""
+    """Stop sequences. Raises ApiError for too many, and for one that is empty or too long."""
     found = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(found) > MOST_STOPS or not all(0 < len(each) <= MOST_STOP_CHARS for each in found):
         why = f"{param}: give at most {MOST_STOPS} texts of 1 to {MOST_STOP_CHARS} characters"
-        raise Problem("bad_request", why, param)
+        raise ApiError("bad_request", why, param)
     return found
 
 
 def refuse(param: str, value: Any, harmless: tuple[Any, ...] = (), why: str = "is not supported") -> None:
-    """Raise Problem where ``value`` would change what the request means; None and ``harmless`` do not."""
+    """Raise ApiError where ``value`` would change what the request means; None and ``harmless`` do not."""
     # for Python, but not in JSON, 0 is false
     alike = [each for each in harmless if isinstance(each, bool) == isinstance(value, bool)]
     if value is not None and value not in alike:
-        raise Problem("bad_request", f"{param} {why}", param)
+        raise ApiError("bad_request", f"{param} {why}", param)

@@ -1,0 +1,120 @@
+"""How much clients may have under way: shares that leave room for other tenants, and token buckets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from daemon.api.messages import QueryError
+from daemon.tenants import LOCAL, Tenant
+
+Peer = tuple[str, int] | None
+"""Address and port of the other end of a connection, which tell connections apart."""
+
+
+def half_of(most: int) -> int:
+    """What one tenant of the file may have of ``most``."""
+    return max(1, most // 2)
+
+
+REQUESTS = ("requests", "being answered")
+"""What a `Share` of requests says in a refusal."""
+
+
+class Share:
+    """At most ``most`` of something at a time, of which a tenant of the file has at most half.
+
+    ``what`` and ``state`` say in a refusal what there is too much of. Tenants go by their names.
+    """
+
+    def __init__(self, most: int, what: str, state: str, held: Iterable[str] = ()) -> None:
+        self._most, self._what, self._state = most, what, state
+        self._held = Counter(held)
+        self._all = self._held.total()
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return self._all
+
+    def check(self, name: str, n: int = 1, most_each: int = 0) -> None:
+        """Whether there is room for ``n`` more. ``most_each``: of a tenant; 0: half. Raises QueryError."""
+        if self._all + n > self._most:
+            raise QueryError("busy", f"{self._most} {self._what} are already {self._state}")
+        each = most_each or half_of(self._most)
+        if name != LOCAL.name and self._held[name] + n > each:
+            raise QueryError("busy", f"{each} {self._what} of this tenant are already {self._state}")
+
+    def enter(self, name: str, n: int = 1, most_each: int = 0) -> None:
+        """There are ``n`` more, if there is room as `check` says. Raises QueryError."""
+        self.check(name, n, most_each)
+        self.take(name, n)
+
+    def take(self, name: str, n: int = 1) -> None:
+        """There are ``n`` more, which were checked before; or less."""
+        self._all += n
+        self._held[name] += n
+        if not self._held[name]:
+            del self._held[name]
+
+    def leave(self, name: str, n: int = 1) -> None:
+        """There are ``n`` less."""
+        self.take(name, -n)
+
+
+class Connections:
+    """Open connections of the HTTP port, of which so many are served.
+
+    A tenant that may have more than half as clients that listen has as many connections. A connection belongs
+    to nobody until its first request, and later to who sent the last one.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._share = most, Share(most, "connections", "open")
+        self._owners: dict[Peer, str | None] = {}
+        """Names of the tenants."""
+
+    def opened(self, peer: Peer) -> None:
+        """A client connected."""
+        self._owners[peer] = None
+
+    def closed(self, peer: Peer) -> None:
+        """The connection is gone."""
+        name = self._owners.pop(peer, None)
+        if name is not None:
+            self._share.leave(name)
+
+    def claim(self, peer: Peer, tenant: Tenant) -> None:
+        """A request of ``tenant`` came over the connection. Raises QueryError when there is no room."""
+        held = self._owners.get(peer)
+        if held == tenant.name:
+            return
+        if held is None and len(self._owners) > self._most:
+            raise QueryError("busy", f"{self._most} connections are already open")
+        if held is not None:
+            self._share.leave(held)
+            self._owners[peer] = None
+        self._share.enter(tenant.name, most_each=max(half_of(self._most), tenant.max_listeners))
+        self._owners[peer] = tenant.name
+
+
+class Bucket:
+    """A token bucket: ``rate`` a second, at most ``burst`` at once. ``now``: monotonic seconds."""
+
+    def __init__(self, rate: float, burst: float, now: float) -> None:
+        self.rate, self.burst = rate, burst
+        self._tokens, self._at = burst, now
+
+    def wait(self, now: float) -> float:
+        """Seconds until there is a whole token; 0 if there is one now."""
+        self._fill(now)
+        return max(0.0, (1 - self._tokens) / self.rate)
+
+    def take(self, now: float, n: float = 1.0) -> None:
+        """Take ``n`` tokens, there or not: what is missing has to flow in first."""
+        self._fill(now)
+        self._tokens -= n
+
+    def _fill(self, now: float) -> None:
+        # a clock that stands still or goes back fills nothing
+        self._tokens = min(self.burst, self._tokens + max(0.0, now - self._at) * self.rate)
+        self._at = max(self._at, now)
