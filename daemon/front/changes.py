@@ -23,9 +23,9 @@ from daemon.config.load import load_table
 from daemon.config.schema import Config, SessionConfig
 from daemon.front.input import FeedInput
 from daemon.front.inputs import Inputs
+from daemon.front.progress import ProgressStore
 from daemon.front.publish import Publisher
 from daemon.front.questions import Questions
-from daemon.front.recovery import Recovery
 from daemon.front.sessions import Sessions
 from daemon.front.waiting import Waiting
 from daemon.progress import Position, Progress
@@ -50,11 +50,11 @@ class LiveSessions:
         questions: Questions,
         publisher: Publisher,
         entering: FeedInput | Inputs,
-        recovery: Recovery,
+        progress: ProgressStore,
         store: MetricStore,
         send: Callable[[protocol.Command], None],
     ) -> None:
-        self._recovery = recovery
+        self._progress = progress
         self.config = config
         self._sessions, self._questions, self._publisher = sessions, questions, publisher
         self._input, self._store, self._send = entering, store, send
@@ -107,7 +107,7 @@ class LiveSessions:
         One that is gone meanwhile is waited for.
         """
         async with self._changing:
-            progress = {name: self._recovery.resumed(name) for name in self._sessions.states}
+            progress = {name: self._progress.resumed(name) for name in self._sessions.states}
             while True:
                 try:
                     await self._command(lambda number: protocol.TakeOver(number, progress))
@@ -128,7 +128,7 @@ class LiveSessions:
             if error.code == "engine":
                 raise
             # the engine does not know it: an earlier call ended in between
-        await self._add(session, self._recovery.resumed(session.name))
+        await self._add(session, self._progress.resumed(session.name))
 
     def heard(self, event: protocol.SessionEvent) -> None:
         """The engine replied: later events see the session as it is now."""
@@ -169,7 +169,7 @@ class LiveSessions:
         """There is no such session any more, if there was one."""
         if name not in self._sessions.states:
             return
-        self._recovery.removed(name, self._forget_answers(name))
+        self._progress.removed(name, self._forget_answers(name))
         self._store.remove_session(name)
         self._set(s for s in self.config.sessions if s.name != name)
 
@@ -255,7 +255,7 @@ class LiveSessions:
             self._gone(session.name)
             raise messages.QueryError("engine", f"no shared memory for its metrics: {error}") from None
         symbols = {symbol: numbers[symbol] for symbol in session.symbols}
-        progress = progress or self._recovery.added(session.name)
+        progress = progress or self._progress.added(session.name)
         await self._command(lambda n: protocol.AddSession(n, session, asked, symbols, progress, block.name))
 
     async def _put_back(self, session: SessionConfig) -> None:

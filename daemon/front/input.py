@@ -14,7 +14,7 @@ from daemon.config.schema import Config, SessionConfig
 from daemon.config.symbols import numbered, routes
 from daemon.front.ingest import Ingest, Order
 from daemon.front.offsets import OffsetTracker
-from daemon.front.recovery import Recovery
+from daemon.front.progress import ProgressStore
 from daemon.front.standby import Standby
 from daemon.front.streams import Streams
 from daemon.front.transactions import Transactions
@@ -62,7 +62,7 @@ class FeedInput:
         commit_every_s: float = COMMIT_EVERY_S,
         clocks: Mapping[str, VenueClock] | None = None,
         order: Order | None = None,
-        recovery: Recovery | None = None,
+        progress: ProgressStore | None = None,
         send: Callable[[protocol.Command], None] = lambda command: None,
         standby: Standby | None = None,
         streams: Streams | None = None,
@@ -71,7 +71,7 @@ class FeedInput:
         self.source, self.tracker = source, tracker
         self._standby = standby or Standby(store)
         self._positions: Mapping[str, Mapping[str, Position]] = {}
-        self._recovery = recovery or Recovery(store)
+        self._progress = progress or ProgressStore(store)
         self._log = _log_of(source)
         if self._log is not None:
             self._log.attend(self)
@@ -120,7 +120,7 @@ class FeedInput:
         """Read where sessions stand, before an engine goes on from there."""
         if self._log is not None:
             stored = await self._log.stored()
-            self._recovery.read(point.metadata for point in stored.values())
+            self._progress.read(point.metadata for point in stored.values())
 
     def engine_ready(self, positions: Mapping[str, Mapping[str, Position]]) -> None:
         """An engine is up: tell it what is committed, for what was sent while it loaded is lost.
@@ -143,7 +143,7 @@ class FeedInput:
         """
         if not self._standby.answers:
             return await self._take_over(stored)
-        found, changed = self._recovery.take_over(point.metadata for point in stored.values())
+        found, changed = self._progress.take_over(point.metadata for point in stored.values())
         self._elsewhere_answered |= changed  # until they have begun anew: this may be cancelled before
         known = {session.name for session in self._sessions}
         anew = {
@@ -167,13 +167,13 @@ class FeedInput:
 
     def answered_elsewhere(self, stored: Mapping[Partition, CommitPoint]) -> Set[Partition]:
         """See `Reader.answered_elsewhere`."""
-        return {partition for partition, point in stored.items() if self._recovery.is_behind(point.metadata)}
+        return {partition for partition, point in stored.items() if self._progress.is_behind(point.metadata)}
 
     async def follows(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, Begin]:
         """Read what another daemon has answered, up to there: to be warm, and no further."""
         texts = [point.metadata for point in stored.values()]
-        found = self._recovery.read(texts)
-        self._elsewhere = {**self._elsewhere, **self._recovery.owners(texts)}
+        found = self._progress.read(texts)
+        self._elsewhere = {**self._elsewhere, **self._progress.owners(texts)}
         for partition, point in stored.items():
             self.tracker.follow(partition, point.offset, _readers(found, point))
         return self._begin(found, stored)
@@ -181,8 +181,8 @@ class FeedInput:
     async def _take_over(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, Begin]:
         """Nobody else answers: go on behind what was committed last, where the tapes are already."""
         since_ns = time.monotonic_ns()
-        found = self._recovery.read(point.metadata for point in stored.values())
-        self._recovery.begin_epoch()
+        found = self._progress.read(point.metadata for point in stored.values())
+        self._progress.begin_epoch()
         await self.take_over()
         self._standby.took_over(since_ns)
         self._stored.update(stored)
@@ -216,7 +216,7 @@ class FeedInput:
         """Reading begins at ``start``; what is committed is history, unless it was asked for."""
         point = self._stored.get(partition, CommitPoint(0))
         known = {session.name for session in self._sessions}
-        readers = known & self._recovery.readers(point.metadata)
+        readers = known & self._progress.readers(point.metadata)
         self._mine.add(partition)
         again = (self._log is not None and self._log.again) or partition in self.tracker.asked_for()
         self.tracker.begin(partition, start, point.offset, readers, again=again)
@@ -235,8 +235,8 @@ class FeedInput:
             if self.transactions is not None:
                 known = {session.name for session in self._sessions}
                 names = known & self.tracker.read_from(partition)
-                self._recovery.stored(point.metadata for point in self.transactions.stored.values())
-                self._recovery.take_back(names)
+                self._progress.stored(point.metadata for point in self.transactions.stored.values())
+                self._progress.take_back(names)
                 self._elsewhere_answered |= names
                 self.begin_anew(names, names)
             self.tracker.leave(partition)
@@ -254,7 +254,7 @@ class FeedInput:
         except ConnectionError as error:
             log.warning("%s", error)
         else:
-            self._elsewhere = self._recovery.owners(point.metadata for point in others.values())
+            self._elsewhere = self._progress.owners(point.metadata for point in others.values())
 
     def owner(self, session: str) -> str | None:
         """The address of the daemon that serves a session; None if it is this one, as far as is known."""
@@ -384,7 +384,7 @@ class FeedInput:
             return settled
         async with self._committing:
             points = self.tracker.to_commit()
-            saved = self.source.kind != "dropping" or await self._recovery.save()
+            saved = self.source.kind != "dropping" or await self._progress.save()
             try:
                 if points:
                     await self.source.commit(points)
@@ -397,8 +397,8 @@ class FeedInput:
 
     def _tell_stored(self, points: Iterable[CommitPoint], *, engine_is_new: bool = False) -> None:
         """These points are committed: the engine keeps a snapshot that goes with them."""
-        self._recovery.stored(point.metadata for point in points)
-        if news := self._recovery.news_of_stored(engine_is_new=engine_is_new):
+        self._progress.stored(point.metadata for point in points)
+        if news := self._progress.news_of_stored(engine_is_new=engine_is_new):
             self._send(protocol.NoteProgress(news))
 
     async def close(self) -> None:

@@ -22,7 +22,7 @@ from daemon.front.delivery import Delivery, Done, Outcome, Refused
 from daemon.front.inputs import AllOffsets
 from daemon.front.letters import LetterLog, unpublished
 from daemon.front.offsets import OffsetTracker
-from daemon.front.recovery import Recovery
+from daemon.front.progress import ProgressStore
 from daemon.front.sessions import Sessions
 from daemon.front.standby import Standby
 from daemon.front.streams import Streams
@@ -105,13 +105,13 @@ class Publisher:
         sessions: Sessions,
         store: MetricStore,
         *,
-        recovery: Recovery | None = None,
+        progress: ProgressStore | None = None,
         lossless: bool = True,
         standby: Standby | None = None,
         streams: Streams | None = None,
     ) -> None:
         self.streams = streams or Streams()
-        self.recovery, self._standby = recovery or Recovery(store), standby or Standby(store)
+        self.progress, self._standby = progress or ProgressStore(store), standby or Standby(store)
         self.delivery = Delivery(routes, ["", *sessions.states], lossless=lossless)
         self.delivery.on_refused = self._refused
         self._letters = LetterLog(log)
@@ -199,16 +199,16 @@ class Publisher:
             data_version=event.version,
             as_of=event.times.as_of,
             bars=event.bars,
-            epoch=self.recovery.epoch,
+            epoch=self.progress.epoch,
         )
         self._put(event.session, update, event.session, {}, done)
 
     def _is_history(self, event: protocol.Committed) -> bool:
         """Also where the engine did not know it: its progress is that of its start, or it cannot tell."""
-        if event.history or self.recovery.is_history(event.session, event.inputs.closed):
+        if event.history or self.progress.is_history(event.session, event.inputs.closed):
             return True
         # by its records only where nothing better is known: an empty bar has those of the bar before it
-        unknown = not self.recovery.knows_history(event.session)
+        unknown = not self.progress.knows_history(event.session)
         return unknown and self._tracker.is_history(event.session, event.inputs.last)
 
     def _note_basis(self, published: _Published, event: protocol.Committed) -> None:
@@ -245,7 +245,7 @@ class Publisher:
             acknowledge(Outcome.DELIVERED)
             return answer
         state.last[key] = said
-        answer = msgspec.structs.replace(answer, sequence=self.recovery.number(answer.session))
+        answer = msgspec.structs.replace(answer, sequence=self.progress.number(answer.session))
         state.versions[answer.data_version].sequences.append(answer.sequence)
         published = time.monotonic_ns()
 
@@ -331,7 +331,7 @@ class Publisher:
             published.questions = [(-1, published.questions[-1][1])]
             published.inputs = 0, []
             published.bases = {}
-        self.recovery.go_on()
+        self.progress.go_on()
         if self.transactions is not None:
             self.transactions.forget()
 
@@ -349,7 +349,7 @@ class Publisher:
         age, source_age, daemon_age = state.ages(event.times)
         return msgspec.structs.replace(
             answer,
-            epoch=self.recovery.epoch,
+            epoch=self.progress.epoch,
             answer_id=_answer_id(answer, published.inputs[1], event.inputs.closed),
             inputs=published.inputs[1],
             staleness_ns=age,
@@ -402,7 +402,7 @@ class Publisher:
                 data_version=number,
                 as_of=version.as_of,
                 answers=version.answers,
-                epoch=self.recovery.epoch,
+                epoch=self.progress.epoch,
             )
             self._put(session, ready, session, {}, _nothing)
 
@@ -418,7 +418,7 @@ class Publisher:
             while versions and not versions[oldest := min(versions)].open:
                 done = versions.pop(oldest)
                 self._tracker.acknowledge(session, done.inputs.low_watermark)
-                self.recovery.acknowledge(session, oldest, done.sequences, done.inputs.closed)
+                self.progress.acknowledge(session, oldest, done.sequences, done.inputs.closed)
                 if self.transactions is not None:
                     self.transactions.complete(session, oldest)
 

@@ -34,11 +34,11 @@ from daemon.front.labels import Labels
 from daemon.front.lateness import Lateness
 from daemon.front.notify import Notifier
 from daemon.front.offsets import OffsetTracker
+from daemon.front.progress import ProgressStore
 from daemon.front.prompts import Prompts
 from daemon.front.publish import Publisher
 from daemon.front.queries import Queries
 from daemon.front.questions import Questions
-from daemon.front.recovery import Recovery
 from daemon.front.room import Room
 from daemon.front.server import Front
 from daemon.front.sessions import Sessions
@@ -110,7 +110,7 @@ def make_front(
     )
 
     def connect_configured(ring: Ring, wake_fd: int) -> EngineClient:
-        progress = recovery.start(sessions.states, again=entering.again)
+        progress = stored_progress.start(sessions.states, again=entering.again)
         now = live.now()
         if config.process.mode == "two":
             return ProcessEngine(
@@ -128,13 +128,13 @@ def make_front(
         return InprocEngine(partial(_make_host, now, ring, store, reading, progress, symbols, executor))
 
     dropping = any(each.kind == "dropping" for each in sources)
-    recovery = Recovery(
+    stored_progress = ProgressStore(
         store,
         config.recovery.path if dropping and config.recovery.interval else None,
         lambda: _address(config.query, front.query),
     )
     standby = Standby(store, configured=config.recovery.standby)
-    trackers = {each.name: OffsetTracker(recovery.describe) for each in sources}
+    trackers = {each.name: OffsetTracker(stored_progress.describe) for each in sources}
     tracker = AllOffsets(trackers) if len(trackers) > 1 else next(iter(trackers.values()), OffsetTracker())
     sessions = Sessions(config, store, send, access)
     lateness = Lateness(store)
@@ -149,7 +149,7 @@ def make_front(
         tracker,
         sessions,
         store,
-        recovery=recovery,
+        progress=stored_progress,
         lossless=lossless,
         standby=standby,
         streams=streams,
@@ -170,7 +170,7 @@ def make_front(
             commit_every_s,
             sessions.clocks,
             order,
-            recovery,
+            stored_progress,
             send,
             standby,
             streams,
@@ -213,7 +213,7 @@ def make_front(
         restart_after_s,
         close=processes.close,
     )
-    live = LiveSessions(config, sessions, questions, publisher, entering, recovery, store, send)
+    live = LiveSessions(config, sessions, questions, publisher, entering, stored_progress, store, send)
     wait_s = config.query.max_wait / 1e9
     for each in [entering] if isinstance(entering, FeedInput) else entering.feeds:
         each.resume, each.take_over = live.resume, live.take_over

@@ -15,7 +15,7 @@ from daemon.commit_metadata import pack
 from daemon.front.delivery import Delivery
 from daemon.front.input import FeedInput
 from daemon.front.offsets import OffsetTracker
-from daemon.front.recovery import Recovery
+from daemon.front.progress import ProgressStore
 from daemon.front.transactions import Transactions
 from daemon.progress import Position, Progress
 from daemon.supervision import Tasks
@@ -80,8 +80,8 @@ class Rig:
         """Of sessions that have begun anew."""
         self.silent: set[str] = set()
         """Sessions whose messages are dropped until then."""
-        self.recovery = Recovery(store, directory, address=lambda: address)
-        self.tracker = OffsetTracker(self.recovery.describe)
+        self.progress = ProgressStore(store, directory, address=lambda: address)
+        self.tracker = OffsetTracker(self.progress.describe)
         self.sent: list[protocol.Command] = []
         self.input = FeedInput(
             inproc_config(["V:AAA", "V:BBB"]),
@@ -90,7 +90,7 @@ class Rig:
             store,
             lambda letter: None,
             Tasks(),
-            recovery=self.recovery,
+            progress=self.progress,
             send=self.sent.append,
         )
 
@@ -124,12 +124,12 @@ class Rig:
         message = DataUpdated(session=session, data_version=number, as_of=0, bars=[])
         self.input.transactions.put(session, message, f"{session}{number}", {}, lambda outcome: None)
         self.tracker.acknowledge(session, number + 1)
-        self.recovery.acknowledge(session, number, [self.recovery.number(session)], (number,))
+        self.progress.acknowledge(session, number, [self.progress.number(session)], (number,))
         self.input.transactions.complete(session, number)
 
     async def start(self) -> dict[str, Progress]:
         await self.input.recover()
-        return self.recovery.start(["aaa", "bbb"], again=self.input.again)
+        return self.progress.start(["aaa", "bbb"], again=self.input.again)
 
     async def assign(self) -> Mapping[Partition, Begin]:
         return await self.log.reader.assigned(self.log.points)
@@ -233,7 +233,7 @@ async def test_an_engine_knows_what_a_restart_of_the_daemon_would_find() -> None
     rig.input.connected = True
     assert rig.sent == [protocol.NoteProgress({"aaa": stored})]
     assert await rig.input.commit()
-    rig.recovery.acknowledge("aaa", 11, [], (6,))
+    rig.progress.acknowledge("aaa", 11, [], (6,))
     rig.tracker.skipped(P, 101)
     rig.log.fails = True
     assert not await rig.input.commit()
@@ -253,7 +253,7 @@ async def test_what_is_committed_while_an_engine_loads_reaches_it_once_it_is_up(
     rig.log.reader.begins(P, 100)
     rig.input.connected = True
     await rig.start()  # another engine
-    rig.recovery.acknowledge("aaa", 11, [], (6,))
+    rig.progress.acknowledge("aaa", 11, [], (6,))
     rig.tracker.skipped(P, 101)
     assert await rig.input.commit()
     rig.sent.clear()  # nobody heard it
@@ -271,7 +271,7 @@ async def test_progress_that_cannot_be_written_is_not_what_a_restart_finds(tmp_p
     (tmp_path / "state").touch()
     rig.tracker.passed_on("aaa", 1, P, 0)
     rig.tracker.acknowledge("aaa", 2)
-    rig.recovery.acknowledge("aaa", 1, [], (6,))
+    rig.progress.acknowledge("aaa", 1, [], (6,))
     assert await rig.input.commit()
     assert rig.sent == []
     (tmp_path / "state").unlink()
@@ -320,22 +320,22 @@ async def test_a_past_that_was_asked_for_is_answered_on_by_the_next_engine() -> 
     rig.tracker.all_passed_on("aaa", range(1, 41), P, range(40))
     rig.tracker.acknowledge("aaa", 31)
     assert rig.input.again
-    rig.recovery.start(["aaa"], again=rig.input.again)
-    rig.recovery.go_on()
+    rig.progress.start(["aaa"], again=rig.input.again)
+    rig.progress.go_on()
     rig.tracker.clear()
     assert await rig.assign() == {P: Begin(30, fills=True)}
     rig.log.reader.begins(P, 20)
     assert [rig.tracker.is_stored(P, offset) for offset in (29, 30)] == [True, False]
-    assert not rig.recovery.knows_history("aaa"), "what is committed says more"
+    assert not rig.progress.knows_history("aaa"), "what is committed says more"
     rig.tracker.all_passed_on("aaa", range(1, 91), P, range(20, 110))
     assert rig.tracker.is_history("aaa", 10)
     assert not rig.tracker.is_history("aaa", 11)
     rig.tracker.acknowledge("aaa", 91)
     assert rig.tracker.to_commit()[P].offset == 110
     assert not rig.input.again
-    rig.recovery.start(["aaa"], again=rig.input.again)
-    rig.recovery.go_on()
-    assert rig.recovery.knows_history("aaa")
+    rig.progress.start(["aaa"], again=rig.input.again)
+    rig.progress.go_on()
+    assert rig.progress.knows_history("aaa")
 
 
 async def test_a_past_that_was_asked_for_goes_on_where_the_source_is_opened_again() -> None:
@@ -386,7 +386,7 @@ async def test_sessions_that_others_answered_begin_anew(
     rig.log.reader.begins(P, 110)
     assert rig.tracker.next_offset(P) == 110  # behind what was read before
     assert rig.tracker.is_stored(P, 299)
-    assert (rig.recovery.epoch, rig.recovery.number("aaa")) == (7, 181)
+    assert (rig.progress.epoch, rig.progress.number("aaa")) == (7, 181)
 
 
 async def test_a_session_is_asked_here_as_soon_as_its_partition_is_ours() -> None:
@@ -429,7 +429,7 @@ async def test_a_session_is_asked_here_as_soon_as_its_partition_is_ours() -> Non
 async def test_what_others_have_answered_is_told_from_what_is_ours(stored: str, elsewhere: bool) -> None:
     rig = Rig({P: CommitPoint(100, text("aaa"))}, address="tcp://here")
     await rig.start()
-    rig.recovery.acknowledge("aaa", 12, range(61, 73), (7,))
+    rig.progress.acknowledge("aaa", 12, range(61, 73), (7,))
     assert rig.log.reader.answered_elsewhere({P: CommitPoint(110, stored)}) == ({P} if elsewhere else set())
 
 
@@ -455,15 +455,15 @@ def both() -> Rig:
 async def test_with_transactions_what_was_not_committed_of_a_partition_that_left_is_made_again() -> None:
     """Also where nobody has answered it meanwhile, for then nobody else makes it."""
     async with committing(both()) as rig:
-        stored = rig.recovery.progress("aaa")
+        stored = rig.progress.of("aaa")
         rig.broker.held.clear()
         rig.answer("aaa", 101, P)
         rig.answer("bbb", 101, Q)
-        assert rig.recovery.progress("aaa") != stored
+        assert rig.progress.of("aaa") != stored
         rig.member.owns(Q)
         rig.log.reader.left([P])
         assert rig.silent == {"aaa"}
-        assert rig.recovery.progress("aaa") == stored
+        assert rig.progress.of("aaa") == stored
         rig.broker.held.set()
         assert await rig.input.commit()
         keys, points = rig.broker.got[-1]
@@ -502,7 +502,7 @@ async def test_an_engine_that_began_with_what_was_then_dropped_begins_again_from
         if when == "before":
             rig.broker.held.set()
             assert await rig.input.commit()
-        began = rig.recovery.start(["aaa", "bbb"])  # the next engine
+        began = rig.progress.start(["aaa", "bbb"])  # the next engine
         rig.input.number_anew()
         rig.broker.held.set()
 

@@ -575,7 +575,7 @@ async def test_what_was_answered_for_before_is_acknowledged_at_once_and_not_publ
     r.publisher.committed(protocol.Committed("aaa", 1, 1, 20, 1, times, inputs, history=True))
     r.answer("aaa", 1, 3)
     assert r.tracker.to_commit() == {STREAM: CommitPoint(2)}
-    assert r.publisher.recovery.progress("aaa") == Progress(0, 1, 0, (START,))
+    assert r.publisher.progress.of("aaa") == Progress(0, 1, 0, (START,))
     r.arrive("aaa", 2)
     r.committed("aaa", 2, 4)
     r.answer("aaa", 2, 4)
@@ -620,8 +620,8 @@ async def test_answers_are_numbered_as_published_and_suppressed_ones_have_no_num
         r.answer("aaa", version, version + 1, ["calm"], question_hash=key, text=text, choice=text)
     await until(lambda: len(sink.sent) == 2)
     assert [(a.data_version, a.sequence) for a in sink.messages("answers.v1")] == [(1, 1), (3, 2)]
-    await until(lambda: r.publisher.recovery.progress("aaa").version == 3)
-    assert r.publisher.recovery.progress("aaa").sequence == 2
+    await until(lambda: r.publisher.progress.of("aaa").version == 3)
+    assert r.publisher.progress.of("aaa").sequence == 2
 
 
 async def test_a_session_that_is_removed_to_begin_anew_acknowledges_nothing(rig):
@@ -633,7 +633,7 @@ async def test_a_session_that_is_removed_to_begin_anew_acknowledges_nothing(rig)
             "aaa", name, 1, "unknown_session", "", protocol.Inputs(1, 1, 2, (7,)), 6
         )
         r.publisher.failed(failure)
-    assert r.publisher.recovery.resumed("aaa") == Progress()
+    assert r.publisher.progress.resumed("aaa") == Progress()
     assert r.tracker.outstanding() == 1
 
 
@@ -645,8 +645,8 @@ async def test_nothing_is_published_of_a_session_until_it_has_begun_anew(rig):
     r.arrive("aaa", 10, 11)
     r.answer("aaa", 1, 2)
     await until(lambda: len(sink.sent) == 6)
-    recovery = r.publisher.recovery
-    recovery.take_over([pack(6, {"aaa": Progress(6, 30, 180, (5,))}).text])
+    progress = r.publisher.progress
+    progress.take_over([pack(6, {"aaa": Progress(6, 30, 180, (5,))}).text])
     r.publisher.begin_anew(["aaa"], ["aaa"])
     sink.acknowledging.set()
     r.committed("aaa", 2, 3)
@@ -656,7 +656,7 @@ async def test_nothing_is_published_of_a_session_until_it_has_begun_anew(rig):
     )
     await until(lambda: r.publisher.delivery.waiting == 0)
     assert len(sink.sent) == 6
-    assert recovery.resumed("aaa") == Progress(7, 30, 180, (5,))
+    assert progress.resumed("aaa") == Progress(7, 30, 180, (5,))
     assert r.tracker.outstanding() == 2
     r.publisher.remove("aaa")
     r.publisher.add(r.config.sessions[0])
@@ -675,11 +675,11 @@ async def test_a_version_below_one_that_is_acknowledged_holds_back_what_a_restar
         r.arrive("aaa", version)
         r.answer("aaa", version, version + 1)
     await until(lambda: r.count("foretick_answers_total", session="aaa") == 6)
-    assert r.publisher.recovery.progress("aaa") == Progress()
+    assert r.publisher.progress.of("aaa") == Progress()
     sink.acknowledging.set()
-    await until(lambda: r.publisher.recovery.progress("aaa") == Progress(0, 2, 12))
+    await until(lambda: r.publisher.progress.of("aaa") == Progress(0, 2, 12))
     r.publisher.forget()
-    assert r.publisher.recovery.number("aaa") == 13
+    assert r.publisher.progress.number("aaa") == 13
 
 
 async def test_an_answer_that_was_dropped_with_its_engine_was_not_published(rig):

@@ -13,7 +13,7 @@ from daemon.commit_metadata import pack
 from daemon.config.schema import RecoveryConfig
 from daemon.front.input import FeedInput
 from daemon.front.offsets import OffsetTracker
-from daemon.front.recovery import Recovery
+from daemon.front.progress import ProgressStore
 from daemon.front.standby import Standby
 from daemon.progress import Progress
 from daemon.supervision import Tasks
@@ -48,8 +48,8 @@ class Rig:
         store = MetricStore.local({"session": ["aaa", "bbb"], "source": ["kafka"], "sink": []})
         self.store = store
         self.log = Waiting(points)
-        self.recovery = Recovery(store)
-        self.tracker = OffsetTracker(self.recovery.describe)
+        self.progress = ProgressStore(store)
+        self.tracker = OffsetTracker(self.progress.describe)
         self.standby = Standby(store, configured=True, clock=lambda: 0)
         self.input = FeedInput(
             replace(inproc_config(["V:AAA", "V:BBB"]), recovery=RecoveryConfig(standby=True)),
@@ -58,19 +58,19 @@ class Rig:
             store,
             lambda letter: None,
             Tasks(),
-            recovery=self.recovery,
+            progress=self.progress,
             standby=self.standby,
         )
         self.told: list[dict[str, Progress]] = []
 
         async def take_over() -> None:
-            self.told.append({name: self.recovery.resumed(name) for name in ("aaa", "bbb")})
+            self.told.append({name: self.progress.resumed(name) for name in ("aaa", "bbb")})
 
         self.input.take_over = take_over
 
     async def start(self) -> None:
         await self.input.recover()
-        self.recovery.start(["aaa", "bbb"])
+        self.progress.start(["aaa", "bbb"])
         self.standby.wait()
         self.input.connected = True
 
@@ -106,13 +106,13 @@ async def test_it_goes_on_where_it_has_read_behind_what_is_committed() -> None:
     assert rig.told == [{"aaa": Progress(7, 12, 72, (7,)), "bbb": Progress(7)}]
     rig.log.reader.begins(P, 99)
     assert rig.standby.answers
-    assert (rig.input.owner("aaa"), rig.recovery.number("aaa"), rig.recovery.epoch) == (None, 73, 7)
+    assert (rig.input.owner("aaa"), rig.progress.number("aaa"), rig.progress.epoch) == (None, 73, 7)
     rig.tracker.all_passed_on("aaa", [3, 4], P, [129, 130])
     assert [rig.tracker.is_history("aaa", number) for number in (3, 4)] == [True, False]
     assert rig.tracker.outstanding() == 1
     # a version from before tells of older bars
-    rig.recovery.acknowledge("aaa", 11, [], (6,))
-    assert rig.recovery.progress("aaa").closed == (7,)
+    rig.progress.acknowledge("aaa", 11, [], (6,))
+    assert rig.progress.of("aaa").closed == (7,)
     assert await rig.input.commit()
     assert rig.log.committed == {P: 130}
     assert rig.store.count("foretick_takeover_seconds") == 1
@@ -147,7 +147,7 @@ async def test_whatever_the_other_one_commits_nothing_is_left_out_or_outstanding
         rig.tracker.passed_on("aaa", number, P, offset)
     assert rig.tracker.outstanding() == 5
     assert rig.tracker.to_commit()[P].offset == committed
-    assert rig.recovery.number("aaa") == committed + 1
+    assert rig.progress.number("aaa") == committed + 1
 
 
 async def test_it_stands_by_again_when_it_begins_to_read_again() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.commit_metadata import pack, unpack
-from daemon.front.recovery import FILE, Recovery
+from daemon.front.progress import FILE, ProgressStore
 from daemon.progress import Progress
 from metrics.store import MetricStore
 from tests.flushes import noted_flushes
@@ -23,9 +23,9 @@ def store() -> MetricStore:
 
 
 def test_a_new_session_begins_with_number_one_of_epoch_one(store: MetricStore) -> None:
-    recovery = Recovery(store)
-    assert recovery.start(["aaa"]) == {"aaa": Progress(epoch=1)}
-    assert [recovery.number("aaa") for _ in range(3)] == [1, 2, 3]
+    progress = ProgressStore(store)
+    assert progress.start(["aaa"]) == {"aaa": Progress(epoch=1)}
+    assert [progress.number("aaa") for _ in range(3)] == [1, 2, 3]
 
 
 versions = st.lists(st.integers(0, 4), max_size=12)
@@ -38,33 +38,33 @@ def test_numbers_go_on_behind_the_newest_below_which_all_are_acknowledged(
 ) -> None:
     """Answers of versions mix; versions are acknowledged in order, as far as the engine lives."""
     store = MetricStore.local({"session": [], "source": [], "sink": []})
-    recovery = Recovery(store)
-    recovery.start(["aaa"])
+    progress = ProgressStore(store)
+    progress.start(["aaa"])
     slots = data.draw(st.permutations([v for v, size in enumerate(sizes, 1) for _ in range(size)]))
     numbers: dict[int, list[int]] = {v: [] for v in range(1, len(sizes) + 1)}
     for version in slots:
-        numbers[version].append(recovery.number("aaa"))
+        numbers[version].append(progress.number("aaa"))
     alive = data.draw(st.integers(0, len(sizes)))
     acknowledged = {0}
     for version in range(1, alive + 1):
-        recovery.acknowledge("aaa", version, numbers[version], (version * 10,))
+        progress.acknowledge("aaa", version, numbers[version], (version * 10,))
         acknowledged |= set(numbers[version])
     complete = next(n for n in range(len(slots) + 1) if n + 1 not in acknowledged)
-    assert recovery.progress("aaa").sequence == complete
-    before = Recovery(store)
-    before.read([recovery.describe(["aaa"])])
+    assert progress.of("aaa").sequence == complete
+    before = ProgressStore(store)
+    before.read([progress.describe(["aaa"])])
     closed = (alive * 10,) if alive else ()
     assert before.start(["aaa"]) == {"aaa": Progress(2, alive, complete, closed)}
     assert before.number("aaa") == complete + 1
-    recovery.go_on()
-    assert recovery.number("aaa") == complete + 1
+    progress.go_on()
+    assert progress.number("aaa") == complete + 1
 
 
 def test_of_a_session_in_several_texts_the_newest_counts(store: MetricStore) -> None:
-    recovery = Recovery(store)
+    progress = ProgressStore(store)
     old, new = Progress(2, 30, 100, (5,)), Progress(3, 12, 90, (7,))
-    recovery.read([pack(3, {"aaa": new}).text, pack(4, {"aaa": old, "bbb": old}).text, ""])
-    assert recovery.start(["aaa", "bbb", "ccc"]) == {
+    progress.read([pack(3, {"aaa": new}).text, pack(4, {"aaa": old, "bbb": old}).text, ""])
+    assert progress.start(["aaa", "bbb", "ccc"]) == {
         "aaa": Progress(5, 12, 90, (7,)),
         "bbb": Progress(5, 30, 100, (5,)),
         "ccc": Progress(epoch=5),
@@ -74,30 +74,30 @@ def test_of_a_session_in_several_texts_the_newest_counts(store: MetricStore) -> 
 def test_a_text_that_is_not_ours_is_counted_and_harms_nothing(
     store: MetricStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recovery = Recovery(store)
+    progress = ProgressStore(store)
     text = pack(3, {"aaa": Progress(3, 12, 90)}).text
     with caplog.at_level(logging.WARNING):
-        recovery.read(["offset written by hand", text[:-1], text])
+        progress.read(["offset written by hand", text[:-1], text])
     assert store.value("foretick_recovery_progress_refused_total") == 2
     assert caplog.text.count("progress stored with an offset is not used") == 2
-    assert recovery.start(["aaa"]) == {"aaa": Progress(4, 12, 90)}
+    assert progress.start(["aaa"]) == {"aaa": Progress(4, 12, 90)}
 
 
 def test_bars_up_to_what_is_acknowledged_are_history_until_the_past_is_asked_for(store: MetricStore) -> None:
-    recovery = Recovery(store)
-    recovery.read([pack(1, {"aaa": Progress(1, 3, 18, (70, 80))}).text])
-    recovery.start(["aaa"])
-    assert recovery.is_history("aaa", (70, 80))
-    assert recovery.is_history("aaa", (60, 80))
-    assert not recovery.is_history("aaa", (80, 80))
-    assert not recovery.is_history("aaa", ()), "this engine does not say"
-    assert not recovery.is_history("bbb", (1,))
-    assert recovery.start(["aaa"], again=True)["aaa"].closed == ()
-    assert not recovery.is_history("aaa", (60, 80))
+    progress = ProgressStore(store)
+    progress.read([pack(1, {"aaa": Progress(1, 3, 18, (70, 80))}).text])
+    progress.start(["aaa"])
+    assert progress.is_history("aaa", (70, 80))
+    assert progress.is_history("aaa", (60, 80))
+    assert not progress.is_history("aaa", (80, 80))
+    assert not progress.is_history("aaa", ()), "this engine does not say"
+    assert not progress.is_history("bbb", (1,))
+    assert progress.start(["aaa"], again=True)["aaa"].closed == ()
+    assert not progress.is_history("aaa", (60, 80))
 
 
 def test_another_owner_s_progress_begins_another_epoch_and_our_own_does_not(store: MetricStore) -> None:
-    ours = Recovery(store)
+    ours = ProgressStore(store)
     ours.start(["aaa", "bbb"])
     ours.acknowledge("aaa", 4, [ours.number("aaa")], (9,))
     ours.take_over([ours.describe(["aaa"])])
@@ -112,14 +112,14 @@ def test_another_owner_s_progress_begins_another_epoch_and_our_own_does_not(stor
 def test_sessions_that_find_no_room_are_named_once(
     store: MetricStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recovery = Recovery(store)
+    progress = ProgressStore(store)
     names = [f"{n:x}" * 8 for n in range(0x10000, 0x10000 + 300)]
-    recovery.start(names)
+    progress.start(names)
     for n, name in enumerate(names):
-        recovery.acknowledge(name, n * 7919, [recovery.number(name)], (n * 104_729,))
+        progress.acknowledge(name, n * 7919, [progress.number(name)], (n * 104_729,))
     with caplog.at_level(logging.WARNING):
-        text = recovery.describe(names)
-        assert recovery.describe(names) == text
+        text = progress.describe(names)
+        assert progress.describe(names) == text
     left = 300 - len(unpack(text).sessions)
     assert left
     assert store.value("foretick_recovery_progress_left_out_total") == left
@@ -128,16 +128,16 @@ def test_sessions_that_find_no_room_are_named_once(
 
 async def test_the_file_goes_on_where_a_source_keeps_no_offsets(store: MetricStore, tmp_path: Path) -> None:
     directory = tmp_path / "state"
-    recovery = Recovery(store, directory)
-    recovery.start(["aaa"])
-    recovery.acknowledge("aaa", 4, [recovery.number("aaa")], (9,))
-    assert await recovery.save()
+    progress = ProgressStore(store, directory)
+    progress.start(["aaa"])
+    progress.acknowledge("aaa", 4, [progress.number("aaa")], (9,))
+    assert await progress.save()
     written = (directory / FILE).stat().st_mtime_ns
-    assert await recovery.save()
+    assert await progress.save()
     assert (directory / FILE).stat().st_mtime_ns == written, "nothing changed"
-    assert Recovery(store, directory).start(["aaa"]) == {"aaa": Progress(2, 4, 1, (9,))}
+    assert ProgressStore(store, directory).start(["aaa"]) == {"aaa": Progress(2, 4, 1, (9,))}
     (directory / FILE).write_text((directory / FILE).read_text()[:-3])
-    assert Recovery(store, directory).start(["aaa"]) == {"aaa": Progress(1)}
+    assert ProgressStore(store, directory).start(["aaa"]) == {"aaa": Progress(1)}
     assert store.value("foretick_recovery_progress_refused_total") == 1
 
 
@@ -146,19 +146,19 @@ async def test_the_file_and_its_name_are_on_disk_before_it_counts_as_written(
 ) -> None:
     """fsync of the file, rename, fsync of the directory; what a killed daemon left beside it is removed."""
     (tmp_path / f".{FILE}.4711.tmp").touch()
-    recovery = Recovery(store, tmp_path)
+    progress = ProgressStore(store, tmp_path)
     assert os.listdir(tmp_path) == []
     steps = noted_flushes(monkeypatch)
-    recovery.start(["aaa"])
-    assert await recovery.save()
+    progress.start(["aaa"])
+    assert await progress.save()
     assert steps == ["file", "rename", "directory"]
 
 
 async def test_a_file_that_cannot_be_written_or_read_is_counted(store: MetricStore, tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file where the directory should be")
-    recovery = Recovery(store, tmp_path / "state")
+    progress = ProgressStore(store, tmp_path / "state")
     assert store.value("foretick_recovery_progress_refused_total") == 1
-    recovery.start(["aaa"])
-    assert not await recovery.save()
-    assert not await recovery.save()
+    progress.start(["aaa"])
+    assert not await progress.save()
+    assert not await progress.save()
     assert store.value("foretick_recovery_progress_failed_total") == 2

@@ -51,7 +51,7 @@ class _Session:
         self.beyond.clear()
 
 
-class Recovery:
+class ProgressStore:
     """The progress of all sessions. ``directory``: of the file, None without one. One thread.
 
     ``address``: where other daemons of the group send requests about the sessions of this one.
@@ -142,7 +142,7 @@ class Recovery:
             stored = unpack(text)
         except Undecodable:
             return False
-        further = (order(each) > order(self.progress(name)) for name, each in stored.sessions.items())
+        further = (order(each) > order(self.of(name)) for name, each in stored.sessions.items())
         other = stored.owner not in ("", self._address())
         return other or stored.epoch > self.epoch or any(further)
 
@@ -288,7 +288,7 @@ class Recovery:
         """Whether it is known up to which bars earlier engines answered."""
         return bool(self._session(session).history)
 
-    def progress(self, session: str) -> Progress:
+    def of(self, session: str) -> Progress:
         """How far the session's answers are acknowledged."""
         return self._session(session).progress
 
