@@ -100,7 +100,8 @@ def damage(snapshots: Path) -> int:
         os.truncate(path, path.stat().st_size // 2)
     if len(older) > 1:
         older[0].replace(older[1])
-    return len(empty[-1:] + cut)
+    # an earlier loss may have left an empty one, if one file was written since
+    return sum(not path.stat().st_size for path in empty) + len(cut)
 
 
 class Rig:
