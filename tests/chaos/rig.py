@@ -194,7 +194,7 @@ class Rig:
             case "kill front":
                 await self._kill(self.daemon.pid)
             case "kill engine":
-                await self.daemon.ready()  # one that dies while it loads ends the daemon
+                await self._ready()  # one that dies while it loads ends the daemon
                 os.kill(await self._engine(), signal.SIGKILL)
             case "kill both":
                 await self._kill(await self._engine(), self.daemon.pid)
@@ -262,7 +262,7 @@ class Rig:
 
     async def _up(self) -> None:
         """Wait until all daemons do their part."""
-        await self.daemon.ready()
+        await self._ready()
 
     def _daemons(self) -> list[Daemon]:
         return [self.daemon]
@@ -303,8 +303,7 @@ class Rig:
         """Within this block requests meet these faults; it gives what was met, and ends with none held."""
         proxy = self._proxy
         assert proxy is not None, "it has one"
-        await self._engine()
-        await self.daemon.ready()
+        await self._ready()
         before = proxy.applied.copy()
         proxy.faults = faults
         try:
@@ -324,7 +323,7 @@ class Rig:
 
     async def _fill_disk(self) -> None:
         """Neither sessions that fall idle nor snapshots for a restart can be written; later they can."""
-        await self.daemon.ready()
+        await self._ready()
         engine = await self._engine()
 
         def failures() -> tuple[float, float]:
@@ -353,7 +352,7 @@ class Rig:
 
     async def _zombie(self) -> None:
         """A daemon hangs until another one has its partitions, then goes on; one of the two is ended."""
-        await self.daemon.ready()
+        await self._ready()
         self._member += 1
         hung, other = self.daemon, self._new()
         pids = [hung.pid, await self._engine()]
@@ -388,6 +387,15 @@ class Rig:
 
         await until_slowly(there, what="an engine")
         return found[0]
+
+    async def _ready(self) -> None:
+        """Wait until the daemon is ready. One that has ended is started again."""
+
+        def there() -> bool:
+            self._revive()
+            return self.daemon.get("/readyz")[0] == 200
+
+        await until_slowly(there, what="readiness")
 
     def _revive(self) -> None:
         """Start what ended by itself again."""
