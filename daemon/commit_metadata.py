@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from daemon.progress import Progress
+from daemon.progress import Position, Progress
 from feeds.decoding import Undecodable, decoded
 
 MOST_BYTES = 4096
@@ -30,6 +30,18 @@ class _Row(msgspec.Struct, frozen=True, array_like=True):
     version: int
     sequence: int
     closed: tuple[int, ...]
+    begins: tuple[tuple[str, str, int, int], ...] = ()
+
+    @classmethod
+    def of(cls, progress: Progress) -> _Row:
+        """As it is written."""
+        begins = tuple((p.source, p.topic, p.partition, p.offset) for p in progress.begins)
+        return cls(progress.epoch, progress.version, progress.sequence, progress.closed, begins)
+
+    def progress(self) -> Progress:
+        """As it was."""
+        begins = tuple(Position(*each) for each in self.begins)
+        return Progress(self.epoch, self.version, self.sequence, self.closed, begins)
 
 
 class _Rows(msgspec.Struct, frozen=True, array_like=True):
@@ -64,12 +76,14 @@ class Packed(msgspec.Struct, frozen=True):
 def pack(
     epoch: int, sessions: Mapping[str, Progress], most_bytes: int = MOST_BYTES, owner: str = ""
 ) -> Packed:
-    """As text of ``most_bytes``; the last sessions are left out where it is too long."""
+    """As text of ``most_bytes``. Where it is too long, it does not say where windows begin; if it still is,
+    the last sessions are left out.
+    """
+    for rows in (sessions, sessions := {name: _without_begins(each) for name, each in sessions.items()}):
+        if len(text := _text(epoch, rows, owner)) <= most_bytes:
+            return Packed(text)
     names = list(sessions)
     low, high = 0, len(names)
-    text = _text(epoch, sessions, owner)
-    if len(text) <= most_bytes:
-        return Packed(text)
     while low < high:  # the most that fit
         middle = (low + high + 1) // 2
         if len(_text(epoch, {name: sessions[name] for name in names[:middle]}, owner)) <= most_bytes:
@@ -90,12 +104,16 @@ def unpack(text: str) -> Stored:
     if zlib.crc32(packed).to_bytes(_CRC_BYTES) != checksum:
         raise Undecodable("the checksum does not match", readable=False)
     rows = decoded(_decode, decoded(_inflated, packed))
-    sessions = {name: Progress(*msgspec.structs.astuple(row)) for name, row in rows.sessions.items()}
+    sessions = {name: row.progress() for name, row in rows.sessions.items()}
     return Stored(rows.epoch, sessions, rows.owner)
 
 
+def _without_begins(progress: Progress) -> Progress:
+    return msgspec.structs.replace(progress, begins=())
+
+
 def _text(epoch: int, sessions: Mapping[str, Progress], owner: str) -> str:
-    rows = {name: _Row(*msgspec.structs.astuple(progress)) for name, progress in sessions.items()}
+    rows = {name: _Row.of(progress) for name, progress in sessions.items()}
     packed = zlib.compress(msgspec.msgpack.encode(_Rows(epoch, rows, owner)))
     return _MARK + base64.b85encode(zlib.crc32(packed).to_bytes(_CRC_BYTES) + packed).decode()
 

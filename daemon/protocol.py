@@ -216,12 +216,16 @@ class ReadRange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Made(msgspec.Struct, frozen=True):
-    """What a version was made of, as in `feeds.messages.Basis`, with streams by number."""
+    """What a version was made of, as in `feeds.messages.Basis`, with streams by number.
+
+    ``known``: ``window`` begins where the window does; it may also begin earlier otherwise.
+    """
 
     state_bars: int = 0
     merged: int = 0
     window: tuple[ReadRange, ...] = ()
     state: tuple[ReadRange, ...] = ()
+    known: bool = False
 
 
 class Committed(msgspec.Struct, frozen=True, tag="committed"):

@@ -99,10 +99,12 @@ class Lineage:
         if len(reads) > 1 and state_bars > live:
             self._merged += 1
         window = self._since(live)
-        if window is None or UNKNOWN in window:  # they may lie anywhere before
+        known = window is not None and UNKNOWN not in window
+        if window is None or not known:  # they may lie anywhere before
             window = {stream: 0 for stream in self._newest if stream != UNKNOWN}
         self._forget(self._bars - live)
-        return Made(state_bars, self._merged, self._ranges(window), self._ranges(self._state_first or {}))
+        ranges = self._ranges(window), self._ranges(self._state_first or {})
+        return Made(state_bars, self._merged, *ranges, known)
 
     def _add(self, read: Read) -> None:
         stream, first, last = read

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from itertools import chain
 
 from daemon import protocol
 from daemon.ages import VenueClock
@@ -196,21 +197,24 @@ class FeedInput:
         for partition, point in stored.items():
             read = self.tracker.next_offset(partition)
             readers = _readers(found, point)
-            restored = {name for name in readers if self._positions.get(name)}
+            known = {name for name in readers if self._places(name)}
             if read:
                 begin[partition] = Begin(read)
-            elif restored or partition in asked:
-                offset = min([asked.get(partition, point.offset), *self._missing_from(partition, restored)])
-                begin[partition] = Begin(offset, fills=not restored or restored != readers)
+            elif known or partition in asked:
+                offset = min([asked.get(partition, point.offset), *self._missing_from(partition, known)])
+                begin[partition] = Begin(offset, fills=not known or known != readers)
         return begin
 
+    def _places(self, session: str) -> Collection[Position]:
+        """Where a session's snapshot ends, or else where its window begins, if that is known."""
+        return self._positions.get(session, {}).values() or self._progress.of(session).begins
+
     def _missing_from(self, partition: Partition, sessions: Iterable[str]) -> Iterator[int]:
-        """Where these sessions' snapshots end in this partition."""
-        for session in sessions:
-            for place in self._positions[session].values():
-                own = self.source is not None and place.source in ("", self.source.name)
-                if own and (place.topic, place.partition) == partition:
-                    yield place.offset
+        """Where what is missing from these sessions' windows begins in this partition."""
+        for place in chain.from_iterable(map(self._places, sessions)):
+            own = self.source is not None and place.source in ("", self.source.name)
+            if own and (place.topic, place.partition) == partition:
+                yield place.offset
 
     def begins(self, partition: Partition, start: int) -> None:
         """Reading begins at ``start``; what is committed is history, unless it was asked for."""

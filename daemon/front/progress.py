@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from daemon.commit_metadata import Stored, pack, unpack
-from daemon.progress import Progress, order
+from daemon.progress import Position, Progress, order
 from feeds.decoding import Undecodable
 from metrics.durable import remove_abandoned, replacing
 from metrics.store import MetricStore
@@ -267,9 +267,17 @@ class ProgressStore:
         return known.newest
 
     def acknowledge(
-        self, session: str, version: int, sequences: Sequence[int], closed: tuple[int, ...]
+        self,
+        session: str,
+        version: int,
+        sequences: Sequence[int],
+        closed: tuple[int, ...],
+        begins: tuple[Position, ...] = (),
     ) -> None:
-        """Answers of ``version``, with these numbers, and all versions before it are acknowledged."""
+        """Answers of ``version``, with these numbers, and all versions before it are acknowledged.
+
+        ``begins``: see `Progress`.
+        """
         known = self._session(session)
         known.beyond.update(sequences)
         newest = known.progress.sequence
@@ -277,7 +285,7 @@ class ProgressStore:
             newest += 1
             known.beyond.discard(newest)
         furthest = _furthest(known.progress.closed, closed)
-        known.progress = Progress(self.epoch, version, newest, furthest)
+        known.progress = Progress(self.epoch, version, newest, furthest, begins)
 
     def is_history(self, session: str, closed: tuple[int, ...]) -> bool:
         """Whether an earlier engine's answers covered bars with these openings, by the session's symbols."""

@@ -27,6 +27,7 @@ from daemon.front.sessions import Sessions
 from daemon.front.standby import Standby
 from daemon.front.streams import Streams
 from daemon.front.transactions import Transactions
+from daemon.progress import Position
 from feeds.codec import make_headers
 from feeds.connector import Route
 from feeds.messages import Answer, AnyMessage, Basis, DataUpdated, DeadLetter, FlashReady, InputRange
@@ -72,6 +73,8 @@ class _Published:
 
     symbol: str
     questions: list[tuple[int, int]]
+    sums: bool = False
+    """Its state holds sums of bars that have left the window."""
     versions: dict[int, _Version] = field(default_factory=dict)
     inputs: tuple[int, list[InputRange]] = (0, [])
     policies: dict[tuple[str, str], Question] = field(default_factory=dict)
@@ -80,6 +83,8 @@ class _Published:
     """The newest version that is asked, and its inputs, until its first answer."""
     history: set[int] = field(default_factory=set)
     """Versions that only repeat what was answered for."""
+    begins: dict[int, tuple[Position, ...]] = field(default_factory=dict)
+    """Of versions that are not acknowledged yet: see `Progress`."""
     bases: dict[int, Basis] = field(default_factory=dict)
     """Of the newest versions; free text is answered late."""
     begins_anew: bool = False
@@ -166,7 +171,9 @@ class Publisher:
 
     def _open(self, session: SessionConfig) -> None:
         asked = self._sessions.states[session.name].questions
-        self._published[session.name] = _Published(session.symbol, [(-1, len(asked))], policies=by_key(asked))
+        self._published[session.name] = _Published(
+            session.symbol, [(-1, len(asked))], bool(session.rollup), policies=by_key(asked)
+        )
 
     def committed(self, event: protocol.Committed) -> None:
         """A new data version; without standing questions its own event acknowledges it.
@@ -179,6 +186,8 @@ class Publisher:
         if not self._standby.answers:  # another daemon has published it; how far is read from its commits
             published.history = {event.version}
             return
+        if event.made.known and not published.sums:
+            published.begins[event.version] = self.streams.firsts(event.made.window)
         if self._is_history(event):
             self._await_newest(published)
             published.history.add(event.version)
@@ -407,7 +416,8 @@ class Publisher:
             self._put(session, ready, session, {}, _nothing)
 
     def _acknowledging(self, session: str, version: int) -> Done:
-        versions = self._published[session].versions
+        published = self._published[session]
+        versions = published.versions
 
         def acknowledge(outcome: Outcome) -> None:
             state = versions.get(version)
@@ -418,7 +428,9 @@ class Publisher:
             while versions and not versions[oldest := min(versions)].open:
                 done = versions.pop(oldest)
                 self._tracker.acknowledge(session, done.inputs.low_watermark)
-                self.progress.acknowledge(session, oldest, done.sequences, done.inputs.closed)
+                begins = published.begins.get(oldest, ())
+                self.progress.acknowledge(session, oldest, done.sequences, done.inputs.closed, begins)
+                published.begins = {n: each for n, each in published.begins.items() if n > oldest}
                 if self.transactions is not None:
                     self.transactions.complete(session, oldest)
 

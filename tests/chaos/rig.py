@@ -30,6 +30,8 @@ from tests.kafka_server import KafkaCluster, KafkaServer, create_topics, free_po
 
 NAMES = frozenset(question.name for question in PAPER_SIX)
 PARTITIONS = 2
+_MODEL = Path(__file__).resolve().parents[2] / "engine/model/foretick-tape/config.json"
+WINDOW_BARS: int = json.loads(_MODEL.read_text())["foretick"]["window_bars"]
 ANSWERED_S = 150.0
 """Longest wait for a bar's answers: a daemon starts, a session times out, a broker comes back meanwhile."""
 STOP_S = 60.0
@@ -83,10 +85,12 @@ class Disk:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def damage(snapshots: Path) -> int:
+def damage(snapshots: Path, bars: int) -> int:
     """Leave behind what a disk may have after a loss of power; returns how many files are torn.
 
-    Of one session each: the newest file is empty; both are cut; the newest is the older one.
+    Of one session each: the newest file is empty; both are cut; the newest is the older one. After so many
+    ``bars`` that some have left the windows, only the newest is cut: what a window carries of those is not in
+    the log's part that is read again, so answers would differ.
     """
     (snapshots / ".aaa.0.snapshot.1.tmp").write_bytes(b"FTICKKV\n")  # began, and never got its name
     files = {
@@ -94,6 +98,7 @@ def damage(snapshots: Path) -> int:
         for name in SYMBOLS
     }
     empty, cut, older = files.values()
+    cut = cut if bars < WINDOW_BARS else cut[-1:]
     for path in empty[-1:]:
         os.truncate(path, 0)
     for path in cut:
@@ -251,7 +256,7 @@ class Rig:
             await asyncio.to_thread(each.wait, STOP_S)
         for engine in engines:
             await until(lambda engine=engine: gone(engine), STOP_S, "the end of an engine that was killed")
-        torn = damage(self._snapshots)
+        torn = damage(self._snapshots, self.next)
         starting = asyncio.create_task(asyncio.to_thread(self.broker.start))
         self._start_again()
         await starting

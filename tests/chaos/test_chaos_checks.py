@@ -13,7 +13,7 @@ from feeds.messages import Answer, InputRange, Latency
 from tests.chaos.checks import ahead, by_key, conflicts, different, gaps, missing, repeats
 from tests.chaos.feed import SYMBOLS, as_of
 from tests.chaos.reading import Published
-from tests.chaos.rig import damage
+from tests.chaos.rig import WINDOW_BARS, damage
 from tests.chaos.schedule import DECK, PAIR_DECK, Deck, draw
 
 QUESTIONS = ["trend", "jump"]
@@ -117,15 +117,16 @@ def test_a_run_of_seeds_has_every_first_fault_in_both_deliveries(deck: Deck) -> 
         assert {"bad network", "delay commit"} <= set(met)
 
 
-def test_what_a_loss_of_power_leaves_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("bars", "torn", "older"), [(0, 3, b"223"), (WINDOW_BARS, 2, b"2234567")])
+def test_what_a_loss_of_power_leaves_behind(bars: int, torn: int, older: bytes, tmp_path: Path) -> None:
     for n, (name, number) in enumerate((s, g) for s in SYMBOLS for g in (0, 1)):
         path = tmp_path / f"{name}.{number}.snapshot"
         path.write_bytes(b"%d234567" % n)
         os.utime(path, (n, n))
-    assert damage(tmp_path) == 3
+    assert damage(tmp_path, bars) == torn
     left = {path.name: path.read_bytes() for path in tmp_path.glob("[!.]*")}
     assert left == {
         "aaa.0.snapshot": b"0234567", "aaa.1.snapshot": b"",
-        "bbb.0.snapshot": b"223", "bbb.1.snapshot": b"323",
+        "bbb.0.snapshot": older, "bbb.1.snapshot": b"323",
         "ccc.1.snapshot": b"4234567",
     }  # fmt: skip
