@@ -15,9 +15,9 @@ from daemon.front.wiring import make_front
 from engine.step import Chunk, Executor, SampledToken
 from feeds.connector import Route
 from feeds.messages import Answer
-from feeds.source import Incoming
+from feeds.source import Incoming, Source
 from regions.ephemeral import Fork
-from tests.e2e.support import SECOND, START, MemorySink, QueueSource, incoming, trade
+from tests.e2e.support import SECOND, START, MemorySink, incoming, trade
 
 ANSWERS, UPDATES, DEAD = "answers.v1", "updates.v1", "dlq.v1"
 
@@ -66,7 +66,7 @@ class Recorder:
 @contextlib.asynccontextmanager
 async def running(
     config: Config,
-    source: QueueSource,
+    source: Source,
     sink: MemorySink,
     executor: Callable[[Executor], Executor] | None = None,
     ready: str = "",

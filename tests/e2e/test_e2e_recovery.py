@@ -6,19 +6,23 @@ import asyncio
 import json
 import os
 import signal
+import time
 import uuid
 from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
+from aiokafka import AIOKafkaProducer
 
-from daemon.config.schema import RecoveryConfig
+from daemon.config.schema import OFF, RecoveryConfig
 from feeds.codec import encode
 from feeds.kafka_client import quiet_client_log
+from feeds.kafka_source import KafkaSource
 from feeds.messages import Answer
 from tests.e2e.inproc import ANSWERS, Tape, running
+from tests.e2e.inproc import answers as answers_of
 from tests.e2e.process import Daemon, Topics, command, until_slowly
-from tests.e2e.support import MemorySink, QueueSource, inproc_config, until
+from tests.e2e.support import SECOND, START, MemorySink, QueueSource, inproc_config, until
 from tests.e2e.test_e2e_process import DRAIN_S, MARGIN_S, SYMBOLS, kafka_config, play, second
 from tests.fixtures_kafka import RealKafka
 from tests.kafka_server import create_topics
@@ -77,6 +81,40 @@ async def test_a_killed_daemon_and_a_killed_engine_lose_nothing(
         await _one_missing(real_kafka.bootstrap, f"{answers}.copy", topics.answers("aaa"))
         (tmp_path / "foretick.toml").write_text(config)
         await _last_missing(real_kafka.bootstrap, suffix, tmp_path / "foretick.toml", topics.answers("aaa"))
+
+
+@pytest.mark.kafka
+async def test_without_a_snapshot_the_whole_window_is_read_again_however_old_it_is(
+    real_kafka: RealKafka,
+) -> None:
+    """The broker had a bar an hour; windows span three seconds if no interval is empty."""
+    topic, group = f"md.trades.v1.{uuid.uuid4().hex[:8]}", uuid.uuid4().hex
+    await create_topics(real_kafka.bootstrap, {topic: 1})
+    config, tape = inproc_config(recovery=RecoveryConfig(OFF)), Tape("V:AAA")
+    began_ms = int(time.time() * 1000) - 24 * 3_600_000
+    producer = AIOKafkaProducer(bootstrap_servers=real_kafka.bootstrap)
+    await producer.start()
+    try:
+        found = []
+        for seconds in (range(7), range(7, 9)):
+            source = KafkaSource("kafka", real_kafka.bootstrap, [topic], group)
+            source.hold(3 * SECOND, skips=False)
+            sink = MemorySink()
+            async with running(config, source, sink) as front:
+                for n in seconds:
+                    for each in tape.second(n):
+                        await producer.send_and_wait(
+                            topic, each.payload, key=b"V:AAA", timestamp_ms=began_ms + n * 3_600_000
+                        )
+                    at = START + (n - 1) * SECOND
+                    await until(lambda s=sink, at=at: at < START or any(a.as_of >= at for a in answers_of(s)))
+                assert await front.stop()
+            found.append(answers_of(sink))
+    finally:
+        await producer.stop()
+    before, after = found
+    assert [a.basis.window_bars for a in before if a.basis][::6] == list(range(1, 7))
+    assert [a.basis.window_bars for a in after if a.basis][::6] == [7, 8]
 
 
 async def test_a_source_without_a_log_goes_on_from_the_file_of_progress(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_window_and_state_are_the_records_of_their_bars(versions: list[Version],
 
         assert by_stream(made.window) == ranges(bars, live)
         assert by_stream(made.state) == ranges(bars, state)
-        assert (made.state_bars, made.merged) == (state, merged)
+        assert (made.state_bars, made.merged, made.known) == (state, merged, True)
 
 
 def ranges(bars: list[Read], count: int) -> list[ReadRange]:
@@ -75,15 +75,16 @@ def test_bars_of_an_unknown_stream_make_the_state_unknown_while_it_has_them() ->
     lineage = Lineage()
     lineage.committed([Read(1, 4, 6)], 1, state_bars=1)
     made = lineage.committed([Read(UNKNOWN, 7, 9)], 2, state_bars=2)
-    assert (made.state, made.window) == ((), (ReadRange(1, 0, 6),))
+    assert (made.state, made.window, made.known) == ((), (ReadRange(1, 0, 6),), False)
     made = lineage.committed([Read(1, 9, 11)], 1, state=1, state_bars=1)
     assert made.state == made.window == (ReadRange(1, 9, 11),)
+    assert made.known
 
 
 def test_nothing_is_known_of_bars_before_a_snapshot_without_a_log() -> None:
     lineage = Lineage(known=False)
     made = lineage.committed([Read(1, 7, 9)], 5, state_bars=40)
-    assert (made.state, made.window) == ((), (ReadRange(1, 0, 9),))
+    assert (made.state, made.window, made.known) == ((), (ReadRange(1, 0, 9),), False)
     made = lineage.committed([Read(1, 10, 12)], 2, state=1, state_bars=2)
     assert made.state == made.window == (ReadRange(1, 7, 12),)
     assert lineage.committed([Read(1, 13, 15)], 1, state=2, state_bars=9).state == ()

@@ -61,8 +61,10 @@ class Log(QueueSource):
             yield batch
 
 
-def text(*sessions: str) -> str:
-    return pack(4, {name: Progress(4, 10, 60, (5,)) for name in sessions}).text
+def text(*sessions: str, **begins: Position) -> str:
+    """``begins``: where a session's window begins."""
+    places = {name: (begins[name],) if name in begins else () for name in sessions}
+    return pack(4, {name: Progress(4, 10, 60, (5,), places[name]) for name in sessions}).text
 
 
 class Rig:
@@ -161,6 +163,24 @@ async def test_a_partition_is_read_from_the_least_position_of_its_sessions(
     await rig.start()
     rig.input.engine_ready(positions)
     assert await rig.assign() == begin
+
+
+@pytest.mark.parametrize(
+    ("begins", "positions", "begin"),
+    [
+        ({"aaa": at(P, 40), "bbb": at(P, 60)}, {}, Begin(40)),
+        ({"aaa": at(P, 40, ""), "bbb": at(P, 60)}, {"aaa": {"V:AAA": at(P, 90)}}, Begin(60)),
+        ({"aaa": at(P, 40)}, {}, Begin(40, fills=True)),  # of the other window it is not known
+        ({"aaa": at(Q, 40), "bbb": at(P, 60, "other")}, {}, Begin(100)),
+    ],
+)
+async def test_without_a_snapshot_reading_begins_where_the_window_does(
+    begins: dict[str, Position], positions: dict[str, dict[str, Position]], begin: Begin
+) -> None:
+    rig = Rig({P: CommitPoint(100, text("aaa", "bbb", **begins))})
+    await rig.start()
+    rig.input.engine_ready(positions)
+    assert await rig.assign() == {P: begin}
 
 
 async def test_a_partition_whose_sessions_are_not_known_is_read_from_its_window() -> None:

@@ -7,18 +7,19 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from daemon import protocol
 from daemon.ages import Times
 from daemon.commit_metadata import pack
-from daemon.config.schema import Config, QuestionConfig
+from daemon.config.schema import Config, QuestionConfig, RollupConfig
 from daemon.config.standing import question_of
 from daemon.front.delivery import BACKLOG
 from daemon.front.offsets import OffsetTracker
 from daemon.front.publish import Publisher
 from daemon.front.sessions import Sessions
 from daemon.front.transactions import Transactions
-from daemon.progress import Progress
+from daemon.progress import Position, Progress
 from daemon.supervision import Tasks
 from feeds.codec import decode_message
 from feeds.connector import Route
@@ -26,6 +27,7 @@ from feeds.durations import Duration
 from feeds.messages import Answer, DataUpdated, DeadLetter, FlashReady, InputRange, Latency
 from feeds.source import CommitPoint
 from flash.questions import PAPER_SIX, Question
+from ingest.record import stream_number
 from metrics.catalogue import FAILURES
 from metrics.store import MetricStore
 from tests.daemon.engine_events import answered
@@ -622,6 +624,26 @@ async def test_answers_are_numbered_as_published_and_suppressed_ones_have_no_num
     assert [(a.data_version, a.sequence) for a in sink.messages("answers.v1")] == [(1, 1), (3, 2)]
     await until(lambda: r.publisher.progress.of("aaa").version == 3)
     assert r.publisher.progress.of("aaa").sequence == 2
+
+
+@pytest.mark.parametrize("rollup", [(), (RollupConfig(Duration(60 * SECOND), 60),)])
+async def test_where_a_window_begins_is_acknowledged_with_its_version(rig, rollup):
+    """A rollup's sums are of bars before the window: of those nothing is known."""
+    made = inproc_config()
+    sessions = tuple(replace(each, rollup=rollup) for each in made.sessions)
+    r = rig(Route(MemorySink(), "answers.v1"), config=replace(made, sessions=sessions))
+    r.publisher.streams.name(protocol.NameStream("kafka", "ticks", 2, True))
+    number = stream_number("kafka", "ticks", 2)
+    for version, (known, first) in enumerate([(True, 5), (True, 9), (False, 0)], 1):
+        r.tracker.passed_on("aaa", version, STREAM, version)
+        window = protocol.Made(window=(protocol.ReadRange(number, first, 20),), known=known)
+        times = Times(START, time.time_ns(), time.monotonic_ns())
+        inputs = protocol.Inputs(version, version, version + 1, (version,))
+        r.publisher.committed(protocol.Committed("aaa", version, 1, 20, 1, times, inputs, made=window))
+        r.answer("aaa", version, version + 1)
+        await until(lambda version=version: r.publisher.progress.of("aaa").version == version)
+        begins = (Position("", "ticks", 2, first),) if known and not rollup else ()
+        assert r.publisher.progress.of("aaa").begins == begins
 
 
 async def test_a_session_that_is_removed_to_begin_anew_acknowledges_nothing(rig):
