@@ -669,6 +669,14 @@ class RecoveryConfig(Table, frozen=True):
             "with `rebuilding`"
         ),
     ] = "warm_up"
+    reread_records: Annotated[
+        int,
+        about(
+            "most records of a partition that are read again for a window without a usable snapshot; one that "
+            "begins earlier comes back with the bars that it has if no interval is empty",
+            ge=0,
+        ),
+    ] = 1_000_000
     standby: Annotated[
         bool,
         about(

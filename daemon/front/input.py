@@ -101,6 +101,7 @@ class FeedInput:
         self.exhausted = asyncio.Event()
         """The source has ended (a replayed file)."""
         self._settings, self._bars = config.source, config.bars
+        self._most_reread = config.recovery.reread_records
         self._sessions = config.sessions
         self._keep_originals()
         self.symbols = numbered(config.sessions)
@@ -194,24 +195,36 @@ class FeedInput:
     ) -> Mapping[Partition, Begin]:
         begin: dict[Partition, Begin] = {}
         asked = self.tracker.asked_for()
+        names = {session.name for session in self._sessions}
         for partition, point in stored.items():
             read = self.tracker.next_offset(partition)
-            readers = _readers(found, point)
-            known = {name for name in readers if self._places(name)}
+            readers = _readers(found, point) & names
+            known = {name for name in readers if self._is_known(name, partition, point.offset)}
             if read:
                 begin[partition] = Begin(read)
             elif known or partition in asked:
-                offset = min([asked.get(partition, point.offset), *self._missing_from(partition, known)])
+                missing = chain.from_iterable(self._missing_from(partition, name) for name in known)
+                offset = min([asked.get(partition, point.offset), *missing])
                 begin[partition] = Begin(offset, fills=not known or known != readers)
         return begin
 
-    def _places(self, session: str) -> Collection[Position]:
-        """Where a session's snapshot ends, or else where its window begins, if that is known."""
-        return self._positions.get(session, {}).values() or self._progress.of(session).begins
+    def _is_known(self, session: str, partition: Partition, committed: int) -> bool:
+        """Whether it is known where what is missing from a session's window begins, and near enough."""
+        if self._positions.get(session):
+            return True
+        first = min(self._missing_from(partition, session), default=committed)
+        if committed - first <= self._most_reread:
+            return bool(self._progress.of(session).begins)
+        log.warning(
+            "the window of session %s begins %d records before the committed offset of %s/%d, more than "
+            "recovery.reread_records: it comes back shorter",
+            session, committed - first, *partition,
+        )  # fmt: skip
+        return False
 
-    def _missing_from(self, partition: Partition, sessions: Iterable[str]) -> Iterator[int]:
-        """Where what is missing from these sessions' windows begins in this partition."""
-        for place in chain.from_iterable(map(self._places, sessions)):
+    def _missing_from(self, partition: Partition, session: str) -> Iterator[int]:
+        """Where a session's snapshot ends in this partition, or else where its window begins."""
+        for place in self._positions.get(session, {}).values() or self._progress.of(session).begins:
             own = self.source is not None and place.source in ("", self.source.name)
             if own and (place.topic, place.partition) == partition:
                 yield place.offset

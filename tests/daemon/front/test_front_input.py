@@ -12,6 +12,7 @@ import pytest
 
 from daemon import protocol
 from daemon.commit_metadata import pack
+from daemon.config.schema import RecoveryConfig
 from daemon.front.delivery import Delivery
 from daemon.front.input import FeedInput
 from daemon.front.offsets import OffsetTracker
@@ -86,7 +87,7 @@ class Rig:
         self.tracker = OffsetTracker(self.progress.describe)
         self.sent: list[protocol.Command] = []
         self.input = FeedInput(
-            inproc_config(["V:AAA", "V:BBB"]),
+            inproc_config(["V:AAA", "V:BBB"], recovery=RecoveryConfig(reread_records=80)),
             self.log,
             self.tracker,
             store,
@@ -172,6 +173,7 @@ async def test_a_partition_is_read_from_the_least_position_of_its_sessions(
         ({"aaa": at(P, 40, ""), "bbb": at(P, 60)}, {"aaa": {"V:AAA": at(P, 90)}}, Begin(60)),
         ({"aaa": at(P, 40)}, {}, Begin(40, fills=True)),  # of the other window it is not known
         ({"aaa": at(Q, 40), "bbb": at(P, 60, "other")}, {}, Begin(100)),
+        ({"aaa": at(P, 10), "bbb": at(P, 60)}, {}, Begin(60, fills=True)),  # too far back
     ],
 )
 async def test_without_a_snapshot_reading_begins_where_the_window_does(
