@@ -672,8 +672,8 @@ class RecoveryConfig(Table, frozen=True):
     reread_records: Annotated[
         int,
         about(
-            "most records of a partition that are read again for a window without a usable snapshot; one that "
-            "begins earlier comes back with the bars that it has if no interval is empty",
+            "most records of a partition that are read again for a window without a usable snapshot; one "
+            "that begins earlier comes back with the bars that it has if no interval is empty",
             ge=0,
         ),
     ] = 1_000_000
