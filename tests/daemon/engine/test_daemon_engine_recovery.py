@@ -427,6 +427,16 @@ def test_what_was_answered_goes_to_the_tape_and_is_not_asked(left: Left) -> None
     engine.kill()
 
 
+def asked_both_ways(engine: Engine) -> tuple[protocol.Asked, Finished]:
+    """What it replies to an ask and to a chat with the session, as it is."""
+    engine.host.handle(protocol.ComputeAsk(Ask(1, "s", "trend", choices=("UP", "DOWN", "NONE"))))
+    engine.host.handle(chat(2))
+    engine.rest()
+    (asked,) = [event for event in engine.events if isinstance(event, protocol.Asked)]
+    (answered,) = [event for event in engine.events if isinstance(event, Finished)]
+    return asked, answered
+
+
 @pytest.mark.parametrize("rereads", [True, False])
 def test_a_session_without_snapshot_tells_at_once_that_its_window_is_missing(
     left: Left, rereads: bool
@@ -440,11 +450,7 @@ def test_a_session_without_snapshot_tells_at_once_that_its_window_is_missing(
     made = replace(made, source=source, recovery=replace(made.recovery, interval=Duration(0)))
     version = progress["s"].version
     engine = Engine(made, progress)
-    engine.host.handle(protocol.ComputeAsk(Ask(1, "s", "trend", choices=("UP", "DOWN", "NONE"))))
-    engine.host.handle(chat(2))
-    engine.rest()
-    (asked,) = [event for event in engine.events if isinstance(event, protocol.Asked)]
-    (answered,) = [event for event in engine.events if isinstance(event, Finished)]
+    asked, answered = asked_both_ways(engine)
     assert ("warm_up" in asked.reply.flags, "warm_up" in answered.facts.flags) == (rereads, rereads)
     assert (asked.reply.data_version, answered.facts.data_version) == (version, version)
     engine.kill()
@@ -460,11 +466,7 @@ def test_a_session_without_snapshot_tells_at_once_that_its_window_is_missing(
 def test_a_restored_session_answers_questions_before_its_first_record(left: Left) -> None:
     made, progress, _ = left
     engine = Engine(made, progress)
-    engine.host.handle(protocol.ComputeAsk(Ask(1, "s", "trend", choices=("UP", "DOWN", "NONE"))))
-    engine.host.handle(chat(2))
-    engine.rest()
-    (asked,) = [event for event in engine.events if isinstance(event, protocol.Asked)]
-    (answered,) = [event for event in engine.events if isinstance(event, Finished)]
+    asked, answered = asked_both_ways(engine)
     assert "warm_up" in asked.reply.flags  # newer bars are read again
     assert "warm_up" in answered.facts.flags
     assert (asked.times, asked.reply.data_version) == (None, progress["s"].version)
