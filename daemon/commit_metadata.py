@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from daemon.progress import Position, Progress
+from daemon.progress import Position, Progress, Window
 from feeds.decoding import Undecodable, decoded
 
 MOST_BYTES = 4096
@@ -30,18 +30,21 @@ class _Row(msgspec.Struct, frozen=True, array_like=True):
     version: int
     sequence: int
     closed: tuple[int, ...]
-    begins: tuple[tuple[str, str, int, int], ...] = ()
+    settings: int = 0
+    firsts: tuple[tuple[str, str, int, int], ...] = ()
 
     @classmethod
     def of(cls, progress: Progress) -> _Row:
         """As it is written."""
-        begins = tuple((p.source, p.topic, p.partition, p.offset) for p in progress.begins)
-        return cls(progress.epoch, progress.version, progress.sequence, progress.closed, begins)
+        window = progress.window
+        firsts = tuple((p.source, p.topic, p.partition, p.offset) for p in window.firsts)
+        members = progress.epoch, progress.version, progress.sequence, progress.closed
+        return cls(*members, window.settings, firsts)
 
     def progress(self) -> Progress:
         """As it was."""
-        begins = tuple(Position(*each) for each in self.begins)
-        return Progress(self.epoch, self.version, self.sequence, self.closed, begins)
+        window = Window(self.settings, tuple(Position(*each) for each in self.firsts))
+        return Progress(self.epoch, self.version, self.sequence, self.closed, window)
 
 
 class _Rows(msgspec.Struct, frozen=True, array_like=True):
@@ -79,9 +82,12 @@ def pack(
     """As text of ``most_bytes``. Where it is too long, it does not say where windows begin; if it still is,
     the last sessions are left out.
     """
-    for rows in (sessions, sessions := {name: _without_begins(each) for name, each in sessions.items()}):
-        if len(text := _text(epoch, rows, owner)) <= most_bytes:
-            return Packed(text)
+    text = _text(epoch, sessions, owner)
+    if len(text) > most_bytes:
+        sessions = {name: _without_window(each) for name, each in sessions.items()}
+        text = _text(epoch, sessions, owner)
+    if len(text) <= most_bytes:
+        return Packed(text)
     names = list(sessions)
     low, high = 0, len(names)
     while low < high:  # the most that fit
@@ -108,8 +114,8 @@ def unpack(text: str) -> Stored:
     return Stored(rows.epoch, sessions, rows.owner)
 
 
-def _without_begins(progress: Progress) -> Progress:
-    return msgspec.structs.replace(progress, begins=())
+def _without_window(progress: Progress) -> Progress:
+    return msgspec.structs.replace(progress, window=Window())
 
 
 def _text(epoch: int, sessions: Mapping[str, Progress], owner: str) -> str:

@@ -14,21 +14,30 @@ class Position(msgspec.Struct, frozen=True):
     offset: int
 
 
+class Window(msgspec.Struct, frozen=True):
+    """Where a session's window begins in the log: its first record in each partition; empty if not known.
+
+    ``settings``: checksum of those that decide which records a window has.
+    """
+
+    settings: int = 0
+    firsts: tuple[Position, ...] = ()
+
+
 class Progress(msgspec.Struct, frozen=True):
     """How far a session's answers are acknowledged; the source stores it together with the offsets.
 
     ``epoch`` counts the engines that have read this session: version and sequence numbers are unique within
     one. ``version``, ``sequence``: of the newest version, and the newest answer, such that it and all before
     it are acknowledged. ``closed``: opening (ns) of the newest bar of that version, by the session's symbols;
-    bars up to there make no answers when they are read again. ``begins``: the first record of that version's
-    window, one in each partition; empty where it is not known.
+    bars up to there make no answers when they are read again. ``window``: of that version.
     """
 
     epoch: int = 0
     version: int = 0
     sequence: int = 0
     closed: tuple[int, ...] = ()
-    begins: tuple[Position, ...] = ()
+    window: Window = Window()
 
 
 def order(progress: Progress) -> tuple[int, int, int]:

@@ -218,7 +218,7 @@ class ReadRange(msgspec.Struct, frozen=True, array_like=True):
 class Made(msgspec.Struct, frozen=True):
     """What a version was made of, as in `feeds.messages.Basis`, with streams by number.
 
-    ``known``: ``window`` begins where the window does; it may also begin earlier otherwise.
+    ``known``: ``window`` begins with the window's first record; otherwise it may begin earlier.
     """
 
     state_bars: int = 0

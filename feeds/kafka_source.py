@@ -494,10 +494,10 @@ class KafkaSource:
         if committed is None:  # this client may have read on before
             await consumer.seek_to_beginning(partition)
             return
-        offset, fills = wanted or Begin(committed, fills=True)
+        offset, fills = wanted or Begin(committed, fills=committed)
         start = min(committed, offset)
-        if fills and self._span_ns and start:
-            start = min(start, await self._before(consumer, partition, start))
+        if fills and self._span_ns:
+            start = min(start, await self._before(consumer, partition, min(committed, fills)))
         beginning = (await consumer.beginning_offsets([partition]))[partition]
         consumer.seek(partition, max(start, beginning))
 

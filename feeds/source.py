@@ -136,10 +136,10 @@ class SeekingSource(Protocol):
 
 
 class Begin(NamedTuple):
-    """Where to read: at ``offset``, or if that ``fills`` windows, as far before it as they span."""
+    """Where to read: at ``offset``, or earlier: as far before offset ``fills``, if given, as windows span."""
 
     offset: int
-    fills: bool = False
+    fills: int | None = None
 
 
 class Reader(Protocol):

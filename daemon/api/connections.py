@@ -100,7 +100,7 @@ class HttpConnection(HttpToolsProtocol, _BoundedWrites):
     llhttp, the parser, bounds neither the time nor the size of a request's headers; this class does.
     """
 
-    counted: Connections
+    limit: Connections
     _part: Literal["headers", "body"] | None = "headers"
     """The part of a request that the client has to send or is sending; None between requests."""
     _timed: Literal["headers", "body"] | None = None
@@ -114,7 +114,7 @@ class HttpConnection(HttpToolsProtocol, _BoundedWrites):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn
         """The client connected; it must send a request."""
         super().connection_made(cast(asyncio.Transport, Joining(transport)))
-        self.counted.opened(self.client)
+        self.limit.opened(self.client)
         self._limit_time("headers")
 
     def data_received(self, data: bytes) -> None:
@@ -159,7 +159,7 @@ class HttpConnection(HttpToolsProtocol, _BoundedWrites):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
-        self.counted.closed(self.client)
+        self.limit.closed(self.client)
         self._limit_time(None)
         self._writing_resumed()
         super().connection_lost(exc)
@@ -211,11 +211,11 @@ class HttpConnection(HttpToolsProtocol, _BoundedWrites):
 class WebSocketConnection(WSProtocol, _BoundedWrites):
     """One WebSocket connection, which was one of HTTP until its first request."""
 
-    counted: Connections
+    limit: Connections
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
-        self.counted.closed(self.client)
+        self.limit.closed(self.client)
         self._writing_resumed()
         super().connection_lost(exc)
 
@@ -231,10 +231,10 @@ class WebSocketConnection(WSProtocol, _BoundedWrites):
 
 
 def connection_classes(
-    timeouts: Timeouts, counted: Connections
+    timeouts: Timeouts, limit: Connections
 ) -> tuple[type[HttpConnection], type[WebSocketConnection]]:
-    """Classes of connections with these timeouts, which are ``counted``."""
-    own = {"timeouts": timeouts, "counted": counted}
+    """Connection classes with these timeouts; ``limit`` counts their connections."""
+    own = {"timeouts": timeouts, "limit": limit}
     return type("Http", (HttpConnection,), own), type("WebSocket", (WebSocketConnection,), own)
 
 

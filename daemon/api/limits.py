@@ -37,7 +37,7 @@ class Share:
         return self._all
 
     def check(self, name: str, n: int = 1, most_each: int = 0) -> None:
-        """Whether there is room for ``n`` more. ``most_each``: of a tenant; 0: half. Raises QueryError."""
+        """Raise QueryError unless there is room for ``n`` more. ``most_each``: of a tenant; 0: half."""
         if self._all + n > self._most:
             raise QueryError("busy", f"{self._most} {self._what} are already {self._state}")
         each = most_each or half_of(self._most)
@@ -50,22 +50,22 @@ class Share:
         self.take(name, n)
 
     def take(self, name: str, n: int = 1) -> None:
-        """There are ``n`` more, which were checked before; or less."""
+        """There are ``n`` more, which were checked before; or fewer."""
         self._all += n
         self._held[name] += n
         if not self._held[name]:
             del self._held[name]
 
     def leave(self, name: str, n: int = 1) -> None:
-        """There are ``n`` less."""
+        """There are ``n`` fewer."""
         self.take(name, -n)
 
 
 class Connections:
-    """Open connections of the HTTP port, of which so many are served.
+    """At most ``most`` open connections of the HTTP port are served.
 
-    A tenant that may have more than half as clients that listen has as many connections. A connection belongs
-    to nobody until its first request, and later to who sent the last one.
+    A tenant has at most half of them, or its ``max_listeners`` if that is more. A connection counts for the
+    tenant of its last request, and for nobody before the first.
     """
 
     def __init__(self, most: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
+from zlib import crc32
 
 import msgspec
 
@@ -30,6 +31,7 @@ _SESSION = (
     "rollup_tokens",
     "rollup_every",
 )
+_WINDOW = ("symbol", "more_symbols", "retention_tokens", "retention_records", "retention_span", "rollup")
 _BARS = ("interval", "lateness", "empty", "max_fill", "late", "price_jump", "on_price_jump")
 
 
@@ -50,6 +52,13 @@ def settings_of(config: Config, session: SessionConfig, questions: Sequence[Ques
         found["questions"] = [each.hash for each in questions]
     plain: dict[str, Any] = msgspec.to_builtins(found, enc_hook=str)
     return plain
+
+
+def window_settings(config: Config, session: SessionConfig) -> int:
+    """32-bit checksum of the settings that decide which records the session's window has."""
+    bars = session.bars(config.bars)
+    parts = [getattr(session, name) for name in _WINDOW] + [getattr(bars, name) for name in _BARS]
+    return crc32(repr((config.model.path, *parts)).encode())
 
 
 def fingerprint(config: Config, session: SessionConfig, questions: Sequence[Question]) -> str:

@@ -672,8 +672,9 @@ class RecoveryConfig(Table, frozen=True):
     reread_records: Annotated[
         int,
         about(
-            "most records of a partition that are read again for a window without a usable snapshot; one "
-            "that begins earlier comes back with the bars that it has if no interval is empty",
+            "how many records before a partition's committed offset a window without a usable snapshot may "
+            "begin; for one that begins earlier, only as much time is read again as a full window without "
+            "empty intervals spans",
             ge=0,
         ),
     ] = 1_000_000

@@ -137,13 +137,11 @@ class EngineInput:
         self._positions: dict[str, Sequence[Position | None]] = {}
         """Where each restored session's symbols are read on."""
         sources = [connector for _, connector in config.feeds.values()]
-        self._several, self._rereads = (
-            len(sources) > 1,
-            bool(sources) and all(each.rereads for each in sources),
-        )
+        self._several = len(sources) > 1
+        self._rereads = bool(sources) and all(each.rereads for each in sources)
         self._paused: set[str] = set()
         """Sessions that are given no bars for now."""
-        self._lock = threading.Lock()
+        self._lock, self._following = threading.Lock(), threading.Lock()
         self._stop = threading.Event()
         self._ended = threading.Event()
         self._leave_ring = threading.Event()
@@ -222,8 +220,8 @@ class EngineInput:
     def rebuilding(self, session: str) -> bool:
         """Whether bars that were answered before the engine's start are still to come. Any thread."""
         found = self._history.get(session)
-        if found is None and self._rereads and session in self._specs:
-            found = self._followed(session)
+        if found is None and self._rereads and (spec := self._specs.get(session)) is not None:
+            found = self._follow(session, spec)
         return found is not None and found.rebuilding
 
     def pause(self, session: str, is_paused: bool) -> None:
@@ -285,10 +283,11 @@ class EngineInput:
         """
 
         def go_on() -> None:
-            self.standby = False
-            self._progress.update(progress)
-            for name, history in list(self._history.items()):
-                history.take_over(progress.get(name, Progress()).closed)
+            with self._following:
+                self.standby = False
+                self._progress.update(progress)
+                for name, history in self._history.items():
+                    history.take_over(progress.get(name, Progress()).closed)
             self._plane.read_on()
             done()
 
@@ -359,12 +358,14 @@ class EngineInput:
         return InputRange(position.topic, position.partition, first, last, source)
 
     def _followed(self, session: str) -> History:
-        found = self._history.get(session)
-        if found is None:
-            legs, known = len(self._specs[session].feeds.symbols), self._progress.get(session, Progress())
-            # asks come on other threads than bars do: whoever is first, all follow one history
-            found = self._history.setdefault(session, History(legs, known.closed, follows=self.standby))
-        return found
+        return self._history.get(session) or self._follow(session, self._specs[session])
+
+    def _follow(self, session: str, spec: SessionSpec) -> History:
+        """Asks come on other threads than bars do: whoever is first, all follow one history."""
+        with self._following:
+            known = self._progress.get(session, Progress())
+            made = History(len(spec.feeds.symbols), known.closed, follows=self.standby)
+            return self._history.setdefault(session, made)
 
     def _room(self, session: str) -> int:
         """How many more bars the scheduler takes. History goes version by version, as the first time."""

@@ -6,11 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from itertools import chain
 
 from daemon import protocol
 from daemon.ages import VenueClock
 from daemon.commit_metadata import Stored
+from daemon.config.fingerprint import window_settings
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.symbols import numbered, routes
 from daemon.front.ingest import Ingest, Order
@@ -19,7 +21,7 @@ from daemon.front.progress import ProgressStore
 from daemon.front.standby import Standby
 from daemon.front.streams import Streams
 from daemon.front.transactions import Transactions
-from daemon.progress import Position
+from daemon.progress import Position, Progress
 from daemon.supervision import Tasks
 from feeds.messages import DeadLetter
 from feeds.source import (
@@ -42,6 +44,7 @@ COMMIT_EVERY_S = 1.0
 CLOSE_COMMIT_S, REOPEN_COMMIT_S = 1.0, 10.0
 """How long a failing commit is retried before the source is closed."""
 RETRY_S = 0.1
+_NOTHING = Progress()
 INGEST, COMMIT = "ingest", "commit loop"
 Resume = Callable[[Collection[str]], Awaitable[Mapping[str, Mapping[str, Position]]]]
 """Begins sessions anew, from their progress; returns where they read on, by session and symbol."""
@@ -103,6 +106,9 @@ class FeedInput:
         self._settings, self._bars = config.source, config.bars
         self._most_reread = config.recovery.reread_records
         self._sessions = config.sessions
+        self._settings_of = partial(window_settings, config)
+        self._windows = {each.name: self._settings_of(each) for each in config.sessions}
+        """Checksum of each session's settings, as in `daemon.progress.Window`."""
         self._keep_originals()
         self.symbols = numbered(config.sessions)
         """Numbers of the symbols in the ring."""
@@ -195,36 +201,41 @@ class FeedInput:
     ) -> Mapping[Partition, Begin]:
         begin: dict[Partition, Begin] = {}
         asked = self.tracker.asked_for()
-        names = {session.name for session in self._sessions}
+        new = {name for name in self._windows if self._progress.of(name) == _NOTHING}
         for partition, point in stored.items():
-            read = self.tracker.next_offset(partition)
-            readers = _readers(found, point) & names
-            known = {name for name in readers if self._is_known(name, partition, point.offset)}
-            if read:
+            live = asked.get(partition, point.offset)
+            if read := self.tracker.next_offset(partition):
                 begin[partition] = Begin(read)
-            elif known or partition in asked:
+                continue
+            readers = _readers(found, point) & self._windows.keys()
+            known = {name for name in readers if self._is_known(name, partition, live)}
+            if known or partition in asked:
                 missing = chain.from_iterable(self._missing_from(partition, name) for name in known)
-                offset = min([asked.get(partition, point.offset), *missing])
-                begin[partition] = Begin(offset, fills=not known or known != readers)
+                fills = None if known and known == readers and not new else live
+                begin[partition] = Begin(min([live, *missing]), fills)
         return begin
 
-    def _is_known(self, session: str, partition: Partition, committed: int) -> bool:
-        """Whether it is known where what is missing from a session's window begins, and near enough."""
+    def _is_known(self, session: str, partition: Partition, live: int) -> bool:
+        """Whether the first record that its window lacks is known, and near enough to ``live``, an offset."""
         if self._positions.get(session):
             return True
-        first = min(self._missing_from(partition, session), default=committed)
-        if committed - first <= self._most_reread:
-            return bool(self._progress.of(session).begins)
-        log.warning(
-            "the window of session %s begins %d records before the committed offset of %s/%d, more than "
-            "recovery.reread_records: it comes back shorter",
-            session, committed - first, *partition,
-        )  # fmt: skip
-        return False
+        first = min(self._missing_from(partition, session), default=None)
+        if first is not None and live - first > self._most_reread:
+            log.warning(
+                "the window of session %s begins %d records before offset %d of %s/%d, more than "
+                "recovery.reread_records: it may come back shorter",
+                session, live - first, live, *partition,
+            )  # fmt: skip
+            return False
+        return first is not None
 
     def _missing_from(self, partition: Partition, session: str) -> Iterator[int]:
         """Where a session's snapshot ends in this partition, or else where its window begins."""
-        for place in self._positions.get(session, {}).values() or self._progress.of(session).begins:
+        places: Collection[Position] = self._positions.get(session, {}).values()
+        window = self._progress.of(session).window
+        if not places and window.settings == self._windows[session]:
+            places = window.firsts
+        for place in places:
             own = self.source is not None and place.source in ("", self.source.name)
             if own and (place.topic, place.partition) == partition:
                 yield place.offset
@@ -332,6 +343,7 @@ class FeedInput:
     def change(self, sessions: Sequence[SessionConfig]) -> None:
         """Let these sessions read the records from now on."""
         self._sessions = tuple(sessions)
+        self._windows = {each.name: self._settings_of(each) for each in sessions}
         self._keep_originals()
         self.number(sessions)
         if self._ingest is not None:

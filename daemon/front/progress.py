@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from daemon.commit_metadata import Stored, pack, unpack
-from daemon.progress import Position, Progress, order
+from daemon.progress import Progress, Window, order
 from feeds.decoding import Undecodable
 from metrics.durable import remove_abandoned, replacing
 from metrics.store import MetricStore
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 FILE = "progress"
 _MOST_FILE_BYTES = 1 << 22
+_UNKNOWN = Window()
 
 
 @dataclass
@@ -272,11 +273,11 @@ class ProgressStore:
         version: int,
         sequences: Sequence[int],
         closed: tuple[int, ...],
-        begins: tuple[Position, ...] = (),
+        window: Window = _UNKNOWN,
     ) -> None:
         """Answers of ``version``, with these numbers, and all versions before it are acknowledged.
 
-        ``begins``: see `Progress`.
+        ``window``: of that version.
         """
         known = self._session(session)
         known.beyond.update(sequences)
@@ -285,7 +286,7 @@ class ProgressStore:
             newest += 1
             known.beyond.discard(newest)
         furthest = _furthest(known.progress.closed, closed)
-        known.progress = Progress(self.epoch, version, newest, furthest, begins)
+        known.progress = Progress(self.epoch, version, newest, furthest, window)
 
     def is_history(self, session: str, closed: tuple[int, ...]) -> bool:
         """Whether an earlier engine's answers covered bars with these openings, by the session's symbols."""

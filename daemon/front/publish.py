@@ -16,7 +16,7 @@ import msgspec
 
 from daemon import protocol
 from daemon.ages import Times
-from daemon.config.fingerprint import fingerprint
+from daemon.config.fingerprint import fingerprint, window_settings
 from daemon.config.schema import Config, SessionConfig
 from daemon.front.delivery import Delivery, Done, Outcome, Refused
 from daemon.front.inputs import AllOffsets
@@ -27,7 +27,7 @@ from daemon.front.sessions import Sessions
 from daemon.front.standby import Standby
 from daemon.front.streams import Streams
 from daemon.front.transactions import Transactions
-from daemon.progress import Position
+from daemon.progress import Window
 from feeds.codec import make_headers
 from feeds.connector import Route
 from feeds.messages import Answer, AnyMessage, Basis, DataUpdated, DeadLetter, FlashReady, InputRange
@@ -73,6 +73,8 @@ class _Published:
 
     symbol: str
     questions: list[tuple[int, int]]
+    settings: int = 0
+    """Of its window: see `Window`."""
     sums: bool = False
     """Its state holds sums of bars that have left the window."""
     versions: dict[int, _Version] = field(default_factory=dict)
@@ -83,8 +85,8 @@ class _Published:
     """The newest version that is asked, and its inputs, until its first answer."""
     history: set[int] = field(default_factory=set)
     """Versions that only repeat what was answered for."""
-    begins: dict[int, tuple[Position, ...]] = field(default_factory=dict)
-    """Of versions that are not acknowledged yet: see `Progress`."""
+    windows: dict[int, Window] = field(default_factory=dict)
+    """Of versions that are not acknowledged yet, where it is known."""
     bases: dict[int, Basis] = field(default_factory=dict)
     """Of the newest versions; free text is answered late."""
     begins_anew: bool = False
@@ -122,13 +124,13 @@ class Publisher:
         self._letters = LetterLog(log)
         self._tracker, self._sessions, self._store = tracker, sessions, store
         self._published: dict[str, _Published] = {}
+        self._fingerprints: dict[str, str] = {}
+        self.configured(config)
         for session in config.sessions:
             self._open(session)
         self._sent = 0
         self.listeners: Callable[[AnyMessage], None] = lambda message: None
         """Gets every message that goes to the sinks."""
-        self._fingerprints: dict[str, str] = {}
-        self.configured(config)
         self.transactions: Transactions | None = None
         """Where one sink takes messages and offsets together."""
 
@@ -136,6 +138,9 @@ class Publisher:
         """These are the settings from now on."""
         self._config = config
         self._fingerprints.clear()
+        for session in config.sessions:
+            if published := self._published.get(session.name):
+                published.settings = window_settings(config, session)
 
     def _fingerprint(self, name: str) -> str:
         if name not in self._fingerprints:
@@ -166,13 +171,18 @@ class Publisher:
             published = self._published[name]
             published.begins_anew = True
             published.versions.clear()  # a late acknowledgement finds nothing
+            published.windows.clear()
             if self.transactions is not None:
                 self.transactions.drop(name, complete=name in answered)
 
     def _open(self, session: SessionConfig) -> None:
         asked = self._sessions.states[session.name].questions
         self._published[session.name] = _Published(
-            session.symbol, [(-1, len(asked))], bool(session.rollup), policies=by_key(asked)
+            session.symbol,
+            [(-1, len(asked))],
+            settings=window_settings(self._config, session),
+            sums=bool(session.rollup),
+            policies=by_key(asked),
         )
 
     def committed(self, event: protocol.Committed) -> None:
@@ -187,7 +197,8 @@ class Publisher:
             published.history = {event.version}
             return
         if event.made.known and not published.sums:
-            published.begins[event.version] = self.streams.firsts(event.made.window)
+            firsts = self.streams.firsts(event.made.window)
+            published.windows[event.version] = Window(published.settings, firsts)
         if self._is_history(event):
             self._await_newest(published)
             published.history.add(event.version)
@@ -339,7 +350,7 @@ class Publisher:
             # the next engine's versions go on from the newest one that is acknowledged
             published.questions = [(-1, published.questions[-1][1])]
             published.inputs = 0, []
-            published.bases = {}
+            published.bases, published.windows = {}, {}
         self.progress.go_on()
         if self.transactions is not None:
             self.transactions.forget()
@@ -428,9 +439,9 @@ class Publisher:
             while versions and not versions[oldest := min(versions)].open:
                 done = versions.pop(oldest)
                 self._tracker.acknowledge(session, done.inputs.low_watermark)
-                begins = published.begins.get(oldest, ())
-                self.progress.acknowledge(session, oldest, done.sequences, done.inputs.closed, begins)
-                published.begins = {n: each for n, each in published.begins.items() if n > oldest}
+                window = published.windows.get(oldest, Window())
+                self.progress.acknowledge(session, oldest, done.sequences, done.inputs.closed, window)
+                published.windows = {n: each for n, each in published.windows.items() if n > oldest}
                 if self.transactions is not None:
                     self.transactions.complete(session, oldest)
 

@@ -39,8 +39,8 @@ class KafkaSourceConnector(SourceConnector, frozen=True):
     start_at: Annotated[
         str,
         about(
-            "where a start begins to read: committed (go on from the committed offset with full windows: as "
-            "far before it as they span is read again, unanswered; earliest if nothing is committed), "
+            "where a start begins to read: committed (go on from the committed offset, with the windows that "
+            "there were: their records are read again, unanswered; earliest if nothing is committed), "
             "latest, earliest, retention (just far enough back to fill the windows), or a time with a zone, "
             "such as 2026-03-02T14:30:00Z"
         ),

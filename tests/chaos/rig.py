@@ -89,8 +89,8 @@ def damage(snapshots: Path, bars: int) -> int:
     """Leave behind what a disk may have after a loss of power; returns how many files are torn.
 
     Of one session each: the newest file is empty; both are cut; the newest is the older one. After so many
-    ``bars`` that some have left the windows, only the newest is cut: what a window carries of those is not in
-    the log's part that is read again, so answers would differ.
+    ``bars`` that some have left the windows, the older one of the two stays whole: a window carries traces of
+    evicted bars, which reading the log again does not restore.
     """
     (snapshots / ".aaa.0.snapshot.1.tmp").write_bytes(b"FTICKKV\n")  # began, and never got its name
     files = {

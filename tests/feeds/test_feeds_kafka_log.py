@@ -99,7 +99,7 @@ async def test_the_embedded_broker_keeps_texts_and_begins_again_before_what_is_c
         await notes.commit()
         await first.stop()
         await reading
-        wanted = (None, Begin(4), Begin(9), Begin(4, fills=True))
+        wanted = (None, Begin(4), Begin(9), Begin(4, fills=4))
         for begin, expected in zip(wanted, (0, 4, 6, 0), strict=True):
             again = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
             again.hold(10**9, skips=False)

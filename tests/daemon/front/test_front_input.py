@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
 from daemon import protocol
 from daemon.commit_metadata import pack
+from daemon.config.fingerprint import window_settings
 from daemon.config.schema import RecoveryConfig
 from daemon.front.delivery import Delivery
 from daemon.front.input import FeedInput
 from daemon.front.offsets import OffsetTracker
 from daemon.front.progress import ProgressStore
 from daemon.front.transactions import Transactions
-from daemon.progress import Position, Progress
+from daemon.progress import Position, Progress, Window
 from daemon.supervision import Tasks
 from feeds.connector import Route
 from feeds.messages import DataUpdated
@@ -29,6 +31,8 @@ from tests.daemon.front.test_front_transactions import Broker, Member
 from tests.e2e.support import QueueSource, inproc_config
 
 P, Q = ("t", 0), ("t", 1)
+CONFIG = inproc_config(["V:AAA", "V:BBB"], recovery=RecoveryConfig(reread_records=80))
+SETTINGS = {each.name: window_settings(CONFIG, each) for each in CONFIG.sessions}
 
 
 class Log(QueueSource):
@@ -64,8 +68,8 @@ class Log(QueueSource):
 
 def text(*sessions: str, **begins: Position) -> str:
     """``begins``: where a session's window begins."""
-    places = {name: (begins[name],) if name in begins else () for name in sessions}
-    return pack(4, {name: Progress(4, 10, 60, (5,), places[name]) for name in sessions}).text
+    windows = {name: Window(SETTINGS[name], (begins[name],)) for name in begins}
+    return pack(4, {name: Progress(4, 10, 60, (5,), windows.get(name, Window())) for name in sessions}).text
 
 
 class Rig:
@@ -87,7 +91,7 @@ class Rig:
         self.tracker = OffsetTracker(self.progress.describe)
         self.sent: list[protocol.Command] = []
         self.input = FeedInput(
-            inproc_config(["V:AAA", "V:BBB"], recovery=RecoveryConfig(reread_records=80)),
+            CONFIG,
             self.log,
             self.tracker,
             store,
@@ -151,7 +155,7 @@ async def test_what_is_committed_is_what_an_engine_goes_on_from() -> None:
     ("positions", "begin"),
     [
         ({}, {}),  # no snapshot: as far back as windows span
-        ({"aaa": {"V:AAA": at(P, 80)}}, {P: Begin(80, fills=True)}),  # the other session has none
+        ({"aaa": {"V:AAA": at(P, 80)}}, {P: Begin(80, fills=100)}),  # the other session has none
         ({"aaa": {"V:AAA": at(P, 80)}, "bbb": {"V:BBB": at(P, 90)}}, {P: Begin(80)}),
         ({"aaa": {"V:AAA": at(P, 80, "other")}, "bbb": {"V:BBB": at(Q, 3)}}, {P: Begin(100)}),
         ({"aaa": {"V:AAA": at(P, 120)}, "bbb": {"V:BBB": at(P, 110)}}, {P: Begin(100)}),
@@ -171,9 +175,8 @@ async def test_a_partition_is_read_from_the_least_position_of_its_sessions(
     [
         ({"aaa": at(P, 40), "bbb": at(P, 60)}, {}, Begin(40)),
         ({"aaa": at(P, 40, ""), "bbb": at(P, 60)}, {"aaa": {"V:AAA": at(P, 90)}}, Begin(60)),
-        ({"aaa": at(P, 40)}, {}, Begin(40, fills=True)),  # of the other window it is not known
-        ({"aaa": at(Q, 40), "bbb": at(P, 60, "other")}, {}, Begin(100)),
-        ({"aaa": at(P, 10), "bbb": at(P, 60)}, {}, Begin(60, fills=True)),  # too far back
+        ({"aaa": at(P, 40)}, {}, Begin(40, fills=100)),  # of the other window it is not known
+        ({"aaa": at(P, 10), "bbb": at(P, 60)}, {}, Begin(60, fills=100)),  # too far back
     ],
 )
 async def test_without_a_snapshot_reading_begins_where_the_window_does(
@@ -183,6 +186,23 @@ async def test_without_a_snapshot_reading_begins_where_the_window_does(
     await rig.start()
     rig.input.engine_ready(positions)
     assert await rig.assign() == {P: begin}
+
+
+@pytest.mark.parametrize("begins", [{"aaa": at(Q, 40), "bbb": at(P, 60, "other")}, {"aaa": at(P, 2)}])
+async def test_a_window_that_begins_elsewhere_or_too_early_is_filled(begins: dict[str, Position]) -> None:
+    rig = Rig({P: CommitPoint(100, text(*begins, **begins))})
+    await rig.start()
+    rig.input.engine_ready({})
+    assert await rig.assign() == {}
+
+
+async def test_a_new_session_and_one_with_other_settings_have_their_windows_filled() -> None:
+    rig = Rig({P: CommitPoint(100, text("aaa", aaa=at(P, 40)))})
+    await rig.start()
+    rig.input.engine_ready({})
+    assert await rig.assign() == {P: Begin(40, fills=100)}
+    rig.input.change([replace(each, retention_tokens=2048) for each in CONFIG.sessions])
+    assert await rig.assign() == {}
 
 
 async def test_a_partition_whose_sessions_are_not_known_is_read_from_its_window() -> None:
@@ -345,7 +365,7 @@ async def test_a_past_that_was_asked_for_is_answered_on_by_the_next_engine() -> 
     rig.progress.start(["aaa"], again=rig.input.again)
     rig.progress.go_on()
     rig.tracker.clear()
-    assert await rig.assign() == {P: Begin(30, fills=True)}
+    assert await rig.assign() == {P: Begin(30, fills=30)}
     rig.log.reader.begins(P, 20)
     assert [rig.tracker.is_stored(P, offset) for offset in (29, 30)] == [True, False]
     assert not rig.progress.knows_history("aaa"), "what is committed says more"
@@ -382,7 +402,9 @@ async def test_a_partition_that_comes_back_unanswered_is_read_on_from_where_it_w
     assert await rig.assign() == {P: Begin(120)}
 
 
-@pytest.mark.parametrize(("place", "begin"), [(110, {P: Begin(110)}), (None, {})], ids=["snapshot", "window"])
+@pytest.mark.parametrize(
+    ("place", "begin"), [(110, {P: Begin(110, fills=300)}), (None, {})], ids=["snapshot", "window"]
+)
 async def test_sessions_that_others_answered_begin_anew(
     place: int | None, begin: dict[Partition, Begin]
 ) -> None:

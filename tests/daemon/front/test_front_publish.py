@@ -643,7 +643,7 @@ async def test_where_a_window_begins_is_acknowledged_with_its_version(rig, rollu
         r.answer("aaa", version, version + 1)
         await until(lambda version=version: r.publisher.progress.of("aaa").version == version)
         begins = (Position("", "ticks", 2, first),) if known and not rollup else ()
-        assert r.publisher.progress.of("aaa").begins == begins
+        assert r.publisher.progress.of("aaa").window.firsts == begins
 
 
 async def test_a_session_that_is_removed_to_begin_anew_acknowledges_nothing(rig):
