@@ -73,14 +73,15 @@ async def back(endpoint: str, sessions: Sequence[str], since: int) -> Took:
 
 
 def figures_of(
-    took: Sequence[Took],
-    reference: Sequence[Took],
+    took: Sequence[tuple[float, ...]],
+    reference: Sequence[tuple[float, ...]],
     setting: Setting,
     against: str,
     goals: dict[str, Goal] | None = None,
+    names: Sequence[str] = NAMES,
 ) -> Iterator[Figure]:
-    """Medians beside those of the reference, with the slowest and the fastest."""
-    for name, ours, theirs in zip(NAMES, zip(*took, strict=True), zip(*reference, strict=True), strict=True):
+    """Medians beside those of the reference, with the slowest and the fastest; ``names``: of the members."""
+    for name, ours, theirs in zip(names, zip(*took, strict=True), zip(*reference, strict=True), strict=True):
         yield Figure(
             name,
             median(ours),

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Literal, NamedTuple
 
@@ -20,6 +19,7 @@ from bench.data.outage import TOPIC
 from bench.figures import Figure, Goal, Setting
 from bench.recovery.daemon import Daemon, session_tables
 from bench.recovery.delivery import Trades, create_topics
+from bench.recovery.kept import figures_of
 from bench.run import MeasurementFailed, SuiteRun
 from bench.stream.flood import instruments
 from feeds.codec import decode_message
@@ -72,34 +72,16 @@ def figures(plan: StandbyPlan, broker: str, threads: int) -> Iterator[Figure]:
     again = uvloop.run(_measure(plan, broker, threads, "new member"))
     for way in ("standby", "static member"):
         took = uvloop.run(_measure(plan, broker, threads, way))
+        setting: Setting = {
+            "sessions": plan.markets,
+            "bars in a window": plan.bars,
+            "session timeout, s": plan.session_s,
+            "answers next": _NEXT[way],
+        }
         for end in ENDS:
-            yield from _figures_of(took[end], again[end], plan, way, end)
-
-
-def _figures_of(
-    ours: list[Took], theirs: list[Took], plan: StandbyPlan, way: Way, end: str
-) -> Iterator[Figure]:
-    setting: Setting = {
-        "sessions": plan.markets,
-        "bars in a window": plan.bars,
-        "session timeout, s": plan.session_s,
-        "answers next": _NEXT[way],
-    }
-    names = ("to the first answer", "to live answers of all")
-    for name, mine, other in zip(names, zip(*ours, strict=True), zip(*theirs, strict=True), strict=True):
-        yield Figure(
-            f"{end} {name}",
-            median(mine),
-            "s",
-            setting=setting,
-            against="a new member",
-            reference=median(other),
-            goal=Goal(1.0) if way == "standby" else None,
-            n=len(mine),
-            low=max(mine),
-            high=min(mine),
-            samples=list(mine),
-        )
+            names = (f"{end} to the first answer", f"{end} to live answers of all")
+            goals = dict.fromkeys(names, Goal(1.0)) if way == "standby" else {}
+            yield from figures_of(took[end], again[end], setting, "a new member", goals, names)
 
 
 async def _measure(plan: StandbyPlan, broker: str, threads: int, way: Way) -> dict[str, list[Took]]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
 from functools import partial
-from itertools import chain
 
 from daemon import protocol
 from daemon.ages import VenueClock
@@ -208,37 +207,41 @@ class FeedInput:
                 begin[partition] = Begin(read)
                 continue
             readers = _readers(found, point) & self._windows.keys()
-            known = {name for name in readers if self._is_known(name, partition, live)}
+            firsts = [self._first_missing(name, partition, live) for name in readers]
+            known = [first for first in firsts if first is not None]
             if known or partition in asked:
-                missing = chain.from_iterable(self._missing_from(partition, name) for name in known)
-                fills = None if known and known == readers and not new else live
-                begin[partition] = Begin(min([live, *missing]), fills)
+                is_enough = known and len(known) == len(readers) and not new
+                begin[partition] = Begin(min([live, *known]), None if is_enough else live)
         return begin
 
-    def _is_known(self, session: str, partition: Partition, live: int) -> bool:
-        """Whether the first record that its window lacks is known, and near enough to ``live``, an offset."""
-        if self._positions.get(session):
-            return True
-        first = min(self._missing_from(partition, session), default=None)
+    def _first_missing(self, session: str, partition: Partition, live: int) -> int | None:
+        """The first record that the session's window lacks, ``live`` if none; None if it is not known.
+
+        It is where its snapshot ends, or else where its window began, if that is near enough to ``live``.
+        """
+        restored, window = self._positions.get(session), self._progress.of(session).window
+        places: Iterable[Position] = ()
+        if restored:
+            places = restored.values()
+        elif window.settings == self._windows[session]:
+            places = window.firsts
+        names = ("", self.source.name) if self.source is not None else ()
+        offsets = [
+            each.offset
+            for each in places
+            if each.source in names and (each.topic, each.partition) == partition
+        ]
+        if restored:
+            return min(offsets, default=live)
+        first = min(offsets, default=None)
         if first is not None and live - first > self._most_reread:
             log.warning(
                 "the window of session %s begins %d records before offset %d of %s/%d, more than "
                 "recovery.reread_records: it may come back shorter",
                 session, live - first, live, *partition,
             )  # fmt: skip
-            return False
-        return first is not None
-
-    def _missing_from(self, partition: Partition, session: str) -> Iterator[int]:
-        """Where a session's snapshot ends in this partition, or else where its window begins."""
-        places: Collection[Position] = self._positions.get(session, {}).values()
-        window = self._progress.of(session).window
-        if not places and window.settings == self._windows[session]:
-            places = window.firsts
-        for place in places:
-            own = self.source is not None and place.source in ("", self.source.name)
-            if own and (place.topic, place.partition) == partition:
-                yield place.offset
+            return None
+        return first
 
     def begins(self, partition: Partition, start: int) -> None:
         """Reading begins at ``start``; what is committed is history, unless it was asked for."""

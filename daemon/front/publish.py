@@ -27,7 +27,7 @@ from daemon.front.sessions import Sessions
 from daemon.front.standby import Standby
 from daemon.front.streams import Streams
 from daemon.front.transactions import Transactions
-from daemon.progress import Window
+from daemon.progress import Position, Window
 from feeds.codec import make_headers
 from feeds.connector import Route
 from feeds.messages import Answer, AnyMessage, Basis, DataUpdated, DeadLetter, FlashReady, InputRange
@@ -196,9 +196,9 @@ class Publisher:
         if not self._standby.answers:  # another daemon has published it; how far is read from its commits
             published.history = {event.version}
             return
+        window = self.streams.ranges(event.made.window)
         if event.made.known and not published.sums:
-            firsts = self.streams.firsts(event.made.window)
-            published.windows[event.version] = Window(published.settings, firsts)
+            published.windows[event.version] = Window(published.settings, tuple(map(_first_of, window)))
         if self._is_history(event):
             self._await_newest(published)
             published.history.add(event.version)
@@ -206,7 +206,7 @@ class Publisher:
             self._acknowledging(event.session, event.version)(Outcome.DELIVERED)
             return
         if published.asked(event.version):
-            self._note_basis(published, event)
+            self._note_basis(published, event, window)
         done: Done = _nothing
         if published.asked(event.version):
             published.newest = event.version, event.inputs
@@ -231,12 +231,12 @@ class Publisher:
         unknown = not self.progress.knows_history(event.session)
         return unknown and self._tracker.is_history(event.session, event.inputs.last)
 
-    def _note_basis(self, published: _Published, event: protocol.Committed) -> None:
+    def _note_basis(self, published: _Published, event: protocol.Committed, window: list[InputRange]) -> None:
         made = event.made
         published.bases[event.version] = Basis(
             bars=event.bars,
             window_bars=event.live_records,
-            window=self.streams.ranges(made.window),
+            window=window,
             state_bars=made.state_bars,
             state=self.streams.ranges(made.state),
             merged=made.merged,
@@ -499,3 +499,8 @@ def _answer_id(answer: Answer, inputs: Sequence[InputRange], closed: Sequence[in
     streams = (f"{i.source}/{i.topic}/{i.partition}/{i.last_offset}".removeprefix("/") for i in inputs)
     read = ",".join(streams)
     return f"{answer.session}:{answer.question_hash}:{read or answer.data_version}"
+
+
+def _first_of(read: InputRange) -> Position:
+    """Its first record."""
+    return Position(read.source, read.topic, read.partition, read.first_offset)

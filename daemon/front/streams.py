@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from daemon.progress import Position
 from daemon.protocol import NameStream, ReadRange
 from feeds.messages import InputRange
 from ingest.record import stream_number
@@ -27,10 +26,6 @@ class Streams:
         if any(each.stream not in self._names for each in reads):
             return []
         return [self._range(self._names[each.stream], each) for each in reads]
-
-    def firsts(self, reads: Sequence[ReadRange]) -> tuple[Position, ...]:
-        """The first record of each of `ranges`."""
-        return tuple(Position(r.source, r.topic, r.partition, r.first_offset) for r in self.ranges(reads))
 
     def _range(self, stream: NameStream, read: ReadRange) -> InputRange:
         source = stream.source if self._several else ""
