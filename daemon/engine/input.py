@@ -33,6 +33,11 @@ CREDITS = 8
 """Bars of one session that the scheduler has at a time: no session fills a pass, nor the queue before others.
 The next ones wait in the session's backlog (`ingest.backlog`). Four times as many of a source that waits."""
 
+IN_ORDER = 64
+"""After a start, so many bars of a session that were not answered before go version by version: what came
+while the daemon was down is taken as if it had not been. A longer backlog is caught up with sooner.
+"""
+
 
 class Appended(NamedTuple):
     """A bar from the data plane, and the number of bars its session had before.
@@ -131,6 +136,8 @@ class EngineInput:
         self._appended: Counter[str] = Counter()
         self._ahead: Counter[str] = Counter()
         """Bars of each session that the scheduler has."""
+        self._unanswered: Counter[str] = Counter()
+        """Bars of each session so far that no earlier engine had answered."""
         self._anchors: dict[str, Anchor | None] = {}
         """Of each session's newest version."""
         self._history: dict[str, History] = {}
@@ -161,7 +168,7 @@ class EngineInput:
             store,
             clock=clock,
             room=self._room,
-            bit_by_bit=lambda session: self._followed(session).rebuilding,
+            bit_by_bit=self._goes_in_order,
             skips=skips,
             restart=self._restart,
             refuse=self._refuse,
@@ -212,6 +219,7 @@ class EngineInput:
             since_ns = 0
             if session.name not in self._specs:
                 since_ns = self._clock()
+                self._unanswered.pop(session.name, None)
                 for kept in (self._appended, self._ahead, self._history, self._anchors, self._positions):
                     kept.pop(session.name, None)
             self._specs[session.name] = self._spec(session, line, since_ns)
@@ -340,6 +348,7 @@ class EngineInput:
         history, items = self._followed(session), []
         for ordinal, record in enumerate(records, self._appended[session]):
             answered = history.take(record.bar.leg, record.bar.ts_open, bool(record.flags & AMENDS))
+            self._unanswered[session] += not answered
             payload = Appended(record, ordinal, history.closed, answered, self._restored(session, record))
             items.append(TapeItem(record.tokens, payload, record.ts_last_event, record.ts_closed))
         self._appended[session] += len(records)
@@ -368,11 +377,16 @@ class EngineInput:
             return self._history.setdefault(session, made)
 
     def _room(self, session: str) -> int:
-        """How many more bars the scheduler takes. History goes version by version, as the first time."""
+        """How many more bars the scheduler takes."""
         ahead = self._ahead[session]
-        if session in self._paused or (ahead and self.rebuilding(session)):
+        if session in self._paused or (ahead and self._goes_in_order(session)):
             return 0
         return self._most - ahead
+
+    def _goes_in_order(self, session: str) -> bool:
+        """Whether bars go version by version: those answered before, as the first time, and `IN_ORDER`."""
+        in_order = self._rereads and self._unanswered[session] < IN_ORDER
+        return in_order or self._followed(session).rebuilding
 
     def _restart(self, session: str, restart: Restart) -> None:
         """Give a compact session its new anchor; its next bars wait for it, and questions do not."""

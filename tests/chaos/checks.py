@@ -103,7 +103,7 @@ def different(
             continue
         other = undisturbed[key].answer
         if mine.text != other.text or abs(mine.logit_gap - other.logit_gap) > GAP_TOLERANCE:
-            said = [f"{each.text} by {each.logit_gap:.4f}" for each in (mine, other)]
+            said = [f"{each.text} by {each.logit_gap:.4f} ({each.basis})" for each in (mine, other)]
             problems.append(f"{key} is {said[0]}, undisturbed {said[1]}")
     return problems
 

@@ -19,6 +19,7 @@ from typing import ClassVar, Self
 
 from feeds.kafka_sink import KafkaSink
 from flash.questions import PAPER_SIX
+from regions.offload.residency import Idleness
 from tests.chaos import schedule
 from tests.chaos.feed import SYMBOLS, as_of, bar
 from tests.chaos.reading import Tail
@@ -37,6 +38,8 @@ ANSWERED_S = 150.0
 STOP_S = 60.0
 FAILED_S = 20.0
 """A session that was used falls idle, and fails to be written, much sooner."""
+RETRIED_S = FAILED_S + Idleness().retry_ns / 1e9
+"""At the latest so long after an earlier failure."""
 LATE_S = 11.0
 """Of a request: longer than a client waits for its reply, and than a member of the group may be silent."""
 SLOW_S = 0.2
@@ -193,6 +196,16 @@ class Rig:
         if n:
             await self._until_answered(n - 1, len(SYMBOLS) * len(NAMES))
 
+    async def outage(self, bars: int) -> None:
+        """Nobody answers while so many bars come."""
+        engine = await self._engine()
+        await self._end(engine, self.daemon.pid)
+        for _ in range(bars):
+            await self._produce(self.next)
+            self.next += 1
+        self._replace()
+        await self._until_answered(self.next - 2, len(SYMBOLS) * len(NAMES))
+
     async def strike(self, fault: schedule.Fault) -> None:
         """Let something go wrong, and see to it that it is over one day, as an operator would."""
         match fault:
@@ -226,7 +239,12 @@ class Rig:
                 raise AssertionError("there is none")
 
     async def _kill(self, *pids: int) -> None:
-        """Kill processes, the front among them, and start a daemon again once its engine is gone, too."""
+        """Kill processes, the front among them, and start a daemon again."""
+        await self._end(*pids)
+        self._replace()
+
+    async def _end(self, *pids: int) -> None:
+        """Kill processes, the front among them, and wait until its engine is gone, too."""
         engine = self.daemon.engine()
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -234,7 +252,6 @@ class Rig:
         await asyncio.to_thread(self.daemon.wait, STOP_S)
         if engine is not None:
             await until(lambda: gone(engine), STOP_S, "the engine's end after its front's")
-        self._replace()
 
     def _replace(self) -> None:
         """The daemon has ended."""
@@ -347,7 +364,8 @@ class Rig:
                 await self._bar()
                 with contextlib.nullcontext() if last else contextlib.suppress(TimeoutError):
                     # on a busy machine all of them may be written again before the room they left is filled
-                    await until_slowly(failed, FAILED_S, f"failures to write, more than {before}")
+                    seconds = RETRIED_S if last else FAILED_S
+                    await until_slowly(failed, seconds, f"failures to write, more than {before}")
                     break
         finally:
             self._disk.free(engine)

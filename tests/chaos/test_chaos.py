@@ -18,7 +18,7 @@ import pytest
 from feeds.kafka_client import quiet_client_log
 from tests.chaos.checks import ahead, by_key, conflicts, different, gaps, missing, repeats
 from tests.chaos.reading import read_to_end
-from tests.chaos.rig import BROKER, NAMES, PARTITIONS, Pair, Rig
+from tests.chaos.rig import BROKER, NAMES, PARTITIONS, WINDOW_BARS, Pair, Rig
 from tests.chaos.schedule import DECK, PAIR_DECK, Schedule, draw
 from tests.e2e.process import committed
 from tests.fixtures_kafka import need_tools
@@ -27,6 +27,7 @@ from tests.kafka_server import KafkaServer
 from tests.transactions.copying import hanging
 
 SHORT, LONG, PAIRS = DECK.runs, 200, PAIR_DECK.runs
+OUTAGE_BARS = 12
 
 
 @dataclass
@@ -156,3 +157,19 @@ async def test_faults_lose_nothing(both: tuple[Rigs, Rigs], seed: int) -> None:
 @pytest.mark.parametrize("seed", range(PAIRS), ids="seed{:03}".format)
 async def test_one_that_stands_by_loses_nothing(pairs: tuple[Rigs, Rigs], seed: int) -> None:
     await run(pairs, draw(seed, bars=6, faults=2, deck=PAIR_DECK))
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("exactly_once", [False, True], ids=["at_least_once", "exactly_once"])
+async def test_bars_that_come_during_an_outage_are_answered_as_if_there_had_been_none(
+    both: tuple[Rigs, Rigs], exactly_once: bool
+) -> None:
+    """Windows are full when it begins: how many bars go into a version shows in all later answers."""
+    disturbed, undisturbed = await both[exactly_once].get()
+    async with disturbed.clients():
+        while disturbed.next < WINDOW_BARS + 4:
+            await disturbed.step()
+        await disturbed.outage(OUTAGE_BARS)
+        await disturbed.step()
+    problems = await found_wrong(disturbed, undisturbed)
+    assert not problems, "\n".join(problems[:20])

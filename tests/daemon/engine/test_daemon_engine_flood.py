@@ -12,7 +12,8 @@ import pytest
 
 from daemon.config.schema import Config, SessionConfig, SourceConfig
 from daemon.config.symbols import numbered
-from daemon.engine.input import CREDITS, Appended, EngineInput, missed
+from daemon.engine.input import CREDITS, IN_ORDER, Appended, EngineInput, missed
+from feeds.connectors.kafka import KafkaSourceConnector
 from ingest.lines import LineSpec
 from ingest.record import BAR, RecordWriter
 from ingest.ring import Ring
@@ -32,12 +33,14 @@ BATCH_NS = COSTS.batch_ns([(0, LIMITS.max_batch_tokens)])
 EVERY, BARS = 2 * BATCH_NS, 12
 """A quiet session has a bar in so many ns, and so many of them; the flooded one a hundred times as many."""
 BAR_TOKENS, WINDOW = 17, 20
+BUS = SourceConfig(behind="skip")
+LOG = SourceConfig(kind="kafka", kafka=KafkaSourceConnector("127.0.0.1:1"), behind="wait")
 
 
 class World:
     """Ten sessions of ready-made bars on one ring; each version is asked a question of eight tokens."""
 
-    def __init__(self, promise_ns: int) -> None:
+    def __init__(self, promise_ns: int, source: SourceConfig = BUS) -> None:
         self.world = over = FakeWorld(LIMITS, blocks=4000, block_size=16)
         self.device = over.executor
         self.scheduler = Scheduler(over.executor, over.memory, LIMITS, self.device.clock, costs=over.costs)  # type: ignore[arg-type]  # a fake
@@ -49,6 +52,8 @@ class World:
         self.store = MetricStore.local({"session": NAMES, "source": ["x"]})
         self.waited: dict[str, list[int]] = {name: [] for name in NAMES}
         self.missed = dict.fromkeys(NAMES, 0)
+        self.versions: list[int] = []
+        """Bars of each version of the first session."""
         self.gaps = 0
         built: Any = SimpleNamespace(
             tapes=self.tapes,
@@ -60,7 +65,7 @@ class World:
         )
         config = Config(
             sessions=tuple(SessionConfig(name, f"V:{name}") for name in NAMES),
-            source=SourceConfig(behind="skip"),
+            source=source,
         )
         self.input = EngineInput(
             config,
@@ -94,6 +99,8 @@ class World:
 
     def _committed(self, tape: Tape, version: int, records: Sequence[TapeItem[Appended]]) -> None:
         payloads = [record.payload for record in records]
+        if tape.name == NAMES[0]:
+            self.versions.append(len(records))
         self.missed[tape.name] += missed(payloads, tape.staleness_ns, self.device.now)
         self.gaps += any(payload.record.flags & 2 for payload in payloads)
         since = payloads[-1].record.ts_ring
@@ -156,3 +163,21 @@ def test_a_flood_of_prompts_stops_no_tape(promise_ns: int) -> None:
     calm, flooded = driven(promise_ns), driven(promise_ns, prompts=80)
     assert flooded.p99() <= 1.5 * calm.p99() + 3 * BATCH_NS
     assert sum(flooded.missed.values()) == 0
+
+
+@pytest.mark.parametrize("source", [BUS, LOG], ids=["bus", "log"])
+def test_what_came_while_the_daemon_was_down_goes_version_by_version(source: SourceConfig) -> None:
+    """As it would have gone; a longer backlog is caught up with faster. A bus has no backlog."""
+    world = World(0, source)
+    bars = IN_ORDER + 100
+    try:
+        for n in range(bars):
+            world.device.at(1000 + n, partial(world.bar, 0, n + 1))
+        while world.scheduler.step() or world.device.sleep():
+            pass
+    finally:
+        world.ring.close()
+        world.ring.unlink()
+    in_order = [bars for bars in world.versions[:IN_ORDER] if bars == 1]
+    assert (len(in_order) == IN_ORDER) == (source is LOG), world.versions
+    assert max(world.versions[IN_ORDER:] or world.versions) > 1, world.versions
