@@ -475,23 +475,28 @@ class DataPlane:
         for session in self._sessions:
             if not len(session.backlog):
                 continue
-            with self._building:  # so that a cut is before or behind it
-                held = session.restored or session.backlog.held(now_ns)
-                room = 0 if held else self._room(session.spec.name)
-                if room > 0 and self._bit_by_bit(session.spec.name):
-                    room = min(room, session.backlog.together)
-                session.releasing = room > 0
-                bars = session.backlog.take(room, now_ns) if room > 0 else None
-            if bars is not None:
-                self._encode(session, bars, made)
+            # late records that correct nothing make no version, whose commit would wake the ring
+            while self._release_of(session, now_ns, made):
+                pass
             session.waiting.set(len(session.backlog))
         if made:
             self._submit(made)
         for session in self._sessions:
             session.releasing = False
 
-    def _encode(self, session: _Session, bars: Bars, made: list[tuple[str, list[TapeRecord]]]) -> None:
-        """Encode the bars of a session, and add them to what is ``made`` to be submitted."""
+    def _release_of(self, session: _Session, now_ns: int, made: list[tuple[str, list[TapeRecord]]]) -> bool:
+        """Add what the engine has room for to ``made``; whether there were bars, but nothing to submit."""
+        with self._building:  # so that a cut is before or behind it
+            held = session.restored or session.backlog.held(now_ns)
+            room = 0 if held else self._room(session.spec.name)
+            if room > 0 and self._bit_by_bit(session.spec.name):
+                room = min(room, session.backlog.together)
+            session.releasing = room > 0
+            bars = session.backlog.take(room, now_ns) if room > 0 else None
+        return bars is not None and len(bars) > 0 and not self._encode(session, bars, made)
+
+    def _encode(self, session: _Session, bars: Bars, made: list[tuple[str, list[TapeRecord]]]) -> bool:
+        """Encode bars of a session, and add them to what is ``made`` to be submitted; whether any were."""
         name, started = session.spec.name, self._clock()
         pieces = session.encode(bars)
         tokenise_ns = self._since(started, self._tokenise)
@@ -502,6 +507,7 @@ class DataPlane:
                     made.clear()
                 self._restart(name, piece.restart)
             made.append((name, _tape_records(piece, now, session.bars_ns, tokenise_ns)))
+        return bool(pieces)
 
     def _since(self, started: int, histogram: HistogramHandle) -> int:
         took = self._clock() - started

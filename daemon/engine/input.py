@@ -34,8 +34,9 @@ CREDITS = 8
 The next ones wait in the session's backlog (`ingest.backlog`). Four times as many of a source that waits."""
 
 IN_ORDER = 64
-"""After a start, so many bars of a session that were not answered before go version by version: what came
-while the daemon was down is taken as if it had not been. A longer backlog is caught up with sooner.
+"""Where a log is read, so many bars of a session that no engine has answered go version by version after a
+start: those that came while the daemon was down are answered as if it had not been. A longer backlog is
+caught up with faster.
 """
 
 
@@ -219,8 +220,8 @@ class EngineInput:
             since_ns = 0
             if session.name not in self._specs:
                 since_ns = self._clock()
-                self._unanswered.pop(session.name, None)
-                for kept in (self._appended, self._ahead, self._history, self._anchors, self._positions):
+                counted = self._appended, self._unanswered, self._ahead
+                for kept in (*counted, self._history, self._anchors, self._positions):
                     kept.pop(session.name, None)
             self._specs[session.name] = self._spec(session, line, since_ns)
             self._plane.change(list(self._specs.values()), done or (lambda: None))

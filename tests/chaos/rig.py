@@ -197,7 +197,7 @@ class Rig:
             await self._until_answered(n - 1, len(SYMBOLS) * len(NAMES))
 
     async def outage(self, bars: int) -> None:
-        """Nobody answers while so many bars come."""
+        """The daemon is killed, and started again after so many bars."""
         engine = await self._engine()
         await self._end(engine, self.daemon.pid)
         for _ in range(bars):
@@ -212,8 +212,10 @@ class Rig:
             case "kill front":
                 await self._kill(self.daemon.pid)
             case "kill engine":
-                await self._ready()  # one that dies while it loads ends the daemon
-                os.kill(await self._engine(), signal.SIGKILL)
+                # one that dies while it loads ends the daemon; until it starts, the last one may seem ready
+                engine = await self._engine()
+                await self._ready()
+                os.kill(engine, signal.SIGKILL)
             case "kill both":
                 await self._kill(await self._engine(), self.daemon.pid)
             case "terminate":
@@ -423,6 +425,7 @@ class Rig:
     def _revive(self) -> None:
         """Start what ended by itself again."""
         if (status := self.daemon.poll()) is not None:
+            print(f"ended with {status}:\n{self.daemon.log[-3000:]}")
             self.exits.append(status)
             self._replace()
 

@@ -310,6 +310,20 @@ def test_a_session_without_room_delays_no_other(make: Make) -> None:
     assert [text[:6] for text in harness.texts(1)] == ["000001", "000002", "000003"]
 
 
+def test_late_records_that_correct_nothing_take_no_bar_s_turn(make: Make) -> None:
+    """They make no version, so nothing would say that there is room for the next bar."""
+    harness = make(policy=BarPolicy(SECOND, late="amend"))
+    harness.rooms[0] = 0
+    seconds = [10.5, 11.5, 12.5, 1.0, 1.1, 1.2, 13.5]
+    harness.ring.push(packed(*(trade(0, second, 100, n) for n, second in enumerate(seconds))))
+    harness.plane.step()
+    assert harness.plane.waiting == 6
+    harness.rooms[0] = 1
+    for bars in (1, 2, 3):
+        harness.plane.step()
+        assert len(harness.texts(0)) == bars
+
+
 def test_what_the_window_could_not_show_is_passed_over_in_one_jump(make: Make) -> None:
     """Its inputs count as done with the version of the jump, which has a gap; others have none."""
     harness = make(window=Window(records=4), skips=True, capacity=64)
