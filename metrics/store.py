@@ -171,10 +171,6 @@ class MetricStore:
         """Whether the store was made with this value of an open label."""
         return value in self._first.labels.get(label, ())
 
-    def has_session(self, name: str) -> bool:
-        """Whether there are series of this session."""
-        return any(name in _sessions(key) for key in self._series)
-
     def attach_session(self, block: Block) -> None:
         """Attach the series of another session that the other process made. Raises FileNotFoundError."""
         self._add(_Part.attach(block, later=True))

@@ -158,7 +158,7 @@ class EngineSessions:
         """Between two batches. The prefix is prefilled here, unless another session has the same one."""
         session = command.session
         try:
-            if not self.store.has_session(session.name):
+            if command.metrics:  # in one process the store is the front's
                 self.store.attach_session(Block(command.metrics, {"session": [session.name]}))
             tape = self.built.open(session, command.progress, self.config.promise_ns(session))
         except (ValueError, ModelError, OutOfMemory, OSError) as error:

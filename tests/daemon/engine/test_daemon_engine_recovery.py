@@ -44,7 +44,7 @@ from flash.labels import AdaptedCut
 from ingest.record import TRADE, RecordWriter, stream_number
 from ingest.ring import Ring
 from metrics.durable import replacing
-from metrics.store import MetricStore
+from metrics.store import MetricStore, UnknownSeriesError
 from regions.offload.disk import Identity, SnapshotHeader, write_snapshot
 from regions.tape import Retention
 from tests import tolerance
@@ -634,6 +634,33 @@ def test_questions_are_answered_from_the_old_window_until_a_session_that_begins_
     engine.kill()
 
 
+def test_the_front_sees_the_metrics_of_a_session_that_began_anew(
+    left: Left, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In another process, and each time: another daemon may join and leave again and again."""
+    made, progress, log = left
+    front = MetricStore.create({"session": ["s"], "source": ["kafka"], "sink": ["k"]})
+    monkeypatch.setattr(MetricStore, "local", lambda labels: MetricStore.attach(front.blocks))
+    engine = Engine(made, progress)
+    try:
+        for again in range(3):
+            if again:
+                engine.host.handle(protocol.RemoveSession(1, "s", keeps=True))
+                engine.rest()
+                block = front.add_session("s")
+                add = protocol.AddSession(2, COMPACT, (), {"X:a": 0}, progress["s"], block.name)
+                engine.host.handle(add)
+                engine.rest()
+            engine.host.input.read_on(["s"])
+            for offset in range(31, len(log)):
+                engine.give(offset, log[offset])
+            assert front.value("foretick_bars_total", session="s") == 1
+    finally:
+        engine.kill()
+        front.unlink()
+        front.close()
+
+
 def test_a_session_that_cannot_begin_anew_is_gone(left: Left) -> None:
     made, progress, _ = left
     engine = Engine(made, progress)
@@ -645,7 +672,8 @@ def test_a_session_that_cannot_begin_anew_is_gone(left: Left) -> None:
     engine.rest()
     refused = [event.id for event in engine.events if isinstance(event, protocol.SessionRefused)]
     assert (refused, asks(engine)) == ([2], [(1, "unknown_session")])
-    assert not engine.store.has_session("s")
+    with pytest.raises(UnknownSeriesError):
+        engine.store.value("foretick_bars_total", session="s")
     engine.store.add_session("s")
     engine.host.handle(protocol.AddSession(3, COMPACT, (), {"X:a": 0}, progress["s"], ""))
     engine.rest()
