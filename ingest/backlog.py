@@ -6,7 +6,8 @@ is older could never be shown, so it is passed over before it costs anything, an
 
 While such a session catches up (its bars come more than `_FASTER` times as fast as their source had them),
 none is released before they come slower: a backlog of any length costs one window. What a source says of its
-times may be wrong, so one window is released every `_HOLD_MOST_NS` anyway.
+times may be wrong, so one window is released every `_HOLD_MOST_NS` anyway. Bars that were answered before a
+restart are neither held nor passed over: they left traces in the window.
 """
 
 from __future__ import annotations
@@ -83,10 +84,10 @@ class Backlog:
         """A whole window waits, and the source can wait, too."""
         return not self._skips and len(self._bars) >= self.most
 
-    def add(self, bars: Bars) -> None:
-        """Closed bars, BAR [n], follow those that wait."""
+    def add(self, bars: Bars, *, all_count: bool = False) -> None:
+        """Closed bars, BAR [n], follow those that wait. ``all_count``: none is passed over for now."""
         self._bars = np.concatenate([self._bars, bars]) if len(self._bars) else bars.copy()
-        if self._skips:
+        if self._skips and not all_count:
             self._look(bars)
             self._pass_over()
 

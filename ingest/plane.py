@@ -195,10 +195,10 @@ class _Session:
         if amender is not None and cut.amender is not None:
             amender.restore(cut.amender)
 
-    def add(self, bars: Bars, bars_ns: int) -> None:
+    def add(self, bars: Bars, bars_ns: int, *, rebuilding: bool) -> None:
         """Its closed bars wait, with late records among them, and are counted."""
         self.bars.inc(int(np.count_nonzero((bars["flags"] & LATE) == 0)))
-        self.backlog.add(bars)
+        self.backlog.add(bars, all_count=rebuilding)
         self.bars_ns = bars_ns
         self._grow(bars_skipped=self.backlog.skipped)
 
@@ -237,15 +237,14 @@ class DataPlane:
     `restart(session, restart)` is called before the first record around a new anchor. `source` labels the
     ring's metrics, `clock` is the monotonic clock in ns. `room(session)` is how many more bars the engine
     takes now: wake the ring when that grows and the session `waits`. `refuse(session, refused)` is called for
-    each record that a session refuses. ``bit_by_bit(session)``: bars go to the engine in
-    no larger pieces than a record closes. ``skips``: the source cannot wait, see
-    `ingest.backlog`. ``may_close_idle()``: whether open bars of idle sessions are closed now. The plane is
-    the only writer of these metrics: the
-    stages ring_wait, bars and tokenise, `foretick_bars_total`, `foretick_records_late_total`,
-    `foretick_records_ignored_total`, `foretick_records_amended_total`,
-    `foretick_price_jumps_total`, `foretick_bars_rounded_total`, `foretick_volumes_saturated_total`,
-    `foretick_anchors_total`, `foretick_bars_skipped_total`, `foretick_bars_waiting`,
-    `foretick_ring_dropped_total` and `foretick_ring_fill_ratio`. An exception of
+    each record that a session refuses. ``bit_by_bit(session)``: bars go to the engine in no larger pieces
+    than a record closes. ``rebuilding(session)``: its bars were answered before. ``skips``: the source cannot
+    wait, see `ingest.backlog`. ``may_close_idle()``: whether open bars of idle sessions are closed now. The
+    plane is the only writer of these metrics: the stages ring_wait, bars and tokenise,
+    `foretick_bars_total`, `foretick_records_late_total`, `foretick_records_ignored_total`,
+    `foretick_records_amended_total`, `foretick_price_jumps_total`, `foretick_bars_rounded_total`,
+    `foretick_volumes_saturated_total`, `foretick_anchors_total`, `foretick_bars_skipped_total`,
+    `foretick_bars_waiting`, `foretick_ring_dropped_total` and `foretick_ring_fill_ratio`. An exception of
     `submit` or `restart` propagates from `step`, `flush` or `run`.
     """
 
@@ -262,6 +261,7 @@ class DataPlane:
         room: Callable[[str], int] = lambda session: sys.maxsize,
         skips: bool = False,
         bit_by_bit: Callable[[str], bool] = lambda session: False,
+        rebuilding: Callable[[str], bool] = lambda session: False,
         restart: Callable[[str, Restart], None] = lambda session, restart: None,
         refuse: Callable[[str, Refused], None] = lambda session, refused: None,
         may_close_idle: Callable[[], bool] = lambda: True,
@@ -273,6 +273,7 @@ class DataPlane:
         self._builder = BarBuilder([spec.feeds for spec in specs])
         self._changes: deque[tuple[Sequence[SessionSpec], Callable[[], None]]] = deque()
         self._clock, self._room, self._bit_by_bit = clock, room, bit_by_bit
+        self._rebuilding = rebuilding
         self._may_close_idle = may_close_idle
         self._read_until = clock()
         """All that came before this time was read."""
@@ -465,7 +466,9 @@ class DataPlane:
 
     def _accept(self, bars: Bars, bars_ns: int) -> None:
         for number in np.unique(bars["session"]).tolist():
-            self._sessions[number].add(bars[bars["session"] == number], bars_ns)
+            session = self._sessions[number]
+            rebuilding = self._rebuilding(session.spec.name)
+            session.add(bars[bars["session"] == number], bars_ns, rebuilding=rebuilding)
 
     def _release(self) -> None:
         """Encode and submit the bars that the engine has room for."""
@@ -487,9 +490,10 @@ class DataPlane:
     def _release_of(self, session: _Session, now_ns: int, made: list[tuple[str, list[TapeRecord]]]) -> bool:
         """Add what the engine has room for to ``made``; whether there were bars, but nothing to submit."""
         with self._building:  # so that a cut is before or behind it
-            held = session.restored or session.backlog.held(now_ns)
-            room = 0 if held else self._room(session.spec.name)
-            if room > 0 and self._bit_by_bit(session.spec.name):
+            name = session.spec.name
+            held = session.restored or (session.backlog.held(now_ns) and not self._rebuilding(name))
+            room = 0 if held else self._room(name)
+            if room > 0 and self._bit_by_bit(name):
                 room = min(room, session.backlog.together)
             session.releasing = room > 0
             bars = session.backlog.take(room, now_ns) if room > 0 else None

@@ -170,6 +170,7 @@ class EngineInput:
             clock=clock,
             room=self._room,
             bit_by_bit=self._goes_in_order,
+            rebuilding=self.rebuilding,
             skips=skips,
             restart=self._restart,
             refuse=self._refuse,

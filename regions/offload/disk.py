@@ -117,26 +117,24 @@ def read_header(path: Path) -> SnapshotHeader:
 class Snapshot:
     """A file that was read completely and checked.
 
-    ``seal``: the header's checksum, which tells files of the same name apart. ``kv_at``: offset of the KV in
-    the file, bytes.
+    ``seal``: the header's checksum, which tells files of the same name apart.
     """
 
     path: Path
     header: SnapshotHeader
     seal: bytes
-    kv_at: int
 
     @classmethod
     def open(cls, path: Path) -> Snapshot:
         """Check the whole file. Raises SnapshotError: incomplete, damaged; ForeignSnapshot: other format."""
         try:
             with path.open("rb") as file:
-                header, seal, kv_at, kv_size = _check(file, path)
+                header, seal, kv_size = _check(file, path)
         except OSError as error:
             raise SnapshotError(f"{path} could not be read: {error.strerror or error}") from error
         if sum(_sizes(header)) != kv_size:
             raise SnapshotError(f"{path} is damaged: its KV is not that of {header.state.tokens} tokens")
-        return cls(path, header, seal, kv_at)
+        return cls(path, header, seal)
 
     def expect(self, identity: Identity) -> None:
         """Raise ForeignSnapshot unless it has this identity."""
@@ -158,14 +156,15 @@ class Snapshot:
     def load(self, pool: KVPool, ranges: Sequence[SlotRange]) -> None:
         """Copy the KV to ``ranges`` of ``pool``: one slot for each token, oldest first.
 
-        Raises SnapshotError when the file cannot be read any more.
+        Raises SnapshotError when the file cannot be read any more, or is another one by now.
         """
         tokens = self.header.state.tokens
         if sum(count for _, count in ranges) != tokens:
             raise SnapshotError(f"{self.path} has {tokens} tokens, which do not fit the slots")
         try:
             with self.path.open("rb") as file:
-                file.seek(self.kv_at)
+                if _head(file, self.path)[1] != self.seal:
+                    raise SnapshotError(f"{self.path} was replaced since it was checked")
                 for target, size in zip(_tensors(pool), _sizes(self.header), strict=True):
                     raw = bytearray(file.read(size))
                     if len(raw) != size:
@@ -241,10 +240,9 @@ def _write(file: BinaryIO, header: SnapshotHeader, pool: KVPool, ranges: Sequenc
     return seal
 
 
-def _check(file: BinaryIO, path: Path) -> tuple[SnapshotHeader, bytes, int, int]:
-    """(header, seal, offset of the KV, its bytes), after checking lengths and checksums."""
+def _check(file: BinaryIO, path: Path) -> tuple[SnapshotHeader, bytes, int]:
+    """(header, seal, bytes of the KV), after checking lengths and checksums."""
     header, seal, kv_size = _head(file, path)
-    kv_at = file.tell()
     kv = blake2b(seal, digest_size=_DIGEST)
     remaining = kv_size
     while chunk := file.read(min(remaining, _CHUNK)):
@@ -252,7 +250,7 @@ def _check(file: BinaryIO, path: Path) -> tuple[SnapshotHeader, bytes, int, int]
         remaining -= len(chunk)
     if file.read() != kv.digest():
         raise SnapshotError(f"{path} is damaged: the checksum of its KV is wrong")
-    return header, seal, kv_at, kv_size
+    return header, seal, kv_size
 
 
 def _head(file: BinaryIO, path: Path) -> tuple[SnapshotHeader, bytes, int]:

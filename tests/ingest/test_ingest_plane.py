@@ -65,7 +65,7 @@ class Harness:
         self.rooms = [10**6] * 3
         """Bars that the engine takes of each session."""
         self.seen: list[tuple[int, TapeRecord]] = []
-        self.may_close_idle = True
+        self.may_close_idle, self.rebuilding = True, False
         self.calls: list[list[int]] = []
         """Sessions of each call of `submit`."""
         self.restarts: list[tuple[int, int, Restart]] = []
@@ -90,6 +90,7 @@ class Harness:
             skips=skips,
             restart=lambda name, restart: self.restarts.append((len(self.seen), NAMES.index(name), restart)),
             may_close_idle=lambda: self.may_close_idle,
+            rebuilding=lambda name: self.rebuilding,
         )
 
     def submit(self, made: list[tuple[str, list[TapeRecord]]]) -> None:
@@ -360,6 +361,19 @@ def test_a_session_that_catches_up_is_read_when_it_has(make: Make) -> None:
         harness.ring.push(packed(trade(0, n, 5)))
         harness.plane.step()
     assert len(harness.texts(0)) == 7
+
+
+def test_bars_that_were_answered_before_are_all_read_and_at_once(make: Make) -> None:
+    """Those of an outage behind them are passed over as ever."""
+    harness = make(window=Window(records=4), skips=True, capacity=64)
+    harness.rebuilding, harness.rooms[0] = True, 10
+    harness.ring.push(packed(*(trade(0, n, 5) for n in range(20))))
+    harness.plane.step()
+    assert len(harness.texts(0)) == 10
+    harness.rebuilding = False
+    harness.ring.push(packed(*(trade(0, n, 5) for n in range(20, 22))))
+    harness.plane.step()
+    assert harness.metrics.value("foretick_bars_skipped_total", session="btc") == 21 - 10 - 4
 
 
 def test_a_source_whose_times_run_too_fast_is_read_once_a_minute(make: Make) -> None:

@@ -77,6 +77,10 @@ def test_a_snapshot_contains_the_session(tmp_path: Path, dtype: torch.dtype) -> 
     assert read(other, [target.extents[0]._replace(slot=slot, length=14)]) == LIVE
     with pytest.raises(SnapshotError, match="has 14 tokens"):
         snapshot.load(other, [(slot, 5)])
+    again = msgspec.structs.replace(header, created_ns=12346)  # of as many tokens
+    write_snapshot(path, again, memory, tape.live_ranges)
+    with pytest.raises(SnapshotError, match="was replaced"):
+        snapshot.load(other, [(slot, 5), (slot + 5, 9)])
     assert [p.name for p in tmp_path.iterdir()] == ["t.kv"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     tape.release()
