@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -632,6 +633,34 @@ def test_questions_are_answered_from_the_old_window_until_a_session_that_begins_
     engine.give(len(log), (0, 13 * SECOND, 10_000))
     assert engine.host.sessions.built.tapes["s"].version == old
     engine.kill()
+
+
+@pytest.mark.parametrize("behind", ["wait", "skip"])
+def test_all_bars_behind_an_old_snapshot_are_read_again(
+    terse: Path, tmp_path: Path, behind: Literal["wait", "skip"]
+) -> None:
+    """More than a window holds, and faster than their source had them: they left traces in the window."""
+    made = config(terse, tmp_path / "on", session("s", retention_records=6))
+    kafka = KafkaSourceConnector("127.0.0.1:1")
+    made = replace(made, source=SourceConfig(kind="kafka", kafka=kafka, behind=behind))
+    log = [(0, n * SECOND // 2, 10_000 + n % 7) for n in range(60)]
+    first = Engine(replace(made, source=SourceConfig(kind="kafka", kafka=kafka, behind="wait")))
+    for offset, trade in enumerate(log):
+        first.give(offset, trade)
+        if offset == 20:
+            first.snapshot()
+    progress = first.progress()
+    first.kill()
+    again = Engine(made, progress)
+    begin = again.positions()["s"]["X:a"].offset
+    again.host.input.read_on(["s"])
+    for offset in range(begin, len(log)):
+        again.put(offset, log[offset])
+    again.rest()
+    versions = [(e.bars, e.history) for e in again.events if isinstance(e, protocol.Committed)]
+    assert versions == [(1, True)] * 19
+    assert again.value("bars_skipped_total", session="s") == 0
+    again.kill()
 
 
 def test_the_front_sees_the_metrics_of_a_session_that_began_anew(
