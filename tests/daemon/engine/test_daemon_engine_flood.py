@@ -91,6 +91,15 @@ class World:
         assert self.ring.push(self._writer.records) == 1
         self.input._plane.step()
 
+    def run(self) -> None:
+        """Until nothing is left to do; it has no ring any more then."""
+        try:
+            while self.scheduler.step() or self.device.sleep():
+                pass
+        finally:
+            self.ring.close()
+            self.ring.unlink()
+
     def prompts(self, number: int) -> None:
         prompt = [number % 3] * 200
         self.scheduler.submit(self.world.request(PriorityClass.POOL, prompt, 2, salt=str(number)))
@@ -120,19 +129,14 @@ class World:
 
 def driven(promise_ns: int, *, flood: int = 1, prompts: int = 0) -> World:
     world = World(promise_ns)
-    try:
-        for session in range(10):
-            times = flood if session == 0 else 1
-            for n in range(BARS * times):
-                at = 1000 + session * EVERY // 10 + n * EVERY // times
-                world.device.at(at, partial(world.bar, session, n + 1))
-        for n in range(prompts):
-            world.device.at(1000 + n * BARS * EVERY // prompts, partial(world.prompts, n))
-        while world.scheduler.step() or world.device.sleep():
-            pass
-    finally:
-        world.ring.close()
-        world.ring.unlink()
+    for session in range(10):
+        times = flood if session == 0 else 1
+        for n in range(BARS * times):
+            at = 1000 + session * EVERY // 10 + n * EVERY // times
+            world.device.at(at, partial(world.bar, session, n + 1))
+    for n in range(prompts):
+        world.device.at(1000 + n * BARS * EVERY // prompts, partial(world.prompts, n))
+    world.run()
     for name in NAMES[1:]:
         assert len(world.waited[name]) == BARS, "each bar of a quiet session is a version with its answer"
     assert not world.store.value("foretick_bars_skipped_total", session=NAMES[1])
@@ -172,14 +176,9 @@ def test_what_came_while_the_daemon_was_down_goes_version_by_version(source: Sou
     """As it would have gone. A longer backlog is caught up with faster; a bus has none."""
     world = World(0, source)
     bars = IN_ORDER + 100
-    try:
-        for n in range(bars):
-            world.device.at(1000 + n, partial(world.bar, 0, n + 1))
-        while world.scheduler.step() or world.device.sleep():
-            pass
-    finally:
-        world.ring.close()
-        world.ring.unlink()
+    for n in range(bars):
+        world.device.at(1000 + n, partial(world.bar, 0, n + 1))
+    world.run()
     assert sum(world.versions) == bars
     in_order, behind = world.versions[:IN_ORDER], world.versions[IN_ORDER:]
     assert (set(in_order) == {1}) == (source is LOG), in_order
