@@ -77,8 +77,8 @@ class Tape:
         self._pending: list[int] = []  # tokens in KV that are not committed yet
         self._written = 0  # tokens ever in KV, including pending ones
         self._origin = self._base  # positions equal the dense model's until the first eviction
-        self._published = self._table
-        """Where the current version's KV is, unless another window was adopted since."""
+        self._adopted: Context | None = None
+        """A window that was adopted, as it was then, until readers see it: from the next commit on."""
         self._committed = self._current()
         self._growing = False  # blocks are acquired for an uncommitted append
         self._windows: list[tuple[int, int]] = []
@@ -351,7 +351,6 @@ class Tape:
             extents=(*anchor(self._frozen.extents, self._committed.base), *self._table.extents),
             blocks=(*self._frozen.retain().blocks, self._share()),
         )
-        self._published = self._table
         self._drop_evicted()
         return True
 
@@ -426,17 +425,23 @@ class Tape:
         self.states += 1
         self.state_records, self.state_left = len(self._records), self._table.length > self.live_tokens
         self.lost = False
+        self._keep_adopted(self._context(self._table.extents, (self._share(),)))
         self._drop_evicted()
+
+    def _keep_adopted(self, window: Context | None) -> None:
+        before, self._adopted = self._adopted, window
+        if before is not None:
+            before.release()
 
     def _seen(self) -> tuple[tuple[int, tuple[Extent, ...]], ...]:
         """What the records of an append see, if some see more than the ones behind them; see `Placement`.
 
-        What is evicted is still in the current version's blocks, but not where another window was adopted.
+        What is evicted is still in the blocks of the current version, or of a window adopted since.
         """
-        if len(self._windows) < 2 or self._published is not self._table:
+        if len(self._windows) < 2:
             return ()
-        borders = [evicted for _, evicted in self._windows]
-        leaving = [between(self._committed.extents, *each) for each in pairwise(borders)]
+        borders, kept = [evicted for _, evicted in self._windows], self._adopted or self._committed
+        leaving = [between(kept.extents, *each) for each in pairwise(borders)]
         return tuple(
             (
                 first,
@@ -486,11 +491,12 @@ class Tape:
 
     def _retract(self) -> None:
         """Release the references of the current version, before it leaves the pool."""
+        self._keep_adopted(None)
         self._committed.release()
         self._committed = replace(self._committed, extents=(), blocks=())
 
     def _current(self) -> Context:
-        self._published = self._table
+        self._keep_adopted(None)
         return self._context(self.extents, (*self._frozen.retain().blocks, self._share()))
 
     def _context(self, extents: tuple[Extent, ...], blocks: tuple[SharedBlocks, ...]) -> Context:

@@ -164,6 +164,41 @@ def test_what_was_appended_and_evicted_during_the_prefill_is_caught_up_with_and_
     tolerance.assert_logits(world.model, actual, oracle_logits(world.model, history)[where])
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["adopted, then room", "room, then adopted"])
+def test_records_together_behind_an_adopted_window_see_what_they_would_one_by_one(late: bool) -> None:
+    """What is evicted for the later ones is in no version yet: it is kept until they are committed."""
+    world = World()
+    tape = world.tape
+    begun, window = tape.evicted_tokens, tape.window
+    records = [tokens(world.rng, n) for n in (9, 12, 5)]
+    flat, lengths = [token for record in records for token in record], [9, 12, 5]
+    fresh = tape.fresh_window()
+    prefill(world.engine, fresh, window)
+    if not late:
+        tape.adopt(fresh)
+    history = History.begin(world.frozen)
+    history.add(window, begun, begun)
+    evicted, live = begun, [len(record.tokens) for record in tape.state.records]
+    tape.make_room(lengths)
+    if late:
+        tape.adopt(fresh)
+    assert tape.acquire(len(flat))
+    actual = world.engine.logits([Chunk(tape, flat)])
+    places, coord = [], begun + len(window)
+    for record in records:
+        while sum(live) + len(record) > 64:
+            evicted += live.pop(0)
+        live.append(len(record))
+        places.append(history.add(record, coord, evicted))
+        coord += len(record)
+    assert tape.evicted_tokens == evicted
+    free = world.engine.pool.free_blocks
+    tape.commit(lengths)
+    assert world.engine.pool.free_blocks > free
+    where = slice(places[0].start, places[-1].stop)
+    tolerance.assert_logits(world.model, actual, oracle_logits(world.model, history)[where])
+
+
 def test_hand_made_logits_have_the_divergence_of_the_textbook() -> None:
     """KL(fresh || carried) in nats, each way another value; agreement over what may be answered."""
     fresh = torch.tensor([[0.75, 0.25], [0.5, 0.5], [0.2, 0.8]]).log()
