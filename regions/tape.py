@@ -354,6 +354,10 @@ class Tape:
         self._drop_evicted()
         return True
 
+    def bring_back(self) -> bool:
+        """Bring the current version into the pool; False when that has no room or the tape is lost."""
+        return self._present(0)
+
     def rebuild(self, fresh: Fork) -> None:
         """As `adopt`, for a tape that was `lost`; readers see it at once.
 
@@ -469,7 +473,7 @@ class Tape:
         return self.swap_in(n) if self.keeper is None else self.keeper.use(self, n)
 
     def _need(self) -> None:
-        if not self._present(0):
+        if not self.bring_back():
             if self.lost:
                 raise NotResident(f"session {self.name} lost its stored KV and must be prefilled again")
             raise NotResident(

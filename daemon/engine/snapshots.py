@@ -268,6 +268,8 @@ class Snapshots:
         self._writing.start()
 
     def _settled(self, tape: Tape) -> bool:
+        """Whether it can be cut, for which one that was offloaded comes back into the pool."""
+        tape.bring_back()
         return tape.settled and self.refresher.settled(tape) and self.rollups.settled(tape)
 
     def _cut(self, tape: Tape) -> _Cut | None:

@@ -778,6 +778,28 @@ def test_an_engine_that_stops_leaves_its_newest_state(terse: Path, tmp_path: Pat
     after.kill()
 
 
+def test_sessions_outside_the_pool_have_snapshots_too(terse: Path, tmp_path: Path) -> None:
+    """While the engine serves, and as it stops."""
+    made = config(terse, tmp_path, COMPACT)
+    made = replace(made, pool=replace(made.pool, host_blocks=64))
+    log = log_of(1, 12, 3)
+    engine = Engine(made)
+    residency = engine.host.snapshots.built.tiers.residency
+    assert residency is not None
+    for written, take in enumerate((engine.snapshot, lambda: engine.host.snapshots.close(10)), 1):
+        for offset, trade in enumerate(log[(written - 1) * 6 : written * 6], (written - 1) * 6):
+            engine.give(offset, trade)
+        residency.reclaim(made.pool.frame_limit)
+        assert not engine.host.snapshots.built.tapes["s"].resident
+        take()
+        assert engine.value("snapshots_written_total", session="s") == written
+    progress = engine.progress()
+    engine.kill()
+    after = Engine(made, progress)
+    assert not after.host.input.rebuilding("s")
+    after.kill()
+
+
 def test_a_session_that_left_is_written_by_its_new_owner_alone(terse: Path, tmp_path: Path) -> None:
     """Neither while this daemon serves nor as it stops, nor is it removed; back here it is written again."""
     made, log = config(terse, tmp_path, COMPACT), log_of(1, 24, 3)
