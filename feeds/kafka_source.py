@@ -43,6 +43,9 @@ _PLACE_S, _PLACE_EACH_S = 30.0, 2.0
 _REJOIN_S = 4.0
 """The same while a member that joins again sends no heartbeats: less than any session timeout."""
 
+FEW = 100_000
+"""Records of a partition that are read within a second or two, however old they are."""
+
 StartAt = int | Literal["committed", "latest", "earliest", "retention"]
 
 _NO_HEADERS: Mapping[str, bytes] = {}
@@ -117,10 +120,12 @@ class KafkaSource:
         self.read_committed: ReadCommitted | None = None
         self.moved = 0
         self._start_at = start_at
-        self._span_ns, self._skips = 0, False
+        self._span_ns, self._skips, self._few = 0, False, FEW
         self._assigned: set[TopicPartition] = set()
         self._began = False
         self._floor: dict[TopicPartition, int] = {}
+        self._answered: dict[TopicPartition, int] = {}
+        """Time of the newest bar that was answered before a partition was ours, ns."""
         self._reader: Reader | None = None
         self._rejoined = False
         """The group was formed anew."""
@@ -140,9 +145,12 @@ class KafkaSource:
         self.behind: dict[Partition, int] | None = None
         self.before_serving: Callable[[], Awaitable[None]] = _nothing
 
-    def hold(self, span_ns: int, skips: bool) -> None:
-        """Windows hold ``span_ns``; with ``skips``, a group's records twice as old are passed over."""
-        self._span_ns, self._skips = span_ns, skips
+    def hold(self, span_ns: int, skips: bool, few: int = FEW) -> None:
+        """Windows span ``span_ns``; with ``skips``, a group's records twice as old are passed over.
+
+        A partition that is ``few`` records behind is read whole.
+        """
+        self._span_ns, self._skips, self._few = span_ns, skips, few
 
     def stand_by(self) -> None:
         """Stand by from the next `start` on: see the class."""
@@ -461,8 +469,10 @@ class KafkaSource:
             for partition in sorted(new):
                 committed = stored[partition].offset if partition in stored else None
                 self._floor[partition] = committed or 0
+                begin = wanted.get(tuple(partition))
+                self._answered[partition] = begin.answered_ns if begin else 0
                 if self._began or self._start_at == "committed":
-                    await self._resume(consumer, partition, committed, wanted.get(tuple(partition)))
+                    await self._resume(consumer, partition, committed, begin)
                 else:
                     await self._begin(consumer, partition, self._start_at)
                 starts[partition] = await consumer.position(partition)
@@ -494,7 +504,7 @@ class KafkaSource:
         if committed is None:  # this client may have read on before
             await consumer.seek_to_beginning(partition)
             return
-        offset, fills = wanted or Begin(committed, fills=committed)
+        offset, fills, _ = wanted or Begin(committed, fills=committed)
         start = min(committed, offset)
         if fills and self._span_ns:
             start = min(start, await self._before(consumer, partition, min(committed, fills)))
@@ -580,7 +590,10 @@ class KafkaSource:
     async def _skip(
         self, consumer: AIOKafkaConsumer, fetched: dict[TopicPartition, list[Incoming]]
     ) -> dict[TopicPartition, list[Incoming]]:
-        """Without what is older than twice what windows hold; its partitions go forward to what they hold."""
+        """Without what is twice as old as windows span, and too much to read; its partitions go forward.
+
+        Not where newer bars were answered: one symbol that is quiet holds back the committed offset.
+        """
         if not (self._skips and self._span_ns):
             return fetched
         kept = dict(fetched)
@@ -592,8 +605,11 @@ class KafkaSource:
                 continue
             if self._now - messages[-1].ts_source_ns <= self._span_ns:
                 self._asked_for.discard(partition)
-            too_old = 0 < first.ts_source_ns < self._now - 2 * self._span_ns
+            newest = max(first.ts_source_ns, self._answered.get(partition, 0))
+            too_old = first.ts_source_ns > 0 and newest < self._now - 2 * self._span_ns
             if not too_old or asked_for or self._group is None:
+                continue
+            if (consumer.highwater(partition) or 0) - first.offset <= self._few:
                 continue
             held = await _offset_at(consumer, partition, self._now - self._span_ns)
             consumer.seek(partition, held)

@@ -132,14 +132,18 @@ class SeekingSource(Protocol):
     moved: int
 
     def hold(self, span_ns: int, skips: bool) -> None:
-        """Windows hold ``span_ns``; with ``skips``, older records are passed over when it is far behind."""
+        """Windows span ``span_ns``; with ``skips``, older records are passed over when it is far behind."""
 
 
 class Begin(NamedTuple):
-    """Where to read: at ``offset``, or earlier: as far before offset ``fills``, if given, as windows span."""
+    """Where to read: at ``offset``, or earlier: as far before offset ``fills``, if given, as windows span.
+
+    ``answered_ns``: time of the newest bar that was answered, by the records' clock; 0 where none is known.
+    """
 
     offset: int
     fills: int | None = None
+    answered_ns: int = 0
 
 
 class Reader(Protocol):

@@ -10,8 +10,9 @@ class History:
 
     ``acknowledged``: opening (ns) of the newest bar of each symbol whose answers are acknowledged
     (`daemon.progress.Progress`); unless it has ``legs`` members nothing is. ``restored``: the same of the
-    bars that came back from a snapshot. ``follows``: another daemon answers, and every bar is one that it has
-    answered, until `take_over`.
+    bars that came back from a snapshot. ``corrected``, ``corrections``: how often bars were corrected behind
+    the newest acknowledged one and, so far, the newest one. ``follows``: another daemon answers, and every
+    bar is one that it has answered, until `take_over`.
     """
 
     def __init__(
@@ -20,9 +21,11 @@ class History:
         acknowledged: Sequence[int] = (),
         restored: Sequence[int] = (),
         *,
+        corrected: int = 0,
+        corrections: int = 0,
         follows: bool = False,
     ) -> None:
-        self._follows = follows
+        self._follows, self._corrected, self.corrections = follows, corrected, corrections
         self._until = tuple(acknowledged) if len(acknowledged) == legs else (-1,) * legs
         self._seen = list(restored) if len(restored) == legs else [-1] * legs
         self.rebuilding = follows or self._missing()
@@ -41,10 +44,13 @@ class History:
     def take(self, leg: int, ts_open: int, amends: bool = False) -> bool:
         """The next bar, or one written again (``amends``); returns whether it was answered.
 
-        A correction right behind the newest answered bar may have been answered or not: it is asked.
+        Corrections are taken for answered until the newest acknowledged bar of each symbol is there.
         """
         if amends:
-            return self.rebuilding
+            self.corrections += 1
+            at_end = self._seen == list(self._until)
+            return self.rebuilding or (at_end and self.corrections <= self._corrected)
+        self.corrections = 0
         self._seen[leg] = max(self._seen[leg], ts_open)
         if self._follows:
             return True
@@ -52,11 +58,11 @@ class History:
         self.rebuilding = self.rebuilding and answered and self._missing()
         return answered
 
-    def take_over(self, acknowledged: Sequence[int]) -> None:
+    def take_over(self, acknowledged: Sequence[int], corrected: int = 0) -> None:
         """The other daemon has answered up to here; bars behind are asked."""
         self._follows = False
         if len(acknowledged) == len(self._until):
-            self._until = tuple(acknowledged)
+            self._until, self._corrected = tuple(acknowledged), corrected
         self.rebuilding = self._missing()
 
     def _missing(self) -> bool:

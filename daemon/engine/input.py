@@ -12,6 +12,7 @@ from typing import NamedTuple
 from daemon.config.schema import BarsConfig, Config, SessionConfig
 from daemon.engine.build import Built
 from daemon.engine.history import History
+from daemon.engine.recovery import SessionState
 from daemon.progress import Position, Progress
 from daemon.protocol import Inputs, RecordRefused
 from feeds.messages import InputRange
@@ -43,8 +44,8 @@ caught up with faster.
 class Appended(NamedTuple):
     """A bar from the data plane, and the number of bars its session had before.
 
-    ``closed``: see `daemon.protocol.Inputs`. ``history``: an earlier engine answered it. ``restored``: its
-    records, where an earlier engine began it.
+    ``closed``, ``corrections``: see `daemon.protocol.Inputs`. ``history``: an earlier engine answered it.
+    ``restored``: its records, where an earlier engine began it.
     """
 
     record: TapeRecord
@@ -52,6 +53,7 @@ class Appended(NamedTuple):
     closed: tuple[int, ...] = ()
     history: bool = False
     restored: InputRange | None = None
+    corrections: int = 0
 
 
 class InputCut(NamedTuple):
@@ -60,6 +62,7 @@ class InputCut(NamedTuple):
     plane: PlaneCut
     taken: list[Taken]
     closed: tuple[int, ...]
+    corrections: int
     bars: int
 
 
@@ -82,6 +85,7 @@ def inputs_of(payloads: Sequence[Appended]) -> Inputs:
         records[-1].low_watermark,
         payloads[-1].closed,
         tuple(payload.restored for payload in payloads if payload.restored is not None),
+        payloads[-1].corrections,
     )
 
 
@@ -252,27 +256,27 @@ class EngineInput:
         found = self._plane.cut(session, lambda: not self.ahead(session))
         if found is None:
             return None
-        return InputCut(*found, self._followed(session).seen, self._appended[session])
+        history = self._followed(session)
+        return InputCut(*found, history.seen, history.corrections, self._appended[session])
 
-    def restore(
-        self,
-        session: str,
-        plane: PlaneCut,
-        reread: Sequence[bool],
-        positions: Sequence[Position | None],
-        closed: Sequence[int],
-        newest: TapeRecord,
-        bars: int,
-    ) -> None:
-        """Go on from a cut, before the first record. ``reread``: see `DataPlane.restore`."""
-        self._plane.restore(session, plane, reread)
-        self._positions[session] = positions
-        self._appended[session] = bars
-        self._anchors[session] = newest.anchor
+    def restore(self, session: str, state: SessionState) -> None:
+        """Go on from a snapshot, before the first record."""
+        reread = [state.has_log] * len(state.positions)
+        self._plane.restore(session, state.plane, reread)
+        self._positions[session] = state.positions
+        self._appended[session] = state.bars
+        self._anchors[session] = state.newest.anchor
         known = self._progress.get(session, Progress())
         # without a log there is nothing to read again
-        known_closed = known.closed if all(reread) else ()
-        self._history[session] = History(len(reread), known_closed, closed, follows=self.standby)
+        known_closed = known.closed if state.has_log else ()
+        self._history[session] = History(
+            len(reread),
+            known_closed,
+            state.closed,
+            corrected=known.corrections,
+            corrections=state.corrections,
+            follows=self.standby,
+        )
 
     def read_on(self, sessions: Collection[str]) -> None:
         """The records of these sessions are read from now on: see `DataPlane.restore`."""
@@ -297,7 +301,8 @@ class EngineInput:
                 self.standby = False
                 self._progress.update(progress)
                 for name, history in self._history.items():
-                    history.take_over(progress.get(name, Progress()).closed)
+                    known = progress.get(name, Progress())
+                    history.take_over(known.closed, known.corrections)
             self._plane.read_on()
             done()
 
@@ -351,7 +356,8 @@ class EngineInput:
         for ordinal, record in enumerate(records, self._appended[session]):
             answered = history.take(record.bar.leg, record.bar.ts_open, bool(record.flags & AMENDS))
             self._unanswered[session] += not answered
-            payload = Appended(record, ordinal, history.closed, answered, self._restored(session, record))
+            restored = self._restored(session, record)
+            payload = Appended(record, ordinal, history.closed, answered, restored, history.corrections)
             items.append(TapeItem(record.tokens, payload, record.ts_last_event, record.ts_closed))
         self._appended[session] += len(records)
         return items
@@ -375,7 +381,9 @@ class EngineInput:
         """Asks come on other threads than bars do: whoever is first, all follow one history."""
         with self._following:
             known = self._progress.get(session, Progress())
-            made = History(len(spec.feeds.symbols), known.closed, follows=self.standby)
+            made = History(
+                len(spec.feeds.symbols), known.closed, corrected=known.corrections, follows=self.standby
+            )
             return self._history.setdefault(session, made)
 
     def _room(self, session: str) -> int:

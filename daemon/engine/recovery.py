@@ -10,7 +10,7 @@ a gap behind the snapshot.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +20,7 @@ import msgspec
 
 from daemon.config.schema import Config, SessionConfig
 from daemon.engine.lineage import LineageCut
-from daemon.progress import Position, Progress
+from daemon.progress import Position, Progress, covers
 from daemon.protocol import NameStream
 from feeds.connector import SettingError
 from flash.evaluator import AskedCut
@@ -52,8 +52,9 @@ class SnapshotNoRoom(SnapshotError):
 class SessionState(msgspec.Struct, frozen=True):
     """A session without its tape.
 
-    ``settings``: digest of what the state depends on. ``closed``: as in `Progress`. ``positions``: by symbol,
-    the next record to read; None where the source cannot read it again, or the symbol had no record.
+    ``settings``: digest of what the state depends on. ``closed``, ``corrections``: as in `Progress`.
+    ``positions``: by symbol, the next record to read; None where the source cannot read it again, or the
+    symbol had no record.
     ``has_log``: the sources can read again. ``bars``: those it had so far. ``header``, ``rollup``: of its
     frozen prefix. ``stale_records``: evicted since its window was prefilled last. ``lineage``: of its window
     and its state; ``streams``: the names of its streams.
@@ -76,6 +77,7 @@ class SessionState(msgspec.Struct, frozen=True):
     streams: tuple[NameStream, ...]
     epoch: int = 0
     """In which it was answered."""
+    corrections: int = 0
 
 
 class _Epoch(msgspec.Struct):
@@ -242,15 +244,10 @@ def _checked(
 ) -> SessionState:
     """As `state_of`. Raises SnapshotError unless the session may go on from it."""
     state = state_of(path, header, session, settings)
-    if not _covers(progress, header.state.version, state.closed):
+    older = header.state.version <= progress.version
+    if not (older and covers(progress, state.closed, state.corrections)):
         raise NewerSnapshot(f"{path} is newer than the answers that are acknowledged")
     return state
-
-
-def _covers(progress: Progress, version: int, closed: Sequence[int]) -> bool:
-    """Whether all answers up to a version with these newest bars are acknowledged."""
-    same = len(progress.closed) == len(closed)
-    return same and version <= progress.version and all(map(int.__le__, closed, progress.closed))
 
 
 class _Generation(NamedTuple):

@@ -147,8 +147,7 @@ class Snapshots:
     def read_on(self, name: str) -> None:
         """Have the input of a session go on from its snapshot, before its first record. Any thread."""
         state = self.built.restored[name]
-        reread = [state.has_log] * len(state.positions)
-        self.input.restore(name, state.plane, reread, state.positions, state.closed, state.newest, state.bars)
+        self.input.restore(name, state)
 
     def give_back(self, name: str) -> None:
         """Have the rest of a session whose tape came back from a snapshot go on from it."""
@@ -293,6 +292,7 @@ class Snapshots:
             settings=built.recovery.settings(session, built.lines[name], retention),
             epoch=built.progress[name].epoch,
             closed=found.closed,
+            corrections=found.corrections,
             positions=tuple(self._position(each) for each in found.taken),
             has_log=has_log,
             plane=found.plane,

@@ -207,11 +207,11 @@ class FeedInput:
                 begin[partition] = Begin(read)
                 continue
             readers = _readers(found, point) & self._windows.keys()
+            answered_ns = max((max(self._progress.of(name).closed, default=0) for name in readers), default=0)
             firsts = [self._first_missing(name, partition, live) for name in readers]
             known = [first for first in firsts if first is not None]
-            if known or partition in asked:
-                is_enough = known and len(known) == len(readers) and not new
-                begin[partition] = Begin(min([live, *known]), None if is_enough else live)
+            is_enough = known and len(known) == len(readers) and not new
+            begin[partition] = Begin(min([live, *known]), None if is_enough else live, answered_ns)
         return begin
 
     def _first_missing(self, session: str, partition: Partition, live: int) -> int | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from daemon.commit_metadata import Stored, pack, unpack
-from daemon.progress import Progress, Window, order
+from daemon.progress import Progress, Window, covers, order
 from feeds.decoding import Undecodable
 from metrics.durable import remove_abandoned, replacing
 from metrics.store import MetricStore
@@ -36,19 +36,18 @@ class _Session:
 
     ``stored``: what a restart of the daemon would go on from.
     ``beyond``: numbers above ``progress.sequence`` that are acknowledged, behind one that is not.
-    ``history``: openings up to which bars were answered before this engine, by symbol. ``again``: not
-    known, because the past was asked for.
+    ``history``: the progress before this engine. ``again``: not known, because the past was asked for.
     """
 
     progress: Progress = field(default_factory=Progress)
     stored: Progress = field(default_factory=Progress)
     newest: int = 0
     beyond: set[int] = field(default_factory=set)
-    history: tuple[int, ...] = ()
+    history: Progress = field(default_factory=Progress)
     again: bool = False
 
     def go_on(self) -> None:
-        self.newest, self.history = self.progress.sequence, () if self.again else self.progress.closed
+        self.newest, self.history = self.progress.sequence, Progress() if self.again else self.progress
         self.beyond.clear()
 
 
@@ -232,7 +231,7 @@ class ProgressStore:
             session = self._session(name)
             session.again = again
             if again:
-                session.history = ()
+                session.history = Progress()
             closed = () if again else session.progress.closed
             found[name] = msgspec.structs.replace(session.progress, epoch=self.epoch, closed=closed)
         return found
@@ -274,6 +273,7 @@ class ProgressStore:
         sequences: Sequence[int],
         closed: tuple[int, ...],
         window: Window = _UNKNOWN,
+        corrections: int = 0,
     ) -> None:
         """Answers of ``version``, with these numbers, and all versions before it are acknowledged.
 
@@ -285,17 +285,18 @@ class ProgressStore:
         while newest + 1 in known.beyond:
             newest += 1
             known.beyond.discard(newest)
+        if covers(known.progress, closed, corrections):  # it was made before a take-over
+            corrections = known.progress.corrections
         furthest = _furthest(known.progress.closed, closed)
-        known.progress = Progress(self.epoch, version, newest, furthest, window)
+        known.progress = Progress(self.epoch, version, newest, furthest, window, corrections)
 
-    def is_history(self, session: str, closed: tuple[int, ...]) -> bool:
+    def is_history(self, session: str, closed: tuple[int, ...], corrections: int = 0) -> bool:
         """Whether an earlier engine's answers covered bars with these openings, by the session's symbols."""
-        before = self._session(session).history
-        return bool(closed) and len(closed) == len(before) and all(map(int.__le__, closed, before))
+        return covers(self._session(session).history, closed, corrections)
 
     def knows_history(self, session: str) -> bool:
         """Whether it is known up to which bars earlier engines answered."""
-        return bool(self._session(session).history)
+        return bool(self._session(session).history.closed)
 
     def of(self, session: str) -> Progress:
         """How far the session's answers are acknowledged."""

@@ -225,11 +225,12 @@ class Publisher:
 
     def _is_history(self, event: protocol.Committed) -> bool:
         """Also where the engine did not know it: its progress is that of its start, or it cannot tell."""
-        if event.history or self.progress.is_history(event.session, event.inputs.closed):
+        inputs = event.inputs
+        if event.history or self.progress.is_history(event.session, inputs.closed, inputs.corrections):
             return True
         # by its records only where nothing better is known: an empty bar has those of the bar before it
         unknown = not self.progress.knows_history(event.session)
-        return unknown and self._tracker.is_history(event.session, event.inputs.last)
+        return unknown and self._tracker.is_history(event.session, inputs.last)
 
     def _note_basis(self, published: _Published, event: protocol.Committed, window: list[InputRange]) -> None:
         made = event.made
@@ -440,7 +441,8 @@ class Publisher:
                 done = versions.pop(oldest)
                 self._tracker.acknowledge(session, done.inputs.low_watermark)
                 window = published.windows.get(oldest, Window())
-                self.progress.acknowledge(session, oldest, done.sequences, done.inputs.closed, window)
+                closed, corrections = done.inputs.closed, done.inputs.corrections
+                self.progress.acknowledge(session, oldest, done.sequences, closed, window, corrections)
                 published.windows = {n: each for n, each in published.windows.items() if n > oldest}
                 if self.transactions is not None:
                     self.transactions.complete(session, oldest)

@@ -13,7 +13,8 @@ from feeds.kafka_client import missing_topics, quiet_client_log
 from feeds.kafka_sink import KafkaSink
 from feeds.kafka_source import KafkaSource, StartAt
 from feeds.messages import Trade
-from feeds.source import CommitPoint, ConnectionState, Incoming, PublishRefused
+from feeds.source import Begin, CommitPoint, ConnectionState, Incoming, PublishRefused
+from tests.feeds.test_feeds_kafka_log import Notes
 from tests.feeds.waiting import eventually
 from tests.fixtures_kafka import RealKafka
 from tests.kafka_server import create_topics
@@ -188,18 +189,21 @@ MINUTE_NS = 60 * 10**9
 
 
 @pytest.mark.parametrize(
-    ("begin", "committed", "skips", "first"),
+    ("begin", "committed", "few", "answered", "first"),
     [
-        ("committed", 20, False, 9),  # ten minutes before the last record that is committed
-        ("committed", 20, True, 170),  # what no window holds is passed over
-        ("committed", 165, True, 154),  # what is not committed is not twice as old
-        ("retention", 20, True, 170),
-        ("half an hour ago", 20, True, 150),  # asked for
-        ("earliest", 20, True, 0),
+        ("committed", 20, None, 0, 9),  # ten minutes before the last record that is committed
+        ("committed", 20, 100, 0, 170),  # what no window holds is passed over
+        ("committed", 20, 160, 0, 9),  # it is not much
+        ("committed", 20, 100, 170, 9),  # one symbol is quiet, and others were answered
+        ("committed", 20, 100, 150, 170),
+        ("committed", 165, 0, 0, 154),  # what is not committed is not twice as old
+        ("retention", 20, 0, 0, 170),
+        ("half an hour ago", 20, 0, 0, 150),  # asked for
+        ("earliest", 20, 0, 0, 0),
     ],
 )
 async def test_a_start_finds_its_place_by_the_times_of_records(
-    real_kafka: RealKafka, topic: str, begin: str, committed: int, skips: bool, first: int
+    real_kafka: RealKafka, topic: str, begin: str, committed: int, few: int | None, answered: int, first: int
 ) -> None:
     """A record a minute for three hours; windows hold ten minutes, and a group has committed an offset."""
     now = 1_723_161_255_000_000_000
@@ -216,7 +220,10 @@ async def test_a_start_finds_its_place_by_the_times_of_records(
     await before.stop()
     start_at: StartAt = now - 30 * MINUTE_NS if begin == "half an hour ago" else begin  # type: ignore[assignment]  # one of its words
     source = KafkaSource("in", real_kafka.bootstrap, [topic], topic, clock_ns=lambda: now, start_at=start_at)
-    source.hold(10 * MINUTE_NS, skips)
+    source.hold(10 * MINUTE_NS, few is not None, few or 0)
+    if answered:
+        at = Begin(committed, committed, now - (180 - answered) * MINUTE_NS)
+        Notes(source, "", {(topic, 0): at})
     await source.start()
     got = await take(source, 180 - first)
     await source.stop()

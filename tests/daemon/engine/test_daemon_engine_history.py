@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,6 +41,42 @@ def test_a_standby_asks_exactly_what_the_one_before_left(
     asked = [bar for bar in made[taken:] if not history.take(*bar)]
     assert asked == made[answered:]
     assert not history.rebuilding or answered == len(made)
+
+
+Step = tuple[int, int, bool]
+"""A bar's leg and opening, and whether it is written again."""
+
+
+def until(steps: Sequence[Step]) -> tuple[tuple[int, ...], int]:
+    """The newest bar of each leg, and the corrections behind the last bar."""
+    closed = tuple(max((at for of, at, _ in steps if of == leg), default=-1) for leg in (0, 1))
+    corrections = list(itertools.takewhile(lambda step: step[2], reversed(steps)))
+    return closed, len(corrections)
+
+
+@given(bars, st.data(), st.sampled_from(["log", "snapshot", "standby"]))
+def test_each_correction_is_asked_once(script: list[tuple[int, int]], data: st.DataObject, how: str) -> None:
+    """Whatever was acknowledged. The newest bar of each symbol is read again, or a snapshot has it."""
+    steps = list[Step]()
+    for leg, at in opened(script):
+        steps.append((leg, at, False))
+        steps += [(leg, at, True)] * data.draw(st.integers(0, 2))
+    answered = data.draw(st.integers(0, len(steps)))
+    closed, corrected = until(steps[:answered])
+    newest = [steps.index((leg, at, False)) for leg, at in enumerate(closed) if at >= 0]
+    begins = data.draw(st.integers(0, answered if how == "snapshot" else min(newest, default=0)))
+    restored = until(steps[:begins]) if how == "snapshot" else ((), 0)
+    if how == "standby":
+        history = History(2, follows=True)
+        taken = data.draw(st.integers(begins, answered))
+        assert all(history.take(*step) for step in steps[begins:taken])
+        history.take_over(closed, corrected)
+    else:
+        history = History(2, closed, restored[0], corrected=corrected, corrections=restored[1])
+        taken = begins
+    asked = [step for step in steps[taken:] if not history.take(*step)]
+    assert asked == steps[answered:]
+    assert (history.closed, history.corrections) == until(steps) or not steps[taken:]
 
 
 def test_a_take_over_without_anything_acknowledged_asks_all() -> None:

@@ -158,7 +158,7 @@ class Engine:
 
     def snapshot(self) -> None:
         """Take the snapshots of what changed."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         self.now += 2 * SECOND
         while self.host.snapshots() is not None or self.host.snapshots._writing is not None:
             self.rest()
@@ -168,7 +168,10 @@ class Engine:
     def progress(self) -> dict[str, Progress]:
         """As if everything so far were acknowledged."""
         newest = {e.session: e for e in self.events if isinstance(e, protocol.Committed)}
-        return {name: Progress(1, each.version, 0, each.inputs.closed) for name, each in newest.items()}
+        return {
+            name: Progress(1, each.version, 0, each.inputs.closed, corrections=each.inputs.corrections)
+            for name, each in newest.items()
+        }
 
     def answers(self) -> list[Answer]:
         return [event.answer for event in self.events if isinstance(event, protocol.Answered)]
@@ -252,6 +255,8 @@ def session(name: str, symbol: str = "X:a", **settings: object) -> SessionConfig
         ("several", 2),
         ("rollup", 1),
         ("lateness", 2),
+        ("corrections", 1),
+        ("corrections", 3),
     ],
 )
 def test_killed_engines_answer_as_one_that_was_not(kind: str, seed: int, terse: Path, tmp_path: Path) -> None:
@@ -262,10 +267,18 @@ def test_killed_engines_answer_as_one_that_was_not(kind: str, seed: int, terse: 
         "several": session("s", more_symbols=("X:b",)),
         "rollup": session("s", retention_records=8, rollup=TIERS, rollup_every=2),
         "lateness": session("s"),
+        "corrections": session("s"),
     }
-    bars = {"lateness": Duration(SECOND), "late": "amend"} if kind == "lateness" else {}
+    bars = {
+        "lateness": {"lateness": Duration(SECOND), "late": "amend"},
+        "corrections": {"late": "amend"},
+    }.get(kind, {})
     made = config(terse if "compact" in kind else None, tmp_path / "on", sessions[kind], **bars)
     log = log_of(2 if kind == "several" else 1, 30, seed)
+    if kind == "corrections":  # every other trade comes two seconds late
+        log = [
+            (leg, max(0, at - number % 2 * 2 * SECOND), price) for number, (leg, at, price) in enumerate(log)
+        ]
     whole = Engine(replace(made, recovery=RecoveryConfig(interval=Duration(0))))
     for offset, trade in enumerate(log):
         whole.give(offset, trade)
@@ -749,7 +762,7 @@ def test_a_busy_engine_takes_snapshots_and_no_room_is_reported_once(
         engine = Engine(each, busy=True)
         for offset, trade in enumerate(log):
             engine.give(offset, trade)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while engine.host.snapshots._writing is not None:
             engine.rest()
             assert time.monotonic() < deadline

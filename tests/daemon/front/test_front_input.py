@@ -139,7 +139,9 @@ class Rig:
         return self.progress.start(["aaa", "bbb"], again=self.input.again)
 
     async def assign(self) -> Mapping[Partition, Begin]:
-        return await self.log.reader.assigned(self.log.points)
+        begin = await self.log.reader.assigned(self.log.points)
+        self.answered_ns = {partition: each.answered_ns for partition, each in begin.items()}
+        return {partition: each._replace(answered_ns=0) for partition, each in begin.items()}
 
 
 def at(partition: Partition, offset: int, source: str = "kafka") -> Position:
@@ -154,7 +156,7 @@ async def test_what_is_committed_is_what_an_engine_goes_on_from() -> None:
 @pytest.mark.parametrize(
     ("positions", "begin"),
     [
-        ({}, {}),  # no snapshot: as far back as windows span
+        ({}, {P: Begin(100, fills=100)}),  # no snapshot: as far back as windows span
         ({"aaa": {"V:AAA": at(P, 80)}}, {P: Begin(80, fills=100)}),  # the other session has none
         ({"aaa": {"V:AAA": at(P, 80)}, "bbb": {"V:BBB": at(P, 90)}}, {P: Begin(80)}),
         ({"aaa": {"V:AAA": at(P, 80, "other")}, "bbb": {"V:BBB": at(Q, 3)}}, {P: Begin(100)}),
@@ -168,6 +170,7 @@ async def test_a_partition_is_read_from_the_least_position_of_its_sessions(
     await rig.start()
     rig.input.engine_ready(positions)
     assert await rig.assign() == begin
+    assert rig.answered_ns == {P: 5}
 
 
 @pytest.mark.parametrize(
@@ -193,7 +196,7 @@ async def test_a_window_that_begins_elsewhere_or_too_early_is_filled(begins: dic
     rig = Rig({P: CommitPoint(100, text(*begins, **begins))})
     await rig.start()
     rig.input.engine_ready({})
-    assert await rig.assign() == {}
+    assert await rig.assign() == {P: Begin(100, fills=100)}
 
 
 async def test_a_new_session_and_one_with_other_settings_have_their_windows_filled() -> None:
@@ -202,14 +205,14 @@ async def test_a_new_session_and_one_with_other_settings_have_their_windows_fill
     rig.input.engine_ready({})
     assert await rig.assign() == {P: Begin(40, fills=100)}
     rig.input.change([replace(each, retention_tokens=2048) for each in CONFIG.sessions])
-    assert await rig.assign() == {}
+    assert await rig.assign() == {P: Begin(100, fills=100)}
 
 
 async def test_a_partition_whose_sessions_are_not_known_is_read_from_its_window() -> None:
     rig = Rig({P: CommitPoint(100, ""), Q: CommitPoint(100, "by hand")})
     await rig.start()
     rig.input.engine_ready({"aaa": {"V:AAA": at(P, 80)}, "bbb": {"V:BBB": at(Q, 80)}})
-    assert await rig.assign() == {}
+    assert await rig.assign() == dict.fromkeys((P, Q), Begin(100, fills=100))
 
 
 async def test_a_start_commits_its_epoch_before_a_record_is_read() -> None:
@@ -403,7 +406,9 @@ async def test_a_partition_that_comes_back_unanswered_is_read_on_from_where_it_w
 
 
 @pytest.mark.parametrize(
-    ("place", "begin"), [(110, {P: Begin(110, fills=300)}), (None, {})], ids=["snapshot", "window"]
+    ("place", "begin"),
+    [(110, {P: Begin(110, fills=300)}), (None, {P: Begin(300, fills=300)})],
+    ids=["snapshot", "window"],
 )
 async def test_sessions_that_others_answered_begin_anew(
     place: int | None, begin: dict[Partition, Begin]
@@ -512,7 +517,8 @@ async def test_with_transactions_what_was_not_committed_of_a_partition_that_left
         assert await rig.input.commit()
         keys, points = rig.broker.got[-1]
         assert (keys, points.keys()) == ([b"bbb101"], {Q})
-        assert await rig.log.reader.assigned({P: rig.log.points[P]}) == {}
+        del rig.log.points[Q]
+        assert await rig.assign() == {P: Begin(100, fills=100)}
         assert rig.began == [{"aaa"}]
         assert rig.tracker.next_offset(P) == 0
         rig.log.reader.begins(P, 100)

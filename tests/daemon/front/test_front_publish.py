@@ -70,10 +70,14 @@ class Rig:
             self.numbers += 1
             self.tracker.passed_on(session, self.numbers, STREAM, offset)
 
-    def committed(self, session: str, version: int, low_watermark: int) -> None:
+    def committed(
+        self, session: str, version: int, low_watermark: int, *closed: int, corrections: int = 0
+    ) -> None:
         event = protocol.Committed(
             *(session, version, 1, 20, version, Times(START, time.time_ns(), time.monotonic_ns())),
-            protocol.Inputs(low_watermark - 1, low_watermark - 1, low_watermark),
+            protocol.Inputs(
+                low_watermark - 1, low_watermark - 1, low_watermark, closed, corrections=corrections
+            ),
         )
         self.sessions.committed(event)
         self.publisher.committed(event)
@@ -585,6 +589,20 @@ async def test_what_was_answered_for_before_is_acknowledged_at_once_and_not_publ
     await until(lambda: r.tracker.to_commit())
     assert {a.sequence for a in sink.messages("answers.v1")} == set(range(1, 7))
     assert [u.data_version for u in sink.messages("updates.v1")] == [2]
+
+
+async def test_corrections_behind_the_newest_answered_bar_are_answered_once(rig):
+    """Two were answered before this engine, and are read again; the third is new."""
+    sink = MemorySink()
+    r = rig(Route(sink, "answers.v1"))
+    r.publisher.progress.read([pack(1, {"aaa": Progress(1, 5, 18, (START,), corrections=2)}).text])
+    r.publisher.progress.start(["aaa"])
+    for corrections, version in enumerate((6, 7, 8), 1):
+        r.arrive("aaa", version)
+        r.committed("aaa", version, corrections + 1, START, corrections=corrections)
+        r.answer("aaa", version, corrections + 1)
+    await until(lambda: r.publisher.progress.of("aaa").version == 8)
+    assert {a.data_version for a in sink.messages("answers.v1")} == {8}
 
 
 async def test_records_below_the_committed_offset_are_history_though_the_engine_does_not_say_so(rig):

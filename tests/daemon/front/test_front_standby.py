@@ -84,7 +84,8 @@ async def test_it_commits_nothing_and_sends_requests_to_the_one_that_answers() -
     await rig.start()
     assert rig.log.stands_by
     assert rig.input.owner("aaa") == "", "nobody has told an address yet"
-    assert await rig.log.reader.follows(rig.log.points) == {}
+    offset = rig.log.points[P].offset
+    assert await rig.log.reader.follows(rig.log.points) == {P: Begin(offset, offset, 5)}
     assert (rig.input.owner("aaa"), rig.input.owner("bbb")) == ("tcp://other", "")
     rig.tracker.all_passed_on("aaa", [1, 2], P, [97, 98])
     assert rig.tracker.is_history("aaa", 2)
@@ -139,7 +140,8 @@ async def test_whatever_the_other_one_commits_nothing_is_left_out_or_outstanding
                 rig.tracker.passed_on("aaa", number, P, offset)
                 assert rig.tracker.is_history("aaa", number)
             read = committed
-    begin = (await rig.log.reader.assigned(rig.log.points)).get(P, Begin(0)).offset
+    at = (await rig.log.reader.assigned(rig.log.points))[P]
+    begin = at.offset if at.fills is None else 0  # the window's beginning
     assert begin == read
     rig.log.reader.begins(P, begin)
     for offset in range(begin, committed + 5):
