@@ -112,6 +112,11 @@ class KafkaSource:
         self._read: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, tuple[int, int]] = {}
         self._looked = 0.0
+        self.read_until_ns = self._caught_up_ns = 0
+        """All that the partitions had then, monotonic, was taken; or is as the next batch is asked for."""
+        self._marks: dict[TopicPartition, tuple[int, int]] = {}
+        """An end of each partition that is behind, and when it was the end, monotonic, ns."""
+        self._caught_up: dict[TopicPartition, int] = {}
         self._paused = False
         self._stop = asyncio.Event()
         self._quiet_since = 0.0
@@ -250,6 +255,7 @@ class KafkaSource:
         Raises PartitionsLost where one that stood by had partitions, and others have them all now.
         """
         while (consumer := self._consumer) is not None and not self._stop.is_set():
+            self.read_until_ns = self._caught_up_ns
             try:
                 if self._stands_by and not consumer.assignment():
                     followed = await self._follow(consumer)
@@ -659,7 +665,21 @@ class KafkaSource:
                 end = consumer.highwater(partition)
                 if end is not None:
                     ends[partition] = position, end
+                    self._note_caught_up(partition, position, end, consumer.last_poll_timestamp(partition))
         self._ends = ends
+        if consumer.assignment():
+            reached = min(self._caught_up.get(partition, 0) for partition in consumer.assignment())
+            self._caught_up_ns = max(self._caught_up_ns, reached)
+
+    def _note_caught_up(self, partition: TopicPartition, position: int, end: int, polled_ms: int) -> None:
+        """``end``: the partition's, when the broker answered last, at ``polled_ms`` of the system's clock."""
+        polled_ns = time.monotonic_ns() - max(0, time.time_ns() - polled_ms * 1_000_000)
+        marked, since_ns = self._marks.get(partition, (end, polled_ns))
+        if position >= marked:
+            self._caught_up[partition] = polled_ns if position >= end else since_ns
+            self._marks[partition] = end, polled_ns
+        else:
+            self._marks[partition] = marked, since_ns
 
     async def _probe(self, consumer: AIOKafkaConsumer) -> None:
         if time.monotonic() - self._quiet_since < PROBE_S:

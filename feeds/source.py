@@ -135,6 +135,15 @@ class SeekingSource(Protocol):
         """Windows span ``span_ns``; with ``skips``, older records are passed over when it is far behind."""
 
 
+@runtime_checkable
+class CatchesUp(Protocol):
+    """A source that tells how far it is: all that it had at ``read_until_ns``, monotonic, was taken from
+    ``batches``; 0 before it knows.
+    """
+
+    read_until_ns: int
+
+
 class Begin(NamedTuple):
     """Where to read: at ``offset``, or earlier: as far before offset ``fills``, if given, as windows span.
 

@@ -276,7 +276,7 @@ class DataPlane:
         self._rebuilding = rebuilding
         self._may_close_idle = may_close_idle
         self._read_until = clock()
-        """All that came before this time was read."""
+        """All that came before this time was taken out of the ring."""
         self._building = threading.Lock()
         """Held while open bars change. Nothing is called meanwhile that may wait for another thread."""
         self._buffer = np.zeros(_DRAIN, RECORD)
@@ -300,12 +300,13 @@ class DataPlane:
         """Drain the ring once and release bars; returns the number of records, 0 while a backlog is full."""
         while self._changes:
             self._change(*self._changes.popleft())
+        until = self._ring.read_until or sys.maxsize  # before the ring is read: it has all up to there
         drained = 0 if self.full else self._drain()
         if self._builder.closes_idle and self._may_close_idle():
             now_ns = self._read_until
             with self._building:
                 self._builder.read_on(now_ns, [n for n, each in enumerate(self._sessions) if each.restored])
-                self._accept(self._builder.close_idle(now_ns), 0)
+                self._accept(self._builder.close_idle(min(now_ns, until)), 0)
         self._release()
         return drained
 

@@ -4,7 +4,8 @@ Two modes. `pause`: a full ring accepts no more records, and the source pauses (
 writer never waits; it overwrites the oldest records and the reader counts exactly how many it lost (ZeroMQ).
 A sequence lock per slot prevents torn records. An eventfd wakes a sleeping reader; it is written only if the
 reader has announced that it sleeps. The ring stores the reader's position and its loss count, so a restarted
-engine continues where the last one stopped.
+engine continues where the last one stopped. The writer may tell up to when it has read its sources, so that
+the reader knows a quiet market from a source that is away.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Words = npt.NDArray[np.uint64]
 Mode = Literal["pause", "overwrite"]
 
 # Control words, 128 bytes apart (two cache lines: adjacent lines are prefetched together).
-HEAD, TAIL, WRITER_TAIL, LOST, SLEEPING, CAPACITY, MODE = range(0, 112, 16)
+HEAD, TAIL, WRITER_TAIL, LOST, SLEEPING, CAPACITY, MODE, READ_UNTIL = range(0, 128, 16)
 CONTROL_WORDS = 128
 _MODES: tuple[Mode, ...] = ("pause", "overwrite")
 _SPINS = 2000  # about 50 us: less than a futex wake-up with its scheduling latency
@@ -142,6 +143,18 @@ def announce_sleep(control: Words, sleeping: int) -> bool:
 
 
 @kernel
+def store_read_until(control: Words, until_ns: int) -> None:
+    """What was pushed before can be popped by who loads this."""
+    store_release(control, READ_UNTIL, np.uint64(until_ns))
+
+
+@kernel
+def load_read_until(control: Words) -> int:
+    """See `store_read_until`."""
+    return int(load_acquire(control, READ_UNTIL))
+
+
+@kernel
 def spin_for_records(control: Words, spins: int) -> bool:
     """Spin briefly until there are records; returns whether there are any."""
     for _ in range(spins):
@@ -219,6 +232,15 @@ class Ring:
         if self.mode == "pause":
             return int(pop_pause(self.control, self.slots, target))
         return int(pop_overwrite(self.control, self.sequence, self.flat, target))
+
+    def tell_read(self, until_ns: int) -> None:
+        """Writer: all that its sources had at this time, on the clock, is in the ring."""
+        store_read_until(self.control, until_ns)
+
+    @property
+    def read_until(self) -> int | None:
+        """Reader: what the writer told last; None before. Records up to then can be popped."""
+        return int(load_read_until(self.control)) or None
 
     @property
     def lost(self) -> int:

@@ -51,6 +51,7 @@ def _one_bar(ring: Ring) -> None:
         writer.add(QUOTE, session, second * 1_000_000_000, second * 1_000_000_000, (1, 1, 1, 1, 0))
     plane.mark_gap()
     ring.push(writer.records)
+    ring.tell_read(1)
     plane.run(stop)
     ring.wait(0.0)
     plane.flush()

@@ -218,7 +218,11 @@ class BarsConfig(Table, frozen=True):
     ] = "skip"
     max_fill: Annotated[int, about("most such bars in a row with empty = fill or say", ge=1)] = 60
     idle_close: Annotated[
-        Duration, about("idle timeout after which a silent symbol's open bar is closed; 0s is off")
+        Duration,
+        about(
+            "idle timeout after which a silent symbol's open bar is closed; 0s is off. The time in which a "
+            "source was away or behind does not count"
+        ),
     ] = OFF
     late: Annotated[
         Literal["drop", "amend", "refuse"],

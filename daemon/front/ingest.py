@@ -68,7 +68,17 @@ class Order:
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
         self.originals = Originals()
+        self._read: dict[str, int] = {}
         self.restart()
+
+    def has_read(self, source: str, until_ns: int | None, ring: Ring) -> None:
+        """All that ``source`` had at this monotonic time is in the ring; None: it has ended."""
+        if until_ns is None:
+            self._read.pop(source, None)
+        else:
+            self._read[source] = max(until_ns, self._read.get(source, 0))
+        if self._read:
+            ring.tell_read(min(self._read.values()))
 
     def restart(self) -> None:
         """Number from 1 again."""
@@ -106,6 +116,8 @@ class Ingest:
     ) -> None:
         self._source = source
         self._ring = ring
+        self.paused = False
+        """The source is not read: the ring is full, or the gate closed."""
         self._tracker = tracker
         self._store = store
         self._dead_letter = dead_letter
@@ -481,9 +493,11 @@ class Ingest:
     async def _paused(self, until: Awaitable[object]) -> None:
         self._store.inc("foretick_ring_pauses_total", source=self._source.name)
         self._source.pause()
+        self.paused = True
         try:
             await until
         finally:
+            self.paused = False
             self._source.resume()
 
 

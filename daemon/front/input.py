@@ -25,6 +25,7 @@ from daemon.supervision import Tasks
 from feeds.messages import DeadLetter
 from feeds.source import (
     Begin,
+    CatchesUp,
     CommitFailed,
     CommitPoint,
     ConnectionState,
@@ -43,6 +44,8 @@ COMMIT_EVERY_S = 1.0
 CLOSE_COMMIT_S, REOPEN_COMMIT_S = 1.0, 10.0
 """How long a failing commit is retried before the source is closed."""
 RETRY_S = 0.1
+TELL_S = 0.5
+"""How often the engine is told up to when the source was read."""
 _NOTHING = Progress()
 INGEST, COMMIT = "ingest", "commit loop"
 Resume = Callable[[Collection[str]], Awaitable[Mapping[str, Mapping[str, Position]]]]
@@ -115,6 +118,7 @@ class FeedInput:
         self._commit_every_s, self._clocks = commit_every_s, clocks
         self._send = send
         self._ingest: Ingest | None = None
+        self._ring: Ring | None = None
         self.transactions: Transactions | None = None
         """They commit, where there are any."""
         self._committing = asyncio.Lock()
@@ -302,12 +306,19 @@ class FeedInput:
         if self.source is None:
             return
         self._standby.wait()
+        self.begin(ring)
         await self.connect(ring)
         self._tasks.start(INGEST, self.read, returns=True)
+
+    def begin(self, ring: Ring) -> None:
+        """From now on no session is idle before the source was read: see `Order.has_read`."""
+        if self.source is not None:
+            self.order.has_read(self.source.name, time.monotonic_ns(), ring)
 
     async def connect(self, ring: Ring) -> None:
         """Connect; `read` then reads into ``ring``."""
         assert self.source is not None
+        self._ring = ring
         await self.source.start()
         self._ingest = Ingest(
             self.source,
@@ -490,9 +501,24 @@ class FeedInput:
 
     async def read(self) -> None:
         """Read until the source ends."""
-        assert self._ingest is not None  # it is connected
-        await self._ingest.run()
+        assert self.source is not None
+        assert self._ingest is not None
+        assert self._ring is not None
+        telling = asyncio.create_task(self._tell_read(self.source, self._ingest, self._ring))
+        try:
+            await self._ingest.run()
+        finally:
+            telling.cancel()
+        self.order.has_read(self.source.name, None, self._ring)
         self.exhausted.set()
+
+    async def _tell_read(self, source: Source, ingest: Ingest, ring: Ring) -> None:
+        while True:
+            if isinstance(source, CatchesUp):
+                self.order.has_read(source.name, source.read_until_ns, ring)
+            elif not ingest.paused:  # there is no more to come of what was sent meanwhile
+                self.order.has_read(source.name, time.monotonic_ns(), ring)
+            await asyncio.sleep(TELL_S)
 
     async def commit_for_ever(self) -> None:
         """Commit every second, and look at what others have committed."""

@@ -90,6 +90,8 @@ class Inputs:
     async def start(self, ring: Ring) -> None:
         """Connect all, and read into ``ring``; returns when one is connected."""
         self._some_up.clear()
+        for feed in self._feeds.values():
+            feed.begin(ring)
         for name, feed in self._feeds.items():
             self._tasks.start(_task(name), partial(self._feed, name, feed, ring), returns=True)
         await self._some_up.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from pathlib import Path
 
@@ -10,12 +11,13 @@ import msgspec
 import pytest
 
 from daemon.config.load import load_config
-from daemon.config.schema import Config
+from daemon.config.schema import BarsConfig, Config
 from daemon.front.inputs import Inputs
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
 from feeds.connector import Route
 from feeds.curve import CurveKeys, make_keys
+from feeds.durations import Duration
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_sink import KafkaSink
 from feeds.mock_broker import MockBroker
@@ -117,6 +119,33 @@ async def test_a_source_that_fails_is_told_and_opened_again_while_the_other_goes
         good.end()
         bad.end()
         await asyncio.wait_for(front.finish(), 30)
+    finally:
+        await front.stop()
+
+
+class Behind(QueueSource):
+    """Tells up to when it was read."""
+
+    read_until_ns = 0
+
+
+async def test_bars_stay_open_while_a_source_is_behind() -> None:
+    """It may have more records of them; a record in time is not late afterwards."""
+    ahead, behind = QueueSource(name="ahead"), Behind(name="behind")
+    bars = BarsConfig(interval=Duration(SECOND), idle_close=Duration(SECOND // 5))
+    front, sink = await make(inproc_config(("V:AAA", "V:BBB"), bars=bars), ahead, behind)
+    try:
+        ahead.put(ticks("V:BBB", 0, 1))
+        behind.put(ticks("V:AAA", 0, 1))
+        await until(lambda: front.store.value("foretick_records_total", source="behind") == 1)
+        await asyncio.sleep(1)
+        assert not sink.sent
+        behind.put([incoming(trade("V:AAA", START + SECOND // 2), 1)])
+        await until(lambda: front.store.value("foretick_records_total", source="behind") == 2)
+        behind.read_until_ns = time.monotonic_ns() + 10 * SECOND
+        await until(lambda: answers(sink, "aaa") and answers(sink, "bbb"))
+        assert {i.last_offset for a in answers(sink, "aaa") for i in a.inputs} == {1}
+        assert front.store.value("foretick_records_late_total", session="aaa") == 0
     finally:
         await front.stop()
 

@@ -18,6 +18,7 @@ from feeds.kafka_sink import KafkaSink
 from feeds.kafka_source import KafkaSource
 from feeds.mock_broker import NOTICE, MockBroker, MockUnavailable
 from feeds.source import (
+    CatchesUp,
     CommitFailed,
     CommitPoint,
     ConnectionState,
@@ -174,6 +175,57 @@ async def test_broker_not_there_at_start(caplog: pytest.LogCaptureFixture) -> No
     await sink.stop()
     await asyncio.wait_for(asyncio.gather(*starting), 2)
     assert time.monotonic() - began < 2
+
+
+async def test_it_tells_up_to_when_it_has_read(broker: MockBroker) -> None:
+    """Not past a record that was not taken, nor while it is paused or the broker is down."""
+    sink = KafkaSink("out", broker.bootstrap)
+    source = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK, poll_ms=50)
+    assert isinstance(source, CatchesUp)
+    await sink.start()
+    await source.start()
+    seen: list[Incoming] = []
+    held, more = asyncio.Event(), asyncio.Event()
+    more.set()
+
+    async def read() -> None:
+        async for batch in source.batches():
+            held.set()
+            await more.wait()
+            seen.extend(batch)
+
+    async def moves(past_ns: int) -> None:
+        await eventually(lambda: source.read_until_ns > past_ns, 20)
+
+    async def rests() -> None:
+        """It does not move for longer than it does otherwise."""
+        async with asyncio.timeout(30):
+            before = 0
+            while before != (before := source.read_until_ns):  # noqa: ASYNC110 - it announces itself to nobody
+                await asyncio.sleep(2.5)
+
+    reading = asyncio.create_task(read())
+    await publish(sink, 0, 10)
+    await moves(time.monotonic_ns())
+    assert len(seen) == 10, "a quiet partition is read, too"
+    await moves(time.monotonic_ns())
+    held.clear()
+    more.clear()
+    await publish(sink, 10, 11)
+    sent_ns = time.monotonic_ns()
+    await held.wait()
+    await rests()
+    assert source.read_until_ns <= sent_ns, "what it has read is not taken"
+    more.set()
+    await moves(time.monotonic_ns())
+    for hold, go_on in ((source.pause, source.resume), (broker.set_down, broker.set_up)):
+        hold()
+        await rests()
+        go_on()
+        await moves(time.monotonic_ns())
+    reading.cancel()
+    await source.stop()
+    await sink.stop()
 
 
 async def test_broker_gone_and_back_loses_nothing_acknowledged(broker: MockBroker) -> None:

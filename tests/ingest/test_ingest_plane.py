@@ -258,6 +258,24 @@ def test_a_session_is_not_idle_while_its_records_are_behind_others_in_the_ring(
     assert harness.texts(0) == ["000001,10.00,12.00,10.00,12.00,2\n"]
 
 
+def test_a_session_is_not_idle_before_its_sources_were_read(make: Make) -> None:
+    """They are away, or behind; then nothing came of them up to some time, which the writer tells."""
+    harness = make(policy=BarPolicy(SECOND, idle_close_ns=500))
+    harness.now = 1000
+    harness.ring.tell_read(harness.now)
+    harness.ring.push(packed(trade(0, 1, 10)))
+    harness.plane.step()
+    harness.now += 10_000
+    harness.plane.step()
+    assert harness.texts(0) == []
+    harness.ring.tell_read(1499)
+    harness.plane.step()
+    assert harness.texts(0) == []
+    harness.ring.tell_read(1500)
+    harness.plane.step()
+    assert harness.texts(0) == ["000001,10.00,10.00,10.00,10.00,1\n"]
+
+
 def test_idle_bars_stay_open_while_they_must_and_then_count_from_there(make: Make) -> None:
     harness = make(policy=BarPolicy(SECOND, idle_close_ns=500))
     harness.may_close_idle = False
