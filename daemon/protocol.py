@@ -224,7 +224,7 @@ class Made(msgspec.Struct, frozen=True):
     """
 
     state_bars: int = 0
-    merged: int = 0
+    left: bool = False
     window: tuple[ReadRange, ...] = ()
     state: tuple[ReadRange, ...] = ()
     known: bool = False

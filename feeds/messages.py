@@ -123,8 +123,8 @@ class Basis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     records of the ``window_bars`` bars that the tape holds, first to last of each partition; the first is 0
     where it is not known. ``state``: the same of the ``state_bars`` bars that their KV depends on: those, and
     bars evicted since the state began; empty where that is not known. ``anchor``: of compact lines, in 1e-9:
-    reference, unit, volume. ``merged``: what one bar after the other can't repeat: versions that took several
-    bars while older ones left, and windows that bars left while they were prefilled.
+    reference, unit, volume. ``left``: bars left the window that the state began with while it was prefilled,
+    which one bar after the other can't repeat.
     """
 
     config: str = ""
@@ -134,7 +134,7 @@ class Basis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     state_bars: int = 0
     state: list[InputRange] = []
     anchor: list[int] = []
-    merged: int = 0
+    left: bool = False
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):

@@ -128,7 +128,7 @@ def plan(basis: Basis, *, decimals: int, start: Mapping[Stream, int] | None = No
 
     ``decimals``: of a compact session's printed prices. Raises CannotReproduce.
     """
-    notes, asked, anchor = _notes(basis, basis.merged), start is not None, None
+    notes, asked, anchor = _notes(basis, basis.left), start is not None, None
     if basis.anchor and start is None:
         reference, unit, volume = basis.anchor
         anchor = Anchor(reference, unit, volume, decimals), basis.state_bars
@@ -155,14 +155,11 @@ def plan(basis: Basis, *, decimals: int, start: Mapping[Stream, int] | None = No
     return Plan(spans, anchor, tuple(notes), asked)
 
 
-def _notes(basis: Basis, merged: int) -> list[str]:
-    """What a replay of so many ``merged`` versions does not repeat."""
+def _notes(basis: Basis, left: bool) -> list[str]:
+    """What a replay does not repeat. ``left``: see `Basis`."""
     notes: list[str] = []
-    if merged:
-        notes.append(
-            f"{merged} versions of its state took several bars while older ones left, or lost bars "
-            "while they were prefilled; here each bar is a version"
-        )
+    if left:
+        notes.append("bars left the window that its state began with while it was prefilled")
     if len(basis.window) > 1:
         notes.append("its records are of several partitions; their order is taken from Kafka's times")
     return notes
@@ -238,7 +235,7 @@ def _behind(found: Found, basis: Basis, *, several: bool) -> Plan:
     spans = {
         stream: Span(read.get(stream, began.get(stream, 0)), end) for stream, end in _ends(basis).items()
     }
-    return Plan(spans, notes=tuple(_notes(basis, basis.merged - found.state.lineage.merged)))
+    return Plan(spans, notes=tuple(_notes(basis, left=False)))
 
 
 def _begin(basis: Basis) -> str:

@@ -71,4 +71,4 @@ def _leads_to(state: SessionState, basis: Basis, several: bool) -> bool:
     alike = all(began.get(names[number]) == first for number, first in lineage.state_first.items())
     newest = {names[number]: last for number, last in lineage.newest.items() if number in names}
     behind = all(last <= ends.get(stream, last) for stream, last in newest.items())
-    return alike and behind and newest != ends and lineage.merged <= basis.merged
+    return alike and behind and newest != ends and lineage.left == basis.left

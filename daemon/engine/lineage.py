@@ -38,7 +38,7 @@ class LineageCut(msgspec.Struct, frozen=True):
     forgotten: int
     state: int
     state_first: dict[int, int] | None
-    merged: int
+    left: bool
 
     @property
     def streams(self) -> set[int]:
@@ -61,7 +61,8 @@ class Lineage:
         self._state = 0
         self._state_first: dict[int, int] | None = {} if known else None
         """First offset by stream of what the state depends on; None: not known."""
-        self._merged = 0
+        self._left = False
+        """Bars left the window that the state began with while it was prefilled."""
 
     @classmethod
     def of(cls, cut: LineageCut) -> Lineage:
@@ -69,7 +70,7 @@ class Lineage:
         made = cls()
         made._firsts = {stream: deque(firsts) for stream, firsts in cut.firsts.items()}
         made._newest, made._bars, made._forgotten = dict(cut.newest), cut.bars, cut.forgotten
-        made._state, made._merged = cut.state, cut.merged
+        made._state, made._left = cut.state, cut.left
         made._state_first = None if cut.state_first is None else dict(cut.state_first)
         return made
 
@@ -78,7 +79,7 @@ class Lineage:
         firsts = {stream: list(bars) for stream, bars in self._firsts.items()}
         state = None if self._state_first is None else dict(self._state_first)
         return LineageCut(
-            firsts, dict(self._newest), self._bars, self._forgotten, self._state, state, self._merged
+            firsts, dict(self._newest), self._bars, self._forgotten, self._state, state, self._left
         )
 
     def committed(
@@ -91,20 +92,18 @@ class Lineage:
         for read in reads:
             self._add(read)
         if state != self._state:
-            self._state, self._merged = state, int(left)
+            self._state, self._left = state, left
             self._state_first = self._since(state_bars)
         elif self._state_first is not None:
             for stream, first, _ in reads:
                 self._state_first[stream] = min(first, self._state_first.get(stream, first))
-        if len(reads) > 1 and state_bars > live:
-            self._merged += 1
         window = self._since(live)
         known = window is not None and UNKNOWN not in window
         if window is None or not known:  # they may lie anywhere before
             window = {stream: 0 for stream in self._newest if stream != UNKNOWN}
         self._forget(self._bars - live)
         ranges = self._ranges(window), self._ranges(self._state_first or {})
-        return Made(state_bars, self._merged, *ranges, known)
+        return Made(state_bars, self._left, *ranges, known)
 
     def _add(self, read: Read) -> None:
         stream, first, last = read

@@ -240,7 +240,7 @@ class Publisher:
             window=window,
             state_bars=made.state_bars,
             state=self.streams.ranges(made.state),
-            merged=made.merged,
+            left=made.left,
         )
         while len(published.bases) > BASES:
             del published.bases[next(iter(published.bases))]

@@ -160,7 +160,7 @@ def test_every_answer_says_what_its_state_was_made_of(ran: Ran) -> None:
     for answer in ran.answers:
         version, basis = answer.data_version, answer.basis
         assert basis is not None
-        assert (basis.bars, basis.window_bars, basis.merged) == (1, min(version, 6), 0)
+        assert (basis.bars, basis.window_bars, basis.left) == (1, min(version, 6), False)
         # three trades a bar
         (window,), (state,) = basis.window, basis.state
         assert (window.first_offset, window.last_offset) == (
@@ -302,8 +302,8 @@ def test_what_does_not_fit_is_an_error(ran: Ran, tmp_path: Path) -> None:
 
 def test_a_note_keeps_a_verdict_from_saying_reproduced() -> None:
     basis = Basis(
-        window=[InputRange("in", 0, 0, 8)], state=[InputRange("in", 0, 0, 8)], state_bars=3, merged=2
+        window=[InputRange("in", 0, 0, 8)], state=[InputRange("in", 0, 0, 8)], state_bars=3, left=True
     )
-    assert "2 versions of its state took several bars" in plan(basis, decimals=2).notes[0]
+    assert "bars left the window" in plan(basis, decimals=2).notes[0]
     two = [InputRange("in", 0, 0, 8), InputRange("in", 1, 0, 8)]
     assert "several partitions" in plan(Basis(window=two, state=two), decimals=2).notes[0]

@@ -131,7 +131,7 @@ def test_answers_after_a_restart_are_explained_and_reproduced(ran: Ran) -> None:
         assert len(json.loads(explained.output)["window"]) == basis_of(first).window_bars
         last = ran.of(life[-1] - 1)
         # bars that are read again come so fast that some may leave a window while it is prefilled
-        for answer in (last,) if basis_of(first).merged else (first, last):
+        for answer in (last,) if basis_of(first).left else (first, last):
             ran.reproduced(answer)
 
 

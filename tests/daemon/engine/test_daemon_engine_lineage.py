@@ -31,13 +31,13 @@ def test_window_and_state_are_the_records_of_their_bars(versions: list[Version],
     Then whether a snapshot was restored. With ``overlap`` bars begin before the ones before them end.
     """
     lineage, bars, at = Lineage(), list[Read](), dict.fromkeys((1, 2, 3), 5)
-    live = state = number = merged = 0
+    live = state = number = 0
     for streams, most, fresh, restored in versions:
         if restored:
             packed = msgspec.msgpack.encode(lineage.cut())
             lineage = Lineage.of(msgspec.msgpack.decode(packed, type=LineageCut))
         if fresh:
-            number, state, merged = number + 1, live, 0
+            number, state = number + 1, live
         new = []
         for stream in streams:
             at[stream] += 2
@@ -45,13 +45,12 @@ def test_window_and_state_are_the_records_of_their_bars(versions: list[Version],
             new.append(Read(stream, first, at[stream] + 1))
         live = min(live + len(new), max(most, len(new)))
         state = max(state + len(new), live)
-        merged += len(new) > 1 and state > live
         bars += new
         made = lineage.committed(new, live, state=number, state_bars=state)
 
         assert by_stream(made.window) == ranges(bars, live)
         assert by_stream(made.state) == ranges(bars, state)
-        assert (made.state_bars, made.merged, made.known) == (state, merged, True)
+        assert (made.state_bars, made.left, made.known) == (state, False, True)
 
 
 def ranges(bars: list[Read], count: int) -> list[ReadRange]:
@@ -92,5 +91,5 @@ def test_nothing_is_known_of_bars_before_a_snapshot_without_a_log() -> None:
 
 def test_bars_that_left_while_a_window_was_prefilled_are_told() -> None:
     lineage = Lineage()
-    assert lineage.committed([Read(1, 0, 0)], 1, state=1, state_bars=1, left=True).merged == 1
-    assert lineage.committed([Read(1, 1, 1)], 2, state=1, state_bars=2, left=True).merged == 1
+    assert lineage.committed([Read(1, 0, 0)], 1, state=1, state_bars=1, left=True).left
+    assert lineage.committed([Read(1, 1, 1)], 2, state=1, state_bars=2, left=True).left
