@@ -277,9 +277,10 @@ class ProgressStore:
     ) -> None:
         """Answers of ``version``, with these numbers, and all versions before it are acknowledged.
 
-        ``window``: of that version.
+        ``window``: of that version. Where it is not known, it begins nowhere before the last one that was.
         """
         known = self._session(session)
+        window = known.progress.window if window == _UNKNOWN else window
         known.beyond.update(sequences)
         newest = known.progress.sequence
         while newest + 1 in known.beyond:

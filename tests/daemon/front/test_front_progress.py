@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from daemon.commit_metadata import pack, unpack
 from daemon.front.progress import FILE, ProgressStore
-from daemon.progress import Progress
+from daemon.progress import Position, Progress, Window
 from metrics.store import MetricStore
 from tests.flushes import noted_flushes
 
@@ -58,6 +58,18 @@ def test_numbers_go_on_behind_the_newest_below_which_all_are_acknowledged(
     assert before.number("aaa") == complete + 1
     progress.go_on()
     assert progress.number("aaa") == complete + 1
+
+
+def test_a_window_whose_beginning_is_not_known_begins_behind_the_last_one_that_is(store: MetricStore) -> None:
+    progress = ProgressStore(store)
+    progress.start(["aaa"])
+    window = Window(7, (Position("", "ticks", 0, 40),))
+    progress.acknowledge("aaa", 1, [progress.number("aaa")], (10,), window)
+    progress.acknowledge("aaa", 2, [progress.number("aaa")], (20,))
+    assert progress.of("aaa") == Progress(1, 2, 2, (20,), window)
+    progress.removed("aaa", 2)
+    progress.acknowledge("aaa", 3, [progress.number("aaa")], (30,))
+    assert progress.of("aaa").window == Window()
 
 
 def test_of_a_session_in_several_texts_the_newest_counts(store: MetricStore) -> None:
