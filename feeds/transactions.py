@@ -10,9 +10,9 @@ could not know this: a request that the network delayed may reach the broker aft
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, get_args
 
 from feeds.backoff import Connection, until
 from feeds.source import (
@@ -27,6 +27,9 @@ from feeds.source import (
 )
 
 log = logging.getLogger(__name__)
+
+TransactionOutcome = Literal["committed", "aborted", "unknown"]
+OUTCOMES: tuple[TransactionOutcome, ...] = get_args(TransactionOutcome)
 
 
 class Message(NamedTuple):
@@ -96,19 +99,12 @@ class CommittedOffsets(ReadCommitted, Protocol):
         """Disconnect."""
 
 
-@dataclass(frozen=True)
-class Written:
-    """A transaction in effect. ``aborted``: attempts before; ``unknown``: attempts without a reply."""
-
-    aborted: int = 0
-    unknown: int = 0
-
-
 class KafkaTransactions:
     """A sink that commits offsets together with messages. One transaction at a time.
 
     ``marker``: the partition whose offset, in a group named after the transactional id, is the number of the
-    newest transaction. It must exist; nothing is written to it.
+    newest transaction. It must exist; nothing is written to it. ``outcomes``: attempts that were committed
+    and aborted so far, and those without a reply (unknown), which turn out to be one or the other.
     """
 
     def __init__(
@@ -128,6 +124,7 @@ class KafkaTransactions:
         self._new_producer = new_producer
         self._producer: TransactionalProducer | None = None
         self._number = 0
+        self.outcomes: Counter[TransactionOutcome] = Counter()
         self._one = asyncio.Lock()
         self._stop = asyncio.Event()
         self._stands_by = False
@@ -169,7 +166,7 @@ class KafkaTransactions:
         points: Mapping[Partition, CommitPoint],
         member: Callable[[], Membership | None],
         sources: Set[Partition] = frozenset(),
-    ) -> Written:
+    ) -> None:
         """Write the messages and the points; returns when both are in effect, however long that takes.
 
         ``member``: our membership of the group whose offsets these are, None while the group rebalances.
@@ -180,7 +177,7 @@ class KafkaTransactions:
             this process cannot go on. SinkStopped: effect unknown.
         """
         async with self._one:
-            return await self._commit(messages, points, member, sources | points.keys())
+            await self._commit(messages, points, member, sources | points.keys())
 
     async def stop(self) -> None:
         """Give up what is under way, and close."""
@@ -197,9 +194,8 @@ class KafkaTransactions:
         points: Mapping[Partition, CommitPoint],
         member: Callable[[], Membership | None],
         partitions: Set[Partition],
-    ) -> Written:
+    ) -> None:
         number = self._number + 1
-        aborted = unknown = 0
         while True:
             if self._producer is None:
                 raise SinkStopped(f"{self.name}: stopped before a transaction of {len(messages)} messages")
@@ -213,7 +209,7 @@ class KafkaTransactions:
             except MessagesRefused as error:
                 refused = error
             except TransactionFailed as error:
-                unknown += error.unknown
+                self.outcomes["unknown"] += error.unknown
                 await self.connection.wait_before_retry(error)
             else:
                 break
@@ -222,12 +218,12 @@ class KafkaTransactions:
                 break
             if newest not in (None, number - 1):
                 raise Fenced(f"{self.name}: another process has committed transaction {newest} under this id")
+            self.outcomes["aborted"] += 1
             if refused is not None:
                 raise refused
-            aborted += 1
         self._number = number
+        self.outcomes["committed"] += 1
         self.connection.up()
-        return Written(aborted, unknown)
 
     async def _membership(
         self, partitions: Set[Partition], member: Callable[[], Membership | None]

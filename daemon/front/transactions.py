@@ -22,7 +22,7 @@ from feeds.codec import encode
 from feeds.connector import Route
 from feeds.messages import Answer, AnyMessage, DataUpdated, DeadLetter, FlashReady
 from feeds.source import CommitPoint, Membership, MemberSource, SinkStopped
-from feeds.transactions import KafkaTransactions, Message, MessagesRefused, PartitionsMoved, Written
+from feeds.transactions import OUTCOMES, KafkaTransactions, Message, MessagesRefused, PartitionsMoved
 from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
@@ -63,6 +63,10 @@ class Transactions:
     ) -> None:
         self._route, self._sink, self._source = route, sink, source
         self._tracker, self._store, self._delivery = tracker, store, delivery
+        self._outcomes = {
+            outcome: store.growth("foretick_transactions_total", sink.outcomes[outcome], outcome=outcome)
+            for outcome in OUTCOMES
+        }
         self._staged: list[_Staged] = []
         self._complete: dict[str, int] = {}
         """Newest version by session that is complete, and all before it."""
@@ -130,7 +134,7 @@ class Transactions:
             self._again.add(session)
         dropped = [each for each in self._staged if again(each)]
         self._staged = [each for each in self._staged if not again(each)]
-        self._finish(dropped, None, 0)
+        self._finish(dropped)
 
     def rewind(self, stream: Stream) -> None:
         """The stream is read again from where others have left it."""
@@ -142,7 +146,7 @@ class Transactions:
         # the next engine may make their versions again, and those are not complete
         self._staged = _completed(complete)
         self._complete.clear()
-        self._finish(dropped, None, 0)
+        self._finish(dropped)
 
     async def settle(self, within_s: float | None = None) -> bool:
         """Let all that is complete now be committed; False where that takes longer (`SETTLE_S`)."""
@@ -205,26 +209,29 @@ class Transactions:
                 return True
             self._again.clear()
             self._rewound.clear()
-            began, written = time.monotonic_ns(), None
+            began, written = time.monotonic_ns(), False
             messages = [each.message for each in taken]
             sources = {each.stream for each in taken if each.stream is not None}
             try:
-                written = await self._sink.commit(messages, points, self._membership, sources)
+                await self._sink.commit(messages, points, self._membership, sources)
             except PartitionsMoved as error:
                 log.warning("%s", error)
                 self._put_back(taken, points)
                 self._moved(error.partitions - self._rewound)
                 continue
             except MessagesRefused as error:
-                self._store.inc("foretick_transactions_total", outcome="aborted")
                 self._refuse(taken, points, error)
                 continue
             except SinkStopped as error:
                 log.warning("%s", error)
             else:
+                written = True
                 self.stored.update(points)
-            self._finish(taken, written, time.monotonic_ns() - began)
-            return written is not None
+            finally:
+                for outcome, total in self._outcomes.items():
+                    total.update(self._sink.outcomes[outcome])
+            self._finish(taken, time.monotonic_ns() - began if written else None)
+            return written
 
     def _membership(self) -> Membership | None:
         found = self._source.membership
@@ -238,14 +245,14 @@ class Transactions:
         made_again = [each for each in taken if each.session in self._again]
         left = [each for each in taken if each.session not in self._again]
         self._staged = [*_completed(left), *self._staged]
-        self._finish(made_again, None, 0)
+        self._finish(made_again)
 
     def _moved(self, streams: Collection[Stream]) -> None:
         """Another member makes again what is complete of these streams, and so do we if they come back."""
         self.left(streams)
         moved = [each for each in self._staged if each.stream in streams]
         self._staged = [each for each in self._staged if each.stream not in streams]
-        self._finish(moved, None, 0)
+        self._finish(moved)
 
     def _refuse(self, taken: list[_Staged], points: Collection[Stream], error: MessagesRefused) -> None:
         """The next transaction has a dead letter in place of each message that the broker never takes."""
@@ -275,12 +282,10 @@ class Transactions:
         self._staged = [each for each in self._staged if not self._is_complete(each)]
         return sorted(ready, key=lambda each: each.version)
 
-    def _finish(self, taken: list[_Staged], written: Written | None, took_ns: int) -> None:
+    def _finish(self, taken: list[_Staged], took_ns: int | None = None) -> None:
+        """``took_ns``: of the transaction that they are in; None: they are in none."""
         self._delivery.wait_for(-len(taken))
-        if written is not None:
-            self._store.inc("foretick_transactions_total", outcome="committed")
-            self._store.inc("foretick_transactions_total", written.aborted, outcome="aborted")
-            self._store.inc("foretick_transactions_total", written.unknown, outcome="unknown")
+        if took_ns is not None:
             self._store.observe("foretick_transaction_seconds", took_ns)
         for each in taken:
-            each.published(Outcome.STOPPED if written is None else Outcome.DELIVERED)
+            each.published(Outcome.STOPPED if took_ns is None else Outcome.DELIVERED)

@@ -90,10 +90,10 @@ class Copy:
                 upto = min(at + self.batch, self.records)
                 messages = [Message(self.output, None, b"%d" % number) for number in range(at, upto)]
                 point = CommitPoint(upto, f"progress {upto}")
-                done = await sink.commit(messages, {self.input: point}, self.member)
-                self.outcomes.update(committed=1, aborted=done.aborted, unknown=done.unknown)
+                await sink.commit(messages, {self.input: point}, self.member)
                 at = upto
         finally:
+            self.outcomes.update(sink.outcomes)
             await sink.stop()
 
     async def run_to_the_end(

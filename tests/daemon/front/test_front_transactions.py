@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence, Set
 
 import pytest
@@ -14,13 +15,7 @@ from daemon.front.transactions import Transactions
 from feeds.connector import Route
 from feeds.messages import DataUpdated, DeadLetter
 from feeds.source import CommitPoint, Membership, Partition, SinkStopped
-from feeds.transactions import (
-    Fenced,
-    KafkaTransactions,
-    Message,
-    MessagesRefused,
-    Written,
-)
+from feeds.transactions import Fenced, KafkaTransactions, Message, MessagesRefused, TransactionOutcome
 from metrics.store import MetricStore
 from tests.feeds.waiting import eventually
 
@@ -40,6 +35,7 @@ class Broker(KafkaTransactions):
         self.refuses: frozenset[bytes] = frozenset()
         self.messages: list[Message] = []
         self.tried = 0
+        self.outcomes: Counter[TransactionOutcome] = Counter()
         self._stop = asyncio.Event()
 
     async def commit(
@@ -48,7 +44,7 @@ class Broker(KafkaTransactions):
         points: Mapping[Partition, CommitPoint],
         member: Callable[[], Membership | None],
         sources: Set[Partition] = frozenset(),
-    ) -> Written:
+    ) -> None:
         self.tried += 1
         await self.held.wait()
         if partitions := sources | points.keys():
@@ -57,10 +53,11 @@ class Broker(KafkaTransactions):
             raise self.fails
         keys = [m.key or b"" for m in messages]
         if refused := self.refuses & set(keys):
+            self.outcomes["aborted"] += 1
             raise MessagesRefused({keys.index(each): "too_large" for each in refused}, "the test says no")
         self.got.append((keys, {p: at.offset for p, at in points.items()}))
         self.messages += messages
-        return Written(1, 1)
+        self.outcomes.update(("committed", "aborted", "unknown"))
 
 
 class Member:
