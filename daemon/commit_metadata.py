@@ -32,7 +32,7 @@ class _Row(msgspec.Struct, frozen=True, array_like=True):
     closed: tuple[int, ...]
     settings: int = 0
     firsts: tuple[tuple[str, str, int, int], ...] = ()
-    corrections: int = 0
+    corrected: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, progress: Progress) -> _Row:
@@ -40,12 +40,12 @@ class _Row(msgspec.Struct, frozen=True, array_like=True):
         window = progress.window
         firsts = tuple((p.source, p.topic, p.partition, p.offset) for p in window.firsts)
         members = progress.epoch, progress.version, progress.sequence, progress.closed
-        return cls(*members, window.settings, firsts, progress.corrections)
+        return cls(*members, window.settings, firsts, progress.corrected)
 
     def progress(self) -> Progress:
         """As it was."""
         window = Window(self.settings, tuple(Position(*each) for each in self.firsts))
-        return Progress(self.epoch, self.version, self.sequence, self.closed, window, self.corrections)
+        return Progress(self.epoch, self.version, self.sequence, self.closed, window, self.corrected)
 
 
 class _Rows(msgspec.Struct, frozen=True, array_like=True):

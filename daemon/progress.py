@@ -32,8 +32,9 @@ class Progress(msgspec.Struct, frozen=True):
     ``epoch`` counts the engines that have read this session: version and sequence numbers are unique within
     one. ``version``, ``sequence``: of the newest version, and the newest answer, such that it and all before
     it are acknowledged. ``closed``: opening (ns) of the newest bar of that version, by the session's symbols;
-    bars up to there make no answers when they are read again. ``window``: of that version. ``corrections``:
-    how often bars were corrected behind its newest one (``late = "amend"``).
+    bars up to there make no answers when they are read again. ``window``: of that version. ``corrected``:
+    offset of the newest late record that corrected a bar of that version or one before (``late = "amend"``),
+    by the session's symbols; -1 for those without one, empty where none has one.
     """
 
     epoch: int = 0
@@ -41,15 +42,15 @@ class Progress(msgspec.Struct, frozen=True):
     sequence: int = 0
     closed: tuple[int, ...] = ()
     window: Window = Window()
-    corrections: int = 0
+    corrected: tuple[int, ...] = ()
 
 
-def covers(progress: Progress, closed: Sequence[int], corrections: int) -> bool:
-    """Whether answers up to these newest bars, and so many corrections behind them, are acknowledged."""
+def covers(progress: Progress, closed: Sequence[int], corrected: Sequence[int]) -> bool:
+    """Whether answers up to these newest bars, and these newest corrections, are acknowledged."""
     known = progress.closed
     if not closed or len(closed) != len(known) or not all(map(int.__le__, closed, known)):
         return False
-    return tuple(closed) != known or corrections <= progress.corrections
+    return all(map(int.__le__, corrected, progress.corrected or [-1] * len(corrected)))
 
 
 def order(progress: Progress) -> tuple[int, int, int]:

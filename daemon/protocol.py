@@ -198,7 +198,7 @@ class Inputs(msgspec.Struct, frozen=True):
     Every record of the session numbered below ``low_watermark`` is in a closed bar or was dropped.
     ``closed``: opening (ns) of the newest bar of each of its symbols, as in `Progress`; -1 before the first.
     ``restored``: offsets of bars that were begun before this engine's start, whose records it did not number.
-    ``corrections``: as in `Progress`.
+    ``corrected``: as in `Progress`.
     """
 
     first: int
@@ -206,7 +206,7 @@ class Inputs(msgspec.Struct, frozen=True):
     low_watermark: int
     closed: tuple[int, ...] = ()
     restored: tuple[InputRange, ...] = ()
-    corrections: int = 0
+    corrected: tuple[int, ...] = ()
 
 
 class ReadRange(msgspec.Struct, frozen=True, array_like=True):

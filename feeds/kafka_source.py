@@ -43,8 +43,8 @@ _PLACE_S, _PLACE_EACH_S = 30.0, 2.0
 _REJOIN_S = 4.0
 """The same while a member that joins again sends no heartbeats: less than any session timeout."""
 
-FEW = 100_000
-"""Records of a partition that are read within a second or two, however old they are."""
+READ_WHOLE = 100_000
+"""A partition that is at most so many records behind is read whole, however old they are."""
 
 StartAt = int | Literal["committed", "latest", "earliest", "retention"]
 
@@ -125,7 +125,7 @@ class KafkaSource:
         self.read_committed: ReadCommitted | None = None
         self.moved = 0
         self._start_at = start_at
-        self._span_ns, self._skips, self._few = 0, False, FEW
+        self._span_ns, self._skips, self._few = 0, False, READ_WHOLE
         self._assigned: set[TopicPartition] = set()
         self._began = False
         self._floor: dict[TopicPartition, int] = {}
@@ -150,7 +150,7 @@ class KafkaSource:
         self.behind: dict[Partition, int] | None = None
         self.before_serving: Callable[[], Awaitable[None]] = _nothing
 
-    def hold(self, span_ns: int, skips: bool, few: int = FEW) -> None:
+    def hold(self, span_ns: int, skips: bool, few: int = READ_WHOLE) -> None:
         """Windows span ``span_ns``; with ``skips``, a group's records twice as old are passed over.
 
         A partition that is ``few`` records behind is read whole.
@@ -670,12 +670,14 @@ class KafkaSource:
         if consumer.assignment():
             reached = min(self._caught_up.get(partition, 0) for partition in consumer.assignment())
             self._caught_up_ns = max(self._caught_up_ns, reached)
+        elif (member := self.membership) and not (member.partitions or member.placing):  # nothing to read
+            self._caught_up_ns = time.monotonic_ns()
 
     def _note_caught_up(self, partition: TopicPartition, position: int, end: int, polled_ms: int) -> None:
         """``end``: the partition's, when the broker answered last, at ``polled_ms`` of the system's clock."""
         polled_ns = time.monotonic_ns() - max(0, time.time_ns() - polled_ms * 1_000_000)
         marked, since_ns = self._marks.get(partition, (end, polled_ns))
-        if position >= marked:
+        if position >= min(marked, end):
             self._caught_up[partition] = polled_ns if position >= end else since_ns
             self._marks[partition] = end, polled_ns
         else:

@@ -58,6 +58,8 @@ class PushedSource:
         """Lines of declared formats that are no records."""
         self._max_records, self._clock_ns = max_records, clock_ns
         self._waiting: deque[Incoming] = deque()
+        self._taken = True
+        """The newest batch was taken: another one was asked for."""
         self._offset = 0
         self._running, self._news = True, asyncio.Event()
 
@@ -89,6 +91,7 @@ class PushedSource:
 
     async def batches(self) -> AsyncGenerator[list[Incoming], None]:
         """What was pushed, up to ``max_records`` at a time, until ``stop``."""
+        self._taken = True
         while self.state is ConnectionState.UP:
             if not (self._running and self._waiting):
                 self._news.clear()
@@ -97,7 +100,14 @@ class PushedSource:
             batch = list(islice(self._waiting, self._max_records))
             for _ in batch:
                 self._waiting.popleft()
+            self._taken = False
             yield batch
+            self._taken = True
+
+    @property
+    def read_until_ns(self) -> int:
+        """See `CatchesUp`."""
+        return time.monotonic_ns() if self._taken and not self._waiting else 0
 
     def pause(self) -> None:
         """Yield nothing until ``resume``."""

@@ -137,11 +137,11 @@ class SeekingSource(Protocol):
 
 @runtime_checkable
 class CatchesUp(Protocol):
-    """A source that tells how far it is: all that it had at ``read_until_ns``, monotonic, was taken from
-    ``batches``; 0 before it knows.
-    """
+    """A source that tells how far it is read."""
 
-    read_until_ns: int
+    @property
+    def read_until_ns(self) -> int:
+        """All that it had at this monotonic time was taken from ``batches``; 0 where it does not know."""
 
 
 class Begin(NamedTuple):

@@ -94,6 +94,8 @@ class ZmqSource:
         self._gaps = GapCounter()
         self._offset = 0
         self._socket: zmq.asyncio.Socket | None = None
+        self.read_until_ns = 0
+        """See `CatchesUp`; what is in the system's buffers still counts as to come."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._header = msgspec.msgpack.Decoder(Header)
@@ -122,8 +124,12 @@ class ZmqSource:
         self._idle.clear()
         try:
             while (socket := self._socket) is not None:
-                if await socket.poll(POLL_MS) and (batch := self._drain(socket)):
+                arrived, now_ns = await socket.poll(POLL_MS), time.monotonic_ns()
+                batch = self._drain(socket) if arrived else []
+                if batch:
                     yield batch
+                if len(batch) < self._max_records:
+                    self.read_until_ns = now_ns
         finally:
             self._idle.set()
 

@@ -275,7 +275,7 @@ class DataPlane:
         self._clock, self._room, self._bit_by_bit = clock, room, bit_by_bit
         self._rebuilding = rebuilding
         self._may_close_idle = may_close_idle
-        self._read_until = clock()
+        self._drained_until = clock()
         """All that came before this time was taken out of the ring."""
         self._building = threading.Lock()
         """Held while open bars change. Nothing is called meanwhile that may wait for another thread."""
@@ -303,7 +303,7 @@ class DataPlane:
         until = self._ring.read_until or sys.maxsize  # before the ring is read: it has all up to there
         drained = 0 if self.full else self._drain()
         if self._builder.closes_idle and self._may_close_idle():
-            now_ns = self._read_until
+            now_ns = self._drained_until
             with self._building:
                 self._builder.read_on(now_ns, [n for n, each in enumerate(self._sessions) if each.restored])
                 self._accept(self._builder.close_idle(min(now_ns, until)), 0)
@@ -442,7 +442,7 @@ class DataPlane:
         now_ns = self._clock()
         n = self._ring.pop(self._buffer)
         # a session is not idle while its records are behind others in the ring
-        self._read_until = int(self._buffer[n - 1]["ts_ring"]) if n and self._ring.fill else now_ns
+        self._drained_until = int(self._buffer[n - 1]["ts_ring"]) if n and self._ring.fill else now_ns
         if self._dropped.update(self._ring.lost):  # the loss lies before the records just drained
             self._builder.mark_gap()
         if n == 0:

@@ -221,7 +221,7 @@ class BarsConfig(Table, frozen=True):
         Duration,
         about(
             "idle timeout after which a silent symbol's open bar is closed; 0s is off. The time in which a "
-            "source was away or behind does not count"
+            "source was away or behind does not count; with Kafka a bar closes up to 2 s later"
         ),
     ] = OFF
     late: Annotated[

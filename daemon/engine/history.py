@@ -10,9 +10,9 @@ class History:
 
     ``acknowledged``: opening (ns) of the newest bar of each symbol whose answers are acknowledged
     (`daemon.progress.Progress`); unless it has ``legs`` members nothing is. ``restored``: the same of the
-    bars that came back from a snapshot. ``corrected``, ``corrections``: how often bars were corrected behind
-    the newest acknowledged one and, so far, the newest one. ``follows``: another daemon answers, and every
-    bar is one that it has answered, until `take_over`.
+    bars that came back from a snapshot. ``corrected``, ``restored_corrected``: the newest corrections of
+    both, as in `Progress`. ``follows``: another daemon answers, and every bar is one that it has answered,
+    until `take_over`.
     """
 
     def __init__(
@@ -21,11 +21,13 @@ class History:
         acknowledged: Sequence[int] = (),
         restored: Sequence[int] = (),
         *,
-        corrected: int = 0,
-        corrections: int = 0,
+        corrected: Sequence[int] = (),
+        restored_corrected: Sequence[int] = (),
         follows: bool = False,
     ) -> None:
-        self._follows, self._corrected, self.corrections = follows, corrected, corrections
+        self._follows = follows
+        self._corrected = list(corrected) if len(corrected) == legs else [-1] * legs
+        self._seen_corrected = list(restored_corrected) if len(restored_corrected) == legs else [-1] * legs
         self._until = tuple(acknowledged) if len(acknowledged) == legs else (-1,) * legs
         self._seen = list(restored) if len(restored) == legs else [-1] * legs
         self.rebuilding = follows or self._missing()
@@ -41,16 +43,22 @@ class History:
         """Opening of the newest bar of each symbol, or of the newest that was answered; -1: none."""
         return tuple(map(max, self._seen, self._until))
 
-    def take(self, leg: int, ts_open: int, amends: bool = False) -> bool:
-        """The next bar, or one written again (``amends``); returns whether it was answered.
+    @property
+    def corrected(self) -> tuple[int, ...]:
+        """The newest corrections, or the newest that were answered; empty where there are none."""
+        newest = tuple(map(max, self._seen_corrected, self._corrected))
+        return newest if max(newest, default=-1) >= 0 else ()
 
-        Corrections are taken for answered until the newest acknowledged bar of each symbol is there.
-        """
-        if amends:
-            self.corrections += 1
-            at_end = self._seen == list(self._until)
-            return self.rebuilding or (at_end and self.corrections <= self._corrected)
-        self.corrections = 0
+    @property
+    def seen_corrected(self) -> tuple[int, ...]:
+        """The newest corrections that were taken or restored."""
+        return tuple(self._seen_corrected)
+
+    def take(self, leg: int, ts_open: int, late: int | None = None) -> bool:
+        """The next bar; returns whether it was answered. ``late``: offset of the record that corrects it."""
+        if late is not None:
+            self._seen_corrected[leg] = max(self._seen_corrected[leg], late)
+            return self._follows or 0 <= late <= self._corrected[leg]
         self._seen[leg] = max(self._seen[leg], ts_open)
         if self._follows:
             return True
@@ -58,11 +66,13 @@ class History:
         self.rebuilding = self.rebuilding and answered and self._missing()
         return answered
 
-    def take_over(self, acknowledged: Sequence[int], corrected: int = 0) -> None:
+    def take_over(self, acknowledged: Sequence[int], corrected: Sequence[int] = ()) -> None:
         """The other daemon has answered up to here; bars behind are asked."""
         self._follows = False
         if len(acknowledged) == len(self._until):
-            self._until, self._corrected = tuple(acknowledged), corrected
+            self._until = tuple(acknowledged)
+        if len(corrected) == len(self._until):
+            self._corrected = list(corrected)
         self.rebuilding = self._missing()
 
     def _missing(self) -> bool:

@@ -44,7 +44,7 @@ caught up with faster.
 class Appended(NamedTuple):
     """A bar from the data plane, and the number of bars its session had before.
 
-    ``closed``, ``corrections``: see `daemon.protocol.Inputs`. ``history``: an earlier engine answered it.
+    ``closed``, ``corrected``: see `daemon.protocol.Inputs`. ``history``: an earlier engine answered it.
     ``restored``: its records, where an earlier engine began it.
     """
 
@@ -53,7 +53,7 @@ class Appended(NamedTuple):
     closed: tuple[int, ...] = ()
     history: bool = False
     restored: InputRange | None = None
-    corrections: int = 0
+    corrected: tuple[int, ...] = ()
 
 
 class InputCut(NamedTuple):
@@ -62,7 +62,7 @@ class InputCut(NamedTuple):
     plane: PlaneCut
     taken: list[Taken]
     closed: tuple[int, ...]
-    corrections: int
+    corrected: tuple[int, ...]
     bars: int
 
 
@@ -85,7 +85,7 @@ def inputs_of(payloads: Sequence[Appended]) -> Inputs:
         records[-1].low_watermark,
         payloads[-1].closed,
         tuple(payload.restored for payload in payloads if payload.restored is not None),
-        payloads[-1].corrections,
+        payloads[-1].corrected,
     )
 
 
@@ -257,7 +257,7 @@ class EngineInput:
         if found is None:
             return None
         history = self._followed(session)
-        return InputCut(*found, history.seen, history.corrections, self._appended[session])
+        return InputCut(*found, history.seen, history.seen_corrected, self._appended[session])
 
     def restore(self, session: str, state: SessionState) -> None:
         """Go on from a snapshot, before the first record."""
@@ -273,8 +273,8 @@ class EngineInput:
             len(reread),
             known_closed,
             state.closed,
-            corrected=known.corrections,
-            corrections=state.corrections,
+            corrected=known.corrected,
+            restored_corrected=state.corrected,
             follows=self.standby,
         )
 
@@ -302,7 +302,7 @@ class EngineInput:
                 self._progress.update(progress)
                 for name, history in self._history.items():
                     known = progress.get(name, Progress())
-                    history.take_over(known.closed, known.corrections)
+                    history.take_over(known.closed, known.corrected)
             self._plane.read_on()
             done()
 
@@ -354,10 +354,11 @@ class EngineInput:
     def _items(self, session: str, records: Sequence[TapeRecord]) -> list[TapeItem[Appended]]:
         history, items = self._followed(session), []
         for ordinal, record in enumerate(records, self._appended[session]):
-            answered = history.take(record.bar.leg, record.bar.ts_open, bool(record.flags & AMENDS))
+            late = record.read[2] if record.flags & AMENDS else None
+            answered = history.take(record.bar.leg, record.bar.ts_open, late)
             self._unanswered[session] += not answered
             restored = self._restored(session, record)
-            payload = Appended(record, ordinal, history.closed, answered, restored, history.corrections)
+            payload = Appended(record, ordinal, history.closed, answered, restored, history.corrected)
             items.append(TapeItem(record.tokens, payload, record.ts_last_event, record.ts_closed))
         self._appended[session] += len(records)
         return items
@@ -382,7 +383,7 @@ class EngineInput:
         with self._following:
             known = self._progress.get(session, Progress())
             made = History(
-                len(spec.feeds.symbols), known.closed, corrected=known.corrections, follows=self.standby
+                len(spec.feeds.symbols), known.closed, corrected=known.corrected, follows=self.standby
             )
             return self._history.setdefault(session, made)
 

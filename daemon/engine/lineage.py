@@ -38,7 +38,7 @@ class LineageCut(msgspec.Struct, frozen=True):
     forgotten: int
     state: int
     state_first: dict[int, int] | None
-    left: bool
+    left: bool = False
 
     @property
     def streams(self) -> set[int]:

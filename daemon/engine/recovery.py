@@ -52,7 +52,7 @@ class SnapshotNoRoom(SnapshotError):
 class SessionState(msgspec.Struct, frozen=True):
     """A session without its tape.
 
-    ``settings``: digest of what the state depends on. ``closed``, ``corrections``: as in `Progress`.
+    ``settings``: digest of what the state depends on. ``closed``, ``corrected``: as in `Progress`.
     ``positions``: by symbol, the next record to read; None where the source cannot read it again, or the
     symbol had no record.
     ``has_log``: the sources can read again. ``bars``: those it had so far. ``header``, ``rollup``: of its
@@ -77,7 +77,7 @@ class SessionState(msgspec.Struct, frozen=True):
     streams: tuple[NameStream, ...]
     epoch: int = 0
     """In which it was answered."""
-    corrections: int = 0
+    corrected: tuple[int, ...] = ()
 
 
 class _Epoch(msgspec.Struct):
@@ -244,8 +244,8 @@ def _checked(
 ) -> SessionState:
     """As `state_of`. Raises SnapshotError unless the session may go on from it."""
     state = state_of(path, header, session, settings)
-    older = header.state.version <= progress.version
-    if not (older and covers(progress, state.closed, state.corrections)):
+    # not by its version: another engine may have answered the same bars since, under lower numbers
+    if not covers(progress, state.closed, state.corrected):
         raise NewerSnapshot(f"{path} is newer than the answers that are acknowledged")
     return state
 

@@ -244,7 +244,7 @@ class Snapshots:
     def _want(self, tape: Tape) -> None:
         if tape not in self._sessions or self._wanted is not None or self._writing is not None:
             return
-        if not self._settled(tape):
+        if not self._can_be_cut(tape):
             self._sessions[tape].due = self.clock() + SOON_NS
             return
         self._wanted = tape
@@ -266,8 +266,8 @@ class Snapshots:
         self._writing = threading.Thread(target=self._write_aside, args=(cut,), name="snapshot", daemon=True)
         self._writing.start()
 
-    def _settled(self, tape: Tape) -> bool:
-        """Whether it can be cut, for which one that was offloaded comes back into the pool."""
+    def _can_be_cut(self, tape: Tape) -> bool:
+        """Brings one that was offloaded back into the pool."""
         tape.bring_back()
         return tape.settled and self.refresher.settled(tape) and self.rollups.settled(tape)
 
@@ -275,7 +275,7 @@ class Snapshots:
         """The session as it is; None when that is not possible now."""
         began, name = self.clock(), tape.name
         newest = self.asks.newest(name, tape.version)
-        if newest is None or not self._settled(tape):
+        if newest is None or not self._can_be_cut(tape):
             return None
         found = self.input.cut(name)
         if found is None:
@@ -292,7 +292,7 @@ class Snapshots:
             settings=built.recovery.settings(session, built.lines[name], retention),
             epoch=built.progress[name].epoch,
             closed=found.closed,
-            corrections=found.corrections,
+            corrected=found.corrected,
             positions=tuple(self._position(each) for each in found.taken),
             has_log=has_log,
             plane=found.plane,

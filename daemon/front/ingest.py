@@ -62,23 +62,26 @@ _SIDES_OF = np.array([SIDE_UNKNOWN, SIDE_BUY, SIDE_SELL], np.int64)
 """Ring codes by those of `feeds.columns`."""
 
 
+NEVER_NS = 2**63 - 1
+
+
 class Order:
     """The order in which records of all sources enter the ring: a turn at a time, numbered from 1."""
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
         self.originals = Originals()
-        self._read: dict[str, int] = {}
+        self._read_until: dict[str, int] = {}
+        """Monotonic time, ns, by source."""
         self.restart()
 
     def has_read(self, source: str, until_ns: int | None, ring: Ring) -> None:
         """All that ``source`` had at this monotonic time is in the ring; None: it has ended."""
         if until_ns is None:
-            self._read.pop(source, None)
+            self._read_until.pop(source, None)
         else:
-            self._read[source] = max(until_ns, self._read.get(source, 0))
-        if self._read:
-            ring.tell_read(min(self._read.values()))
+            self._read_until[source] = max(until_ns, self._read_until.get(source, 0))
+        ring.tell_read(min(self._read_until.values(), default=NEVER_NS))
 
     def restart(self) -> None:
         """Number from 1 again."""

@@ -207,11 +207,11 @@ class FeedInput:
         new = {name for name in self._windows if self._progress.of(name) == _NOTHING}
         for partition, point in stored.items():
             live = asked.get(partition, point.offset)
-            if read := self.tracker.next_offset(partition):
-                begin[partition] = Begin(read)
-                continue
             readers = _readers(found, point) & self._windows.keys()
             answered_ns = max((max(self._progress.of(name).closed, default=0) for name in readers), default=0)
+            if read := self.tracker.next_offset(partition):
+                begin[partition] = Begin(read, None, answered_ns)
+                continue
             firsts = [self._first_missing(name, partition, live) for name in readers]
             known = [first for first in firsts if first is not None]
             is_enough = known and len(known) == len(readers) and not new

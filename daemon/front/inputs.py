@@ -91,7 +91,8 @@ class Inputs:
         """Connect all, and read into ``ring``; returns when one is connected."""
         self._some_up.clear()
         for feed in self._feeds.values():
-            feed.begin(ring)
+            if not feed.exhausted.is_set():
+                feed.begin(ring)
         for name, feed in self._feeds.items():
             self._tasks.start(_task(name), partial(self._feed, name, feed, ring), returns=True)
         await self._some_up.wait()

@@ -273,7 +273,7 @@ class ProgressStore:
         sequences: Sequence[int],
         closed: tuple[int, ...],
         window: Window = _UNKNOWN,
-        corrections: int = 0,
+        corrected: tuple[int, ...] = (),
     ) -> None:
         """Answers of ``version``, with these numbers, and all versions before it are acknowledged.
 
@@ -286,14 +286,13 @@ class ProgressStore:
         while newest + 1 in known.beyond:
             newest += 1
             known.beyond.discard(newest)
-        if covers(known.progress, closed, corrections):  # it was made before a take-over
-            corrections = known.progress.corrections
         furthest = _furthest(known.progress.closed, closed)
-        known.progress = Progress(self.epoch, version, newest, furthest, window, corrections)
+        corrected = _furthest(known.progress.corrected, corrected)
+        known.progress = Progress(self.epoch, version, newest, furthest, window, corrected)
 
-    def is_history(self, session: str, closed: tuple[int, ...], corrections: int = 0) -> bool:
+    def is_history(self, session: str, closed: tuple[int, ...], corrected: tuple[int, ...] = ()) -> bool:
         """Whether an earlier engine's answers covered bars with these openings, by the session's symbols."""
-        return covers(self._session(session).history, closed, corrections)
+        return covers(self._session(session).history, closed, corrected)
 
     def knows_history(self, session: str) -> bool:
         """Whether it is known up to which bars earlier engines answered."""

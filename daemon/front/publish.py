@@ -226,7 +226,7 @@ class Publisher:
     def _is_history(self, event: protocol.Committed) -> bool:
         """Also where the engine did not know it: its progress is that of its start, or it cannot tell."""
         inputs = event.inputs
-        if event.history or self.progress.is_history(event.session, inputs.closed, inputs.corrections):
+        if event.history or self.progress.is_history(event.session, inputs.closed, inputs.corrected):
             return True
         # by its records only where nothing better is known: an empty bar has those of the bar before it
         unknown = not self.progress.knows_history(event.session)
@@ -441,8 +441,8 @@ class Publisher:
                 done = versions.pop(oldest)
                 self._tracker.acknowledge(session, done.inputs.low_watermark)
                 window = published.windows.get(oldest, Window())
-                closed, corrections = done.inputs.closed, done.inputs.corrections
-                self.progress.acknowledge(session, oldest, done.sequences, closed, window, corrections)
+                closed, corrected = done.inputs.closed, done.inputs.corrected
+                self.progress.acknowledge(session, oldest, done.sequences, closed, window, corrected)
                 published.windows = {n: each for n, each in published.windows.items() if n > oldest}
                 if self.transactions is not None:
                     self.transactions.complete(session, oldest)

@@ -1,6 +1,7 @@
 """Publish/subscribe over real loopback sockets, and the counting of missing messages."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from feeds.source import Incoming, PublishRefused, Sink, SinkStopped, Source
 from feeds.zeromq import GapCounter, Header, ZmqSink, ZmqSource
+from tests.feeds.waiting import eventually
 
 ANYWHERE = "tcp://127.0.0.1:*"
 
@@ -108,6 +110,30 @@ async def test_messages_arrive_in_order_with_their_headers(
     assert got[0].ts_recv_ns == 42
     assert got[6].headers == {"schema": b"trade.v1", "encoding": b"msgpack", "source": b"out", "seq": b"7"}
     assert source.lost == 0  # the other topic's numbers do not look like a gap
+    await source.stop()
+    await sink.stop()
+
+
+async def test_it_is_read_up_to_when_its_queue_was_empty(context: zmq.asyncio.Context) -> None:
+    """What waits in the queue, or was not pushed on, came later."""
+    sink = ZmqSink("out", "inproc://behind", context=context)
+    await sink.start()
+    source = ZmqSource("in", "inproc://behind", [""], context=context, max_records=2)
+    await source.start()
+    await joined(source, sink, "md.a")
+    sent_ns = time.monotonic_ns()
+    for n in range(5):
+        await sink.publish("md.a", None, b"%d" % n, {})
+    batches, sizes = source.batches(), []
+    for _ in range(3):
+        sizes.append(len(await anext(batches)))
+        assert source.read_until_ns < sent_ns
+    assert sizes == [2, 2, 1]
+    waiting = asyncio.ensure_future(anext(batches))
+    await eventually(lambda: source.read_until_ns > sent_ns)
+    await sink.publish("md.a", None, b"more", {})
+    await waiting
+    await batches.aclose()
     await source.stop()
     await sink.stop()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 from hypothesis import given
@@ -43,40 +42,44 @@ def test_a_standby_asks_exactly_what_the_one_before_left(
     assert not history.rebuilding or answered == len(made)
 
 
-Step = tuple[int, int, bool]
-"""A bar's leg and opening, and whether it is written again."""
+Step = tuple[int, int, int | None]
+"""A bar's leg and opening; of one that is written again, the offset of the late record."""
 
 
-def until(steps: Sequence[Step]) -> tuple[tuple[int, ...], int]:
-    """The newest bar of each leg, and the corrections behind the last bar."""
+def until(steps: Sequence[Step]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The newest bar and the newest correction of each leg."""
     closed = tuple(max((at for of, at, _ in steps if of == leg), default=-1) for leg in (0, 1))
-    corrections = list(itertools.takewhile(lambda step: step[2], reversed(steps)))
-    return closed, len(corrections)
+    late = [[late for of, _, late in steps if of == leg and late is not None] for leg in (0, 1)]
+    corrected = tuple(max(each, default=-1) for each in late)
+    return closed, corrected if max(corrected) >= 0 else ()
 
 
 @given(bars, st.data(), st.sampled_from(["log", "snapshot", "standby"]))
 def test_each_correction_is_asked_once(script: list[tuple[int, int]], data: st.DataObject, how: str) -> None:
-    """Whatever was acknowledged. The newest bar of each symbol is read again, or a snapshot has it."""
-    steps = list[Step]()
+    """Whatever was acknowledged, from wherever the bars are read again, and whichever make none then."""
+    steps, offset = list[Step](), 0
     for leg, at in opened(script):
-        steps.append((leg, at, False))
-        steps += [(leg, at, True)] * data.draw(st.integers(0, 2))
+        steps.append((leg, at, None))
+        for _ in range(data.draw(st.integers(0, 2))):
+            offset += data.draw(st.integers(1, 3))
+            steps.append((leg, data.draw(st.integers(1, at)), offset))
     answered = data.draw(st.integers(0, len(steps)))
     closed, corrected = until(steps[:answered])
-    newest = [steps.index((leg, at, False)) for leg, at in enumerate(closed) if at >= 0]
-    begins = data.draw(st.integers(0, answered if how == "snapshot" else min(newest, default=0)))
-    restored = until(steps[:begins]) if how == "snapshot" else ((), 0)
+    begins = data.draw(st.integers(0, answered))
+    restored = until(steps[:begins]) if how == "snapshot" else ((), ())
+    again = [step for step in steps[begins:answered] if step[2] is None or data.draw(st.booleans())]
     if how == "standby":
         history = History(2, follows=True)
-        taken = data.draw(st.integers(begins, answered))
-        assert all(history.take(*step) for step in steps[begins:taken])
+        read = data.draw(st.integers(0, len(again)))
+        assert all(history.take(*step) for step in again[:read])
         history.take_over(closed, corrected)
+        again = again[read:]
     else:
-        history = History(2, closed, restored[0], corrected=corrected, corrections=restored[1])
-        taken = begins
-    asked = [step for step in steps[taken:] if not history.take(*step)]
-    assert asked == steps[answered:]
-    assert (history.closed, history.corrections) == until(steps) or not steps[taken:]
+        history = History(2, closed, restored[0], corrected=corrected, restored_corrected=restored[1])
+    assert [history.take(*step) for step in again] == [True] * len(again)
+    assert (history.closed, history.corrected) == (closed, corrected)
+    assert [step for step in steps[answered:] if not history.take(*step)] == steps[answered:]
+    assert (history.closed, history.corrected) == until(steps)
 
 
 def test_a_take_over_without_anything_acknowledged_asks_all() -> None:

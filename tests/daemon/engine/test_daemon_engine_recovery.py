@@ -169,7 +169,7 @@ class Engine:
         """As if everything so far were acknowledged."""
         newest = {e.session: e for e in self.events if isinstance(e, protocol.Committed)}
         return {
-            name: Progress(1, each.version, 0, each.inputs.closed, corrections=each.inputs.corrections)
+            name: Progress(1, each.version, 0, each.inputs.closed, corrected=each.inputs.corrected)
             for name, each in newest.items()
         }
 
@@ -343,7 +343,7 @@ def test_the_newest_snapshot_that_is_whole_and_acknowledged_is_used(left: Left) 
             for reason in ("torn", "foreign", "newer", "no_room")
         }
         offset, version = offset_of(engine), engine.host.sessions.built.tapes["s"].version
-        assert version == progress["s"].version
+        assert version >= progress["s"].version
         assert engine.value("snapshots_restored_total", session="s") == (offset is not None)
         engine.kill()
         return offset, {reason: n for reason, n in reasons.items() if n}
@@ -353,7 +353,9 @@ def test_the_newest_snapshot_that_is_whole_and_acknowledged_is_used(left: Left) 
     second = START + 6 * SECOND
     behind = {"s": Progress(1, progress["s"].version, 0, (second,))}
     assert again(behind) == (19, {"newer": 1})
-    assert again({"s": Progress(1, 3, 0, progress["s"].closed)}) == (None, {"newer": 2})
+    # another engine has answered the same bars since, under lower numbers
+    assert again({"s": Progress(2, 3, 0, progress["s"].closed)}) == (31, {})
+    assert again({"s": Progress(2, 3, 0, (second,))}) == (19, {"newer": 1})
     assert again({"s": Progress(1, 100)}) == (None, {"newer": 2})
     raw = newest.read_bytes()
     newest.write_bytes(raw[:-1])

@@ -71,13 +71,11 @@ class Rig:
             self.tracker.passed_on(session, self.numbers, STREAM, offset)
 
     def committed(
-        self, session: str, version: int, low_watermark: int, *closed: int, corrections: int = 0
+        self, session: str, version: int, low_watermark: int, *closed: int, corrected: tuple[int, ...] = ()
     ) -> None:
         event = protocol.Committed(
             *(session, version, 1, 20, version, Times(START, time.time_ns(), time.monotonic_ns())),
-            protocol.Inputs(
-                low_watermark - 1, low_watermark - 1, low_watermark, closed, corrections=corrections
-            ),
+            protocol.Inputs(low_watermark - 1, low_watermark - 1, low_watermark, closed, corrected=corrected),
         )
         self.sessions.committed(event)
         self.publisher.committed(event)
@@ -595,12 +593,12 @@ async def test_corrections_behind_the_newest_answered_bar_are_answered_once(rig)
     """Two were answered before this engine, and are read again; the third is new."""
     sink = MemorySink()
     r = rig(Route(sink, "answers.v1"))
-    r.publisher.progress.read([pack(1, {"aaa": Progress(1, 5, 18, (START,), corrections=2)}).text])
+    r.publisher.progress.read([pack(1, {"aaa": Progress(1, 5, 18, (START,), corrected=(7,))}).text])
     r.publisher.progress.start(["aaa"])
-    for corrections, version in enumerate((6, 7, 8), 1):
+    for number, version in enumerate((6, 7, 8), 1):
         r.arrive("aaa", version)
-        r.committed("aaa", version, corrections + 1, START, corrections=corrections)
-        r.answer("aaa", version, corrections + 1)
+        r.committed("aaa", version, number + 1, START, corrected=(version,))
+        r.answer("aaa", version, number + 1)
     await until(lambda: r.publisher.progress.of("aaa").version == 8)
     assert {a.data_version for a in sink.messages("answers.v1")} == {8}
 

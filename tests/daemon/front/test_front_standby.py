@@ -103,7 +103,7 @@ async def test_it_goes_on_where_it_has_read_behind_what_is_committed() -> None:
     rig.tracker.all_passed_on("aaa", [1, 2], P, [97, 98])
     # the other one answered two more bars, after an engine of its own died
     rig.log.points[P] = CommitPoint(130, text(6, 12, 72, 7))
-    assert await rig.log.reader.assigned(rig.log.points) == {P: Begin(99)}
+    assert await rig.log.reader.assigned(rig.log.points) == {P: Begin(99, None, 7)}
     assert rig.told == [{"aaa": Progress(7, 12, 72, (7,)), "bbb": Progress(7)}]
     rig.log.reader.begins(P, 99)
     assert rig.standby.answers
