@@ -26,10 +26,8 @@ class History:
         follows: bool = False,
     ) -> None:
         self._follows = follows
-        self._corrected = list(corrected) if len(corrected) == legs else [-1] * legs
-        self._seen_corrected = list(restored_corrected) if len(restored_corrected) == legs else [-1] * legs
-        self._until = tuple(acknowledged) if len(acknowledged) == legs else (-1,) * legs
-        self._seen = list(restored) if len(restored) == legs else [-1] * legs
+        self._until, self._corrected = _by_leg(acknowledged, legs), _by_leg(corrected, legs)
+        self._seen, self._seen_corrected = _by_leg(restored, legs), _by_leg(restored_corrected, legs)
         self.rebuilding = follows or self._missing()
         """Bars that were answered are still to come."""
 
@@ -70,10 +68,14 @@ class History:
         """The other daemon has answered up to here; bars behind are asked."""
         self._follows = False
         if len(acknowledged) == len(self._until):
-            self._until = tuple(acknowledged)
+            self._until = list(acknowledged)
         if len(corrected) == len(self._until):
             self._corrected = list(corrected)
         self.rebuilding = self._missing()
 
     def _missing(self) -> bool:
         return any(seen < until for seen, until in zip(self._seen, self._until, strict=True))
+
+
+def _by_leg(known: Sequence[int], legs: int) -> list[int]:
+    return list(known) if len(known) == legs else [-1] * legs
