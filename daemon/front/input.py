@@ -85,6 +85,8 @@ class FeedInput:
         self._mine: set[Partition] = set()
         self._elsewhere_answered: set[str] = set()
         """Sessions that another daemon has answered further than this engine knows, or may have."""
+        self._unrestored: set[str] = set()
+        """Sessions that came back from no snapshot, and were not read yet by an engine that stands by."""
         self.resume: Resume = _nothing
         self.begin_anew: BeginAnew = lambda sessions, answered: None
         """What is still to come of these sessions is dropped until they have begun anew."""
@@ -97,6 +99,7 @@ class FeedInput:
         self.take_over: Callable[[], Awaitable[None]] = _no_engine
         """Has the engine ask about bars behind the sessions' progress, which until then are history."""
         self._waiting = _standing_by(source) if config.recovery.standby else None
+        self._looks = self._waiting is not None and config.recovery.interval > 0
         if self._waiting is not None:
             self._waiting.stand_by()
         self._elsewhere: Mapping[str, str] = {}
@@ -140,6 +143,7 @@ class FeedInput:
         """
         self._positions = positions
         self._left.clear()
+        self._unrestored = {each.name for each in self._sessions} - positions.keys() if self._looks else set()
         self._tell_stored((), engine_is_new=True)
 
     @property
@@ -185,6 +189,7 @@ class FeedInput:
         texts = [point.metadata for point in stored.values()]
         found = self._progress.read(texts)
         self._elsewhere = {**self._elsewhere, **self._progress.owners(texts)}
+        await self._look_for_snapshots(found)
         for partition, point in stored.items():
             self.tracker.follow(partition, point.offset, _readers(found, point))
         return self._begin(found, stored)
@@ -193,11 +198,23 @@ class FeedInput:
         """Nobody else answers: go on behind what was committed last, where the tapes are already."""
         since_ns = time.monotonic_ns()
         found = self._progress.read(point.metadata for point in stored.values())
+        await self._look_for_snapshots(found)
         self._progress.begin_epoch()
         await self.take_over()
         self._standby.took_over(since_ns)
         self._stored.update(stored)
         return self._begin(found, stored)
+
+    async def _look_for_snapshots(self, found: Mapping[str, Stored]) -> None:
+        """Begin sessions anew that came back from no snapshot, before anything of them is read.
+
+        While the engine loaded, the daemon that answers wrote on: all its files may have been newer than what
+        the engine knew as acknowledged.
+        """
+        answered = set[str]().union(*(each.sessions for each in found.values()))
+        if names := self._unrestored & answered:
+            self._positions = {**self._positions, **await self.resume(names)}
+            self._unrestored -= names
 
     def _begin(
         self, found: Mapping[str, Stored], stored: Mapping[Partition, CommitPoint]

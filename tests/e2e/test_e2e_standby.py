@@ -21,6 +21,7 @@ from daemon.api.health import STANDBY
 from daemon.api.messages import Answers, AnswersReply, ErrorReply
 from daemon.audit.completeness import Audit
 from daemon.config.schema import Config
+from daemon.front.input import FeedInput
 from daemon.front.server import Front
 from daemon.progress import Progress
 from feeds.kafka_client import quiet_client_log
@@ -159,6 +160,38 @@ async def test_a_standby_keeps_warm_and_silent_and_takes_over(pair: Pair) -> Non
         await pair.answered(market)
         await until(lambda: third.not_ready() == [], 30.0, "the third to answer")
         await until(lambda: second.not_ready()[:1] == [STANDBY], 60.0, "the second to stand by")
+    finally:
+        await market.sink.stop()
+
+
+@pytest.mark.kafka
+async def test_snapshots_that_are_acknowledged_while_its_engine_loads_are_taken(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    market = Market(pair.kafka, f"{pair.name}.ticks")
+    await market.sink.start()
+    try:
+        await pair.join("one")
+        await market.trade(5)
+        await pair.answered(market)
+        await until(lambda: len(list(pair.snapshots.glob("*.snapshot"))) >= len(SYMBOLS), 30.0)
+
+        async def too_early(self: FeedInput) -> None:
+            """Nothing is committed yet when it asks."""
+
+        monkeypatch.setattr(FeedInput, "recover", too_early)
+        second = await pair.join("two")
+        names = [session.name for session in second.config.sessions]
+
+        def count(metric: str, **labels: str) -> list[float]:
+            return [second.store.value(metric, session=name, **labels) for name in names]
+
+        assert min(count("foretick_snapshots_refused_total", reason="newer")) > 0
+        await until(lambda: min(count("foretick_snapshots_restored_total")) > 0, 30.0, "snapshots")
+        await market.trade(3)
+        await pair.answered(market)
+        await pair.warm(second)
+        assert count("foretick_snapshots_restored_total") == [1] * len(names)
     finally:
         await market.sink.stop()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,13 +15,14 @@ from daemon.front.input import FeedInput
 from daemon.front.offsets import OffsetTracker
 from daemon.front.progress import ProgressStore
 from daemon.front.standby import Standby
-from daemon.progress import Progress
+from daemon.progress import Position, Progress
 from daemon.supervision import Tasks
+from feeds.durations import Duration
 from feeds.source import Begin, CommitPoint, Partition
 from ingest.ring import Ring
 from metrics.store import MetricStore
 from tests.daemon.front.test_front_input import Log
-from tests.e2e.support import inproc_config
+from tests.e2e.support import SECOND, inproc_config
 
 P, Q = ("t", 0), ("t", 1)
 
@@ -44,7 +45,7 @@ class Waiting(Log):
 class Rig:
     """``told``: progress that the engine was given at a take-over."""
 
-    def __init__(self, points: Mapping[Partition, CommitPoint]) -> None:
+    def __init__(self, points: Mapping[Partition, CommitPoint], interval: int = SECOND) -> None:
         store = MetricStore.local({"session": ["aaa", "bbb"], "source": ["kafka"], "sink": []})
         self.store = store
         self.log = Waiting(points)
@@ -52,7 +53,9 @@ class Rig:
         self.tracker = OffsetTracker(self.progress.describe)
         self.standby = Standby(store, configured=True, clock=lambda: 0)
         self.input = FeedInput(
-            replace(inproc_config(["V:AAA", "V:BBB"]), recovery=RecoveryConfig(standby=True)),
+            replace(
+                inproc_config(["V:AAA", "V:BBB"]), recovery=RecoveryConfig(Duration(interval), standby=True)
+            ),
             self.log,
             self.tracker,
             store,
@@ -66,11 +69,20 @@ class Rig:
         async def take_over() -> None:
             self.told.append({name: self.progress.resumed(name) for name in ("aaa", "bbb")})
 
-        self.input.take_over = take_over
+        self.anew: list[set[str]] = []
+        """Sessions that began anew."""
 
-    async def start(self) -> None:
+        async def resume(names: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
+            self.anew.append(set(names))
+            return {name: {f"V:{name.upper()}": Position("kafka", *P, 90)} for name in names}
+
+        self.input.take_over, self.input.resume = take_over, resume
+
+    async def start(self, restored: Mapping[str, Mapping[str, Position]] | None = None) -> None:
+        """``restored``: sessions that the engine found a snapshot of, by default both."""
         await self.input.recover()
         self.progress.start(["aaa", "bbb"])
+        self.input.engine_ready({"aaa": {}, "bbb": {}} if restored is None else restored)
         self.standby.wait()
         self.input.connected = True
 
@@ -117,6 +129,32 @@ async def test_it_goes_on_where_it_has_read_behind_what_is_committed() -> None:
     assert await rig.input.commit()
     assert rig.log.committed == {P: 130}
     assert rig.store.count("foretick_takeover_seconds") == 1
+
+
+async def test_a_session_without_a_snapshot_begins_anew_before_it_is_read() -> None:
+    rig = Rig({P: CommitPoint(100, text(4, 10, 60, 5))})
+    await rig.start({"bbb": {}})
+    assert await rig.log.reader.follows(rig.log.points) == {P: Begin(90, 100, 5)}, "where its snapshot ends"
+    rig.log.points[P] = CommitPoint(130, text(4, 12, 72, 7))
+    await rig.log.reader.follows(rig.log.points)
+    assert rig.anew == [{"aaa"}]
+    assert await rig.log.reader.assigned(rig.log.points) == {P: Begin(90, 130, 7)}
+    assert rig.anew == [{"aaa"}]
+
+
+async def test_nor_does_it_take_over_without_having_looked_for_one() -> None:
+    rig = Rig({P: CommitPoint(100, text(4, 10, 60, 5))})
+    await rig.start({})
+    await rig.log.reader.assigned(rig.log.points)
+    assert rig.anew == [{"aaa"}], "nothing was ever answered of the other one"
+    assert len(rig.told) == 1
+
+
+async def test_without_snapshots_none_are_looked_for() -> None:
+    rig = Rig({P: CommitPoint(100, text(4, 10, 60, 5))}, interval=0)
+    await rig.start({})
+    await rig.log.reader.follows(rig.log.points)
+    assert rig.anew == []
 
 
 steps = st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1, max_size=12)
