@@ -117,6 +117,8 @@ class KafkaSource:
         self._marks: dict[TopicPartition, tuple[int, int]] = {}
         """An end of each partition that is behind, and when it was the end, monotonic, ns."""
         self._caught_up: dict[TopicPartition, int] = {}
+        self._polled: dict[TopicPartition, tuple[int, int]] = {}
+        """When the broker answered last about a partition: ms of the system's clock, and ns, monotonic."""
         self._paused = False
         self._stop = asyncio.Event()
         self._quiet_since = 0.0
@@ -675,7 +677,10 @@ class KafkaSource:
 
     def _note_caught_up(self, partition: TopicPartition, position: int, end: int, polled_ms: int) -> None:
         """``end``: the partition's, when the broker answered last, at ``polled_ms`` of the system's clock."""
-        polled_ns = time.monotonic_ns() - max(0, time.time_ns() - polled_ms * 1_000_000)
+        known_ms, polled_ns = self._polled.get(partition, (0, 0))
+        if known_ms != polled_ms:  # once for each answer: the system's clock may be set meanwhile
+            polled_ns = time.monotonic_ns() - max(0, time.time_ns() - polled_ms * 1_000_000)
+            self._polled[partition] = polled_ms, polled_ns
         marked, since_ns = self._marks.get(partition, (end, polled_ns))
         if position >= min(marked, end):
             self._caught_up[partition] = polled_ns if position >= end else since_ns

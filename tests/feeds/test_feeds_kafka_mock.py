@@ -177,7 +177,7 @@ async def test_broker_not_there_at_start(caplog: pytest.LogCaptureFixture) -> No
     assert time.monotonic() - began < 2
 
 
-async def test_it_tells_up_to_when_it_has_read(broker: MockBroker) -> None:
+async def test_it_tells_up_to_when_it_has_read(broker: MockBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not past a record that was not taken, nor while it is paused or the broker is down."""
     sink = KafkaSink("out", broker.bootstrap)
     source = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK, poll_ms=50)
@@ -221,6 +221,11 @@ async def test_it_tells_up_to_when_it_has_read(broker: MockBroker) -> None:
     for hold, go_on in ((source.pause, source.resume), (broker.set_down, broker.set_up)):
         hold()
         await rests()
+        rested, set_back_ns = source.read_until_ns, time.time_ns() - 3600 * 10**9
+        with monkeypatch.context() as patched:
+            patched.setattr(time, "time_ns", lambda set_back_ns=set_back_ns: set_back_ns)
+            await rests()
+        assert source.read_until_ns == rested, "the system's clock was set back"
         go_on()
         await moves(time.monotonic_ns())
     reading.cancel()
