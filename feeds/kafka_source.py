@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -103,6 +103,9 @@ class KafkaSource:
             "auto_offset_reset": "earliest",
             "enable_auto_commit": False,
             "isolation_level": "read_committed",
+            # While paused nothing is fetched. One that left the group then would join again only with a
+            # fetch, which may wait for a commit, which needs a member.
+            "max_poll_interval_ms": _NEVER_MS,
             # A class of its own: aiokafka keeps the sticky assignor's state on the class, shared by all
             # consumers.
             "partition_assignment_strategy": (type("Sticky", (StandbyAssignor,), {}),),
@@ -164,8 +167,7 @@ class KafkaSource:
         self._stands_by = True
         self._config["partition_assignment_strategy"][0].standby = True
         heartbeat_ms = min(_STANDBY_HEARTBEAT_MS, self._config.get("heartbeat_interval_ms", 3000))
-        # a member without partitions fetches nothing, and stays all the same
-        self._config |= {"heartbeat_interval_ms": heartbeat_ms, "max_poll_interval_ms": _NEVER_MS}
+        self._config["heartbeat_interval_ms"] = heartbeat_ms
 
     @property
     def again(self) -> bool:
@@ -265,8 +267,8 @@ class KafkaSource:
                         yield followed
                     continue
                 each_s = _PLACE_EACH_S * len(consumer.assignment())
-                async with asyncio.timeout(_PLACE_S + each_s):
-                    await self._place(consumer)
+                async with asyncio.timeout(_PLACE_S + each_s) as limit:
+                    await self._place(consumer, limit)
                 await self._stop_following()
                 self._pause_assigned(consumer)
                 fetched = await self._fetch(consumer)
@@ -428,12 +430,14 @@ class KafkaSource:
             for topic in self._topics
             for number in consumer.partitions_for_topic(topic) or ()
         ]
-        async with asyncio.timeout(_PLACE_S + _PLACE_EACH_S * len(names)):
+        async with asyncio.timeout(_PLACE_S + _PLACE_EACH_S * len(names)) as limit:
             found = await _committed(consumer, names)
             moved = {p: point for p, point in found.items() if self._followed.get(p) != point}
             wanted: Mapping[Partition, Begin] = {}
             if moved and self._reader is not None:
-                wanted = await self._reader.follows({(p.topic, p.partition): at for p, at in moved.items()})
+                points = {(p.topic, p.partition): at for p, at in moved.items()}
+                with _not_counted(limit):
+                    wanted = await self._reader.follows(points)
 
             async def place(reading: AIOKafkaConsumer, partition: TopicPartition) -> None:
                 await self._resume(reading, partition, moved[partition].offset, wanted.get(tuple(partition)))
@@ -453,7 +457,7 @@ class KafkaSource:
         if follower is not None:
             await close_client(follower.consumer, self._stop_timeout_s)
 
-    async def _place(self, consumer: AIOKafkaConsumer) -> None:
+    async def _place(self, consumer: AIOKafkaConsumer, limit: asyncio.Timeout) -> None:
         """Seek in partitions that are new to us, and count those that went elsewhere."""
         async with self._joining:
             rejoined, self._rejoined = self._rejoined, False
@@ -472,7 +476,8 @@ class KafkaSource:
             wanted: Mapping[Partition, Begin] = {}
             if self._reader is not None:
                 points = {tuple(p): stored.get(p, CommitPoint(0)) for p in new}
-                wanted = await self._reader.assigned(points)
+                with _not_counted(limit):
+                    wanted = await self._reader.assigned(points)
             self._serves = True  # the reader answers from now on, whatever fails below
             for partition in sorted(new):
                 committed = stored[partition].offset if partition in stored else None
@@ -734,6 +739,16 @@ def _generation(consumer: AIOKafkaConsumer) -> tuple[int, str]:
 
 def _names(partitions: Iterable[TopicPartition]) -> frozenset[Partition]:
     return frozenset((each.topic, each.partition) for each in partitions)
+
+
+@contextlib.contextmanager
+def _not_counted(limit: asyncio.Timeout) -> Iterator[None]:
+    """Within ``limit``, which is the broker's: the reader may take long to bring sessions back."""
+    now, due = asyncio.get_running_loop().time, limit.when()
+    began = now()
+    limit.reschedule(None)
+    yield
+    limit.reschedule(None if due is None else due + now() - began)
 
 
 async def _nothing() -> None:

@@ -183,6 +183,11 @@ class Ingest:
         self._readers = [route.sessions for route in routes.values()]
         self._columns = ColumnDecoder(list(routes))
 
+    @property
+    def held(self) -> bool:
+        """Whether reading waits for the gate, or will as soon as the ring has room."""
+        return self.paused and not self._gate.is_set()
+
     def gate(self, is_open: bool) -> None:
         """Open or close the gate; a source that can wait is paused while it is closed."""
         if is_open:

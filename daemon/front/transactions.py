@@ -83,6 +83,8 @@ class Transactions:
         """Streams that are read again since that transaction was made; its points are outdated."""
         self.gives_up = False
         """Nobody reads the source, so it learns nothing of partitions: those not known to be ours are not."""
+        self.is_unread: Callable[[], bool] = lambda: False
+        """Whether nobody reads the source until less waits here: what is not known to be ours is not."""
         self.left: Callable[[Collection[Stream]], None] = lambda streams: None
         """Called where streams are another member's."""
 
@@ -236,7 +238,9 @@ class Transactions:
     def _membership(self) -> Membership | None:
         found = self._source.membership
         if self.gives_up:
-            found = (found or Membership(""))._replace(placing=frozenset())
+            found = found or Membership("")
+        if found and (self.gives_up or self.is_unread()):
+            found = found._replace(placing=frozenset())
         return found and found._replace(partitions=found.partitions - self._rewound)
 
     def _put_back(self, taken: Iterable[_Staged], points: Iterable[Stream]) -> None:

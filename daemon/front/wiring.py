@@ -187,6 +187,7 @@ def make_front(
         entering.transactions = publisher.transactions
         if publisher.transactions is not None:
             publisher.transactions.left = entering.left
+            publisher.transactions.is_unread = entering.is_held
     room = Room(config.query.max_prompts, config.query.max_prompts_each)
     prompts = Prompts(room, send, lateness.admit, access)
     generations = Generations(

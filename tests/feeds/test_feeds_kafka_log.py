@@ -10,6 +10,7 @@ import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
 
+from feeds import kafka_source
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_source import KafkaSource
 from feeds.mock_broker import MockBroker
@@ -205,6 +206,32 @@ async def test_a_partition_that_others_may_have_had_is_ours_once_it_is_known_wha
         await eventually(lambda: source.membership is not None and source.membership.partitions == both)
         assert source.membership.placing == frozenset()
         assert notes.began == {(T, 1): 0}
+        await source.stop()
+        await reading
+
+
+async def test_the_broker_s_time_is_not_used_up_by_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which may bring many sessions back before a partition is read."""
+    monkeypatch.setattr(kafka_source, "_PLACE_S", 0.3)
+    monkeypatch.setattr(kafka_source, "_PLACE_EACH_S", 0.0)
+    with MockBroker() as broker:
+        broker.create_topic(T)
+        await produce(broker.bootstrap, T, 3)
+        source = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
+        notes = Notes(source, "text")
+        calls = 0
+
+        async def slowly(stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, Begin]:
+            nonlocal calls
+            calls += 1
+            await asyncio.sleep(1.0)
+            return {}
+
+        monkeypatch.setattr(notes, "assigned", slowly)
+        await source.start()
+        reading = asyncio.ensure_future(notes.read())
+        await eventually(lambda: len(notes.got) == 3)
+        assert (calls, source.connection.retries) == (1, 0)
         await source.stop()
         await reading
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from aiokafka.consumer.subscription_state import SubscriptionState
 
 from feeds.backoff import CAP_S, Connection, delay_s
 from feeds.connector import SettingError
@@ -175,6 +176,23 @@ async def test_broker_not_there_at_start(caplog: pytest.LogCaptureFixture) -> No
     await sink.stop()
     await asyncio.wait_for(asyncio.gather(*starting), 2)
     assert time.monotonic() - began < 2
+
+
+async def test_a_member_that_is_paused_for_long_stays_one(
+    broker: MockBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only fetching would bring it back, and it may fetch no more until it has committed as a member."""
+    source = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK, poll_ms=50)
+    await source.start()
+    reading = asyncio.create_task(anext(source.batches()))
+    await eventually(lambda: source.membership is not None)
+    source.pause()
+    monkeypatch.setattr(SubscriptionState, "fetcher_idle_time", 3600.0)
+    await asyncio.sleep(1.0)
+    assert source.membership is not None
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    await source.stop()
 
 
 async def test_it_tells_up_to_when_it_has_read(broker: MockBroker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -332,6 +332,19 @@ async def test_a_source_that_nobody_reads_does_not_learn_what_is_its_own(
     assert not running.broker.got
 
 
+async def test_nor_does_one_that_is_not_read_until_transactions_are_committed(running: Running) -> None:
+    """Where it could not be learnt in a rebalance whether others had the partition, only reading tells."""
+    running.member.membership = Membership("g", placing=frozenset({IN}))
+    running.answer("a", 1, IN)
+    assert not await running.transactions.settle(within_s=0.1)
+    running.transactions.is_unread = lambda: True
+    assert await running.transactions.settle()
+    assert running.left == [IN]
+    running.member.membership = None
+    running.answer("b", 1, OTHER)
+    assert not await running.transactions.settle(within_s=0.1), "a new generation is joined without a read"
+
+
 async def test_a_transaction_that_others_have_overtaken_is_dropped_though_its_partition_is_back(
     running: Running,
 ) -> None:
