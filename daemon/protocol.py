@@ -97,12 +97,13 @@ class RemoveSession(msgspec.Struct, frozen=True, tag="remove_session"):
     """Close a session: what is asked of it fails. Answered by `SessionRemoved`, its last event.
 
     ``keeps``: it is added again. Its snapshots stay, and it takes no records, but its questions are answered
-    from its window until it has another one.
+    from its window until it has another one. ``serves``: this daemon answered it, so its snapshots go, too.
     """
 
     id: int
     name: str
     keeps: bool = False
+    serves: bool = True
 
 
 class TakeOver(msgspec.Struct, frozen=True, tag="take_over"):

@@ -238,7 +238,7 @@ class EngineSessions:
 
     def _close(self, command: protocol.RemoveSession, tape: Tape) -> None:
         """Between two batches, after the last append."""
-        self._end(tape, REMOVED)
+        self._end(tape, REMOVED, keeps=not command.serves)
         self.store.remove_session(command.name)
         self.emit(protocol.SessionRemoved(command.id))
 

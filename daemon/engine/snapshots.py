@@ -347,12 +347,12 @@ class Snapshots:
 
     def _written(self, cut: _Cut) -> None:
         self._writing = None
+        kept, self._keeping = self._keeping, set()
         cut.blocks.release()
         session, name = self._sessions.get(cut.tape), cut.tape.name
         if session is None:  # it was removed meanwhile
-            if cut.tape not in self._keeping:
+            if cut.tape not in kept:
                 self.built.recovery.files.remove(name)
-            self._keeping.discard(cut.tape)
             return
         if cut.error is not None:
             reason = reason_of(cut.error) if isinstance(cut.error, SnapshotNoRoom) else "disk"

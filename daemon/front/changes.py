@@ -29,6 +29,7 @@ from daemon.front.questions import Questions
 from daemon.front.sessions import Sessions
 from daemon.front.waiting import Waiting
 from daemon.progress import Position, Progress
+from flash.questions import Question
 from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
@@ -120,7 +121,8 @@ class LiveSessions:
     async def _again(self, session: SessionConfig) -> None:
         """Remove a session from the engine, and add it again.
 
-        It stays a session meanwhile: an engine that dies in between is followed by one that has it.
+        It stays a session meanwhile: an engine that dies in between is followed by one that has it. Its
+        questions stay as clients have set them.
         """
         try:
             await self._command(lambda number: protocol.RemoveSession(number, session.name, keeps=True))
@@ -128,7 +130,8 @@ class LiveSessions:
             if error.code == "engine":
                 raise
             # the engine does not know it: an earlier call ended in between
-        await self._add(session, self._progress.resumed(session.name))
+        asked = tuple(self._sessions.states[session.name].questions)
+        await self._add(session, self._progress.resumed(session.name), asked)
 
     def heard(self, event: protocol.SessionEvent) -> None:
         """The engine replied: later events see the session as it is now."""
@@ -155,12 +158,13 @@ class LiveSessions:
     def _added(self, command: protocol.AddSession) -> None:
         """There is another session, or one began anew."""
         name = command.session.name
-        known = name in self._sessions.states
-        if known:
+        before = self._sessions.states.get(name)
+        if before is not None:
             self._forget_answers(name)
         self._sessions.add(command.session, command.questions, command.progress.version)
         self._publisher.add(command.session)
-        if known:
+        if before is not None:
+            self._sessions.states[name].paused = before.paused
             self._arrange(self.config)
         else:
             self._set((*self.config.sessions, command.session))
@@ -169,7 +173,10 @@ class LiveSessions:
         """There is no such session any more, if there was one."""
         if name not in self._sessions.states:
             return
-        self._progress.removed(name, self._forget_answers(name))
+        serves = self._input.serves(name)
+        version = self._forget_answers(name)
+        if serves:  # otherwise its progress is what another daemon commits
+            self._progress.removed(name, version)
         self._store.remove_session(name)
         self._set(s for s in self.config.sessions if s.name != name)
 
@@ -244,10 +251,17 @@ class LiveSessions:
 
     # One session.
 
-    async def _add(self, session: SessionConfig, progress: Progress | None = None) -> None:
-        """``progress``: what it goes on from, by default as a session that begins."""
+    async def _add(
+        self,
+        session: SessionConfig,
+        progress: Progress | None = None,
+        asked: tuple[Question, ...] | None = None,
+    ) -> None:
+        """``progress``: what it goes on from, ``asked``: its questions; by default those of a new one."""
         sessions = (*(s for s in self.config.sessions if s.name != session.name), session)
-        asked = questions_by_session(msgspec.structs.replace(self.config, sessions=sessions))[session.name]
+        if asked is None:
+            with_it = msgspec.structs.replace(self.config, sessions=sessions)
+            asked = questions_by_session(with_it)[session.name]
         numbers = self._input.number(sessions)
         try:
             block = self._store.add_session(session.name)
@@ -279,7 +293,8 @@ class LiveSessions:
         # its records go nowhere from now on
         self._input.change([s for s in self.config.sessions if s.name != name])
         try:
-            await self._command(lambda number: protocol.RemoveSession(number, name))
+            serves = self._input.serves(name)
+            await self._command(lambda number: protocol.RemoveSession(number, name, serves=serves))
         finally:
             self._input.change(self.config.sessions)
 

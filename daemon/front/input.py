@@ -212,7 +212,8 @@ class FeedInput:
         the engine knew as acknowledged.
         """
         answered = set[str]().union(*(each.sessions for each in found.values()))
-        if names := self._unrestored & answered:
+        unread = {name for name in self._unrestored if self.tracker.source_of(name) is None}
+        if names := unread & answered:
             self._positions = {**self._positions, **await self.resume(names)}
             self._unrestored -= names
 
@@ -313,6 +314,10 @@ class FeedInput:
         if not self._standby.answers:
             return self._elsewhere.get(session, "")
         return None if self.reads(session) else self._elsewhere.get(session)
+
+    def serves(self, session: str) -> bool:
+        """Whether this daemon, and no other, may have answered the session since its engine started."""
+        return self._standby.answers and (self._log is None or self.reads(session))
 
     def reads(self, session: str) -> bool:
         """Whether the session's records come from a partition that is ours."""
@@ -418,6 +423,10 @@ class FeedInput:
             "foretick_consumer_lag_records": {name: float(lag.records) for name, lag in named.items()},
             "foretick_consumer_lag_seconds": {name: lag.age_ns / 1e9 for name, lag in named.items()},
         }
+
+    def is_held(self) -> bool:
+        """Whether the source is not read because the gate is closed."""
+        return self._ingest is not None and self._ingest.held
 
     def gate(self, is_open: bool) -> None:
         """Open or close the gate; a source that can wait is paused while it is closed."""

@@ -144,6 +144,10 @@ class Inputs:
         """Commit every second, to each source by itself: one that hangs delays no other."""
         await asyncio.gather(*(feed.commit_for_ever() for feed in self._feeds.values()))
 
+    def serves(self, session: str) -> bool:
+        """See `FeedInput.serves`."""
+        return any(feed.serves(session) for feed in self._feeds.values())
+
     def reads(self, session: str) -> bool:
         """Whether any source reads the session here."""
         return any(feed.reads(session) for feed in self._feeds.values())

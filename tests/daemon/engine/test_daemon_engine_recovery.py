@@ -563,6 +563,23 @@ def test_a_session_that_begins_anew_does_not_take_what_was_read_before(left: Lef
         each.kill()
 
 
+@pytest.mark.parametrize("serves", [True, False])
+def test_a_session_that_is_removed_takes_its_files_along_unless_another_daemon_answers_it(
+    terse: Path, tmp_path: Path, serves: bool
+) -> None:
+    engine = Engine(config(terse, tmp_path, COMPACT))
+    for offset, trade in enumerate(log_of(1, 5, 3)):
+        engine.give(offset, trade)
+    engine.snapshot()
+    files = list(tmp_path.rglob("s.*.snapshot"))
+    assert files
+    engine.host.handle(protocol.RemoveSession(1, "s", serves=serves))
+    engine.rest()
+    assert any(isinstance(event, protocol.SessionRemoved) for event in engine.events)
+    assert [each.exists() for each in files] == [not serves] * len(files)
+    engine.kill()
+
+
 @pytest.mark.parametrize("since", [0, 25], ids=["no snapshot", "a snapshot"])
 def test_a_session_that_begins_anew_answers_as_before_around_new_anchors(
     terse: Path, tmp_path: Path, since: int

@@ -13,7 +13,7 @@ from daemon.front.wiring import make_front
 from feeds.connector import Route
 from feeds.durations import Duration
 from feeds.source import CommitFailed, CommitPoint, Partition
-from flash.questions import PAPER_SIX
+from flash.questions import PAPER_SIX, Question
 from tests.daemon.engine_events import answered
 from tests.e2e.support import (
     SECOND,
@@ -215,6 +215,42 @@ async def begins_anew(front: Front, engines: Engines) -> asyncio.Task[object]:
     engines.emit(protocol.SessionRemoved(removal.id))
     await until(lambda: bool(engines.sent))
     return resuming
+
+
+async def test_a_session_that_begins_anew_keeps_the_questions_that_clients_set(up):
+    front, engines, _, _ = up
+    state = front.sessions.states["aaa"]
+    mine = Question("mine", "Is it rising?", ("yes", "no"))
+    front.sessions.questions_set("aaa", [*state.questions[1:], mine])
+    state.paused = [state.questions[0]]
+    asked, paused = list(state.questions), list(state.paused)
+    resuming = await begins_anew(front, engines)
+    addition = engines.sent.pop()
+    assert addition.questions == tuple(asked)
+    engines.emit(protocol.SessionAdded(addition.id, {}))
+    await resuming
+    found = front.sessions.states["aaa"]
+    assert found is not state
+    assert (found.questions, found.paused) == (asked, paused)
+
+
+@pytest.mark.parametrize("serves", [False, True])
+async def test_another_daemon_s_session_that_is_removed_leaves_its_progress_and_files(up, serves):
+    """As of one that stands by, where both are reloaded."""
+    front, engines, _, _ = up
+    front.input.serves = lambda name: serves
+    front.publisher.progress.acknowledge("aaa", 10, [1], (5,))
+    before = front.publisher.progress.of("aaa")
+    engines.sent.clear()
+    reloading = asyncio.ensure_future(front.live.reload(inproc_config(["V:BBB"])))
+    await until(lambda: bool(engines.sent))
+    removal = engines.sent.pop()
+    assert isinstance(removal, protocol.RemoveSession)
+    assert removal.serves == serves
+    engines.emit(protocol.SessionRemoved(removal.id))
+    await until(lambda: bool(engines.sent))
+    assert (front.publisher.progress.of("aaa") == before) is not serves
+    reloading.cancel()
 
 
 async def test_a_session_outlives_an_engine_that_dies_before_it_began_anew(up):

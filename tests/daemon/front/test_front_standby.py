@@ -150,6 +150,28 @@ async def test_nor_does_it_take_over_without_having_looked_for_one() -> None:
     assert len(rig.told) == 1
 
 
+async def test_a_session_that_was_read_does_not_begin_anew() -> None:
+    """A commit may leave out sessions for want of room."""
+    rig = Rig({P: CommitPoint(100, pack(4, {}).text)})
+    await rig.start({})
+    await rig.log.reader.follows(rig.log.points)
+    rig.tracker.all_passed_on("aaa", [1, 2], P, [97, 98])
+    rig.log.points[P] = CommitPoint(130, text(4, 12, 72, 7))
+    await rig.log.reader.follows(rig.log.points)
+    assert rig.anew == []
+
+
+async def test_it_serves_what_it_reads_once_it_answers() -> None:
+    rig = Rig({P: CommitPoint(100, text(4, 10, 60, 5))})
+    await rig.start()
+    await rig.log.reader.follows(rig.log.points)
+    rig.tracker.all_passed_on("aaa", [1, 2], P, [97, 98])
+    assert not rig.input.serves("aaa")
+    await rig.log.reader.assigned(rig.log.points)
+    rig.log.reader.begins(P, 99)
+    assert (rig.input.serves("aaa"), rig.input.serves("bbb")) == (True, False)
+
+
 async def test_without_snapshots_none_are_looked_for() -> None:
     rig = Rig({P: CommitPoint(100, text(4, 10, 60, 5))}, interval=0)
     await rig.start({})
