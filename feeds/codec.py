@@ -121,9 +121,9 @@ REPLAY = "replay"
 
 
 def header_encoding(headers: Mapping[str, bytes], default: str = "json") -> str:
-    """The encoding named in a message's headers, or ``default``."""
+    """The encoding named in a message's headers, or ``default``, as where the header is empty."""
     raw = headers.get("encoding")
-    return default if raw is None else raw.decode("ascii", "replace")
+    return raw.decode("ascii", "replace") if raw else default
 
 
 def _decode(decoders: Mapping[str, _Decoder], payload: bytes, encoding: str) -> object:

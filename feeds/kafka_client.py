@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -27,6 +27,14 @@ PROBE_S = 2.0
 """Interval for checking a silent connection: an idle topic and a dead broker look alike."""
 BOOTSTRAP_S = 1.0
 """For the brokers' addresses to come, where a client that has just begun is stopped."""
+
+
+NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
+
+
+def headers_of(headers: Sequence[tuple[str, bytes | None]]) -> dict[str, bytes]:
+    """A record's headers; of those of one name the last, and b"" for a null value."""
+    return {name: value or b"" for name, value in headers}
 
 
 def quiet_client_log() -> None:

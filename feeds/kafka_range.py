@@ -15,7 +15,15 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
-from feeds.kafka_client import BrokerError, close_client, quiet_client_log, start_client, why_closed
+from feeds.kafka_client import (
+    NO_HEADERS,
+    BrokerError,
+    close_client,
+    headers_of,
+    quiet_client_log,
+    start_client,
+    why_closed,
+)
 from feeds.source import Incoming, Partition
 
 _POLL_MS = 200
@@ -202,7 +210,7 @@ def _incoming(record: Any) -> Incoming:
         record.offset,
         record.key,
         record.value or b"",
-        dict(record.headers or ()),
+        headers_of(headers) if (headers := record.headers) else NO_HEADERS,
         time.time_ns(),
         stamp * 1_000_000 if stamp and stamp > 0 else 0,
     )

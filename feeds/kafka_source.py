@@ -17,7 +17,7 @@ from aiokafka.errors import IllegalStateError, KafkaError
 
 from feeds.backoff import Connection
 from feeds.kafka_assignor import StandbyAssignor
-from feeds.kafka_client import PROBE_S, close_client, open_client
+from feeds.kafka_client import NO_HEADERS, PROBE_S, close_client, headers_of, open_client
 from feeds.kafka_follower import FOLLOW_S, KafkaFollower
 from feeds.source import (
     Begin,
@@ -48,7 +48,6 @@ READ_WHOLE = 100_000
 
 StartAt = int | Literal["committed", "latest", "earliest", "retention"]
 
-_NO_HEADERS: Mapping[str, bytes] = {}
 _STANDBY_HEARTBEAT_MS = 300
 """A member hears of a rebalance by its heartbeat, so a standby's is frequent."""
 _NEVER_MS = 10**12
@@ -713,7 +712,7 @@ class KafkaSource:
             record.offset,
             record.key,
             record.value or b"",
-            dict(headers) if (headers := record.headers) else _NO_HEADERS,
+            headers_of(headers) if (headers := record.headers) else NO_HEADERS,
             self._now,
             stamp * 1_000_000 if stamp and stamp > 0 else 0,
         )

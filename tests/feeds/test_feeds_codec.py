@@ -292,6 +292,6 @@ def test_headers_describe_the_message() -> None:
     headers = make_headers(ANSWER, "json", "foretick", 12)
     assert headers == {"schema": b"answer.v1", "encoding": b"json", "source": b"foretick", "seq": b"12"}
     assert header_encoding({**headers, "encoding": b"msgpack"}) == "msgpack"
-    assert header_encoding({}) == "json"
+    assert header_encoding({}) == header_encoding({"encoding": b""}) == "json"
     with pytest.raises(ValueError, match="avro"):
         encode(ANSWER, "avro")

@@ -11,17 +11,20 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from aiokafka import AIOKafkaProducer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.audit.letters import Filter, Letter, Place, contents, obstacle, redrive
 from daemon.cli.dlq import hexdump, readable
-from feeds.codec import encode
+from daemon.front.letters import unreadable
+from feeds.codec import MalformedRecord, encode
 from feeds.kafka_range import KafkaRange
 from feeds.kafka_sink import KafkaSink
+from feeds.kafka_source import KafkaSource
 from feeds.messages import DeadLetter, Redriven
 from feeds.mock_broker import MockBroker
-from feeds.source import SinkStopped
+from feeds.source import Incoming, SinkStopped
 from tests.daemon.audit.broker import run_everything, run_fill
 from tests.e2e.process import invoke
 from tests.fixtures_kafka import RealKafka
@@ -253,6 +256,57 @@ def test_a_cut_payload_is_read_again_from_its_topic_or_not_sent(mock: str) -> No
         "the letter keeps 4 of 10 bytes, and it is in no other topic",
     ]
     assert [message.payload for message in run_everything(mock, "in")][2:] == [b"0123456789"]
+
+
+async def received(bootstrap: str, topic: str, count: int) -> list[Incoming]:
+    """As the daemon gets it."""
+    source, got = KafkaSource("in", bootstrap, [topic], None), list[Incoming]()
+    await source.start()
+    async for batch in source.batches():
+        got += batch
+        if len(got) >= count:
+            break
+    await source.stop()
+    return got
+
+
+def check_nulls(bootstrap: str, dlq: str, source: str) -> None:
+    """Records with null keys, values and headers become letters, and are sent again."""
+
+    async def produce() -> None:
+        producer = AIOKafkaProducer(bootstrap_servers=bootstrap)
+        await producer.start()
+        await producer.send_and_wait(source, b"{", headers=[("trace", None), ("a", b"1"), ("a", b"2")])
+        await producer.send_and_wait(source, None, key=b"k", headers=[("encoding", None)])
+        await producer.stop()
+
+    asyncio.run(produce())
+    got = asyncio.run(received(bootstrap, source, 2))
+    assert [(each.key, each.payload, each.headers) for each in got] == [
+        (None, b"{", {"trace": b"", "a": b"2"}),
+        (b"k", b"", {"encoding": b""}),
+    ]
+    run_fill(bootstrap, dlq, [unreadable(each, MalformedRecord("json", "no")) for each in got])
+    for place in ("0:0", "0:1"):
+        assert invoke("dlq", "show", place, "--bootstrap", bootstrap, "--dlq", dlq).exit_code == 0
+    assert [row["sent"] for row in redriven(bootstrap, "--dlq", dlq, "--every")] == [True, True]
+    again = run_everything(bootstrap, source)
+    assert [(each.key, each.payload) for each in again] == [(None, b"{"), (b"k", b"")] * 2
+    assert [{**each.headers, "redriven": b""} for each in again[2:]] == [
+        {**each.headers, "redriven": b""} for each in got
+    ]
+
+
+def test_nulls_of_a_record_are_kept_as_empty(mock: str) -> None:
+    check_nulls(mock, "dlq.v1", "in")
+
+
+@pytest.mark.kafka
+def test_nulls_of_a_record_are_kept_as_empty_on_apache_kafka(real_kafka: RealKafka) -> None:
+    run = uuid.uuid4().hex[:8]
+    names = [f"{name}.{run}" for name in ("dlq", "in")]
+    asyncio.run(create_topics(real_kafka.bootstrap, dict.fromkeys(names, 1)))
+    check_nulls(real_kafka.bootstrap, *names)
 
 
 def test_without_letters_named_nothing_is_sent(mock: str, tmp_path: Path) -> None:
