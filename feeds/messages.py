@@ -211,6 +211,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, tag="dead_letter"):
     """A message that could not be used, as it was. Bytes are base64 text in JSON, raw in msgpack.
 
     ``topic``, ``partition``, ``offset``: where it was; of an answer that a sink refused, its topic, and -1.
+    ``source``: whose topic it is, where there are several sources.
     ``payload``: its first bytes, of ``size``. ``rebuilt``: its bytes were no longer at hand, so ``payload``
     is the record in JSON again, without key and headers. ``failed_at``: wall clock.
     """
@@ -222,6 +223,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, tag="dead_letter"):
     offset: int
     payload: bytes
     stage: Stage = "read"
+    source: str = ""
     key: bytes | None = None
     headers: dict[str, bytes] = {}
     size: int = -1

@@ -45,13 +45,18 @@ def of_sink(config: Config) -> tuple[Broker, KafkaSinkConnector]:
 
 def of_sources(config: Config) -> dict[str, Broker]:
     """Kafka sources by name. Raises SettingError where there is none."""
-    found = {
-        name: Broker(source.bootstrap, _options(source, f"source.{name}"))
-        for name, source in _sources(config).items()
-    }
+    found = any_sources(config)
     if not found:
         raise SettingError("source.kafka", "records do not come from Kafka, so they cannot be read again")
     return found
+
+
+def any_sources(config: Config) -> dict[str, Broker]:
+    """Kafka sources by name, if any. Raises SettingError."""
+    return {
+        name: Broker(source.bootstrap, _options(source, f"source.{name}"))
+        for name, source in _sources(config).items()
+    }
 
 
 @dataclass(frozen=True)
@@ -83,9 +88,7 @@ def groups_of(config: Config, name: str = "") -> list[Group]:
 
 
 def _sources(config: Config) -> dict[str, KafkaSourceConnector]:
-    named: dict[str, Any] = {each.name: each.connector for each in config.sources}
-    named = named or {config.source.kind: config.source.connector}
-    return {name: each for name, each in named.items() if isinstance(each, KafkaSourceConnector)}
+    return {name: each for name, each in config.feeds.values() if isinstance(each, KafkaSourceConnector)}
 
 
 def _options(connector: KafkaSinkConnector | KafkaSourceConnector, table: str) -> dict[str, Any]:

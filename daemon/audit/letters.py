@@ -119,11 +119,11 @@ async def contents(reader: KafkaRange, topic: str) -> Contents:
 
 def _firsts(letters: Mapping[Place, Letter]) -> dict[Place, Place]:
     """By each letter's place, that of the first one of the same original; an answer is one by itself."""
-    known: dict[tuple[str, int, int, bytes, int], Place] = {}
+    known: dict[tuple[str, str, int, int, bytes, int], Place] = {}
     found = {}
     for place, each in sorted(letters.items()):
         it = each.letter
-        original = it.topic, it.partition, it.offset, it.payload, it.size
+        original = it.source, it.topic, it.partition, it.offset, it.payload, it.size
         found[place] = place if it.offset < 0 else known.setdefault(original, place)
     return found
 
@@ -178,12 +178,20 @@ async def original(reader: KafkaRange, letter: DeadLetter) -> tuple[bytes, str]:
     return b"", f"{short}, and {letter.topic} has something else at its offset"
 
 
+class Cluster(NamedTuple):
+    """Where originals are read again and sent to."""
+
+    reader: KafkaRange
+    sink: Sink
+
+
 async def redrive(
     reader: KafkaRange,
     sink: Sink,
     topic: str,
     letters: Sequence[Letter],
     *,
+    origin: Callable[[DeadLetter], Cluster | str] | None = None,
     now_ns: Callable[[], int],
     to: str = "",
     again: bool = False,
@@ -191,23 +199,28 @@ async def redrive(
 ) -> list[Outcome]:
     """Send the originals of ``letters`` back to their topics, or to ``to``, each once.
 
-    ``topic`` is the dead letter topic, which gets the claims. ``dry_run`` sends nothing. Raises BrokerError
-    and SinkStopped; what was not reported then is claimed, but may not be sent.
+    ``topic`` is the dead letter topic, of ``reader`` and ``sink``, which gets the claims. ``origin``: the
+    cluster of a letter's original, or why it is not known; without it the same. ``dry_run`` sends nothing.
+    Raises BrokerError and SinkStopped; what was not reported then is claimed, but may not be sent.
     """
     claim, outcomes = uuid.uuid4().hex, []
-    wanted: list[tuple[Letter, bytes]] = []
+    wanted: list[tuple[Letter, bytes, Sink]] = []
     taken: set[Place] = set()
     for each in letters:
         payload, why = b"", obstacle(each, again)
+        where = Cluster(reader, sink) if origin is None else origin(each.letter)
         if each.first in taken:
             why = f"the letter at {each.first} has the same original"
         taken.add(each.first)
+        if isinstance(where, str):
+            outcomes.append(Outcome(each.place, to or each.letter.topic, False, why or where))
+            continue
         if not why:
-            payload, why = await original(reader, each.letter)
+            payload, why = await original(where.reader, each.letter)
         if why or dry_run:
             outcomes.append(Outcome(each.place, to or each.letter.topic, False, why))
         else:
-            wanted.append((each, payload))
+            wanted.append((each, payload, where.sink))
     if not wanted:
         return outcomes
 
@@ -228,10 +241,10 @@ async def redrive(
             make_headers(said, "json", "foretick", 0),
         )
 
-    for each, _ in wanted:
+    for each, _, _ in wanted:
         await note(each, "claimed")
     claims = (await contents(reader, topic)).claims
-    for each, payload in wanted:
+    for each, payload, home in wanted:
         target = to or each.letter.topic
         if not again and claims.get(each.first) != claim:
             outcomes.append(Outcome(each.place, target, False, "somebody else is sending it"))
@@ -241,7 +254,7 @@ async def redrive(
             REDRIVEN: f"{topic}/{each.place.partition}@{each.place.offset}".encode(),
         }
         try:
-            await sink.publish(target, each.letter.key, payload, headers)
+            await home.publish(target, each.letter.key, payload, headers)
         except PublishRefused as error:
             outcomes.append(Outcome(each.place, target, False, str(error)))
             continue

@@ -7,7 +7,8 @@ import json
 import sys
 import time
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,13 +18,15 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from daemon.audit.broker import Broker, of_sink
-from daemon.audit.letters import Contents, Filter, Letter, Outcome, Place, contents, redrive
+from daemon.audit.broker import Broker, any_sources, of_sink
+from daemon.audit.letters import Cluster, Contents, Filter, Letter, Outcome, Place, contents, redrive
 from daemon.cli.options import EXIT_FAILED, read_config, refuse, set_option
+from daemon.config.schema import Config
 from feeds.codec import header_encoding
 from feeds.connector import SettingError
 from feeds.kafka_client import BrokerError
 from feeds.kafka_range import KafkaRange
+from feeds.messages import DeadLetter
 from feeds.source import SinkStopped
 from feeds.timestamps import parse_instant
 
@@ -98,7 +101,7 @@ def command() -> None:
 @click.option("--all", "also_sent", is_flag=True, help="also letters that were sent again")
 def list_(also_sent: bool, as_json: bool, **options: Any) -> None:
     """Letters, oldest first; those that were sent again are left out."""
-    broker, topic = _broker_of(options)
+    broker, topic, _ = _broker_of(options)
     wanted = Filter(**options)
     found = _run(broker, lambda reader: contents(reader, topic))
     letters = [each for each in _chosen(found, wanted) if also_sent or each.state != "sent"]
@@ -114,7 +117,7 @@ def list_(also_sent: bool, as_json: bool, **options: Any) -> None:
 @_where
 def show(place: Place, as_json: bool, **options: Any) -> None:
     """The letter at PARTITION:OFFSET of the dead letter topic: all it says, its payload readable and raw."""
-    broker, topic = _broker_of(options)
+    broker, topic, _ = _broker_of(options)
     found = _run(broker, lambda reader: contents(reader, topic))
     letter = found.letters.get(place)
     if letter is None:
@@ -143,13 +146,14 @@ def show(place: Place, as_json: bool, **options: Any) -> None:
 def redrive_(
     places: Sequence[Place], to: str, again: bool, dry_run: bool, every: bool, as_json: bool, **options: Any
 ) -> None:
-    """Send originals back to their topics, each once, with the header `redriven`.
+    """Send originals back to their sources and topics, each once, with the header `redriven`.
 
     Which: those at PLACES (PARTITION:OFFSET of the dead letter topic), or those that the filters choose. A
     claim in the dead letter topic remembers what was sent, so a letter is not sent twice by accident, whoever
     redrives and from wherever.
     """
-    broker, topic = _broker_of(options)
+    broker, topic, config = _broker_of(options)
+    sources, others = _sources_of(config, broker)
     wanted = Filter(**options)
     if not (places or every or wanted != Filter()):
         raise click.UsageError("name letters by PARTITION:OFFSET or by filters, or say --every")
@@ -162,15 +166,32 @@ def redrive_(
         chosen = [each for each in _chosen(found, wanted) if not places or each.place in places]
         if not places and not again:  # filters speak of what is left to do
             chosen = [each for each in chosen if each.state != "sent"]
-        sink = broker.sink()
-        if not dry_run:
-            await sink.start()
-        try:
+        homes = [home_of(each.letter, sources, others, to) for each in chosen]
+        async with AsyncExitStack() as opened:
+            clusters: dict[str, Cluster] = {}
+            for name in {"", *(name for name, _ in homes)}:
+                where = sources[name] if name else broker
+                reads = await opened.enter_async_context(where.reader()) if name else reader
+                clusters[name] = Cluster(reads, where.sink())
+                opened.push_async_callback(clusters[name].sink.stop)
+                if not dry_run:
+                    await clusters[name].sink.start()
+
+            def origin(letter: DeadLetter) -> Cluster | str:
+                name, why = home_of(letter, sources, others, to)
+                return why or clusters[name]
+
             return await redrive(
-                reader, sink, topic, chosen, now_ns=time.time_ns, to=to, again=again, dry_run=dry_run
+                reader,
+                clusters[""].sink,
+                topic,
+                chosen,
+                origin=origin,
+                now_ns=time.time_ns,
+                to=to,
+                again=again,
+                dry_run=dry_run,
             )
-        finally:
-            await sink.stop()
 
     outcomes = _run(broker, work)
     for each in outcomes:
@@ -187,6 +208,29 @@ def redrive_(
             f"{sum(each.sent for each in outcomes)} sent, {sum(not each.sent for each in outcomes)} not"
         )
     sys.exit(EXIT_FAILED if any(each.why for each in outcomes) else 0)
+
+
+def home_of(
+    letter: DeadLetter, sources: Collection[str], others: Collection[str], to: str
+) -> tuple[str, str]:
+    """Whose cluster the original goes to: a source's, or the sink's (""); and why that is not known.
+
+    ``sources``: those of Kafka; ``others``: those that are not. ``to``: where it was asked to go.
+    """
+    if letter.stage == "produce":
+        return "", ""
+    if letter.source in sources:
+        return letter.source, ""
+    if len(sources) == 1 and letter.source not in others:
+        return next(iter(sources)), ""
+    if to:
+        return "", ""
+    if letter.source in others:
+        why = f"its source {letter.source} is not Kafka"
+    else:
+        named = f"its source {letter.source} is not configured" if letter.source else "it names no source"
+        why = f"{named}, and there are {len(sources)} Kafka sources"
+    return "", f"{why} (--to sends it to a topic beside the dead letters)"
 
 
 def readable(letter: Letter) -> str:
@@ -218,19 +262,34 @@ def hexdump(payload: bytes) -> str:
     return "\n".join(lines)
 
 
-def _broker_of(options: dict[str, Any]) -> tuple[Broker, str]:
-    """Takes its options out. Exits with status 2 where they do not name a broker."""
+def _broker_of(options: dict[str, Any]) -> tuple[Broker, str, Config | None]:
+    """Of the dead letters, their topic, and the configuration, if any. Takes its options out.
+
+    Exits with status 2 where they do not name a broker.
+    """
     path, settings = options.pop("config_path"), options.pop("settings")
     bootstrap, topic = options.pop("bootstrap"), options.pop("dlq")
     if bootstrap:
-        return Broker(bootstrap, {}), topic or "dlq.v1"
+        return Broker(bootstrap, {}), topic or "dlq.v1", None
     if path is None and not settings:
         raise click.UsageError("name a broker: --bootstrap host:port, or --config FILE")
     try:
-        broker, sink = of_sink(read_config(path, settings))
+        config = read_config(path, settings)
+        broker, sink = of_sink(config)
     except SettingError as error:
         refuse(error)
-    return broker, topic or sink.dlq
+    return broker, topic or sink.dlq, config
+
+
+def _sources_of(config: Config | None, broker: Broker) -> tuple[dict[str, Broker], set[str]]:
+    """Kafka sources by name, and the names of others; without a configuration, ``broker`` is all there is."""
+    if config is None:
+        return {"": broker}, set()
+    try:
+        found = any_sources(config)
+    except SettingError as error:
+        refuse(error)
+    return found, {name for name, _ in config.feeds.values()} - found.keys()
 
 
 def _run(broker: Broker, work: Callable[[KafkaRange], Awaitable[T]]) -> T:
@@ -258,6 +317,7 @@ def _row(each: Letter) -> dict[str, Any]:
         "time": _time(each.failed_at),
         "stage": it.stage,
         "reason": it.reason,
+        "source": it.source,
         "topic": it.topic,
         "partition": it.partition,
         "offset": it.offset,

@@ -11,7 +11,7 @@ from daemon import protocol
 from daemon.front.delivery import Refused
 from feeds.codec import MalformedRecord, encode
 from feeds.decimal9 import Fixed9
-from feeds.messages import AnyRecord, Bar, DeadLetter, Quote, Side, Stage, Trade
+from feeds.messages import AnyRecord, Bar, DeadLetter, InputRange, Quote, Side, Stage, Trade
 from feeds.source import Incoming
 from ingest.record import BAR, QUOTE, SIDE_BUY, SIDE_SELL
 
@@ -33,25 +33,25 @@ def unreadable(message: Incoming, error: MalformedRecord) -> DeadLetter:
 
 
 def refused(
-    event: protocol.RecordRefused, symbol: str, position: tuple[str, int, int], original: Incoming | None
+    event: protocol.RecordRefused, symbol: str, place: InputRange, original: Incoming | None
 ) -> DeadLetter:
     """The letter of a record that a session refused.
 
-    ``symbol``: the record's VENUE:SYMBOL; ``position``: its topic, partition and offset. Without its
-    ``original`` the payload is the record in JSON, with the members that the ring keeps.
+    ``symbol``: the record's VENUE:SYMBOL; ``place``: where it was. Without its ``original`` the payload is
+    the record in JSON, with the members that the ring keeps.
     """
     why = f"{event.session} refuses a record of {symbol}: {_WHY[event.reason]}"
     if original is not None:
-        return _received(original, "process", event.reason, why, time.time_ns())
-    topic, partition, offset = position
+        return _received(original, "process", event.reason, why, time.time_ns(), place.source)
     payload = encode(_record(event, symbol))
     return DeadLetter(
         stage="process",
         error=why,
         reason=event.reason,
-        topic=topic,
-        partition=partition,
-        offset=offset,
+        topic=place.topic,
+        partition=place.partition,
+        offset=place.first_offset,
+        source=place.source,
         payload=payload,
         size=len(payload),
         rebuilt=True,
@@ -73,7 +73,9 @@ def unpublished(message: Refused) -> DeadLetter:
     )
 
 
-def _received(message: Incoming, stage: Stage, reason: str, why: str, at_ns: int) -> DeadLetter:
+def _received(
+    message: Incoming, stage: Stage, reason: str, why: str, at_ns: int, source: str = ""
+) -> DeadLetter:
     return DeadLetter(
         stage=stage,
         error=why,
@@ -81,6 +83,7 @@ def _received(message: Incoming, stage: Stage, reason: str, why: str, at_ns: int
         topic=message.topic,
         partition=message.partition,
         offset=message.offset,
+        source=source,
         **_kept(message.payload, message.key, message.headers),
         failed_at=at_ns,
     )

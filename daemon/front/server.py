@@ -48,6 +48,7 @@ from daemon.supervision import Job, Tasks
 from daemon.tenants import Client
 from feeds import columns
 from feeds.connector import Route, SettingError
+from feeds.messages import InputRange
 from ingest import warm_up
 from metrics.export import exposition
 from metrics.store import MetricStore
@@ -304,10 +305,10 @@ class Front:
             return
         state = self.sessions.states[event.session]
         found = self.input.tracker.ranges(event.session, event.offset, event.offset)
-        topic, partition, offset = found[0][:3] if found else ("", 0, -1)
+        place = InputRange(*found[0]) if found else InputRange("", 0, -1, -1)
         symbol = (state.symbol, *state.more_symbols)[event.leg]
         original = self.originals.find(event.offset)
-        self.publisher.dead_letter(refused(event, symbol, (topic, partition, offset), original))
+        self.publisher.dead_letter(refused(event, symbol, place, original))
 
     def _on_engine_gone(self, message: str) -> None:
         self.store.set("foretick_engine_up", 0)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from daemon import protocol
 from daemon.api.access import Access, tenant_labels
 from daemon.api.events import Events
@@ -50,6 +52,7 @@ from daemon.progress import Progress
 from daemon.supervision import TaskEnded, Tasks
 from engine.step import Executor
 from feeds.connector import Route, SettingError
+from feeds.messages import DeadLetter
 from feeds.pushed import PushedSource
 from feeds.source import MemberSource, Source, StandbySource
 from feeds.transactions import KafkaTransactions
@@ -160,12 +163,17 @@ def make_front(
     order = Order()
 
     def feed(source: Source | None, tracker: OffsetTracker) -> FeedInput:
+        name = source.name if source is not None and len(sources) > 1 else ""
+
+        def dead_letter(letter: DeadLetter) -> None:
+            publisher.dead_letter(msgspec.structs.replace(letter, source=name))
+
         return FeedInput(
             config,
             source,
             tracker,
             store,
-            publisher.dead_letter,
+            dead_letter,
             tasks,
             commit_every_s,
             sessions.clocks,

@@ -20,6 +20,7 @@ from feeds.curve import CurveKeys, make_keys
 from feeds.durations import Duration
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_sink import KafkaSink
+from feeds.messages import DeadLetter
 from feeds.mock_broker import MockBroker
 from feeds.source import Incoming
 from feeds.zeromq import ZmqSink, ZmqSource
@@ -84,6 +85,24 @@ async def test_sources_of_the_same_topic_have_their_own_offsets_and_commits() ->
         assert front.store.value("foretick_records_total", source="two") == 5
         assert 'foretick_source_up{source="two"} 1.0' in front.metrics().decode()
         assert front.not_ready() == []
+    finally:
+        await front.stop()
+
+
+async def test_dead_letters_of_several_sources_name_theirs() -> None:
+    one, two = QueueSource(name="one"), QueueSource(name="two")
+    bars = BarsConfig(interval=Duration(SECOND), late="refuse")
+    front, sink = await make(inproc_config(("V:AAA", "V:BBB"), bars=bars), one, two)
+    try:
+        bad = msgspec.structs.replace(ticks("V:AAA", 0, 1)[0], payload=b"{")
+        late = msgspec.structs.replace(ticks("V:BBB", 0, 1)[0], offset=9)
+        one.put([bad])
+        two.put([*ticks("V:BBB", 0, 9), late])
+        await until(lambda: len(sink.messages(DEAD)) == 2)
+        letters = [each for each in sink.messages(DEAD) if isinstance(each, DeadLetter)]
+        assert {(each.stage, each.source, each.offset) for each in letters} == {
+            ("read", "one", 0), ("process", "two", 9)
+        }  # fmt: skip
     finally:
         await front.stop()
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.audit.letters import Filter, Letter, Place, contents, obstacle, redrive
-from daemon.cli.dlq import hexdump, readable
+from daemon.cli.dlq import hexdump, home_of, readable
 from daemon.front.letters import unreadable
 from feeds.codec import MalformedRecord, encode
 from feeds.kafka_range import KafkaRange
@@ -256,6 +256,71 @@ def test_a_cut_payload_is_read_again_from_its_topic_or_not_sent(mock: str) -> No
         "the letter keeps 4 of 10 bytes, and it is in no other topic",
     ]
     assert [message.payload for message in run_everything(mock, "in")][2:] == [b"0123456789"]
+
+
+TWO_SOURCES = """
+[[sessions]]
+name = "a"
+symbol = "V:A"
+[[sources]]
+name = "a"
+kafka = { bootstrap = "%s", topics = ["in"] }
+[[sources]]
+name = "b"
+zeromq = { endpoint = "tcp://127.0.0.1:1" }
+"""
+
+
+def test_originals_go_back_to_the_cluster_of_their_source(mock: str, tmp_path: Path) -> None:
+    file = tmp_path / "foretick.toml"
+    with MockBroker() as far:
+        far.create_topic("in", 1)
+        run_fill(far.bootstrap, "in", [b"0123456789"])
+        sink = f'[sink.kafka]\nbootstrap = "{mock}"\n'
+        file.write_text(sink + TWO_SOURCES % far.bootstrap)
+        run_fill(
+            mock,
+            "dlq.v1",
+            [
+                letter(0, b"0123", size=10, source="a"),
+                letter(1, b"1", source="gone"),
+                letter(2, b"2"),
+                letter(-1, b"3", topic="other", partition=-1, stage="produce"),
+                letter(4, b"4", source="b"),
+            ],
+        )
+        told = invoke("dlq", "redrive", "--config", str(file), "--every")
+        assert "4 sent, 1 not" in told.output
+        assert "0:4 not sent: its source b is not Kafka (--to" in told.output
+        there = [message.payload for message in run_everything(far.bootstrap, "in")]
+        assert there == [b"0123456789", b"0123456789", b"1", b"2"]
+        assert [message.payload for message in run_everything(mock, "other")] == [b"3"]
+        told = invoke("dlq", "redrive", "--config", str(file), "--every", "--to", "other")
+        assert "1 sent, 0 not" in told.output
+        assert [message.payload for message in run_everything(mock, "other")] == [b"3", b"4"]
+        assert run_everything(mock, "in") == []
+
+
+@pytest.mark.parametrize(
+    ("source", "kafka", "to", "home", "why"),
+    [
+        ("a", ["a", "b"], "", "a", ""),
+        ("a", ["a", "b"], "t", "a", ""),
+        ("", ["a"], "", "a", ""),
+        ("gone", ["a"], "t", "a", ""),
+        ("", ["a", "b"], "", "", "it names no source, and there are 2 Kafka sources"),
+        ("gone", ["a", "b"], "", "", "its source gone is not configured, and there are 2 Kafka sources"),
+        ("gone", ["a", "b"], "t", "", ""),
+        ("", [], "", "", "it names no source, and there are 0 Kafka sources"),
+        ("z", ["a"], "", "", "its source z is not Kafka"),
+        ("z", ["a"], "t", "", ""),
+    ],
+)
+def test_a_letter_goes_to_its_source_the_only_one_or_where_it_is_told(
+    source: str, kafka: list[str], to: str, home: str, why: str
+) -> None:
+    found, told = home_of(letter(source=source), kafka, {"z"}, to)
+    assert (found, told.partition(" (")[0]) == (home, why)
 
 
 async def received(bootstrap: str, topic: str, count: int) -> list[Incoming]:
