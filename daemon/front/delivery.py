@@ -88,8 +88,10 @@ class Delivery:
         self.waiting = 0
         """Messages that some sink has neither acknowledged nor refused."""
         self.gate: Callable[[bool], None] = lambda _open: None
-        self.on_refused: Callable[[Refused], None] = lambda refused: None
-        """Called for each message, but a dead letter, that a sink refuses for good."""
+        self.on_refused: Callable[[Refused, Callable[[], None]], None] = lambda refused, settle: settle()
+        """Called for each message, but a dead letter, that a sink refuses for good; it waits until the second
+        argument is called.
+        """
 
     def start(self, tasks: Tasks) -> None:
         """Start delivering, in one of ``tasks`` per session and sink."""
@@ -179,28 +181,28 @@ class Delivery:
             await asyncio.gather(*(self._deliver(sink, *item) for item in batch if item))
 
     async def _deliver(self, sink: Sink, topic: str, outgoing: _Outgoing) -> None:
-        outcome = Outcome.REFUSED
         try:
             await sink.publish(topic, outgoing.key, outgoing.payload, outgoing.headers)
-            outcome = Outcome.DELIVERED
         except SinkStopped:
-            outcome = Outcome.STOPPED
+            self._finish(outgoing, Outcome.STOPPED)
         # it can never be delivered, so its records count as acknowledged
         except PublishRefused as error:
             self._refused(sink, topic, outgoing, error.reason, str(error))
         except Exception as error:
             log.exception("%s failed to publish a message", sink.name)
             self._refused(sink, topic, outgoing, "other", repr(error))
-        self._finish(outgoing, outcome)
+        else:
+            self._finish(outgoing, Outcome.DELIVERED)
 
     def _refused(self, sink: Sink, topic: str, outgoing: _Outgoing, reason: str, error: str) -> None:
-        message = outgoing.message
+        message, settle = outgoing.message, partial(self._finish, outgoing, Outcome.REFUSED)
         if isinstance(message, DeadLetter):  # a letter about a letter would be refused, too
             log.error("%s refused a dead letter for good: %s", sink.name, error)
+            settle()
             return
         why = f"{sink.name} refuses a message for good: {error}"
         self.on_refused(
-            Refused(message, topic, outgoing.key, outgoing.payload, outgoing.headers, reason, why)
+            Refused(message, topic, outgoing.key, outgoing.payload, outgoing.headers, reason, why), settle
         )
 
     def _finish(self, outgoing: _Outgoing, outcome: Outcome) -> None:

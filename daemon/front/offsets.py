@@ -1,9 +1,10 @@
 """Which input offsets may be committed: those below every record not yet covered by an acknowledged answer.
 
 The front numbers each record it passes on. Each answer carries its session's low watermark: records numbered
-below it are in closed bars or dropped. Once the answer is acknowledged, those records are done. Records of
-one stream (a topic's partition) may belong to several sessions, so a stream's position is the least offset
-any session still waits for. With each position goes a text, which tells where its sessions stand.
+below it are in closed bars or dropped. Once the answer is acknowledged, those records are done. One that has
+a dead letter waits for that, too. Records of one stream (a topic's partition) may belong to several sessions,
+so a stream's position is the least offset any session, or a letter, still waits for. With each position goes
+a text, which tells where its sessions stand.
 
 A source goes on before the committed offset, to fill the windows. What was committed is history: it was
 answered for, and is neither outstanding nor committed again. Where it was asked for, it is answered again,
@@ -16,6 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from feeds.source import CommitPoint
@@ -72,6 +74,8 @@ class OffsetTracker:
         """Streams whose offsets are another's to commit."""
         self._sources: dict[str, Stream] = {}
         """Where a session's newest record came from."""
+        self._held: dict[Stream, list[int]] = {}
+        """Offsets of records whose dead letters are not acknowledged."""
         self._asked: dict[Stream, int] = {}
         """Where streams stood in a past that was asked for, when `clear` was called."""
 
@@ -97,6 +101,7 @@ class OffsetTracker:
         """The stream is read again from wherever `begin` says, for sessions that begin anew."""
         for known in (self._next, self._stored, self._floor, self._readers, self._committed, self._asked):
             known.pop(stream, None)
+        self._held.pop(stream, None)
 
     def leave(self, stream: Stream) -> None:
         """Another commits this stream's offsets, until `begin`."""
@@ -141,6 +146,21 @@ class OffsetTracker:
     def skipped(self, stream: Stream, offset: int) -> None:
         """Note a record that ended here (malformed, unknown symbol): no answer will cover it."""
         self._next[stream] = offset + 1
+
+    def hold(self, stream: Stream, offset: int) -> Callable[[], None]:
+        """A record has a dead letter; it is outstanding until the returned function is called.
+
+        After `rewind` or `clear` that does nothing: the record is read again, and has another letter.
+        """
+        held = self._held.setdefault(stream, [])
+        held.append(offset)
+        return partial(held.remove, offset)
+
+    def hold_record(self, session: str, number: int) -> Callable[[], None]:
+        """The same of the session's record ``number``, if it is outstanding."""
+        for found in self.ranges(session, number, number):
+            return self.hold((found.topic, found.partition), found.first)
+        return lambda: None
 
     def reached(self, stream: Stream, read: int, position: int) -> None:
         """Nothing else is to be read below ``position``, once what is below ``read`` was passed on."""
@@ -240,6 +260,9 @@ class OffsetTracker:
             for run in runs:
                 if run.stream in positions:  # otherwise it is read again
                     positions[run.stream] = min(positions[run.stream], run.offsets[run.done])
+        for stream, held in self._held.items():
+            if held and stream in positions:
+                positions[stream] = min(positions[stream], *held)
         return positions
 
     def not_committed(self, streams: Iterable[Stream]) -> None:
@@ -255,6 +278,7 @@ class OffsetTracker:
         """Forget all but what is `asked_for`: the source will be read again."""
         self._asked = self.asked_for()
         self._outstanding.clear()
+        self._held.clear()
         self._next.clear()
         self._committed.clear()
         self._stored.clear()

@@ -318,19 +318,31 @@ class Publisher:
         self._expect(event.session, event.version, event.inputs, 1)
         self._acknowledging(event.session, event.version)(Outcome.DELIVERED)
 
-    def dead_letter(self, letter: DeadLetter) -> None:
-        """A message that could not be used."""
+    def dead_letter(self, letter: DeadLetter, settle: Callable[[], None] = lambda: None) -> None:
+        """A message that could not be used. ``settle`` is called once its letter is acknowledged, or refused.
+
+        With transactions, at once: the letter is in that of the offset that covers the message, or before.
+        """
         self._store.inc("foretick_dead_letters_total", stage=letter.stage)
         self._letters.note(letter)
         headers = {"error": letter.error.encode(), "reason": letter.reason.encode()}
-        self._put("", letter, f"{letter.topic}:{letter.partition}", headers, _nothing)
 
-    def _refused(self, refused: Refused) -> None:
+        def done(outcome: Outcome) -> None:
+            if outcome is not Outcome.STOPPED:
+                settle()
+
+        waits = self.transactions is None
+        self._put("", letter, f"{letter.topic}:{letter.partition}", headers, done if waits else _nothing)
+        if not waits:
+            settle()
+
+    def _refused(self, refused: Refused, settle: Callable[[], None]) -> None:
         """A sink refuses a message for good: an answer becomes a dead letter, another is told in the log."""
         if isinstance(refused.message, Answer):
-            self.dead_letter(unpublished(refused))
+            self.dead_letter(unpublished(refused), settle)
         else:
             log.error("%s", refused.error)
+            settle()
 
     def questions_set(self, event: protocol.QuestionsSet) -> None:
         """A session's later versions are asked other questions."""

@@ -273,7 +273,7 @@ class Transactions:
             else:
                 why = f"{self._sink.name} refuses a message for good: {error}"
                 letter = Refused(each.original, topic, key or b"", payload, headers, reason, why)
-                self._delivery.on_refused(letter)
+                self._delivery.on_refused(letter, lambda: None)
             self._delivery.wait_for(-1)
             each.published(Outcome.REFUSED)
 

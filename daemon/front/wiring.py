@@ -166,7 +166,8 @@ def make_front(
         name = source.name if source is not None and len(sources) > 1 else ""
 
         def dead_letter(letter: DeadLetter) -> None:
-            publisher.dead_letter(msgspec.structs.replace(letter, source=name))
+            held = tracker.hold((letter.topic, letter.partition), letter.offset)
+            publisher.dead_letter(msgspec.structs.replace(letter, source=name), held)
 
         return FeedInput(
             config,

@@ -7,7 +7,14 @@ import time
 import msgspec
 import pytest
 
-from daemon.config.schema import UNTRAINED, BarsConfig, ModelConfig, QuestionConfig, SourceConfig
+from daemon.config.schema import (
+    UNTRAINED,
+    BarsConfig,
+    ModelConfig,
+    ProcessConfig,
+    QuestionConfig,
+    SourceConfig,
+)
 from daemon.engine.build import build
 from daemon.front.server import Front
 from feeds.connector import SettingError
@@ -16,7 +23,17 @@ from feeds.messages import DeadLetter
 from feeds.source import Incoming
 from flash.questions import PAPER_SIX
 from tests.e2e.inproc import DEAD, Tape, answers, ask_front, count, running
-from tests.e2e.support import SECOND, START, MemorySink, QueueSource, inproc_config, sessions, trade, until
+from tests.e2e.support import (
+    SECOND,
+    START,
+    TOPIC,
+    MemorySink,
+    QueueSource,
+    inproc_config,
+    sessions,
+    trade,
+    until,
+)
 
 
 def tick(tape: Tape, at_s: float, price: str = "100.00", **more: object) -> Incoming:
@@ -48,6 +65,22 @@ async def test_a_late_record_is_refused_with_its_place_and_its_content():
         assert count(front, "records_refused", session="aaa", reason="late") == 1
         assert count(front, "records_late", session="aaa") == 1
         assert count(front, "dead_letters", stage="process") == 1
+
+
+async def test_a_record_is_committed_once_its_letter_is_acknowledged():
+    """Where the dead letters are away, also as the daemon stops: it is read again, and has another letter."""
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
+    sink.holds = lambda payload: b'"dead_letter"' in payload
+    process = ProcessConfig(mode="inproc", drain=Duration(2 * SECOND))
+    async with running(inproc_config(process=process), source, sink) as front:
+        bad = msgspec.structs.replace(tick(tape, 0.2), payload=b"{")
+        source.put([bad, tick(tape, 0.3), tick(tape, 1.1), tick(tape, 2.2)])
+        await until(lambda: source.committed == {(TOPIC, 0): 3})
+        sink.acknowledging.clear()
+        source.put([msgspec.structs.replace(tick(tape, 2.3), payload=b"{"), tick(tape, 3.1), tick(tape, 4.2)])
+        await until(lambda: any(each.last_offset == 5 for a in answers(sink) for each in a.inputs))
+        assert await front.stop() is False
+    assert source.committed == {(TOPIC, 0): 4}
 
 
 async def test_a_late_record_amends_a_bar_that_the_window_has():

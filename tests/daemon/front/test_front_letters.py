@@ -14,7 +14,7 @@ from daemon.front.originals import Originals
 from feeds.codec import MalformedRecord, decode_message, encode
 from feeds.connector import Route
 from feeds.messages import Answer, DeadLetter, InputRange
-from feeds.source import Incoming, PublishRefused
+from feeds.source import CommitPoint, Incoming, PublishRefused
 from tests.daemon.engine_events import answered
 from tests.daemon.front.test_front_publish import Rig
 from tests.e2e.support import TOPIC, MemorySink, until
@@ -95,6 +95,36 @@ async def test_a_refused_answer_is_a_dead_letter_and_another_message_is_not(
     assert await r.publisher.delivery.stop(1.0) == 0
 
 
+async def test_inputs_of_a_refused_answer_are_done_once_its_letter_is_acknowledged() -> None:
+    sink = MemorySink()
+    sink.refuses = lambda payload: b'"answer"' in payload and b'"dead_letter"' not in payload
+    sink.holds = lambda payload: b'"dead_letter"' in payload
+    sink.acknowledging.clear()
+    r = Rig(Route(sink, "answers.v1", dead_letters="dlq.v1"))
+    r.arrive("aaa", 0, 1)
+    r.committed("aaa", 1, 2)
+    r.answer("aaa", 1, 2)
+    await until(lambda: len(sink.messages("dlq.v1")) == 6)
+    assert r.tracker.to_commit() == {(TOPIC, 0): CommitPoint(0)}
+    sink.acknowledging.set()
+    await until(lambda: r.publisher.delivery.waiting == 0)
+    assert r.tracker.to_commit() == {(TOPIC, 0): CommitPoint(1)}
+    assert r.count("foretick_answers_failed_total", reason="publish") == 6
+    assert await r.publisher.delivery.stop(1.0) == 0
+
+
+async def test_a_sink_that_stops_before_it_has_a_letter_does_not_settle_it() -> None:
+    sink = MemorySink()
+    sink.acknowledging.clear()
+    r, settled = Rig(Route(sink, "answers.v1", dead_letters="dlq.v1")), list[int]()
+    r.publisher.dead_letter(unreadable(message(), WHY), lambda: settled.append(1))
+    await until(lambda: sink.messages("dlq.v1"))
+    await sink.stop()
+    await until(lambda: r.publisher.delivery.waiting == 0)
+    assert settled == []
+    assert await r.publisher.delivery.stop(1.0) == 0
+
+
 async def test_an_answer_refused_while_the_daemon_stops_still_becomes_a_letter() -> None:
     sink = MemorySink()
     sink.refuses = lambda payload: b'"answer"' in payload
@@ -110,8 +140,10 @@ async def test_a_refused_letter_makes_no_letter() -> None:
     sink = MemorySink()
     sink.refuses = lambda payload: True
     r = Rig(Route(sink, "answers.v1", dead_letters="dlq.v1"))
-    r.publisher.dead_letter(unreadable(message(), WHY))
+    settled: list[int] = []
+    r.publisher.dead_letter(unreadable(message(), WHY), lambda: settled.append(1))
     await until(lambda: r.publisher.delivery.waiting == 0)
+    assert settled == [1]
     assert r.count("foretick_dead_letters_total", stage="read") == 1
     assert await r.publisher.delivery.stop(1.0) == 0
 

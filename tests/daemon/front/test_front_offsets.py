@@ -220,3 +220,57 @@ def test_a_partition_that_comes_back_goes_on_where_it_was_left():
     tracker.passed_on("a", 2, ("t", 0), 8)
     assert tracker.outstanding() == 0, "its owner answered it meanwhile"
     assert tracker.to_commit() == {("t", 0): CommitPoint(30)}
+
+
+def test_a_record_is_outstanding_until_its_letter_is_acknowledged() -> None:
+    tracker = OffsetTracker()
+    tracker.begin(STREAMS[0], 0, 0)
+    settle = [tracker.hold(STREAMS[0], offset) for offset in (4, 4, 7)]
+    tracker.skipped(STREAMS[0], 9)
+    tracker.skipped(STREAMS[1], 9)
+    assert tracker.to_commit() == {STREAMS[0]: CommitPoint(4), STREAMS[1]: CommitPoint(10)}
+    settle[0]()
+    settle[2]()
+    assert tracker.to_commit() == {}
+    settle[1]()
+    assert tracker.to_commit() == {STREAMS[0]: CommitPoint(10)}
+
+
+def test_a_letter_of_an_earlier_reading_holds_and_settles_nothing() -> None:
+    for again in (lambda tracker: tracker.rewind(STREAMS[0]), OffsetTracker.clear):
+        tracker = OffsetTracker()
+        tracker.begin(STREAMS[0], 0, 0)
+        earlier = tracker.hold(STREAMS[0], 4)
+        again(tracker)
+        tracker.begin(STREAMS[0], 4, 4)
+        now = tracker.hold(STREAMS[0], 4)
+        tracker.skipped(STREAMS[0], 9)
+        earlier()
+        assert tracker.to_commit() == {STREAMS[0]: CommitPoint(4)}
+        now()
+        assert tracker.to_commit() == {STREAMS[0]: CommitPoint(10)}
+
+
+def test_a_partition_that_comes_back_still_waits_for_its_letters() -> None:
+    tracker = OffsetTracker()
+    tracker.begin(STREAMS[0], 0, 0)
+    settle = tracker.hold(STREAMS[0], 4)
+    tracker.skipped(STREAMS[0], 9)
+    tracker.leave(STREAMS[0])
+    assert tracker.to_commit() == {}
+    tracker.begin(STREAMS[0], 10, 0)
+    assert tracker.to_commit() == {STREAMS[0]: CommitPoint(4)}
+    settle()
+    assert tracker.to_commit() == {STREAMS[0]: CommitPoint(10)}
+
+
+def test_a_record_that_a_session_refuses_waits_for_its_letter_and_for_an_answer() -> None:
+    tracker = OffsetTracker()
+    tracker.passed_on("a", 1, STREAMS[0], 4)
+    tracker.passed_on("a", 2, STREAMS[0], 5)
+    settle = tracker.hold_record("a", 1)
+    tracker.acknowledge("a", 2)
+    assert tracker.to_commit() == {STREAMS[0]: CommitPoint(4)}
+    settle()
+    assert tracker.to_commit() == {STREAMS[0]: CommitPoint(5)}
+    tracker.hold_record("a", 1)()  # no longer outstanding

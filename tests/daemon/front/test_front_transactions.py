@@ -171,7 +171,7 @@ async def test_a_refused_message_is_told_and_its_letter_goes_with_the_offsets_th
 ) -> None:
     told: list[Refused] = []
 
-    def refused(found: Refused) -> None:
+    def refused(found: Refused, settle: Callable[[], None]) -> None:
         told.append(found)
         letter = DeadLetter(topic="in", partition=0, offset=4, error="e", reason="json", payload=b"")
         running.transactions.put("", letter, "letter", {}, running.outcomes.append)
@@ -190,7 +190,7 @@ async def test_a_refused_message_is_told_and_its_letter_goes_with_the_offsets_th
     assert isinstance(told[0].message, DataUpdated)
     assert running.delivery.waiting == 0
     running.broker.refuses = frozenset({b"letter"})
-    refused(told[0])
+    refused(told[0], lambda: None)
     await eventually(lambda: len(running.outcomes) == 4)
     assert (len(told), running.delivery.waiting) == (2, 0), "of a letter there is no letter"
     assert "refused a dead letter" in caplog.text
