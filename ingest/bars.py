@@ -295,18 +295,22 @@ class BarBuilder:
         """Idle times of these sessions (all) count from now, on the monotonic clock."""
         self._sessions["last_ring"][slice(None) if sessions is None else list(sessions)] = now_ns
 
-    def flush(self) -> Bars:
-        """Close every open bar, BAR [m], at the end of the input."""
-        return self.close(range(len(self._sessions)))
+    def flush(self, until_ns: int = 0) -> Bars:
+        """Close every open bar, BAR [m], at the end of the input; ``until_ns``: see `close`."""
+        return self.close(range(len(self._sessions)), until_ns)
 
-    def close(self, sessions: Iterable[int]) -> Bars:
-        """Close the open bars, BAR [m], of these sessions."""
+    def close(self, sessions: Iterable[int], until_ns: int = 0) -> Bars:
+        """Close the open bars, BAR [m], of these sessions.
+
+        Where there are any, empty bars follow up to the one that opens at ``until_ns``, as the policy says.
+        """
         closed = [np.zeros(0, BAR)]
         for number in sessions:
             session = self._sessions[number]
             own = self._slots[session["first_slot"] : session["end_slot"]]
             if (own["index"] != NEVER).any():
-                limit, after = int(own["index"].max()) + 1, int(session["last_offset"]) + 1
+                newest = max(int(own["index"].max()), until_ns // int(session["interval"]))
+                limit, after = newest + 1, int(session["last_offset"]) + 1
                 n = bar_kernel.close_below(session, self._feeds, self._slots, limit, after, self._out, 0)
                 closed.append(self._out[:n].copy())
         return np.concatenate(closed)

@@ -138,6 +138,8 @@ class _Session:
         """Bars from the backlog are on their way to the engine."""
         self.restored = False
         """It came from a snapshot, and nothing behind that has been read yet."""
+        self.left_out = 0
+        """Bars to come that are dropped."""
         self.bars = metrics.counter("foretick_bars_total", session=spec.name)
         self.waiting = metrics.gauge("foretick_bars_waiting", session=spec.name)
         self._growths = {
@@ -197,6 +199,9 @@ class _Session:
 
     def add(self, bars: Bars, bars_ns: int, *, rebuilding: bool) -> None:
         """Its closed bars wait, with late records among them, and are counted."""
+        dropped = min(self.left_out, len(bars))
+        if dropped:
+            self.left_out, bars = self.left_out - dropped, bars[dropped:]
         self.bars.inc(int(np.count_nonzero((bars["flags"] & LATE) == 0)))
         self.backlog.add(bars, all_count=rebuilding)
         self.bars_ns = bars_ns
@@ -321,12 +326,19 @@ class DataPlane:
                 held = self._builder.closes_idle or self.waiting
                 self._ring.wait(_TICK_S if held else _REST_S)
 
-    def flush(self) -> None:
-        """Close every open bar at the end of the input. Call it on the thread that steps."""
+    def leave_out(self, session: str, bars: int) -> None:
+        """Drop the next ``bars`` of a session when they close. Call it on the thread that steps."""
+        self._by_name[session].left_out = bars
+
+    def flush(self, until_ns: int = 0) -> None:
+        """Close every open bar at the end of the input. Call it on the thread that steps.
+
+        ``until_ns``: see `BarBuilder.close`.
+        """
         with self._building:
             for session in self._sessions:
                 session.restored = False
-            self._accept(self._builder.flush(), 0)
+            self._accept(self._builder.flush(until_ns), 0)
         self._release()
 
     @property

@@ -3,6 +3,9 @@
 One thread does it all: it decodes records, makes bars and tokens, appends each bar in a pass of its own and
 asks the standing questions of every version, as a daemon with time to spare does. So equal records give equal
 floats. Nothing is closed by the clock (`idle_close`), and no bar is passed over.
+
+The records are read twice: first for their bars alone, which show where the answer's version ends and how
+many bars there are before its state; then with the engine.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,6 +22,7 @@ from daemon import protocol
 from daemon.config.schema import Config
 from daemon.config.symbols import numbered, routes
 from daemon.engine.build import Built, build
+from daemon.engine.history import History
 from daemon.engine.recovery import Found, SessionState
 from daemon.engine.wiring import wire_engine
 from daemon.front.ingest import Ingest, Order
@@ -27,14 +32,17 @@ from engine.device import use_threads
 from engine.rounding import of_gap
 from engine.step import Chunk, Executor, SampledToken
 from feeds.durations import Duration
-from feeds.messages import Answer, DeadLetter
+from feeds.messages import Answer
 from feeds.source import Incoming, Kind, Partition
 from flash.registry import Standing
 from ingest import warm_up
 from ingest.bar_kernel import SESSION
+from ingest.bars import AMENDS
 from ingest.compact import Anchor, CompactSpec
 from ingest.cut import Rows
+from ingest.plane import DataPlane, TapeRecord
 from ingest.ring import Ring
+from ingest.tokens import Tokeniser
 from metrics.store import MetricStore
 
 _BATCH = 256
@@ -44,6 +52,20 @@ ONE = ""
 
 Choose = Callable[[Built], Found | None]
 """Finds the snapshot to go on from, if there is one."""
+Batches = AsyncGenerator[tuple[str, list[Incoming]], None]
+"""Messages, by the name of their source."""
+
+
+class End(NamedTuple):
+    """A session behind one of its bars.
+
+    ``closed``: see `protocol.Inputs`; -1 for a symbol without a bar. ``as_of``: event time (ns) of the bar's
+    newest record. ``newest``: last offset, by the number of the stream.
+    """
+
+    closed: tuple[int, ...]
+    as_of: int
+    newest: Mapping[int, int]
 
 
 @dataclass(frozen=True)
@@ -60,8 +82,6 @@ class Version:
     """One version of the session, and what a question asked of it saw: regions as token ids and text."""
 
     answer: Answer
-    position: tuple[str, Partition, int]
-    """Source, partition and offset of its newest record."""
     prefix: tuple[int, ...]
     prefix_text: str
     window: tuple[Line, ...]
@@ -89,25 +109,25 @@ class _Seen:
 
 
 class Replay:
-    """The session ``name`` of ``config``; use it as a context. Feed it once.
+    """The session ``name`` of ``config``; use it as a context. Feed it once, after `bars`.
 
     ``begins``: anchor of compact lines, and the bars that have it, where the session is to begin in its
     midst. Or it goes on from the snapshot that ``choose`` finds, and the records behind that are to follow.
-    ``wanted(answer, position)`` says which answers to return. Raises SettingError, and SnapshotError for a
-    snapshot that does not fit.
+    ``until_ns``: opening of the newest bar, where that is known: it may be an empty one. Raises SettingError,
+    and SnapshotError for a snapshot that does not fit.
     """
 
     def __init__(
         self,
         config: Config,
         name: str,
-        wanted: Callable[[Answer, tuple[str, Partition, int]], bool],
         *,
         begins: tuple[Anchor, int] | None = None,
         choose: Choose = lambda built: None,
+        until_ns: int = 0,
     ) -> None:
         self.config = config = alone(config, name)
-        self._session, self._wanted = config.sessions[0], wanted
+        self._session, self._until_ns = config.sessions[0], until_ns
         self._sources = [source for source, _ in config.feeds.values()] or [ONE]
         self.built: Built = build(config, {})
         use_threads(config.model.threads)  # of this thread, too
@@ -119,17 +139,18 @@ class Replay:
             self.built.lines[name] = replace(spec, begins=begins)
         if self.snapshot is not None:
             self.built.tapes.pop(name).release()
-            found = self.snapshot._replace(state=_never_idle(self.snapshot.state))
-            self.built.tapes[name] = self.built.restore(self._session, found, Progress())
+            self.snapshot = self.snapshot._replace(state=_never_idle(self.snapshot.state))
+            self.built.tapes[name] = self.built.restore(self._session, self.snapshot, Progress())
+        self.state_bars = self.built.tapes[name].state_records
+        """Bars that the state of the snapshot depends on."""
         self._store = MetricStore.local(_labels(config, self._sources))
         self._ring = Ring.create(max(config.source.ring_capacity, 1 << 16))
         self._seen = _Seen(self.built.engine)
-        self._trackers = {source: OffsetTracker() for source in self._sources}
-        self._order = Order()
-        self.found: list[Version] = []
-        self.letters: list[DeadLetter] = []
-        """Records that were refused on the way."""
-        self.versions = 0
+        self._trackers: list[OffsetTracker] = []
+        self._versions = 0
+        self._wanted = -1
+        self._question = "", ""
+        self._found: Version | None = None
         self.host = wire_engine(
             config,
             self.built,
@@ -150,42 +171,83 @@ class Replay:
         self._ring.close()
         self._ring.unlink()
 
-    async def feed(self, batches: AsyncGenerator[tuple[str, list[Incoming]], None]) -> list[Version]:
-        """Read (source, messages) to their end, close the open bars; the wanted versions."""
+    async def bars(self, batches: Batches) -> list[End]:
+        """Read (source, messages) to their end; the session behind each bar that they make."""
+        name, state = self._session.name, None if self.snapshot is None else self.snapshot.state
+        made: list[TapeRecord] = []
+        plane = DataPlane(
+            self._ring,
+            self._sources[0],
+            Tokeniser(self.built.prompt.encode),
+            [self.host.input.spec(name)],
+            lambda records: made.extend(each for _, own in records for each in own),
+            self._store,
+        )
+        if state is not None:
+            plane.restore(name, state.plane, [state.has_log] * len(state.positions))
+            plane.go_on([name])
+
+        def step() -> None:
+            while plane.step():
+                pass
+
+        await self._read(batches, step)
+        plane.flush(self._until_ns)
+        history = History(len(self._session.symbols), restored=() if state is None else state.closed)
+        ends, newest = list[End](), dict[int, int]()
+        for record in made:
+            if not record.flags & AMENDS:
+                history.take(record.bar.leg, record.bar.ts_open)
+            stream, _, last = record.read
+            newest = newest | {stream: max(last, newest.get(stream, last))}
+            ends.append(End(history.closed, record.ts_last_event, newest))
+        return ends
+
+    async def feed(
+        self, batches: Batches, question: str, question_hash: str, wanted: int, *, leave_out: int = 0
+    ) -> Version | None:
+        """Read the same again; what ``question`` saw behind bar ``wanted``, an index of what `bars` returned.
+
+        ``leave_out``: so many of the first bars are no part of the session.
+        """
+        self._question, self._wanted = (question, question_hash), wanted - leave_out
+        self.host.input.leave_out(self._session.name, leave_out)
+        await self._read(batches, self._settle)
+        self.host.input.flush(self._until_ns)
+        self._settle()
+        return self._found
+
+    async def _read(self, batches: Batches, step: Callable[[], None]) -> None:
         feeds = {source: _Given(source) for source in self._sources}
         table = routes(self.config.sessions, numbered(self.config.sessions))
+        order = Order()
+        self._trackers = [OffsetTracker() for _ in feeds]
         ingests = {
             source: Ingest(
                 given,
                 self._ring,
                 table,
-                self._trackers[source],
+                tracker,
                 self._store,
-                self.letters.append,
+                lambda letter: None,
                 max_bytes=self.config.source.max_message_bytes,
                 max_ahead_ns=self.config.source.max_ahead,
-                order=self._order,
+                order=order,
                 sequence=self.config.source.sequence,
             )
-            for source, given in feeds.items()
+            for (source, given), tracker in zip(feeds.items(), self._trackers, strict=True)
         }
         async for named, messages in batches:
             source = named or self._sources[0]
             for at in range(0, len(messages), _BATCH):
                 feeds[source].batch = messages[at : at + _BATCH]
-                await self._pump(ingests[source])
-        self.host.input.flush()
-        self._settle()
-        return self.found
-
-    async def _pump(self, ingest: Ingest) -> None:
-        """Push one batch, and take what is in the ring meanwhile: it may be too short for the batch."""
-        pushing = asyncio.ensure_future(ingest.run())
-        while not pushing.done():
-            await asyncio.sleep(0)
-            self._settle()
-        pushing.result()
-        self._settle()
+                # what is in the ring is taken meanwhile: it may be too short for the batch
+                pushing = asyncio.ensure_future(ingests[source].run())
+                while not pushing.done():
+                    await asyncio.sleep(0)
+                    step()
+                pushing.result()
+                step()
 
     def _settle(self) -> None:
         """Take bars one by one, and answer each, until nothing is left to do."""
@@ -198,27 +260,17 @@ class Replay:
 
     def _on_event(self, event: protocol.EngineEvent) -> None:
         if isinstance(event, protocol.Committed):
-            self.versions += 1
+            self._versions += 1
             return
         if isinstance(event, protocol.Answered):
-            position = self._position(event.inputs)
-            if position is not None and self._wanted(event.answer, position):
-                self.found.append(self._version(event.answer, position))
+            asked = event.answer.question, event.answer.question_hash
+            if asked == self._question and self._versions == self._wanted + 1:
+                self._found = self._version(event.answer)
         if isinstance(event, protocol.Answered | protocol.AnswerFailed | protocol.NotDue):
-            for tracker in self._trackers.values():
+            for tracker in self._trackers:
                 tracker.acknowledge(self._session.name, event.inputs.first)
 
-    def _position(self, inputs: protocol.Inputs) -> tuple[str, Partition, int] | None:
-        number = inputs.last
-        if not number:  # all of its records are in the snapshot
-            ranges = [(i.source, (i.topic, i.partition), i.last_offset) for i in inputs.restored]
-            return ranges[-1] if ranges else None
-        for source, tracker in self._trackers.items():
-            for topic, partition, _, last in tracker.ranges(self._session.name, number, number):
-                return (source if len(self._trackers) > 1 else ONE), (topic, partition), last
-        return None
-
-    def _version(self, answer: Answer, position: tuple[str, Partition, int]) -> Version:
+    def _version(self, answer: Answer) -> Version:
         """What the answer saw. Its version is the newest: the next bar waits for this one's answers."""
         tape = self.built.tapes[self._session.name]
         decode = self._decode
@@ -228,7 +280,6 @@ class Replay:
         )
         return Version(
             answer,
-            position,
             tape.prefix,
             decode(tape.prefix),
             lines,
@@ -279,14 +330,19 @@ class _Given:
 
 
 def alone(config: Config, name: str) -> Config:
-    """``config`` with this session only, which waits for no clock, passes nothing over and writes nothing."""
+    """``config`` with this session only, which waits for no clock, passes nothing over and writes nothing.
+
+    All questions are asked of all versions: whether one was due depends on where reading begins.
+    """
     (session,) = (each for each in config.sessions if each.name == name)
     session = msgspec.structs.replace(
         session, idle_close=Duration(0), refresh_idle=Duration(0), divergence_every=Duration(0)
     )
+    every = {"ask_every_bars": 1, "ask_every": Duration(0), "answer_within": Duration(0)}
     return msgspec.structs.replace(
         config,
         sessions=(session,),
+        questions=tuple(msgspec.structs.replace(each, **every) for each in config.questions),
         source=msgspec.structs.replace(config.source, behind="wait"),
         recovery=msgspec.structs.replace(config.recovery, interval=Duration(0)),
         pool=msgspec.structs.replace(config.pool, idle_spill=Duration(0), host_blocks=0),

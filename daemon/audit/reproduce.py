@@ -8,15 +8,15 @@ version, and a session is made from them (`daemon.audit.replay`).
 from __future__ import annotations
 
 import heapq
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import msgspec
 
 from daemon.audit.broker import Broker, of_sources
-from daemon.audit.replay import ONE, Replay, Version
+from daemon.audit.replay import ONE, Batches, End, Replay, Version
 from daemon.audit.snapshots import Stream, below, starts, stream_of
 from daemon.config.fingerprint import fingerprint, settings_of
 from daemon.config.schema import Config, SessionConfig
@@ -25,8 +25,9 @@ from daemon.engine.build import Built
 from daemon.engine.recovery import Found
 from feeds.kafka_range import KafkaRange, OffsetsGone, Span
 from feeds.messages import Answer, Basis
-from feeds.source import Incoming, Partition
+from feeds.source import Incoming
 from ingest.compact import Anchor
+from ingest.record import stream_number
 from regions.offload.disk import SnapshotError
 
 Says = Literal["reproduced", "agrees", "differs"]
@@ -41,13 +42,15 @@ class Plan:
     """What is read: a span of offsets by source and partition.
 
     ``begins``: see `Replay`. ``notes``: what the replay does not repeat. ``asked``: somebody named the start,
-    so no snapshot takes the place of what the log has no more.
+    so no snapshot takes the place of what the log has no more. ``bars``: how many the answer has up to there,
+    -1 where that is not known.
     """
 
     spans: Mapping[Stream, Span]
     begins: tuple[Anchor, int] | None = None
     notes: tuple[str, ...] = ()
     asked: bool = False
+    bars: int = -1
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,7 @@ def plan(basis: Basis, *, decimals: int, start: Mapping[Stream, int] | None = No
             )
             notes.append(f"its state begins at {told}, before what was read")
     spans = {key: Span(start.get(key, 0), end) for key, end in ends.items()}
-    return Plan(spans, anchor, tuple(notes), asked)
+    return Plan(spans, anchor, tuple(notes), asked, -1 if asked else basis.state_bars)
 
 
 def _notes(basis: Basis, left: bool) -> list[str]:
@@ -173,7 +176,8 @@ def window_plan(basis: Basis, *, decimals: int) -> Plan:
     """What to read for the contents of its window alone."""
     if basis.anchor:
         return plan(basis, decimals=decimals)
-    return Plan({stream_of(each): Span(each.first_offset, each.last_offset + 1) for each in basis.window})
+    spans = {stream_of(each): Span(each.first_offset, each.last_offset + 1) for each in basis.window}
+    return Plan(spans, bars=basis.window_bars)
 
 
 async def derive(
@@ -194,11 +198,7 @@ async def derive(
     if not planned.spans:
         raise CannotReproduce("it is not known where its records are: see docs/audit.md")
     gone = await _gone(brokers, planned)
-    ends = {(i.source, (i.topic, i.partition), i.last_offset) for i in answer.inputs}
-    same = (answer.session, answer.question, answer.question_hash, answer.as_of)
-
-    def wanted(made: Answer, position: tuple[str, Partition, int]) -> bool:
-        return position in ends and (made.session, made.question, made.question_hash, made.as_of) == same
+    closed = _closed(answer)
 
     def choose(built: Built) -> Found | None:
         check_model(built, answer)
@@ -218,24 +218,87 @@ async def derive(
         return found
 
     try:
-        with Replay(config, answer.session, wanted, begins=planned.begins, choose=choose) as replay:
+        with Replay(
+            config, answer.session, begins=planned.begins, choose=choose, until_ns=max(closed, default=0)
+        ) as replay:
             snapshot = replay.snapshot
             if snapshot is not None:
-                planned = _behind(snapshot, basis, several=len(config.feeds) > 1)
-            found = await replay.feed(_batches(brokers, planned))
+                planned = _behind(snapshot, basis, replay.state_bars, several=len(config.feeds) > 1)
+            derived = Derived(None, planned.notes, "" if snapshot is None else str(snapshot.snapshot.path))
+            newest = _newest(basis, config)
+            ends = await replay.bars(_batches(brokers, planned))
+            is_last = (_is_end(answer, closed, newest, end) for end in ends)
+            wanted = max((number for number, found in enumerate(is_last) if found), default=None)
+            if wanted is None:
+                return derived
+            version = await replay.feed(
+                _batches(brokers, planned),
+                answer.question,
+                answer.question_hash,
+                wanted,
+                leave_out=_before(basis, planned, wanted + 1),
+            )
     except (OffsetsGone, SnapshotError) as error:
         raise CannotReproduce(str(error)) from error
-    stands_on = "" if snapshot is None else str(snapshot.snapshot.path)
-    return Derived(found[-1] if found else None, planned.notes, stands_on)
+    if version is not None and not planned.asked and len(version.window) != basis.window_bars:
+        raise CannotReproduce(
+            f"the window has {len(version.window)} bars at the answer's last record, and the answer's had "
+            f"{basis.window_bars}"
+        )
+    return replace(derived, version=version)
 
 
-def _behind(found: Found, basis: Basis, *, several: bool) -> Plan:
-    """What to read behind a snapshot."""
+def _closed(answer: Answer) -> tuple[int, ...]:
+    """Openings (ns) of the newest bars, in the order of the symbols, as `answer_id` has them.
+
+    Empty where a correction is the newest, or an older version published the answer.
+    """
+    try:
+        return tuple(map(int, answer.answer_id.rpartition(":")[2].split(",")))
+    except ValueError:
+        return ()
+
+
+def _newest(basis: Basis, config: Config) -> dict[int, int]:
+    """Last offsets of the answer's records, by the number of the stream."""
+    source = next(name for name, _ in config.feeds.values())
+    return {
+        stream_number(each.source or source, each.topic, each.partition): each.last_offset
+        for each in basis.window
+    }
+
+
+def _is_end(answer: Answer, closed: tuple[int, ...], newest: Mapping[int, int], end: End) -> bool:
+    """Whether the answer's version ends there. Its symbols may have older bars than were read."""
+    if end.as_of != answer.as_of or any(newest.get(s, last) != last for s, last in end.newest.items()):
+        return False
+    if not closed:
+        return True
+    return len(closed) == len(end.closed) and all(
+        mine in (-1, his) for mine, his in zip(end.closed, closed, strict=True)
+    )
+
+
+def _before(basis: Basis, planned: Plan, bars: int) -> int:
+    """Of so many ``bars`` up to the answer's end, those before what the answer has. Raises CannotReproduce.
+
+    Behind the first offset of a state there may be records of bars that were before it, which come first: of
+    another symbol, or out of order.
+    """
+    if planned.bars < 0 or bars == planned.bars:
+        return 0
+    if bars < planned.bars:
+        raise CannotReproduce(f"the records make {bars} bars, and the answer was made of {planned.bars}")
+    return bars - planned.bars
+
+
+def _behind(found: Found, basis: Basis, had: int, *, several: bool) -> Plan:
+    """What to read behind a snapshot, whose state ``had`` so many bars."""
     began, read = {stream_of(each): each.first_offset for each in basis.state}, starts(found.state, several)
     spans = {
         stream: Span(read.get(stream, began.get(stream, 0)), end) for stream, end in _ends(basis).items()
     }
-    return Plan(spans, notes=tuple(_notes(basis, left=False)))
+    return Plan(spans, notes=tuple(_notes(basis, left=False)), bars=basis.state_bars - had)
 
 
 def _begin(basis: Basis) -> str:
@@ -289,9 +352,7 @@ def deterministic(config: Config) -> Config:
     return msgspec.structs.replace(config, model=model)
 
 
-async def _batches(
-    brokers: Mapping[str, Broker], planned: Plan
-) -> AsyncGenerator[tuple[str, list[Incoming]], None]:
+async def _batches(brokers: Mapping[str, Broker], planned: Plan) -> Batches:
     """What is planned, by source in batches; several partitions are merged by Kafka's times."""
     async with AsyncExitStack() as stack:
         readers: dict[str, KafkaRange] = {}
@@ -301,11 +362,16 @@ async def _batches(
         if len(planned.spans) == 1:
             ((source, partition), span) = next(iter(planned.spans.items()))
             async for batch in readers[source].read(partition, span):
-                yield source, batch
+                yield source, list(map(_received, batch))
             return
         streams: list[list[tuple[int, int, str, Incoming]]] = []
         for number, ((source, partition), span) in enumerate(planned.spans.items()):
             found = [m async for batch in readers[source].read(partition, span) for m in batch]
             streams.append([(m.ts_source_ns, number, source, m) for m in found])
         for _, _, source, message in heapq.merge(*streams, key=lambda each: each[:2]):
-            yield source, [message]
+            yield source, [_received(message)]
+
+
+def _received(message: Incoming) -> Incoming:
+    """As if it was received when Kafka had it: what came too far ahead of the clock is refused again."""
+    return msgspec.structs.replace(message, ts_recv_ns=message.ts_source_ns or message.ts_recv_ns)

@@ -199,9 +199,17 @@ class EngineInput:
         """Take what the ring holds; for a caller without the data plane's thread."""
         self._plane.step()
 
-    def flush(self) -> None:
-        """Close the open bars at the end of the input; for such a caller."""
-        self._plane.flush()
+    def flush(self, until_ns: int = 0) -> None:
+        """Close the open bars at the end of the input; for such a caller. See `DataPlane.flush`."""
+        self._plane.flush(until_ns)
+
+    def leave_out(self, session: str, bars: int) -> None:
+        """Drop the next ``bars`` of a session; for such a caller."""
+        self._plane.leave_out(session, bars)
+
+    def spec(self, session: str) -> SessionSpec:
+        """A session as the data plane has it."""
+        return self._specs[session]
 
     @property
     def settled(self) -> bool:

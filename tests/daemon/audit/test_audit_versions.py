@@ -1,0 +1,135 @@
+"""Answers whose version, or the beginning of whose state, is not told by one record alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from daemon.config.load import load_config
+from feeds.messages import Answer
+from feeds.mock_broker import MockBroker
+from tests.daemon.audit.test_audit_reproduce import KEY, SHORT, config_of, daemon, topics_of
+from tests.e2e.process import Topics, invoke
+from tests.e2e.support import SECOND, START, trade, until
+
+OTHER = "V:BBB"
+TWO = f'more_symbols = ["{OTHER}"]\nwarm_up_records = 0'
+ONE_QUESTION = """
+[[questions]]
+name = "trend"
+text = "Is the price going UP or DOWN?"
+choices = ["UP", "DOWN"]
+"""
+EXACT = 'semantics = "exact"\nrefresh_every = 2'
+
+pytestmark = pytest.mark.timeout(600)  # a daemon and an engine for each answer
+
+
+def second(n: int, key: str = KEY, shift: int = 0) -> list[bytes]:
+    base = 10_000 + (n * 7) % 13
+    return [
+        trade(key, START + n * SECOND + i * 1000 + shift, f"{(base + (n * i) % 5) / 100:.2f}", f"{i + 1}")
+        for i in range(3)
+    ]
+
+
+def turns(n: int) -> list[bytes]:
+    """Of two symbols; by turns the one's record and the other's is the newest."""
+    pairs = zip(second(n), second(n, OTHER, 500), strict=True)
+    return [each for a, b in pairs for each in ((a, b) if n % 2 else (b, a))]
+
+
+def other_last(n: int) -> list[bytes]:
+    return [each for pair in zip(second(n), second(n, OTHER, 500), strict=True) for each in pair]
+
+
+def with_a_pause(n: int) -> list[bytes]:
+    return [] if n in (5, 6) else second(n)
+
+
+def run(
+    folder: Path, broker: MockBroker, session: str, of: Callable[[int], list[bytes]], more: str = ""
+) -> tuple[Path, list[Answer]]:
+    """A daemon at ease answers eleven seconds; its configuration, and what it published."""
+    bootstrap = topics_of(broker)
+    file = config_of(folder, bootstrap, "untrained", session, ONE_QUESTION + more)
+    text = file.read_text().replace("[source]\n", '[source]\nmax_ahead = "1s"\n')
+    file.write_text(f'standing = "none"\n{text}')
+    config = load_config(file)
+
+    async def answered() -> list[Answer]:
+        async with Topics(bootstrap, "in", "answers.v1") as topics:
+
+            def reached(n: int) -> bool:
+                return any(a.as_of >= START + n * SECOND for a in topics.answers("aaa"))
+
+            async with daemon(config):
+                for n in range(11):
+                    await topics.produce([(KEY, payload) for payload in of(n)])
+                    if n and of(n) and of(n - 1) and not more:
+                        await until(partial(reached, n - 1), 60, f"bar {n - 1}")
+                await until(partial(reached, 8), 60)
+            return topics.answers("aaa")
+
+    return file, asyncio.run(answered())
+
+
+def check(file: Path, answers: list[Answer]) -> None:
+    for answer in answers:
+        result = invoke("reproduce", answer.answer_id, "--config", str(file), "--json")
+        assert result.exit_code == 0, (answer, result.output)
+        told = json.loads(result.output)
+        assert (told["says"], told["notes"]) == ("reproduced", []), (answer, told)
+        result = invoke("explain", answer.answer_id, "--config", str(file), "--json")
+        assert result.exit_code == 0, (answer, result.output)
+        assert answer.basis is not None
+        assert len(json.loads(result.output)["window"]) == answer.basis.window_bars
+
+
+def test_bars_that_one_record_closes_are_one_version(tmp_path: Path) -> None:
+    with MockBroker() as broker:
+        file, answers = run(tmp_path, broker, f"{TWO}\nretention_tokens = 4000", turns)
+        assert all(a.basis is not None and a.basis.bars == 2 for a in answers)
+        check(file, answers[4:6])
+
+
+def test_empty_bars_are_part_of_their_version(tmp_path: Path) -> None:
+    with MockBroker() as broker:
+        file, answers = run(tmp_path, broker, f'empty = "fill"\n{SHORT.replace("160", "4000")}', with_a_pause)
+        (filled,) = (a for a in answers if a.basis is not None and a.basis.bars == 3)
+        check(file, [filled])
+
+
+def test_records_of_bars_before_the_state_make_no_bar(tmp_path: Path) -> None:
+    with MockBroker() as broker:
+        file, answers = run(tmp_path, broker, f"{TWO}\nretention_records = 5\n{EXACT}", other_last)
+        check(file, answers[5:8])
+
+
+def test_a_question_that_is_not_asked_of_each_version_is_asked_of_the_answers(tmp_path: Path) -> None:
+    with MockBroker() as broker:
+        file, answers = run(tmp_path, broker, SHORT, second, "ask_every_bars = 4\n")
+        assert [a.data_version for a in answers] == [1, 5, 9]
+        check(file, answers[1:])
+
+
+def test_what_was_ahead_of_the_clock_is_refused_again(tmp_path: Path) -> None:
+    ahead: list[int] = []
+
+    def with_one_ahead(n: int) -> list[bytes]:
+        if n != 4:
+            return second(n)
+        ahead[:] = ahead or [time.time_ns() + 20 * SECOND]
+        first, *others = second(n)
+        return [first, trade(KEY, ahead[0], "101.00"), *others]
+
+    with MockBroker() as broker:
+        file, answers = run(tmp_path, broker, SHORT, with_one_ahead)
+        time.sleep(max(0.0, (ahead[0] - time.time_ns()) / 1e9))
+        check(file, answers[6:8])
