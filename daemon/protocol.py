@@ -229,6 +229,7 @@ class Made(msgspec.Struct, frozen=True):
     window: tuple[ReadRange, ...] = ()
     state: tuple[ReadRange, ...] = ()
     known: bool = False
+    since_gap: int = 0
 
 
 class Committed(msgspec.Struct, frozen=True, tag="committed"):

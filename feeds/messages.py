@@ -124,7 +124,8 @@ class Basis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     where it is not known. ``state``: the same of the ``state_bars`` bars that their KV depends on: those, and
     bars evicted since the state began; empty where that is not known. ``anchor``: of compact lines, in 1e-9:
     reference, unit, volume. ``left``: bars left the window that the state began with while it was prefilled,
-    which one bar after the other can't repeat.
+    which one bar after the other can't repeat. ``since_gap``: bars since records were last lost or passed
+    over among those of ``state``, counted from the first one behind; 0 where none were.
     """
 
     config: str = ""
@@ -135,6 +136,7 @@ class Basis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     state: list[InputRange] = []
     anchor: list[int] = []
     left: bool = False
+    since_gap: int = 0
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):

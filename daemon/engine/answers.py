@@ -94,7 +94,7 @@ class Versions:
         record = newest(records)
         payloads = [each.payload for each in records]
         made = self._lineages.of(tape).committed(
-            [Read(*each.record.read) for each in payloads],
+            [Read(*each.record.read, has_gap(each)) for each in payloads],
             tape.live_records,
             state=tape.states,
             state_bars=tape.state_records,

@@ -22,11 +22,15 @@ UNKNOWN = 0
 
 
 class Read(NamedTuple):
-    """The records of one bar: first to last offset in a stream, by its number in the ring."""
+    """The records of one bar: first to last offset in a stream, by its number in the ring.
+
+    ``gap``: records before the last of them were lost or passed over.
+    """
 
     stream: int
     first: int
     last: int
+    gap: bool = False
 
 
 class LineageCut(msgspec.Struct, frozen=True):
@@ -39,6 +43,7 @@ class LineageCut(msgspec.Struct, frozen=True):
     state: int
     state_first: dict[int, int] | None
     left: bool = False
+    gap: int = 0
 
     @property
     def streams(self) -> set[int]:
@@ -63,6 +68,8 @@ class Lineage:
         """First offset by stream of what the state depends on; None: not known."""
         self._left = False
         """Bars left the window that the state began with while it was prefilled."""
+        self._gap = 0
+        """Number of the newest bar with a gap."""
 
     @classmethod
     def of(cls, cut: LineageCut) -> Lineage:
@@ -70,7 +77,7 @@ class Lineage:
         made = cls()
         made._firsts = {stream: deque(firsts) for stream, firsts in cut.firsts.items()}
         made._newest, made._bars, made._forgotten = dict(cut.newest), cut.bars, cut.forgotten
-        made._state, made._left = cut.state, cut.left
+        made._state, made._left, made._gap = cut.state, cut.left, cut.gap
         made._state_first = None if cut.state_first is None else dict(cut.state_first)
         return made
 
@@ -79,7 +86,14 @@ class Lineage:
         firsts = {stream: list(bars) for stream, bars in self._firsts.items()}
         state = None if self._state_first is None else dict(self._state_first)
         return LineageCut(
-            firsts, dict(self._newest), self._bars, self._forgotten, self._state, state, self._left
+            firsts,
+            dict(self._newest),
+            self._bars,
+            self._forgotten,
+            self._state,
+            state,
+            self._left,
+            self._gap,
         )
 
     def committed(
@@ -95,7 +109,7 @@ class Lineage:
             self._state, self._left = state, left
             self._state_first = self._since(state_bars)
         elif self._state_first is not None:
-            for stream, first, _ in reads:
+            for stream, first, _, _ in reads:
                 self._state_first[stream] = min(first, self._state_first.get(stream, first))
         window = self._since(live)
         known = window is not None and UNKNOWN not in window
@@ -103,11 +117,13 @@ class Lineage:
             window = {stream: 0 for stream in self._newest if stream != UNKNOWN}
         self._forget(self._bars - live)
         ranges = self._ranges(window), self._ranges(self._state_first or {})
-        return Made(state_bars, self._left, *ranges, known)
+        since_gap = self._bars - self._gap + 1 if self._gap else 0
+        return Made(state_bars, self._left, *ranges, known, since_gap if since_gap <= state_bars else 0)
 
     def _add(self, read: Read) -> None:
-        stream, first, last = read
+        stream, first, last, gap = read
         self._bars += 1
+        self._gap = self._bars if gap else self._gap
         firsts = self._firsts.setdefault(stream, deque())
         while firsts and firsts[-1][1] >= first:
             firsts.pop()

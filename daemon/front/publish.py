@@ -241,6 +241,7 @@ class Publisher:
             state_bars=made.state_bars,
             state=self.streams.ranges(made.state),
             left=made.left,
+            since_gap=made.since_gap,
         )
         while len(published.bases) > BASES:
             del published.bases[next(iter(published.bases))]

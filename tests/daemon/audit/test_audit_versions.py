@@ -10,7 +10,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from daemon.audit.reproduce import CannotReproduce, basis_of, compare, derive, plan
 from daemon.config.load import load_config
 from feeds.messages import Answer
 from feeds.mock_broker import MockBroker
@@ -117,6 +119,24 @@ def test_a_question_that_is_not_asked_of_each_version_is_asked_of_the_answers(tm
         file, answers = run(tmp_path, broker, SHORT, second, "ask_every_bars = 4\n")
         assert [a.data_version for a in answers] == [1, 5, 9]
         check(file, answers[1:])
+
+
+def test_what_may_differ_for_records_that_were_passed_over_is_not_called_different(tmp_path: Path) -> None:
+    with MockBroker() as broker:
+        file, answers = run(tmp_path, broker, SHORT, second)
+        config, answer = load_config(file), answers[6]
+        session, basis = basis_of(config, answer)
+        assert basis.since_gap == 0
+        # the daemon read one bar less, and with it another answer
+        behind = replace(basis, since_gap=3, state_bars=basis.state_bars - 1)
+        planned = plan(behind, decimals=session.price_decimals)
+        with pytest.raises(CannotReproduce, match="passed over or lost 3 bars before"):
+            asyncio.run(derive(config, replace(answer, basis=behind), planned))
+        other = replace(answer, basis=replace(basis, since_gap=3), logit_gap=answer.logit_gap + 1)
+        derived = asyncio.run(derive(config, other, plan(basis, decimals=session.price_decimals)))
+        with pytest.raises(CannotReproduce, match="passed over or lost 3 bars before"):
+            compare(other, derived)
+        assert compare(answer, derived).says == "reproduced"
 
 
 def test_what_was_ahead_of_the_clock_is_refused_again(tmp_path: Path) -> None:

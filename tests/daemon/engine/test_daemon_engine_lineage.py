@@ -53,6 +53,15 @@ def test_window_and_state_are_the_records_of_their_bars(versions: list[Version],
         assert (made.state_bars, made.left, made.known) == (state, False, True)
 
 
+def test_a_gap_is_told_as_long_as_the_state_depends_on_it() -> None:
+    lineage = Lineage()
+    assert lineage.committed([Read(1, 0, 1), Read(1, 2, 3)], 2, state_bars=2).since_gap == 0
+    assert lineage.committed([Read(1, 90, 91, gap=True)], 3, state_bars=3).since_gap == 1
+    lineage = Lineage.of(msgspec.msgpack.decode(msgspec.msgpack.encode(lineage.cut()), type=LineageCut))
+    assert lineage.committed([Read(1, 92, 93)], 3, state_bars=4).since_gap == 2
+    assert lineage.committed([Read(1, 94, 95)], 2, state=1, state_bars=2).since_gap == 0
+
+
 def ranges(bars: list[Read], count: int) -> list[ReadRange]:
     """Of the newest ``count`` bars."""
     own = bars[-count:]
