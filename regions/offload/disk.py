@@ -132,6 +132,8 @@ class Snapshot:
                 header, seal, kv_size = _check(file, path)
         except OSError as error:
             raise SnapshotError(f"{path} could not be read: {error.strerror or error}") from error
+        if not isinstance(getattr(torch, header.identity.dtype, None), torch.dtype):
+            raise ForeignSnapshot(f"{path} is foreign: its dtype is {header.identity.dtype}")
         if sum(_sizes(header)) != kv_size:
             raise SnapshotError(f"{path} is damaged: its KV is not that of {header.state.tokens} tokens")
         return cls(path, header, seal)

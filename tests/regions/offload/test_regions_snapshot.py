@@ -141,6 +141,21 @@ def test_a_foreign_file_is_refused_by_what_differs(tmp_path: Path, field: str, v
         Snapshot.open(path).expect(identity(memory, **{field: value}))
 
 
+@pytest.mark.parametrize("dtype", ["flo/t16", "nn"])
+def test_a_dtype_that_is_none_here_is_foreign(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """As that of a file of another version of PyTorch."""
+    memory, path = pool(torch.float32), tmp_path / "t.kv"
+    tape = full_tape(memory)
+    header = SnapshotHeader("t", identity(memory, dtype=dtype), 4, tape.state, 12345, b"")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(torch, dtype, torch.float32, raising=False)
+        write_snapshot(path, header, memory, tape.live_ranges)
+    with pytest.raises(ForeignSnapshot, match="is foreign: its dtype is"):
+        Snapshot.open(path)
+
+
 def test_the_frozen_prefix_is_part_of_the_identity() -> None:
     memory = pool()
     of = [Identity.of(memory, model="m", tokenizer="t", frozen=f) for f in ([1, 2], [1, 2], [2, 1], [12])]
