@@ -289,16 +289,17 @@ def _before(basis: Basis, planned: Plan, bars: int) -> int:
         return 0
     if bars < planned.bars:
         raise CannotReproduce(f"the records make {bars} bars, and the answer was made of {planned.bars}")
-    if 0 < basis.since_gap < planned.bars:
-        raise CannotReproduce(_gap(basis))
+    _check_gap(basis, planned.bars)
     return bars - planned.bars
 
 
-def _gap(basis: Basis) -> str:
-    return (
-        f"records were passed over or lost {basis.since_gap} bars before the end of its state: it is not "
-        "published which"
-    )
+def _check_gap(basis: Basis, bars: int) -> None:
+    """Raise CannotReproduce where there was a gap within the newest ``bars``."""
+    if 0 < basis.since_gap < bars:
+        raise CannotReproduce(
+            f"records were passed over or lost {basis.since_gap} bars before the end of its state: it is not "
+            "published which"
+        )
 
 
 def _behind(found: Found, basis: Basis, had: int, *, several: bool) -> Plan:
@@ -338,8 +339,9 @@ def compare(answer: Answer, derived: Derived, *, bits: bool = False) -> Verdict:
     Raises CannotReproduce where it differs and there was a gap.
     """
     version, notes = derived.version, derived.notes
+    basis = answer.basis or Basis()
     if version is None:
-        _check_gap(answer)
+        _check_gap(basis, basis.state_bars)
         why = "the records make no bar that ends as the answer's did"
         return Verdict("differs", "", 0.0, float("inf"), 0.0, False, (*notes, why), derived.snapshot)
     made = version.answer
@@ -354,17 +356,11 @@ def compare(answer: Answer, derived: Derived, *, bits: bool = False) -> Verdict:
         )
     equal = made.text == answer.text and apart <= (0.0 if bits else version.tolerance)
     if not equal:
-        _check_gap(answer)
+        _check_gap(basis, basis.state_bars)
     says: Says = "differs" if not equal else "agrees" if notes else "reproduced"
     return Verdict(
         says, made.text, made.logit_gap, apart, version.tolerance, equal_bits, notes, derived.snapshot
     )
-
-
-def _check_gap(answer: Answer) -> None:
-    basis = answer.basis
-    if basis is not None and 0 < basis.since_gap < basis.state_bars:
-        raise CannotReproduce(_gap(basis))
 
 
 def deterministic(config: Config) -> Config:
