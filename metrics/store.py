@@ -177,18 +177,25 @@ class MetricStore:
 
     def remove_session(self, name: str) -> None:
         """Forget a session's series. Handles stay valid: what they write is no longer seen."""
-        series = {key: at for key, at in self._series.items() if name not in _sessions(key)}
-        self._series = series
-        part = self._parts.pop(name, None)
-        if part is not None and part.block is not None:
-            part.block.unlink()
-            part.block.close()
+        self._series = self._without(name)
+        self._discard(self._parts.pop(name, None))
 
     def _add(self, part: _Part) -> None:
         (name,) = part.labels["session"]
-        self.remove_session(name)
+        before = self._parts.get(name)
         self._parts[name] = part
-        self._series = self._series | {key: (part, index) for key, index in part.series.items()}
+        # in one step: a reader on another thread finds the old series or the new ones
+        self._series = self._without(name) | {key: (part, index) for key, index in part.series.items()}
+        self._discard(before)
+
+    def _without(self, name: str) -> dict[Key, tuple[_Part, int]]:
+        return {key: at for key, at in self._series.items() if name not in _sessions(key)}
+
+    @staticmethod
+    def _discard(part: _Part | None) -> None:
+        if part is not None and part.block is not None:
+            part.block.unlink()
+            part.block.close()
 
     def counter(self, name: str, **labels: str) -> CounterHandle:
         """A handle for hot paths. The label `class` may be passed as `cls`. Raises UnknownSeriesError."""

@@ -6,6 +6,8 @@ import fcntl
 import math
 import multiprocessing
 import os
+import sys
+import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
@@ -217,6 +219,34 @@ def test_block_of_a_crashed_process_is_swept_and_a_live_one_kept(shared: MetricS
     shm.sweep()
     assert not path.exists()
     MetricStore.attach([Block(shared.blocks[0].name, LABELS)]).close()
+
+
+def test_a_session_that_begins_anew_has_series_all_the_time() -> None:
+    store = MetricStore.local(LABELS)
+    name = LABELS["session"][0]
+    missed: list[Exception] = []
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            try:
+                store.value("foretick_bars_total", session=name)
+            except UnknownSeriesError as error:
+                missed.append(error)
+                return
+
+    reader = threading.Thread(target=read)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        reader.start()
+        for _ in range(200):
+            store.add_session(name)
+    finally:
+        sys.setswitchinterval(interval)
+        done.set()
+        reader.join()
+    assert not missed
 
 
 def test_a_closed_block_is_swept_although_its_views_live() -> None:
