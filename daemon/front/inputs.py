@@ -34,16 +34,6 @@ class AllOffsets:
             for found in tracker.ranges(session, first, last)
         ]
 
-    def hold_record(self, session: str, number: int) -> Callable[[], None]:
-        """See `OffsetTracker.hold_record`; one source has the record."""
-        held = [tracker.hold_record(session, number) for tracker in self._by_source.values()]
-
-        def settle() -> None:
-            for each in held:
-                each()
-
-        return settle
-
     def acknowledge(self, session: str, low_watermark: int) -> None:
         """Mark ``session``'s records numbered below ``low_watermark`` as covered by acknowledged answers."""
         for tracker in self._by_source.values():

@@ -156,12 +156,6 @@ class OffsetTracker:
         held.append(offset)
         return partial(held.remove, offset)
 
-    def hold_record(self, session: str, number: int) -> Callable[[], None]:
-        """The same of the session's record ``number``, if it is outstanding."""
-        for found in self.ranges(session, number, number):
-            return self.hold((found.topic, found.partition), found.first)
-        return lambda: None
-
     def reached(self, stream: Stream, read: int, position: int) -> None:
         """Nothing else is to be read below ``position``, once what is below ``read`` was passed on."""
         if self._next.get(stream) == read:

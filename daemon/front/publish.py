@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from bisect import bisect_left, insort
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -89,6 +90,8 @@ class _Published:
     """Of versions that are not acknowledged yet, where it is known."""
     bases: dict[int, Basis] = field(default_factory=dict)
     """Of the newest versions; free text is answered late."""
+    refused: list[int] = field(default_factory=list)
+    """Running numbers of records whose dead letters are not acknowledged, ascending."""
     begins_anew: bool = False
     """Another daemon has answered: what this engine still says of its window is dropped."""
 
@@ -319,6 +322,23 @@ class Publisher:
         self._expect(event.session, event.version, event.inputs, 1)
         self._acknowledging(event.session, event.version)(Outcome.DELIVERED)
 
+    def record_refused(self, letter: DeadLetter, session: str, number: int) -> None:
+        """A record of ``session`` could not be used.
+
+        Versions that cover it wait for its letter: a restart from a snapshot of such a version would not
+        read the record again.
+        """
+        published = self._published[session]
+        refused = published.refused
+        insort(refused, number)
+
+        def settle() -> None:
+            del refused[bisect_left(refused, number)]
+            if self._published.get(session) is published and published.refused is refused:
+                self._acknowledge(session, published)
+
+        self.dead_letter(letter, settle)
+
     def dead_letter(self, letter: DeadLetter, settle: Callable[[], None] = lambda: None) -> None:
         """A message that could not be used. ``settle`` is called once its letter is acknowledged, or refused.
 
@@ -364,7 +384,7 @@ class Publisher:
             # the next engine's versions go on from the newest one that is acknowledged
             published.questions = [(-1, published.questions[-1][1])]
             published.inputs = 0, []
-            published.bases, published.windows = {}, {}
+            published.bases, published.windows, published.refused = {}, {}, []
         self.progress.go_on()
         if self.transactions is not None:
             self.transactions.forget()
@@ -449,18 +469,25 @@ class Publisher:
             if state is None or outcome is Outcome.STOPPED:
                 return
             state.open -= 1
-            # In order: a version's offsets cover those of all earlier ones, whichever is acknowledged first.
-            while versions and not versions[oldest := min(versions)].open:
-                done = versions.pop(oldest)
-                self._tracker.acknowledge(session, done.inputs.low_watermark)
-                window = published.windows.get(oldest, Window())
-                closed, corrected = done.inputs.closed, done.inputs.corrected
-                self.progress.acknowledge(session, oldest, done.sequences, closed, window, corrected)
-                published.windows = {n: each for n, each in published.windows.items() if n > oldest}
-                if self.transactions is not None:
-                    self.transactions.complete(session, oldest)
+            self._acknowledge(session, published)
 
         return acknowledge
+
+    def _acknowledge(self, session: str, published: _Published) -> None:
+        """In order: a version's offsets cover those of all earlier ones, whichever is acknowledged first."""
+        versions = published.versions
+        while versions and not versions[oldest := min(versions)].open:
+            done = versions[oldest]
+            if published.refused and published.refused[0] < done.inputs.low_watermark:
+                return
+            del versions[oldest]
+            self._tracker.acknowledge(session, done.inputs.low_watermark)
+            window = published.windows.get(oldest, Window())
+            closed, corrected = done.inputs.closed, done.inputs.corrected
+            self.progress.acknowledge(session, oldest, done.sequences, closed, window, corrected)
+            published.windows = {n: each for n, each in published.windows.items() if n > oldest}
+            if self.transactions is not None:
+                self.transactions.complete(session, oldest)
 
     def _put(
         self,

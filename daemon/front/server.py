@@ -297,7 +297,7 @@ class Front:
                 self.fail(SettingError(event.key, event.message))
 
     def _refused(self, event: protocol.RecordRefused) -> None:
-        """To the dead letters. The record is outstanding until that is acknowledged, and a later version.
+        """To the dead letters.
 
         One that was read again as history had its letter when it was read first.
         """
@@ -308,8 +308,8 @@ class Front:
         place = InputRange(*found[0]) if found else InputRange("", 0, -1, -1)
         symbol = (state.symbol, *state.more_symbols)[event.leg]
         original = self.originals.find(event.offset)
-        held = self.input.tracker.hold_record(event.session, event.offset)
-        self.publisher.dead_letter(refused(event, symbol, place, original), held)
+        letter = refused(event, symbol, place, original)
+        self.publisher.record_refused(letter, event.session, event.offset)
 
     def _on_engine_gone(self, message: str) -> None:
         self.store.set("foretick_engine_up", 0)

@@ -113,6 +113,48 @@ async def test_inputs_of_a_refused_answer_are_done_once_its_letter_is_acknowledg
     assert await r.publisher.delivery.stop(1.0) == 0
 
 
+async def test_versions_wait_for_the_letters_of_records_that_they_cover() -> None:
+    """A restart from a snapshot of such a version would not read the record again."""
+    sink = MemorySink()
+    sink.holds = lambda payload: b'"dead_letter"' in payload
+    sink.acknowledging.clear()
+    r = Rig(Route(sink, "answers.v1", dead_letters="dlq.v1"))
+    progress = r.publisher.progress
+    r.arrive("aaa", 0, 1, 2)  # numbered from 1
+    r.publisher.record_refused(unreadable(message(), WHY), "aaa", 2)
+    for version in (1, 2):
+        r.committed("aaa", version, 1 + version)
+        r.answer("aaa", version, 1 + version)
+    await until(lambda: r.publisher.delivery.waiting == 1)
+    assert progress.of("aaa").version == 1
+    assert r.tracker.to_commit() == {(TOPIC, 0): CommitPoint(1)}
+    sink.acknowledging.set()
+    await until(lambda: progress.of("aaa").version == 2)
+    assert r.tracker.to_commit() == {(TOPIC, 0): CommitPoint(2)}
+    assert await r.publisher.delivery.stop(1.0) == 0
+
+
+async def test_a_letter_of_an_earlier_engine_holds_nothing_back() -> None:
+    sink = MemorySink()
+    sink.holds = lambda payload: b'"dead_letter"' in payload
+    sink.acknowledging.clear()
+    r = Rig(Route(sink, "answers.v1", dead_letters="dlq.v1"))
+    progress = r.publisher.progress
+    r.arrive("aaa", 0)
+    r.publisher.record_refused(unreadable(message(), WHY), "aaa", 1)
+    r.publisher.forget()
+    r.tracker.clear()
+    r.arrive("aaa", 0)  # read again, and refused again
+    r.publisher.record_refused(unreadable(message(), WHY), "aaa", 2)
+    r.committed("aaa", 1, 3)
+    r.answer("aaa", 1, 3)
+    await until(lambda: r.publisher.delivery.waiting == 2)
+    assert progress.of("aaa").version == 0
+    sink.acknowledging.set()
+    await until(lambda: progress.of("aaa").version == 1)
+    assert await r.publisher.delivery.stop(1.0) == 0
+
+
 async def test_a_sink_that_stops_before_it_has_a_letter_does_not_settle_it() -> None:
     sink = MemorySink()
     sink.acknowledging.clear()

@@ -262,15 +262,3 @@ def test_a_partition_that_comes_back_still_waits_for_its_letters() -> None:
     assert tracker.to_commit() == {STREAMS[0]: CommitPoint(4)}
     settle()
     assert tracker.to_commit() == {STREAMS[0]: CommitPoint(10)}
-
-
-def test_a_record_that_a_session_refuses_waits_for_its_letter_and_for_an_answer() -> None:
-    tracker = OffsetTracker()
-    tracker.passed_on("a", 1, STREAMS[0], 4)
-    tracker.passed_on("a", 2, STREAMS[0], 5)
-    settle = tracker.hold_record("a", 1)
-    tracker.acknowledge("a", 2)
-    assert tracker.to_commit() == {STREAMS[0]: CommitPoint(4)}
-    settle()
-    assert tracker.to_commit() == {STREAMS[0]: CommitPoint(5)}
-    tracker.hold_record("a", 1)()  # no longer outstanding
