@@ -155,3 +155,38 @@ def test_what_was_ahead_of_the_clock_is_refused_again(tmp_path: Path) -> None:
         file, answers = run(tmp_path, broker, SHORT, with_one_ahead)
         time.sleep(max(0.0, (ahead[0] - time.time_ns()) / 1e9))
         check(file, answers[6:8])
+
+
+def out_of_order(n: int) -> list[bytes]:
+    """The second record belongs to the bar before, which the last one closes."""
+    first, *others = second(n)
+    before = trade(KEY, START + n * SECOND - 300_000_000, "103.00")
+    closing = trade(KEY, START + n * SECOND + 600_000_000, "102.00")
+    return [first, *([before] if n else []), *others, closing]
+
+
+def late(n: int) -> list[bytes]:
+    """Of two seconds, the second record belongs to the bar that the first one closes."""
+    first, *others = second(n)
+    before = trade(KEY, START + n * SECOND - 300_000_000, "103.00")
+    return [first, *([before] if n in (4, 7) else []), *others]
+
+
+def test_records_out_of_order_are_in_the_bar_of_their_time(tmp_path: Path) -> None:
+    with MockBroker() as broker:
+        file, answers = run(tmp_path, broker, f'lateness = "500ms"\n{SHORT}', out_of_order)
+        check(file, answers[6:8])
+
+
+def test_a_state_that_says_that_bars_are_missing_is_made_again(tmp_path: Path) -> None:
+    with MockBroker() as broker:
+        file, answers = run(tmp_path, broker, f'empty = "say"\n{SHORT}', with_a_pause)
+        check(file, answers[5:8])
+
+
+def test_corrected_bars_are_corrected_again(tmp_path: Path) -> None:
+    with MockBroker() as broker:
+        file, answers = run(tmp_path, broker, f'late = "amend"\n{SHORT.replace("160", "4000")}', late)
+        amended = [a for a in answers if "amended" in a.flags]
+        assert len(amended) == 2
+        check(file, [*amended, answers[-1]])
