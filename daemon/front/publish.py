@@ -334,8 +334,7 @@ class Publisher:
 
         def settle() -> None:
             del refused[bisect_left(refused, number)]
-            if self._published.get(session) is published and published.refused is refused:
-                self._acknowledge(session, published)
+            self._acknowledge(session, published)  # finds no version of a session or engine that is gone
 
         self.dead_letter(letter, settle)
 

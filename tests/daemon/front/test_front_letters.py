@@ -95,11 +95,17 @@ async def test_a_refused_answer_is_a_dead_letter_and_another_message_is_not(
     assert await r.publisher.delivery.stop(1.0) == 0
 
 
-async def test_inputs_of_a_refused_answer_are_done_once_its_letter_is_acknowledged() -> None:
+def holding_letters() -> MemorySink:
+    """It acknowledges no letter until ``acknowledging`` is set."""
     sink = MemorySink()
-    sink.refuses = lambda payload: b'"answer"' in payload and b'"dead_letter"' not in payload
     sink.holds = lambda payload: b'"dead_letter"' in payload
     sink.acknowledging.clear()
+    return sink
+
+
+async def test_inputs_of_a_refused_answer_are_done_once_its_letter_is_acknowledged() -> None:
+    sink = holding_letters()
+    sink.refuses = lambda payload: b'"answer"' in payload and b'"dead_letter"' not in payload
     r = Rig(Route(sink, "answers.v1", dead_letters="dlq.v1"))
     r.arrive("aaa", 0, 1)
     r.committed("aaa", 1, 2)
@@ -115,9 +121,7 @@ async def test_inputs_of_a_refused_answer_are_done_once_its_letter_is_acknowledg
 
 async def test_versions_wait_for_the_letters_of_records_that_they_cover() -> None:
     """A restart from a snapshot of such a version would not read the record again."""
-    sink = MemorySink()
-    sink.holds = lambda payload: b'"dead_letter"' in payload
-    sink.acknowledging.clear()
+    sink = holding_letters()
     r = Rig(Route(sink, "answers.v1", dead_letters="dlq.v1"))
     progress = r.publisher.progress
     r.arrive("aaa", 0, 1, 2)  # numbered from 1
@@ -135,9 +139,7 @@ async def test_versions_wait_for_the_letters_of_records_that_they_cover() -> Non
 
 
 async def test_a_letter_of_an_earlier_engine_holds_nothing_back() -> None:
-    sink = MemorySink()
-    sink.holds = lambda payload: b'"dead_letter"' in payload
-    sink.acknowledging.clear()
+    sink = holding_letters()
     r = Rig(Route(sink, "answers.v1", dead_letters="dlq.v1"))
     progress = r.publisher.progress
     r.arrive("aaa", 0)
