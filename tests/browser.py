@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,8 +13,8 @@ from typing import Literal
 
 from playwright.async_api import Browser, async_playwright
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-"""None where no browser is installed."""
+from tests.programs import need
+
 DESKTOP, PHONE = (1200, 640), (390, 844)
 SETTLE_S = 12.0
 
@@ -23,8 +22,9 @@ SETTLE_S = 12.0
 @asynccontextmanager
 async def browser() -> AsyncIterator[Browser]:
     """The browser of this machine. In a container it runs as root, where Chromium has no sandbox."""
+    program = need("chromium")
     async with async_playwright() as playwright:
-        found = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        found = await playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         try:
             yield found
         finally:

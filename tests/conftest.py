@@ -14,6 +14,7 @@ from weakref import ref
 import pytest
 
 from regions.block_pool import BlockPool
+from tests import programs
 
 pytest_plugins = ["tests.fixtures_kafka", "tests.fixtures_prometheus", "tests.fixtures_triton"]
 
@@ -62,7 +63,8 @@ _pools: list[ref[BlockPool]] = []
 
 
 def pytest_configure() -> None:
-    """Note every pool that is made."""
+    """Note every pool that is made, and let no program start that no test asked for."""
+    programs.guard()
     plain = BlockPool.__init__
 
     def noted(pool: BlockPool, *arguments: Any, **options: Any) -> None:

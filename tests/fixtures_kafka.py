@@ -1,13 +1,12 @@
 """The `real_kafka` fixture: Apache Kafka out of Maven Central, or the broker that FORETICK_KAFKA names."""
 
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
-from tests.kafka_server import KafkaServer, missing_tools
+from tests.kafka_server import KafkaServer
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,6 @@ def real_kafka() -> Iterator[RealKafka]:
     if given := os.environ.get("FORETICK_KAFKA"):
         yield RealKafka(given, None)
         return
-    need_tools()
     with KafkaServer() as server:
         yield RealKafka(server.bootstrap, server)
 
@@ -31,16 +29,5 @@ def real_kafka() -> Iterator[RealKafka]:
 @pytest.fixture(scope="module")
 def secured_kafka() -> Iterator[KafkaServer]:
     """A broker of our own with a listener that demands TLS and a login."""
-    need_tools("openssl")
     with KafkaServer(secured=True) as server:
         yield server
-
-
-def need_tools(*more: str) -> None:
-    """Skip the test, or fail in CI, when Java, Maven or one of ``more`` is missing."""
-    missing = [*missing_tools(), *(program for program in more if shutil.which(program) is None)]
-    if missing:
-        message = f"Apache Kafka needs Java and Maven: apt-get install {' '.join(missing)}"
-        if os.environ.get("CI") == "true":
-            pytest.fail(message)
-        pytest.skip(message)

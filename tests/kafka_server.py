@@ -17,6 +17,8 @@ from typing import IO, NamedTuple, Self
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
+from tests.programs import need, unavailable
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 POM = REPOSITORY / "tests" / "kafka" / "pom.xml"
 JARS = REPOSITORY / ".cache" / "kafka"
@@ -40,18 +42,8 @@ async def create_topics(bootstrap: str, topics: Mapping[str, int], replicas: int
     assert not any(code for _, code, *_ in response.topic_errors), response.topic_errors
 
 
-class KafkaUnavailable(RuntimeError):
-    """Something that must be installed is missing; the message says what."""
-
-
-def missing_tools() -> list[str]:
-    """What has to be installed before a broker can run here, as Debian package names."""
-    needed = {"java": "default-jre-headless", "mvn": "maven"}
-    return [package for program, package in needed.items() if shutil.which(program) is None]
-
-
 def resolve_jars() -> Path:
-    """Directory of the broker's jars, fetched once for every content of pom.xml. Raises KafkaUnavailable."""
+    """Directory of the broker's jars, fetched by Maven once for every content of pom.xml."""
     digest = hashlib.sha256(POM.read_bytes()).hexdigest()[:12]
     ready = JARS / f"jars-{digest}"
     if ready.is_dir():
@@ -59,13 +51,11 @@ def resolve_jars() -> Path:
     JARS.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=JARS) as fetching:
         goal = "dependency:copy-dependencies"
-        command = ["mvn", "-q", "-B", "-f", str(POM), goal, "-DincludeScope=runtime"]
+        command = [need("mvn"), "-q", "-B", "-f", str(POM), goal, "-DincludeScope=runtime"]
         command.append(f"-DoutputDirectory={fetching}/jars")
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         if done.returncode:
-            raise KafkaUnavailable(
-                f"Maven could not fetch Apache Kafka: {(done.stdout + done.stderr)[-800:]}"
-            )
+            unavailable(f"Maven could not fetch Apache Kafka: {(done.stdout + done.stderr)[-800:]}")
         try:
             os.replace(f"{fetching}/jars", ready)  # whole or not at all
         except OSError:
@@ -92,7 +82,7 @@ USER, PASSWORD = "desk", "tick tock"
 
 def make_certificates(folder: Path) -> None:
     """An authority (ca.pem), and a certificate by it for a broker at 127.0.0.1 (broker.pem, broker.key)."""
-    new = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    new = [need("openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
     authority = ["-subj", "/CN=test authority", "-keyout", "ca.key", "-out", "ca.pem"]
     signed = ["-CA", "ca.pem", "-CAkey", "ca.key", "-addext", "basicConstraints=critical,CA:false"]
     named = ["-subj", "/CN=broker", "-addext", "subjectAltName=IP:127.0.0.1"]
@@ -237,7 +227,7 @@ class KafkaServer:
 
     def _java(self, *arguments: str) -> list[str]:
         return [
-            "java",
+            need("java"),
             f"-Xmx{self._heap_mb}m",
             "-XX:+UseSerialGC",
             "-XX:TieredStopAtLevel=1",  # a short-lived broker starts faster without the optimising compiler

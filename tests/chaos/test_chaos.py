@@ -21,7 +21,6 @@ from tests.chaos.reading import read_to_end
 from tests.chaos.rig import BROKER, NAMES, PARTITIONS, Pair, Rig
 from tests.chaos.schedule import DECK, PAIR_DECK, Schedule, draw
 from tests.e2e.process import committed
-from tests.fixtures_kafka import need_tools
 from tests.kafka_proxy import KafkaProxy, ProxyThread
 from tests.kafka_server import KafkaServer
 from tests.transactions.copying import hanging
@@ -73,7 +72,6 @@ class Rigs:
 def rigs(factory: pytest.TempPathFactory, *, pair: bool) -> Iterator[tuple[Rigs, Rigs]]:
     """At least once, and exactly once."""
     quiet_client_log()
-    need_tools()
     with KafkaServer(more=BROKER, proxied=2) as broker, ExitStack() as stack:
         proxies = [stack.enter_context(ProxyThread(door.port, door.upstream)).proxy for door in broker.doors]
         made = (

@@ -13,7 +13,6 @@ from aiokafka.errors import KafkaError
 from feeds.kafka_client import quiet_client_log
 from tests.chaos.rig import Rig, closing
 from tests.chaos.test_chaos import found_wrong
-from tests.fixtures_kafka import need_tools
 from tests.kafka_server import KafkaCluster
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
@@ -26,7 +25,6 @@ MOVED_S = 60.0
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[KafkaCluster]:
     quiet_client_log()
-    need_tools()
     with KafkaCluster() as running:
         yield running
 

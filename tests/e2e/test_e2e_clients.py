@@ -30,11 +30,10 @@ from feeds.pushed import PushedSource
 from tests.e2e.inproc import ANSWERS, DEAD, UPDATES, Recorder, Tape
 from tests.e2e.support import SECOND, START, MemorySink, QueueSource, inproc_config, until
 from tests.http_clients import request
+from tests.programs import need, unavailable
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ROOT = Path(__file__).parents[2]
-NODE = shutil.which("node") and shutil.which("npm")
-CI = os.environ.get("CI") == "true"
 URI = "foretick://sessions/aaa"
 
 
@@ -218,27 +217,22 @@ async def test_the_clients_own_distribution_needs_no_pytorch(desk: Desk, tmp_pat
     python = str(tmp_path / "venv/bin/python")
     try:
         await run(*pip, "--python", python, "install", "--only-binary", ":all:", str(wheel))
-    except subprocess.CalledProcessError:
-        if CI:
-            raise
-        pytest.skip("needs the package index")
+    except subprocess.CalledProcessError as error:
+        unavailable(f"needs the package index: {error}")
     work = asyncio.create_task(run(python, "-I", "-c", ELSEWHERE, desk.endpoint, cwd=tmp_path))
     version, text, session = (await while_advancing(desk, work)).split()
     assert (version, text in ("YES", "NO"), session) == ("1", True, "aaa")
 
 
-@pytest.mark.skipif(not (NODE or CI), reason="needs node and npm (apt-get install nodejs npm)")
 async def test_the_node_example_asks_and_listens(desk: Desk, tmp_path: Path) -> None:
-    example = tmp_path / "node"
+    node, npm, example = need("node"), need("npm"), tmp_path / "node"
     shutil.copytree(ROOT / "examples/node", example, ignore=shutil.ignore_patterns("node_modules"))
     try:
-        await run("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent", cwd=example)
-    except subprocess.CalledProcessError:
-        if CI:
-            raise
-        pytest.skip("needs the package index")
+        await run(npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent", cwd=example)
+    except subprocess.CalledProcessError as error:
+        unavailable(f"needs the package index: {error}")
     name = desk.front.sessions.states["aaa"].questions[0].name
-    command = ("node", "desk.mjs", "aaa", name, desk.endpoint, "3")
+    command = (node, "desk.mjs", "aaa", name, desk.endpoint, "3")
     lines = (await while_advancing(desk, asyncio.create_task(run(*command, cwd=example)))).splitlines()
     assert lines[0].startswith("protocol 1, daemon ")
     assert lines[1].startswith("asked: ")

@@ -21,7 +21,6 @@ from feeds.messages import Answer
 from tests.e2e.process import Daemon, Topics, committed, until_slowly
 from tests.e2e.support import SECOND, START, trade, until
 from tests.e2e.test_e2e_process import NAMES, SYMBOLS, kafka_config, second
-from tests.fixtures_kafka import need_tools
 from tests.kafka_proxy import Api, Fault, KafkaProxy
 from tests.kafka_server import KafkaServer, create_topics
 
@@ -33,7 +32,6 @@ TRADES = 3
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[KafkaServer]:
-    need_tools()
     quiet_client_log()
     with KafkaServer() as running:
         yield running

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +23,7 @@ from metrics.catalogue import GENERATING
 from tests.e2e.inproc import ANSWERS, Tape, count
 from tests.e2e.support import SECOND, MemorySink, QueueSource, inproc_config, until
 from tests.http_clients import request
+from tests.programs import unavailable
 
 STREAMS = ("/v1/events", "/v1/ws")
 """They do not end, so nothing that waits for a reply can test them."""
@@ -60,9 +60,8 @@ def schemathesis() -> Path:
         pip = [str(ENVIRONMENT / "bin" / "python"), "-m", "pip", "install", "--quiet"]
         subprocess.run([sys.executable, "-m", "venv", str(ENVIRONMENT)], check=True)
         done = subprocess.run([*pip, f"schemathesis=={VERSION}"], capture_output=True, text=True)
-        if done.returncode and "CI" not in os.environ:
-            pytest.skip(f"schemathesis cannot be installed: {done.stderr[-300:]}")
-        assert done.returncode == 0, done.stderr
+        if done.returncode:
+            unavailable(f"schemathesis cannot be installed: {done.stderr[-300:]}")
     return command
 
 

@@ -12,14 +12,12 @@ from playwright.async_api import Browser, Page, expect
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
 from feeds.connector import Route
-from tests.browser import CHROMIUM, DESKTOP, PHONE, browser
+from tests.browser import DESKTOP, PHONE, browser
 from tests.e2e.inproc import ANSWERS, Tape
 from tests.e2e.support import MemorySink, QueueSource, inproc_config, until
+from tests.programs import need
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (Debian: apt install chromium)"),
-]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 TAPE = Tape("V:AAA", "V:BBB")
 Running = tuple[Front, QueueSource, Browser]
 CONTRAST = """() => {
@@ -48,6 +46,7 @@ CONTRAST = """() => {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running() -> AsyncIterator[Running]:
+    need("chromium")  # before a daemon starts in vain
     source = QueueSource()
     front = make_front(
         inproc_config(("V:AAA", "V:BBB")), source=source, routes=[Route(MemorySink(), ANSWERS)]

@@ -27,7 +27,7 @@ from daemon.tenants import hash_of, new_key
 from feeds.connector import Route
 from feeds.connectors.http import HttpSourceConnector
 from feeds.curve import Keys, make_keys
-from tests.browser import CHROMIUM, DESKTOP, browser
+from tests.browser import DESKTOP, browser
 from tests.e2e.inproc import ANSWERS, DEAD, UPDATES, Tape, count
 from tests.e2e.support import MemorySink, QueueSource, inproc_config, until
 from tests.http_clients import Reply, conversing, listening, request
@@ -355,7 +355,6 @@ async def test_the_command_line_asks_with_keys(house: House, tmp_path: Path) -> 
     assert "cannot be read" in await asyncio.to_thread(listed, "--secret-key", str(tmp_path / "none"))
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (Debian: apt install chromium)")
 async def test_the_live_page_asks_for_a_key_and_keeps_it_in_its_tab(house: House) -> None:
     async with browser() as chromium:
         page = await chromium.new_page(viewport={"width": DESKTOP[0], "height": DESKTOP[1]})

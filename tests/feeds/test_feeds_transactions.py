@@ -12,7 +12,6 @@ from feeds.source import CommitPoint, Membership, Partition
 from feeds.transactions import Fenced, GroupOffsets, KafkaTransactions, Message
 from tests.e2e.process import committed
 from tests.feeds.waiting import eventually
-from tests.fixtures_kafka import need_tools
 from tests.kafka_server import KafkaServer, create_topics
 
 MARKER = ("answers", 0)
@@ -85,7 +84,6 @@ async def test_a_standby_fences_when_it_begins_and_not_before_and_the_numbers_go
 @pytest.mark.kafka
 async def test_a_producer_goes_on_when_its_only_broker_is_back(caplog: pytest.LogCaptureFixture) -> None:
     """It must not hang, which a new producer would follow; that the broker is away is logged meanwhile."""
-    need_tools()
     with KafkaServer() as broker:
         await create_topics(broker.bootstrap, {"answers": 1, "ticks": 1})
         await committed(broker.bootstrap, "group", "ticks", 1)  # it has a coordinator, which may take a while

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-import pytest
+from tests.programs import unavailable
 
 CACHE = Path(__file__).parents[2] / ".cache" / "others"
 
@@ -50,22 +50,36 @@ def fetched(suite: Suite) -> tuple[Path, Path]:
         only = ["--no-deps", "--no-binary", suite.package, "--dest", str(home)]
         _registry([*pip, "download", "--quiet", *only, f"{suite.package}=={suite.version}"])
         (packed,) = home.glob("*.tar.gz")
-        with tarfile.open(packed) as archive:
-            top = packed.name.removesuffix(".tar.gz")
-            wanted = tuple(f"{top}/{each}" for each in suite.unpacked)
-            members = [each for each in archive if each.name.startswith(wanted)]
-            archive.extractall(home, members, filter="data")
+        top = packed.name.removesuffix(".tar.gz")
+        unpack(packed, home, tuple(f"{top}/{each}" for each in suite.unpacked))
         (home / top).rename(home / "source")
         packed.unlink()
         done.touch()
     return python, home / "source" / suite.root
 
 
+def unpack(packed: Path, home: Path, wanted: tuple[str, ...]) -> None:
+    """Write the plain files of a tar archive below ``home`` whose paths begin with one of ``wanted``.
+
+    `extractall` trusts the archive before Python 3.11.4. Raises ValueError for a path that leads elsewhere.
+    """
+    with tarfile.open(packed) as archive:
+        for member in archive:
+            if not (member.isfile() and member.name.startswith(wanted)):
+                continue
+            path = Path(member.name)
+            if path.is_absolute() or ".." in path.parts:
+                raise ValueError(f"{packed.name} has a file at {member.name[:200]}")
+            (home / path).parent.mkdir(parents=True, exist_ok=True)
+            content = archive.extractfile(member)
+            assert content is not None, "a plain file has one"
+            (home / path).write_bytes(content.read())
+
+
 def _registry(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode and "CI" not in os.environ:
-        pytest.skip(f"not to be had from a registry: {done.stderr[-300:]}")
-    assert done.returncode == 0, done.stderr
+    if done.returncode:
+        unavailable(f"not to be had from a registry: {done.stderr[-300:]}")
 
 
 async def outcomes(suite: Suite, environment: Mapping[str, str]) -> tuple[dict[str, str], str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from daemon.config.load import load_config
 from feeds.durations import parse_duration
+from tests.programs import need
 
 UNIT = Path(__file__).parents[2] / "systemd" / "foretick.service"
 COMMAND = "/opt/foretick/bin/foretick"
@@ -31,13 +31,7 @@ def settings(section: str) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def analyze() -> str:
-    program = shutil.which("systemd-analyze")
-    if program is None:
-        message = "systemd-analyze is missing: apt-get install systemd"
-        if os.environ.get("CI") == "true":
-            pytest.fail(message)
-        pytest.skip(message)
-    return program
+    return need("systemd-analyze")
 
 
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -17,7 +17,6 @@ from aiokafka import AIOKafkaConsumer
 from feeds.kafka_client import quiet_client_log
 from feeds.transactions import Fenced
 from tests.e2e.support import until
-from tests.fixtures_kafka import need_tools
 from tests.kafka_server import KafkaServer
 from tests.transactions.copying import RIGHT, Copy, Verdict, hanging, librdkafka
 
@@ -29,7 +28,6 @@ Bounce = Literal["hard_bounce", "clean_bounce"]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[KafkaServer]:
-    need_tools()
     quiet_client_log()
     # as published: groups must not wait, and a hard bounce must be noticed
     with KafkaServer(more={"offsets.topic.num.partitions": 4}) as running:

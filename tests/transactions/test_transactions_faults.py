@@ -20,7 +20,6 @@ from feeds.transactions import (
     TransactionFailed,
 )
 from tests.feeds.waiting import eventually
-from tests.fixtures_kafka import need_tools
 from tests.kafka_proxy import Act, Api, Fault, KafkaProxy
 from tests.kafka_server import KafkaServer, create_topics
 from tests.transactions.chaos import Requests, killed_now_and_then
@@ -34,7 +33,6 @@ EXPIRY_S = 4.0
 @pytest.fixture(scope="module")
 def server() -> Iterator[KafkaServer]:
     """Several offsets partitions: each group may have another coordinator's partition."""
-    need_tools()
     quiet_client_log()
     more = {
         "offsets.topic.num.partitions": 8,

@@ -35,6 +35,7 @@ from feeds.connector import SettingError
 from metrics.export import exposition
 from metrics.store import MetricStore
 from tests.http_clients import conversing, request
+from tests.programs import need
 
 DESK, RISK, OLD = new_key(), new_key(), new_key()
 TABLES = (
@@ -233,7 +234,7 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A certificate for localhost, signed by itself, and its key."""
     folder = tmp_path_factory.mktemp("tls")
     certificate, key = folder / "tls.pem", folder / "tls.key"
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    made = [need("openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
     made += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
     made += ["-keyout", str(key), "-out", str(certificate)]
     subprocess.run(made, check=True, capture_output=True)
