@@ -21,6 +21,7 @@ from daemon.tenants import Tenant
 from feeds.bodies import Body, TooMany, convert, split
 from feeds.decoding import Undecodable, decoded
 from feeds.file_format import FormatError
+from feeds.moments import in_order
 from feeds.pushed import Closed, Full, PushedSource
 from metrics.store import MetricStore
 
@@ -114,11 +115,14 @@ class Pushes:
 
     def _read(self, body: bytes, media: str, source: PushedSource, options: PushOptions) -> Body:
         most = source.limits.waiting
-        if options.format:
-            return convert(body, source.limits.formats[options.format], options.date, most=most)
         encoding = "msgpack" if media == MSGPACK else "json"
-        limit = self._max_record_bytes
-        return split(body, encoding, lines=media == LINES, most=most, max_bytes=limit)
+        if options.format:
+            found = convert(body, source.limits.formats[options.format], options.date, most=most)
+        else:
+            limit = self._max_record_bytes
+            found = split(body, encoding, lines=media == LINES, most=most, max_bytes=limit)
+        found.payloads = in_order(found.payloads, encoding)
+        return found
 
     def _source(self, name: str, tenant: Tenant) -> PushedSource:
         """The source of this name, or the only one, as far as the tenant may push. Raises QueryError."""

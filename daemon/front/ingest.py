@@ -28,6 +28,7 @@ from feeds.codec import REPLAY, MalformedRecord, decode_record, header_encoding
 from feeds.columns import ENCODINGS, OTHER, ColumnDecoder, Columns
 from feeds.frames import elements
 from feeds.messages import EVERY_SYMBOL, AnyRecord, Bar, DeadLetter, Heartbeat, Quote, Received, Trade
+from feeds.moments import in_order
 from feeds.source import Incoming, SeekingSource, Source
 from ingest.record import (
     BAR,
@@ -210,6 +211,7 @@ class Ingest:
             self._tracker.skipped(stream, message.offset)
         if len(found) == 1 and found[0] is message.payload:
             return [message]
+        found = in_order(found, header_encoding(message.headers))
         return [msgspec.structs.replace(message, payload=payload) for payload in found]
 
     def _number(self, stream: Stream) -> int:

@@ -401,6 +401,13 @@ async def test_an_array_of_records_in_one_message_crosses_record_by_record(
     assert it.tracker.to_commit() == {STREAM: CommitPoint(3)}
 
 
+async def test_an_array_newest_first_is_read_by_time(rig: Callable[..., Rig]) -> None:
+    it = rig()
+    newest_first = [trade("V:AAA", START + n // 2 * SECOND, seq=n) for n in range(9, 0, -1)]
+    await it.run([incoming(b"[" + b",".join(newest_first) + b"]", 0)])
+    assert it.popped()["seq"].tolist() == list(range(1, 10))
+
+
 def damaged(n: int) -> bytes:
     return good(n)[:-5]
 
