@@ -18,7 +18,11 @@ class _When(msgspec.Struct, gc=False):
     ts_event: int = 0
 
 
-_DECODERS = {"json": msgspec.json.Decoder(_When), "msgpack": msgspec.msgpack.Decoder(_When)}
+_Decoder = msgspec.json.Decoder[_When] | msgspec.msgpack.Decoder[_When]
+_DECODERS: dict[str, _Decoder] = {
+    "json": msgspec.json.Decoder(_When),
+    "msgpack": msgspec.msgpack.Decoder(_When),
+}
 
 
 def in_order(payloads: Sequence[bytes], encoding: str) -> list[bytes]:
@@ -47,7 +51,7 @@ def order_of(times: Sequence[int]) -> list[int]:
     return sorted(places, key=times.__getitem__)
 
 
-def _time(decoder: msgspec.json.Decoder[_When] | msgspec.msgpack.Decoder[_When], payload: bytes) -> int:
+def _time(decoder: _Decoder, payload: bytes) -> int:
     """The event time of an encoded record; 0 where it cannot be read."""
     try:
         found = decoder.decode(payload).ts_event
