@@ -29,8 +29,15 @@ PACKAGES = {
 }
 """Debian's package of each program that tests cannot do without."""
 OTHER_NAMES = {"chromium": ("chromium-browser", "google-chrome")}
-OPTIONAL = frozenset({"git", "mount", "umount", "ldconfig", "gcc", "cc", "ld", "objdump"})
-"""What tests, the code under test or Python's `ctypes.util` try to start, and do without."""
+OPTIONAL = frozenset(
+    (
+        *("git", "mount", "umount"),  # the benchmarks' commit, and chaos's full disk
+        *("uname", "file"),  # Python's `platform`
+        *("ldconfig", "gcc", "cc", "ld", "objdump"),  # its `ctypes.util`
+        *("ip", "ifconfig", "arp"),  # its `uuid`
+    )
+)
+"""What the code under test, tests or Python's own library try to start, and do without."""
 _STARTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.exec", "os.system"})
 _found: set[str] = set()
 """Paths that `need` returned in this process."""
