@@ -11,14 +11,13 @@ from typing import Any, Literal, Protocol, cast
 
 import msgspec
 
-from feeds.decimal9 import SCALE, Fixed9, check_fixed9, parse_fixed9
+from feeds.decimals import Fixed, check_fixed, from_units, parse_fixed, whole
 from feeds.decoding import Undecodable, decoded
 from feeds.messages import AnyMessage, Bar, Quote, Received, Trade
 from metrics.catalogue import Reason
 
 Encoding = Literal["json", "msgpack"]
 MAX_BYTES = 1 << 20
-MAX_PRICE = 10**9 * SCALE
 MAX_NAME = 64
 YEAR_1990 = 631_152_000 * 10**9
 YEAR_2100 = 4_102_444_800 * 10**9
@@ -41,34 +40,45 @@ class _Decoder(Protocol):
     def decode(self, payload: bytes, /) -> Any: ...
 
 
-def _to_fixed9(kind: type, value: Any) -> Any:
-    """Msgspec's hook for ``Fixed9`` members: accepts decimal text or an integer of nano units."""
-    if kind is not Fixed9:
+def _of_json(kind: type, value: Any) -> Any:
+    """Msgspec's hook for ``Fixed`` members of JSON: decimal text, or a number, which arrives as its text."""
+    if kind is not Fixed:
         raise NotImplementedError(f"no wire form for {kind}")
     if type(value) is str:
-        return parse_fixed9(value)
+        return parse_fixed(value)
     if type(value) is int:
-        return check_fixed9(value)
-    raise ValueError(f"expected a decimal string or an integer of 1e-9 units, got {type(value).__name__}")
+        return whole(value)
+    raise ValueError(f"expected a number or decimal text, got {type(value).__name__}")
 
 
-def _from_fixed9(value: Any) -> Any:
-    if type(value) is Fixed9:
+def _of_msgpack(kind: type, value: Any) -> Any:
+    """The same of msgpack: decimal text or an integer of units of 1e-9; its floats are binary."""
+    if kind is not Fixed:
+        raise NotImplementedError(f"no wire form for {kind}")
+    if type(value) is str:
+        return parse_fixed(value)
+    if type(value) is int:
+        return check_fixed(from_units(value))
+    raise ValueError(f"expected decimal text or an integer of 1e-9 units, got {type(value).__name__}")
+
+
+def _from_fixed(value: Any) -> Any:
+    if type(value) is Fixed:
         return str(value)
     raise NotImplementedError(f"no wire form for {type(value)}")
 
 
 _RECORDS: dict[str, _Decoder] = {
-    "json": msgspec.json.Decoder(Received, dec_hook=_to_fixed9),
-    "msgpack": msgspec.msgpack.Decoder(Received, dec_hook=_to_fixed9),
+    "json": msgspec.json.Decoder(Received, dec_hook=_of_json, float_hook=str),
+    "msgpack": msgspec.msgpack.Decoder(Received, dec_hook=_of_msgpack),
 }
 _MESSAGES: dict[str, _Decoder] = {
-    "json": msgspec.json.Decoder(AnyMessage, dec_hook=_to_fixed9),
-    "msgpack": msgspec.msgpack.Decoder(AnyMessage, dec_hook=_to_fixed9),
+    "json": msgspec.json.Decoder(AnyMessage, dec_hook=_of_json, float_hook=str),
+    "msgpack": msgspec.msgpack.Decoder(AnyMessage, dec_hook=_of_msgpack),
 }
 _ENCODERS: dict[str, msgspec.json.Encoder | msgspec.msgpack.Encoder] = {
-    "json": msgspec.json.Encoder(enc_hook=_from_fixed9),
-    "msgpack": msgspec.msgpack.Encoder(enc_hook=_from_fixed9),
+    "json": msgspec.json.Encoder(enc_hook=_from_fixed),
+    "msgpack": msgspec.msgpack.Encoder(enc_hook=_from_fixed),
 }
 
 
@@ -183,12 +193,12 @@ def _check_bar(bar: Bar) -> None:
         )
 
 
-def _check_price(name: str, value: Fixed9) -> None:
-    if not 0 < value < MAX_PRICE:
-        raise MalformedRecord("price", f"{name} must be above 0 and below 1000000000, got {value}")
+def _check_price(name: str, value: Fixed) -> None:
+    if value <= 0:
+        raise MalformedRecord("price", f"{name} must be above 0, got {value}")
 
 
-def _check_size(name: str, value: Fixed9) -> None:
+def _check_size(name: str, value: Fixed) -> None:
     if value < 0:
         raise MalformedRecord("size", f"{name} must not be negative, got {value}")
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from feeds.decimal9 import DIGITS
+from feeds.decimals import DIGITS
 from feeds.durations import Duration, parse_duration
 from feeds.messages import Bar, Quote, Side, Trade, Unit
 from feeds.timestamps import DAY_UNITS, EPOCH_UNITS, name_date, time_parser

@@ -1,16 +1,16 @@
 """Every message that crosses a topic or a socket: records in, answers out.
 
 Structs are frozen and tagged by their ``type`` member, in JSON and in msgpack alike. Times are integer
-nanoseconds since the Unix epoch. Prices and sizes are ``Fixed9`` (an int counting 1e-9); on the wire they are
-decimal strings or such integers, never JSON floats. Unknown members are ignored, so fields may be added
-without breaking readers.
+nanoseconds since the Unix epoch. Prices and sizes are ``Fixed`` (an int counting 1e-18); on the wire they are
+decimal strings. Of others' messages, numbers of JSON and integers of msgpack (which count 1e-9) are read as
+well. Unknown members are ignored, so fields may be added without breaking readers.
 """
 
 from typing import Literal
 
 import msgspec
 
-from feeds.decimal9 import Fixed9
+from feeds.decimals import Fixed
 
 Unit = Literal["base", "quote", "contracts", "shares", "lots"]
 Side = Literal["buy", "sell", "unknown"]
@@ -21,7 +21,7 @@ Flag = Literal[
     "stale", "gap", "warm_up", "skewed_clock", "untrained", "rounded", "abstained", "replay", "amended",
     "price_jump", "silent", "provisional",
 ]  # fmt: skip
-ZERO = Fixed9(0)
+ZERO = Fixed(0)
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -48,8 +48,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
 class Trade(Record, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="trade"):
     """One execution. ``side`` is the aggressor's; ``id`` is the venue's trade id."""
 
-    price: Fixed9
-    size: Fixed9
+    price: Fixed
+    size: Fixed
     unit: Unit = "base"
     side: Side = "unknown"
     id: str = ""
@@ -58,21 +58,21 @@ class Trade(Record, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag
 class Quote(Record, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="quote"):
     """Best bid and ask; a size of 0 means the venue does not publish it."""
 
-    bid: Fixed9
-    ask: Fixed9
-    bid_size: Fixed9 = ZERO
-    ask_size: Fixed9 = ZERO
+    bid: Fixed
+    ask: Fixed
+    bid_size: Fixed = ZERO
+    ask_size: Fixed = ZERO
     unit: Unit = "base"
 
 
 class Bar(Record, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="bar"):
     """A ready-made bar of ``interval_ns``; ``ts_event`` is its opening time."""
 
-    open: Fixed9
-    high: Fixed9
-    low: Fixed9
-    close: Fixed9
-    volume: Fixed9
+    open: Fixed
+    high: Fixed
+    low: Fixed
+    close: Fixed
+    volume: Fixed
     interval_ns: int
     unit: Unit = "base"
 

@@ -8,7 +8,7 @@ from typing import IO, Any
 
 from feeds.codec import YEAR_1990, YEAR_2100, MalformedRecord, check_record
 from feeds.containers import Corrupt, Opened, texts
-from feeds.decimal9 import Fixed9, parse_fixed9, round_fixed9
+from feeds.decimals import NANO, Fixed, parse_fixed, round_fixed
 from feeds.file_format import (
     FIXED_FIELDS,
     OTHER,
@@ -196,16 +196,16 @@ def _present(get: Get, name: str, ref: Ref) -> str:
     return value
 
 
-def _fixed(get: Get, name: str, form: RecordFormat) -> Fixed9:
+def _fixed(get: Get, name: str, form: RecordFormat) -> Fixed:
     text = _present(get, name, form.fields[name])
     try:
-        value = round_fixed9(text) if name in form.rounded else parse_fixed9(text)
+        value = round_fixed(text, NANO) if name in form.rounded else parse_fixed(text)
         if not (form.implied_decimals and name in PRICES):
             return value
         shifted, rest = divmod(value, 10**form.implied_decimals)
         if rest:
-            raise ValueError(f"{text!r} with {form.implied_decimals} implied decimals is finer than 1e-9")
-        return Fixed9(shifted)
+            raise ValueError(f"{text!r} with {form.implied_decimals} implied decimals is finer than 1e-18")
+        return Fixed(shifted)
     except ValueError as error:
         raise MalformedRecord(
             "size" if "size" in name or name == "volume" else "price", f"{name}: {error}"

@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from feeds.decimal9 import Fixed9
+from feeds.decimals import from_units
 from feeds.messages import Trade
 
 _DRIFTS = (0.35, -0.30, 0.0)
@@ -70,8 +70,8 @@ class SyntheticTape:
                 ts_event=ts_event,
                 ts_recv=ts_event,
                 seq=self._trade,
-                price=Fixed9(self._price * instrument.tick),
-                size=Fixed9(rng.randint(1, 4 + 3 * abs(move)) * instrument.lot),
+                price=from_units(self._price * instrument.tick),
+                size=from_units(rng.randint(1, 4 + 3 * abs(move)) * instrument.lot),
                 side="buy" if move > 0 else "sell" if move < 0 else "unknown",
                 id=str(self._trade),
             )

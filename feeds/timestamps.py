@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from feeds.decimal9 import parse_fixed9
+from feeds.decimals import SCALE, parse_fixed
 
 ParseTime = Callable[[str], int]
 """Text to nanoseconds; raises ValueError."""
@@ -136,10 +136,12 @@ def _count_ns(text: str, unit: int) -> int:
     whole, _, fraction = text.partition(".")
     if not (whole.isdecimal() and whole.isascii()):
         raise ValueError(f"{text!r} is not a time in decimal digits")
-    exact = int(parse_fixed9(f"0.{fraction}")) * unit
-    if exact % 10**9:
+    if not (fraction == "" or (fraction.isdecimal() and fraction.isascii())):
+        raise ValueError(f"{text!r} is not a time in decimal digits")
+    exact, finer = divmod(int(parse_fixed(f"0.{fraction}")) * unit, SCALE)
+    if finer:
         raise ValueError(f"{text!r} is finer than a nanosecond")
-    return int(whole) * unit + exact // 10**9
+    return int(whole) * unit + exact
 
 
 def _wall_ns(moment: datetime, zone: tzinfo) -> int:

@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from feeds.decimal9 import Fixed9, format_fixed9
+from daemon.ring_numbers import ring_values
+from feeds.decimals import decimals_of
 from feeds.file_format import load_format
-from feeds.messages import Bar, Quote, Trade
+from feeds.messages import Bar, Trade
 from feeds.replay import read_records
 from ingest.bars import BarBuilder, BarPolicy, Bars, one_each
 from ingest.compact import CompactSpec
-from ingest.record import QUOTE, RecordWriter
-from ingest.record import TRADE as TRADED
+from ingest.record import RecordWriter
 from tapes.bars import anchor_of, bars_of, levels_of
 from tapes.generate import EVALUATION, Ranges, generate
 from tapes.rules import RULES, UNDEFINED, Floats, Ints, Levels
@@ -33,7 +33,6 @@ _SECOND = 10**9
 _TAPES = 8
 _STRETCH = 4
 """A stretch of a file, in lengths of a window's bars."""
-_BAR_FIELDS = ("open", "high", "low", "close", "volume")
 
 
 class Drawn(NamedTuple):
@@ -121,28 +120,18 @@ class Recorded:
         for record in read_records(self.path, load_format(self.form)):
             if isinstance(record, Bar):
                 prices = [record.open, record.high, record.low, record.close]
-                ready.append((record.ts_event, *(getattr(record, name) for name in _BAR_FIELDS)))
+                ready.append((record.ts_event, *ring_values(record).values))
             else:
                 prices = [record.price] if isinstance(record, Trade) else [record.bid, record.ask]
-                kind, values = _tick(record)
+                kind, values, _ = ring_values(record)
                 writer.add(kind, 0, record.ts_event, record.ts_recv, values)
-            decimals = max(decimals, *map(_decimals, prices))
+            decimals = max(decimals, *map(decimals_of, prices))
             if len(writer) == writer.capacity:
                 built.append(builder.update(writer.records, 0))
                 writer.clear()
         if ready:
             return bars_of(ready), decimals
         return np.concatenate([*built, builder.update(writer.records, 0), builder.flush()]), decimals
-
-
-def _decimals(price: Fixed9) -> int:
-    return len(format_fixed9(price).partition(".")[2].rstrip("0"))
-
-
-def _tick(record: Trade | Quote) -> tuple[int, tuple[int, int, int, int, int]]:
-    if isinstance(record, Trade):
-        return TRADED, (record.price, record.size, 0, 0, 0)
-    return QUOTE, (record.bid, record.ask, record.bid_size, record.ask_size, 0)
 
 
 def _together(group: list[tuple[Levels, list[int], int]], window: int) -> Drawn:

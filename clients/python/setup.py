@@ -22,7 +22,7 @@ MODULES = {
     "daemon.api.dealer": "dealer",
     "daemon.api.messages": "messages",
     "daemon.api.subscriptions": "subscriptions",
-    "feeds.decimal9": "decimal9",
+    "feeds.decimals": "decimals",
     "feeds.decoding": "decoding",
     "feeds.messages": "records",
     "flash.questions": "questions",

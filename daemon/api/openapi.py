@@ -16,7 +16,7 @@ from daemon.api.health import Health, Version
 from daemon.api.messages import EventKind, Pushed
 from daemon.api.operations import EVERY, OPERATIONS, Operation
 from daemon.api.pushes import CSV, JSON, LINES, MSGPACK, PushOptions
-from feeds.decimal9 import Fixed9
+from feeds.decimals import Fixed
 from feeds.messages import Received
 
 Schema = dict[str, Any]
@@ -119,7 +119,7 @@ def _like(struct: type[msgspec.Struct], names: Sequence[str], name: str, tag: st
         default = field.default
         if default is msgspec.NODEFAULT and field.default_factory is not msgspec.NODEFAULT:
             default = msgspec.field(default_factory=field.default_factory)
-        if type(default) is Fixed9:
+        if type(default) is Fixed:
             default = str(default)
         fields.append((field.name, field.type, *(() if field.required else (default,))))
     strict = struct.__struct_config__.forbid_unknown_fields
@@ -274,7 +274,7 @@ def _events() -> Schema:
 
 
 def _hook(kind: type) -> Schema:
-    if kind is Fixed9:
-        decimal = {"type": "string", "pattern": r"^-?[0-9]{1,9}(\.[0-9]{1,9})?$"}
-        return {"anyOf": [decimal, {"type": "integer", "description": "Units of 1e-9."}]}
+    if kind is Fixed:
+        decimal = {"type": "string", "pattern": r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"}
+        return {"anyOf": [decimal, {"type": "number", "description": "Read exactly, as it is written."}]}
     raise NotImplementedError

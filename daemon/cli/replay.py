@@ -35,7 +35,7 @@ from daemon.front.wiring import make_front
 from daemon.logs import set_up_logging
 from feeds.backoff import until
 from feeds.connector import Route
-from feeds.decimal9 import format_fixed9
+from feeds.decimals import decimals_of
 from feeds.durations import Duration
 from feeds.file_format import FileFormat, FormatError, load_format
 from feeds.kafka_sink import KafkaSink
@@ -204,7 +204,7 @@ def _decimals(record: AnyRecord) -> int:
         if isinstance(record, Quote)
         else record.close
     )
-    return len(format_fixed9(price).partition(".")[2].rstrip("0"))
+    return decimals_of(price)
 
 
 async def _publish(source: ReplaySource, sink: Sink, topic: str, join_s: float) -> int:

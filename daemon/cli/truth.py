@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from daemon.ring_numbers import ring_values
 from feeds.messages import Answer, Trade
 from flash.questions import EXACT_VALUE
 from ingest.bars import Bars
@@ -49,7 +50,7 @@ class Truth:
     def add(self, trade: Trade) -> None:
         """Take the next trade of its symbol."""
         bars = self._bars.setdefault(trade.key, deque(maxlen=self.window + _SLACK))
-        at, price, size = trade.ts_event, int(trade.price), int(trade.size)
+        at, (price, size, *_) = trade.ts_event, ring_values(trade).values
         if bars and bars[-1][0] // self.interval_ns == at // self.interval_ns:
             _, opened, high, low, _, volume = bars[-1]
             bars[-1] = (at, opened, max(high, price), min(low, price), price, volume + size)

@@ -11,6 +11,7 @@ from daemon.config.errors import Problem
 from daemon.config.schema import ALL, BarsConfig, Config
 from feeds.connector import Connector
 from feeds.connectors import SOURCES
+from feeds.decimals import decimals_of
 
 _TCP = re.compile(r"tcp://(.*):[^:]*")
 
@@ -126,7 +127,7 @@ def _units(config: Config) -> Iterator[Problem]:
             yield Problem(here, f"{session.unit} is below 0")
         elif session.unit and session.lines == "decimal":
             yield Problem(here, 'is for compact lines: remove it, or set lines = "compact"')
-        elif session.unit % 10 ** (9 - session.price_decimals):
+        elif decimals_of(session.unit) > session.price_decimals:
             yield Problem(
                 here, f"{session.unit} has more than {session.price_decimals} (price_decimals) decimals"
             )

@@ -21,7 +21,7 @@ from daemon.config.checks import cross_check
 from daemon.config.errors import ConfigError, Problem
 from daemon.config.layers import Layered
 from daemon.config.schema import Config, Table
-from feeds.decimal9 import Fixed9, parse_fixed9
+from feeds.decimals import Fixed, parse_fixed
 from feeds.durations import Duration, parse_duration
 from feeds.timestamps import Instant, parse_instant
 from scheduler.policies import NAMES
@@ -108,16 +108,16 @@ def _decode_unit(kind: type, value: object) -> object:
         return parse_duration(value)
     if kind is Instant:
         return parse_instant(value)
-    if kind is Fixed9:
+    if kind is Fixed:
         return _parse_number(value)
     raise NotImplementedError(f"no decoding is declared for {kind}")
 
 
-def _parse_number(value: object) -> Fixed9:
+def _parse_number(value: object) -> Fixed:
     """A number of the file, exactly; text is read as a decimal number."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"expected a number, got {value!r}")
-    return parse_fixed9(f"{value:.9f}" if isinstance(value, float) else str(value))
+    return parse_fixed(str(value))
 
 
 def _explain(message: str, origins: Mapping[str, str]) -> Problem:

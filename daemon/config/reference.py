@@ -14,7 +14,7 @@ from daemon.config.layers import bare
 from daemon.config.load import POLICIES
 from daemon.config.schema import Config
 from daemon.config.tenants import TenantTable
-from feeds.decimal9 import Fixed9
+from feeds.decimals import Fixed
 
 _HEAD = """\
 # Configuration
@@ -91,7 +91,7 @@ def _type(kind: inspect.Type) -> str:
     if isinstance(kind, inspect.VarTupleType):
         return f"list of {_type(kind.item_type)}"
     if isinstance(kind, inspect.CustomType):
-        return {"Duration": "duration", "Instant": "time", "Fixed9": "number"}[kind.cls.__name__]
+        return {"Duration": "duration", "Instant": "time", "Fixed": "number"}[kind.cls.__name__]
     names = {inspect.StrType: "text", inspect.IntType: "integer", inspect.FloatType: "number"}
     return names.get(type(kind), "true or false") + _bounds(kind)
 
@@ -108,7 +108,7 @@ def _default(field: inspect.Field) -> str:
     if field.default is None:
         return "none"
     if isinstance(bare(field.type), inspect.CustomType):
-        return f"`{field.default}`" if isinstance(field.default, Fixed9) else f'`"{field.default}"`'
+        return f"`{field.default}`" if isinstance(field.default, Fixed) else f'`"{field.default}"`'
     return f"`{json.dumps(field.default)}`"
 
 

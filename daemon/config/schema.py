@@ -16,7 +16,7 @@ from msgspec import Meta, defstruct
 
 from feeds.connector import SOCKET, Connector, SinkConnector, SourceConnector, about
 from feeds.connectors import SINKS, SOURCES
-from feeds.decimal9 import Fixed9
+from feeds.decimals import Fixed
 from feeds.durations import Duration, parse_duration
 from flash.questions import AnswerForm, PublishWhen
 from metrics.cache_home import state_home
@@ -287,9 +287,9 @@ class SessionConfig(Table, frozen=True):
         ),
     ] = "auto"
     unit: Annotated[
-        Fixed9,
+        Fixed,
         about("compact only: finest price step, such as 0.25; 0 is one unit of the last price decimal"),
-    ] = Fixed9(0)
+    ] = Fixed(0)
     retention_tokens: Annotated[
         int, about("longest window, in tokens; the oldest whole bars are evicted", ge=64)
     ] = 4096
@@ -420,7 +420,7 @@ class QuestionConfig(Table, frozen=True):
     min_logit_gap: Annotated[
         float, about("confident only: least logit gap of an answer without a calibration", ge=0)
     ] = 2.0
-    level: Annotated[Fixed9, about("crossed only: the number that answers cross")] = Fixed9(0)
+    level: Annotated[Fixed, about("crossed only: the number that answers cross")] = Fixed(0)
     publish_every: Annotated[
         int, about("every only: data versions from one published answer to the next", ge=1)
     ] = 1

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
-from decimal import Decimal
 from typing import NamedTuple
 
 from daemon.config.schema import Config, QuestionConfig
-from feeds.decimal9 import SCALE, Fixed9
+from feeds.decimals import parse_fixed
 from feeds.durations import Duration
 from flash.questions import PAPER_SIX, Question
 
@@ -49,7 +48,7 @@ def table_of(question: Question, session: str) -> QuestionConfig:
     members = {f.name: getattr(question, f.name) for f in fields(Question) if not f.name.endswith("_ns")}
     changed = {
         "choices": question.choices or (),
-        "level": Fixed9(Decimal(question.level) * SCALE),
+        "level": parse_fixed(question.level),
         "ask_every": Duration(question.ask_every_ns),
         "answer_within": Duration(question.answer_within_ns),
     }

@@ -22,7 +22,7 @@ from daemon.engine.confidence import Confidence
 from daemon.engine.input import Appended, has_gap, inputs_of, is_history, missed, newest
 from daemon.engine.lineage import Lineages, Read
 from daemon.engine.records import VersionRecords
-from feeds.decimal9 import parse_fixed9
+from feeds.decimals import parse_fixed
 from feeds.messages import Answer, Basis, Flag, Latency
 from flash.confidence import Judged
 from flash.evaluator import AskedCut, Evaluated, FlashEvaluator
@@ -63,7 +63,7 @@ def generated(
 def number_in(text: str) -> str | None:
     """``text`` as the shortest decimal; None if it is not a number."""
     try:
-        return str(parse_fixed9(text.strip()))
+        return str(parse_fixed(text.strip()))
     except ValueError:
         return None
 

@@ -32,6 +32,7 @@ from engine.model.embedded import TAPE_MODEL, embedded_directory
 from engine.model.loading import LoadedModel, load_model, resolve_device
 from engine.model.prompt import PromptFormat, Terse, TerseQuestion
 from feeds.connector import SettingError
+from feeds.decimals import to_units
 from flash.confidence import Calibration
 from flash.questions import EXACT_VALUE, PAPER_SIX, Prepared, Question
 from flash.registry import BadQuestion, Registry, Standing
@@ -387,7 +388,7 @@ def line_spec(
         raise SettingError(f"{here}.rollup", f"{why}: remove it, or use a model that reads decimal lines")
     return CompactSpec(
         session.price_decimals,
-        session.unit,
+        to_units(session.unit) or 0,
         session.retention_tokens,
         retained_records(session, prompt),
         session.retention_span,

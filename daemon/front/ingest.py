@@ -24,10 +24,11 @@ from daemon.front.letters import unreadable
 from daemon.front.offsets import OffsetTracker, Stream
 from daemon.front.originals import Originals
 from daemon.front.sequences import Sequence, Sequences
+from daemon.ring_numbers import ring_values
 from feeds.codec import REPLAY, MalformedRecord, decode_record, header_encoding
 from feeds.columns import ENCODINGS, OTHER, ColumnDecoder, Columns
 from feeds.frames import elements
-from feeds.messages import EVERY_SYMBOL, AnyRecord, Bar, DeadLetter, Heartbeat, Quote, Received, Trade
+from feeds.messages import EVERY_SYMBOL, Bar, DeadLetter, Heartbeat, Received
 from feeds.moments import in_order
 from feeds.source import Incoming, SeekingSource, Source
 from ingest.record import (
@@ -57,7 +58,6 @@ FEW = 16
 """Records below which decoding one by one is faster than as columns."""
 Integers = npt.NDArray[np.int64]
 
-_SIDES = {"unknown": SIDE_UNKNOWN, "buy": SIDE_BUY, "sell": SIDE_SELL}
 _KINDS = np.array([0, TRADE, QUOTE, BAR], np.uint8)
 _SIDES_OF = np.array([SIDE_UNKNOWN, SIDE_BUY, SIDE_SELL], np.int64)
 """Ring codes by those of `feeds.columns`."""
@@ -244,6 +244,12 @@ class Ingest:
             self._store.inc("foretick_records_unknown_symbol_total")
             self._tracker.skipped(stream, message.offset)
             return
+        try:
+            numbers = ring_values(record)
+        except MalformedRecord as error:
+            self._refuse(message, error)
+            self._tracker.skipped(stream, message.offset)
+            return
         number = self._order.take()
         self._order.originals.keep(number, (message,))
         for name in route.sessions:
@@ -258,14 +264,13 @@ class Ingest:
         if not replay and record.clock == "exchange":
             for name in route.sessions:
                 self._clocks[name].observe(record.ts_event, message.ts_recv_ns)
-        kind, values, x = _fields(record)
         self._writer.add(
-            kind,
+            numbers.kind,
             route.number,
             record.ts_event,
             record.ts_recv,
-            values,
-            x=x,
+            numbers.values,
+            x=numbers.x,
             seq=record.seq,
             offset=number,
             gap=gap,
@@ -517,15 +522,6 @@ def _check_width(record: Received) -> None:
         raise MalformedRecord("type", f"seq must be an unsigned 64-bit integer, got {record.seq}")
     if isinstance(record, Bar) and record.interval_ns >= 1 << 62:
         raise MalformedRecord("type", f"interval_ns is longer than 146 years: {record.interval_ns}")
-
-
-def _fields(record: AnyRecord) -> tuple[int, tuple[int, int, int, int, int], int]:
-    """Kind, `a` to `e` and `x` of `ingest.record`."""
-    if isinstance(record, Trade):
-        return TRADE, (record.price, record.size, 0, 0, 0), _SIDES[record.side]
-    if isinstance(record, Quote):
-        return QUOTE, (record.bid, record.ask, record.bid_size, record.ask_size, 0), 0
-    return BAR, (record.open, record.high, record.low, record.close, record.volume), record.interval_ns
 
 
 def _encodings(messages: list[Incoming]) -> npt.NDArray[np.uint8] | None:

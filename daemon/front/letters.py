@@ -10,7 +10,7 @@ from typing import Any
 from daemon import protocol
 from daemon.front.delivery import Refused
 from feeds.codec import MalformedRecord, encode
-from feeds.decimal9 import Fixed9
+from feeds.decimals import from_units
 from feeds.messages import AnyRecord, Bar, DeadLetter, InputRange, Quote, Side, Stage, Trade
 from feeds.source import Incoming
 from ingest.record import BAR, QUOTE, SIDE_BUY, SIDE_SELL
@@ -115,7 +115,7 @@ def _record(event: protocol.RecordRefused, key: str) -> AnyRecord:
         "ts_recv": event.ts_recv,
         "seq": event.seq,
     }
-    a, b, c, d, e = (Fixed9(value) for value in (event.a, event.b, event.c, event.d, event.e))
+    a, b, c, d, e = (from_units(value) for value in (event.a, event.b, event.c, event.d, event.e))
     if event.kind == QUOTE:
         return Quote(**common, bid=a, ask=b, bid_size=c, ask_size=d)
     if event.kind == BAR:

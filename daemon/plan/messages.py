@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from feeds.codec import encode
-from feeds.decimal9 import Fixed9
+from feeds.decimals import from_units
 from feeds.messages import Trade
 
 TICK = 10_000_000
@@ -19,8 +19,8 @@ def trade(symbol: str, at_ns: int, price_ticks: int) -> bytes:
             symbol=name,
             ts_event=at_ns,
             ts_recv=at_ns,
-            price=Fixed9(price_ticks * TICK),
-            size=Fixed9(TICK),
+            price=from_units(price_ticks * TICK),
+            size=from_units(TICK),
             side="buy",
         )
     )

@@ -23,7 +23,6 @@ from daemon.engine.input import Appended, EngineInput, has_gap, missed
 from daemon.engine.sessions import refresh_policy
 from daemon.plan.arrivals import Arrival
 from daemon.plan.sources import Sources
-from feeds.decimal9 import SCALE
 from flash.evaluator import Evaluated, FlashEvaluator
 from flash.ready import ReadyPosition
 from ingest.record import TRADE, RecordWriter
@@ -43,6 +42,8 @@ from scheduler.simulation.tokens import Segments
 from scheduler.tapes import TapeItem
 from scheduler.types import PriorityClass
 
+_ONE = 10**9
+"""In units of 1e-9."""
 EPOCH_NS = 1_750_000_000 * 10**9
 """Event time and wall clock at virtual time 0."""
 BARS_THROUGH_THE_PLANE = 72
@@ -178,7 +179,7 @@ class World:
         self._units = [0] * len(sources.symbols)
         for session in config.sessions:
             for each in session.symbols:
-                self._units[sources.symbols[each]] = SCALE // 10**session.price_decimals
+                self._units[sources.symbols[each]] = _ONE // 10**session.price_decimals
         self._refresher = self._make_refresher()
         self._offset = 0
         self._fill()
@@ -260,7 +261,7 @@ class World:
             symbol,
             EPOCH_NS + event_ns,
             now,
-            (price * self._units[symbol], SCALE, 0, 0, 0),
+            (price * self._units[symbol], _ONE, 0, 0, 0),
             offset=self._offset,
             ts_source=now,
         )

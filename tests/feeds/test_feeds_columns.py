@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from feeds.codec import MalformedRecord, decode_record, encode
 from feeds.columns import ENCODINGS, OTHER, ColumnDecoder
+from feeds.decimals import to_units
 from feeds.messages import AnyRecord, Bar, Quote, Trade
 
 KEYS = ["V:AAA", "V:B", "VENUE:LONG-SYMBOL", "V:é"]
@@ -29,17 +30,18 @@ SIDES = ("unknown", "buy", "sell")
 
 
 def columns_of(record: AnyRecord) -> tuple[Any, ...]:
-    """What a row should hold."""
+    """What a row should hold; prices and sizes in 1e-9, None for one that is finer."""
     key = KEYS.index(record.key) if record.key in KEYS else -1
     received = record.clock == "receive"
     match record:
         case Trade():
-            kind, values = 1, (record.price, record.size, 0, 0, 0, SIDES.index(record.side))
+            kind, numbers, x = 1, (record.price, record.size, 0, 0, 0), SIDES.index(record.side)
         case Quote():
-            kind, values = 2, (record.bid, record.ask, record.bid_size, record.ask_size, 0, 0)
+            kind, numbers, x = 2, (record.bid, record.ask, record.bid_size, record.ask_size, 0), 0
         case Bar():
-            kind = 3
-            values = (record.open, record.high, record.low, record.close, record.volume, record.interval_ns)
+            kind, x = 3, record.interval_ns
+            numbers = (record.open, record.high, record.low, record.close, record.volume)
+    values = (*map(to_units, numbers), x)
     return (1, kind, received, key, record.ts_event, record.ts_recv, record.seq, *values)
 
 
@@ -114,7 +116,15 @@ numbers = st.sampled_from(
     [0, 1, -1, 5, 127, 128, 255, 256, 10**9, 2**31, 2**32, NOW, NOW // 1000, NOW // 10**6, 10**18,
      10**18 - 1, 9_200_000_000 * 10**9, 9_200_000_000 * 10**9 + 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
 )  # fmt: skip
-values = st.one_of(texts, numbers, st.none(), st.booleans(), st.just(1.5), st.just([1]), st.just({}))
+values = st.one_of(
+    texts,
+    numbers,
+    st.none(),
+    st.booleans(),
+    st.sampled_from([1.5, 0.1, 7.12e-05, 1e22]),
+    st.just([1]),
+    st.just({}),
+)
 members = st.sampled_from(
     [*sorted({*TRADE, *QUOTE, *BAR}), "seq", "clock", "unit", "side", "id", "extra", "interval_nt", "prices"]
 )
@@ -179,6 +189,36 @@ def test_any_bytes_are_read_as_by_the_codec(payload: bytes, encoding: str) -> No
 @given(st.from_regex(r"[0-9]{0,12}\.?[0-9]{0,11}", fullmatch=True))
 def test_decimal_text_is_exact(text: str) -> None:
     check(json.dumps(TRADE | {"price": text, "size": text}).encode())
+
+
+def with_numbers(price: str, size: str) -> bytes:
+    """A trade with these JSON numbers, as they are written."""
+    return (
+        json.dumps(TRADE | {"price": 7, "size": 8})
+        .replace(": 7,", f": {price},")
+        .replace(": 8", f": {size}")
+        .encode()
+    )
+
+
+@pytest.mark.parametrize(
+    ("price", "size"), [("127", "100"), ("126.49", "0"), ("0.000000001", "9200000000"), ("9200000000", "0.5")]
+)
+def test_plain_json_numbers_are_taken(price: str, size: str) -> None:
+    assert check(with_numbers(price, size))
+
+
+json_numbers = st.from_regex(r"-?[0-9]{0,12}(\.[0-9]{0,11})?([eE][+-]?[0-9]{0,3})?", fullmatch=True)
+
+
+@settings(max_examples=400, deadline=None)
+@given(json_numbers, json_numbers)
+@example("7.12e-05", "1E3")
+@example("-0", "-0.0")
+@example("01", "00.5")
+@example("1.", ".5")
+def test_json_numbers_are_read_as_by_the_codec(price: str, size: str) -> None:
+    check(with_numbers(price, size))
 
 
 @settings(max_examples=200, deadline=None)

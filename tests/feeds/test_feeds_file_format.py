@@ -60,8 +60,8 @@ def test_a_file_of_ones_own_loads(tmp_path: Path) -> None:
         ('"epoch-ms"', '"epoch-ms", date = "%Y"', r"records\[0\].time.date: only day-s"),
         (
             'venue = "V"',
-            'venue = "V"\nimplied_decimals = 10',
-            r"0\].implied_decimals: must be 0 to 9",
+            'venue = "V"\nimplied_decimals = 19',
+            r"0\].implied_decimals: must be 0 to 18",
         ),
         ('venue = "V"', 'venue = "V"\neach = "$"', r"records\[0\].each: a csv file has no arrays"),
         (

@@ -8,7 +8,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from feeds.codec import decode_record, encode, make_headers
-from feeds.decimal9 import Fixed9
+from feeds.decimals import from_units
 from feeds.kafka_client import missing_topics, quiet_client_log
 from feeds.kafka_sink import KafkaSink
 from feeds.kafka_source import KafkaSource, StartAt
@@ -48,8 +48,8 @@ def trade(n: int) -> Trade:
         symbol=f"S{n % 16}",
         ts_event=now,
         ts_recv=now,
-        price=Fixed9(10**9 + n),
-        size=Fixed9(1),
+        price=from_units(10**9 + n),
+        size=from_units(1),
         seq=n,
     )
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from feeds.codec import MalformedRecord
 from feeds.containers import Corrupt, texts
-from feeds.decimal9 import parse_fixed9
+from feeds.decimals import parse_fixed
 from feeds.file_format import FormatError, load_format
 from feeds.messages import AnyRecord, Bar, Quote, Trade
 from feeds.replay import read_records
@@ -35,7 +35,7 @@ not-a-time {"stream":"x@trade"}
 1723161254220000000 {"stream":"x@trade","data":{"s":"BTCUSDT","t":9,"p":"61837.64"
 1723161254230000000 {"stream":"x@trade","data":{"s":"BTCUSDT","t":9,"q":"1","T":1723161255343,"m":false}}
 1723161254240000000 {"stream":"x@trade","data":{"s":"BTCUSDT","t":9,"p":"-5","q":"1","T":1723161255343,"m":false}}
-1723161254250000000 {"stream":"x@trade","data":{"s":"BTCUSDT","t":9,"p":1e5,"q":"1","T":1723161255343,"m":false}}
+1723161254250000000 {"stream":"x@trade","data":{"s":"BTCUSDT","t":9,"p":"1e","q":"1","T":1723161255343,"m":false}}
 1723161254260000000 {"stream":"x@trade","data":{"s":"BTCUSDT","t":9,"p":"5","q":"1","T":1723161255,"m":false}}
 1723161254270000000 {"stream":"x@trade","data":{"s":"BTCUSDT","t":9,"p":61837.649999999,"q":"1","T":1723161255343,"m":false}}
 """  # noqa: E501 - lines of a capture are as long as they are
@@ -415,7 +415,7 @@ def test_plain_json_lines_need_no_receive_time(tmp_path: Path) -> None:
     path.write_text('{"at": 1577916000.065, "s": "A", "px": {"last": 0.1}, "n": 3}\n\n[1]\n')
     (trade,), bad = read(path, form)
     assert isinstance(trade, Trade)
-    assert (trade.price, trade.size, trade.ts_event) == (10**8, 3 * 10**9, 1_577_916_000_065_000_000)
+    assert (str(trade.price), str(trade.size), trade.ts_event) == ("0.1", "3", 1_577_916_000_065_000_000)
     assert trade.side == "unknown"
     assert bad == [(3, "missing_field")]
 
@@ -439,8 +439,8 @@ def test_real_capture() -> None:
     quotes = [each for each in records if isinstance(each, Quote)]
     assert (len(trades), len(quotes), bad) == (9_757, 28_040, [])
     assert (str(trades[0].price), str(trades[-1].price)) == ("61837.63", "61685.99")
-    assert min(t.price for t in trades) == parse_fixed9("61583.22")
-    assert max(t.price for t in trades) == parse_fixed9("61860.80")
+    assert min(t.price for t in trades) == parse_fixed("61583.22")
+    assert max(t.price for t in trades) == parse_fixed("61860.80")
     assert all(int(b.id) == int(a.id) + 1 for a, b in pairwise(trades))
     assert sum(a.ts_event == b.ts_event for a, b in pairwise(trades)) == 6_534
     assert all(trade.skewed for trade in trades)
@@ -454,10 +454,10 @@ def test_real_quotes() -> None:
     assert (len(quotes), bad) == (9_500, [])
     assert quotes[0].ts_event == 1_577_916_000_065_000_000
     assert quotes[-1].ts_event == quotes[0].ts_event + (6 * 3600 + 52) * 10**9 + 60_000_000
-    assert min(q.bid for q in quotes) == parse_fixed9("1.12106")
-    assert max(q.bid for q in quotes) == parse_fixed9("1.12245")
+    assert min(q.bid for q in quotes) == parse_fixed("1.12106")
+    assert max(q.bid for q in quotes) == parse_fixed("1.12245")
     spreads = [q.ask - q.bid for q in quotes]
-    assert (min(spreads), max(spreads)) == (parse_fixed9("0.00001"), parse_fixed9("0.00072"))
+    assert (min(spreads), max(spreads)) == (parse_fixed("0.00001"), parse_fixed("0.00072"))
     assert all(a.ts_event < b.ts_event for a, b in pairwise(quotes))
     assert max(b.ts_event - a.ts_event for a, b in pairwise(quotes)) == 85_693_000_000
 
@@ -469,7 +469,7 @@ def test_real_perpetual_bars() -> None:
     assert bars[0].ts_event == 1_640_991_660_000_000_000  # 2021-12-31T23:01Z
     assert bars[-1].ts_event == 1_643_693_460_000_000_000  # 2022-02-01T05:31Z
     assert all(b.ts_event - a.ts_event == MINUTE for a, b in pairwise(bars))
-    assert min(b.low for b in bars) == parse_fixed9("32837")
+    assert min(b.low for b in bars) == parse_fixed("32837")
 
 
 def test_real_index_bars() -> None:

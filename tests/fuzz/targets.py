@@ -41,7 +41,7 @@ from daemon.progress import Progress
 from feeds import codec
 from feeds.codec import MalformedRecord, decode_message, decode_record, encode
 from feeds.columns.decode import ENCODINGS, ColumnDecoder
-from feeds.decimal9 import parse_fixed9
+from feeds.decimals import parse_fixed
 from feeds.decoding import Undecodable, decoded
 from feeds.durations import parse_duration
 from feeds.file_format import FormatError, load_format
@@ -325,7 +325,7 @@ def _queries(data: bytes) -> None:
 
 def _text(data: bytes) -> None:
     text = data.decode(errors="replace")
-    for parse in (parse_fixed9, parse_duration, parse_instant, parse_zone):
+    for parse in (parse_fixed, parse_duration, parse_instant, parse_zone):
         with contextlib.suppress(ValueError):
             parse(text)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from feeds.decimal9 import format_fixed9
+from feeds.decimals import format_fixed, from_units
 from ingest.bars import BAR, Bars
 from ingest.compact import (
     FITTING,
@@ -139,7 +139,7 @@ def test_the_header_prints_the_anchor_exactly(reference: int, unit: int, volume:
     assert [round(Decimal(word) * NANO) for word in words[1:6:2]] == [anchor.reference, unit, volume]
     assert anchor.header == header_text(*words[1:6:2], anchor.percent)
     places = [len(word.partition(".")[2]) for word in words[1:4:2]]
-    assert places[0] == places[1] == len(format_fixed9(unit).partition(".")[2])
+    assert places[0] == places[1] == len(format_fixed(from_units(unit)).partition(".")[2])
     assert anchor.percent == min(max(round(Decimal(abs(anchor.reference)) / unit / 100), 1), 999)
 
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from daemon.cli.truth import Tally, Truth
-from feeds.decimal9 import Fixed9
+from feeds.decimals import from_units
 from feeds.messages import Answer, Latency, Trade
 from ingest.compact import CompactSpec
 
@@ -18,7 +18,13 @@ SYMBOL = "V:AAA"
 
 def trade(at: int, cents: int, size: int = SECOND) -> Trade:
     return Trade(
-        venue="V", symbol="AAA", ts_event=at, ts_recv=at, seq=1, price=Fixed9(cents * CENT), size=Fixed9(size)
+        venue="V",
+        symbol="AAA",
+        ts_event=at,
+        ts_recv=at,
+        seq=1,
+        price=from_units(cents * CENT),
+        size=from_units(size),
     )
 
 

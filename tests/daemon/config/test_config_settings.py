@@ -15,6 +15,7 @@ from daemon.config.reference import configuration_reference
 from daemon.config.standing import question_of, table_of
 from daemon.engine.build import costs_of, limits_of
 from feeds.connector import SettingError
+from feeds.decimals import from_units
 from feeds.durations import Duration, parse_duration
 from feeds.timestamps import Instant, parse_instant
 from scheduler.policies import NAMES, Ordering
@@ -433,9 +434,9 @@ def test_costs_begin_with_the_profile():
 def test_a_price_unit_is_read_exactly(tmp_path, written, nano):
     text = f'[[sessions]]\nname = "a"\nsymbol = "X:A"\nlines = "compact"\nunit = {written}\n'
     path = write(tmp_path, text)
-    assert load_config(path, {}).sessions[0].unit == nano
+    assert load_config(path, {}).sessions[0].unit == from_units(nano)
     overridden = load_config(path, {"FORETICK_SESSIONS__0__UNIT": "0.5"}).sessions[0]
-    assert (overridden.unit, str(overridden.unit)) == (500_000_000, "0.5")
+    assert (overridden.unit, str(overridden.unit)) == (from_units(500_000_000), "0.5")
 
 
 @pytest.mark.parametrize(
@@ -444,7 +445,8 @@ def test_a_price_unit_is_read_exactly(tmp_path, written, nano):
         ("unit = -1", "-1 is below 0"),
         ('unit = 0.25\nlines = "decimal"', "is for compact lines"),
         ("unit = 0.125", "more than 2 (price_decimals) decimals"),
-        ('unit = "1e-3"', "not a plain decimal number"),
+        ('unit = "1e-3"', "more than 2 (price_decimals) decimals"),
+        ('unit = "a half"', "not a decimal number"),
         ("unit = true", "expected a number, got True"),
     ],
 )

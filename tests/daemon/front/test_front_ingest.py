@@ -19,7 +19,7 @@ from daemon.config.symbols import Route
 from daemon.front.ingest import Ingest
 from daemon.front.offsets import OffsetTracker
 from feeds.codec import REPLAY, encode
-from feeds.decimal9 import Fixed9
+from feeds.decimals import from_units
 from feeds.messages import Bar, DeadLetter, Quote, Trade
 from feeds.source import CommitPoint, Incoming, Kind
 from ingest.record import BAR, FLAG_GAP, FLAG_REPLAY, FLAG_SKEWED, QUOTE, RECORD, SIDE_SELL, TRADE, Records
@@ -94,16 +94,17 @@ async def test_a_record_crosses_exactly(rig):
 
 
 async def test_quotes_and_bars_cross_exactly(rig):
-    one = Fixed9(10**9)
+    one = 10**9
     common = {"venue": "V", "symbol": "AAA", "ts_event": START, "ts_recv": START}
-    quote = Quote(**common, bid=one, ask=Fixed9(2 * one), bid_size=Fixed9(3), ask_size=Fixed9(4))
+    prices = {"bid": from_units(one), "ask": from_units(2 * one)}
+    quote = Quote(**common, **prices, bid_size=from_units(3), ask_size=from_units(4))
     bar = Bar(
         **common,
-        open=Fixed9(2 * one),
-        high=Fixed9(4 * one),
-        low=one,
-        close=Fixed9(3 * one),
-        volume=Fixed9(5),
+        open=from_units(2 * one),
+        high=from_units(4 * one),
+        low=from_units(one),
+        close=from_units(3 * one),
+        volume=from_units(5),
         interval_ns=60 * SECOND,
     )
     r = rig()
@@ -128,9 +129,11 @@ BAD = {
     ),
     "negative price": (with_bytes(price="-1"), "price"),
     "price of zero": (with_bytes(price="0"), "price"),
-    "absurd price": (with_bytes(price="1000000000"), "price"),
+    "price beyond the ring": (with_bytes(price="10000000000"), "price"),
+    "price finer than the ring": (with_bytes(price="0.0000000001"), "price"),
+    "size beyond the ring": (with_bytes(size="10000000000"), "size"),
     "price beyond any number": (with_bytes(price="9" * 40), "price"),
-    "price as a float": (with_bytes(price=1.5), "price"),
+    "price as a list": (with_bytes(price=[1]), "price"),
     "negative size": (with_bytes(size="-1"), "size"),
     "milliseconds": (trade("V:AAA", START // 10**6), "timestamp_unit"),
     "seconds": (trade("V:AAA", START // SECOND), "timestamp_unit"),
@@ -146,11 +149,11 @@ BAD = {
                 symbol="AAA",
                 ts_event=START,
                 ts_recv=START,
-                open=Fixed9(1),
-                high=Fixed9(1),
-                low=Fixed9(1),
-                close=Fixed9(1),
-                volume=Fixed9(1),
+                open=from_units(1),
+                high=from_units(1),
+                low=from_units(1),
+                close=from_units(1),
+                volume=from_units(1),
                 interval_ns=2**63,
             )
         ),
@@ -341,7 +344,9 @@ async def test_a_record_that_never_reached_the_ring_is_not_committed(rig):
 
 async def test_msgpack_is_read_where_the_header_says_so(rig):
     r = rig()
-    record = Trade(venue="V", symbol="BBB", ts_event=START, ts_recv=START, price=Fixed9(7), size=Fixed9(0))
+    record = Trade(
+        venue="V", symbol="BBB", ts_event=START, ts_recv=START, price=from_units(7), size=from_units(0)
+    )
     now = time.time_ns()
     await r.run([Incoming(TOPIC, 0, 0, None, encode(record, "msgpack"), {"encoding": b"msgpack"}, now)])
     assert (r.popped()[0]["a"], r.letters) == (7, [])

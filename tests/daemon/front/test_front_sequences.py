@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.front.sequences import CONFIRMED, Sequence, Sequences
-from feeds.decimal9 import Fixed9
+from feeds.decimals import from_units
 from feeds.messages import Heartbeat, Received, Trade
 
-ONE = Fixed9(10**9)
+ONE = from_units(10**9)
 
 
 def record(seq: int, symbol: str = "AAA", *, at: int = 1, beats: bool = False) -> Received:
