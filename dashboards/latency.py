@@ -218,6 +218,7 @@ def _losses() -> list[Any]:
         (per_second("foretick_records_malformed_total", "reason"), "malformed: {{reason}}"),
         (per_second("foretick_records_unknown_symbol_total"), "unknown symbol"),
         (per_second("foretick_records_refused_total", "reason"), "refused: {{reason}}"),
+        (per_second("foretick_records_duplicate_total"), "came before"),
         (per_second("foretick_price_jumps_total"), "price jumps"),
     ]
     transactions = [(quantile("foretick_transaction_seconds", q), f"p{q * 100:g}") for q in (0.5, 0.99)]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ingest.identity import Tables, identity_of, is_known, remember
 from ingest.record import BAR as READY_BAR
 from ingest.record import FLAG_GAP, FLAG_MORE, FLAG_REPLAY, HEARTBEAT, QUOTE, Records
 from metrics.kernel import kernel
@@ -94,6 +95,14 @@ FEED = np.dtype(
         ("late", "u8"),
         ("ignored", "u8"),
         ("jumps", "u8"),
+        ("duplicates", "u8"),
+        # see `ingest.identity`
+        ("identity", "u8"),  # of the newest record
+        ("token", "u4"),
+        ("same_token", "u4"),  # records in a row with this token, no two of them equal
+        ("unsure", "i4"),
+        ("table", "i4"),  # the newer one
+        ("remembered", "i8"),  # identities in it
         ("price", "i8"),  # the newest one taken; 0: none
         ("refused_price", "i8"),  # the newest one refused
         ("refused_run", "i8"),  # refused in a row, each near the one before
@@ -450,8 +459,8 @@ def _had(feed: Row, record: Row) -> bool:
 
 @kernel
 def _take(
-    session: Row, feed: Row, feeds: Slots, slots: Slots, record: Row, number: int, now: int, out: Bars,
-    at: int,
+    session: Row, feed: Row, feeds: Slots, slots: Slots, tables: Tables, record: Row, number: int, now: int,
+    out: Bars, at: int,
 ) -> int:  # fmt: skip
     """Take a record for one feed; `number` is its index in the batch."""
     kind = np.int32(record["kind"])
@@ -474,19 +483,28 @@ def _take(
     if kind != feed["kind"]:
         feed["ignored"] += np.uint64(1)
         return at
+    identity = identity_of(record)
+    if is_known(feed, tables, record, identity):
+        feed["duplicates"] += np.uint64(1)
+        return at
     own = slots[session["first_slot"] : session["end_slot"]]
     marks = _judge_price(session, feed, record)
     if marks & REFUSED:
         return _put_aside(feed, own, record, number, marks, now, out, at)
+    late = feed["late"]
     if kind == READY_BAR:
-        return _pass_through(session, feed, own, record, number, marks, now, out, at)
-    return _tick(session, feed, feeds, slots, record, number, marks, now, out, at)
+        at = _pass_through(session, feed, own, record, number, marks, now, out, at)
+    else:
+        at = _tick(session, feed, feeds, slots, record, number, marks, now, out, at)
+    if feed["late"] == late or session["late"] == AMEND:  # it was taken
+        remember(feed, tables, identity)
+    return at
 
 
 @kernel
 def update(
-    records: Records, start: int, sessions: Slots, feeds: Slots, slots: Slots, starts: Numbers,
-    routes: Numbers, now: int, out: Bars, room: int,
+    records: Records, start: int, sessions: Slots, feeds: Slots, slots: Slots, tables: Tables,
+    starts: Numbers, routes: Numbers, now: int, out: Bars, room: int,
 ) -> tuple[int, int]:  # fmt: skip
     """Take records from `start` while `out` has `room` left; returns (next record, bars in `out`)."""
     at = 0
@@ -498,9 +516,9 @@ def update(
         if symbol + 1 >= starts.shape[0]:
             continue
         for route in range(starts[symbol], starts[symbol + 1]):
-            feed = feeds[routes[route]]
+            feed, known = feeds[routes[route]], tables[routes[route]]
             session = sessions[feed["session"]]
             if np.int64(record["ts_ring"]) < session["since"]:
                 continue
-            at = _take(session, feed, feeds, slots, record, i - 1, now, out, at)
+            at = _take(session, feed, feeds, slots, known, record, i - 1, now, out, at)
     return i, at

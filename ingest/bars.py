@@ -46,6 +46,7 @@ from ingest.bar_kernel import (
     Bars,
 )
 from ingest.cut import BuilderCut, Rows, Taken
+from ingest.identity import IDENTITY, no_tables, packed_tables, unpacked_tables
 from ingest.record import Records
 
 __all__ = [
@@ -168,6 +169,7 @@ class BarBuilder:
         self._sessions = np.zeros(0, SESSION)
         self._feeds = np.zeros(0, FEED)
         self._slots = np.zeros(0, OPEN)
+        self._tables = no_tables(0)
         self._refused: list[Refused] = []
         self.change(sessions, [None] * len(sessions))
 
@@ -179,6 +181,7 @@ class BarBuilder:
         another lateness, are dropped: `close` them first.
         """
         before, feeds_before, slots_before = self._sessions, self._feeds, self._slots
+        tables_before, tables = self._tables, no_tables(sum(len(each.symbols) for each in sessions))
         n_feeds = [len(each.symbols) for each in sessions]
         n_slots = [len(each.symbols) * each.policy.open_bars for each in sessions]
         own, feeds, slots = (
@@ -206,6 +209,9 @@ class BarBuilder:
                     row[name] = was[name]
                 mine[:] = theirs
                 mine["last"]["session"] = number
+                for new, was_at in enumerate(range(was["first_feed"], was["end_feed"]), row["first_feed"]):
+                    if feeds_before[was_at]["token"]:  # unused tables take no memory
+                        tables[new] = tables_before[was_at]
             mine["session"], mine["leg"] = number, np.arange(len(mine))
             mine["first_slot"] = row["first_slot"] + np.arange(len(mine)) * policy.open_bars
             mine["end_slot"] = mine["first_slot"] + policy.open_bars
@@ -213,7 +219,7 @@ class BarBuilder:
                 moved = slots[row["first_slot"] : row["end_slot"]]
                 moved[:] = slots_before[was["first_slot"] : was["end_slot"]]
                 moved["bar"]["session"] = number
-        self._sessions, self._feeds, self._slots = own, feeds, slots
+        self._sessions, self._feeds, self._slots, self._tables = own, feeds, slots, tables
         self._route(sessions)
 
     def _route(self, sessions: Sequence[Feeds]) -> None:
@@ -248,6 +254,7 @@ class BarBuilder:
                 self._sessions,
                 self._feeds,
                 self._slots,
+                self._tables,
                 self._starts,
                 self._routes,
                 now_ns,
@@ -328,7 +335,8 @@ class BarBuilder:
         row = self._sessions[session : session + 1]
         feeds = self._feeds[row["first_feed"][0] : row["end_feed"][0]]
         slots = self._slots[row["first_slot"][0] : row["end_slot"][0]]
-        return BuilderCut(Rows.of(row), Rows.of(feeds), Rows.of(slots))
+        tables = self._tables[row["first_feed"][0] : row["end_feed"][0]]
+        return BuilderCut(Rows.of(row), Rows.of(feeds), Rows.of(slots), Rows.of(packed_tables(tables)))
 
     def taken(self, session: int) -> list[Taken]:
         """Where the newest record of each of its symbols was read."""
@@ -346,6 +354,7 @@ class BarBuilder:
         """
         was, feeds, slots = cut.session.array(SESSION), cut.feeds.array(FEED), cut.slots.array(OPEN)
         row = self._sessions[session]
+        tables = unpacked_tables(cut.identities.array(IDENTITY), len(feeds))
         mine = self._feeds[row["first_feed"] : row["end_feed"]]
         own = self._slots[row["first_slot"] : row["end_slot"]]
         same = len(was) == 1 and len(feeds) == len(mine) == len(reread) and len(slots) == len(own)
@@ -355,12 +364,13 @@ class BarBuilder:
         for name in ("session", "leg", "first_slot", "end_slot"):
             feeds[name] = mine[name]
         mine[:], own[:] = feeds, slots
+        self._tables[row["first_feed"] : row["end_feed"]] = tables
         for bars in (own["bar"], mine["last"]):
             received_before(bars, session, now_ns)
         again = np.asarray(reread)
         for name, origin in (("stream", "stream"), ("offset", "stream_offset"), ("part", "part")):
             mine[f"had_{name}"] = np.where(again, mine[origin], 0)
-        for name in ("late", "ignored", "jumps", "repeated"):
+        for name in ("late", "ignored", "jumps", "repeated", "duplicates"):
             mine[name] = 0
         for number in np.flatnonzero(~again & (mine["stream"] != 0)).tolist():
             bar_kernel.mark_gap(mine[number], self._slots)
@@ -384,6 +394,11 @@ class BarBuilder:
     def jumps(self) -> list[int]:
         """Records with a price beyond the limit since the start, by session."""
         return self._sum("jumps")
+
+    @property
+    def duplicates(self) -> list[int]:
+        """Records since the start that their symbols had before (`ingest.identity`), by session."""
+        return self._sum("duplicates")
 
     @property
     def repeated(self) -> list[int]:

@@ -39,11 +39,15 @@ def _layout(dtype: np.dtype[Any]) -> str:
 
 
 class BuilderCut(msgspec.Struct, frozen=True):
-    """Rows of a session in `ingest.bars`: its own (1), those of its feeds, and its open bars."""
+    """Rows of a session in `ingest.bars`: its own (1), those of its feeds, and its open bars.
+
+    ``identities``: of `ingest.identity.packed_tables`.
+    """
 
     session: Rows
     feeds: Rows
     slots: Rows
+    identities: Rows
 
 
 class CompactCut(msgspec.Struct, frozen=True):

@@ -150,6 +150,7 @@ class _Session:
                 "price_jumps",
                 "records_ignored",
                 "records_in_snapshot",
+                "records_duplicate",
                 "bars_skipped",
                 "bars_rounded",
                 "volumes_saturated",
@@ -167,11 +168,9 @@ class _Session:
         if self._decimal is not None and isinstance(spec.line, LineSpec):
             self._decimal.change(spec.line, spec.window, spec.feeds.policy.late == "amend")
 
-    def count_records(self, late: int, ignored: int, jumps: int, repeated: int) -> None:
-        """Note the totals of its records."""
-        self._grow(
-            records_late=late, records_ignored=ignored, price_jumps=jumps, records_in_snapshot=repeated
-        )
+    def count_records(self, **totals: int) -> None:
+        """Note the totals of its records, by metric."""
+        self._grow(**totals)
 
     def cut(self, builder: BuilderCut) -> PlaneCut:
         """Its state, with that of its open bars."""
@@ -247,9 +246,10 @@ class DataPlane:
     wait, see `ingest.backlog`. ``may_close_idle()``: whether open bars of idle sessions are closed now. The
     plane is the only writer of these metrics: the stages ring_wait, bars and tokenise,
     `foretick_bars_total`, `foretick_records_late_total`, `foretick_records_ignored_total`,
-    `foretick_records_amended_total`, `foretick_price_jumps_total`, `foretick_bars_rounded_total`,
-    `foretick_volumes_saturated_total`, `foretick_anchors_total`, `foretick_bars_skipped_total`,
-    `foretick_bars_waiting`, `foretick_ring_dropped_total` and `foretick_ring_fill_ratio`. An exception of
+    `foretick_records_duplicate_total`, `foretick_records_amended_total`, `foretick_price_jumps_total`,
+    `foretick_bars_rounded_total`, `foretick_volumes_saturated_total`, `foretick_anchors_total`,
+    `foretick_bars_skipped_total`, `foretick_bars_waiting`, `foretick_ring_dropped_total` and
+    `foretick_ring_fill_ratio`. An exception of
     `submit` or `restart` propagates from `step`, `flush` or `run`.
     """
 
@@ -468,14 +468,22 @@ class DataPlane:
             for number in np.unique(bars["session"]).tolist():
                 self._sessions[number].restored = False
             self._accept(bars, bars_ns)
-        builder = self._builder
-        for session, *counts in zip(
-            self._sessions, builder.late, builder.ignored, builder.jumps, builder.repeated, strict=True
-        ):
-            session.count_records(*counts)
-        for refused in builder.take_refused():
+        self._count_records()
+        for refused in self._builder.take_refused():
             self._refuse(self._sessions[refused.session].spec.name, refused)
         return n
+
+    def _count_records(self) -> None:
+        builder = self._builder
+        totals = {
+            "records_late": builder.late,
+            "records_ignored": builder.ignored,
+            "price_jumps": builder.jumps,
+            "records_in_snapshot": builder.repeated,
+            "records_duplicate": builder.duplicates,
+        }
+        for number, session in enumerate(self._sessions):
+            session.count_records(**{name: counts[number] for name, counts in totals.items()})
 
     def _accept(self, bars: Bars, bars_ns: int) -> None:
         for number in np.unique(bars["session"]).tolist():

@@ -47,12 +47,12 @@ RECORD = np.dtype(
         ("stream", "u8"),  # see `stream_number`; 0: unknown
         ("stream_offset", "i8"),  # of its message in the stream
         ("part", "u4"),  # number of the record in its message
-        ("rest", "u4"),
+        ("token", "u4"),  # identifies it among its symbol's: see `feeds.identity`; 0: nothing does
     ]
 )
 WORDS = RECORD.itemsize // 8
 TS_RING_WORD = 3
-_LAYOUT = struct.Struct("<4Q2B2xIq6q2QqI4x")
+_LAYOUT = struct.Struct("<4Q2B2xIq6q2Qq2I")
 
 Records = npt.NDArray[np.void]
 
@@ -117,6 +117,7 @@ class RecordWriter:
         stream_offset: int = -1,
         part: int = 0,
         more: bool = False,
+        token: int = 0,
     ) -> None:
         """Pack one record; `values` are `a` to `e`. Sets the skewed flag itself.
 
@@ -129,6 +130,6 @@ class RecordWriter:
         at = self._used * RECORD.itemsize
         _LAYOUT.pack_into(
             self._bytes, at, seq, ts_event, ts_recv, 0, kind, flags, symbol, offset, *values, x, ts_source,
-            stream, stream_offset, part,
+            stream, stream_offset, part, token,
         )  # fmt: skip
         self._used += 1

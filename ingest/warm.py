@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import threading
 
+import numpy as np
+
 from ingest.bars import BarPolicy, one_each
 from ingest.compact import CompactSpec
+from ingest.identity import IDENTITY, unpacked_tables
 from ingest.plane import DataPlane, SessionSpec
 from ingest.record import QUOTE, RecordWriter
 from ingest.ring import Mode, Ring
@@ -55,3 +58,4 @@ def _one_bar(ring: Ring) -> None:
     plane.run(stop)
     ring.wait(0.0)
     plane.flush()
+    unpacked_tables(np.zeros(1, IDENTITY), 1)

@@ -313,6 +313,12 @@ METRICS: tuple[Metric, ...] = (
         "session",
     ),
     _counter(
+        "foretick_records_duplicate_total",
+        "Records dropped because their symbol had them before, by number or id, and content. Normal after a "
+        "reconnect.",
+        "session",
+    ),
+    _counter(
         "foretick_clock_skew_records_total",
         "Records received before their event time. Worry when it grows: a clock is wrong.",
         "source",

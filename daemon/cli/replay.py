@@ -137,6 +137,9 @@ def replay(
         config = config or Config()
         if not config.sessions:
             config = _config_for(file, form, config, symbols, day)
+        # the numbers of a file's records are those of its lines
+        unnumbered = msgspec.structs.replace(config.source, sequence="none")
+        config = msgspec.structs.replace(config, source=unnumbered)
         return uvloop.run(_through_daemon(source, config, as_json, make))
     set_up_logging(LogConfig(level="warning"), "replay")
     if target == "kafka":

@@ -28,6 +28,7 @@ from daemon.ring_numbers import ring_values
 from feeds.codec import REPLAY, MalformedRecord, decode_record, header_encoding
 from feeds.columns import ENCODINGS, OTHER, ColumnDecoder, Columns
 from feeds.frames import elements
+from feeds.identity import token_of
 from feeds.messages import EVERY_SYMBOL, Bar, DeadLetter, Heartbeat, Received
 from feeds.moments import in_order
 from feeds.source import Incoming, SeekingSource, Source
@@ -280,6 +281,7 @@ class Ingest:
             stream_offset=message.offset,
             part=part,
             more=more,
+            token=token_of(record, self._sequences.counts != "none"),
         )
 
     def _take_heartbeat(self, beat: Heartbeat, message: Incoming) -> None:
@@ -389,7 +391,7 @@ class Ingest:
         for key in np.unique(rows["key"]).tolist():
             self._hear(self._readers[key])
         packed = self._writer.extend(len(rows))
-        for name in ("seq", "ts_event", "ts_recv", "a", "b", "c", "d", "e", "x"):
+        for name in ("token", "seq", "ts_event", "ts_recv", "a", "b", "c", "d", "e", "x"):
             packed[name] = rows[name]
         packed["kind"] = _KINDS[rows["kind"]]
         trades = packed["kind"] == TRADE

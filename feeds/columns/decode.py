@@ -17,6 +17,7 @@ COLUMNS = np.dtype(
         ("key", "i4"),  # index among the decoder's keys, -1 for another
         ("ts_event", "i8"),
         ("ts_recv", "i8"),
+        ("token", "u4"),  # see `feeds.identity`; of its id
         ("seq", "u8"),
         ("a", "i8"),  # price, bid or open
         ("b", "i8"),  # size, ask or high

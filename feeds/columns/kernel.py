@@ -26,8 +26,8 @@ UNKNOWN, BUY, SELL = 0, 1, 2
 # Members by number; the values of a record that is being read stand in an array at these places.
 _TYPE, _VENUE, _SYMBOL, _TS_EVENT, _TS_RECV, _SEQ, _CLOCK, _UNIT, _SIDE, _ID, _INTERVAL = range(11)
 _PRICE, _SIZE, _BID, _ASK, _BID_SIZE, _ASK_SIZE, _OPEN, _HIGH, _LOW, _CLOSE, _VOLUME = range(11, 22)
-_VENUE_END, _SYMBOL_END, _SEEN = 22, 23, 24
-_PLACES = 25
+_VENUE_END, _SYMBOL_END, _ID_END, _SEEN = 22, 23, 24, 25
+_PLACES = 26
 
 
 def _word(text: str) -> int:
@@ -60,6 +60,17 @@ _YEAR_1990, _YEAR_2100 = 631_152_000 * 10**9, 4_102_444_800 * 10**9
 _LIMIT = 9_200_000_000 * 10**9
 _MAX_INTERVAL, _MAX_NAME = 1 << 62, 64
 _FNV_START, _FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
+
+
+def _crc_table() -> npt.NDArray[np.uint32]:
+    """What the CRC-32 of `zlib` makes of each byte."""
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, np.uint32(0xEDB88320), np.uint32(0)) ^ (table >> 1)
+    return table
+
+
+_CRC = _crc_table()
 
 
 @kernel
@@ -174,6 +185,7 @@ def _put_text(values: Any, member: int, data: Bytes, start: int, end: int) -> An
             plain &= data[i] != 32 and data[i] != 58  # neither a blank nor a colon
         return plain
     if member == _ID:
+        values[_ID], values[_ID_END] = start, end
         return True
     if length > 9:
         return False
@@ -404,6 +416,18 @@ def name_hash(data: Bytes, start: int, end: int, state: Any) -> Any:
 
 
 @kernel
+def _token(data: Bytes, start: int, end: int) -> Any:
+    """The CRC-32 of a text, 1 where that is 0; 0 of an empty one."""
+    if start >= end:
+        return np.uint32(0)
+    state = np.uint32(0xFFFFFFFF)
+    for i in range(start, end):
+        state = _CRC[(state ^ np.uint32(data[i])) & np.uint32(0xFF)] ^ (state >> np.uint32(8))
+    state = ~state
+    return state if state != 0 else np.uint32(1)
+
+
+@kernel
 def _same(data: Bytes, start: int, end: int, names: Bytes, at: int) -> bool:
     same = True
     for i in range(start, end):
@@ -471,11 +495,13 @@ def decode(
             row["ts_event"] = values[_TS_EVENT]
             row["ts_recv"] = values[_TS_RECV]
             row["seq"] = values[_SEQ]
+            row["token"] = 0
             kind = values[_TYPE]
             row["kind"] = kind
             if kind == TRADE:
                 row["a"], row["b"] = values[_PRICE], values[_SIZE]
                 row["c"], row["d"], row["e"], row["x"] = 0, 0, 0, values[_SIDE]
+                row["token"] = _token(data, values[_ID], values[_ID_END])
             elif kind == QUOTE:
                 row["a"], row["b"] = values[_BID], values[_ASK]
                 row["c"], row["d"] = values[_BID_SIZE], values[_ASK_SIZE]

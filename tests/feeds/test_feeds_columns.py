@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from feeds.codec import MalformedRecord, decode_record, encode
 from feeds.columns import ENCODINGS, OTHER, ColumnDecoder
 from feeds.decimals import to_units
+from feeds.identity import token_of
 from feeds.messages import AnyRecord, Bar, Quote, Trade
 
 KEYS = ["V:AAA", "V:B", "VENUE:LONG-SYMBOL", "V:é"]
@@ -42,7 +43,8 @@ def columns_of(record: AnyRecord) -> tuple[Any, ...]:
             kind, x = 3, record.interval_ns
             numbers = (record.open, record.high, record.low, record.close, record.volume)
     values = (*map(to_units, numbers), x)
-    return (1, kind, received, key, record.ts_event, record.ts_recv, record.seq, *values)
+    token = token_of(record, numbered=False)
+    return (1, kind, received, key, record.ts_event, record.ts_recv, token, record.seq, *values)
 
 
 def check(payload: bytes, encoding: str = "json") -> bool:
