@@ -14,13 +14,13 @@ import msgspec
 from feeds.decimals import Fixed, check_fixed, from_units, parse_fixed, whole
 from feeds.decoding import Undecodable, decoded
 from feeds.messages import AnyMessage, Bar, Quote, Received, Trade
+from feeds.source import YEAR_1990 as YEAR_1990
+from feeds.source import YEAR_2100 as YEAR_2100
 from metrics.catalogue import Reason
 
 Encoding = Literal["json", "msgpack"]
 MAX_BYTES = 1 << 20
 MAX_NAME = 64
-YEAR_1990 = 631_152_000 * 10**9
-YEAR_2100 = 4_102_444_800 * 10**9
 
 _PRICES = frozenset(("price", "bid", "ask", "open", "high", "low", "close"))
 _SIZES = frozenset(("size", "bid_size", "ask_size", "volume"))

@@ -32,6 +32,11 @@ BOOTSTRAP_S = 1.0
 NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
 
 
+def broker_time_ms(time_ns: int) -> int:
+    """A time as brokers look records up by it: ms, which fit 64 bits and have no special meaning."""
+    return min(max(0, time_ns // 1_000_000), (1 << 63) - 1)
+
+
 def headers_of(headers: Sequence[tuple[str, bytes | None]]) -> dict[str, bytes]:
     """A record's headers; of those of one name the last, and b"" for a null value."""
     return {name: value or b"" for name, value in headers}

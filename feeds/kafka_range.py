@@ -18,13 +18,14 @@ from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 from feeds.kafka_client import (
     NO_HEADERS,
     BrokerError,
+    broker_time_ms,
     close_client,
     headers_of,
     quiet_client_log,
     start_client,
     why_closed,
 )
-from feeds.source import Incoming, Partition
+from feeds.source import Incoming, Partition, source_time_ns
 
 _POLL_MS = 200
 
@@ -108,7 +109,7 @@ class KafkaRange:
         """Of the first record of this time (Kafka's) or later; None without one."""
         which = TopicPartition(*partition)
         async with self._bounded():
-            found = (await self._open.offsets_for_times({which: max(0, time_ns // 1_000_000)}))[which]
+            found = (await self._open.offsets_for_times({which: broker_time_ms(time_ns)}))[which]
         return None if found is None else int(found.offset)
 
     async def read(self, partition: Partition, span: Span) -> AsyncGenerator[list[Incoming], None]:
@@ -203,14 +204,14 @@ async def committed_texts(
 
 
 def _incoming(record: Any) -> Incoming:
-    stamp = record.timestamp
     return Incoming(
         record.topic,
         record.partition,
         record.offset,
         record.key,
-        record.value or b"",
+        b"" if record.value is None else record.value,
         headers_of(headers) if (headers := record.headers) else NO_HEADERS,
         time.time_ns(),
-        stamp * 1_000_000 if stamp and stamp > 0 else 0,
+        source_time_ns(record.timestamp),
+        null=record.value is None,
     )

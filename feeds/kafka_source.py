@@ -17,7 +17,7 @@ from aiokafka.errors import IllegalStateError, KafkaError
 
 from feeds.backoff import Connection
 from feeds.kafka_assignor import StandbyAssignor
-from feeds.kafka_client import NO_HEADERS, PROBE_S, close_client, headers_of, open_client
+from feeds.kafka_client import NO_HEADERS, PROBE_S, broker_time_ms, close_client, headers_of, open_client
 from feeds.kafka_follower import FOLLOW_S, KafkaFollower
 from feeds.source import (
     Begin,
@@ -32,6 +32,7 @@ from feeds.source import (
     PartitionsLost,
     ReadCommitted,
     Reader,
+    source_time_ns,
 )
 
 log = logging.getLogger(__name__)
@@ -128,6 +129,8 @@ class KafkaSource:
         self.skipped: dict[Partition, int] = {}
         self.read_committed: ReadCommitted | None = None
         self.moved = 0
+        self.unknown_times = 0
+        """Records whose time is unknown, because it is outside the years 1990 to 2099."""
         self._start_at = start_at
         self._span_ns, self._skips, self._few = 0, False, READ_WHOLE
         self._assigned: set[TopicPartition] = set()
@@ -418,9 +421,11 @@ class KafkaSource:
             await self._look_ahead(consumer, self._follower)
         self._now = self._clock_ns()
         fetched = await self._follower.read(_POSITION_S)
+        messages: list[Incoming] = []
         for partition, records in fetched.items():
-            self._read[partition] = max(0, records[-1].timestamp) * 1_000_000
-        return [self._incoming(partition, each) for partition, found in fetched.items() for each in found]
+            messages += [self._incoming(partition, each) for each in records]
+            self._read[partition] = messages[-1].ts_source_ns
+        return messages
 
     async def _look_ahead(self, consumer: AIOKafkaConsumer, follower: KafkaFollower) -> None:
         """Let ``follower`` read what is committed by now, and tell the reader first."""
@@ -531,12 +536,11 @@ class KafkaSource:
             consumer.resume(partition)
             consumer.seek(partition, committed - back)
             fetched = await consumer.getmany(partition, timeout_ms=_LOOK_BACK_MS, max_records=1)
-            if partition in fetched:
-                record = fetched[partition][0]
-                at = await _offset_at(consumer, partition, record.timestamp * 1_000_000 - self._span_ns)
+            if partition in fetched and (read_ns := source_time_ns(fetched[partition][0].timestamp)):
+                at = await _offset_at(consumer, partition, read_ns - self._span_ns)
                 # one that is older cannot be behind it: this broker does not know offsets by time
-                return at if at <= record.offset else beginning
-            back *= 2  # only marks of transactions
+                return at if at <= fetched[partition][0].offset else beginning
+            back *= 2  # only marks of transactions, or a record whose time is unknown
         return beginning
 
     async def _joined(self, consumer: AIOKafkaConsumer) -> None:
@@ -624,6 +628,8 @@ class KafkaSource:
             if (consumer.highwater(partition) or 0) - first.offset <= self._few:
                 continue
             held = await _offset_at(consumer, partition, self._now - self._span_ns)
+            if held <= first.offset:  # a record before it has a time that is still to come
+                continue
             consumer.seek(partition, held)
             del kept[partition]
             name = (partition.topic, partition.partition)
@@ -705,16 +711,19 @@ class KafkaSource:
         self._quiet_since = time.monotonic()
 
     def _incoming(self, partition: TopicPartition, record: Any) -> Incoming:
-        stamp = record.timestamp
+        known = source_time_ns(record.timestamp)
+        if not known:
+            self.unknown_times += 1
         return Incoming(
             partition[0],
             partition[1],
             record.offset,
             record.key,
-            record.value or b"",
+            b"" if (value := record.value) is None else value,
             headers_of(headers) if (headers := record.headers) else NO_HEADERS,
             self._now,
-            stamp * 1_000_000 if stamp and stamp > 0 else 0,
+            known,
+            null=value is None,
         )
 
 
@@ -772,7 +781,7 @@ class _Rebalance(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka h
 
 async def _offset_at(consumer: AIOKafkaConsumer, partition: TopicPartition, time_ns: int) -> int:
     """Of the partition's first record of this time or later, else its end."""
-    found = (await consumer.offsets_for_times({partition: max(0, time_ns // 1_000_000)}))[partition]
+    found = (await consumer.offsets_for_times({partition: broker_time_ms(time_ns)}))[partition]
     if found is None:
         return int((await consumer.end_offsets([partition]))[partition])
     return int(found.offset)

@@ -6,6 +6,8 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
+from metrics.catalogue import Reason
+
 Kind = Literal["pausing", "dropping"]
 """``pausing``: the upstream keeps data while we pause. ``dropping``: unread data is lost."""
 
@@ -22,10 +24,37 @@ class ConnectionState(StrEnum):
     DOWN = "down"
 
 
+YEAR_1990 = 631_152_000 * 10**9
+YEAR_2100 = 4_102_444_800 * 10**9
+"""Nanoseconds since 1970 of the first moment that counts as a time, and of the first that no longer does."""
+
+
+def source_time_ns(stamp_ms: int | None) -> int:
+    """Convert a source's time, ms since 1970, to ns; 0, which is unknown, outside the years 1990 to 2099.
+
+    Producers write such times: microseconds where milliseconds are due, -1, or a clock that was never set.
+    """
+    if stamp_ms is not None and YEAR_1990 <= (time_ns := stamp_ms * 1_000_000) < YEAR_2100:
+        return time_ns
+    return 0
+
+
+class Fault(msgspec.Struct, frozen=True, gc=False):
+    """Why the source could not read a message, which becomes a dead-letter record.
+
+    ``last``: the last offset, where it stands for several that cannot be told apart; -1: its own.
+    """
+
+    reason: Reason
+    message: str
+    last: int = -1
+
+
 class Incoming(msgspec.Struct, frozen=True, gc=False):
     """One message as it arrived. ``ts_recv_ns``: this process's wall clock on arrival.
 
-    ``ts_source_ns``: wall clock when the source had it, such as a broker; 0 where that is on arrival.
+    ``ts_source_ns``: wall clock when the source had it, such as a broker; 0 where that is unknown, or on
+    arrival. ``fault``: it could not be read. ``null``: it has no payload at all, not an empty one.
     """
 
     topic: str
@@ -36,6 +65,13 @@ class Incoming(msgspec.Struct, frozen=True, gc=False):
     headers: Mapping[str, bytes] = {}
     ts_recv_ns: int = 0
     ts_source_ns: int = 0
+    fault: Fault | None = None
+    null: bool = False
+
+    @property
+    def last_offset(self) -> int:
+        """The offset of the last message that it stands for."""
+        return self.offset if self.fault is None else max(self.offset, self.fault.last)
 
 
 class Lag(NamedTuple):

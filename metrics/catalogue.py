@@ -51,8 +51,15 @@ Reason = Literal[
     "symbol",
     "bar_ohlc",
     "encoding",
+    "envelope",  # the record is inside another message, such as Debezium's
+    "framing",  # bytes before the record, such as a schema registry's
+    "corrupt",  # the source's own container of messages cannot be read, such as a batch of Kafka
+    "frames",  # a message of another number of ZeroMQ frames, or without a header
+    "internal",  # an error of the daemon's own code
 ]
 REASONS: tuple[str, ...] = (*get_args(Reason), OTHER)
+# Messages without a payload.
+EMPTY: tuple[str, ...] = ("tombstone", "empty")
 # Why a session refused a record that is usable.
 REFUSALS: tuple[str, ...] = ("late", "price_jump")
 LETTER_STAGES: tuple[str, ...] = ("read", "process", "produce")
@@ -266,6 +273,19 @@ METRICS: tuple[Metric, ...] = (
         "foretick_records_malformed_total",
         "Malformed records refused, by reason; each goes to the dead-letter topic. Worry when it grows.",
         reason=REASONS,
+    ),
+    _counter(
+        "foretick_messages_empty_total",
+        "Messages without a payload, which are skipped: tombstones of Kafka (a null value) and empty ones. "
+        "Normal in a compacted topic.",
+        "source",
+        kind=EMPTY,
+    ),
+    _counter(
+        "foretick_source_times_unknown_total",
+        "Messages whose source time, such as Kafka's timestamp, is outside the years 1990 to 2099 and is "
+        "not used. Worry: a producer writes another unit than milliseconds.",
+        "source",
     ),
     _counter(
         "foretick_records_unknown_symbol_total",

@@ -8,9 +8,10 @@ version, and a session is made from them (`daemon.audit.replay`).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Literal
 
 import msgspec
@@ -384,9 +385,15 @@ async def _batches(brokers: Mapping[str, Broker], planned: Plan) -> Batches:
         streams: list[list[tuple[int, int, str, Incoming]]] = []
         for number, ((source, partition), span) in enumerate(planned.spans.items()):
             found = [m async for batch in readers[source].read(partition, span) for m in batch]
-            streams.append([(m.ts_source_ns, number, source, m) for m in found])
+            # one whose time is unknown stays behind the message before it
+            stamps: Iterator[int] = accumulate((m.ts_source_ns for m in found), _newest_known)
+            streams.append([(at, number, source, m) for at, m in zip(stamps, found, strict=True)])
         for _, _, source, message in heapq.merge(*streams, key=lambda each: each[:2]):
             yield source, [_received(message)]
+
+
+def _newest_known(before: int, at: int) -> int:
+    return at or before
 
 
 def _received(message: Incoming) -> Incoming:

@@ -27,9 +27,10 @@ from daemon.front.sequences import Sequence, Sequences
 from daemon.ring_numbers import ring_values
 from feeds.codec import REPLAY, MalformedRecord, decode_record, header_encoding
 from feeds.columns import ENCODINGS, OTHER, ColumnDecoder, Columns
+from feeds.decoding import shortened
 from feeds.frames import elements
 from feeds.identity import token_of
-from feeds.messages import EVERY_SYMBOL, Bar, DeadLetter, Heartbeat, Received
+from feeds.messages import EVERY_SYMBOL, AnyRecord, Bar, DeadLetter, Heartbeat, Received
 from feeds.moments import in_order
 from feeds.source import Incoming, SeekingSource, Source
 from ingest.record import (
@@ -142,6 +143,9 @@ class Ingest:
         )
         seeking = source if isinstance(source, SeekingSource) else None
         self._seeking = seeking
+        self._unknown_times = store.growth(
+            "foretick_source_times_unknown_total", _unknown_times(source), source=source.name
+        )
         self._moved = store.growth(
             "foretick_partitions_moved_total", seeking.moved if seeking else 0, source=source.name
         )
@@ -203,17 +207,28 @@ class Ingest:
         if self._source.kind == "pausing" and self._tracker.repeats(stream, message.offset):
             self._store.inc("foretick_records_repeated_total", source=self._source.name)
             return []
-        try:
-            found = elements(message.payload, header_encoding(message.headers), self._max_bytes)
-        except MalformedRecord as error:
-            self._refuse(message, error)
-            found = []
+        found = self._elements(message)
         if not found:
-            self._tracker.skipped(stream, message.offset)
+            self._tracker.skipped(stream, message.last_offset)
         if len(found) == 1 and found[0] is message.payload:
             return [message]
         found = in_order(found, header_encoding(message.headers))
         return [msgspec.structs.replace(message, payload=payload) for payload in found]
+
+    def _elements(self, message: Incoming) -> list[bytes]:
+        """The encoded records in a message; none, and counted, where it is empty or cannot be read."""
+        if message.fault is not None:
+            self._refuse(message, MalformedRecord(message.fault.reason, message.fault.message))
+            return []
+        if not message.payload:
+            kind = "tombstone" if message.null else "empty"
+            self._store.inc("foretick_messages_empty_total", source=self._source.name, kind=kind)
+            return []
+        try:
+            return elements(message.payload, header_encoding(message.headers), self._max_bytes)
+        except Exception as error:
+            self._refuse(message, _malformed(error))
+            return []
 
     def _number(self, stream: Stream) -> int:
         """The number of a stream in the ring; the engine hears its name first."""
@@ -227,31 +242,27 @@ class Ingest:
 
     def _pack(self, message: Incoming, part: int = 0, more: bool = False) -> None:
         """Pack one record if it is usable, else count it. ``part``: its number in its message."""
-        stream = (message.topic, message.partition)
+        stream, number = (message.topic, message.partition), self._order.taken + 1
         try:
             record = decode_record(message.payload, header_encoding(message.headers), self._max_bytes)
             self._check_clock(record, message)
             _check_width(record)
-        except MalformedRecord as error:
-            self._refuse(message, error)
+            self._note_missing(record)
+            route = self._routes.get(record.key)
+            if route is not None and not isinstance(record, Heartbeat):
+                self._write(record, route, message, number, part, more)
+        except Exception as error:  # whatever one message provokes is its own fault
+            self._refuse(message, _malformed(error))
             self._tracker.skipped(stream, message.offset)
             return
-        self._note_missing(record)
         if isinstance(record, Heartbeat):
             self._take_heartbeat(record, message)
             return
-        route = self._routes.get(record.key)
         if route is None:
             self._store.inc("foretick_records_unknown_symbol_total")
             self._tracker.skipped(stream, message.offset)
             return
-        try:
-            numbers = ring_values(record)
-        except MalformedRecord as error:
-            self._refuse(message, error)
-            self._tracker.skipped(stream, message.offset)
-            return
-        number = self._order.take()
+        self._order.take()
         self._order.originals.keep(number, (message,))
         for name in route.sessions:
             self._tracker.passed_on(name, number, stream, message.offset)
@@ -260,11 +271,18 @@ class Ingest:
         gap = route.number in self._gaps
         self._gaps.discard(route.number)
         gap |= self._follows_jump(stream, route.number)
-        replay = REPLAY in message.headers
+        if gap:
+            self._writer.records[-1]["flags"] |= FLAG_GAP
         self._hear(route.sessions)
-        if not replay and record.clock == "exchange":
+        if REPLAY not in message.headers and record.clock == "exchange":
             for name in route.sessions:
                 self._clocks[name].observe(record.ts_event, message.ts_recv_ns)
+
+    def _write(
+        self, record: AnyRecord, route: Route, message: Incoming, number: int, part: int, more: bool
+    ) -> None:
+        """Write a record for the ring. Raises what its values provoke, and then nothing is written."""
+        numbers = ring_values(record)
         self._writer.add(
             numbers.kind,
             route.number,
@@ -274,10 +292,9 @@ class Ingest:
             x=numbers.x,
             seq=record.seq,
             offset=number,
-            gap=gap,
             ts_source=message.ts_source_ns or message.ts_recv_ns,
-            replay=replay,
-            stream=self._number(stream),
+            replay=REPLAY in message.headers,
+            stream=self._number((message.topic, message.partition)),
             stream_offset=message.offset,
             part=part,
             more=more,
@@ -334,13 +351,20 @@ class Ingest:
         if len(messages) < FEW or self._sequences.counts != "none":
             await self._pack_each(messages)
             return
-        columns, received = self._decoded(messages)
+        try:
+            columns, received, source = self._decoded(messages)
+        except Exception:  # one by one, only the message that provokes it is refused
+            log.exception("%s: %d messages are read one by one", self._source.name, len(messages))
+            await self._pack_each(messages)
+            return
         borders = (np.flatnonzero(np.diff(columns["taken"])) + 1).tolist()
         for start, end in pairwise([0, *borders, len(messages)]):
             if end - start >= FEW and columns["taken"][start]:
                 if len(self._writer) + end - start > SLICE:
                     await self._flush()
-                self._pack_columns(messages[start:end], columns[start:end], received[start:end])
+                self._pack_columns(
+                    messages[start:end], columns[start:end], received[start:end], source[start:end]
+                )
             else:
                 await self._pack_each(messages[start:end])
 
@@ -357,17 +381,23 @@ class Ingest:
                     self._pack_heartbeat(*beat)
                 self._beats.clear()
 
-    def _decoded(self, messages: list[Incoming]) -> tuple[Columns, Integers]:
-        """The messages as columns, taken where nothing is wrong with them, and when they were received."""
+    def _decoded(self, messages: list[Incoming]) -> tuple[Columns, Integers, Integers]:
+        """The messages as columns, taken where nothing is wrong with them.
+
+        And when they were received, and when their source had them, ns, both of [messages].
+        """
         payloads = [message.payload for message in messages]
         received = np.array([message.ts_recv_ns for message in messages], np.int64)
+        source = np.array([message.ts_source_ns for message in messages], np.int64)
         columns = self._columns.decode(payloads, _encodings(messages))
         sizes = np.fromiter(map(len, payloads), np.int64, len(payloads))
         ahead = columns["ts_event"] - received
         columns["taken"] &= (sizes <= self._max_bytes) & (ahead <= self._max_ahead_ns)
-        return columns, received
+        return columns, received, source
 
-    def _pack_columns(self, messages: list[Incoming], columns: Columns, received: Integers) -> None:
+    def _pack_columns(
+        self, messages: list[Incoming], columns: Columns, received: Integers, source: Integers
+    ) -> None:
         """Pack messages that were decoded as columns. The outcome is that of `_pack` on each."""
         offsets = np.array([message.offset for message in messages], np.int64)
         keep = np.zeros(len(messages), np.bool_)
@@ -382,8 +412,7 @@ class Ingest:
             self._order.taken - len(rows) + 1,
             messages if keep.all() else [messages[at] for at in np.flatnonzero(keep)],
         )
-        received = received[keep]
-        source = np.array([message.ts_source_ns for message in messages], np.int64)[keep]
+        received, source = received[keep], source[keep]
         replay = _replayed(messages)[keep]
         skewed = rows["ts_recv"] < rows["ts_event"]
         self._skewed.inc(int(np.count_nonzero(skewed)))
@@ -468,6 +497,7 @@ class Ingest:
             self._gaps.update(route.number for route in self._routes.values())
         if self._seeking is not None:
             self._note_jumps(self._seeking)
+        self._unknown_times.update(_unknown_times(self._source))
         # input that the source could not turn into a message
         self._shapeless.update(getattr(self._source, "malformed", 0))
         self._passed_over.update(self._lines_passed_over())
@@ -516,6 +546,20 @@ class Ingest:
         finally:
             self.paused = False
             self._source.resume()
+
+
+def _unknown_times(source: Source) -> int:
+    """Messages of the source so far whose source time is not used."""
+    found: int = getattr(source, "unknown_times", 0)
+    return found
+
+
+def _malformed(error: Exception) -> MalformedRecord:
+    """The refusal of a message that made a decoder, or a check, raise ``error``."""
+    if isinstance(error, MalformedRecord):
+        return error
+    log.error("a message provokes an error of the daemon's own code", exc_info=error)
+    return MalformedRecord("internal", shortened(repr(error)))
 
 
 def _check_width(record: Received) -> None:

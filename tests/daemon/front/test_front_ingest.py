@@ -122,7 +122,6 @@ def with_bytes(**fields: object) -> bytes:
 BAD = {
     "malformed JSON": (b'{"type":"trade",', "json"),
     "not UTF-8": (b'{"type":"trade","venue":"\xff"}', "json"),
-    "empty": (b"", "json"),
     "missing field": (
         b'{"type":"trade","venue":"V","symbol":"AAA","ts_event":1,"ts_recv":1}',
         "missing_field",
