@@ -13,6 +13,7 @@ import msgspec
 
 from feeds.decimals import Fixed, check_fixed, from_units, parse_fixed, whole
 from feeds.decoding import Undecodable, decoded
+from feeds.envelopes import without_mark, wrapping_of
 from feeds.messages import AnyMessage, Bar, Quote, Received, Trade
 from feeds.source import YEAR_1990 as YEAR_1990
 from feeds.source import YEAR_2100 as YEAR_2100
@@ -131,9 +132,20 @@ REPLAY = "replay"
 
 
 def header_encoding(headers: Mapping[str, bytes], default: str = "json") -> str:
-    """The encoding named in a message's headers, or ``default``, as where the header is empty."""
+    """The encoding named in a message's headers, or ``default``, as where the header is empty.
+
+    Capitals are no difference, and a media type such as ``application/json; charset=utf-8`` is its encoding.
+    """
     raw = headers.get("encoding")
-    return raw.decode("ascii", "replace") if raw else default
+    return _encoding_named(raw[:MAX_NAME]) if raw else default
+
+
+@lru_cache(maxsize=64)
+def _encoding_named(raw: bytes) -> str:
+    name = raw.decode("ascii", "replace").partition(";")[0].strip().lower()
+    if name.startswith("application/"):
+        name = name.removeprefix("application/").rpartition("+")[2].removeprefix("x-").removeprefix("vnd.")
+    return name
 
 
 def _decode(decoders: Mapping[str, _Decoder], payload: bytes, encoding: str) -> object:
@@ -141,8 +153,10 @@ def _decode(decoders: Mapping[str, _Decoder], payload: bytes, encoding: str) -> 
     if decoder is None:
         raise MalformedRecord("encoding", f"encoding {encoding!r} is not one of json, msgpack")
     try:
-        return decoded(decoder.decode, payload)
+        return decoded(decoder.decode, payload if encoding == "msgpack" else without_mark(payload))
     except Undecodable as error:
+        if (found := wrapping_of(payload, encoding)) is not None:
+            raise MalformedRecord(found.reason, found.message) from None
         unreadable: Reason = "msgpack" if encoding == "msgpack" else "json"
         reason = _reason(str(error)) if error.readable else unreadable
         raise MalformedRecord(reason, str(error)) from None

@@ -9,16 +9,18 @@ import msgspec
 
 P = TypeVar("P")
 T = TypeVar("T")
-MOST_MESSAGE_CHARS = 2048
-"""Longest text of an error: it names what was sent, which may be of any length."""
+MAX_MESSAGE_CHARS = 2048
+"""Longest text of an error, which may name what was sent, of any length."""
+MAX_DECODING_CHARS = 200
+"""The same of a decoder's, most of which may be input."""
 
 
-def shortened(message: str) -> str:
-    """The text of an error without the middle of one that is too long."""
-    left_out = len(message) - MOST_MESSAGE_CHARS
+def shortened(message: str, chars: int = MAX_MESSAGE_CHARS) -> str:
+    """The text of an error without the middle of one that is longer than ``chars``."""
+    left_out = len(message) - chars
     if left_out <= 0:
         return message
-    half = MOST_MESSAGE_CHARS // 2
+    half = chars // 2
     return f"{message[:half]} ({left_out} characters) {message[-half:]}"
 
 
@@ -26,7 +28,7 @@ class Undecodable(ValueError):
     """Input that cannot be decoded. ``readable``: it is well-formed, but its members are wrong."""
 
     def __init__(self, message: str, *, readable: bool) -> None:
-        super().__init__(shortened(message))
+        super().__init__(shortened(message, MAX_DECODING_CHARS))
         self.readable = readable
 
 

@@ -3,6 +3,8 @@
 import msgspec
 
 from feeds.codec import MalformedRecord
+from feeds.decoding import Undecodable, decoded
+from feeds.envelopes import without_mark
 
 _JSON = msgspec.json.Decoder(list[msgspec.Raw])
 _MSGPACK = msgspec.msgpack.Decoder(list[msgspec.Raw])
@@ -16,12 +18,15 @@ def elements(payload: bytes, encoding: str, max_bytes: int) -> list[bytes]:
     Raises:
         MalformedRecord: the array cannot be read.
     """
+    if len(payload) > max_bytes:
+        return [payload]
     is_json = encoding != "msgpack"
-    if len(payload) > max_bytes or not (payload[:64].lstrip()[:1] == b"[" if is_json else _packed(payload)):
+    text = without_mark(payload) if is_json else payload
+    if not (text[:64].lstrip()[:1] == b"[" if is_json else _packed(payload)):
         return [payload]
     try:
-        return [bytes(each) for each in (_JSON if is_json else _MSGPACK).decode(payload)]
-    except (msgspec.DecodeError, RecursionError) as error:
+        return [bytes(each) for each in decoded((_JSON if is_json else _MSGPACK).decode, text)]
+    except Undecodable as error:
         raise MalformedRecord("json" if is_json else "msgpack", f"an array of records: {error}") from None
 
 

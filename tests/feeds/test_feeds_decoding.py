@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 import pytest
 
-from feeds.decoding import MOST_MESSAGE_CHARS, Undecodable, decoded
+from feeds.decoding import MAX_DECODING_CHARS, Undecodable, decoded
 
 DEEP = 100_000
 TO_INT = partial(msgspec.json.decode, type=int)
@@ -43,7 +43,7 @@ def test_the_reason_is_short_however_much_was_sent():
 
     with pytest.raises(Undecodable, match=r"unknown field `xxx.* \(\d+ characters\) x+`") as raised:
         decoded(partial(msgspec.json.decode, type=Known), b'{"%s": 1}' % (b"x" * 900_000))
-    assert len(str(raised.value)) < MOST_MESSAGE_CHARS + 40
+    assert len(str(raised.value)) < MAX_DECODING_CHARS + 40
 
 
 def test_what_can_be_decoded_is_passed_on():

@@ -16,7 +16,7 @@ from daemon.api.messages import MOST_CHOICE_CHARS, MOST_CHOICES, MOST_QUESTION_C
 from daemon.api.serving import Meter, generation_routes
 from daemon.supervision import Tasks
 from engine.model import constrained
-from feeds.decoding import MOST_MESSAGE_CHARS, Undecodable
+from feeds.decoding import MAX_MESSAGE_CHARS, Undecodable
 from tests.daemon.api.generator import FakeGenerator
 from tests.daemon.api.test_api_http_listeners import Bench, serving
 from tests.daemon.api.test_api_mcp import Desk
@@ -148,5 +148,5 @@ async def test_an_error_does_not_repeat_all_that_was_sent(
     asked = {"model": "x" * 900_000} | body
     refused = await request(generating[0], "POST", path, asked)
     assert refused.status in (400, 404)
-    assert len(refused.body) < 2 * MOST_MESSAGE_CHARS
+    assert len(refused.body) < 2 * MAX_MESSAGE_CHARS
     assert b"characters)" in refused.body
