@@ -1,4 +1,4 @@
-"""What a recorded file is packed in: nothing, gzip, zip or zstd, told by its first bytes."""
+"""What a recorded file is packed in: nothing, gzip, zip or zstd, as its first bytes say."""
 
 import gzip
 import io
@@ -6,13 +6,34 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO, cast
 
 import zstandard
 
-_GZIP, _ZIP, _ZSTD = b"\x1f\x8b", b"PK", b"\x28\xb5\x2f\xfd"
+_GZIP = b"\x1f\x8b\x08"
+_ZIPS = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")
+"""Of an archive, an empty one, and one in several volumes. `PK` alone may begin a text: it is a ticker."""
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_ZSTD_SKIPPED = b"\x2a\x4d\x18"
+"""Behind any of the bytes 50 to 5f: a frame of zstd that holds no text."""
+_OTHERS = {
+    b"\xfd7zXZ\x00": "xz",
+    b"7z\xbc\xaf\x27\x1c": "7z",
+    b"Rar!\x1a\x07": "rar",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"PAR1\x15": "parquet",
+    b"ARROW1\x00\x00": "arrow",
+    b"\x89HDF\r\n\x1a\n": "hdf5",
+    b"SQLite format 3\x00": "sqlite",
+    b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": "an old office document",
+}
+"""Files that are known and not read, by their first bytes."""
+_TAR = slice(257, 262)
+_HEAD = 512
 _CHUNK = 1 << 16
+_SYSTEM_FILES = frozenset(("thumbs.db", "desktop.ini"))
 
 Opened = Callable[[BinaryIO], object]
 """Gets the file as it lies on the disk: its position tells how far reading has come."""
@@ -22,8 +43,21 @@ class Corrupt(ValueError):
     """The file cannot be unpacked any further; the message says why."""
 
 
-def texts(path: Path, opened: Opened | None = None) -> Iterator[tuple[str, IO[bytes]]]:
+OnSkipped = Callable[[str], object]
+"""Called with the name of each file of an archive that is no data."""
+
+
+def texts(
+    path: Path,
+    opened: Opened | None = None,
+    *,
+    members: str = "",
+    skipped: OnSkipped | None = None,
+) -> Iterator[tuple[str, IO[bytes]]]:
     """The files in ``path`` by name: those of a zip archive in its own order, else ``path`` alone.
+
+    Of an archive, files that a system added (``__MACOSX``, ``.DS_Store``) are skipped, and those that
+    ``members``, such as ``*.csv``, does not match.
 
     Raises:
         OSError: the file cannot be opened. Corrupt: it cannot be unpacked; `unpacking` says the same while
@@ -33,22 +67,51 @@ def texts(path: Path, opened: Opened | None = None) -> Iterator[tuple[str, IO[by
         raw = open_files.enter_context(path.open("rb"))
         if opened is not None:
             opened(raw)
-        start = raw.read(4)
+        start = raw.read(_HEAD)
         raw.seek(0)
         with unpacking():
-            if start.startswith(_ZIP):
-                archive = open_files.enter_context(zipfile.ZipFile(raw))
-                for member in archive.infolist():
-                    if not member.is_dir():
-                        with archive.open(member) as text:
-                            yield member.filename, text
-            elif start.startswith(_GZIP):
-                # unbuffered: what precedes a damage is read before it raises
-                yield path.name, cast(IO[bytes], gzip.GzipFile(fileobj=raw))
-            elif start == _ZSTD:
-                yield path.name, io.BufferedReader(_Zstd(raw))
-            else:
-                yield path.name, raw
+            if not start.startswith(_ZIPS):
+                yield path.name, _unpacked(raw, start, path.name)
+                return
+            archive = open_files.enter_context(zipfile.ZipFile(raw))
+            for member in archive.infolist():
+                if member.is_dir():
+                    continue
+                if not _is_data(member.filename, members):
+                    if skipped is not None:
+                        skipped(member.filename)
+                    continue
+                with archive.open(member) as text:
+                    start = text.read(_HEAD)
+                    text.seek(0)
+                    yield member.filename, _unpacked(text, start, member.filename)
+
+
+def _is_data(name: str, members: str) -> bool:
+    """Whether a file of an archive may be data, by its name."""
+    parts = PurePosixPath(name).parts
+    if "__MACOSX" in parts or parts[-1].startswith(".") or parts[-1].lower() in _SYSTEM_FILES:
+        return False
+    return not members or fnmatchcase(parts[-1], members) or fnmatchcase(name, members)
+
+
+def _unpacked(raw: IO[bytes], start: bytes, name: str) -> IO[bytes]:
+    """The text in a file that begins with ``start``. Raises Corrupt: its kind is known and not read."""
+    if start.startswith(_GZIP):
+        # unbuffered: what precedes a damage is read before it raises
+        return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
+    if start.startswith(_ZSTD) or (start[1:4] == _ZSTD_SKIPPED and 0x50 <= start[0] <= 0x5F):
+        return io.BufferedReader(_Zstd(raw))
+    kind = next((kind for magic, kind in _OTHERS.items() if start.startswith(magic)), "")
+    if start.startswith(b"BZh") and start[4:10] == b"1AY&SY":
+        kind = "bzip2"
+    elif start[_TAR] == b"ustar":
+        kind = "a tar archive"
+    elif start.startswith(_ZIPS):
+        kind = "an archive in an archive"
+    if kind:
+        raise Corrupt(f"{name} is {kind}, which is not read: unpack it into a text, gzip, zip or zstd")
+    return raw
 
 
 @contextmanager
@@ -71,7 +134,7 @@ def unpacking() -> Iterator[None]:
 class _Zstd(io.RawIOBase):
     """Zstd frames one after the other; the library's own reader takes a truncated file for a short one."""
 
-    def __init__(self, raw: BinaryIO) -> None:
+    def __init__(self, raw: IO[bytes]) -> None:
         self._raw = raw
         self._frame: zstandard.ZstdDecompressionObj | None = None
         self._packed, self._text = b"", memoryview(b"")

@@ -4,6 +4,8 @@ A new format is a new TOML file, not new code. The built-in ones are in ``feeds/
 key.
 """
 
+import codecs
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 from typing import Literal
@@ -13,7 +15,8 @@ import msgspec
 from feeds.decimals import DIGITS
 from feeds.durations import Duration, parse_duration
 from feeds.messages import Bar, Quote, Side, Trade, Unit
-from feeds.timestamps import DAY_UNITS, EPOCH_UNITS, name_date, time_parser
+from feeds.number_texts import POINTS, SEPARATORS
+from feeds.timestamps import DAY_UNITS, EPOCH_UNITS, ParseTime, name_date, time_parser
 
 FORMATS = Path(__file__).parent / "formats"
 RECEIVE = "receive"
@@ -34,7 +37,12 @@ FIXED_FIELDS: dict[Kind, tuple[str, ...]] = {
     "bar": ("open", "high", "low", "close", "volume"),
 }
 PRICES = frozenset(("price", "bid", "ask", "open", "high", "low", "close"))
-_OPTIONAL = frozenset(("bid_size", "ask_size", "volume"))
+OPTIONAL = frozenset(("bid_size", "ask_size", "volume"))
+"""Fields of numbers that a record may lack."""
+UNFINISHED = "unfinished_candles"
+"""The name of updates of a candle that a later one replaced."""
+_DAY_NS = 86_400 * 10**9
+_MAX_SKIPPED, _MAX_FIELD_LINES = 10_000, 1000
 _TEXT_FIELDS: dict[Kind, tuple[str, ...]] = {
     "trade": ("symbol", "venue", "id", "side"),
     "quote": ("symbol", "venue"),
@@ -57,18 +65,26 @@ class Match(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TimeFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Location and notation of the event time; format ``receive`` uses the receive time.
 
-    ``date``: for times of the day, how their date stands in the file's name (a strptime pattern).
+    ``field``: one place, or several whose texts are joined by a blank, such as a date's and a time's.
+    ``zones``: the names that ``%Z`` finds in the file, and which zones they mean. ``date``: for times of the
+    day, how their date stands in the file's name (a strptime pattern).
     """
 
     format: str = ""
-    field: Ref = ""
+    field: Ref | list[Ref] = ""
     zone: str = "UTC"
+    zones: dict[str, str] = {}
     date: str = ""
 
     @property
     def of_day(self) -> bool:
         """Whether it counts from midnight, so that the file needs a date."""
         return self.format in DAY_UNITS
+
+    @property
+    def refs(self) -> tuple[Ref, ...]:
+        """The places of the texts that make the time."""
+        return tuple(self.field) if isinstance(self.field, list) else (self.field,)
 
 
 class ReceiveFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,10 +97,12 @@ class ReceiveFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RecordFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One kind of record in a file.
 
-    ``stamp`` says which end of its interval a bar's time names. ``rounded`` names fields with binary noise
-    from the file's writer: digits beyond the ninth are rounded (half to even). In all other fields such
-    digits make a line malformed. ``implied_decimals``: the last digits of prices that are written without a
-    point. ``each``: the array of which every element is a record (``$``: the line itself).
+    ``stamp`` says which end of its interval a bar's time names. ``ready``: ``last`` if the file repeats a
+    candle until it is finished, so that the last update before a newer opening counts. ``rounded`` names
+    fields with binary noise from the file's writer: digits beyond the ninth are rounded (half to even).
+    ``implied_decimals``: the last digits of prices that are written without a point. ``signed``: the field
+    whose sign is the side: below zero ``sell``, above it ``buy``, zero ``unknown``. ``each``: the array of
+    which every element is a record (``$``: the line itself).
     """
 
     kind: Kind
@@ -96,10 +114,36 @@ class RecordFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     side_values: dict[str, Side] = {}
     rounded: list[str] = []
     implied_decimals: int = 0
+    signed: Literal["", "size"] = ""
     each: str = ""
     interval: Duration = Duration(0)
     stamp: Literal["open", "close"] = "open"
+    ready: Literal["", "last"] = ""
     match: Match | None = None
+
+    def time_parser(self, day: date | None) -> ParseTime | None:
+        """The parser of its times; ``day``: of times since midnight. None where they are receive times.
+
+        Raises:
+            ValueError: an unusable declaration.
+        """
+        time, whole_days = self.time, self.kind == "bar" and self.interval >= _DAY_NS
+        if time.format == RECEIVE:
+            return None
+        return time_parser(time.format, time.zone, day, zones=time.zones, whole_days=whole_days)
+
+    def refs(self) -> Iterator[tuple[str, Ref]]:
+        """The key and the place of everything that it reads from a row."""
+        for name, ref in self.fields.items():
+            yield f"fields.{name}", ref
+        if self.time.format != RECEIVE:
+            for ref in self.time.refs:
+                yield "time.field", ref
+        if self.match is not None:
+            yield "match.field", self.match.field
+
+
+Order = Literal["auto", "oldest_first", "newest_first"]
 
 
 class FileFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -107,6 +151,10 @@ class FileFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     Containers: ``csv``; ``jsonl``, one JSON document per line; ``jsonl-capture``, the same after a receive
     time. ``passed_over``: lines known to hold no record, such as order-book deltas, counted by name.
+    ``encoding``: of a file without a byte-order mark. ``skip_lines``: before the header. ``order``: ``auto``
+    looks at the first records. ``members``: which files of a zip archive are data, such as ``*.csv``.
+    ``max_field_lines``: that a quoted field may extend over. ``ragged``: rows may have other numbers of cells
+    than the header. ``decimal``, ``thousands``, ``null``: notation of numbers, and words for no value.
     """
 
     description: str
@@ -114,8 +162,22 @@ class FileFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     records: list[RecordFormat]
     header: bool = True
     delimiter: str = ","
+    encoding: str = "utf-8"
+    skip_lines: int = 0
+    max_field_lines: int = 1
+    ragged: bool = False
+    members: str = ""
+    order: Order = "auto"
+    decimal: str = "."
+    thousands: str = ""
+    null: list[str] = []
     receive: ReceiveFormat = ReceiveFormat()
     passed_over: dict[str, Match] = {}
+
+    def columns(self) -> set[Ref]:
+        """The places in a csv row that something is read from."""
+        used: set[Ref] = {ref for record in self.records for _, ref in record.refs()}
+        return used | {match.field for match in self.passed_over.values()}
 
     def date_of(self, *file_names: str) -> date | None:
         """The date in the first of these names that has one; None if no time counts from midnight.
@@ -168,21 +230,69 @@ def names() -> list[str]:
 def _check_file(form: FileFormat) -> None:
     if not form.records:
         raise ValueError("records: at least one is needed")
-    if len(form.delimiter) != 1:
-        raise ValueError("delimiter: must be one character")
+    _check_text(form)
+    _check_numbers(form)
     if form.receive != ReceiveFormat() and form.container != "jsonl-capture":
         raise ValueError("receive: only a jsonl-capture has receive times")
     if form.receive.format not in EPOCH_UNITS:
         raise ValueError(f"receive.format: {form.receive.format!r} is not one of {', '.join(EPOCH_UNITS)}")
     if not form.receive.separator:
         raise ValueError("receive.separator: missing")
-    if OTHER in form.passed_over:
-        raise ValueError(f"passed_over.{OTHER}: is the name of all lines without a declaration")
+    for name in (OTHER, UNFINISHED):
+        if name in form.passed_over:
+            raise ValueError(f"passed_over.{name}: this name counts lines that no declaration covers")
     for index, record in enumerate(form.records):
         _check_record(form, record, f"records[{index}]")
 
 
+def _check_text(form: FileFormat) -> None:
+    if len(form.delimiter) != 1 or form.delimiter in '"\r\n':
+        raise ValueError("delimiter: must be one character, and neither a quotation mark nor a line end")
+    try:
+        codec = codecs.lookup(form.encoding)
+        codec.decode(b"")
+    except (LookupError, ValueError, TypeError, AssertionError) as error:
+        raise ValueError(f"encoding: {form.encoding[:32]!r} is not known") from error
+    if not getattr(codec, "_is_text_encoding", True) or codec.name in ("idna", "punycode", "undefined"):
+        raise ValueError(f"encoding: {form.encoding!r} is not an encoding of files")
+    for name, value, most in (
+        ("skip_lines", form.skip_lines, _MAX_SKIPPED),
+        ("max_field_lines", form.max_field_lines, _MAX_FIELD_LINES),
+    ):
+        least = int(name == "max_field_lines")
+        if not least <= value <= most:
+            raise ValueError(f"{name}: must be {least} to {most}")
+    if form.container != "csv":
+        for name, changed in (("max_field_lines", form.max_field_lines > 1), ("ragged", form.ragged)):
+            if changed:
+                raise ValueError(f"{name}: only a csv file has cells")
+
+
+def _check_numbers(form: FileFormat) -> None:
+    if form.decimal not in POINTS:
+        raise ValueError(f"decimal: must be one of {' '.join(POINTS)}")
+    if form.thousands and form.thousands not in SEPARATORS:
+        raise ValueError(f"thousands: must be empty or one of {', '.join(map(repr, SEPARATORS))}")
+    if form.thousands == form.decimal:
+        raise ValueError(f"thousands: {form.thousands!r} already is the decimal point")
+
+
 def _check_record(form: FileFormat, record: RecordFormat, where: str) -> None:
+    _check_fields(record, where)
+    _check_meaning(record, where)
+    if record.each and form.container == "csv":
+        raise ValueError(f"{where}.each: a csv file has no arrays")
+    _check_time(form, record, f"{where}.time")
+    for name, ref in record.refs():
+        if isinstance(ref, int) and form.container != "csv":
+            raise ValueError(f"{where}.{name}: a column index needs a csv file")
+        if isinstance(ref, int) and ref < 0:
+            raise ValueError(f"{where}.{name}: columns count from 0")
+        if isinstance(ref, str) and form.container == "csv" and not form.header:
+            raise ValueError(f"{where}.{name}: a column name needs a header line; use a column index")
+
+
+def _check_fields(record: RecordFormat, where: str) -> None:
     known = FIXED_FIELDS[record.kind] + _TEXT_FIELDS[record.kind]
     for name in record.fields:
         if name not in known:
@@ -190,7 +300,7 @@ def _check_record(form: FileFormat, record: RecordFormat, where: str) -> None:
                 f"{where}.fields.{name}: a {record.kind} has no such field; it has {', '.join(known)}"
             )
     for name in FIXED_FIELDS[record.kind]:
-        if name not in record.fields and name not in _OPTIONAL:
+        if name not in record.fields and name not in OPTIONAL:
             raise ValueError(f"{where}.fields.{name}: missing")
     for name in record.rounded:
         if name not in FIXED_FIELDS[record.kind]:
@@ -200,39 +310,34 @@ def _check_record(form: FileFormat, record: RecordFormat, where: str) -> None:
             raise ValueError(
                 f"{where}.{name}: missing, and {where}.fields.{name} does not say where to find it"
             )
+
+
+def _check_meaning(record: RecordFormat, where: str) -> None:
     if (record.kind == "bar") != bool(record.interval):
         raise ValueError(f"{where}.interval: needed for bars, and only for them")
+    if record.ready and record.kind != "bar":
+        raise ValueError(f"{where}.ready: only bars have updates")
     if not 0 <= record.implied_decimals <= DIGITS:
         raise ValueError(f"{where}.implied_decimals: must be 0 to {DIGITS}")
-    if record.each and form.container == "csv":
-        raise ValueError(f"{where}.each: a csv file has no arrays")
-    _check_time(form, record.time, f"{where}.time")
-    for name, ref in _refs(record).items():
-        if isinstance(ref, int) and form.container != "csv":
-            raise ValueError(f"{where}.{name}: a column index needs a csv file")
-        if isinstance(ref, str) and form.container == "csv" and not form.header:
-            raise ValueError(f"{where}.{name}: a column name needs a header line; use a column index")
+    if record.signed and record.kind != "trade":
+        raise ValueError(f"{where}.signed: only trades have a side")
+    if record.signed and "side" in record.fields:
+        raise ValueError(f"{where}.signed: the side is already found at fields.side")
 
 
-def _check_time(form: FileFormat, time: TimeFormat, where: str) -> None:
+def _check_time(form: FileFormat, record: RecordFormat, where: str) -> None:
+    time = record.time
     if time.format == RECEIVE:
         if form.container != "jsonl-capture":
             raise ValueError(f"{where}.format: only a jsonl-capture has receive times")
         return
-    if time.field == "":
+    if time.field in ("", []) or "" in time.refs:
         raise ValueError(f"{where}.field: missing")
     if time.date and not time.of_day:
         raise ValueError(f"{where}.date: only {', '.join(DAY_UNITS)} need one")
+    if time.zones and "%Z" not in time.format:
+        raise ValueError(f"{where}.zones: only a pattern with %Z finds names of zones")
     try:
-        time_parser(time.format, time.zone, date.min)
+        record.time_parser(date.min)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
-
-
-def _refs(record: RecordFormat) -> dict[str, Ref]:
-    refs = {f"fields.{name}": ref for name, ref in record.fields.items()}
-    if record.time.format != RECEIVE:
-        refs["time.field"] = record.time.field
-    if record.match is not None:
-        refs["match.field"] = record.match.field
-    return refs

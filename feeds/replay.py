@@ -1,37 +1,32 @@
-"""Market data files as records: parsed exactly as the format declares, in file order."""
+"""Market data files as records: parsed exactly as the format declares, in the order of their times."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import closing
 from datetime import date
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from feeds.codec import YEAR_1990, YEAR_2100, MalformedRecord, check_record
+import msgspec
+
+from feeds.candles import Candles, OnSkipped
+from feeds.codec import MalformedRecord
 from feeds.containers import Corrupt, Opened, texts
-from feeds.decimals import NANO, Fixed, parse_fixed, round_fixed
-from feeds.file_format import (
-    FIXED_FIELDS,
-    OTHER,
-    PRICES,
-    RECEIVE,
-    RECORD_TYPES,
-    FileFormat,
-    Match,
-    RecordFormat,
-    Ref,
-)
-from feeds.messages import ZERO, AnyRecord
+from feeds.csv_rows import Notice
+from feeds.file_format import OTHER, FileFormat, FormatError
+from feeds.messages import AnyRecord
+from feeds.record_order import in_time_order
+from feeds.repeated_hour import RepeatedHours
+from feeds.row_records import Group, RowReader, matches
 from feeds.rows import Row, rows
-from feeds.timestamps import ParseTime, likely_unit, time_parser
-
-Get = Callable[[Ref], str | None]
-"""A row's value at a reference as text; None if absent."""
 
 OnMalformed = Callable[[int, MalformedRecord], None]
 """Called for every unusable line: line number (from 1; 0: the file itself), what is wrong."""
 
-OnPassedOver = Callable[[int, str], None]
-"""Called for every line without a record: its number, and its name in ``passed_over`` or ``other``."""
+MAX_MESSAGE = 400
+"""Characters of a message about a line, which shows at most 200 of it."""
+_MAX_NAMED = 3
+"""Skipped files of an archive that a notice names."""
 
 
 def read_records(
@@ -42,25 +37,30 @@ def read_records(
     until_ns: int | None = None,
     day: date | None = None,
     on_malformed: OnMalformed | None = None,
-    on_passed_over: OnPassedOver | None = None,
+    on_passed_over: OnSkipped | None = None,
+    on_notice: Notice | None = None,
     opened: Opened | None = None,
 ) -> Iterator[AnyRecord]:
-    """Records in file order, those with ``from_ns`` <= event time < ``until_ns``.
+    """Records in file order, or reversed if newest first; those with ``from_ns`` <= time < ``until_ns``.
 
     ``seq`` numbers all records of the file from 1, including those left out, so it names the same record
     however much of the file is read. Without receive times in the file, ``ts_recv`` is ``ts_event``.
     Malformed lines yield nothing. ``day``: of times since midnight, instead of the date in the file's name.
+    ``on_notice``: called with what is worth saying of the whole file.
 
     Raises:
-        OSError: the file cannot be opened. FormatError: times count from midnight of an unknown day.
+        OSError: the file cannot be opened. FormatError: before the first record, where a header or an
+        encoding is not as declared, or times count from midnight of an unknown day.
     """
     refuse = on_malformed or _ignore
-    pass_over = on_passed_over or _ignore
     path, seq = Path(path), 0
     try:
-        for name, text in texts(path, opened):
+        look(path, form, on_notice or _ignore)
+        for name, text in texts(path, opened, members=form.members):
             today = day or form.date_of(path.name, name)
-            for record in read_text(text, form, today, refuse, pass_over, after=seq):
+            for record in read_text(
+                text, form, today, refuse, on_passed_over or _ignore, after=seq, on_notice=on_notice
+            ):
                 seq = record.seq
                 if (from_ns is None or record.ts_event >= from_ns) and (
                     until_ns is None or record.ts_event < until_ns
@@ -70,40 +70,64 @@ def read_records(
         refuse(0, MalformedRecord("type", str(error)))
 
 
+def look(path: Path, form: FileFormat, notice: Notice) -> None:
+    """Hold the beginning of each text of a file against its format, and say what is worth saying of it.
+
+    Raises:
+        OSError, Corrupt: as `texts`. FormatError: a header or an encoding is not as declared.
+    """
+    said: dict[str, None] = {}
+    skipped: list[str] = []
+    for name, text in texts(path, members=form.members, skipped=skipped.append):
+        try:
+            with closing(rows(text, form, _ignore, said.setdefault)) as found:
+                next(found, None)
+        except FormatError as error:
+            raise FormatError(f"{name}: {error}") from error
+    for what in said:
+        notice(what)
+    if skipped:
+        more = ", ..." if len(skipped) > _MAX_NAMED else ""
+        notice(
+            f"{len(skipped)} files of the archive are skipped: {', '.join(skipped[:_MAX_NAMED])[:200]}{more}"
+        )
+
+
 def read_text(
     text: IO[bytes],
     form: FileFormat,
     day: date | None,
     refuse: OnMalformed,
-    pass_over: OnPassedOver,
+    skip: OnSkipped,
     *,
     after: int = 0,
     numbered: bool = True,
+    on_notice: Notice | None = None,
 ) -> Iterator[AnyRecord]:
-    """Records of one text in its order; ``seq`` counts on from ``after``, or is 0 unless ``numbered``."""
-    readers = [_Reader.compile(record, day) for record in form.records]
+    """Records of one text in the order in which they happened.
+
+    ``seq`` counts on from ``after``, or is 0 unless ``numbered``. Raises FormatError as `read_records`.
+    """
+    notice, refuse = on_notice or _ignore, partial(_refuse_briefly, refuse)
+    readers = RowReader.compile(form, day)
+    ordered = in_time_order(_groups(text, form, readers, refuse, skip), form.order, notice)
+    settled = RepeatedHours(form.records, refuse).settle(ordered)
     seq = after
-    for row in rows(text, form, refuse):
+    for parsed in Candles(form.records, skip, notice).finished(settled):
+        seq += 1
+        yield msgspec.structs.replace(parsed.record, seq=seq) if numbered else parsed.record
+
+
+def _groups(
+    text: IO[bytes], form: FileFormat, readers: list[RowReader], refuse: OnMalformed, skip: OnSkipped
+) -> Iterator[Group]:
+    """What each line holds, line by line."""
+    for row in rows(text, form, refuse, _ignore):
         reader = next((each for each in readers if matches(each.form.match, row)), None)
         if reader is None:
-            pass_over(row.line, _name_of(form, row))
-            continue
-        for part in reader.parts(row, refuse):
-            try:
-                record = reader.record(part, seq + 1 if numbered else 0)
-            except MalformedRecord as error:
-                refuse(row.line, error)
-                continue
-            seq = record.seq
-            yield record
-
-
-def matches(match: Match | None, row: Row) -> bool:
-    """Whether a declaration covers a row."""
-    if match is None:
-        return True
-    value = row.get(match.field)
-    return value is not None and value.endswith(match.suffix) and value.startswith(match.prefix)
+            skip(row.line, _name_of(form, row))
+        elif group := reader.group(row, refuse):
+            yield group
 
 
 def _name_of(form: FileFormat, row: Row) -> str:
@@ -111,106 +135,11 @@ def _name_of(form: FileFormat, row: Row) -> str:
     return next((name for name, match in form.passed_over.items() if matches(match, row)), OTHER)
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """One record declaration, with its time parser built once."""
-
-    form: RecordFormat
-    parse_time: ParseTime | None  # None: the file has only receive times
-
-    @classmethod
-    def compile(cls, form: RecordFormat, day: date | None) -> "_Reader":
-        time = form.time
-        return cls(form, None if time.format == RECEIVE else time_parser(time.format, time.zone, day))
-
-    def parts(self, row: Row, refuse: OnMalformed) -> list[Row]:
-        """The row, or the elements of its array."""
-        if not self.form.each:
-            return [row]
-        try:
-            return row.elements(self.form.each)
-        except MalformedRecord as error:
-            refuse(row.line, error)
-            return []
-
-    def record(self, row: Row, seq: int) -> AnyRecord:
-        form, get, received = self.form, row.get, row.received
-        event = received if self.parse_time is None else self._time(self.parse_time, get)
-        values: dict[str, Any] = {
-            name: _fixed(get, name, form) for name in FIXED_FIELDS[form.kind] if name in form.fields
-        }
-        if form.kind == "trade":
-            values["id"] = get(form.fields["id"]) or "" if "id" in form.fields else ""
-            values["side"] = self._side(get)
-        elif form.kind == "bar":
-            values.setdefault("volume", ZERO)
-            values["interval_ns"] = int(form.interval)
-            if form.stamp == "close":
-                event -= form.interval
-        record = RECORD_TYPES[form.kind](
-            venue=self._name(get, "venue", form.venue),
-            symbol=self._name(get, "symbol", form.symbol),
-            ts_event=event,
-            ts_recv=received or event,
-            seq=seq,
-            clock="receive" if self.parse_time is None else "exchange",
-            unit=form.unit,
-            **values,
-        )
-        check_record(record)
-        return record
-
-    def _time(self, parse: ParseTime, get: Get) -> int:
-        text = _present(get, "time", self.form.time.field)
-        try:
-            moment = parse(text)
-        except (ValueError, OverflowError) as error:
-            raise MalformedRecord("timestamp_unit", f"time: {error}") from None
-        if not YEAR_1990 <= moment < YEAR_2100 and (unit := likely_unit(text, YEAR_1990, YEAR_2100)):
-            raise MalformedRecord(
-                "timestamp_unit",
-                f"time: {text} as {self.form.time.format} is not in the years 1990 to 2099; it looks like "
-                f"{unit}: declare that as time.format",
-            )
-        return moment
-
-    def _side(self, get: Get) -> str:
-        ref = self.form.fields.get("side")
-        if ref is None:
-            return "unknown"
-        text = _present(get, "side", ref)
-        side = self.form.side_values.get(text)
-        if side is None:
-            raise MalformedRecord("type", f"side: {text!r} is not among side_values")
-        return side
-
-    def _name(self, get: Get, name: str, constant: str) -> str:
-        ref = self.form.fields.get(name)
-        return constant if ref is None else _present(get, name, ref)
+def _refuse_briefly(refuse: OnMalformed, line: int, error: MalformedRecord) -> None:
+    if len(error.message) > MAX_MESSAGE:
+        error = MalformedRecord(error.reason, f"{error.message[:MAX_MESSAGE]}...")
+    refuse(line, error)
 
 
-def _present(get: Get, name: str, ref: Ref) -> str:
-    value = get(ref)
-    if value is None:
-        raise MalformedRecord("missing_field", f"{name}: nothing at {ref!r}")
-    return value
-
-
-def _fixed(get: Get, name: str, form: RecordFormat) -> Fixed:
-    text = _present(get, name, form.fields[name])
-    try:
-        value = round_fixed(text, NANO) if name in form.rounded else parse_fixed(text)
-        if not (form.implied_decimals and name in PRICES):
-            return value
-        shifted, rest = divmod(value, 10**form.implied_decimals)
-        if rest:
-            raise ValueError(f"{text!r} with {form.implied_decimals} implied decimals is finer than 1e-18")
-        return Fixed(shifted)
-    except ValueError as error:
-        raise MalformedRecord(
-            "size" if "size" in name or name == "volume" else "price", f"{name}: {error}"
-        ) from None
-
-
-def _ignore(line: int, what: object) -> None:
-    """Ignore malformed lines, and those passed over."""
+def _ignore(*_: object) -> None:
+    """Ignore malformed and skipped lines, and notices."""

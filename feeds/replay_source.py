@@ -50,8 +50,12 @@ class ReplaySource:
         self.name = name
         self.state = ConnectionState.STOPPED
         self.malformed = 0
+        self.malformed_reasons: Counter[str] = Counter()
+        """The same by reason."""
         self.first_malformed = ""
         """The first line that could not be used, and why."""
+        self.notices: list[str] = []
+        """What is worth saying of the whole file, such as its unused columns."""
         self.passed_over: Counter[str] = Counter()
         """Lines without a record, by the name that the format gives them."""
         self._file: BinaryIO | None = None
@@ -119,6 +123,7 @@ class ReplaySource:
             day=self._day,
             on_malformed=self._count_malformed,
             on_passed_over=self._pass_over,
+            on_notice=self.notices.append,
             opened=self._opened,
         )
 
@@ -127,6 +132,7 @@ class ReplaySource:
 
     def _count_malformed(self, line: int, error: MalformedRecord) -> None:
         self.malformed += 1
+        self.malformed_reasons[error.reason] += 1
         self.first_malformed = self.first_malformed or f"line {line}: {error}"
 
     def _pass_over(self, line: int, name: str) -> None:

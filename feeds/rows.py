@@ -1,23 +1,24 @@
 """The lines of a file as rows: csv columns or JSON members, looked up by reference, as exact text."""
 
-import csv
-import io
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
-from typing import IO, Any, Protocol, TextIO
+from typing import IO, Any, Protocol
 
 import msgspec
 
 from feeds.codec import MalformedRecord
 from feeds.containers import Corrupt, unpacking
-from feeds.file_format import FileFormat, Ref
+from feeds.csv_rows import CsvRows, Notice
+from feeds.file_format import FileFormat, FormatError, Ref
+from feeds.number_texts import JsonNumber, shown
+from feeds.text_lines import Line, Refuse, Unreadable, lines
 from feeds.timestamps import ParseTime, time_parser
 
-Refuse = Callable[[int, MalformedRecord], None]
-"""Called for every line that is not a row: its number and what is wrong."""
-
 # JSON numbers keep their text: float_hook sees the literal, so no price passes through a float.
-_json = msgspec.json.Decoder(float_hook=str)
+_json = msgspec.json.Decoder(float_hook=JsonNumber)
+_MAX_DIGITS = 1000
+"""Of an integer of JSON; Python refuses to print much longer ones."""
 
 
 class Row(Protocol):
@@ -25,7 +26,11 @@ class Row(Protocol):
 
     @property
     def line(self) -> int:
-        """Its number, from 1."""
+        """Its number, from 1; of a row over several lines, the first."""
+
+    @property
+    def width(self) -> int:
+        """Cells of a row whose columns have no names; else 0."""
 
     @property
     def received(self) -> int:
@@ -38,19 +43,22 @@ class Row(Protocol):
         """The elements of the array at a reference, each as a row. Raises MalformedRecord: no array."""
 
 
-def rows(file: IO[bytes], form: FileFormat, refuse: Refuse) -> Iterator[Row]:
-    """Every readable row of a text in its order. Unreadable lines are reported and skipped."""
-    # Replace undecodable bytes: one bad line must not end the file.
-    text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace", newline="")
+def rows(file: IO[bytes], form: FileFormat, refuse: Refuse, notice: Notice) -> Generator[Row]:
+    """Every readable row of a text in its order. Unreadable lines are reported and skipped.
+
+    Raises:
+        FormatError: before the first row, where header or encoding are not as the format declares.
+    """
     try:
-        with unpacking():
-            yield from (
-                _csv_rows(text, form, refuse) if form.container == "csv" else _json_rows(text, form, refuse)
-            )
+        with unpacking(), closing(lines(file, form.encoding, form.skip_lines, refuse)) as text:
+            if form.container == "csv":
+                yield from _csv_rows(CsvRows(text, form, refuse, notice))
+            else:
+                yield from _json_rows(text, form, refuse)
     except Corrupt as error:
         refuse(0, MalformedRecord("type", str(error)))
-    finally:
-        text.detach()  # whoever opened the file closes it
+    except Unreadable as error:
+        raise FormatError(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,10 @@ class _Cells:
     cells: list[str]
     columns: dict[str, int]
     received: int = 0
+
+    @property
+    def width(self) -> int:
+        return 0 if self.columns else len(self.cells)
 
     def get(self, ref: Ref) -> str | None:
         index = self.columns.get(ref) if isinstance(ref, str) else ref
@@ -76,6 +88,7 @@ class _Document:
     received: int
     document: Any
     value: Any
+    width = 0
 
     def get(self, ref: Ref) -> str | None:
         value = self._at(str(ref))
@@ -83,7 +96,9 @@ class _Document:
             return None
         if isinstance(value, bool):
             return "true" if value else "false"
-        return str(value)
+        if isinstance(value, int):
+            return _digits(ref, value)
+        return str(value) if not isinstance(value, str) else value
 
     def elements(self, ref: str) -> list[Row]:
         found = self._at(ref)
@@ -105,28 +120,16 @@ class _Document:
         return value
 
 
-def _csv_rows(file: TextIO, form: FileFormat, refuse: Refuse) -> Iterator[Row]:
-    reader = csv.reader(file, delimiter=form.delimiter)
-    columns: dict[str, int] = {}
-    if form.header:
-        columns = {name.strip(): index for index, name in enumerate(next(reader, []))}
-    while True:
-        try:
-            cells = next(reader, None)
-        except csv.Error as error:
-            refuse(reader.line_num, MalformedRecord("type", f"no csv row: {error}"))
-            continue
-        if cells is None:
-            return
-        if cells:
-            yield _Cells(reader.line_num, cells, columns)
+def _csv_rows(found: CsvRows) -> Iterator[Row]:
+    for row in found:
+        yield _Cells(row.line, row.cells, found.columns)
 
 
-def _json_rows(file: TextIO, form: FileFormat, refuse: Refuse) -> Iterator[Row]:
+def _json_rows(found: Iterator[Line], form: FileFormat, refuse: Refuse) -> Iterator[Row]:
     receive = form.receive
     captured = form.container == "jsonl-capture"
     parse = time_parser(receive.format)
-    for number, line in enumerate(file, 1):
+    for number, line in found:
         text = line.strip()
         if not text:
             continue
@@ -137,16 +140,22 @@ def _json_rows(file: TextIO, form: FileFormat, refuse: Refuse) -> Iterator[Row]:
                 received = _receive_time(stamp, parse, receive.format)
             document = _json.decode(text)
         except (msgspec.DecodeError, RecursionError) as error:
-            refuse(number, MalformedRecord("json", str(error)))
+            refuse(number, MalformedRecord("json", f"{error}: {shown(text)}"))
         except MalformedRecord as error:
             refuse(number, error)
         else:
             yield _Document(number, received, document, document)
 
 
+def _digits(ref: Ref, value: int) -> JsonNumber:
+    if value.bit_length() > 3 * _MAX_DIGITS:
+        raise MalformedRecord("type", f"{ref}: an integer of more than {_MAX_DIGITS} digits")
+    return JsonNumber(value)
+
+
 def _receive_time(stamp: str, parse: ParseTime, form: str) -> int:
     try:
-        return parse(stamp)
+        return parse(stamp).ns
     except ValueError as error:
         raise MalformedRecord(
             "timestamp_unit", f"line begins with {stamp[:32]!r}, not with a receive time in {form}: {error}"

@@ -1,22 +1,35 @@
 """Parses timestamps in files to integer nanoseconds since the Unix epoch, without floating point."""
 
 import re
-from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime
 
-from feeds.decimals import SCALE, parse_fixed
+from feeds.time_patterns import has_clock, pattern_parser
+from feeds.wall_times import (
+    MINUTE_NS,
+    Moment,
+    ParseWall,
+    Wall,
+    date_minutes,
+    fixed_offset,
+    moment,
+    parse_iso,
+    parse_zone,
+)
 
-ParseTime = Callable[[str], int]
-"""Text to nanoseconds; raises ValueError."""
+ParseTime = Callable[[str], Moment]
+"""Text to an instant; raises ValueError."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_FIXED = re.compile(r"UTC([+-])(\d{2}):(\d{2})")
 EPOCH_UNITS = {"epoch-s": 10**9, "epoch-ms": 10**6, "epoch-us": 10**3, "epoch-ns": 1}
 DAY_UNITS = {"day-s": 10**9, "day-ms": 10**6, "day-us": 10**3, "day-ns": 1}
 """Times since local midnight; ns in one unit."""
 _DAY_NS = 86_400 * 10**9
 _DATE_DIRECTIVES = {"%Y": r"\d{4}", "%y": r"\d{2}", "%m": r"\d{2}", "%d": r"\d{2}", "%b": "[A-Za-z]{3}"}
+_COUNT = re.compile(r"(\d{0,40})(?:\.(\d{0,40}))?(?:[eE]([+-]?\d{1,2}))?", re.ASCII)
+_MAX_DIGITS = 40
+_ROUNDED = 6
+"""Significant digits that spreadsheets show of a long number: a time of so few was rounded."""
 
 
 class Instant(int):
@@ -28,50 +41,63 @@ class Instant(int):
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{ns:09d}Z"
 
 
-def parse_zone(name: str) -> tzinfo:
-    """``UTC``, an offset such as ``UTC-05:00`` (no daylight saving) or an IANA name. Raises ValueError."""
-    if name == "UTC":
-        return UTC
-    fixed = _FIXED.fullmatch(name)
-    if fixed:
-        offset = timedelta(hours=int(fixed[2]), minutes=int(fixed[3]))
-        return timezone(-offset if fixed[1] == "-" else offset)
-    try:
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:  # a name too long for a file
-        raise ValueError(
-            f"{name!r} is not a known zone: use UTC, an offset such as UTC-05:00, or an IANA name"
-        ) from error
-
-
-def time_parser(pattern: str, zone: str = "UTC", day: date | None = None) -> ParseTime:
+def time_parser(
+    pattern: str,
+    zone: str = "UTC",
+    day: date | None = None,
+    *,
+    zones: Mapping[str, str] | None = None,
+    whole_days: bool = False,
+) -> ParseTime:
     """A parser for one declared format.
 
     ``pattern`` is ``epoch-s|ms|us|ns`` (decimal text allowed: exact to the nanosecond), ``day-s|ms|us|ns``
     (the same, by the clock on the wall since midnight of ``day``), ``iso`` (ISO 8601) or a strptime pattern.
-    Wall times are in ``zone`` unless they carry an offset; the hour repeated in autumn is read as its first
-    occurrence. A unit is never guessed.
+    Wall times are in ``zone`` unless they carry an offset or, with ``%Z``, the name of a zone, which
+    ``zones`` may declare. ``whole_days``: a date alone is enough, and stands for the beginning of the day. A
+    unit is never guessed.
 
     Raises:
         ValueError: no such zone or pattern, or times of the day without a day.
     """
     if pattern in EPOCH_UNITS:
         unit = EPOCH_UNITS[pattern]
-        return lambda text: _count_ns(text, unit)
-    tz = parse_zone(zone)
+        return lambda text: Moment(_count_ns(text, unit))
     if pattern in DAY_UNITS:
         if day is None:
             raise ValueError(f"{pattern} counts from midnight: of which day?")
-        unit, midnight = DAY_UNITS[pattern], datetime(day.year, day.month, day.day)
-        return lambda text: _day_ns(text, unit, midnight, tz)
-    if pattern == "iso":
-        return lambda text: _wall_ns(datetime.fromisoformat(text), tz)
-    if "%" not in pattern:
-        units = ", ".join((*EPOCH_UNITS, *DAY_UNITS))
-        if pattern in ("", "epoch", "unix", "day"):
-            raise ValueError(f"format: {pattern!r} leaves the unit open; declare one of {units}")
-        raise ValueError(f"{pattern!r} is neither iso, {units}, nor a strptime pattern")
-    return lambda text: _wall_ns(datetime.strptime(text, pattern), tz)
+        wall = _since_midnight(DAY_UNITS[pattern], day)
+    elif pattern == "iso":
+        wall = parse_iso
+    elif "%" in pattern:
+        if not (whole_days or has_clock(pattern)):
+            raise ValueError(
+                f"{pattern!r} has no time of the day; where it is in another column, name both in "
+                "time.field, such as [0, 1]"
+            )
+        wall = pattern_parser(pattern, {name: parse_zone(each) for name, each in (zones or {}).items()})
+    else:
+        raise ValueError(_unknown(pattern))
+    return _in_zone(wall, zone, whole_days)
+
+
+def _unknown(pattern: str) -> str:
+    units = ", ".join((*EPOCH_UNITS, *DAY_UNITS))
+    if pattern in ("", "epoch", "unix", "day"):
+        return f"format: {pattern!r} leaves the unit open; declare one of {units}"
+    return f"{pattern!r} is neither iso, {units}, nor a strptime pattern"
+
+
+def _in_zone(parse_wall: ParseWall, zone: str, whole_days: bool) -> ParseTime:
+    tz = fixed_offset(parse_zone(zone))
+
+    def parse(text: str) -> Moment:
+        wall = parse_wall(text)
+        if not (wall.clock or whole_days):
+            raise ValueError(f"{text[:100]!r} has no time of the day")
+        return moment(wall, tz, whole_day=whole_days)
+
+    return parse
 
 
 def name_date(pattern: str, *names: str) -> date:
@@ -121,34 +147,41 @@ def likely_unit(text: str, first_ns: int, end_ns: int) -> str:
     return ""
 
 
-def _day_ns(text: str, unit: int, midnight: datetime, zone: tzinfo) -> int:
-    since = _count_ns(text, unit)
-    if since >= _DAY_NS:
-        raise ValueError(f"{text!r} is beyond the end of the day")
-    seconds, ns = divmod(since, 10**9)
-    return _wall_ns(midnight + timedelta(seconds=seconds), zone) + ns
+def _since_midnight(unit: int, day: date) -> ParseWall:
+    midnight = date_minutes(day)
+
+    def parse(text: str) -> Wall:
+        since = _count_ns(text, unit)
+        if since >= _DAY_NS:
+            raise ValueError(f"{text[:100]!r} is beyond the end of the day")
+        minutes, rest = divmod(since, MINUTE_NS)
+        return Wall(midnight + minutes, rest)
+
+    return parse
 
 
 def _count_ns(text: str, unit: int) -> int:
     """Decimal text in units of ``unit`` ns, exactly."""
     if text.isdecimal() and text.isascii():
-        return int(text) * unit
-    whole, _, fraction = text.partition(".")
-    if not (whole.isdecimal() and whole.isascii()):
-        raise ValueError(f"{text!r} is not a time in decimal digits")
-    if not (fraction == "" or (fraction.isdecimal() and fraction.isascii())):
-        raise ValueError(f"{text!r} is not a time in decimal digits")
-    exact, finer = divmod(int(parse_fixed(f"0.{fraction}")) * unit, SCALE)
-    if finer:
-        raise ValueError(f"{text!r} is finer than a nanosecond")
-    return int(whole) * unit + exact
+        return int(text[:_MAX_DIGITS]) * unit if len(text) <= _MAX_DIGITS else _not_a_time(text)
+    found = _COUNT.fullmatch(text)
+    if found is None or not (found[1] or found[2]):
+        return _not_a_time(text)
+    whole, fraction, exponent = found[1], found[2] or "", int(found[3] or 0)
+    digits = whole + fraction
+    if exponent > 0 and len(digits.strip("0")) <= _ROUNDED:
+        raise ValueError(f"{text!r} has too few digits for a time: it was rounded")
+    value, places = int(digits) * unit, len(fraction) - exponent
+    if places <= 0:
+        return value * int(10**-places)
+    exact, rest = divmod(value, int(10**places))
+    if rest:
+        raise ValueError(f"{text[:100]!r} is finer than a nanosecond")
+    return exact
 
 
-def _wall_ns(moment: datetime, zone: tzinfo) -> int:
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=zone)
-    since = moment.astimezone(UTC) - _EPOCH
-    return (since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1000
+def _not_a_time(text: str) -> int:
+    raise ValueError(f"{text[:100]!r} is not a time in decimal digits")
 
 
 def parse_instant(value: object) -> Instant:
@@ -156,9 +189,13 @@ def parse_instant(value: object) -> Instant:
     example = "expected a time with a zone such as 2024-08-08T23:54:15Z"
     if isinstance(value, str):
         try:
-            value = datetime.fromisoformat(value)
-        except ValueError:
-            raise ValueError(f"{example}, got {value!r}") from None
+            wall = parse_iso(value)
+        except ValueError as error:
+            raise ValueError(f"{example}, got {value[:100]!r}: {error}") from None
+        if wall.zone is None:
+            raise ValueError(f"{example}, got {value[:100]!r}")
+        return Instant(moment(wall, UTC).ns)
     if not isinstance(value, datetime) or value.tzinfo is None:
-        raise ValueError(f"{example}, got {str(value)!r}")
-    return Instant(_wall_ns(value, UTC))
+        raise ValueError(f"{example}, got {str(value)[:100]!r}")
+    since = value.astimezone(UTC) - _EPOCH
+    return Instant((since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1000)

@@ -59,8 +59,22 @@ class ReplayConnector(SourceConnector, frozen=True, rename={"from_": "from"}):
             yield Finding("format", self.format)
             if day := self._day() or self._named_day(form):
                 yield Finding("date", f"times count from midnight of {day}")
+            if exists:
+                yield from self._look(form)
         except SettingError as error:
             yield Finding(error.key, error.message, ok=False)
+
+    def _look(self, form: FileFormat) -> Iterator[Finding]:
+        """What the beginning of the file says, held against its format."""
+        from feeds.replay import look
+
+        notices: list[str] = []
+        try:
+            look(Path(self.file), form, notices.append)
+        except (OSError, Corrupt, FormatError) as error:
+            yield Finding("file", str(error), ok=False)
+        for notice in notices:
+            yield Finding("file", notice)
 
     def _day(self) -> Date | None:
         """The day that the settings give."""
@@ -72,7 +86,7 @@ class ReplayConnector(SourceConnector, frozen=True, rename={"from_": "from"}):
     def _named_day(self, form: FileFormat) -> Date | None:
         """The day in the name of the file, or of the first file in its archive."""
         try:
-            name = next((name for name, _ in texts(Path(self.file))), "")
+            name = next((name for name, _ in texts(Path(self.file), members=form.members)), "")
             return form.date_of(Path(self.file).name, name)
         except (OSError, Corrupt):
             return None

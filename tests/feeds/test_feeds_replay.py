@@ -321,7 +321,7 @@ def test_headerless_quotes_in_fixed_est(tmp_path: Path) -> None:
     assert winter.ts_event == winter.ts_recv == 1_577_916_000_065_000_000  # 2020-01-01T22:00:00.065Z
     assert summer.ts_event == 1_593_640_800_065_000_000  # 22:00 UTC in July as well: no daylight saving
     assert (str(winter.bid), str(winter.ask), winter.bid_size) == ("1.1212", "1.12172", 0)
-    assert bad == [(4, "timestamp_unit"), (5, "timestamp_unit")]
+    assert bad == [(4, "timestamp_unit"), (5, "encoding")]
 
 
 def test_bars_with_quote_volume(tmp_path: Path) -> None:
@@ -345,7 +345,7 @@ def test_bars_with_quote_volume(tmp_path: Path) -> None:
         "46377",
     )
     assert str(noisy.volume) == "218102.595075"
-    assert bad == [(4, "bar_ohlc"), (5, "missing_field")]
+    assert bad == [(4, "bar_ohlc"), (5, "type")]
 
 
 def test_bars_whose_columns_come_in_another_order(tmp_path: Path) -> None:

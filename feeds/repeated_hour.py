@@ -1,0 +1,158 @@
+"""Local times that occur twice, when clocks are put back: the order of the file says which is meant."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from feeds.codec import MalformedRecord
+from feeds.file_format import RecordFormat
+from feeds.row_records import Parsed
+from feeds.text_lines import Refuse
+from feeds.timestamps import Instant
+from feeds.wall_times import MINUTE_NS
+
+MAX_HELD = 1_000_000
+"""Records that are held until it is seen which hour they are of."""
+DISORDER_NS = MINUTE_NS
+"""Times that go back by less are out of order, and say nothing about the hour."""
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A record that waits, or one behind it. ``parsed`` is None once it was refused."""
+
+    parsed: Parsed | None
+    unsure: bool = False
+
+
+@dataclass(slots=True)
+class _Hour:
+    """The repeated hour of one series: its newest time, as of the first occurrence, and what is unsure."""
+
+    newest: int
+    fold_ns: int
+    second: bool = False
+    unsure: list[_Held] = field(default_factory=list)
+
+    @property
+    def over(self) -> int:
+        """A time from which on no record can be of the hour, even one that is late."""
+        return self.newest + 2 * self.fold_ns + DISORDER_NS
+
+
+class RepeatedHours:
+    """Settles which occurrence of a local time is meant, for each symbol, from times that go back.
+
+    Records of the hour, and all behind them, wait until one of the symbol goes back by a minute or more:
+    those before it are of the first occurrence, it and those behind it of the second. Where the file has the
+    hour only once, its records are refused.
+    """
+
+    def __init__(self, forms: Sequence[RecordFormat], refuse: Refuse) -> None:
+        self._forms, self._refuse = forms, refuse
+        self._hours: dict[tuple[int, str], _Hour] = {}
+        self._over = 0  # no hour is over for other symbols before this time
+        self._held: deque[_Held] = deque()
+
+    def settle(self, records: Iterator[Parsed]) -> Iterator[Parsed]:
+        """Records in their order, each with the instant that is meant."""
+        for parsed in records:
+            if not parsed.fold_ns and not self._hours:
+                yield parsed
+                continue
+            self._take(parsed)
+            yield from self._released()
+        for hour in self._hours.values():
+            self._give_up(hour)
+        yield from self._released()
+
+    def _take(self, parsed: Parsed) -> None:
+        held = _Held(parsed)
+        self._held.append(held)
+        if parsed.fold_ns:
+            self._place(held, parsed)
+        self._pass(parsed)
+        if len(self._held) > MAX_HELD:
+            for hour in self._hours.values():
+                self._give_up(hour)
+
+    def _place(self, held: _Held, parsed: Parsed) -> None:
+        """Put a record whose time occurs twice into its hour."""
+        time = parsed.record.ts_event
+        hour = self._hours.get(parsed.series)
+        if hour is None or abs(time - hour.newest) >= parsed.fold_ns:
+            if hour is not None:
+                self._give_up(hour)
+            hour = self._hours[parsed.series] = _Hour(time, parsed.fold_ns)
+            self._over = min(self._over, hour.over) if len(self._hours) > 1 else hour.over
+        back = self._goes_back(hour, parsed, first=not (hour.unsure or hour.second))
+        if back and hour.second:
+            held.parsed = None
+            self._refuse_one(parsed, "it is in the file more than twice")
+            return
+        if back:
+            hour.second, hour.newest = True, time
+            for each in hour.unsure:
+                each.unsure = False
+            hour.unsure = []
+        hour.newest = max(hour.newest, time)
+        if hour.second:
+            held.parsed = _later(parsed)
+        else:
+            held.unsure = True
+            hour.unsure.append(held)
+
+    def _goes_back(self, hour: _Hour, parsed: Parsed, *, first: bool) -> bool:
+        back = hour.newest - parsed.record.ts_event
+        if back >= DISORDER_NS:
+            return True
+        form = self._forms[parsed.declared]
+        # bars as long as the hour have one opening in it, twice
+        return not (back or first) and not form.ready and form.interval >= parsed.fold_ns
+
+    def _pass(self, parsed: Parsed) -> None:
+        """Note that a time was reached: what is unsure about an hour that is over stays so."""
+        time = parsed.record.ts_event
+        own = self._hours.get(parsed.series)
+        if own is not None and not parsed.fold_ns and time > own.newest:
+            self._give_up(own)
+        if time <= self._over:
+            return
+        for series, hour in list(self._hours.items()):
+            if time > hour.over:
+                self._give_up(hour)
+                del self._hours[series]
+        self._over = min((hour.over for hour in self._hours.values()), default=0)
+
+    def _give_up(self, hour: _Hour) -> None:
+        for held in hour.unsure:
+            if held.parsed is not None:
+                self._refuse_one(held.parsed, "the order of the file does not say which is meant")
+            held.parsed, held.unsure = None, False
+        hour.unsure = []
+
+    def _refuse_one(self, parsed: Parsed, why: str) -> None:
+        first = parsed.record.ts_event
+        times = f"{Instant(first)} and {Instant(first + parsed.fold_ns)}"
+        self._refuse(
+            parsed.line,
+            MalformedRecord("timestamp_unit", f"time: a local time that occurs twice, at {times}: {why}"),
+        )
+
+    def _released(self) -> Iterator[Parsed]:
+        """What nothing unsure stands before."""
+        while self._held and not self._held[0].unsure:
+            parsed = self._held.popleft().parsed
+            if parsed is not None:
+                yield parsed
+
+
+def _later(parsed: Parsed) -> Parsed:
+    """The same at the second occurrence."""
+    record = parsed.record
+    event = record.ts_event + parsed.fold_ns
+    received = event if record.ts_recv == record.ts_event else record.ts_recv
+    later = msgspec.structs.replace(record, ts_event=event, ts_recv=received)
+    return parsed._replace(record=later, fold_ns=0)

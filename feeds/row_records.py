@@ -1,0 +1,234 @@
+"""A row of a file as records: parsed exactly as one record declaration says."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
+from itertools import pairwise
+from math import gcd
+from typing import Any, NamedTuple
+
+from feeds.codec import YEAR_1990, YEAR_2100, MalformedRecord, check_record
+from feeds.decimals import NANO, Fixed, parse_fixed, round_fixed
+from feeds.file_format import (
+    FIXED_FIELDS,
+    OPTIONAL,
+    PRICES,
+    RECORD_TYPES,
+    FileFormat,
+    Match,
+    RecordFormat,
+    Ref,
+)
+from feeds.messages import ZERO, AnyRecord
+from feeds.moments import order_of
+from feeds.number_texts import Plain, plain_numbers, shifted, shown
+from feeds.rows import Row
+from feeds.text_lines import Refuse
+from feeds.timestamps import ParseTime, likely_unit
+from feeds.wall_times import MINUTE_NS, Moment
+
+Get = Callable[[Ref], str | None]
+"""A row's value at a reference as text; None if absent."""
+
+_INCLUSIVE = (1, 10**3, 10**6, 10**9)
+"""How long before a boundary an inclusive stamp at the close is, ns: one unit of the clock that wrote it."""
+
+
+class Parsed(NamedTuple):
+    """A record as a line says it, before the order of the file has been looked at.
+
+    ``declared``: the number of its declaration. ``fold_ns``: how much later it was if its local time, which
+    occurs twice, is the second.
+    """
+
+    line: int
+    declared: int
+    fold_ns: int
+    record: AnyRecord
+
+    @property
+    def series(self) -> tuple[int, str]:
+        """What its time is compared with: records of this symbol and declaration."""
+        return self.declared, self.record.key
+
+
+Group = list[Parsed]
+"""What one line holds, by event time."""
+
+
+def matches(match: Match | None, row: Row) -> bool:
+    """Whether a declaration covers a row."""
+    if match is None:
+        return True
+    value = row.get(match.field)
+    return value is not None and value.endswith(match.suffix) and value.startswith(match.prefix)
+
+
+def grid_ns(interval_ns: int) -> int:
+    """The grid that bars of an interval open on: its own below a minute, else whole minutes."""
+    return gcd(interval_ns, MINUTE_NS)
+
+
+@dataclass(slots=True)
+class RowReader:
+    """One record declaration, with its parsers built once. ``width``: cells of its rows without names."""
+
+    number: int
+    form: RecordFormat
+    parse_time: ParseTime | None  # None: the file has only receive times
+    time_refs: tuple[Ref, ...]
+    plain: Plain | None  # None: numbers are decimal text as they stand
+    null: frozenset[str]
+    ragged: bool
+    width: int = 0
+
+    @classmethod
+    def compile(cls, form: FileFormat, day: date | None) -> "list[RowReader]":
+        """A reader for each declaration of a file; ``day``: of times since midnight."""
+        plain, null = plain_numbers(form.decimal, form.thousands), frozenset(form.null)
+        return [
+            cls(number, each, each.time_parser(day), each.time.refs, plain, null, form.ragged)
+            for number, each in enumerate(form.records)
+        ]
+
+    def group(self, row: Row, refuse: Refuse) -> Group:
+        """The records of a row, or of the elements of its array, by event time; the unusable ones refused."""
+        found: Group = []
+        for part in self._parts(row, refuse):
+            try:
+                found.append(self._parsed(part))
+            except MalformedRecord as error:
+                refuse(row.line, error)
+        if len(found) < 2:
+            return found
+        if not any(each.fold_ns for each in found):
+            return [found[at] for at in order_of([each.record.ts_event for each in found])]
+        return _turned(found)
+
+    def _parts(self, row: Row, refuse: Refuse) -> list[Row]:
+        if not self.form.each:
+            return [row]
+        try:
+            return row.elements(self.form.each)
+        except MalformedRecord as error:
+            refuse(row.line, error)
+            return []
+
+    def _parsed(self, row: Row) -> Parsed:
+        self._check_width(row)
+        form, get, received = self.form, row.get, row.received
+        moment = Moment(received) if self.parse_time is None else self._time(self.parse_time, get)
+        event = _opening(moment.ns, form) if form.kind == "bar" else moment.ns
+        record = RECORD_TYPES[form.kind](
+            venue=self._name(get, "venue", form.venue),
+            symbol=self._name(get, "symbol", form.symbol),
+            ts_event=event,
+            ts_recv=received or event,
+            clock="receive" if self.parse_time is None else "exchange",
+            unit=form.unit,
+            **self._values(get),
+        )
+        check_record(record)
+        self.width = row.width
+        return Parsed(row.line, self.number, moment.fold_ns, record)
+
+    def _check_width(self, row: Row) -> None:
+        if self.width and row.width != self.width and not self.ragged:
+            raise MalformedRecord("type", f"{row.width} cells, where rows before it have {self.width}")
+
+    def _values(self, get: Get) -> dict[str, Any]:
+        form = self.form
+        values: dict[str, Any] = {}
+        for name in FIXED_FIELDS[form.kind]:
+            if name in form.fields and (value := self._fixed(get, name)) is not None:
+                values[name] = value
+        if form.kind == "trade":
+            values["id"] = str(self._text(get, form.fields["id"]) or "") if "id" in form.fields else ""
+            values["side"] = self._side(get)
+            if form.signed:
+                size = values[form.signed]
+                values["side"] = "sell" if size < 0 else "buy" if size else "unknown"
+                values[form.signed] = Fixed(abs(size))
+        elif form.kind == "bar":
+            values.setdefault("volume", ZERO)
+            values["interval_ns"] = int(form.interval)
+        return values
+
+    def _time(self, parse: ParseTime, get: Get) -> Moment:
+        if len(self.time_refs) == 1:
+            text = self._present(get, "time", self.time_refs[0])
+        else:
+            text = " ".join([self._present(get, "time", ref) for ref in self.time_refs])
+        try:
+            moment = parse(text)
+        except (ValueError, OverflowError) as error:
+            raise MalformedRecord("timestamp_unit", f"time: {error}") from None
+        if not YEAR_1990 <= moment.ns < YEAR_2100 and (unit := likely_unit(text, YEAR_1990, YEAR_2100)):
+            raise MalformedRecord(
+                "timestamp_unit",
+                f"time: {text[:100]} as {self.form.time.format} is not in the years 1990 to 2099; it looks "
+                f"like {unit}: declare that as time.format",
+            )
+        return moment
+
+    def _fixed(self, get: Get, name: str) -> Fixed | None:
+        """The number of a field; None where an optional one has none."""
+        form, ref = self.form, self.form.fields[name]
+        if self.null and name in OPTIONAL and self._text(get, ref) is None:
+            return None
+        text = self._present(get, name, ref)
+        try:
+            if self.plain is not None:
+                text = self.plain(text)
+            if form.implied_decimals and name in PRICES:
+                text = shifted(text, form.implied_decimals)
+            return round_fixed(text, NANO) if name in form.rounded else parse_fixed(text)
+        except ValueError as error:
+            raise MalformedRecord(
+                "size" if "size" in name or name == "volume" else "price", f"{name}: {error}"
+            ) from None
+
+    def _side(self, get: Get) -> str:
+        ref = self.form.fields.get("side")
+        if ref is None or (self.null and self._text(get, ref) is None):
+            return "unknown"
+        text = self._present(get, "side", ref)
+        side = self.form.side_values.get(text)
+        if side is None:
+            raise MalformedRecord("type", f"side: {shown(text)} is not among side_values")
+        return side
+
+    def _name(self, get: Get, name: str, constant: str) -> str:
+        ref = self.form.fields.get(name)
+        return constant if ref is None else str(self._present(get, name, ref))
+
+    def _text(self, get: Get, ref: Ref) -> str | None:
+        """The text at a place; None where nothing is, or a word for it."""
+        value = get(ref)
+        return None if value is None or value in self.null else value
+
+    def _present(self, get: Get, name: str, ref: Ref) -> str:
+        value = get(ref)
+        if value is None or value in self.null:
+            raise MalformedRecord("missing_field", f"{name}: nothing at {ref!r}")
+        return value
+
+
+def _turned(found: Group) -> Group:
+    """Records of one array whose local times occur twice: turned round if most of them go back."""
+    times = [each.record.ts_event for each in found]
+    back = sum(a > b for a, b in pairwise(times))
+    on = sum(a < b for a, b in pairwise(times))
+    return found[::-1] if back > on else found
+
+
+def _opening(stamp: int, form: RecordFormat) -> int:
+    """When a bar opens. A stamp one clock unit before a boundary, such as ...59.999, is that boundary's."""
+    if form.stamp == "open":
+        return stamp
+    grid = grid_ns(form.interval)
+    if stamp % grid:
+        stamp = next(
+            (stamp + unit for unit in _INCLUSIVE if unit < grid and not (stamp + unit) % grid), stamp
+        )
+    return stamp - form.interval
