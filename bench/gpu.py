@@ -28,7 +28,8 @@ from engine.attention.triton import TritonAttention
 from engine.engine import Engine
 from engine.graphs.runner import CudaCapture
 from engine.model.architectures import ModelError
-from engine.model.loading import LoadedModel, prepare, resolve_device
+from engine.model.loaded import LoadedModel
+from engine.model.loading import prepare, resolve_device
 from engine.profile.timing import Samples
 from engine.profile.timing import measure as measure_costs
 from regions.extents import Extent, Placement

@@ -17,7 +17,7 @@ from engine.attention.metadata import AttentionMetadata, Packed
 from engine.device import guarded, to_device
 from engine.graphs.runner import Capture, GraphRunner, runner_for
 from engine.model.architectures import ModelError
-from engine.model.loading import ForwardContext, LoadedModel
+from engine.model.loaded import ForwardContext, LoadedModel
 from engine.sampling import accept, choose
 from engine.seeding import Sampling
 from engine.step import Chunk, SampledToken

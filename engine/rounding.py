@@ -21,7 +21,7 @@ from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.model.loading import LoadedModel
+    from engine.model.loaded import LoadedModel
 
 MARGIN = 4
 ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}

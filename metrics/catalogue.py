@@ -33,6 +33,9 @@ CLASSES: tuple[str, ...] = ("flash", "session", "pool", "stream")
 # The classes that generate; STREAM only prefills.
 ANSWERING: tuple[str, ...] = CLASSES[:3]
 BLOCK_STATES: tuple[str, ...] = ("free", "used")
+# By whose code layers run on a CPU, and when that was measured.
+LAYERS: tuple[str, ...] = ("compiled", "transformers")
+ORIGINS: tuple[str, ...] = ("measured", "remembered")
 # What the age of a record counts from.
 AGES: tuple[str, ...] = ("event", "source", "daemon")
 # Counts the values that a label's list does not name.
@@ -809,6 +812,14 @@ METRICS: tuple[Metric, ...] = (
         "Sessions like the present ones that the device could carry, by what limits them. Compare with "
         "`foretick plan`. Worry when it is near their number. 0: not known yet.",
         limit=CAPACITY_LIMITS,
+    ),
+    _gauge(
+        "foretick_layers_speedup",
+        "How many times as fast compiled layers are as transformers', by the comparison on this CPU that "
+        "chose between them; the labels name the choice, and whether an earlier start made the comparison. "
+        "0: not chosen so.",
+        layers=LAYERS,
+        origin=ORIGINS,
     ),
     _gauge("foretick_scheduler_info", "Always 1; the labels name policy and eviction.", "policy", "eviction"),
     _gauge("foretick_engine_up", "1 while the engine process answers. Worry at 0."),

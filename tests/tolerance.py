@@ -20,7 +20,7 @@ __all__ = ["MARGIN", "ROUNDOFF", "of_gap", "of_model", "rounding"]
 if TYPE_CHECKING:
     import torch
 
-    from engine.model.loading import LoadedModel
+    from engine.model.loaded import LoadedModel
 
 
 def largest(values: torch.Tensor) -> float:

@@ -27,7 +27,7 @@ from bench.figures import FLOORS, Figure, Goal, Setting, median_ratio, quantiles
 from bench.run import SuiteRun, Turns, timed
 from engine.attention.base import Attention, LayerCall
 from engine.engine import default_attention
-from engine.model.loading import LoadedModel
+from engine.model.loaded import LoadedModel
 from engine.model.prompt import PromptFormat
 from flash.questions import PAPER_SIX
 from ingest.compact import CompactEncoder, CompactSpec

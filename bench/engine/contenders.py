@@ -17,7 +17,8 @@ from engine.attention.base import Attention
 from engine.device import in_own_thread
 from engine.engine import Engine
 from engine.model.embedded import embedded_directory
-from engine.model.loading import LoadedModel, load_model
+from engine.model.loaded import LoadedModel
+from engine.model.loading import load_model
 from engine.step import Chunk
 from regions.ephemeral import Fork
 from regions.pool import KVPool

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from bench.engine.rates import MachineRates, Rate
-from engine.model.loading import LoadedModel
+from engine.model.loaded import LoadedModel
 
 
 class PassCosts(NamedTuple):

@@ -12,7 +12,7 @@ from bench.engine.scenario import Size, make_scenario
 from bench.figures import Figure, Goal, Setting, quantiles
 from bench.run import SuiteRun
 from engine.cpu import team
-from engine.model.loading import LoadedModel
+from engine.model.loaded import LoadedModel
 from engine.model.prompt import PromptFormat
 from regions.tape import Retention
 

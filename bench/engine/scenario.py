@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.model.loading import LoadedModel
+from engine.model.loaded import LoadedModel
 from engine.model.prompt import PromptFormat
 from feeds.synthetic import Instrument, SyntheticTape
 from flash.questions import PAPER_SIX

@@ -19,7 +19,7 @@ from bench.engine.scenario import Size, make_scenario
 from bench.figures import Figure, Goal, Setting, latency, quantiles
 from bench.run import SuiteRun
 from engine.device import in_own_thread
-from engine.model.loading import LoadedModel
+from engine.model.loaded import LoadedModel
 from regions.tape import Retention, Tape
 from scheduler.observer import Observer
 from scheduler.request import Request, RequestSpec

@@ -15,7 +15,7 @@ from bench.figures import Figure, Goal, Setting, latency
 from bench.run import SuiteRun
 from engine.device import in_own_thread
 from engine.engine import Engine
-from engine.model.loading import LoadedModel
+from engine.model.loaded import LoadedModel
 from regions.offload.disk import Identity, Restoring, Snapshot, SnapshotHeader, write_snapshot
 from regions.tape import Retention, Tape
 

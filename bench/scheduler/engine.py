@@ -26,7 +26,7 @@ from bench.scheduler.simulated import SCHEDULERS
 from daemon.cli.profile import ladder_for, model_of
 from engine.device import in_own_thread
 from engine.engine import Engine
-from engine.model.loading import LoadedModel
+from engine.model.loaded import LoadedModel
 from engine.profile.timing import measure as measure_costs
 from engine.step import Chunk, SampledToken
 from regions.watch import PrefixWatch

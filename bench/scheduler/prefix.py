@@ -22,7 +22,7 @@ from bench.engine.contenders import embedded
 from bench.figures import Figure, Goal, Setting, over_better, quantiles
 from bench.run import SuiteRun, spread
 from bench.scheduler.engine import Replayed, limits, profile, rate, replay
-from engine.model.loading import LoadedModel
+from engine.model.loaded import LoadedModel
 from scheduler.costs import CostModel
 from scheduler.costs import load as profile_named
 from scheduler.policies import Ordering

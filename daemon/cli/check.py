@@ -64,6 +64,8 @@ def _model(config: Config) -> Iterator[Finding]:
         return
     untrained = ", untrained" if built.loaded.untrained else ""
     yield Finding("model.path", f"{built.loaded.name} passes its canary{untrained}")
+    choice = built.loaded.choice
+    yield Finding("model.layers", f"{built.loaded.layers_run}{f': {choice}' if choice else ''}")
     pool = built.engine.pool
     yield Finding("pool.blocks", f"{pool.total_blocks} blocks, {pool.bytes / 2**20:.0f} MiB")
     registry = Registry(built.prepare)

@@ -29,7 +29,8 @@ from engine.engine import Engine
 from engine.model import canary
 from engine.model.architectures import ModelError
 from engine.model.embedded import TAPE_MODEL, embedded_directory
-from engine.model.loading import LoadedModel, load_model, resolve_device
+from engine.model.loaded import LoadedModel
+from engine.model.loading import load_model, resolve_device
 from engine.model.prompt import PromptFormat, Terse, TerseQuestion
 from feeds.connector import SettingError
 from feeds.decimals import to_units

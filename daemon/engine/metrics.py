@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 from daemon.api.access import LOCAL_LABEL, OTHER_LABEL
 from daemon.engine.maintenance import Tiers
+from engine.compiled.verdict import Choice
 from engine.divergence import Divergence
 from engine.engine import Engine
-from metrics.catalogue import DRAFTS
+from metrics.catalogue import DRAFTS, LAYERS, ORIGINS
 from metrics.store import GrowthHandle, MetricStore
 from regions.pool import KVPool
 from scheduler.observer import Observer
@@ -128,6 +130,17 @@ def history(request: Request) -> str:
         f"recomputed {request.recomputed_tokens}, swapped {request.swapped_tokens}, "
         f"invalidated {request.total_tokens_invalidated}, drafts {request.accepted}/{request.drafted}"
     )
+
+
+def note_layers(store: MetricStore, choice: Choice | None) -> None:
+    """Write which layers run and why; an engine before this one may have chosen otherwise."""
+    chosen = None
+    if choice is not None:
+        compiled, remembered = choice.verdict.compiled, choice.remembered
+        chosen = "compiled" if compiled else "transformers", "remembered" if remembered else "measured"
+    for layers, origin in product(LAYERS, ORIGINS):
+        speedup = choice.verdict.speedup if choice is not None and chosen == (layers, origin) else 0.0
+        store.set("foretick_layers_speedup", speedup, layers=layers, origin=origin)
 
 
 class MemoryMetrics:

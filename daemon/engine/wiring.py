@@ -21,7 +21,7 @@ from daemon.engine.input import EngineInput
 from daemon.engine.labels import EngineLabels
 from daemon.engine.lineage import Lineages
 from daemon.engine.maintenance import Maintenance
-from daemon.engine.metrics import EngineObserver, MemoryMetrics
+from daemon.engine.metrics import EngineObserver, MemoryMetrics, note_layers
 from daemon.engine.prompts import EnginePrompts
 from daemon.engine.questions import StandingQuestions
 from daemon.engine.rollups import Rollups
@@ -97,6 +97,7 @@ def wire_engine(
         config, built, scheduler, entering, asks, answers, refresher, rollups, confidence, lineages, store
     )
     built.recovery.count(store)
+    note_layers(store, built.loaded.choice)
     for name in built.restored:
         snapshots.give_back(name)
         snapshots.read_on(name)

@@ -25,22 +25,25 @@ _KINDS: dict[type, int] = {np.float32: FLOATS, np.uint16: HALF, np.uint32: PAIRS
 """By what packed weights are seen as."""
 
 
+def serves(model: Any) -> bool:
+    """Return whether a transformers model is a plain decoder on the CPU, with weights as they were saved."""
+    config = model.config
+    plain = config.model_type in PLAIN and getattr(config, "sliding_window", None) is None
+    if not plain or config.hidden_act != "silu" or model.dtype not in (torch.float32, torch.bfloat16):
+        return False
+    # quantised linears have a class of their own, and sharded ones such weights
+    return model.device.type == "cpu" and all(
+        type(each) is nn.Linear and type(each.weight.data) is torch.Tensor for each in _linears(model)
+    )
+
+
 def decoder_of(model: Any, pairs: bool = True) -> Decoder | None:
     """The compiled form of a transformers model on the CPU; None where it is no plain decoder.
 
     ``pairs``: weights in bfloat16 meet inputs rounded to bfloat16, in pairs, where the CPU multiplies such;
     else they are read as float32, half as fast for many rows. The head always reads them so.
     """
-    config = model.config
-    plain = config.model_type in PLAIN and getattr(config, "sliding_window", None) is None
-    if not plain or config.hidden_act != "silu" or model.dtype not in (torch.float32, torch.bfloat16):
-        return None
-    if model.device.type != "cpu":
-        return None
-    # quantised linears have a class of their own, and sharded ones such weights
-    if any(
-        type(each) is not nn.Linear or type(each.weight.data) is not torch.Tensor for each in _linears(model)
-    ):
+    if not serves(model):
         return None
     inner = model.model
     epsilon = float(inner.norm.variance_epsilon)

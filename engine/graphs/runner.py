@@ -22,7 +22,7 @@ from engine.attention.base import Attention
 from engine.attention.metadata import AttentionMetadata
 from engine.device import out_of_memory
 from engine.graphs.static import Staging, round_up
-from engine.model.loading import ATTENTION, ForwardContext, LoadedModel
+from engine.model.loaded import ATTENTION, ForwardContext, LoadedModel
 from regions.frozen import SharedBlocks
 from regions.pool import KVPool
 

@@ -19,6 +19,7 @@ from torch import nn
 
 from engine.linears.products import ONEDNN, TORCH, Library, Part, Way, build
 from engine.linears.selftest import Layers, SelfTest
+from engine.memory import Memory
 from engine.model.architectures import ModelError
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ Mode = Literal["auto", "torch", "onednn"]
 DTYPES = (torch.float32, torch.bfloat16)
 JOINT_LIMIT = 1 << 24
 """Most elements of a joint weight: with larger ones a call is no cost, and a copy of them is."""
-SELF_TEST = SelfTest()
+SELF_TEST = SelfTest(memory=Memory())
 """Shared by all models of the process."""
 
 
@@ -81,18 +82,12 @@ def install_linears(
         raise ModelError("model.layers is onednn, but this build of PyTorch has no packed oneDNN products")
     if mode == "torch" or any(each.device.type != "cpu" for each in model.parameters()):
         return Linears()
-    libraries = [TORCH, packed] if mode == "auto" else [packed]
-    named = model.named_parameters(remove_duplicate=False)
-    uses = Counter(parameter.data_ptr() for _, parameter in named)
+    uses = _uses(model)
     ways: Counter[str] = Counter()
     parts: list[tuple[nn.Module, Part]] = []
     tied_bytes = 0
     for modules in _siblings(model, run, uses):
-        layers = Layers([module.weight for module in modules], [module.bias for module in modules])
-        # forced, one way for all: the same floats at every start
-        joint = [len(modules) > 1] if mode == "onednn" else sorted({False, len(modules) > 1})
-        offered = [Way(library, each) for library in libraries if library for each in joint]
-        way = self_test.fastest(layers, offered, Way(TORCH))
+        layers, way = _way(modules, mode, self_test, packed)
         shape = "+".join(str(module.out_features) for module in modules)
         ways[f"{shape} x {modules[0].in_features} by {way}"] += len(modules)
         if way == Way(TORCH):
@@ -102,6 +97,50 @@ def install_linears(
     found = Linears(ways, tied_bytes, tuple(parts))
     log.info("linear layers: %s", found)
     return found
+
+
+@contextmanager
+def lent(
+    model: Any,
+    run: Callable[[], object],
+    self_test: SelfTest = SELF_TEST,
+    packed: Library | None = ONEDNN,
+) -> Iterator[None]:
+    """Let the linear layers of a model on the CPU run as `install_linears` would, meanwhile.
+
+    The modules keep their weights, so packed ones take as much memory again.
+    """
+    changed: list[nn.Module] = []
+    try:
+        for modules in _siblings(model, run, _uses(model)):
+            layers, way = _way(modules, "auto", self_test, packed)
+            if way == Way(TORCH):
+                continue
+            parts = build(way, layers.weights, layers.biases)
+            for linear, part in zip(modules, parts, strict=True):
+                vars(linear)["forward"] = part.forward
+                changed.append(linear)
+        yield
+    finally:
+        for module in changed:
+            del vars(module)["forward"]
+
+
+def _uses(model: nn.Module) -> Counter[int]:
+    """How many modules have the weight at an address."""
+    return Counter(parameter.data_ptr() for _, parameter in model.named_parameters(remove_duplicate=False))
+
+
+def _way(
+    modules: Sequence[nn.Linear], mode: Mode, self_test: SelfTest, packed: Library | None
+) -> tuple[Layers, Way]:
+    """Siblings' weights, and the way for them."""
+    layers = Layers([module.weight for module in modules], [module.bias for module in modules])
+    libraries = [TORCH, packed] if mode == "auto" else [packed]
+    # forced, one way for all: the same floats at every start
+    joint = [len(modules) > 1] if mode == "onednn" else sorted({False, len(modules) > 1})
+    offered = [Way(library, each) for library in libraries if library for each in joint]
+    return layers, self_test.fastest(layers, offered, Way(TORCH))
 
 
 def _siblings(model: nn.Module, run: Callable[[], object], uses: Counter[int]) -> list[list[nn.Linear]]:

@@ -9,7 +9,6 @@ question and a prefill count relative to their own time.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,13 +20,15 @@ from torch.nn.functional import linear
 
 from engine.device import out_of_memory
 from engine.linears.products import Way, build
+from engine.memory import Memory
+from engine.stopwatch import Measure, Stopwatch
 
 log = logging.getLogger(__name__)
 
 ROWS = (1, 4, 16, 64, 256)
 """The measured row counts: a token, a question or six, a prefill; as many as the time allows."""
-REPEATS = 3
-BUDGET_S = 0.06
+REPEATS = 5
+BUDGET_S = 0.1
 """For the calls of one shape, the uncounted one included. A model has about five shapes."""
 LARGEST = 1 << 20
 """Weights of more elements are measured by a part of their rows: the time for each is the same."""
@@ -35,28 +36,12 @@ EDGE = 0.05
 """What another way must gain over the first one: less is noise."""
 MOST_LOSS = 2.0
 """A way that takes twice as long at some row count is bad there; more may be a hiccup of the machine."""
+STOPWATCH = Stopwatch(REPEATS, REPEATS, BUDGET_S)
+_RECALLED_ROWS = 16
+"""A remembered way is not measured, but still has to agree with float64."""
 _CHECKED = 8
 _MARGIN = 4
 """Of the rounding errors' estimate: the largest of many lies four standard deviations out."""
-
-Call = Callable[[], object]
-Measure = Callable[[Sequence[Call]], Sequence[float]]
-"""Seconds of each call; they are to be taken alternately, so that all meet the same load."""
-
-
-def stopwatch(calls: Sequence[Call]) -> list[float]:
-    """The least seconds of each of ``calls``, after one that does not count.
-
-    CPU time of this thread, which takes its part of every product: other processes then count for less.
-    """
-    best = [float("inf")] * len(calls)
-    for repeat in range(REPEATS + 1):
-        for number, call in enumerate(calls):
-            start = time.thread_time_ns()
-            call()
-            if repeat:
-                best[number] = min(best[number], (time.thread_time_ns() - start) / 1e9)
-    return best
 
 
 def choose(times: Mapping[Way, Sequence[float]]) -> Way:
@@ -100,18 +85,42 @@ class Layers:
 
 @dataclass(frozen=True)
 class SelfTest:
-    """Chooses ways, and remembers them: equal shapes get the same way in all models of a process."""
+    """Chooses ways, and remembers them: equal shapes get the same way in all models of a process.
 
-    measure: Measure = stopwatch
+    ``memory``: also in later processes on this machine.
+    """
+
+    measure: Measure = STOPWATCH
     budget_s: float = BUDGET_S
+    memory: Memory | None = None
     _known: dict[tuple[object, ...], Way] = field(default_factory=dict)
 
     def fastest(self, layers: Layers, ways: Sequence[Way], fallback: Way) -> Way:
         """The best of ``ways`` that is as exact as its dtype allows; ``fallback`` when none is."""
         key = (*layers.shape, *ways)
         if key not in self._known:
-            self._known[key] = self._choose(layers, ways, fallback)
+            if len(ways) == 1 or self.memory is None:
+                way = self._choose(layers, ways, fallback)
+            else:
+                way = self._remembered(self.memory, layers, ways, fallback)
+            self._known[key] = way
         return self._known[key]
+
+    def _remembered(self, memory: Memory, layers: Layers, ways: Sequence[Way], fallback: Way) -> Way:
+        way = self._recalled(memory, layers, ways)
+        if way is None:
+            way = self._choose(layers, ways, fallback)
+            memory.remember(_question(layers, ways), str(way))
+        return way
+
+    def _recalled(self, memory: Memory, layers: Layers, ways: Sequence[Way]) -> Way | None:
+        """The way that an earlier process chose, if it is right."""
+        name = memory.recall(_question(layers, ways), str)
+        way = next((each for each in ways if str(each) == name), None)
+        if way is None or (run := _running(way, part := layers.cut(LARGEST))) is None:
+            return None
+        example = _Oracle(part).example(_RECALLED_ROWS)
+        return way if example.agrees(run(example.rows)) else None
 
     def _choose(self, layers: Layers, ways: Sequence[Way], fallback: Way) -> Way:
         times = self._race(layers.cut(LARGEST), ways)
@@ -137,6 +146,12 @@ class SelfTest:
             last = (REPEATS + 1) * sum(seconds)
             spent += last
         return times
+
+
+def _question(layers: Layers, ways: Sequence[Way]) -> dict[str, str]:
+    outs, width, dtype, biased, _ = layers.shape
+    shape = f"{outs} x {width} in {dtype}, {'with' if biased else 'without'} biases"
+    return {"about": "linear layers", "shape": shape, "ways": ", ".join(map(str, ways))}
 
 
 Run = Callable[[torch.Tensor], list[torch.Tensor]]

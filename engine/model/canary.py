@@ -16,7 +16,7 @@ from torch import nn
 
 from engine.engine import Engine
 from engine.model.architectures import ModelError
-from engine.model.loading import ATTENTION, LoadedModel
+from engine.model.loaded import ATTENTION, LoadedModel
 from engine.step import Chunk
 from regions.tape import Retention
 

@@ -8,197 +8,41 @@ measured (`engine.profile.probe`), and `engine.model.canary` compares logits wit
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+import logging
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import is_accelerate_available
 from transformers.utils.logging import disable_progress_bar
 
-from engine.attention.base import Attention, LayerCall
-from engine.attention.last_layer import LastLayer, NothingRead, Written, install
-from engine.attention.metadata import AttentionMetadata
-from engine.attention.rotary import FrameRotation
+from engine.attention.last_layer import install
 from engine.compiled.decoder import Decoder
-from engine.compiled.packing import decoder_of, release_plain
-from engine.compiled.selftest import pays
+from engine.compiled.packing import decoder_of, serves
+from engine.compiled.selftest import compare, question_of
+from engine.compiled.verdict import Choice, Verdict
 from engine.device import out_of_memory
-from engine.linears.install import Linears, Mode, install_linears
+from engine.linears.install import Mode, install_linears
+from engine.memory import Memory
 from engine.model.architectures import ModelError, check_known
+from engine.model.loaded import ATTENTION, LoadedModel, wanted_of_last
 from engine.model.revision import revision_of
 from engine.model.tensor_parallel import shard
 from engine.profile.probe import probe, single_token
-from regions.pool import KVPool, LayerShape
 
-ATTENTION = "foretick_regions"
+log = logging.getLogger(__name__)
+
+MEMORY = Memory()
+"""Of comparisons of compiled layers with transformers'."""
 Layers = Literal["auto", "compiled", "onednn", "torch"]
 """How layers run on a CPU. ``auto``: compiled in plain decoders, unless that measures slower; else linear
 layers are packed where that measures faster; ``compiled``: the former always; ``onednn``: all linears packed;
 ``torch``: neither."""
 disable_progress_bar()
-
-
-@dataclass
-class ForwardContext:
-    """Arguments of the attention function for one forward pass; ``rotations``: one per layer.
-
-    ``last``: the rows read from the last layer; None: all.
-    """
-
-    metadata: AttentionMetadata
-    pool: KVPool
-    slots: torch.Tensor | slice
-    attention: Attention
-    rotations: tuple[FrameRotation, ...]
-    last: LastLayer | None = None
-    calls: int = 0
-
-
-# a global, because some layers drop the extra keyword arguments of a forward call
-_current = threading.local()
-
-
-def region_attention(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    """transformers' attention function: [1, q_heads, rows, dim] to [1, rows, q_heads, dim]."""
-    if attention_mask is not None:
-        raise ModelError("transformers built an attention mask: this architecture has its own masking")
-    context: ForwardContext = _current.context
-    layer = int(module.layer_idx)  # type: ignore[arg-type]  # a plain int on every attention module
-    context.calls += 1
-    last = context.last if layer == len(context.rotations) - 1 else None
-    if last is None or not last.reading:
-        context.pool.keys[layer][:, context.slots] = key[0]
-        context.pool.values[layer][:, context.slots] = value[0]
-        if last is not None:
-            raise Written
-    output = context.attention(
-        LayerCall(
-            query[0],
-            key[0],
-            value[0],
-            context.pool.keys[layer],
-            context.pool.values[layer],
-            query.shape[-1] ** -0.5 if scaling is None else scaling,
-            softcap,
-            sliding_window,
-            context.metadata if last is None else last.metadata,
-            context.rotations[layer],
-            s_aux,
-        )
-    )
-    # contiguous, as from transformers' own functions: a layer would otherwise copy it or fail to view it
-    return output.transpose(0, 1).contiguous()[None], None
-
-
-AttentionInterface.register(ATTENTION, region_attention)
-
-
-def _wanted_of_last() -> LastLayer | None:
-    context: ForwardContext | None = getattr(_current, "context", None)
-    return None if context is None else context.last
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model ready to run over regions.
-
-    ``layers``, ``rotations``: KV shape and query rotation of each layer; under tensor parallelism, of this
-    rank. ``max_positions``: local positions stay below it. ``trims``: a pass may read only some rows of the
-    last layer. ``described``: what the model says of itself, `foretick` in its config.json.
-    ``linears``: how its linear layers run.
-    """
-
-    model: Any
-    tokenizer: Any
-    layers: tuple[LayerShape, ...]
-    rotations: tuple[FrameRotation, ...]
-    name: str
-    revision: str
-    untrained: bool
-    max_positions: int
-    trims: bool = False
-    described: Mapping[str, Any] = field(default_factory=dict)
-    linears: Linears = field(default_factory=Linears)
-    compiled: Decoder | None = None
-    """Runs the layers instead of transformers' code."""
-
-    @property
-    def layers_run(self) -> str:
-        """By whose code its layers run."""
-        if self.compiled is None:
-            return "transformers' layers"
-        return "compiled layers in bfloat16" if self.compiled.pairs else "compiled layers in float32"
-
-    def more_exact(self) -> LoadedModel | None:
-        """The same model with the next slower way to run its layers; None if there is none."""
-        if self.compiled is None:
-            return None
-        return replace(self, compiled=decoder_of(self.model, pairs=False) if self.compiled.pairs else None)
-
-    def release_plain(self) -> None:
-        """Free the weights that only transformers' code reads, if it runs no more. Not before the canary."""
-        if self.compiled is not None:
-            release_plain(self.model)
-
-    @cached_property  # transformers looks at all parameters each time
-    def device(self) -> torch.device:
-        """Device of the weights."""
-        return torch.device(self.model.device)
-
-    @cached_property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the weights and of KV."""
-        dtype: torch.dtype = self.model.dtype
-        return dtype
-
-    @torch.inference_mode()
-    def forward(
-        self,
-        context: ForwardContext,
-        tokens: torch.Tensor,
-        keep: torch.Tensor,
-        positions: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Run packed ``tokens`` [rows]; returns the logits of rows ``keep``, fp32 [keep, vocabulary].
-
-        ``positions``: local positions [rows], by default the metadata's. With ``context.last``, ``keep`` must
-        be its rows; without any the result is empty.
-        """
-        if positions is None:
-            positions = context.metadata.positions()
-        if self.compiled is not None:
-            return self.compiled.forward(context, tokens, keep, positions)
-        _current.context = context
-        try:
-            output = self.model(
-                input_ids=tokens[None],
-                position_ids=positions[None],
-                use_cache=False,
-                logits_to_keep=keep if context.last is None else 0,
-            )
-        except NothingRead:
-            return torch.empty(0, 0, device=tokens.device)
-        finally:
-            _current.context = None
-        return output.logits[0].float()  # type: ignore[no-any-return]  # transformers is untyped here
 
 
 def load_model(
@@ -254,13 +98,7 @@ def prepare(
 def _wrap(model: Any, tokenizer: Any, layers: Layers, *, name: str, revision: str) -> LoadedModel:
     model.eval().requires_grad_(False)
     probed = probe(model)
-    compiled = decoder_of(model) if layers in ("auto", "compiled") else None
-    if compiled is not None and layers == "auto" and not pays(compiled, model):
-        compiled = None
-    mode: Mode = "torch" if compiled or layers == "compiled" else layers
-    linears = install_linears(model, partial(single_token, model), mode)
-    model.set_attn_implementation(ATTENTION)
-    return LoadedModel(
+    plain = LoadedModel(
         model,
         tokenizer,
         probed.layers,
@@ -269,11 +107,42 @@ def _wrap(model: Any, tokenizer: Any, layers: Layers, *, name: str, revision: st
         revision,
         bool(getattr(model.config, "foretick_untrained", False)),
         probed.max_positions,
-        install(model, len(probed.layers), _wanted_of_last),
+        install(model, len(probed.layers), wanted_of_last),
         getattr(model.config, "foretick", None) or {},
-        linears,
-        compiled,
     )
+    loaded = _with_layers(plain, layers, MEMORY)
+    model.set_attn_implementation(ATTENTION)
+    return loaded
+
+
+def _with_layers(plain: LoadedModel, layers: Layers, memory: Memory) -> LoadedModel:
+    """``plain``, whose layers are transformers', with the layers that are asked for."""
+    if layers == "compiled":
+        return replace(plain, compiled=decoder_of(plain.model))
+    choice = None
+    if layers == "auto" and serves(plain.model):
+        decoder, choice = _chosen(plain, memory)
+        log.info("layers: %s", choice)
+        if decoder is not None:
+            return replace(plain, compiled=decoder, choice=choice)
+    mode: Mode = "auto" if layers == "auto" else layers
+    linears = install_linears(plain.model, partial(single_token, plain.model), mode)
+    return replace(plain, linears=linears, choice=choice)
+
+
+def _chosen(plain: LoadedModel, memory: Memory) -> tuple[Decoder | None, Choice]:
+    """Compiled layers if they pay, as an earlier start on this machine found, or else as is measured now."""
+    question = question_of(plain)
+    verdict, decoder = memory.recall(question, Verdict), None
+    remembered = verdict is not None
+    if verdict is None or verdict.compiled:
+        decoder = decoder_of(plain.model)
+        assert decoder is not None, "it is served"
+    if verdict is None:
+        assert decoder is not None
+        verdict = compare(plain, decoder)
+        memory.remember(question, verdict)
+    return decoder if verdict.compiled else None, Choice(verdict, remembered, memory.path(question))
 
 
 def resolve_device(device: str) -> str:

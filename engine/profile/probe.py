@@ -102,7 +102,8 @@ def probe(model: Any) -> Probed:
 
 
 def single_token(model: Any) -> None:
-    """One pass over a token with the attention function that `probe` has set."""
+    """Make one pass over a token; leaves the model's attention function set to the probe's."""
+    model.set_attn_implementation(PROBE)
     _pass(model, 0)
 
 

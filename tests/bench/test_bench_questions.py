@@ -14,7 +14,8 @@ from bench.engine.contenders import Dense, Disagreement, KeptCache, Regions, Rep
 from bench.engine.questions import EIGHTY, EMBEDDED, Race, race
 from bench.engine.scenario import Scenario, Size, make_scenario, synthetic_bars
 from engine.model.embedded import build_model, embedded_directory
-from engine.model.loading import LoadedModel, load_model
+from engine.model.loaded import LoadedModel
+from engine.model.loading import load_model
 from regions.tape import Retention
 from tests import tolerance
 

@@ -21,6 +21,8 @@ from transformers import BloomConfig, BloomForCausalLM
 from daemon.cli.replay import replay
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
+from engine.memory import Memory
+from engine.model import loading
 from engine.model.embedded import build_tokenizer
 from feeds.codec import decode_record
 from feeds.kafka_client import quiet_client_log
@@ -328,6 +330,23 @@ def test_check_names_an_architecture_that_cannot_be_served(tmp_path: Path) -> No
     done = _check("zeromq", f"model.path={tmp_path}", f"http.port={free_ports(1)[0]}")
     assert done.exit_code == 2
     assert "WRONG model.path: bloom is not supported: its positions are a bias on the scores" in done.stdout
+
+
+def test_check_says_how_layers_run_and_whether_that_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "MEMORY", Memory(lambda: tmp_path))
+    said = []
+    for _ in range(2):
+        done = _check("zeromq", "model.device=cpu", f"http.port={free_ports(1)[0]}")
+        assert done.exit_code == 0, done.stdout
+        said += [line for line in done.stdout.splitlines() if line.startswith("ok    model.layers: ")]
+    first, second = said
+    assert first.removesuffix(", measured now") in second
+    assert re.search(
+        r"compiled layers are [\d.]+ times as fast as transformers' \(.* ms for 1 row, .*\)", first
+    )
+    assert re.search(rf", remembered from \d{{4}}-\d\d-\d\d in {tmp_path}/\w+\.json$", second)
 
 
 def _check(example: str, *settings: str) -> Result:

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, AttentionInterface, AutoModelForCausalLM
 
-from engine.model.loading import ATTENTION, LoadedModel, prepare
+from engine.model.loaded import ATTENTION, LoadedModel
+from engine.model.loading import prepare
 
 VOCABULARY = 199
 ARCHITECTURES: dict[str, dict[str, Any]] = {

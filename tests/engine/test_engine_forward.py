@@ -15,7 +15,7 @@ from engine.attention.cpu import CpuAttention
 from engine.device import out_of_memory
 from engine.engine import Engine
 from engine.model.canary import dense_logits
-from engine.model.loading import LoadedModel
+from engine.model.loaded import LoadedModel
 from engine.seeding import Sampling, prompt_seed
 from engine.step import Chunk, OutOfMemory, SampledToken
 from regions.ephemeral import Fork

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.engine import Engine
-from engine.model.loading import LoadedModel
+from engine.model.loaded import LoadedModel
 from engine.step import Chunk
 from regions.allocator import Run
 from regions.ephemeral import Fork

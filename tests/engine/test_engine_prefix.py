@@ -16,7 +16,7 @@ from engine.attention.cpu import CpuAttention
 from engine.attention.reference import ReferenceAttention
 from engine.engine import Engine
 from engine.model.canary import dense_logits
-from engine.model.loading import LoadedModel
+from engine.model.loaded import LoadedModel
 from engine.step import Chunk, SampledToken
 from regions.offload.host import HostTier
 from regions.prompt import StreamingPrompt

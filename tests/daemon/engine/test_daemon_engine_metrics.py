@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from pathlib import Path
 from random import Random
 
 import pytest
 
-from daemon.engine.metrics import EngineObserver
-from metrics.catalogue import CLASSES, LOSSES, OTHER, PREEMPTIONS, WAIT_REASONS
+from daemon.engine.metrics import EngineObserver, note_layers
+from engine.compiled.verdict import Choice, Verdict
+from metrics.catalogue import CLASSES, LAYERS, LOSSES, ORIGINS, OTHER, PREEMPTIONS, WAIT_REASONS
 from metrics.store import MetricStore
 from regions.pool import KVPool, LayerShape
 from scheduler.request import Event, Request, RequestSpec, State
@@ -240,6 +242,25 @@ def test_drafts_are_split_into_right_and_wrong() -> None:
     observer.speculated(2, 0)
     assert store.value("foretick_draft_tokens_total", outcome="accepted") == 3
     assert store.value("foretick_draft_tokens_total", outcome="rejected") == 3
+
+
+@pytest.mark.parametrize("remembered", [False, True])
+@pytest.mark.parametrize("speedup", [4.0, 0.5])
+def test_one_series_says_how_layers_run_and_why(speedup: float, remembered: bool) -> None:
+    """Also behind an engine that chose otherwise."""
+    store, row = MetricStore.local({}), (1.0,)
+    for ratio in (1 / speedup, speedup):
+        verdict = Verdict(rows=(1,), compiled_s=row, plain_s=(ratio,), measured="2026-01-02")
+        note_layers(store, Choice(verdict, remembered, Path("x")))
+    written = {
+        (layers, origin): store.value("foretick_layers_speedup", layers=layers, origin=origin)
+        for layers in LAYERS
+        for origin in ORIGINS
+    }
+    chosen = "compiled" if speedup > 1 else "transformers", "remembered" if remembered else "measured"
+    assert {key: value for key, value in written.items() if value} == {chosen: speedup}
+    note_layers(store, None)
+    assert not store.value("foretick_layers_speedup", layers=chosen[0], origin=chosen[1])
 
 
 def test_a_preemption_names_both_classes() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from engine.engine import Engine
 from engine.model.canary import dense_logits
-from engine.model.loading import LoadedModel
+from engine.model.loaded import LoadedModel
 from engine.seeding import Sampling
 from engine.step import Chunk, SampledToken
 from regions.ephemeral import Fork

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.engine import Engine
 from engine.model.canary import dense_logits
-from engine.model.loading import LoadedModel
+from engine.model.loaded import LoadedModel
 from regions.offload.host import HostTier
 from regions.watch import PrefixWatch
 from scheduler.policies import NAMES, Ordering

@@ -15,7 +15,7 @@ from engine.attention.metadata import AttentionMetadata
 from engine.engine import Engine
 from engine.model.architectures import ModelError
 from engine.model.canary import check, dense_logits
-from engine.model.loading import LoadedModel
+from engine.model.loaded import LoadedModel
 from engine.step import Chunk
 from regions.tape import Retention
 from tests import tolerance

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,14 +14,13 @@ from torch.nn import functional
 from engine.compiled.layers import DEPTH, _put, linear, rms_norm, rotated_heads
 from engine.compiled.packing import _KINDS, _interleaved, _pairs, _panels, decoder_of, release_plain
 from engine.compiled.products import PANEL
-from engine.compiled.selftest import pays
 from engine.cpu.emit import host_has
 from engine.cpu.vectors import PAIRED
 from engine.engine import Engine
-from engine.linears.products import TORCH
 from engine.model import canary
 from engine.model.embedded import TAPE_MODEL
-from engine.model.loading import LoadedModel, load_model, prepare
+from engine.model.loaded import LoadedModel
+from engine.model.loading import load_model, prepare
 from engine.step import Chunk
 from regions.tape import Retention
 from tests import tolerance
@@ -282,40 +281,3 @@ def test_the_embedded_default_passes_in_bfloat16() -> None:
     assert canary.check(loaded) < 0.05
     before = [parameter.dtype for parameter in loaded.model.parameters()]
     assert set(before) == {torch.bfloat16}
-
-
-@pytest.mark.parametrize(("ours", "used"), [(1.0, True), (1.9, True), (2.6, False)])
-def test_compiled_layers_are_used_unless_a_library_is_clearly_faster(ours: float, used: bool) -> None:
-    """Every call runs; the fastest library counts."""
-    rows: list[int] = []
-
-    def measure(calls: Sequence[Callable[[], object]]) -> list[float]:
-        for call in calls:
-            call()
-        rows.append(len(calls))
-        return [ours, *(2.0 + number for number in range(len(calls) - 1))]
-
-    loaded = tiny("llama", layers=2)
-    assert loaded.compiled is not None
-    assert pays(loaded.compiled, loaded.model, measure) == used
-    assert len(rows) == 3
-    assert min(rows) > 1
-
-
-def test_a_library_that_this_cpu_cannot_use_is_no_rival(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As oneDNN in bfloat16 where there is no AVX-512."""
-
-    def refuse(weight: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("bf16 path needs the cpu support avx512bw")
-
-    monkeypatch.setattr("engine.compiled.selftest.ONEDNN", replace(TORCH, name="onednn", pack=refuse))
-    compared: list[int] = []
-
-    def measure(calls: Sequence[Callable[[], object]]) -> list[float]:
-        compared.append(len(calls))
-        return [1.0] * len(calls)
-
-    loaded = tiny("llama", layers=2)
-    assert loaded.compiled is not None
-    assert pays(loaded.compiled, loaded.model, measure)
-    assert compared == [2, 2, 2]

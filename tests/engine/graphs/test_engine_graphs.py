@@ -12,7 +12,7 @@ from engine.attention.metadata import AttentionMetadata, Packed
 from engine.attention.reference import ReferenceAttention
 from engine.engine import Engine
 from engine.graphs.runner import GraphRunner, Replay, capture_obstacle
-from engine.model.loading import ATTENTION
+from engine.model.loaded import ATTENTION
 from engine.step import Chunk
 from regions.ephemeral import Fork
 from regions.tape import Retention, Tape

@@ -18,7 +18,8 @@ from engine.linears.selftest import Layers, SelfTest
 from engine.model import canary
 from engine.model.architectures import ModelError
 from engine.model.embedded import TAPE_MODEL
-from engine.model.loading import LoadedModel, load_model, prepare
+from engine.model.loaded import LoadedModel
+from engine.model.loading import load_model, prepare
 from tests import tolerance
 from tests.engine.oracle import ARCHITECTURES, random_weights, tiny, tiny_config
 

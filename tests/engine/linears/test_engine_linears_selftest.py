@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch.nn.functional import linear
 
 from engine.linears.products import TORCH, Library, Way
-from engine.linears.selftest import EDGE, ROWS, Call, Layers, SelfTest, choose, stopwatch
+from engine.linears.selftest import EDGE, ROWS, Layers, SelfTest, choose
+from engine.memory import Memory
+from engine.stopwatch import Call
 
 OTHER = Library("other", linear)
 PLAIN, FAST, JOINT = Way(TORCH), Way(OTHER), Way(OTHER, joint=True)
@@ -112,7 +115,7 @@ def test_slow_products_are_measured_with_fewer_rows() -> None:
     """The measured times alone decide when the budget is spent; one row is always measured."""
     for seconds, expected in ((1.0, 1), (1e-3, 4), (1e-6, len(ROWS))):
         measure = Times(seconds, seconds)
-        SelfTest(measure, budget_s=0.06).fastest(layers(8), [PLAIN, FAST], PLAIN)
+        SelfTest(measure, budget_s=0.09).fastest(layers(8), [PLAIN, FAST], PLAIN)
         assert len(measure.asked) == expected
 
 
@@ -125,8 +128,27 @@ def test_large_weights_are_measured_by_a_part_of_their_outputs() -> None:
     assert [weight.shape for weight in layers(2, width=1000).cut(10).weights] == [(1, 1000)]
 
 
-def test_the_stopwatch_calls_by_turns() -> None:
-    called: list[str] = []
-    seconds = stopwatch([lambda: called.append("a"), lambda: called.append("b")])
-    assert called == ["a", "b"] * (len(called) // 2)
-    assert all(0 <= each < float("inf") for each in seconds)
+def remembering(measure: Times, folder: Path) -> SelfTest:
+    return SelfTest(measure, memory=Memory(lambda: folder))
+
+
+def test_the_next_process_takes_the_same_way_without_a_clock(tmp_path: Path) -> None:
+    """Other shapes and other ways are another question."""
+    ways = [PLAIN, FAST, JOINT]
+    assert remembering(Times(1e-6, 8e-7, 9e-7), tmp_path).fastest(layers(8, 4), ways, PLAIN) == FAST
+    again = Times(1e-6, 1e-5, 1e-5)
+    assert remembering(again, tmp_path).fastest(layers(8, 4), ways, PLAIN) == FAST
+    assert again.asked == []
+    assert remembering(again, tmp_path).fastest(layers(8, 5), ways, PLAIN) == PLAIN
+    assert remembering(again, tmp_path).fastest(layers(8, 4), [PLAIN, FAST], PLAIN) == PLAIN
+    assert again.asked == [3] * len(ROWS) + [2] * len(ROWS)
+
+
+@pytest.mark.parametrize("apply", [_shifted, _missing, _nan])
+def test_a_remembered_way_that_is_wrong_or_missing_is_measured_again(tmp_path: Path, apply: object) -> None:
+    """As after a library was replaced."""
+    remembering(Times(1e-6, 1e-7), tmp_path).fastest(layers(8), [PLAIN, FAST], PLAIN)
+    wrong = Way(replace(OTHER, apply=apply))  # type: ignore[arg-type]  # an Apply
+    again = Times(1e-6, 1e-7)
+    assert remembering(again, tmp_path).fastest(layers(8), [PLAIN, wrong], PLAIN) == PLAIN
+    assert again.asked

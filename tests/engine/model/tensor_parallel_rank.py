@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor
 
 from engine.engine import Engine
 from engine.model.canary import check
-from engine.model.loading import LoadedModel, load_model
+from engine.model.loaded import LoadedModel
+from engine.model.loading import load_model
 from engine.step import Chunk
 from regions.tape import Retention
 

@@ -18,7 +18,8 @@ from engine.model import canary
 from engine.model import loading as model
 from engine.model.architectures import REFUSED, TESTED, ModelError, check_known
 from engine.model.embedded import build_tokenizer
-from engine.model.loading import LoadedModel, load_model, prepare
+from engine.model.loaded import LoadedModel
+from engine.model.loading import load_model, prepare
 from engine.model.revision import CALIBRATION, revision_of
 from engine.profile import probe
 from regions.tape import Retention

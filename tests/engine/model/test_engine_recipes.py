@@ -21,7 +21,8 @@ from engine.engine import Engine
 from engine.model import canary
 from engine.model.canary import dense_logits
 from engine.model.embedded import build_tokenizer
-from engine.model.loading import LoadedModel, load_model
+from engine.model.loaded import LoadedModel
+from engine.model.loading import load_model
 from engine.model.prompt import SCHEMA, PromptFormat
 from engine.step import Chunk
 from regions.tape import Retention

@@ -12,7 +12,8 @@ import torch
 from engine.model import tensor_parallel
 from engine.model.architectures import ModelError
 from engine.model.embedded import build_tokenizer
-from engine.model.loading import LoadedModel, load_model
+from engine.model.loaded import LoadedModel
+from engine.model.loading import load_model
 from tests import tolerance
 from tests.engine.model import tensor_parallel_rank
 from tests.engine.model.tensor_parallel_rank import scenario, weight_bytes

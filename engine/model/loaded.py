@@ -1,0 +1,189 @@
+"""A loaded model whose attention runs over regions, and its forward pass.
+
+transformers' modelling code runs unmodified; its `AttentionInterface` passes every layer's queries, keys and
+values to `region_attention`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface
+
+from engine.attention.base import Attention, LayerCall
+from engine.attention.last_layer import LastLayer, NothingRead, Written
+from engine.attention.metadata import AttentionMetadata
+from engine.attention.rotary import FrameRotation
+from engine.compiled.decoder import Decoder
+from engine.compiled.packing import decoder_of, release_plain
+from engine.compiled.verdict import Choice
+from engine.linears.install import Linears
+from engine.model.architectures import ModelError
+from regions.pool import KVPool, LayerShape
+
+ATTENTION = "foretick_regions"
+
+
+@dataclass
+class ForwardContext:
+    """Arguments of the attention function for one forward pass; ``rotations``: one per layer.
+
+    ``last``: the rows read from the last layer; None: all.
+    """
+
+    metadata: AttentionMetadata
+    pool: KVPool
+    slots: torch.Tensor | slice
+    attention: Attention
+    rotations: tuple[FrameRotation, ...]
+    last: LastLayer | None = None
+    calls: int = 0
+
+
+# a global, because some layers drop the extra keyword arguments of a forward call
+_current = threading.local()
+
+
+def region_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention function: [1, q_heads, rows, dim] to [1, rows, q_heads, dim]."""
+    if attention_mask is not None:
+        raise ModelError("transformers built an attention mask: this architecture has its own masking")
+    context: ForwardContext = _current.context
+    layer = int(module.layer_idx)  # type: ignore[arg-type]  # a plain int on every attention module
+    context.calls += 1
+    last = context.last if layer == len(context.rotations) - 1 else None
+    if last is None or not last.reading:
+        context.pool.keys[layer][:, context.slots] = key[0]
+        context.pool.values[layer][:, context.slots] = value[0]
+        if last is not None:
+            raise Written
+    output = context.attention(
+        LayerCall(
+            query[0],
+            key[0],
+            value[0],
+            context.pool.keys[layer],
+            context.pool.values[layer],
+            query.shape[-1] ** -0.5 if scaling is None else scaling,
+            softcap,
+            sliding_window,
+            context.metadata if last is None else last.metadata,
+            context.rotations[layer],
+            s_aux,
+        )
+    )
+    # contiguous, as from transformers' own functions: a layer would otherwise copy it or fail to view it
+    return output.transpose(0, 1).contiguous()[None], None
+
+
+AttentionInterface.register(ATTENTION, region_attention)
+
+
+def wanted_of_last() -> LastLayer | None:
+    """Return the rows read of the last layer in the pass of this thread; None outside of one."""
+    context: ForwardContext | None = getattr(_current, "context", None)
+    return None if context is None else context.last
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run over regions.
+
+    ``layers``, ``rotations``: KV shape and query rotation of each layer; under tensor parallelism, of this
+    rank. ``max_positions``: local positions stay below it. ``trims``: a pass may read only some rows of the
+    last layer. ``described``: what the model says of itself, `foretick` in its config.json.
+    ``linears``: how its linear layers run.
+    """
+
+    model: Any
+    tokenizer: Any
+    layers: tuple[LayerShape, ...]
+    rotations: tuple[FrameRotation, ...]
+    name: str
+    revision: str
+    untrained: bool
+    max_positions: int
+    trims: bool = False
+    described: Mapping[str, Any] = field(default_factory=dict)
+    linears: Linears = field(default_factory=Linears)
+    compiled: Decoder | None = None
+    """Runs the layers instead of transformers' code."""
+    choice: Choice | None = None
+    """The measurement that decided it; None where nothing was to be decided."""
+
+    @property
+    def layers_run(self) -> str:
+        """By whose code its layers run."""
+        if self.compiled is None:
+            return "transformers' layers"
+        return "compiled layers in bfloat16" if self.compiled.pairs else "compiled layers in float32"
+
+    def more_exact(self) -> LoadedModel | None:
+        """The same model with the next slower way to run its layers; None if there is none."""
+        if self.compiled is None:
+            return None
+        return replace(self, compiled=decoder_of(self.model, pairs=False) if self.compiled.pairs else None)
+
+    def release_plain(self) -> None:
+        """Free the weights that only transformers' code reads, if it runs no more. Not before the canary."""
+        if self.compiled is not None:
+            release_plain(self.model)
+
+    @cached_property  # transformers looks at all parameters each time
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return torch.device(self.model.device)
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the weights and of KV."""
+        dtype: torch.dtype = self.model.dtype
+        return dtype
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        context: ForwardContext,
+        tokens: torch.Tensor,
+        keep: torch.Tensor,
+        positions: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Run packed ``tokens`` [rows]; returns the logits of rows ``keep``, fp32 [keep, vocabulary].
+
+        ``positions``: local positions [rows], by default the metadata's. With ``context.last``, ``keep`` must
+        be its rows; without any the result is empty.
+        """
+        if positions is None:
+            positions = context.metadata.positions()
+        if self.compiled is not None:
+            return self.compiled.forward(context, tokens, keep, positions)
+        _current.context = context
+        try:
+            output = self.model(
+                input_ids=tokens[None],
+                position_ids=positions[None],
+                use_cache=False,
+                logits_to_keep=keep if context.last is None else 0,
+            )
+        except NothingRead:
+            return torch.empty(0, 0, device=tokens.device)
+        finally:
+            _current.context = None
+        return output.logits[0].float()  # type: ignore[no-any-return]  # transformers is untyped here
