@@ -22,11 +22,15 @@ from flash.questions import Question
 
 
 class ComputeAsk(msgspec.Struct, frozen=True, tag="ask_engine"):
-    """Answer an ask. ``tenant``, ``weight``: who shares the class SESSION with others."""
+    """Answer an ask. ``tenant``, ``weight``: who shares the class SESSION with others.
+
+    ``question``: the standing question that it asks, whose text and choices the request has; None: its own.
+    """
 
     request: messages.Ask
     tenant: str = ""
     weight: float = 1.0
+    question: Question | None = None
 
     @property
     def id(self) -> int:

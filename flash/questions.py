@@ -85,9 +85,14 @@ class Question:
         form = () if self.answer == "text" else (self.answer,)
         open_bars = ("provisional",) if self.provisional else ()
         for part in (self.text, *(self.choices or ()), *form, *open_bars):
-            data = " ".join(unicodedata.normalize("NFC", part).split()).encode()
+            data = worded(part).encode()
             digest.update(len(data).to_bytes(8, "big") + data)
         return digest.hexdigest()
+
+
+def worded(text: str) -> str:
+    """``text`` without differences in Unicode form and white space: two texts that are one question's."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 Grammar = Callable[[Sequence[int], int], tuple[int, ...]]
@@ -104,16 +109,17 @@ class Prepared:
     """First token of each choice, in the question's order."""
     stop_ids: frozenset[int]
     most_tokens: int | None = None
-    """Tokens after which the model's answer ends in any case; None: as many as asked for."""
+    """Tokens of the model's whole answer, whatever was asked for; None: as many as asked for."""
     is_price: bool = False
     """The answer is a price: in a compact session, its level."""
     grammar: Grammar | None = None
     """What the answer may consist of; None: anything."""
 
     def answer_tokens(self, question: Question) -> int:
-        """Longest answer to ``question``."""
-        asked = 1 if question.choices else question.max_tokens
-        return asked if self.most_tokens is None else min(asked, self.most_tokens)
+        """Longest answer to ``question``; a terse model's is whole, however few are asked for."""
+        if self.most_tokens is not None:
+            return self.most_tokens
+        return 1 if question.choices else question.max_tokens
 
 
 Prepare = Callable[[Question], Prepared]

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from daemon.api.api_errors import ApiError, Reason, refuse, stops_of
+from daemon.api.api_errors import ApiError, Reason, refuse, refuse_tools, stops_of
 from daemon.api.extension import Extension, extended
 from daemon.api.generation import (
     MOST_MESSAGES,
@@ -51,9 +51,8 @@ _REASONS: dict[Finish, str] = {
     "stop_sequence": "stop_sequence",
     "length": "max_tokens",
 }
-UNSUPPORTED = ("tools", "tool_choice", "mcp_servers", "container", "thinking", "context_management")
+UNSUPPORTED = ("tool_choice", "mcp_servers", "container", "thinking", "context_management")
 HARMLESS: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
     "tool_choice": ({"type": "none"}, {"type": "auto"}),
     "mcp_servers": ([],),
     "thinking": ({"type": "disabled"},),
@@ -318,6 +317,7 @@ class Messages:
         session = _session(asked.model, served)
         for name in UNSUPPORTED:
             refuse(name, getattr(asked, name), HARMLESS.get(name, ()))
+        refuse_tools("tools", asked.tools, asked.tool_choice, {"type": "none"})
         if not asked.messages:
             raise ApiError("bad_request", "messages: at least one message is required", "messages")
         system = [] if asked.system is None else [Turn("system", _text(asked.system, "system"))]

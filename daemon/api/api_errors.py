@@ -90,6 +90,14 @@ def stops_of(stop: str | list[str] | None, param: str = "stop") -> tuple[str, ..
     return found
 
 
+def refuse_tools(param: str, tools: Any, choice: Any, none: Any) -> None:
+    """Raise ApiError for tools, unless there are none or ``choice`` is ``none``: then none may be called."""
+    if choice != none:
+        refuse(param, tools, ([],), f"is not supported, unless none may be called: {none!r}")
+    elif tools is not None and not isinstance(tools, list):
+        raise ApiError("bad_request", f"{param} must be a list", param)
+
+
 def refuse(param: str, value: Any, harmless: tuple[Any, ...] = (), why: str = "is not supported") -> None:
     """Raise ApiError where ``value`` would change what the request means; None and ``harmless`` do not."""
     # for Python, but not in JSON, 0 is false

@@ -13,6 +13,7 @@ import msgspec
 from daemon.ages import Times
 from daemon.api.messages import ORDINARY, RETENTION_S
 from daemon.tenants import Client
+from flash.questions import Question
 
 Role = Literal["system", "user", "assistant"]
 Finish = Literal["stop", "stop_sequence", "length"]
@@ -39,7 +40,9 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     With a ``session`` the last turn asks its newest data version, after the earlier ones. ``max_tokens`` is
     an upper bound; None: as many as allowed. With a ``seed`` equal requests give equal answers. ``index``:
     number of the answer, of several to one prompt. The text is one of ``choices``, or JSON of ``schema``.
-    ``stream``: send the text as it comes. ``salt``: prefixes are shared under equal salts only.
+    ``question``: the standing question that the last turn means, whose text and choices the request has then;
+    the front says it. ``penalty``: the name of one; only a choice may have it, being one token. ``stream``:
+    send the text as it comes. ``salt``: prefixes are shared under equal salts only.
     ``retention_priority``, ``retention_seconds``: of prompt and answer in the prefix cache. ``tenant``,
     ``weight``: who shares a class with others; the front says it.
     """
@@ -58,6 +61,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
     schema: dict[str, Any] | None = None
+    question: Question | None = None
+    penalty: str = ""
     top_logprobs: int | None = None
     stream: bool = False
     salt: str = ""
@@ -85,6 +90,7 @@ class CountTokens(msgspec.Struct, frozen=True, kw_only=True, tag="count_tokens")
     id: int = 0
     session: str = ""
     turns: tuple[Turn, ...]
+    question: Question | None = None
     salt: str = ""
     tenant: str = ""
 

@@ -104,8 +104,9 @@ TOOLS = {
         ),
         ToolOf(
             "ask", messages.Ask,
-            "Ask a session. A standing question, asked by its exact text and choices, is answered at once; "
-            "any other is computed at the newest data. Give `choices` whenever the answer is one of several.",
+            "Ask a session. A standing question, asked by its name or text, is answered at once, with one of "
+            "its own choices if it has any; another question is computed at the newest data. Give `choices` "
+            "of it whenever the answer is one of several.",
         ),
     )
 }  # fmt: skip

@@ -87,11 +87,12 @@ DeadlineMs = Count | None
 class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True):
     """Ask `question` of a session.
 
-    With `choices` the answer is one of them; without, greedy text of at most `max_tokens` tokens. A standing
-    question gets its newest ready answer; with `max_age_s` only while the newest record behind that answer is
-    at most so many seconds old (`staleness_ns`), or of the newest data version. Any other ask is computed at
-    the newest data version. `early_exit` replaces `flash.early_exit`, where that is on; 0 turns it off.
-    `deadline_ms`: give up so long after the request's arrival.
+    With `choices` the answer is one of them; without, greedy text of at most `max_tokens` tokens. The name or
+    text of a standing question, with its choices or none, asks that question as it stands: it gets its newest
+    ready answer; with `max_age_s` only while the newest record behind that answer is at most so many seconds
+    old (`staleness_ns`), or of the newest data version. Any other ask is computed at the newest data version.
+    `early_exit` replaces `flash.early_exit`, where that is on; 0 turns it off. `deadline_ms`: give up so long
+    after the request's arrival.
     """
 
     id: Id

@@ -300,13 +300,14 @@ class EngineAsks:
         self._built, self._scheduler, self._confidence, self._emit = built, scheduler, confidence, emit
         self._ready, self._tau = ready, tau
         self._open: dict[int, Request] = {}
-        self._again: list[tuple[Ask, RequestSpec]] = []
+        self._again: list[protocol.ComputeAsk] = []
         self.records = VersionRecords()
         self.records.readers.append(lambda: list(self._open.values()))
         scheduler.subscribe(self.records.on_commit)
 
-    def ask(self, ask: Ask, tenant: str = "", weight: float = 1.0) -> None:
+    def ask(self, command: protocol.ComputeAsk) -> None:
         """Answer with an `Asked` or `AskFailed` of the same id."""
+        ask = command.request
         tape = self._built.tapes.get(ask.session)
         if tape is None:
             self._fail(ask, Failure("unknown_session", f"there is no session {ask.session!r}"))
@@ -315,7 +316,9 @@ class EngineAsks:
             self._fail(ask, REBUILDING)
             return
         try:
-            question = Question("ask", ask.question, ask.choices or None, max(1, ask.max_tokens))
+            question = command.question or Question(
+                "ask", ask.question, ask.choices or None, max(1, ask.max_tokens)
+            )
             prepared = self._built.prepare(question)
             check_choices(question, prepared)
         except ValueError as error:
@@ -329,12 +332,13 @@ class EngineAsks:
                 session=ask.session,
                 prompt=prepared.prompt_tokens,
                 max_tokens=prepared.answer_tokens(question),
-                on_done=partial(self._done, ask, question, prepared),
+                on_done=partial(self._done, command, question, prepared),
                 tape=tape,
                 stop_ids=prepared.stop_ids,
                 choices=prepared.choice_tokens,
-                tenant=tenant,
-                weight=weight,
+                grammar=prepared.grammar,
+                tenant=command.tenant,
+                weight=command.weight,
             )
         )
         self._open[ask.id] = request  # before submitting: the worker may finish first
@@ -343,8 +347,8 @@ class EngineAsks:
     def ask_again(self) -> None:
         """Ask what ended with `ANEW` once more. Between two batches."""
         again, self._again = self._again, []
-        for ask, spec in again:
-            self.ask(ask, spec.tenant, spec.weight)
+        for command in again:
+            self.ask(command)
 
     def newest(self, name: str, version: int) -> TapeRecord | None:
         """The newest record of a session's newest version."""
@@ -376,10 +380,13 @@ class EngineAsks:
         if request is not None:
             self._scheduler.cancel(request.id)
 
-    def _done(self, ask: Ask, question: Question, prepared: Prepared, request: Request) -> None:
+    def _done(
+        self, command: protocol.ComputeAsk, question: Question, prepared: Prepared, request: Request
+    ) -> None:
+        ask = command.request
         self._open.pop(ask.id, None)
         if request.error is ANEW:
-            self._again.append((ask, request.spec))
+            self._again.append(command)
             return
         if request.state is not State.FINISHED:
             self._fail(ask, request.error or CANCELLED, request.computed_tokens)

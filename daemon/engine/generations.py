@@ -49,7 +49,7 @@ from engine.model.constrained import (
 from engine.model.detokenise import Detokeniser, StopText
 from engine.model.vocabulary import Vocabulary, token_bytes
 from engine.step import SampledToken
-from flash.questions import Prepared, Question
+from flash.questions import Grammar, Prepared, Question
 from flash.registry import check_choices
 from ingest.plane import TapeRecord
 from metrics.store import MetricStore
@@ -88,9 +88,18 @@ class Prompt:
     """Of a session: the question."""
     question: Question | None = None
     whole: bool = False
-    """The text comes in one piece: a choice, or an answer of a terse model."""
+    """The text comes in one piece, as a ready answer does: a standing question's, a choice, a terse one."""
+    cuttable: bool = True
+    """It is free text, so a stop sequence and the client's own limit may cut it. A part of a choice or of a
+    number would be another answer.
+    """
     written: Mapping[str, str] = field(default_factory=dict)
-    """JSON for each choice, where a terse model is asked for JSON."""
+    """JSON for each choice, where the answer is a choice and is to come as JSON."""
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer to the question may consist of; None: anything."""
+        return None if self.prepared is None else self.prepared.grammar
 
 
 @dataclass(eq=False)
@@ -185,7 +194,8 @@ class EngineGenerations:
         prompt = self._prompt(asked)
         self._check_tokens(asked.tokens)
         grammar = self._grammar(asked, prompt)
-        running = Running(asked, prompt, Detokeniser(self._format.text), StopText(asked.stop), grammar)
+        stop = StopText(asked.stop if prompt.cuttable else ())
+        running = Running(asked, prompt, Detokeniser(self._format.text), stop, grammar)
         session, most = asked.session, self._most(asked, prompt)
         return Request(
             RequestSpec(
@@ -198,7 +208,7 @@ class EngineGenerations:
                 open_prompt=None if tape else partial(self._built.engine.open_prompt, asked.salt),
                 stop_ids=prompt.stop_ids,
                 choices=prompt.prepared.choice_tokens if prompt.prepared else None,
-                grammar=grammar.allowed if grammar else None,
+                grammar=grammar.allowed if grammar else prompt.grammar,
                 temperature=asked.temperature,
                 top_p=asked.top_p,
                 top_k=asked.top_k,
@@ -213,12 +223,15 @@ class EngineGenerations:
         )
 
     def _count(self, asked: CountTokens) -> None:
+        counted = Generate(
+            session=asked.session,
+            turns=asked.turns,
+            question=asked.question,
+            salt=asked.salt,
+            tenant=asked.tenant,
+        )
         try:
-            tokens = len(
-                self._prompt(
-                    Generate(session=asked.session, turns=asked.turns, salt=asked.salt, tenant=asked.tenant)
-                ).tokens
-            )
+            tokens = len(self._prompt(counted).tokens)
         except ValueError as error:
             self._fail(asked.id, _failure(error))
             return
@@ -233,25 +246,53 @@ class EngineGenerations:
         tokens = asked.tokens or self._tokens(asked)
         if not tokens:
             raise ValueError("the prompt is empty")
-        return Prompt(tokens, self._format.stop_ids)
+        return Prompt(tokens, self._format.stop_ids, cuttable=not asked.choices and asked.schema is None)
 
     def _question(self, asked: Generate) -> Prompt:
-        """The last turn as a question of the session, after the earlier ones; a terse model reads only it."""
+        """The last turn as a question of the session, after the earlier ones.
+
+        A standing question stands alone, and so does a terse model's, which reads nothing else.
+        """
         if not asked.turns or asked.turns[-1].role != "user":
             raise ValueError("a session is asked by the last message, which must be the user's")
-        terse = self._format.terse is not None
-        text = asked.turns[-1].text if terse else transcript(asked.turns)
-        most = asked.max_tokens or self._limits.max_new_tokens
-        self._check_characters(len(text))
-        question = Question("ask", text, asked.choices or None, most)
-        written: dict[str, str] = {}
-        if terse and asked.schema is not None:
-            question, written = self._chosen(question, asked)
+        question, written = self._worded(asked)
+        self._check_characters(len(question.text))
         prepared = self._built.prepare(question)
         check_choices(question, prepared)
-        whole = terse or bool(asked.choices)
+        if asked.penalty and not question.choices:
+            raise ValueError(f"{asked.penalty} is not supported, unless the answer is one of choices")
+        terse, is_json = self._format.terse is not None, asked.schema is not None and not written
+        free = not (terse or question.choices or question.answer == "number" or asked.schema is not None)
+        whole = not free or (asked.question is not None and not is_json)
         longest = prepared.answer_tokens(question) if whole else None
-        return Prompt(prepared.prompt_tokens, prepared.stop_ids, longest, prepared, question, whole, written)
+        return Prompt(
+            prepared.prompt_tokens, prepared.stop_ids, longest, prepared, question, whole, free, written
+        )
+
+    def _worded(self, asked: Generate) -> tuple[Question, Mapping[str, str]]:
+        """The question that is asked; if its choice is to come as JSON, the JSON for each."""
+        standing, terse = asked.question, self._format.terse is not None
+        if standing is not None and asked.schema is None:
+            return standing, {}
+        said = asked.turns[-1].text if terse else transcript(asked.turns)
+        most = asked.max_tokens or self._limits.max_new_tokens
+        question = Question("ask", standing.text if standing else said, asked.choices or None, most)
+        if asked.schema is None:
+            return question, {}
+        if terse:
+            return self._chosen(question, asked)
+        if standing is not None and standing.choices:
+            written = self._choice_texts(asked)
+            if set(written) == set(standing.choices):
+                return standing, written
+        return question, {}
+
+    def _choice_texts(self, asked: Generate) -> Mapping[str, str]:
+        """The JSON for each text of a schema that is one list of texts; none for another schema."""
+        try:
+            return choice_texts(self._schema_parts(asked))
+        except BadSchema:
+            return {}
 
     def _chosen(self, question: Question, asked: Generate) -> tuple[Question, dict[str, str]]:
         """The question with the schema's texts as choices, and the JSON for each. Raises BadSchema.
@@ -322,6 +363,8 @@ class EngineGenerations:
 
     def _most(self, asked: Generate, prompt: Prompt) -> int:
         """The longest answer."""
+        if prompt.most_tokens is not None and not prompt.cuttable:
+            return prompt.most_tokens
         most = min(asked.max_tokens or self._limits.max_new_tokens, self._limits.max_new_tokens)
         if not asked.session:
             most = min(most, self._built.engine.frame_limit - len(prompt.tokens))

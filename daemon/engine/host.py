@@ -107,7 +107,7 @@ class EngineHost:
     def _dispatch(self, command: protocol.Command) -> None:
         match command:
             case protocol.ComputeAsk():
-                self.asks.ask(command.request, command.tenant, command.weight)
+                self.asks.ask(command)
             case protocol.CancelAsk():
                 self.asks.cancel(command.id)
             case protocol.SetQuestions():

@@ -164,7 +164,8 @@ class LiveSessions:
         self._sessions.add(command.session, command.questions, command.progress.version)
         self._publisher.add(command.session)
         if before is not None:
-            self._sessions.states[name].paused = before.paused
+            state = self._sessions.states[name]
+            state.ask_these(state.questions, before.paused)
             self._arrange(self.config)
         else:
             self._set((*self.config.sessions, command.session))

@@ -1,7 +1,8 @@
 """The front's side of generation for the OpenAI and Anthropic APIs: limits, ready answers, cached responses.
 
-A session's standing question gets its newest ready answer, whatever was said before it in the chat. A
-response that would come out the same again is kept and given again.
+Which standing question a request means is found before its other members are looked at; these decide only
+whether the newest ready answer may serve, whatever was said before the question in the chat. A response that
+would come out the same again is kept and given again.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ from daemon.api.generation import (
     GenerationFailed,
     Served,
     TokensCounted,
+    Turn,
 )
 from daemon.front.forwarding import moved
 from daemon.front.room import Room
-from daemon.front.sessions import Sessions
+from daemon.front.sessions import Sessions, check_computed
 from daemon.lru import Lru
 from daemon.tenants import Client, Tenant
 from flash.questions import Question
@@ -117,12 +119,13 @@ class Generations:
 
     async def count(self, request: CountTokens, client: Client) -> int:
         """Tokens of a prompt."""
+        question = self._meant(request.session, request.turns, ())
         self._take(1, client, pool=not request.session)
         inbox: asyncio.Queue[GenerationEvent] = asyncio.Queue()
         number = next(self._numbers)
         self._open[number] = inbox.put_nowait
         try:
-            self._send(msgspec.structs.replace(request, id=number))
+            self._send(msgspec.structs.replace(request, id=number, question=question))
             async with asyncio.timeout(self._max_wait_s):
                 event = await inbox.get()
         except TimeoutError:
@@ -142,6 +145,7 @@ class Generations:
         for session in {each.session for each in requests if each.session}:
             if (address := self._owner(session)) is not None:
                 raise moved(session, address)
+        requests = [self._worded(each) for each in requests]
         self._take(len(requests), client, pool=any(not each.session for each in requests))
         inbox: Inbox = asyncio.Queue()
         mine: set[int] = set()
@@ -162,7 +166,7 @@ class Generations:
                 number = next(self._numbers)
                 mine.add(number)
                 self._open[number] = self._hearing(client, inbox, index)
-                asked.append(self._engines(request, number, client.tenant))
+                asked.append(_engines(request, number, client.tenant))
             if asked:
                 self._send(GenerateAll(tuple(asked)))
                 sent = True
@@ -238,54 +242,37 @@ class Generations:
     def _late(self) -> messages.QueryError:
         return messages.QueryError("timeout", f"no token within {self._max_wait_s:g} s")
 
-    def _engines(self, request: Generate, number: int, tenant: Tenant) -> Generate:
-        """The request for the engine: a standing question has its choices, and any sampling a seed."""
-        seed = request.seed
-        if seed is None and request.temperature:
-            seed = secrets.randbits(63)
-        sent = msgspec.structs.replace(
-            request, id=number, seed=seed, tenant=tenant.name, weight=tenant.weight
-        )
-        question, as_json = self._standing(request), request.schema is not None
-        if question is None and as_json:
-            question = self._named(request)
-        if question is None:
-            return sent
-        turns = (*request.turns[:-1], msgspec.structs.replace(request.turns[-1], text=question.text))
-        choices = () if as_json else question.choices or ()
-        return msgspec.structs.replace(sent, turns=turns, choices=choices)
+    def _worded(self, request: Generate) -> Generate:
+        """The request with the standing question that it means, if it means one. Raises QueryError."""
+        question = self._meant(request.session, request.turns, request.choices)
+        if question is not None:
+            choices = () if request.schema is not None else question.choices or ()
+            request = msgspec.structs.replace(request, question=question, choices=choices)
+        elif request.session and request.turns:
+            # its name, with other choices
+            text = self._sessions.state(request.session).lookup.text_of(request.turns[-1].text)
+            last = msgspec.structs.replace(request.turns[-1], text=text)
+            request = msgspec.structs.replace(request, turns=(*request.turns[:-1], last))
+        return request
 
-    def _standing(self, request: Generate) -> Question | None:
-        """The standing question that is asked as it stands: by its text or name."""
-        question = self._named(request)
-        if request.temperature or request.schema is not None:
+    def _meant(self, session: str, turns: Sequence[Turn], choices: tuple[str, ...]) -> Question | None:
+        """The standing question whose text or name the user's last message is. Raises QueryError."""
+        if not session:
             return None
-        if request.stop or request.top_logprobs is not None:
+        state = self._sessions.state(session)
+        if not turns or turns[-1].role != "user":
             return None
-        return question
-
-    def _named(self, request: Generate) -> Question | None:
-        """The standing question whose text or name the last message is, whatever the answer shall be like."""
-        if not request.session:
-            return None
-        state = self._sessions.state(request.session)  # raises
-        if not request.turns:
-            return None
-        asked = " ".join(request.turns[-1].text.split())
-        for question in state.questions:
-            alike = request.choices in ((), question.choices or ())
-            if alike and asked in (question.name, " ".join(question.text.split())):
-                return question
-        return None
+        found = state.lookup.find(turns[-1].text, choices)
+        return None if found is None else found.question
 
     def _known(self, request: Generate) -> list[GenerationEvent] | None:
-        """A standing question's ready answer, as events."""
-        question = self._standing(request)
+        """A standing question's ready answer, as events, where the request asks for nothing else."""
+        question = request.question
         if question is None:
             return None
-        asked = messages.Ask(0, request.session, question.text, choices=question.choices or ())
-        reply = self._sessions.ready(asked, question)
-        if reply is None:
+        reply = self._sessions.ready(request.session, question)
+        if reply is None or not _serves(reply, question, request):
+            check_computed(question)
             return None
         facts = Facts(
             session=reply.session,
@@ -345,6 +332,29 @@ class Generations:
         flags = (*event.facts.flags, *state.flags_now(dated["staleness_ns"]))
         facts = msgspec.structs.replace(event.facts, flags=flags, **dated)
         return msgspec.structs.replace(event, facts=facts)
+
+
+def _engines(request: Generate, number: int, tenant: Tenant) -> Generate:
+    """The request for the engine: any sampling has a seed."""
+    seed = request.seed
+    if seed is None and request.temperature:
+        seed = secrets.randbits(63)
+    return msgspec.structs.replace(request, id=number, seed=seed, tenant=tenant.name, weight=tenant.weight)
+
+
+def _serves(reply: messages.AskReply, question: Question, request: Generate) -> bool:
+    """Whether a ready answer is all that the request asks for: the likeliest, as long, and nothing beside."""
+    if request.temperature or request.schema is not None or request.top_logprobs is not None:
+        return False
+    if question.choices:
+        return True  # it is never cut, and one token has no penalty
+    if request.penalty:
+        return False
+    if question.answer == "number":
+        return True
+    if any(stop in reply.text for stop in request.stop):
+        return False
+    return request.max_tokens is None or request.max_tokens >= question.max_tokens
 
 
 def _at_once(done: Finished, *, stream: bool) -> list[GenerationEvent]:

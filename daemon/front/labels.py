@@ -35,9 +35,10 @@ class Labels:
 
     async def label(self, request: messages.Label) -> messages.LabelReply:
         """Pass a client's label on."""
-        self._sessions.state(request.session)
+        named = self._sessions.state(request.session).lookup.named(request.question)
+        name = next((each.question.name for each in named if each.question.choices), request.question)
         reply = await self._waiting.reply(
-            lambda number: self._send(msgspec.structs.replace(request, id=number))
+            lambda number: self._send(msgspec.structs.replace(request, id=number, question=name))
         )
         self._store.inc("foretick_labels_total", outcome="right" if reply.right else "wrong")
         return msgspec.structs.replace(reply, id=request.id)

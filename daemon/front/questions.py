@@ -51,7 +51,7 @@ class Questions:
 
     def configured(self, config: Config) -> Config:
         """``config`` with the standing questions as they are now, for an engine that is started again."""
-        now = {name: state.questions for name, state in self._sessions.states.items()}
+        now = {name: list(state.questions) for name, state in self._sessions.states.items()}
         if now == self._wanted(config):
             return config
         questions = tuple(table_of(question, name) for name, asked in now.items() for question in asked)
@@ -63,8 +63,8 @@ class Questions:
             try:
                 async with self._locks[session]:
                     state = self._sessions.states[session]
-                    if questions == state.questions:
-                        state.paused = []
+                    if tuple(questions) == state.questions:
+                        state.ask_these(state.questions, ())
                     else:
                         await self._move(session, questions, [])
                         log.info("%s: %d standing questions from now on", session, len(questions))
@@ -115,7 +115,8 @@ class Questions:
                 raise _unknown(request.session, request.name)
             if len(kept) < len(state.questions):
                 await self._move(request.session, kept, paused)
-            state.paused = paused
+            else:
+                state.ask_these(state.questions, paused)
         return self._reply(request)
 
     async def pause(self, request: messages.Pause) -> messages.QuestionsReply:
@@ -123,7 +124,7 @@ class Questions:
         self._sessions.state(request.session)
         async with self._locks[request.session]:
             state = self._sessions.state(request.session)
-            asked, paused = state.questions, state.paused
+            asked, paused = list(state.questions), list(state.paused)
             if request.question not in ("", *(each.name for each in (*asked, *paused))):
                 raise _unknown(request.session, request.question)
             moving = [
@@ -149,11 +150,12 @@ class Questions:
     async def _move(self, session: str, asked: Sequence[Question], paused: Sequence[Question]) -> None:
         """Change what is asked, and what is paused with it. A client that goes away does not undo either."""
         state = self._sessions.state(session)
-        before, state.paused = state.paused, [*paused]
+        before = state.paused
+        state.ask_these(state.questions, paused, asked)
         try:
             await self._change(session, asked)
         except messages.QueryError:
-            state.paused = before
+            state.ask_these(state.questions, before)
             raise
 
     async def _change(self, session: str, questions: Sequence[Question]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from daemon.config.standing import questions_of
 from daemon.front.waiting import Waiting
 from daemon.tenants import LOCAL, Client, Tenant
 from feeds.messages import Answer, Flag
+from flash.lookup import Lookup
 from flash.questions import Question
 from metrics.catalogue import METRICS, STAGES
 from metrics.store import MetricStore
@@ -31,8 +32,6 @@ from metrics.store import MetricStore
 TIERS = ("cached", "ready", "computed")
 """Latency tiers of asks (*Attention Once* section 3.9.7)."""
 _HERE = Client(LOCAL, "")
-_WORDINGS, _WORDING_CHARS = 256, 2000
-"""Most ways to ask a session's questions whose hashes are kept, and how long each may be."""
 
 
 class ReadyAnswer(NamedTuple):
@@ -46,9 +45,9 @@ class ReadyAnswer(NamedTuple):
 class SessionState:
     """State of a session. ``times``: of its newest version's newest record; ``clock``: its venue's.
 
-    ``paused``: standing questions that are not asked now, those in ``questions`` are.
-    ``answers``: the newest answer of each question, by its hash. ``hashes``: of questions in ``answers``, by
-    the words that they were asked in. ``news`` is set, and replaced, with every answer.
+    ``paused``: standing questions that are not asked now, those in ``questions`` are; `ask_these` sets both.
+    ``answers``: the newest answer of each question, by its hash. ``news`` is set, and replaced, with every
+    answer.
     """
 
     symbol: str
@@ -56,17 +55,25 @@ class SessionState:
     promise_ns: int = 0
     stale_after_ns: int = 0
     silent_after_ns: int = 0
-    questions: list[Question] = field(default_factory=list)
-    paused: list[Question] = field(default_factory=list)
+    questions: tuple[Question, ...] = ()
+    paused: tuple[Question, ...] = ()
+    lookup: Lookup = field(default_factory=lambda: Lookup.of(()))
+    """Finds both."""
     version: int = 0
     live_tokens: int = 0
     live_records: int = 0
     times: Times | None = None
     clock: VenueClock = field(default_factory=VenueClock)
     answers: dict[str, ReadyAnswer] = field(default_factory=dict)
-    hashes: dict[tuple[str, tuple[str, ...]], str] = field(default_factory=dict)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     removed: bool = False
+
+    def ask_these(
+        self, questions: Iterable[Question], paused: Iterable[Question], coming: Iterable[Question] = ()
+    ) -> None:
+        """Have these standing questions from now on; ``paused`` are not asked, ``coming`` not yet."""
+        self.questions, self.paused = tuple(questions), tuple(paused)
+        self.lookup = Lookup.of((*self.questions, *self.paused, *coming))
 
     def ages(self, times: Times | None) -> Ages:
         """Of a record of this session, now."""
@@ -122,10 +129,9 @@ class Sessions:
         self.states: dict[str, SessionState] = {}
         self.clocks: dict[str, VenueClock] = {}
         """Of the sessions' venues."""
+        asked = list(questions_of(config))
         for session in config.sessions:
-            self.add(session)
-        for asked in questions_of(config):
-            self.states[asked.session].questions.append(asked.question)
+            self.add(session, [each.question for each in asked if each.session == session.name])
         self._asks: Waiting[protocol.Asked] = Waiting()
         self._asking: dict[int, Client] = {}
         """Who asked, until the engine has ended an ask, which its client may have left."""
@@ -141,7 +147,8 @@ class Sessions:
 
     def add(self, session: SessionConfig, questions: Sequence[Question] = (), version: int = 0) -> None:
         """There is another session, whose versions count on from ``version``."""
-        state = SessionState(session.symbol, session.more_symbols, questions=list(questions), version=version)
+        state = SessionState(session.symbol, session.more_symbols, version=version)
+        state.ask_these(questions, ())
         state.clock.heard_ns = time.monotonic_ns()
         self.states[session.name], self.clocks[session.name] = state, state.clock
         self.change(session)
@@ -179,10 +186,9 @@ class Sessions:
     def questions_set(self, session: str, questions: Sequence[Question]) -> None:
         """A session has these standing questions from now on; answers to others are forgotten."""
         state = self.states[session]
-        state.questions = list(questions)
+        state.ask_these(questions, state.paused)
         asked = {question.hash for question in questions}
         state.answers = {key: answer for key, answer in state.answers.items() if key in asked}
-        state.hashes = {}
 
     def asked(self, event: protocol.Asked | protocol.AskFailed) -> None:
         """The engine replied to an ask.
@@ -220,50 +226,57 @@ class Sessions:
 
     # Called for clients.
 
+    def ready(self, session: str, question: Question) -> messages.AskReply | None:
+        """The newest ready answer of a standing ``question``; None without one."""
+        state = self.state(session)
+        known = state.answers.get(question.hash)
+        return None if known is None else _reply(0, session, known, state)
+
     def cached(self, request: messages.Ask) -> messages.AskReply | None:
         """A standing question's ready answer that is young enough; None where only the engine can answer."""
         state = self.state(request.session)
-        words = request.question, request.choices
-        key = state.hashes.get(words)
-        if key is None:
-            try:
-                key = Question("ask", request.question, request.choices or None, request.max_tokens).hash
-            except ValueError as error:
-                raise messages.QueryError("bad_request", str(error)) from None
-            chars = len(request.question) + sum(map(len, request.choices))
-            if key in state.answers and len(state.hashes) < _WORDINGS and chars <= _WORDING_CHARS:
-                state.hashes[words] = key
-        known = state.answers.get(key)
+        found = state.lookup.find(request.question, request.choices)
+        known = None if found is None else state.answers.get(found.hash)
         if known is None or not _is_young(known, state, request.max_age_s):
             return None
-        return _reply(request, known, state)
+        return _reply(request.id, request.session, known, state)
 
     async def ask(self, request: messages.Ask, client: Client = _HERE) -> messages.AskReply:
         """A standing question's ready answer that is young enough, else the engine's."""
         return self.cached(request) or await self.ask_engine(request, client)
 
-    def ready(self, request: messages.Ask, question: Question) -> messages.AskReply | None:
-        """The newest ready answer of a standing ``question``, in reply to ``request``; None without one."""
-        state = self.state(request.session)
-        known = state.answers.get(question.hash)
-        return None if known is None else _reply(request, known, state)
-
     async def ask_engine(self, request: messages.Ask, client: Client = _HERE) -> messages.AskReply:
         """Answer from the engine, ignoring the cache. Its tokens are charged once the engine has ended it."""
+        asked = self._computed(request)
         tenant = client.tenant
         self._access.tokens(client)
 
         def numbered(number: int) -> protocol.ComputeAsk:
             self._asking[number] = client
-            return protocol.ComputeAsk(
-                msgspec.structs.replace(request, id=number), tenant.name, tenant.weight
-            )
+            sent = msgspec.structs.replace(asked.request, id=number)
+            return msgspec.structs.replace(asked, request=sent, tenant=tenant.name, weight=tenant.weight)
 
         found = await self._asks.reply(
             lambda number: self._send(numbered(number)),
             lambda number: self._send(protocol.CancelAsk(number)),
         )
         return msgspec.structs.replace(found.reply, id=request.id)
+
+    def _computed(self, request: messages.Ask) -> protocol.ComputeAsk:
+        """What the engine is asked: a standing question as it stands. Raises QueryError for nonsense."""
+        lookup = self.state(request.session).lookup
+        found = lookup.find(request.question, request.choices)
+        if found is not None:
+            question = found.question
+            check_computed(question)
+            words = {"question": question.text, "choices": question.choices or ()}
+            return protocol.ComputeAsk(msgspec.structs.replace(request, **words), question=question)
+        text = lookup.text_of(request.question)
+        try:
+            Question("ask", text, request.choices or None, request.max_tokens)
+        except ValueError as error:
+            raise messages.QueryError("bad_request", str(error)) from None
+        return protocol.ComputeAsk(msgspec.structs.replace(request, question=text))
 
     async def sessions(self, request: messages.ListSessions) -> messages.SessionsReply:
         """All sessions."""
@@ -298,7 +311,8 @@ class Sessions:
     async def answers(self, request: messages.Answers) -> messages.AnswersReply:
         """Latest answers; waits for ``min_version``."""
         state, least = self.state(request.session), request.min_version
-        wanted = [q for q in state.questions if request.question in ("", q.name, q.text)]
+        named = {each.question for each in state.lookup.named(request.question)}
+        wanted = [each for each in state.questions if not request.question or each in named]
         if not wanted:
             raise messages.QueryError(
                 "bad_request", f"{request.session} has no standing question {request.question!r}"
@@ -345,13 +359,20 @@ def _is_young(known: ReadyAnswer, state: SessionState, max_age_s: float | None) 
     return state.ages(known.times).event <= max_age_s * 1e9
 
 
-def _reply(request: messages.Ask, known: ReadyAnswer, state: SessionState) -> messages.AskReply:
-    """The answer with its data's ages now, by which it is `stale`."""
+def check_computed(question: Question) -> None:
+    """Raise QueryError for a standing question that has ready answers only: open bars are on no tape."""
+    if question.provisional:
+        why = f"{question.name} reads open bars, so it has ready answers only, and none that this asks for"
+        raise messages.QueryError("bad_request", why)
+
+
+def _reply(number: int, session: str, known: ReadyAnswer, state: SessionState) -> messages.AskReply:
+    """The answer with its data's ages now, by which it is `stale`, in reply to request ``number``."""
     answer, dated = known.answer, state.dated(known.times)
     flags = [flag for flag in answer.flags if flag not in ("stale", "silent")]
     return messages.AskReply(
-        id=request.id,
-        session=request.session,
+        id=number,
+        session=session,
         data_version=answer.data_version,
         text=answer.text,
         choice=answer.choice,

@@ -8,13 +8,14 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from daemon.api.api_errors import ApiError, stops_of
+from daemon.api.api_errors import ApiError, refuse_tools, stops_of
 from daemon.api.extension import Extension, extended
 from daemon.api.generation import MOST_MESSAGES, Begun, Delta, Facts, Finished, Generate, Logprob, Served
 from daemon.api.openai.common import (
     Answers,
     Content,
     Object,
+    Penalty,
     RoleName,
     Seed,
     Stop,
@@ -27,6 +28,7 @@ from daemon.api.openai.common import (
     error_body,
     finish_reason,
     logprobs_of,
+    penalty_of,
     refuse_all,
     sampling,
     schema_of,
@@ -38,26 +40,18 @@ from daemon.api.openai.common import (
 from daemon.api.streams import DONE, PING, Made, Writer, sse
 
 UNSUPPORTED = (
-    "tools",
-    "functions",
     "tool_choice",
     "function_call",
     "audio",
     "web_search_options",
     "modalities",
     "logit_bias",
-    "presence_penalty",
-    "frequency_penalty",
 )
 HARMLESS: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "functions": ([],),
     "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
 }
 
 
@@ -96,8 +90,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     web_search_options: Any = None
     modalities: Any = None
     logit_bias: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
 
 
 class ReplyMessage(msgspec.Struct, frozen=True):
@@ -196,6 +190,8 @@ class Chat:
         """One prompt, answered ``n`` times."""
         session = session_of(asked.model, served)
         refuse_all({name: getattr(asked, name) for name in UNSUPPORTED}, HARMLESS)
+        refuse_tools("tools", asked.tools, asked.tool_choice, "none")
+        refuse_tools("functions", asked.functions, asked.function_call, "none")
         if not asked.messages:
             raise ApiError("bad_request", "messages: give at least one", "messages")
         for n, message in enumerate(asked.messages):
@@ -203,8 +199,6 @@ class Chat:
                 raise ApiError(
                     "bad_request", f"messages[{n}]: calls of tools are not supported", f"messages[{n}]"
                 )
-        if session and (asked.n or 1) > 1:
-            raise ApiError("bad_request", "n: a session gives one answer", "n")
         schema = schema_of(asked.response_format, "response_format")
         one = Generate(
             session=session,
@@ -217,6 +211,9 @@ class Chat:
             stop=stops_of(asked.stop),
             **extended(asked.foretick, schema),
             schema=schema,
+            penalty=penalty_of(
+                {name: getattr(asked, name) for name in ("presence_penalty", "frequency_penalty")}, session
+            ),
             top_logprobs=top_logprobs(bool(asked.logprobs), asked.top_logprobs),
             stream=bool(asked.stream),
         )

@@ -26,6 +26,7 @@ Temperature = Annotated[float, Meta(ge=0, le=2)]
 TopP = Annotated[float, Meta(ge=0, le=1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Tokens = Count
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Answers = Annotated[int, Meta(ge=1, le=MOST_ANSWERS)]
 Stop = str | list[str] | None
 Object = dict[str, Any]
@@ -194,6 +195,17 @@ def top_logprobs(logprobs: bool, most: int | None, param: str = "top_logprobs") 
     if most is not None and not 0 <= most <= MOST_LOGPROBS:
         raise ApiError("bad_request", f"{param} must be 0 to {MOST_LOGPROBS}", param)
     return (most or 0) if logprobs else None
+
+
+def penalty_of(members: Mapping[str, float | None], session: str) -> str:
+    """The name of a penalty, which changes nothing in an answer of one token; the engine refuses others.
+
+    "" where there is none. Raises ApiError where no session is asked.
+    """
+    given = [name for name, value in members.items() if value]
+    if given and not session:
+        raise ApiError("bad_request", f"{given[0]} is not supported", given[0])
+    return given[0] if given else ""
 
 
 def refuse_all(members: Mapping[str, Any], harmless: Mapping[str, tuple[Any, ...]]) -> None:

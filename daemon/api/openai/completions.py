@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: plain text, or tokens, to be continued."""
+"""`POST /v1/completions`: plain text, or tokens, to be continued; with a session the text is a question."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import msgspec
 
 from daemon.api.api_errors import ApiError, stops_of
 from daemon.api.extension import Extension, extended
-from daemon.api.generation import Begun, Delta, Facts, Finished, Generate, Logprob, Served
+from daemon.api.generation import Begun, Delta, Facts, Finished, Generate, Logprob, Served, Turn
 from daemon.api.openai.common import (
     MOST_ANSWERS,
     Answers,
+    Penalty,
     Seed,
     Stop,
     StreamOptions,
@@ -22,6 +23,7 @@ from daemon.api.openai.common import (
     Usage,
     error_body,
     finish_reason,
+    penalty_of,
     refuse_all,
     sampling,
     session_of,
@@ -32,13 +34,11 @@ from daemon.api.streams import DONE, PING, Made, Writer, sse
 
 MAX_TOKENS = 16
 """Longest answer where the request does not say, as the API has it."""
-UNSUPPORTED = ("suffix", "echo", "logit_bias", "presence_penalty", "frequency_penalty")
+UNSUPPORTED = ("suffix", "echo", "logit_bias")
 HARMLESS: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "echo": (False,),
     "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
 }
 
 
@@ -61,8 +61,8 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     suffix: Any = None
     echo: Any = None
     logit_bias: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
 
 
 class Logprobs(msgspec.Struct, frozen=True):
@@ -103,8 +103,7 @@ class Completions:
 
     def wanted(self, asked: CompletionRequest, served: Served) -> list[Generate]:
         """Each prompt, answered ``n`` times."""
-        if session_of(asked.model, served):
-            raise ApiError("bad_request", "model: a session is asked by /v1/chat/completions", "model")
+        session = session_of(asked.model, served)
         refuse_all({name: getattr(asked, name) for name in UNSUPPORTED}, HARMLESS)
         answers = asked.n or 1
         if asked.best_of not in (None, answers):
@@ -114,21 +113,20 @@ class Completions:
             why = f"prompt: at most {MOST_ANSWERS} answers to all prompts together"
             raise ApiError("bad_request", why, "prompt")
         one = Generate(
-            max_tokens=asked.max_tokens or MAX_TOKENS,
-            **sampling(asked.temperature, asked.top_p, ""),
+            session=session,
+            max_tokens=asked.max_tokens or (None if session else MAX_TOKENS),
+            **sampling(asked.temperature, asked.top_p, session),
             seed=asked.seed,
             stop=stops_of(asked.stop),
             **extended(asked.foretick, None),
+            penalty=penalty_of(
+                {name: getattr(asked, name) for name in ("presence_penalty", "frequency_penalty")}, session
+            ),
             top_logprobs=top_logprobs(asked.logprobs is not None, asked.logprobs, "logprobs"),
             stream=bool(asked.stream),
         )
         return [
-            msgspec.structs.replace(
-                one,
-                text=prompt if isinstance(prompt, str) else "",
-                tokens=() if isinstance(prompt, str) else prompt,
-                index=index,
-            )
+            msgspec.structs.replace(one, index=index, **_said(prompt, session))
             for prompt in prompts
             for index in range(answers)
         ]
@@ -249,6 +247,15 @@ def _prompts(prompt: str | list[Any], most: int) -> list[str | tuple[int, ...]]:
     if any(not 0 <= token < 2**31 for each in found if not isinstance(each, str) for token in each):
         raise ApiError("bad_request", "prompt has a token that no model has", "prompt")
     return found
+
+
+def _said(prompt: str | tuple[int, ...], session: str) -> dict[str, Any]:
+    """The member of a `Generate` that a prompt is. Raises ApiError for a session that is asked in tokens."""
+    if not session:
+        return {"text": prompt} if isinstance(prompt, str) else {"tokens": prompt}
+    if not isinstance(prompt, str):
+        raise ApiError("bad_request", "prompt: a session is asked in words, not in tokens", "prompt")
+    return {"turns": (Turn("user", prompt),)}
 
 
 def _logprobs(found: Sequence[Logprob], offset: int) -> Logprobs:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from daemon.api.api_errors import ApiError
+from daemon.api.api_errors import ApiError, refuse_tools
 from daemon.api.extension import Extension, extended
 from daemon.api.generation import (
     MOST_MESSAGES,
@@ -44,7 +44,6 @@ from daemon.api.streams import PING, Made, Writer, sse
 
 LOGPROBS = "message.output_text.logprobs"
 UNSUPPORTED = (
-    "tools",
     "tool_choice",
     "previous_response_id",
     "conversation",
@@ -53,7 +52,6 @@ UNSUPPORTED = (
     "context_management",
 )
 HARMLESS: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
     "tool_choice": ("none", "auto"),
     "background": (False,),
     "context_management": ([],),
@@ -216,6 +214,7 @@ class Responses:
         """The instructions, then the input's messages."""
         session = session_of(asked.model, served)
         refuse_all({name: getattr(asked, name) for name in UNSUPPORTED}, HARMLESS)
+        refuse_tools("tools", asked.tools, asked.tool_choice, "none")
         schema = schema_of(asked.text.format if asked.text else None, "text.format")
         return [
             Generate(
@@ -433,6 +432,7 @@ def _response(
         temperature=used["temperature"],
         text={"format": text.format or {"type": "text"}, "verbosity": text.verbosity or "medium"},
         tool_choice=asked.tool_choice or "auto",
+        tools=tuple(asked.tools or ()),
         top_logprobs=asked.top_logprobs or 0,
         top_p=used.get("top_p", 1.0),
         truncation=asked.truncation or "disabled",

@@ -417,12 +417,16 @@ CHAT, MESSAGES = {"model": "tape", "messages": USER}, {"model": "tape", "message
         ("chat/completions", CHAT | {"audio": {}}, "audio"),
         ("chat/completions", CHAT | {"modalities": ["text", "audio"]}, "modalities"),
         ("chat/completions", CHAT | {"logit_bias": {"5": 1}}, "logit_bias"),
-        ("chat/completions", CHAT | {"presence_penalty": 0.5}, "presence_penalty"),
         ("chat/completions", CHAT | {"response_format": {"type": "json_object"}}, "response_format"),
         ("chat/completions", CHAT | {"temperature": 3}, "temperature"),
         ("chat/completions", CHAT | {"n": 99}, "n"),
         ("chat/completions", CHAT | {"max_tokens": 2**63}, "max_tokens"),
-        ("chat/completions", CHAT | {"model": "session:btc", "n": 2}, "n"),
+        ("chat/completions", CHAT | {"presence_penalty": 0.5}, "presence_penalty"),
+        ("chat/completions", CHAT | {"frequency_penalty": 5}, "frequency_penalty"),
+        ("chat/completions", CHAT | {"tools": [{}], "tool_choice": "auto"}, "tools"),
+        ("chat/completions", CHAT | {"tools": [{}], "tool_choice": "required"}, "tool_choice"),
+        ("chat/completions", CHAT | {"tools": {}, "tool_choice": "none"}, "tools"),
+        ("chat/completions", CHAT | {"functions": [{}], "tool_choice": "none"}, "functions"),
         ("chat/completions", CHAT | {"top_logprobs": 2}, "top_logprobs"),
         ("chat/completions", CHAT | {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ("chat/completions", CHAT | {"stop": [""]}, "stop"),
@@ -454,7 +458,8 @@ CHAT, MESSAGES = {"model": "tape", "messages": USER}, {"model": "tape", "message
         ("chat/completions", {"model": "tape"}, "messages"),
         ("chat/completions", CHAT | {"messages": [{"content": "a"}]}, "messages[0].role"),
         ("chat/completions", CHAT | {"foretick": {"salt": 5}}, "foretick.salt"),
-        ("completions", {"model": "session:btc", "prompt": "a"}, "model"),
+        ("completions", {"model": "session:btc", "prompt": [1, 2]}, "prompt"),
+        ("completions", {"model": "tape", "prompt": "a", "presence_penalty": 1}, "presence_penalty"),
         ("responses", {"model": "tape", "input": "a", "previous_response_id": "r"}, "previous_response_id"),
         ("responses", {"model": "tape", "input": []}, "input"),
         ("responses", {"model": "tape", "input": "a", "max_output_tokens": 2**70}, "max_output_tokens"),
@@ -462,7 +467,9 @@ CHAT, MESSAGES = {"model": "tape", "messages": USER}, {"model": "tape", "message
         ("responses", {"model": "tape", "input": "a", "background": True}, "background"),
         ("responses", {"model": "tape", "input": "a", "background": 0}, "background"),
         ("responses", {"model": "tape", "input": "a", "tools": [{}]}, "tools"),
+        ("responses", {"model": "tape", "input": "a", "tools": [{}], "tool_choice": "auto"}, "tools"),
         ("messages", MESSAGES | {"tools": [{}]}, None),
+        ("messages", MESSAGES | {"tools": [{}], "tool_choice": {"type": "any"}}, None),
         ("messages", MESSAGES | {"thinking": {"type": "enabled"}}, None),
         ("messages", MESSAGES | {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, None),
         ("messages", MESSAGES | {"messages": []}, None),
@@ -505,6 +512,36 @@ async def test_harmless_members_are_tolerated(rig: Rig) -> None:
         assert (await rig.post(f"/v1/{path}", body | more))[0] == 200
     polite = {"metadata": {"user_id": "me"}, "service_tier": "auto", "thinking": {"type": "disabled"}}
     assert (await rig.post("/v1/messages", MESSAGES | polite))[0] == 200
+
+
+async def test_tools_are_served_where_none_may_be_called(rig: Rig) -> None:
+    tool = {"type": "function", "name": "f", "parameters": {}}
+    none = {"tools": [tool], "tool_choice": "none"}
+    of_anthropic = MESSAGES | none | {"tool_choice": {"type": "none"}}
+    for path, body in (
+        ("chat/completions", CHAT | none),
+        ("chat/completions", CHAT | {"functions": [tool], "function_call": "none"}),
+        ("responses", {"model": "tape", "input": "a"} | none),
+        ("messages", of_anthropic),
+        ("messages/count_tokens", of_anthropic),
+    ):
+        status, _, found = await rig.post(f"/v1/{path}", body)
+        assert status == 200, found
+        if path == "responses":
+            assert [json.loads(found)[name] for name in ("tools", "tool_choice")] == [[tool], "none"]
+
+
+async def test_a_completion_with_a_session_asks_each_prompt_as_a_question(rig: Rig) -> None:
+    body = {"model": "session:btc", "prompt": ["Up?", "trend"], "n": 2, "presence_penalty": 1}
+    status, _, found = await rig.post("/v1/completions", body)
+    assert (status, len(json.loads(found)["choices"])) == (200, 4)
+    asked = [(each.session, each.turns, each.index, each.penalty) for each in rig.generator.asked]
+    assert asked == [
+        ("btc", (Turn("user", text),), index, "presence_penalty")
+        for text in ("Up?", "trend")
+        for index in range(2)
+    ]
+    assert {(each.max_tokens, each.temperature, each.text) for each in rig.generator.asked} == {(None, 0, "")}
 
 
 async def test_bodies_that_are_no_request(rig: Rig) -> None:

@@ -57,7 +57,7 @@ class World:
 
     def ask(self, ask: Ask = ASK) -> AskReply:
         """The reply, whether it came at once or after passes."""
-        self.asks.ask(ask)
+        self.asks.ask(protocol.ComputeAsk(ask))
         self.h.run()
         event = self.replies.pop()
         assert isinstance(event, protocol.Asked)

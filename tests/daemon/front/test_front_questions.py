@@ -180,7 +180,7 @@ async def test_what_is_wrong_at_sight_never_reaches_the_engine(
 
 
 async def test_a_session_has_a_limited_number_of_questions(rig: Rig) -> None:
-    rig.sessions.states["aaa"].questions = [Question(f"q{n}", "Up?") for n in range(MOST)]
+    rig.sessions.states["aaa"].ask_these([Question(f"q{n}", "Up?") for n in range(MOST)], ())
     with pytest.raises(QueryError, match="at most 999"):
         await rig.questions.set(setting())
 

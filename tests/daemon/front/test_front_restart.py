@@ -222,8 +222,8 @@ async def test_a_session_that_begins_anew_keeps_the_questions_that_clients_set(u
     state = front.sessions.states["aaa"]
     mine = Question("mine", "Is it rising?", ("yes", "no"))
     front.sessions.questions_set("aaa", [*state.questions[1:], mine])
-    state.paused = [state.questions[0]]
-    asked, paused = list(state.questions), list(state.paused)
+    state.ask_these(state.questions, state.questions[:1])
+    asked, paused = state.questions, state.paused
     resuming = await begins_anew(front, engines)
     addition = engines.sent.pop()
     assert addition.questions == tuple(asked)

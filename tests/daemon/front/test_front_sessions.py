@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -117,7 +118,6 @@ async def test_a_standing_question_of_the_current_version_never_reaches_the_engi
     "change",
     [
         {"question": TREND.text + " Or neither?"},
-        {"choices": ()},
         {"choices": ("DOWN", "UP")},
         {"session": "bbb"},
     ],
@@ -140,14 +140,56 @@ async def test_anything_else_goes_to_the_engine(rig, change):
     undated = dict.fromkeys(("as_of", "staleness_ns", "source_age_ns", "daemon_age_ns"), 0)
     assert msgspec.structs.replace(reply, **undated) == msgspec.structs.replace(answered.reply, id=7)
     await asyncio.sleep(0)
-    assert rig.sent == [protocol.ComputeAsk(command)], "an answered ask is not cancelled"
+    standing = TREND if request.session == "bbb" else None
+    assert rig.sent == [protocol.ComputeAsk(command, question=standing)], "an answered ask is not cancelled"
 
 
-async def test_white_space_does_not_make_another_question(rig):
+@pytest.mark.parametrize("asked", ["  " + TREND.text.replace(" ", "\n "), TREND.text, TREND.name, " trend "])
+@pytest.mark.parametrize("choices", [(), TREND.choices])
+@pytest.mark.parametrize("max_tokens", [1, 8, 99])
+async def test_a_standing_question_is_known_by_its_name_and_its_text(rig, asked, choices, max_tokens):
     rig.committed(1)
+    request = CACHED_ASK(id=1, question=asked, choices=choices, max_tokens=max_tokens)
+    asking = asyncio.create_task(rig.sessions.ask(request))
+    sent = await rig.sent_ask()
+    assert (sent.question, sent.choices) == (TREND.text, TREND.choices)
+    assert rig.sent[-1].question == TREND
+    rig.sessions.asked(reply_to(sent, "UP", "UP"))
+    await asking
     rig.answered(1)
-    reply = await rig.sessions.ask(CACHED_ASK(id=1, question="  " + TREND.text.replace(" ", "\n ")))
-    assert reply.cached
+    assert (await rig.sessions.ask(request)).cached
+
+
+async def test_a_name_with_other_choices_is_its_text_and_they_are_the_clients(rig):
+    asking = asyncio.create_task(rig.sessions.ask(CACHED_ASK(id=1, question="trend", choices=("A", "B"))))
+    sent = await rig.sent_ask()
+    assert (sent.question, sent.choices, rig.sent[-1].question) == (TREND.text, ("A", "B"), None)
+    rig.sessions.asked(reply_to(sent, "A", "A"))
+    await asking
+
+
+async def test_a_paused_question_keeps_its_text_and_choices(rig):
+    state = rig.sessions.states["aaa"]
+    state.ask_these((), state.questions)
+    asking = asyncio.create_task(rig.sessions.ask(CACHED_ASK(id=1, question="trend", choices=())))
+    sent = await rig.sent_ask()
+    assert (sent.question, sent.choices) == (TREND.text, TREND.choices)
+    rig.sessions.asked(reply_to(sent, "UP", "UP"))
+    await asking
+
+
+async def test_a_question_that_reads_open_bars_has_ready_answers_only(rig):
+    state = rig.sessions.states["aaa"]
+    now = replace(TREND, name="now", provisional=True)
+    state.ask_these((*state.questions, now), ())
+    with pytest.raises(QueryError, match="now reads open bars") as refused:
+        await rig.sessions.ask(CACHED_ASK(id=1, question="now", choices=()))
+    assert (refused.value.code, rig.sent) == ("bad_request", [])
+    rig.committed(1)
+    rig.sessions.answered(answer(1, "aaa", "now", now.hash), times_of(1))
+    rig.answered(1)
+    assert (await rig.sessions.ask(CACHED_ASK(id=1, question="now", choices=()))).text == "now 1"
+    assert (await rig.sessions.ask(CACHED_ASK(id=1))).text == "trend 1", "by its text, of closed bars"
 
 
 async def test_the_newest_ready_answer_is_served_with_its_own_version_and_ages(rig):
@@ -229,7 +271,7 @@ async def test_what_the_engine_refuses_is_an_error_with_its_message(rig, code, e
 async def test_an_ask_says_whose_it_is(rig):
     asking = asyncio.create_task(rig.sessions.ask(CACHED_ASK(id=1), Client(Tenant("desk", weight=2.0), "")))
     ask = await rig.sent_ask()
-    assert rig.sent == [protocol.ComputeAsk(ask, "desk", 2.0)]
+    assert rig.sent == [protocol.ComputeAsk(ask, "desk", 2.0, TREND)]
     rig.sessions.asked(reply_to(ask, "UP", "UP"))
     await asking
 
