@@ -19,7 +19,7 @@ Clock = Literal["exchange", "receive"]
 
 Flag = Literal[
     "stale", "gap", "warm_up", "skewed_clock", "untrained", "rounded", "abstained", "replay", "amended",
-    "price_jump", "silent", "provisional",
+    "price_jump", "silent", "provisional", "late", "incomplete",
 ]  # fmt: skip
 ZERO = Fixed(0)
 

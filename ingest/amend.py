@@ -6,20 +6,21 @@ as it is now, after the word `amend`. One of a bar that is not there any more, o
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 import numpy as np
 
 from ingest.backlog import Window
-from ingest.bar_kernel import AMENDS, BAR, EMPTY, GAP, LATE, Bars
+from ingest.bar_kernel import AMENDS, BAR, EMPTY, GAP, LATE, NEVER, Bars
 from ingest.cut import AmenderCut, Rows
+from ingest.retained import Retained
 
 Lines = Callable[[Bars], list[list[int]]]
 """The token ids of each bar's line."""
 _OF_CORRECTION = (
     *("ts_source", "ts_ring", "ts_closed", "ring_wait"),
     *("first_offset", "last_offset", "low_watermark", "first_read", "last_read", "stream"),
+    *("late_open", "refused_open"),
 )
 """What a correction has from the late record, not from its bar."""
 _MOST = np.iinfo(np.int64).max
@@ -35,29 +36,31 @@ class Amender:
 
     def __init__(self, lines: Lines, window: Window) -> None:
         self.amended = 0
-        self._lines, self._window = lines, window
-        self._retained: deque[tuple[_Key | None, int, int]] = deque()
-        """Of each record on the tape, oldest first: its bar (None: a correction), tokens and event time."""
+        self._lines = lines
+        self._retained: Retained[_Key | None] = Retained(window)
+        """The records on the tape by their bars; None: a correction."""
         self._bars: dict[_Key, np.void] = {}
-        self._tokens = self._newest = 0
+        self._newest = 0
+        self._late_open = NEVER
+        """Opening of the newest bar of which a late record was dropped."""
         self._gap = 0
         """Flag of a dropped record, for the next bar."""
 
     def retain(self, window: Window) -> None:
         """The tape retains another window from the next bar on."""
-        self._window = window
+        self._retained.window = window
 
     def cut(self) -> AmenderCut:
         """Its state."""
         bars = np.array(list(self._bars.values()), BAR) if self._bars else np.zeros(0, BAR)
-        return AmenderCut(list(self._retained), Rows.of(bars), self._tokens, self._newest, self._gap)
+        return AmenderCut(self._retained.rows(), Rows.of(bars), self._newest, self._gap, self._late_open)
 
     def restore(self, cut: AmenderCut) -> None:
         """Go on from a cut. Raises ValueError for rows of another layout."""
         bars = cut.bars.array(BAR)
         self._bars = {(int(bar["leg"]), int(bar["ts_open"])): bar.copy() for bar in bars}
-        self._retained = deque(cut.retained)
-        self._tokens, self._newest, self._gap = cut.tokens, cut.newest, cut.gap
+        self._retained.restore(cut.retained)
+        self._newest, self._gap, self._late_open = cut.newest, cut.gap, cut.late_open
 
     def encode(self, rows: Bars) -> tuple[Bars, list[list[int]]]:
         """Closed bars and late records, BAR [n], as the bars and corrections to append, with their lines."""
@@ -74,6 +77,7 @@ class Amender:
                 key = int(row["leg"][0]), int(row["ts_open"][0])
                 self._bars[key] = row[0].copy()
             row["flags"] |= self._gap
+            row["late_open"] = np.maximum(row["late_open"], self._late_open)
             self._gap = 0
             (line,) = self._lines(row)
             self._retain(key, len(line), int(row["ts_last_event"][0]))
@@ -89,6 +93,7 @@ class Amender:
             opened -= opened % int(late["interval"]) if late["interval"] else 0
         bar = self._bars.get((int(late["leg"]), opened))
         if bar is None:
+            self._late_open = max(self._late_open, opened)
             return False
         merge(bar, late)
         row[0] = bar
@@ -100,19 +105,10 @@ class Amender:
         return True
 
     def _retain(self, key: _Key | None, tokens: int, event: int) -> None:
-        """Append a record and evict as `regions.tape.Tape.make_room` does."""
-        window, retained = self._window, self._retained
-        while retained and (
-            self._tokens + tokens > window.tokens
-            or (window.records and len(retained) + 1 > window.records)
-            or (window.span_ns and retained[0][2] < event - window.span_ns)
-        ):
-            gone, n, _ = retained.popleft()
-            self._tokens -= n
+        """Append a record and forget the bars that leave for it."""
+        for gone in self._retained.add(key, tokens, event):
             if gone is not None:
                 self._bars.pop(gone, None)
-        retained.append((key, tokens, event))
-        self._tokens += tokens
         self._newest = max(self._newest, event)
 
 

@@ -17,12 +17,16 @@ import numpy.typing as npt
 
 from ingest.identity import Tables, identity_of, is_known, remember
 from ingest.record import BAR as READY_BAR
-from ingest.record import FLAG_GAP, FLAG_MORE, FLAG_REPLAY, HEARTBEAT, QUOTE, Records
+from ingest.record import FLAG_GAP, FLAG_MORE, FLAG_REPLAY, HEARTBEAT, QUOTE, REFUSAL, Records
 from metrics.kernel import kernel
 
 SKEWED, GAP, EMPTY, REPLAYED, JUMP, AMENDS = 1, 2, 4, FLAG_REPLAY, 16, 32
 LATE, REFUSED = 64, 128
 """Not bars, but records in their place among the bars: late ones, for `ingest.amend`, and refused ones."""
+LACKS_LATE, INCOMPLETE = 256, 512
+"""The bar, or a window that ends with it, lacks records: late ones that were dropped, or refused ones."""
+OTHER_INTERVAL = 1024
+"""With REFUSED: a ready-made bar of another interval than the session's."""
 _OF_RECORD = SKEWED | REPLAYED
 DROP, AMEND, REFUSE = 0, 1, 2
 """What becomes of a late record."""
@@ -56,10 +60,14 @@ BAR = np.dtype(
         ("first_read", "i8"),  # offsets of its records in their stream; see `ingest.record`
         ("last_read", "i8"),
         ("stream", "u8"),  # 0: not known, or several
+        # openings of the newest closed intervals of the session that lack records: late ones, refused ones
+        ("late_open", "i8"),
+        ("refused_open", "i8"),
     ]
 )
 # An open bar, with what closing it needs.
-OPEN = np.dtype([("bar", BAR), ("index", "i8")])
+# `marked`: number of an interval without ticks so far of which records were refused; NEVER: none.
+OPEN = np.dtype([("bar", BAR), ("index", "i8"), ("marked", "i8")])
 SESSION = np.dtype(
     [
         # the policy; times in ns
@@ -70,6 +78,7 @@ SESSION = np.dtype(
         ("late", "i8"),
         ("price_jump", "f8"),  # factor; 0: no limit
         ("refuses_jumps", "i8"),
+        ("any_interval", "i8"),  # ready-made bars of other intervals are taken
         # its rows of FEED and OPEN
         ("first_feed", "i8"),
         ("end_feed", "i8"),
@@ -77,6 +86,9 @@ SESSION = np.dtype(
         ("end_slot", "i8"),
         ("since", "i8"),  # what entered the ring earlier is not its
         ("newest_event", "i8"),
+        ("late_open", "i8"),  # as in BAR; NEVER: none
+        ("refused_open", "i8"),
+        ("late_event", "i8"),  # time of the newest late record
         ("last_offset", "i8"),
         ("last_ring", "i8"),
     ]
@@ -91,11 +103,13 @@ FEED = np.dtype(
         ("kind", "i4"),  # the record kind that makes this feed's bars; 0 before its first record
         ("closed_any", "i4"),
         ("gap", "i4"),
+        ("incomplete", "i4"),  # records of an unknown time were refused: the next record's bar lacks them
         ("empty_run", "i4"),  # empty bars emitted since the last real one
         ("late", "u8"),
         ("ignored", "u8"),
         ("jumps", "u8"),
         ("duplicates", "u8"),
+        ("taken", "u8"),  # into bars
         # see `ingest.identity`
         ("identity", "u8"),  # of the newest record
         ("token", "u4"),
@@ -139,7 +153,18 @@ def _low_watermark(slots: Slots, fallback: int) -> int:
 
 
 @kernel
-def _emit_empty(session: Row, feed: Row, index: int, low_watermark: int, out: Bars, at: int) -> None:
+def _close(session: Row, bar: Row) -> None:
+    """Note in a bar that closes, and in its session, which of the bars so far lack records."""
+    if bar["flags"] & np.uint32(INCOMPLETE):
+        session["refused_open"] = max(session["refused_open"], bar["ts_open"])
+    bar["late_open"] = session["late_open"]
+    bar["refused_open"] = session["refused_open"]
+
+
+@kernel
+def _emit_empty(
+    session: Row, feed: Row, index: int, marks: int, low_watermark: int, out: Bars, at: int
+) -> None:
     """A flat bar at the last close for an interval without ticks."""
     last = feed["last"]
     last["ts_open"] = index * last["interval"]
@@ -148,7 +173,10 @@ def _emit_empty(session: Row, feed: Row, index: int, low_watermark: int, out: Ba
     last["l"] = last["c"]
     last["v"] = 0
     last["n_ticks"] = 0
-    last["flags"] = EMPTY | (GAP if feed["gap"] else 0) | (last["flags"] & np.uint32(REPLAYED))
+    last["flags"] = (
+        EMPTY | (GAP if feed["gap"] else 0) | np.uint32(marks) | (last["flags"] & np.uint32(REPLAYED))
+    )
+    _close(session, last)
     last["low_watermark"] = low_watermark
     last["ts_closed"] = session["last_ring"]
     last["closed_by"] = session["last_offset"]
@@ -164,15 +192,52 @@ def mark_gap(feed: Row, slots: Slots) -> None:
 
 
 @kernel
-def _fill(session: Row, feed: Row, end: int, low_watermark: int, out: Bars, at: int) -> int:
+def mark_refused(session: Row, feed: Row, slots: Slots, event: Any) -> None:
+    """A record of this time was refused: flag its bar; without a time (0) open bars and the next record's."""
+    own = slots[feed["first_slot"] : feed["end_slot"]]
+    if event == 0:
+        feed["incomplete"] = 1
+        for at in range(own.shape[0]):
+            own[at].bar.flags |= np.uint32(INCOMPLETE)
+        return
+    if feed["kind"] == READY_BAR:
+        session["refused_open"] = max(session["refused_open"], event)
+        return
+    index = event // session["interval"]
+    slot = own[index % own.shape[0]]
+    if index < feed["next_index"]:
+        session["refused_open"] = max(session["refused_open"], index * session["interval"])
+    elif slot["index"] == index:
+        slot["bar"]["flags"] |= np.uint32(INCOMPLETE)
+    else:  # of two intervals that share the slot, the later one is marked
+        earlier = min(slot["marked"], index)
+        slot["marked"] = max(slot["marked"], index)
+        if NEVER < earlier < slot["marked"]:
+            session["refused_open"] = max(session["refused_open"], earlier * session["interval"])
+
+
+@kernel
+def _unmark(session: Row, slot: Row, end: int) -> None:
+    """An interval below number `end` had no tick, and records of it were refused."""
+    if slot["marked"] != NEVER and slot["marked"] < end:
+        session["refused_open"] = max(session["refused_open"], slot["marked"] * session["interval"])
+        slot["marked"] = NEVER
+
+
+@kernel
+def _fill(session: Row, feed: Row, slots: Slots, end: int, low_watermark: int, out: Bars, at: int) -> int:
     """Close the feed's intervals below number `end`, which have no ticks."""
+    own = slots[feed["first_slot"] : feed["end_slot"]]
     if feed["closed_any"]:
         index = feed["next_index"]
         while index < end and feed["empty_run"] < session["max_fill"]:
-            _emit_empty(session, feed, index, low_watermark, out, at)
+            marks = INCOMPLETE if own[index % own.shape[0]].marked == index else 0
+            _emit_empty(session, feed, index, marks, low_watermark, out, at)
             feed["empty_run"] += 1
             index += 1
             at += 1
+    for number in range(own.shape[0]):
+        _unmark(session, own[number], end)
     feed["next_index"] = max(feed["next_index"], end)
     return at
 
@@ -197,8 +262,9 @@ def close_below(
             break
         feed = feeds[session["first_feed"] + own[slot].bar.leg]
         end = own[slot].index
-        at = _fill(session, feed, end, low, out, at)
+        at = _fill(session, feed, slots, end, low, out, at)
         own[slot].index = NEVER
+        _close(session, own[slot].bar)
         own[slot].bar.low_watermark = _low_watermark(own, fallback)
         own[slot].bar.ts_closed = session["last_ring"]
         own[slot].bar.closed_by = session["last_offset"]
@@ -209,7 +275,7 @@ def close_below(
         feed["empty_run"] = 0
         feed["next_index"] = end + 1
     for number in range(session["first_feed"], session["end_feed"]):
-        at = _fill(session, feeds[number], limit, low, out, at)
+        at = _fill(session, feeds[number], slots, limit, low, out, at)
     return at
 
 
@@ -267,7 +333,7 @@ def _add(slot: Row, record: Row, price: int, volume: int, now: int) -> None:
 
 @kernel
 def _put_aside(
-    feed: Row, own: Slots, record: Row, number: int, marks: int, now: int, out: Bars, at: int
+    session: Row, feed: Row, own: Slots, record: Row, number: int, marks: int, now: int, out: Bars, at: int
 ) -> int:
     """Put a late or refused record, as its `marks` say, among the bars; returns the new end of `out`.
 
@@ -309,6 +375,7 @@ def _put_aside(
     row["stream"] = record["stream"]
     row["low_watermark"] = _low_watermark(own, record["offset"] + 1)
     row["closed_by"] = record["offset"]
+    _close(session, row)
     return at + 1
 
 
@@ -317,11 +384,18 @@ def _late(
     session: Row, feed: Row, own: Slots, record: Row, number: int, marks: int, now: int, out: Bars, at: int
 ) -> int:
     """Count a late record, and do with it what the policy says."""
+    event: Any = np.int64(record["ts_event"])
     feed["late"] += np.uint64(1)
+    session["late_event"] = event
+    opened = event if record["kind"] == READY_BAR else event - event % session["interval"]
     if session["late"] == DROP:
+        session["late_open"] = max(session["late_open"], opened)
         return at
-    marks |= LATE if session["late"] == AMEND else LATE | REFUSED
-    return _put_aside(feed, own, record, number, marks, now, out, at)
+    if session["late"] == REFUSE:
+        session["refused_open"] = max(session["refused_open"], opened)
+        return _put_aside(session, feed, own, record, number, marks | LATE | REFUSED, now, out, at)
+    marks |= LATE
+    return _put_aside(session, feed, own, record, number, marks, now, out, at)
 
 
 @kernel
@@ -367,6 +441,20 @@ def _judge_price(session: Row, feed: Row, record: Row) -> int:
 
 
 @kernel
+def _is_same(bar: Row, record: Row) -> bool:
+    """Whether a ready-made bar says what this one says."""
+    same: bool = (
+        bar["interval"] == record["x"]
+        and bar["o"] == record["a"]
+        and bar["h"] == record["b"]
+        and bar["l"] == record["c"]
+        and bar["c"] == record["d"]
+        and bar["v"] == record["e"]
+    )
+    return same
+
+
+@kernel
 def _pass_through(
     session: Row, feed: Row, own: Slots, record: Row, number: int, marks: int, now: int, out: Bars, at: int
 ) -> int:
@@ -376,13 +464,16 @@ def _pass_through(
     """
     opened = np.int64(record["ts_event"])
     if feed["closed_any"] and opened <= feed["last"]["ts_open"]:
+        if opened == feed["last"]["ts_open"] and _is_same(feed["last"], record):
+            feed["duplicates"] += np.uint64(1)
+            return at
         return _late(session, feed, own, record, number, marks, now, out, at)
     bar = feed["last"]
     bar["session"] = feed["session"]
     bar["leg"] = feed["leg"]
     bar["flags"] = (
         np.uint32(record["flags"] & _OF_RECORD) | np.uint32(GAP if feed["gap"] else 0) | np.uint32(marks)
-    )
+    ) | np.uint32(INCOMPLETE if feed["incomplete"] else 0)
     bar["n_ticks"] = 1
     bar["ts_open"] = opened
     bar["interval"] = record["x"]
@@ -405,7 +496,9 @@ def _pass_through(
     bar["low_watermark"] = _low_watermark(own, record["offset"] + 1)
     bar["closed_by"] = record["offset"]
     feed["closed_any"] = 1
-    feed["gap"] = 0
+    feed["gap"] = feed["incomplete"] = 0
+    feed["taken"] += np.uint64(1)
+    _close(session, bar)
     out[at] = bar
     return at + 1
 
@@ -440,7 +533,12 @@ def _tick(
     if feed["gap"]:
         slot["bar"]["flags"] |= np.uint32(GAP)
         feed["gap"] = 0
+    if slot["marked"] == index or feed["incomplete"]:
+        slot["bar"]["flags"] |= np.uint32(INCOMPLETE)
+        slot["marked"] = NEVER if slot["marked"] == index else slot["marked"]
+        feed["incomplete"] = 0
     slot["bar"]["flags"] |= np.uint32(marks)
+    feed["taken"] += np.uint64(1)
     _add(slot, record, _price(record), 0 if record["kind"] == QUOTE else record["b"], now)
     return at
 
@@ -464,15 +562,15 @@ def _take(
 ) -> int:  # fmt: skip
     """Take a record for one feed; `number` is its index in the batch."""
     kind = np.int32(record["kind"])
-    if kind != HEARTBEAT:
-        if _had(feed, record):
-            feed["repeated"] += np.uint64(1)
-            return at
+    if kind != HEARTBEAT and _had(feed, record):
+        feed["repeated"] += np.uint64(kind != REFUSAL)
+        return at
+    if kind < HEARTBEAT:
         feed["stream"] = record["stream"]
         feed["stream_offset"] = record["stream_offset"]
         feed["part"] = record["part"]
         feed["more"] = record["flags"] & FLAG_MORE
-    if feed["kind"] == 0 and kind != HEARTBEAT:
+    if feed["kind"] == 0 and kind < HEARTBEAT:
         feed["kind"] = kind
     session["last_offset"] = record["offset"]
     session["last_ring"] = np.int64(record["ts_ring"])
@@ -480,6 +578,9 @@ def _take(
         mark_gap(feed, slots)
     if kind == HEARTBEAT:
         return _advance(session, feeds, slots, record, out, at)
+    if kind == REFUSAL:
+        mark_refused(session, feed, slots, np.int64(record["ts_event"]))
+        return at
     if kind != feed["kind"]:
         feed["ignored"] += np.uint64(1)
         return at
@@ -488,9 +589,12 @@ def _take(
         feed["duplicates"] += np.uint64(1)
         return at
     own = slots[session["first_slot"] : session["end_slot"]]
-    marks = _judge_price(session, feed, record)
+    marks = OTHER_INTERVAL | REFUSED
+    if kind != READY_BAR or session["any_interval"] or record["x"] == session["interval"]:
+        marks = _judge_price(session, feed, record)
     if marks & REFUSED:
-        return _put_aside(feed, own, record, number, marks, now, out, at)
+        mark_refused(session, feed, slots, np.int64(record["ts_event"]))
+        return _put_aside(session, feed, own, record, number, marks, now, out, at)
     late = feed["late"]
     if kind == READY_BAR:
         at = _pass_through(session, feed, own, record, number, marks, now, out, at)

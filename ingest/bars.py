@@ -34,10 +34,13 @@ from ingest.bar_kernel import (
     EMPTY,
     FEED,
     GAP,
+    INCOMPLETE,
     JUMP,
+    LACKS_LATE,
     LATE,
     NEVER,
     OPEN,
+    OTHER_INTERVAL,
     REFUSE,
     REFUSED,
     REPLAYED,
@@ -54,7 +57,9 @@ __all__ = [
     "BAR",
     "EMPTY",
     "GAP",
+    "INCOMPLETE",
     "JUMP",
+    "LACKS_LATE",
     "LATE",
     "REPLAYED",
     "SKEWED",
@@ -69,8 +74,9 @@ __all__ = [
 
 _MAX_OPEN = 4096
 _POLICY = (
-    "interval", "lateness", "max_fill", "idle_close", "late", "price_jump", "refuses_jumps"
+    "interval", "lateness", "max_fill", "idle_close", "late", "price_jump", "refuses_jumps", "any_interval"
 )  # fmt: skip
+_LACKING = ("late_open", "refused_open", "late_event")
 _LATE = {"drop": DROP, "amend": AMEND, "refuse": REFUSE}
 
 
@@ -83,7 +89,8 @@ class BarPolicy:
 
     ``late``: records of closed bars are dropped; or stand among the bars as LATE rows, for `ingest.amend`; or
     are refused. `price_jump`: a price more than so many times the one before, or less than that part of it,
-    flags its bar or, with `refuse_jumps`, is refused; 0 is no limit.
+    flags its bar or, with `refuse_jumps`, is refused; 0 is no limit. ``ready``: ready-made bars of another
+    interval are refused ("same"), or taken as they are ("any").
     """
 
     interval_ns: int
@@ -94,6 +101,7 @@ class BarPolicy:
     late: Literal["drop", "amend", "refuse"] = "drop"
     price_jump: float = 0.0
     refuse_jumps: bool = False
+    ready: Literal["same", "any"] = "same"
 
     def __post_init__(self) -> None:
         if self.interval_ns <= 0 or self.lateness_ns < 0 or self.max_fill < 0 or self.idle_close_ns < 0:
@@ -134,13 +142,16 @@ class Feeds:
     since_ns: int = 0
 
 
+RefusalReason = Literal["late", "price_jump", "interval"]
+
+
 @dataclass(frozen=True, slots=True)
 class Refused:
     """A record that a session refused: RECORD, and the number of its symbol among the session's."""
 
     session: int
     leg: int
-    reason: Literal["late", "price_jump"]
+    reason: RefusalReason
     record: np.void
 
 
@@ -188,7 +199,8 @@ class BarBuilder:
             np.zeros(n, kind)
             for n, kind in ((len(sessions), SESSION), (sum(n_feeds), FEED), (sum(n_slots), OPEN))
         )
-        own["newest_event"] = feeds["next_index"] = slots["index"] = NEVER
+        own["newest_event"] = own["late_open"] = own["refused_open"] = NEVER
+        feeds["next_index"] = slots["index"] = slots["marked"] = NEVER
         for kind, counts in (("feed", n_feeds), ("slot", n_slots)):
             ends = np.cumsum(counts, dtype=np.int64)
             own[f"end_{kind}"], own[f"first_{kind}"] = ends, ends - counts
@@ -198,6 +210,7 @@ class BarBuilder:
             row["max_fill"], row["idle_close"] = policy.fill, policy.idle_close_ns
             row["late"] = _LATE[policy.late]
             row["price_jump"], row["refuses_jumps"] = policy.price_jump, policy.refuse_jumps
+            row["any_interval"] = policy.ready == "any"
             row["since"] = each.since_ns
             mine = feeds[row["first_feed"] : row["end_feed"]]
             if old is not None:
@@ -205,7 +218,7 @@ class BarBuilder:
                 theirs = feeds_before[was["first_feed"] : was["end_feed"]]
                 if was["interval"] != policy.interval_ns or len(theirs) != len(mine):
                     raise ValueError("a session that is kept has the same symbols and interval")
-                for name in ("since", "newest_event", "last_offset", "last_ring"):
+                for name in ("since", "newest_event", "last_offset", "last_ring", *_LACKING):
                     row[name] = was[name]
                 mine[:] = theirs
                 mine["last"]["session"] = number
@@ -276,7 +289,7 @@ class BarBuilder:
         if not refused.any():
             return rows.copy()
         for row in rows[refused]:
-            reason: Literal["late", "price_jump"] = "late" if row["flags"] & LATE else "price_jump"
+            reason = _reason(int(row["flags"]))
             record = records[int(row["record"])].copy()
             self._refused.append(Refused(int(row["session"]), int(row["leg"]), reason, record))
         others: Bars = rows[~refused]
@@ -338,7 +351,7 @@ class BarBuilder:
         tables = self._tables[row["first_feed"][0] : row["end_feed"][0]]
         return BuilderCut(Rows.of(row), Rows.of(feeds), Rows.of(slots), Rows.of(packed_tables(tables)))
 
-    def taken(self, session: int) -> list[Taken]:
+    def positions(self, session: int) -> list[Taken]:
         """Where the newest record of each of its symbols was read."""
         row = self._sessions[session]
         return [
@@ -360,7 +373,9 @@ class BarBuilder:
         same = len(was) == 1 and len(feeds) == len(mine) == len(reread) and len(slots) == len(own)
         if not same or any(was[0][name] != row[name] for name in _POLICY):
             raise ValueError("the stored session had other symbols or another policy")
-        row["newest_event"], row["last_ring"] = was[0]["newest_event"], now_ns
+        row["last_ring"] = now_ns
+        for name in ("newest_event", *_LACKING):
+            row[name] = was[0][name]
         for name in ("session", "leg", "first_slot", "end_slot"):
             feeds[name] = mine[name]
         mine[:], own[:] = feeds, slots
@@ -370,7 +385,7 @@ class BarBuilder:
         again = np.asarray(reread)
         for name, origin in (("stream", "stream"), ("offset", "stream_offset"), ("part", "part")):
             mine[f"had_{name}"] = np.where(again, mine[origin], 0)
-        for name in ("late", "ignored", "jumps", "repeated", "duplicates"):
+        for name in ("late", "ignored", "jumps", "repeated", "duplicates", "taken"):
             mine[name] = 0
         for number in np.flatnonzero(~again & (mine["stream"] != 0)).tolist():
             bar_kernel.mark_gap(mine[number], self._slots)
@@ -396,6 +411,17 @@ class BarBuilder:
         return self._sum("jumps")
 
     @property
+    def taken(self) -> list[int]:
+        """Records since the start that are in bars, open ones included, by session."""
+        return self._sum("taken")
+
+    @property
+    def late_events(self) -> list[int]:
+        """Event time of the newest late record, by session; 0 before the first one."""
+        found: list[int] = self._sessions["late_event"].tolist()
+        return found
+
+    @property
     def duplicates(self) -> list[int]:
         """Records since the start that their symbols had before (`ingest.identity`), by session."""
         return self._sum("duplicates")
@@ -414,3 +440,10 @@ class BarBuilder:
         if not len(self._sessions):
             return []
         return [int(n) for n in np.add.reduceat(self._feeds[name], self._sessions["first_feed"])]
+
+
+def _reason(flags: int) -> RefusalReason:
+    """Of a row that was refused."""
+    if flags & OTHER_INTERVAL:
+        return "interval"
+    return "late" if flags & LATE else "price_jump"

@@ -66,20 +66,22 @@ class AmenderCut(msgspec.Struct, frozen=True):
 
     retained: list[tuple[tuple[int, int] | None, int, int]]
     bars: Rows
-    tokens: int
     newest: int
     gap: int
+    late_open: int
 
 
 class PlaneCut(msgspec.Struct, frozen=True):
     """A session between two records: its builder, the closed bars that wait, and its encoder.
 
-    ``shortest``: tokens of its shortest line.
+    ``shortest``: tokens of its shortest line. ``retained``: of each record on its tape the opening of its
+    bar (None: a correction), tokens and event time.
     """
 
     builder: BuilderCut
     waiting: Rows
     shortest: int
+    retained: list[tuple[int | None, int, int]]
     compact: CompactCut | None = None
     amender: AmenderCut | None = None
 

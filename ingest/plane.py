@@ -21,11 +21,24 @@ import numpy as np
 
 from ingest.amend import Amender
 from ingest.backlog import Backlog, Window
-from ingest.bars import BAR, GAP, LATE, BarBuilder, Bars, Feeds, Refused, received_before
+from ingest.bars import (
+    AMENDS,
+    BAR,
+    GAP,
+    INCOMPLETE,
+    LACKS_LATE,
+    LATE,
+    BarBuilder,
+    Bars,
+    Feeds,
+    Refused,
+    received_before,
+)
 from ingest.compact import Anchor, CompactEncoder, CompactSpec, Encoded, Restart, fields_of
 from ingest.cut import BuilderCut, PlaneCut, Rows, Taken
 from ingest.lines import LineSpec
 from ingest.record import RECORD, Records
+from ingest.retained import Retained
 from ingest.ring import Ring
 from ingest.rollup import SummedBar
 from ingest.tokens import Tokeniser
@@ -55,12 +68,12 @@ class TapeRecord:
 
     Of its newest tick, in ns: `ts_last_event` is the exchange time, `ts_source` the wall clock when the
     broker or socket had it, and `ts_ring` the monotonic clock when it entered the ring; `ts_closed` is that
-    of the record that closed the bar. Every
-    offset of the session below `low_watermark` is in this record or an earlier one, or was dropped. `flags`
-    are those of `ingest.bars`. `ring_wait_ns` is the newest tick's; `bars_ns` and `tokenise_ns` are those of
-    its batch. ``bar`` is the bar itself. Of a compact session: the ``anchor`` of its tokens, and whether any
-    bar of the window that ends with it has a ``rounded`` price. ``read``: its stream (0: not
-    known, or several), and the first and the last offset there; of an empty bar, those of the bar before it.
+    of the record that closed the bar. Every offset of the session below `low_watermark` is in this record or
+    an earlier one, or was dropped. `flags` are those of `ingest.bars`; LACKS_LATE and INCOMPLETE say so of
+    the window that ends with it. `ring_wait_ns` is the newest tick's; `bars_ns` and `tokenise_ns` are those
+    of its batch. ``bar`` is the bar itself. Of a compact session: the ``anchor`` of its tokens, and whether
+    any bar of the window that ends with it has a ``rounded`` price. ``read``: its stream (0: not known, or
+    several), and the first and the last offset there; of an empty bar, those of the bar before it.
     """
 
     tokens: tuple[int, ...]
@@ -133,6 +146,8 @@ class _Session:
         self._compact = CompactEncoder(tokeniser, spec.line) if isinstance(spec.line, CompactSpec) else None
         self._decimal = _DecimalEncoder(tokeniser, spec.line) if isinstance(spec.line, LineSpec) else None
         self.backlog = Backlog(spec.window, skips=skips)
+        self._retained: Retained[int | None] = Retained(spec.window)
+        """The records on its tape by the openings of their bars; None: a correction."""
         self.bars_ns = 0
         self.releasing = False
         """Bars from the backlog are on their way to the engine."""
@@ -151,6 +166,7 @@ class _Session:
                 "records_ignored",
                 "records_in_snapshot",
                 "records_duplicate",
+                "records_in_bars",
                 "bars_skipped",
                 "bars_rounded",
                 "volumes_saturated",
@@ -163,6 +179,7 @@ class _Session:
         """Another policy or retention."""
         self.spec = spec
         self.backlog.retain(spec.window)
+        self._retained.window = spec.window
         if self._compact is not None and isinstance(spec.line, CompactSpec):
             self._compact.retain(spec.line)
         if self._decimal is not None and isinstance(spec.line, LineSpec):
@@ -178,6 +195,7 @@ class _Session:
             builder,
             Rows.of(self.backlog.bars),
             self.backlog.shortest,
+            self._retained.rows(),
             None if self._compact is None else self._compact.cut(),
             None if self._decimal is None or self._decimal.amender is None else self._decimal.amender.cut(),
         )
@@ -191,6 +209,7 @@ class _Session:
         waiting = cut.waiting.array(BAR)
         received_before(waiting, number, now_ns)
         self.backlog.restore(waiting, cut.shortest)
+        self._retained.restore(cut.retained)
         if self._compact is not None and cut.compact is not None:
             self._compact.restore(cut.compact)
         if amender is not None and cut.amender is not None:
@@ -221,6 +240,16 @@ class _Session:
         for _, piece in pieces:
             self.backlog.learn(piece.lines)
         return pieces
+
+    def lacking(self, bar: np.void, tokens: int) -> int:
+        """Append a bar's line of so many ``tokens``; flags that say what its window lacks."""
+        is_correction = int(bar["flags"]) & AMENDS
+        self._retained.add(None if is_correction else int(bar["ts_open"]), tokens, int(bar["ts_last_event"]))
+        oldest = next((opened for opened in self._retained.keys if opened is not None), None)
+        if oldest is None:
+            return 0
+        late, refused = bar["late_open"] >= oldest, bar["refused_open"] >= oldest
+        return (LACKS_LATE if late else 0) | (INCOMPLETE if refused else 0)
 
     def _grow(self, **totals: int) -> None:
         for name, total in totals.items():
@@ -389,7 +418,7 @@ class DataPlane:
             found, number = self._by_name[session], names.index(session)
             if found.releasing or not settled():
                 return None
-            return found.cut(self._builder.cut(number)), self._builder.taken(number)
+            return found.cut(self._builder.cut(number)), self._builder.positions(number)
 
     def restore(self, session: str, cut: PlaneCut, reread: Sequence[bool]) -> None:
         """Have a new session go on from a `cut`, before its first record.
@@ -481,6 +510,7 @@ class DataPlane:
             "price_jumps": builder.jumps,
             "records_in_snapshot": builder.repeated,
             "records_duplicate": builder.duplicates,
+            "records_in_bars": builder.taken,
         }
         for number, session in enumerate(self._sessions):
             session.count_records(**{name: counts[number] for name, counts in totals.items()})
@@ -531,7 +561,8 @@ class DataPlane:
                     self._submit(made[:])
                     made.clear()
                 self._restart(name, piece.restart)
-            made.append((name, _tape_records(piece, now, session.bars_ns, tokenise_ns)))
+            lacking = [session.lacking(bar, len(line)) for bar, line in zip(now, piece.lines, strict=True)]
+            made.append((name, _tape_records(piece, now, lacking, session.bars_ns, tokenise_ns)))
         return bool(pieces)
 
     def _since(self, started: int, histogram: HistogramHandle) -> int:
@@ -540,11 +571,13 @@ class DataPlane:
         return took
 
 
-def _tape_records(piece: Encoded, bars: Bars, bars_ns: int, tokenise_ns: int) -> list[TapeRecord]:
-    """The tape records of BAR [n] and their lines."""
+def _tape_records(
+    piece: Encoded, bars: Bars, lacking: Sequence[int], bars_ns: int, tokenise_ns: int
+) -> list[TapeRecord]:
+    """The tape records of BAR [n] and their lines; ``lacking``: flags of their windows."""
     rounded = piece.rounded or [False] * len(bars)
     records = []
-    for tokens, shows, bar in zip(piece.lines, rounded, bars.tolist(), strict=True):
+    for tokens, shows, lacks, bar in zip(piece.lines, rounded, lacking, bars.tolist(), strict=True):
         _, leg, flags, _, _, opened, _, first_price, high, low, last_price, volume = bar[:12]
         event, source, ring, closed, ring_wait, first, last, low_watermark = bar[13:21]
         origin = (
@@ -555,7 +588,7 @@ def _tape_records(piece: Encoded, bars: Bars, bars_ns: int, tokenise_ns: int) ->
             first,
             last,
             low_watermark,
-            flags,
+            flags & ~(LACKS_LATE | INCOMPLETE) | lacks,
             ring_wait,
             bars_ns,
             tokenise_ns,

@@ -8,6 +8,9 @@ Prices, sizes and volumes are 1e-9 fixed point; times are ns. What `a` to `e` an
 | QUOTE | bid  | ask  | bid size | ask size |        |                               |
 | BAR   | open | high | low      | close    | volume | interval in ns                |
 | HEARTBEAT | |    |          |          |        |                               |
+| REFUSAL | |      |          |          |        |                               |
+
+A REFUSAL stands for a record of its symbol that could not be used; its `ts_event` is 0 if it is not known.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-TRADE, QUOTE, BAR, HEARTBEAT = 1, 2, 3, 4
+TRADE, QUOTE, BAR, HEARTBEAT, REFUSAL = 1, 2, 3, 4, 5
 SIDE_UNKNOWN, SIDE_BUY, SIDE_SELL = 0, 1, 2
 FLAG_SKEWED = 1  # received before its exchange time by this machine's clock
 FLAG_GAP = 2  # by the feed's numbering, records right before this one are missing

@@ -64,7 +64,7 @@ REASONS: tuple[str, ...] = (*get_args(Reason), OTHER)
 # Messages without a payload.
 EMPTY: tuple[str, ...] = ("tombstone", "empty")
 # Why a session refused a record that is usable.
-REFUSALS: tuple[str, ...] = ("late", "price_jump")
+REFUSALS: tuple[str, ...] = ("late", "price_jump", "interval")
 LETTER_STAGES: tuple[str, ...] = ("read", "process", "produce")
 SET_SIZES: tuple[str, ...] = ("empty", "one", "several")
 
@@ -333,6 +333,11 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "foretick_records_in_snapshot_total",
         "Records read again that the session's snapshot has already, ignored. Normal after a restart.",
+        "session",
+    ),
+    _counter(
+        "foretick_records_in_bars_total",
+        "Records that are in bars, open ones included.",
         "session",
     ),
     _counter(

@@ -32,7 +32,7 @@ _SESSION = (
     "rollup_every",
 )
 _WINDOW = ("symbol", "more_symbols", "retention_tokens", "retention_records", "retention_span", "rollup")
-_BARS = ("interval", "lateness", "empty", "max_fill", "late", "price_jump", "on_price_jump")
+_BARS = ("interval", "lateness", "empty", "max_fill", "late", "price_jump", "on_price_jump", "ready")
 
 
 def settings_of(config: Config, session: SessionConfig, questions: Sequence[Question]) -> dict[str, Any]:

@@ -246,6 +246,13 @@ class BarsConfig(Table, frozen=True):
             "agree are a new price level"
         ),
     ] = "flag"
+    ready: Annotated[
+        Literal["same", "any"],
+        about(
+            "which ready-made bars are taken: those of the length `interval`, while others go to the dead "
+            "letters (same), or bars of any length, as they are"
+        ),
+    ] = "same"
 
 
 class RollupConfig(Table, frozen=True):
@@ -375,6 +382,7 @@ class SessionConfig(Table, frozen=True):
     on_price_jump: Annotated[Literal["flag", "refuse"] | None, about("in place of `bars.on_price_jump`")] = (
         None
     )
+    ready: Annotated[Literal["same", "any"] | None, about("in place of `bars.ready`")] = None
 
     @property
     def symbols(self) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from flash.evaluator import AskedCut, Evaluated, FlashEvaluator
 from flash.questions import Prepared, Question
 from flash.ready import ReadyPosition, exits
 from flash.registry import Registry, Standing, check_choices
-from ingest.bars import AMENDS, JUMP, REPLAYED, SKEWED
+from ingest.bars import AMENDS, INCOMPLETE, JUMP, LACKS_LATE, REPLAYED, SKEWED
 from ingest.plane import TapeRecord
 from metrics.store import GrowthHandle, MetricStore
 from regions.ephemeral import Fork
@@ -254,6 +254,7 @@ class StandingAnswers:
             "amended": any(each.record.flags & AMENDS for each in done.payloads),
             "price_jump": any(each.record.flags & JUMP for each in done.payloads),
             "provisional": _shows_open(done),
+            **lacking(record),
             "untrained": self._loaded.untrained,
             "rounded": record.rounded,
             "abstained": judged is not None and judged.abstained,
@@ -265,6 +266,12 @@ def times_of(record: TapeRecord) -> Times:
     """When its newest tick was where."""
     replay = bool(record.flags & REPLAYED)
     return Times(record.ts_last_event, record.ts_source, record.ts_ring, replay, record.ts_closed)
+
+
+def lacking(record: TapeRecord | None) -> dict[Flag, bool]:
+    """Flags of an answer whose window ends with ``record``: whether records of its bars are missing."""
+    flags = 0 if record is None else record.flags
+    return {"late": bool(flags & LACKS_LATE), "incomplete": bool(flags & INCOMPLETE)}
 
 
 def _shows_open(done: Evaluated[Appended]) -> bool:
@@ -417,6 +424,7 @@ class EngineAsks:
             "untrained": untrained,
             "replay": times is not None and times.replay,
             "rounded": record is not None and record.rounded,
+            **lacking(record),
             "abstained": judged is not None and judged.abstained,
         }
         reply = AskReply(

@@ -31,7 +31,7 @@ from daemon.api.generation import (
     TopLogprob,
     Turn,
 )
-from daemon.engine.answers import CANCELLED, REBUILDING, decoder, times_of
+from daemon.engine.answers import CANCELLED, REBUILDING, decoder, lacking, times_of
 from daemon.engine.build import Built
 from daemon.engine.confidence import Confidence
 from daemon.engine.prompts import retention_of
@@ -490,6 +490,7 @@ class EngineGenerations:
             "untrained": untrained,
             "replay": record is not None and times_of(record).replay,
             "rounded": record is not None and record.rounded,
+            **lacking(record),
             "abstained": judged is not None and judged.abstained,
         }
         return Facts(

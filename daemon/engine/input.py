@@ -110,6 +110,7 @@ def policy_of(bars: BarsConfig) -> BarPolicy:
         bars.late,
         bars.price_jump,
         bars.on_price_jump == "refuse",
+        bars.ready,
     )
 
 

@@ -24,6 +24,7 @@ _SIDES: dict[int, Side] = {SIDE_BUY: "buy", SIDE_SELL: "sell"}
 _WHY = {
     "late": "its bar has closed (bars.late)",
     "price_jump": "its price is too far from the one before it (bars.price_jump)",
+    "interval": "it is a bar of another length than the session's (bars.interval, bars.ready)",
 }
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ingest.bar_kernel import NEVER
 from ingest.bars import BAR, EMPTY, GAP, REPLAYED, SKEWED, BarBuilder, BarPolicy, Bars, Feeds, one_each
 from ingest.record import BAR as READY
 from ingest.record import HEARTBEAT, QUOTE, RECORD, TRADE, Records, RecordWriter
@@ -155,13 +156,41 @@ def test_ready_made_bars_pass_through_and_old_ones_are_late() -> None:
     writer = RecordWriter(4)
     for offset, (opened, received) in enumerate([(60, 70), (120, 110), (120, 130), (60, 130)]):
         writer.add(READY, 0, opened, received, (1, 4, 1, 2, 9), x=60, offset=offset)
-    builder = builder_of(1, BarPolicy(10, empty="fill"))
+    builder = builder_of(1, BarPolicy(60, empty="fill"))
     builder.mark_gap([0])
     bars = builder.update(writer.records, 0)
     assert rows(bars, 0) == [(60, 1, 4, 1, 2, 9, 1, GAP, 1), (120, 1, 4, 1, 2, 9, 1, SKEWED, 2)]
     assert bars["interval"].tolist() == [60, 60]
-    assert builder.late == [2]
+    assert (builder.late, builder.duplicates) == ([1], [1])
     assert len(builder.flush()) == 0
+
+
+def test_a_ready_made_bar_of_another_length_is_refused_unless_any_is_taken() -> None:
+    lengths = [60, 30, 60, 120]
+    writer = RecordWriter(4)
+    for number, length in enumerate(lengths, 1):
+        writer.add(READY, 0, 60 * number, 60 * number, (1, 4, 1, 2, 9), x=length, offset=number)
+    builder = builder_of(1, BarPolicy(60))
+    bars = builder.update(writer.records, 0)
+    assert bars["ts_open"].tolist() == [60, 180]
+    assert [(each.reason, int(each.record["x"])) for each in builder.take_refused()] == [
+        ("interval", 30),
+        ("interval", 120),
+    ]
+    assert builder.taken == [2]
+    assert builder_of(1, BarPolicy(60, ready="any")).update(writer.records, 0)["interval"].tolist() == lengths
+
+
+def test_a_ready_made_bar_that_came_before_with_other_values_is_late() -> None:
+    """A revision: never silent, and never in place of the first one, which is on the tape."""
+    writer = RecordWriter(4)
+    for number, volume in enumerate((9, 9, 8)):
+        writer.add(READY, 0, 60, 60, (1, 4, 1, 2, volume), x=60, offset=number)
+    writer.add(READY, 0, 120, 120, (1, 4, 1, 2, 7), x=60, offset=4)
+    builder = builder_of(1, BarPolicy(60))
+    bars = builder.update(writer.records, 0)
+    assert (bars["v"].tolist(), bars["late_open"].tolist()) == ([9, 7], [NEVER, 60])
+    assert (builder.late, builder.duplicates, builder.late_events) == ([1], [1], [60])
 
 
 @pytest.mark.parametrize(("first", "other"), [(QUOTE, TRADE), (TRADE, QUOTE)])
