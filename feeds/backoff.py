@@ -39,7 +39,8 @@ class Connection:
 
     def __init__(self, name: str, peer: str, log: logging.Logger, sleep: Sleep = asyncio.sleep) -> None:
         self.state = ConnectionState.STOPPED
-        self.retries = 0
+        self.retries, self.why = 0, ""
+        """Number of retries, and why the peer is down."""
         self._name = name
         self._peer = peer
         self._log = log
@@ -52,11 +53,12 @@ class Connection:
 
     def up(self) -> None:
         """The peer answers."""
-        self._attempt = 0
+        self._attempt, self.why = 0, ""
         self._move(ConnectionState.UP, logging.INFO, "connected to %s", self._peer)
 
     def down(self, why: object) -> None:
         """The peer does not answer; retries go on."""
+        self.why = str(why)
         message = "%s does not answer, retrying at least every %g s: %s"
         self._move(ConnectionState.DOWN, logging.WARNING, message, self._peer, CAP_S, why)
 

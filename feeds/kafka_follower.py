@@ -8,6 +8,8 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
+from feeds.kafka_reader import first_offset, read_one
+
 FOLLOW_S = 0.5
 """How often the committed offsets are read."""
 _POLL_MS = 100
@@ -45,12 +47,13 @@ class KafkaFollower:
         """Records below the limits, in order, at most ``max_records``; empty after a pause without any."""
         found, room = {}, self._max_records
         for partition, limit in self._limits.items():
-            most = min(room, limit - await self.consumer.position(partition))
+            position = await self.consumer.position(partition)
+            most = min(room, limit - position)
             if most <= 0:
                 continue
-            fetched = await self.consumer.getmany(partition, timeout_ms=_POLL_MS, max_records=most)
-            records = fetched.get(partition, [])
-            kept = [each for each in records if each.offset < limit]
+            options = {"timeout_ms": _POLL_MS, "max_records": most}
+            records = await read_one(self.consumer, partition, position, **options)
+            kept = [each for each in records if first_offset(each) < limit]
             if len(kept) < len(records):  # offsets are missing, such as those of marks of transactions
                 self.consumer.seek(partition, limit)
             if kept:

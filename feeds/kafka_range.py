@@ -15,6 +15,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
+from feeds.kafka_batches import Damaged
 from feeds.kafka_client import (
     NO_HEADERS,
     BrokerError,
@@ -25,6 +26,7 @@ from feeds.kafka_client import (
     start_client,
     why_closed,
 )
+from feeds.kafka_reader import damaged_message, first_offset, read_one
 from feeds.source import Incoming, Partition, source_time_ns
 
 _POLL_MS = 200
@@ -126,16 +128,18 @@ class KafkaRange:
         heard = time.monotonic()
         while at < span.end:
             try:
-                fetched = (await consumer.getmany(timeout_ms=_POLL_MS)).get(which, [])
+                fetched = await read_one(consumer, which, at, timeout_ms=_POLL_MS)
                 async with self._bounded():
                     position = await consumer.position(which)
             except OffsetOutOfRangeError as error:
                 raise OffsetsGone(partition, at, begin) from error
+            except KafkaError as error:
+                raise BrokerError(f"{partition[0]}/{partition[1]}@{at}: {error!r}") from error
             if position > at or fetched:
                 at, heard = position, time.monotonic()
             elif time.monotonic() - heard > self._timeout_s:
                 raise BrokerError(f"{partition[0]}/{partition[1]}: nothing after offset {at} came in time")
-            batch = [_incoming(record) for record in fetched if record.offset < span.end]
+            batch = [_incoming(which, each) for each in fetched if first_offset(each) < span.end]
             if batch:
                 yield batch
                 heard = time.monotonic()  # whoever takes it may need long
@@ -203,10 +207,12 @@ async def committed_texts(
     return [(each.metadata or "").rstrip("\0") for each in found.values()]
 
 
-def _incoming(record: Any) -> Incoming:
+def _incoming(partition: TopicPartition, record: Any) -> Incoming:
+    if isinstance(record, Damaged):
+        return damaged_message(partition, record, time.time_ns())
     return Incoming(
-        record.topic,
-        record.partition,
+        partition.topic,
+        partition.partition,
         record.offset,
         record.key,
         b"" if record.value is None else record.value,

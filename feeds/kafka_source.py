@@ -17,12 +17,16 @@ from aiokafka.errors import IllegalStateError, KafkaError
 
 from feeds.backoff import Connection
 from feeds.kafka_assignor import StandbyAssignor
+from feeds.kafka_batches import Damaged
 from feeds.kafka_client import NO_HEADERS, PROBE_S, broker_time_ms, close_client, headers_of, open_client
 from feeds.kafka_follower import FOLLOW_S, KafkaFollower
+from feeds.kafka_reader import damaged_message, is_of_data, read_all_raw, read_one, told_of
 from feeds.source import (
     Begin,
     CommitFailed,
     CommitPoint,
+    ConnectionState,
+    DataUnreadable,
     Incoming,
     Kind,
     Lag,
@@ -48,10 +52,15 @@ READ_WHOLE = 100_000
 """A partition that is at most so many records behind is read whole, however old they are."""
 
 StartAt = int | Literal["committed", "latest", "earliest", "retention"]
+OnUnreadable = Literal["skip", "stop"]
 
 _STANDBY_HEARTBEAT_MS = 300
 """A member hears of a rebalance by its heartbeat, so a standby's is frequent."""
 _NEVER_MS = 10**12
+UNREAD_S = 10.0
+"""A partition of which the broker has said nothing for so long cannot be read: with records or without, it
+answers within a second.
+"""
 _LOOK_S, _POSITION_S = 1.0, 0.05
 """How often lags are noted, and the longest wait for a position, which a new partition lacks at first."""
 
@@ -87,6 +96,7 @@ class KafkaSource:
         options: Mapping[str, Any] | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
         start_at: StartAt = "committed",
+        on_unreadable: OnUnreadable = "skip",
     ) -> None:
         self.name = name
         self.connection = Connection(name, bootstrap, log)
@@ -98,6 +108,7 @@ class KafkaSource:
         self._commit_timeout_s = commit_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._clock_ns = clock_ns
+        self._stops_at_damage = on_unreadable == "stop"
         self._config = {
             "group_id": group,
             "auto_offset_reset": "earliest",
@@ -125,6 +136,8 @@ class KafkaSource:
         self._paused = False
         self._stop = asyncio.Event()
         self._quiet_since = 0.0
+        self._waits_since: int | None = None
+        """Since when records are waited for, monotonic, ns; None while those that came are taken."""
         self._now = 0
         self.skipped: dict[Partition, int] = {}
         self.read_committed: ReadCommitted | None = None
@@ -260,13 +273,16 @@ class KafkaSource:
 
         Raises PartitionsLost where one that stood by had partitions, and others have them all now.
         """
+        self._waits_since = time.monotonic_ns()
         while (consumer := self._consumer) is not None and not self._stop.is_set():
             self.read_until_ns = self._caught_up_ns
             try:
                 if self._stands_by and not consumer.assignment():
                     followed = await self._follow(consumer)
                     if followed:
+                        self._waits_since = None
                         yield followed
+                        self._waits_since = time.monotonic_ns()
                     continue
                 each_s = _PLACE_EACH_S * len(consumer.assignment())
                 async with asyncio.timeout(_PLACE_S + each_s) as limit:
@@ -291,14 +307,53 @@ class KafkaSource:
             if fetched:
                 self.connection.up()
                 self._quiet_since = time.monotonic()
+                self._waits_since = None
                 yield [message for messages in fetched.values() for message in messages]
+                self._waits_since = time.monotonic_ns()
             else:
                 await self._probe(consumer)
 
     async def _fetch(self, consumer: AIOKafkaConsumer) -> dict[TopicPartition, list[Incoming]]:
+        """Messages by partition; waits for the first. Raises DataUnreadable where the settings say so."""
+        try:
+            return await self._fetch_quickly(consumer)
+        except Exception as error:
+            if not is_of_data(error):
+                raise
+            why = repr(error)
+        return await self._fetch_carefully(consumer, why)
+
+    async def _fetch_carefully(
+        self, consumer: AIOKafkaConsumer, why: str
+    ) -> dict[TopicPartition, list[Incoming]]:
+        """The same where the client cannot read some partition: it has not said which."""
+        starts = {
+            each: self.reached[tuple(each)][0]
+            for each in consumer.assignment() - consumer.paused()
+            if tuple(each) in self.reached
+        }
+        for partition, start in starts.items():  # what the client had read of the others is lost
+            consumer.seek(partition, start)
+        self._now = self._clock_ns()
+        read = await read_all_raw(consumer, starts.items())
+        if not read:
+            raise KafkaError(f"nothing can be read: {why}")
+        damaged = [(p, each) for p, items in read.items() for each in items if isinstance(each, Damaged)]
+        if self._stops_at_damage and (found := next((d for d in damaged if d[1].batch), None)):
+            raise DataUnreadable(f"{self.name}: {told_of(*found)}")
+        return {p: [self._message(p, each) for each in items] for p, items in read.items() if items}
+
+    def _message(self, partition: TopicPartition, item: Any) -> Incoming:
+        if isinstance(item, Damaged):
+            return damaged_message(partition, item, self._now)
+        return self._incoming(partition, item)
+
+    async def _fetch_quickly(self, consumer: AIOKafkaConsumer) -> dict[TopicPartition, list[Incoming]]:
         """Messages by partition, at most ``max_records``; waits for the first."""
         self._now = self._clock_ns()
         fetched = await consumer.getmany(timeout_ms=self._poll_ms, max_records=1)
+        if not fetched and consumer._fetcher.error_future.done():  # as it has only said in its log
+            raise KafkaError("the client has stopped fetching")
         if fetched and self._max_records > 1:
             self._now = self._clock_ns()
             self._unpack_directly(consumer)
@@ -331,6 +386,8 @@ class KafkaSource:
     def resume(self) -> None:
         """Fetch again."""
         self._paused = False
+        if self._waits_since is not None:
+            self._waits_since = time.monotonic_ns()
         if self._consumer is not None:
             self._consumer.resume(*self._consumer.paused())
 
@@ -423,7 +480,7 @@ class KafkaSource:
         fetched = await self._follower.read(_POSITION_S)
         messages: list[Incoming] = []
         for partition, records in fetched.items():
-            messages += [self._incoming(partition, each) for each in records]
+            messages += [self._message(partition, each) for each in records]
             self._read[partition] = messages[-1].ts_source_ns
         return messages
 
@@ -535,11 +592,12 @@ class KafkaSource:
         while committed - back >= beginning:
             consumer.resume(partition)
             consumer.seek(partition, committed - back)
-            fetched = await consumer.getmany(partition, timeout_ms=_LOOK_BACK_MS, max_records=1)
-            if partition in fetched and (read_ns := source_time_ns(fetched[partition][0].timestamp)):
+            options = {"timeout_ms": _LOOK_BACK_MS, "max_records": 1}
+            found = (await read_one(consumer, partition, committed - back, **options))[:1]
+            if found and (read_ns := source_time_ns(getattr(found[0], "timestamp", None))):
                 at = await _offset_at(consumer, partition, read_ns - self._span_ns)
                 # one that is older cannot be behind it: this broker does not know offsets by time
-                return at if at <= fetched[partition][0].offset else beginning
+                return at if at <= found[0].offset else beginning
             back *= 2  # only marks of transactions, or a record whose time is unknown
         return beginning
 
@@ -660,7 +718,7 @@ class KafkaSource:
         """Note how far each partition is read, once a second: its position also counts control batches."""
         for partition, messages in fetched.items():
             self._read[partition] = messages[-1].ts_source_ns
-            read = messages[-1].offset + 1
+            read = messages[-1].last_offset + 1
             self.reached[partition.topic, partition.partition] = read, read
         if time.monotonic() - self._looked < _LOOK_S:
             return
@@ -687,16 +745,48 @@ class KafkaSource:
 
     def _note_caught_up(self, partition: TopicPartition, position: int, end: int, polled_ms: int) -> None:
         """``end``: the partition's, when the broker answered last, at ``polled_ms`` of the system's clock."""
-        known_ms, polled_ns = self._polled.get(partition, (0, 0))
-        if known_ms != polled_ms:  # once for each answer: the system's clock may be set meanwhile
-            polled_ns = time.monotonic_ns() - max(0, time.time_ns() - polled_ms * 1_000_000)
-            self._polled[partition] = polled_ms, polled_ns
+        polled_ns = self._polled_ns(partition, polled_ms)
         marked, since_ns = self._marks.get(partition, (end, polled_ns))
         if position >= min(marked, end):
             self._caught_up[partition] = polled_ns if position >= end else since_ns
             self._marks[partition] = end, polled_ns
         else:
             self._marks[partition] = marked, since_ns
+
+    def _polled_ns(self, partition: TopicPartition, polled_ms: int) -> int:
+        """When the broker answered last, ``polled_ms`` of the system's clock, on the monotonic clock, ns."""
+        known_ms, polled_ns = self._polled.get(partition, (0, 0))
+        if known_ms != polled_ms:  # once for each answer: the system's clock may be set meanwhile
+            polled_ns = time.monotonic_ns() - max(0, time.time_ns() - polled_ms * 1_000_000)
+            self._polled[partition] = polled_ms, polled_ns
+        return polled_ns
+
+    def unread(self) -> list[str]:
+        """See `PartitionedSource`. One that is paused could be read, and one that stands by has none."""
+        consumer = self._consumer
+        if consumer is None:
+            down = self.connection.state is ConnectionState.DOWN
+            return [f"{self.name} cannot be read: {self.connection.why}"] if down else []
+        assigned = consumer.assignment()
+        if not assigned and self._group is not None and self._member is None and not self._stands_by:
+            return [f"{self.name} waits for its partitions"]
+        if self._paused:
+            return []
+        now, found = time.monotonic_ns(), []
+        for partition in sorted(assigned - consumer.paused()):
+            polled_ms = consumer.last_poll_timestamp(partition)
+            if polled_ms is None:
+                found.append(f"{partition.topic}/{partition.partition} is not read yet")
+                continue
+            polled_ns = self._polled_ns(partition, polled_ms)
+            silent_s = (now - max(polled_ns, self._waits_since or now)) / 1e9
+            if silent_s > UNREAD_S:
+                why = f": {self.connection.why}" if self.connection.why else ""
+                found.append(
+                    f"{partition.topic}/{partition.partition} cannot be read: nothing of it came from the "
+                    f"broker for {silent_s:.0f} s{why}"
+                )
+        return found
 
     async def _probe(self, consumer: AIOKafkaConsumer) -> None:
         if time.monotonic() - self._quiet_since < PROBE_S:

@@ -114,6 +114,10 @@ class OffsetsUnknown(RuntimeError):
     """The committed offsets cannot be read now."""
 
 
+class DataUnreadable(RuntimeError):
+    """Records cannot be read, and the settings say to stop there."""
+
+
 class PartitionsLost(RuntimeError):
     """Another member of the group reads all that this one read."""
 
@@ -169,6 +173,14 @@ class SeekingSource(Protocol):
 
     def hold(self, span_ns: int, skips: bool) -> None:
         """Windows span ``span_ns``; with ``skips``, older records are passed over when it is far behind."""
+
+
+@runtime_checkable
+class PartitionedSource(Protocol):
+    """A source of partitions, any of which may be unreadable while the others are read."""
+
+    def unread(self) -> list[str]:
+        """What of it cannot be read now, or was not yet, for people."""
 
 
 @runtime_checkable

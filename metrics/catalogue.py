@@ -381,8 +381,8 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_records_skipped_total",
-        "Offsets passed over after an outage, because the records are older than any window holds. The log "
-        "names the partition; answers after the jump carry the flag gap.",
+        "Offsets skipped: after an outage, because the records are older than any window holds, or in a "
+        "batch that cannot be read. The log names the partition; answers after the jump carry the flag gap.",
         "source",
     ),
     _counter(

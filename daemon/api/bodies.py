@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from functools import partial
 from typing import Any, TypeVar
@@ -9,16 +10,35 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from daemon.api.content_codings import Corrupt, UnknownCoding, coding_of, unpacked
+from daemon.api.errors import UnsupportedCoding
 from daemon.api.messages import QueryError
 from feeds.decoding import Undecodable, decoded
 
 T = TypeVar("T")
+_SLACK = 1 << 16
+"""What packing adds to a body that it cannot make shorter."""
+_IN_LINE_BYTES = 1 << 12
+"""Packed bodies above this are unpacked in a thread, so that no client waits for them."""
 _CUT = "Input data was truncated"
 """What msgspec says of a text that is cut short, and of half a surrogate pair near its end."""
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes | None:
-    """The whole body; None when it is too long, and is then not read on. Raises ClientDisconnect."""
+    """The whole body, unpacked; None when it is too long, and is then not read on.
+
+    Raises ClientDisconnect, UnknownCoding before anything is read, and Corrupt.
+    """
+    coding = coding_of(value for name, value in request.scope["headers"] if name == b"content-encoding")
+    body = await _received(request, max_bytes + _SLACK if coding else max_bytes)
+    if body is None or not coding:
+        return body
+    if len(body) <= _IN_LINE_BYTES:
+        return unpacked(body, coding, max_bytes)
+    return await asyncio.to_thread(unpacked, body, coding, max_bytes)
+
+
+async def _received(request: Request, max_bytes: int) -> bytes | None:
     pieces, size = [], 0
     while True:
         message = await request.receive()
@@ -34,9 +54,13 @@ async def read_body(request: Request, max_bytes: int) -> bytes | None:
 
 
 async def body_of(request: Request, max_bytes: int) -> bytes:
-    """The whole body. Raises QueryError when it is too long."""
+    """The whole body, unpacked. Raises QueryError when it is too long, or packed as nothing here reads."""
     try:
         body = await read_body(request, max_bytes)
+    except UnknownCoding as error:
+        raise UnsupportedCoding("bad_request", str(error)) from None
+    except Corrupt as error:
+        raise QueryError("bad_request", str(error)) from None
     except ClientDisconnect:
         raise QueryError("bad_request", "the client is gone") from None
     if body is None:

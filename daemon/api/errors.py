@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from daemon.api.content_codings import ACCEPTED
 from daemon.api.messages import RETRY_AFTER_S, Code, QueryError
 
 STATUS: dict[Code, int] = {
@@ -40,6 +41,10 @@ TOO_MANY, NO_SUCH_TYPE = 429, 415
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
+class UnsupportedCoding(QueryError):
+    """A request whose body is packed in a way that is not read here."""
+
+
 class Problem(msgspec.Struct, frozen=True):
     """Why a request failed: a code of the query socket, or one of HTTP alone, and a text for people."""
 
@@ -63,6 +68,10 @@ def headers_of(status: int, retry_after_s: float = 0.0) -> dict[str, str]:
 
 def refused(error: QueryError) -> Response:
     """The reply to a request that was refused."""
+    if isinstance(error, UnsupportedCoding):
+        response = problem(NO_SUCH_TYPE, error.code, error.message)
+        response.headers["accept-encoding"] = ACCEPTED
+        return response
     return problem(STATUS[error.code], error.code, error.message, error.retry_after_s)
 
 

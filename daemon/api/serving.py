@@ -28,6 +28,7 @@ from starlette.types import Receive, Scope, Send
 from daemon.api import anthropic
 from daemon.api.api_errors import ApiError, api_error_of
 from daemon.api.bodies import media_type_of, read_body, read_json
+from daemon.api.content_codings import Corrupt, UnknownCoding
 from daemon.api.errors import headers_of
 from daemon.api.generation import Begun, Delta, Event, Finished, Generator, Served
 from daemon.api.guard import client_of
@@ -304,6 +305,10 @@ async def _read(request: Request, kind: type[Asked]) -> tuple[Client, Asked]:
         body = await read_body(request, MOST_BYTES)
     except ClientDisconnect:
         raise Gone from None
+    except UnknownCoding as error:
+        raise ApiError("no_json", str(error)) from None
+    except Corrupt as error:
+        raise ApiError("bad_request", str(error)) from None
     if body is None:
         raise ApiError("too_large", f"a request has at most {MOST_BYTES} bytes")
     try:

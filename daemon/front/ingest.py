@@ -219,6 +219,9 @@ class Ingest:
         """The encoded records in a message; none, and counted, where it is empty or cannot be read."""
         if message.fault is not None:
             self._refuse(message, MalformedRecord(message.fault.reason, message.fault.message))
+            if message.last_offset > message.offset:  # whose records they were is not known
+                lost = message.last_offset - message.offset + 1
+                self._note_jump((message.topic, message.partition), lost)
             return []
         if not message.payload:
             kind = "tombstone" if message.null else "empty"
@@ -513,8 +516,12 @@ class Ingest:
             passed_over = total - self._jumped.get(stream, 0)
             if passed_over:
                 self._jumped[stream] = total
-                self._store.inc("foretick_records_skipped_total", passed_over, source=self._source.name)
-                self._gaps_of[stream] = {route.number for route in self._routes.values()}
+                self._note_jump(stream, passed_over)
+
+    def _note_jump(self, stream: Stream, offsets: int) -> None:
+        """Count offsets that are not read; each symbol's next record from the stream follows a gap."""
+        self._store.inc("foretick_records_skipped_total", offsets, source=self._source.name)
+        self._gaps_of[stream] = {route.number for route in self._routes.values()}
 
     def _refuse(self, message: Incoming, error: MalformedRecord) -> None:
         self._store.inc("foretick_records_malformed_total", reason=error.reason)

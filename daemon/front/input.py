@@ -32,6 +32,7 @@ from feeds.source import (
     Lag,
     LogSource,
     Partition,
+    PartitionedSource,
     Source,
     StandbySource,
 )
@@ -397,8 +398,13 @@ class FeedInput:
         return self.connected and (ended or INGEST in self._tasks.names())
 
     def missing(self) -> list[str]:
-        """What is not connected."""
-        return self._standby.reasons() if self.reading else ["the source is not connected"]
+        """What is not connected, or cannot be read."""
+        return self._standby.reasons() + self.unread() if self.reading else ["the source is not connected"]
+
+    def unread(self) -> list[str]:
+        """What of the source cannot be read now, or was not yet."""
+        source: object = self.source
+        return source.unread() if isinstance(source, PartitionedSource) and self.connected else []
 
     def note(self) -> None:
         """Bring metrics of the connection up to date."""

@@ -14,6 +14,7 @@ from daemon.front.offsets import OffsetTracker
 from daemon.progress import Position
 from daemon.supervision import Tasks, reason_of
 from feeds.backoff import delay_s
+from feeds.source import DataUnreadable
 from ingest.ring import Ring
 from metrics.store import MetricStore
 
@@ -111,11 +112,14 @@ class Inputs:
             feed.change(sessions)
 
     def missing(self) -> list[str]:
-        """What is not connected."""
-        return [
+        """What is not connected, or cannot be read."""
+        apart = [
             f"source {name} is not connected{f': {self._why[name]}' if name in self._why else ''}"
             for name, feed in self._feeds.items()
             if not (feed.connected or feed.exhausted.is_set())
+        ]
+        return apart + [
+            f"source {name}: {why}" for name, feed in self._feeds.items() for why in feed.unread()
         ]
 
     def lags(self) -> dict[str, dict[str, float]]:
@@ -185,6 +189,8 @@ class Inputs:
                 self._why.pop(name, None)
                 self._some_up.set()
                 await feed.read()
+            except DataUnreadable:
+                raise
             except Exception as error:
                 self._why[name] = reason_of(error)
                 feed.connected = False

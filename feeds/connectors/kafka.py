@@ -35,7 +35,14 @@ class KafkaSourceConnector(SourceConnector, frozen=True):
     client_id: Annotated[str, about("client name that the broker shows", min_length=1)] = "foretick"
     max_records: Annotated[int, about("most records to fetch at a time", ge=1)] = 2000
     security: KafkaSecurity = KafkaSecurity()
-
+    on_unreadable: Annotated[
+        Literal["skip", "stop"],
+        about(
+            "what to do at a batch that cannot be read, because it is damaged or packed by an unknown codec: "
+            "skip (a dead letter without a payload names its offsets) or stop (the daemon ends, and names "
+            "them)"
+        ),
+    ] = "skip"
     start_at: Annotated[
         str,
         about(
@@ -58,6 +65,7 @@ class KafkaSourceConnector(SourceConnector, frozen=True):
             max_records=self.max_records,
             stop_timeout_s=stop_timeout_s,
             start_at=_start_at(self.start_at),
+            on_unreadable=self.on_unreadable,
             options={
                 "client_id": self.client_id,
                 "group_instance_id": self.instance or None,
@@ -68,11 +76,15 @@ class KafkaSourceConnector(SourceConnector, frozen=True):
         )
 
     def check(self) -> Iterator[Finding]:
-        """The broker answers and has the topics; the start can be read."""
+        """The broker answers and has the topics; the start and packed batches can be read."""
         try:
             _start_at(self.start_at)
         except SettingError as error:
             yield Finding(error.key, error.message, ok=False)
+        from feeds.kafka_batches import broken_codecs
+
+        for name, why in broken_codecs().items():
+            yield Finding("codecs", f"batches packed by {name} cannot be read: {why}", ok=False)
         yield from _topics(self.bootstrap, self.topics, self.security)
 
 

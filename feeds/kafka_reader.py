@@ -1,0 +1,139 @@
+"""Reading on where aiokafka cannot: batch by batch, of each partition by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, ConsumerStoppedError, TopicPartition
+from aiokafka.errors import (
+    CorruptRecordException,
+    IllegalStateError,
+    KafkaError,
+    RecordTooLargeError,
+    UnsupportedCodecError,
+    for_code,
+)
+from aiokafka.protocol.fetch import FetchRequest
+
+from feeds.kafka_batches import Damaged, Found, Read, read_batches
+from feeds.kafka_client import NO_HEADERS
+from feeds.source import Fault, Incoming
+
+_AT_ONCE_MS, _READ_COMMITTED = 0, 1
+_RECORDS = 2000
+"""Once reading is batch by batch, so much is read of a partition before aiokafka has another try."""
+_BYTES, _MAX_BYTES = 1 << 20, 1 << 28
+_OF_DATA = (CorruptRecordException, UnsupportedCodecError, RecordTooLargeError)
+_OF_THE_CLIENT = (ConsumerStoppedError, IllegalStateError, TimeoutError, KafkaError)
+
+Item = Found | Damaged
+
+
+def first_offset(item: Any) -> int:
+    """The offset of a record, or the first of what cannot be read."""
+    return int(item.first if isinstance(item, Damaged) else item.offset)
+
+
+def told_of(partition: TopicPartition, damaged: Damaged) -> str:
+    """Where the damage is and what, for people."""
+    where = f"{partition.topic}/{partition.partition}"
+    if damaged.first == damaged.last:
+        return f"offset {damaged.first} of {where} cannot be read: {damaged.why}"
+    return f"offsets {damaged.first} to {damaged.last} of {where} cannot be read: {damaged.why}"
+
+
+def damaged_message(partition: TopicPartition, damaged: Damaged, now_ns: int) -> Incoming:
+    """What cannot be read, as a message that becomes a dead-letter record."""
+    fault = Fault("corrupt", told_of(partition, damaged), damaged.last)
+    topic, number = partition
+    return Incoming(topic, number, damaged.first, None, damaged.value, NO_HEADERS, now_ns, fault=fault)
+
+
+def is_of_data(error: Exception) -> bool:
+    """Whether records are at fault, rather than the broker or the way to it.
+
+    aiokafka raises what a decoder raises: anything. Its `KafkaError` itself says what has no other name.
+    """
+    return isinstance(error, _OF_DATA) or type(error) is KafkaError or not isinstance(error, _OF_THE_CLIENT)
+
+
+async def read_raw(
+    consumer: AIOKafkaConsumer, partition: TopicPartition, position: int, max_bytes: int = _BYTES
+) -> Read:
+    """Read what the broker has of a partition from ``position`` on, a few batches at most.
+
+    Raises KafkaError where the broker does not give it.
+    """
+    client = consumer._client
+    node = client.cluster.leader_for_partition(partition)
+    if node is None or node == -1:
+        raise KafkaError(f"{partition.topic}/{partition.partition} has no leader")
+    wanted = [(partition.topic, [(partition.partition, position, max_bytes)])]
+    response = await client.send(node, FetchRequest(_AT_ONCE_MS, 1, max_bytes, _READ_COMMITTED, wanted))
+    ((_, ((_, code, _, *rest),)),) = response.topics
+    if code:
+        raise for_code(code)(f"{partition.topic}/{partition.partition}@{position}")
+    aborted = None
+    if response.API_VERSION >= 4:
+        aborted = rest[2] if response.API_VERSION >= 11 else rest[-2]
+    read = read_batches(rest[-1] or b"", position, aborted)
+    if not read.needs:
+        return read
+    if read.needs > _MAX_BYTES:
+        return Read([Damaged(position, position, f"its batch has {read.needs} bytes")], position + 1)
+    if read.needs > max_bytes:
+        return await read_raw(consumer, partition, position, read.needs)
+    return read
+
+
+async def read_all_raw(
+    consumer: AIOKafkaConsumer, positions: Collection[tuple[TopicPartition, int]]
+) -> dict[TopicPartition, list[Item]]:
+    """Read these partitions from where they stand, and let ``consumer`` go on behind.
+
+    Those are left out of which nothing was read. Raises KafkaError.
+    """
+    found = {each: (await _read_on(consumer, each, at), at) for each, at in positions}
+    items: dict[TopicPartition, list[Item]] = {}
+    # from here on nothing waits: what is read is returned
+    for partition, (read, at) in found.items():
+        if read.next > at and _seek(consumer, partition, read.next):
+            items[partition] = read.items
+    return items
+
+
+async def _read_on(consumer: AIOKafkaConsumer, partition: TopicPartition, position: int) -> Read:
+    """Read on from ``position`` until there is nothing more, or about `_RECORDS`."""
+    items: list[Item] = []
+    while len(items) < _RECORDS:
+        read = await read_raw(consumer, partition, position)
+        if read.next <= position:
+            break
+        items += read.items
+        position = read.next
+    return Read(items, position)
+
+
+def _seek(consumer: AIOKafkaConsumer, partition: TopicPartition, offset: int) -> bool:
+    """Go on at ``offset``; False where the partition went elsewhere meanwhile."""
+    try:
+        consumer.seek(partition, offset)
+    except IllegalStateError:
+        return False
+    return True
+
+
+async def read_one(
+    consumer: AIOKafkaConsumer, partition: TopicPartition, position: int, **options: Any
+) -> list[Any]:
+    """Records of one partition from ``position`` on, as ``getmany`` with its ``options`` returns them.
+
+    Those it cannot read are read as `read_raw` does.
+    """
+    try:
+        return list((await consumer.getmany(partition, **options)).get(partition, ()))
+    except Exception as error:
+        if not is_of_data(error):
+            raise
+    return (await read_all_raw(consumer, [(partition, position)])).get(partition, [])

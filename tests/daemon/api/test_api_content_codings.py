@@ -1,0 +1,221 @@
+"""Packed bodies: read within the limit, whatever they hold, and refused by name where they cannot be read."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import random
+import tracemalloc
+import zlib
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from daemon.api import messages
+from daemon.api.access import Access
+from daemon.api.content_codings import ACCEPTED, Corrupt, UnknownCoding, coding_of, unpacked
+from daemon.api.events import Events
+from daemon.api.health import Health, health_of
+from daemon.api.http import HttpServer
+from daemon.api.http_api import api_routes
+from daemon.api.http_requests import Requests
+from daemon.api.pushes import Pushes
+from daemon.supervision import Tasks
+from daemon.tenants import Client
+from feeds.pushed import PushedSource, PushLimits
+from metrics.store import MetricStore
+from tests.http_clients import request
+
+
+def bare(data: bytes) -> bytes:
+    """Deflate without zlib's header and checksum."""
+    stream = zlib.compressobj(wbits=-15)
+    return stream.compress(data) + stream.flush()
+
+
+def streamed(data: bytes) -> bytes:
+    """A frame of zstd that does not say how long it is."""
+    stream = zstandard.ZstdCompressor(write_content_size=False).compressobj()
+    return stream.compress(data) + stream.flush()
+
+
+PACK: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "gzip": ("gzip", gzip.compress),
+    "deflate": ("deflate", zlib.compress),
+    "bare deflate": ("deflate", bare),
+    "zstd": ("zstd", zstandard.compress),
+    "streamed zstd": ("zstd", streamed),
+}
+each_form = pytest.mark.parametrize("form", sorted(PACK))
+
+
+@given(st.binary(max_size=5000), st.sampled_from(sorted(PACK)), st.integers(-2, 2))
+@settings(deadline=None)
+def test_a_body_is_read_up_to_the_limit_and_not_beyond(data, form, more):
+    coding, pack = PACK[form]
+    limit = max(0, len(data) - more)
+    assert unpacked(pack(data), coding, limit) == (data if len(data) <= limit else None)
+
+
+@given(st.binary(min_size=1, max_size=2000), st.sampled_from(sorted(PACK)), st.data())
+@settings(deadline=None)
+def test_a_body_without_its_end_is_never_taken_for_whole(data, form, chance):
+    coding, pack = PACK[form]
+    packed = pack(data)
+    end = chance.draw(st.integers(0, len(packed) - 1))
+    with pytest.raises(Corrupt):
+        unpacked(packed[:end], coding, 10_000)
+
+
+@given(st.binary(max_size=300), st.sampled_from(["gzip", "deflate", "zstd"]))
+@settings(deadline=None)
+def test_any_bytes_are_read_or_corrupt(data, coding):
+    with contextlib.suppress(Corrupt):
+        found = unpacked(data, coding, 1000)
+        assert found is None or len(found) <= 1000
+
+
+@each_form
+def test_a_small_body_that_holds_much_takes_little_memory(form):
+    coding, pack = PACK[form]
+    bomb, limit = pack(bytes(200_000_000)), 1 << 20
+    tracemalloc.start()
+    assert unpacked(bomb, coding, limit) is None
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 8 * limit
+
+
+@pytest.mark.parametrize(("coding", "pack"), [("gzip", gzip.compress), ("zstd", zstandard.compress)])
+def test_parts_that_follow_each_other_are_one_body(coding, pack):
+    parts = [b"one", b"", b"two" * 1000, random.Random(1).randbytes(500)]
+    assert unpacked(b"".join(map(pack, parts)), coding, 10_000) == b"".join(parts)
+
+
+@pytest.mark.parametrize(
+    ("coding", "body"),
+    [
+        ("gzip", gzip.compress(b"x") + b"behind"),
+        ("deflate", zlib.compress(b"x") + b"behind"),
+        ("zstd", zstandard.compress(b"x") + b"behind"),
+        ("gzip", zlib.compress(b"x")),
+        ("deflate", gzip.compress(b"x")),
+        ("zstd", gzip.compress(b"x")),
+        ("gzip", gzip.compress(b"x")[:-8] + b"\0" * 8),
+    ],
+)
+def test_what_is_not_its_coding_is_corrupt(coding, body):
+    with pytest.raises(Corrupt):
+        unpacked(body, coding, 10_000)
+
+
+@pytest.mark.parametrize(
+    ("values", "coding"),
+    [
+        ((), ""),
+        ((b"",), ""),
+        ((b"identity",), ""),
+        ((b"GZIP",), "gzip"),
+        ((b" x-gzip ",), "gzip"),
+        ((b"X-GZip",), "gzip"),
+        ((b"Deflate",), "deflate"),
+        ((b"zstd, identity",), "zstd"),
+        ((b"identity", b"zstd"), "zstd"),
+    ],
+)
+def test_names_of_codings(values, coding):
+    assert coding_of(values) == coding
+
+
+@pytest.mark.parametrize(
+    "values", [(b"br",), (b"compress",), (b"gzip, gzip",), (b"gzip", b"zstd"), (b"\xff",), (b"aws-chunked",)]
+)
+def test_other_codings_are_unknown(values):
+    with pytest.raises(UnknownCoding, match=ACCEPTED):
+        coding_of(values)
+
+
+T = 1_709_632_800 * 10**9
+TRADE = {
+    **{"type": "trade", "venue": "T", "symbol": "A", "ts_event": T, "ts_recv": T},
+    **{"price": "100", "size": "1"},
+}
+LIMIT = 4000
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[tuple[int, PushedSource]]:
+    source = PushedSource("http", PushLimits(waiting=100, body_bytes=LIMIT))
+    await source.start()
+    store = MetricStore.local({})
+    pushes = Pushes({"http": source}, store, 1 << 20)
+    events = Events(1, store, max_clients=1, kept=1)
+
+    def health(client: Client) -> Health:
+        return health_of([], [], "")
+
+    async def answer(*_: object) -> messages.Reply:
+        raise AssertionError("nothing is asked")
+
+    routes = api_routes(Requests(answer), events, pushes, health, store, Access())
+    server = HttpServer(lambda: b"", list, more=routes, closing=events.close)
+    await server.start(Tasks())
+    yield server.port, source
+    await server.stop()
+
+
+def lines(count: int) -> bytes:
+    return b"".join(json.dumps({**TRADE, "seq": n}).encode() + b"\n" for n in range(count))
+
+
+async def post(port: int, body: bytes, coding: str):
+    headers = {"content-type": "application/x-ndjson", "content-encoding": coding}
+    return await request(port, "POST", "/v1/data", body, headers)
+
+
+@each_form
+async def test_packed_records_are_pushed(served, form):
+    port, source = served
+    coding, pack = PACK[form]
+    reply = await post(port, pack(lines(20)), coding.upper())
+    assert (reply.status, reply.json["accepted"], source.waiting) == (202, 20, 20)
+
+
+@each_form
+async def test_the_limit_counts_what_a_body_holds(served, form):
+    port, source = served
+    coding, pack = PACK[form]
+    full = lines(100)
+    assert len(pack(full)) < LIMIT < len(full)
+    reply = await post(port, pack(full), coding)
+    assert (reply.status, reply.json["code"], source.waiting) == (413, "too_long", 0)
+    reply = await post(port, pack(bytes(10**7)), coding)
+    assert reply.status == 413
+
+
+@pytest.mark.parametrize("coding", ["br", "gzip, deflate", "compress"])
+async def test_unknown_codings_are_refused_with_those_that_are_known(served, coding):
+    port, source = served
+    reply = await post(port, lines(1), coding)
+    assert (reply.status, reply.headers["accept-encoding"], source.waiting) == (415, ACCEPTED, 0)
+    assert reply.json["code"] == "bad_request"
+
+
+@pytest.mark.parametrize("coding", ["gzip", "zstd", "deflate"])
+@pytest.mark.parametrize("body", ["", "half", "junk"])
+async def test_what_cannot_be_unpacked_is_a_bad_request(served, coding, body):
+    port, source = served
+    whole = PACK[coding][1](lines(10))
+    sent = {"": b"", "half": whole[: len(whole) // 2], "junk": b"\xffjunk" * 9}[body]
+    reply = await post(port, sent, coding)
+    assert (reply.status, reply.json["code"], source.waiting) == (400, "bad_request", 0)
+    assert coding in reply.json["message"]
+
+
+async def test_a_body_that_is_not_packed_is_read_as_it_is(served):
+    port, _ = served
+    assert (await post(port, lines(3), "identity")).json["accepted"] == 3

@@ -1,0 +1,208 @@
+"""Batches that cannot be read, on librdkafka's mock cluster, which stores whatever bytes it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import aclosing
+
+import pytest
+from confluent_kafka import Producer
+
+from feeds.kafka_client import quiet_client_log
+from feeds.kafka_range import KafkaRange, Span
+from feeds.kafka_source import KafkaSource
+from feeds.mock_broker import MockBroker
+from feeds.source import YEAR_1990, YEAR_2100, DataUnreadable, Incoming, PartitionedSource
+from tests.feeds.waiting import eventually
+from tests.kafka_bytes import NAMES, Rec, batch, store
+
+T = "md.trades.v1"
+QUICK = {"session_timeout_ms": 1000, "heartbeat_interval_ms": 200}
+CODECS = sorted(set(NAMES) - {"none"})
+
+
+@pytest.fixture
+def broker() -> Iterator[MockBroker]:
+    quiet_client_log()
+    with MockBroker() as broker:
+        broker.create_topic(T, 2)
+        yield broker
+
+
+def source_of(broker: MockBroker, **options: object) -> KafkaSource:
+    return KafkaSource("in", broker.bootstrap, [T], None, options=QUICK, **options)
+
+
+async def read(source: KafkaSource, until: int) -> list[Incoming]:
+    """Messages up to the one that says ``until`` of partition 0, and 8 of partition 1."""
+    got: list[Incoming] = []
+
+    def done() -> bool:
+        newest = max((m.last_offset for m in got if m.partition == 0), default=-1)
+        return newest >= until and sum(m.partition == 1 for m in got) >= 8
+
+    async with asyncio.timeout(30), aclosing(source.batches()) as batches:
+        async for each in batches:
+            got += each
+            if done():
+                break
+    await source.stop()
+    return got
+
+
+def spans(got: list[Incoming], partition: int = 0) -> list[object]:
+    mine = [m for m in got if m.partition == partition]
+    return [m.offset if m.fault is None else (m.offset, m.last_offset) for m in mine]
+
+
+DAMAGE = {
+    "checksum": batch([Rec()] * 3, checksum=1),
+    "codec": batch([Rec()] * 3, 6),
+    "records": batch([Rec()] * 3, body=b"\xff" * 30),
+    **{name: batch([Rec()] * 3, name, body=b"\xff" * 40) for name in CODECS},
+}
+
+
+@pytest.mark.parametrize("kind", sorted(DAMAGE))
+async def test_a_damaged_batch_costs_its_own_offsets(broker, kind):
+    good = batch([Rec(b"good")] * 4)
+    await store(broker.bootstrap, T, 0, good, DAMAGE[kind], good)
+    await store(broker.bootstrap, T, 1, good, good)
+    source = source_of(broker)
+    await source.start()
+    got = await read(source, 10)
+    assert spans(got) == [0, 1, 2, 3, (4, 6), 7, 8, 9, 10]
+    assert spans(got, 1) == list(range(8))
+    (fault,) = [m.fault for m in got if m.fault is not None]
+    assert fault.reason == "corrupt"
+    assert f"offsets 4 to 6 of {T}/0 cannot be read" in fault.message
+    assert source.reached[T, 0][0] == 11
+
+
+async def test_the_daemon_stops_at_damage_where_it_is_told_to(broker):
+    await store(broker.bootstrap, T, 0, batch([Rec()] * 4), DAMAGE["checksum"])
+    source = source_of(broker, on_unreadable="stop")
+    await source.start()
+    with pytest.raises(DataUnreadable, match=f"offsets 4 to 6 of {T}/0 cannot be read: its checksum"):
+        await read(source, 6)
+    await source.stop()
+
+
+async def test_one_damaged_record_stops_nothing(broker):
+    bad = Rec(raw=b"\x01")
+    await store(broker.bootstrap, T, 0, batch([Rec(), bad, Rec(headers=[(b"\xff", None)])]))
+    await store(broker.bootstrap, T, 1, batch([Rec()] * 8))
+    source = source_of(broker, on_unreadable="stop")
+    await source.start()
+    got = await read(source, 2)
+    assert spans(got) == [0, (1, 1), 2]
+    assert got[[m.offset for m in got if m.partition == 0].index(2)].fault is None
+
+
+async def test_a_partition_full_of_damage_keeps_no_other_waiting(broker):
+    await store(broker.bootstrap, T, 0, *([DAMAGE["lz4"]] * 40))
+    await store(broker.bootstrap, T, 1, *([batch([Rec()] * 2)] * 4))
+    source = source_of(broker)
+    await source.start()
+    got = await read(source, 119)
+    assert spans(got) == [(at, at + 2) for at in range(0, 120, 3)]
+    assert spans(got, 1) == list(range(8))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+async def test_what_a_producer_packs_is_read(broker, codec):
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "compression.type": codec, "linger.ms": 50})
+    for n in range(30):
+        producer.produce(T, b"%d" % n * 20, partition=n % 2)
+    await asyncio.to_thread(producer.flush)
+    source = source_of(broker)
+    await source.start()
+    got = await read(source, 14)
+    assert sorted(m.payload for m in got) == sorted(b"%d" % n * 20 for n in range(30))
+    assert not any(m.fault for m in got)
+
+
+async def test_times_outside_1990_to_2099_are_unknown(broker):
+    stamps = [-(2**63), -1, 0, YEAR_1990 // 10**6, 1_709_632_800_000, 1_709_632_800_000_000, 2**63 - 1]
+    await store(broker.bootstrap, T, 0, *(batch([Rec()], first_ms=each) for each in stamps))
+    await store(broker.bootstrap, T, 1, batch([Rec()] * 8))
+    source = source_of(broker)
+    await source.start()
+    got = [m.ts_source_ns for m in await read(source, 6) if m.partition == 0]
+    assert got == [0, 0, 0, YEAR_1990, 1_709_632_800_000_000_000, 0, 0]
+    assert source.unknown_times == 5
+    assert all(YEAR_1990 <= each < YEAR_2100 for each in got if each)
+
+
+async def test_windows_are_filled_behind_a_record_whose_time_is_unknown(broker):
+    """The record before the committed offset says how far back to read; where it does not, one before it."""
+    now_ms = 1_709_632_800_000
+    stamps = [*(now_ms + n * 1000 for n in range(20)), now_ms * 1000, -1]
+    await store(broker.bootstrap, T, 0, *(batch([Rec()], first_ms=each) for each in stamps))
+    source = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
+    source.hold(5 * 10**9, skips=True)
+    await source.start()
+    async with asyncio.timeout(20), aclosing(source.batches()) as batches:
+        async for each in batches:
+            if any(m.offset == 21 for m in each):
+                break
+    assert source._consumer is not None
+    await source._consumer.commit({p: 22 for p in source._consumer.assignment() if p.partition == 0})
+    await source.stop()
+    again = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
+    again.hold(5 * 10**9, skips=False)
+    await again.start()
+    async with asyncio.timeout(20), aclosing(again.batches()) as batches:
+        first = (await anext(batches))[0]
+    assert first.offset in (0, 13, 14)
+    await again.stop()
+
+
+async def test_null_and_empty_values_are_told_apart(broker):
+    await store(broker.bootstrap, T, 0, batch([Rec(None), Rec(b""), Rec(b"x")]))
+    await store(broker.bootstrap, T, 1, batch([Rec()] * 8))
+    source = source_of(broker)
+    await source.start()
+    got = [(m.null, m.payload) for m in await read(source, 2) if m.partition == 0]
+    assert got == [(True, b""), (False, b""), (False, b"x")]
+
+
+async def test_a_reader_of_a_range_goes_on_behind_damage(broker):
+    good = batch([Rec(b"good", headers=[(b"\xff", b"1")])] * 2)
+    await store(broker.bootstrap, T, 0, good, DAMAGE["zstd"], good)
+    async with KafkaRange(broker.bootstrap) as reader:
+        got = [m async for each in reader.read((T, 0), Span(0, 7)) for m in each]
+    assert spans(got) == [0, 1, (2, 4), 5, 6]
+
+
+async def test_a_client_that_stopped_fetching_is_read_on_without(broker):
+    """aiokafka says so in its log alone, and then waits for ever."""
+    await store(broker.bootstrap, T, 0, batch([Rec()] * 2))
+    source = source_of(broker)
+    await source.start()
+    async with asyncio.timeout(25), aclosing(source.batches()) as batches:
+        assert spans(await anext(batches)) == [0, 1]
+        fetching = source._consumer._fetcher._fetch_task  # type: ignore[union-attr]
+        fetching.cancel()
+        await asyncio.wait([fetching])
+        await store(broker.bootstrap, T, 0, batch([Rec()] * 2))
+        assert spans(await anext(batches)) == [2, 3]
+    await source.stop()
+
+
+async def test_ready_is_what_was_fetched(broker):
+    source = source_of(broker)
+    assert isinstance(source, PartitionedSource)
+    await source.start()
+    await eventually(lambda: source.unread() == [])  # nothing is in the topic, and the broker says so
+    broker.set_down()
+    reading = asyncio.create_task(read(source, 1))
+    await eventually(lambda: len(source.unread()) == 2 or "cannot be read" in str(source.unread()), 40)
+    assert "in cannot be read" in source.unread()[0] or f"{T}/0" in source.unread()[0]
+    broker.set_up()
+    await eventually(lambda: source.unread() == [], 40)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    await source.stop()
+    assert source.unread() == []
