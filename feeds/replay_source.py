@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from datetime import date
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -79,7 +80,10 @@ class ReplaySource:
     async def batches(self) -> AsyncGenerator[list[Incoming], None]:
         """Records as they fall due, up to ``max_records`` at a time, until the file ends or ``stop``."""
         batch: list[Incoming] = []
-        for record in self._records():
+        records = self._records()
+        # in a thread: a file that stands newest first is read to its end before its first record
+        first = await asyncio.to_thread(next, records, None)
+        for record in records if first is None else chain([first], records):
             due_in = self._due_in_s(record.ts_event)
             if batch and (due_in > 0 or len(batch) == self._max_records):
                 yield batch

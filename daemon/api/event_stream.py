@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from daemon.api.events import Events, Subscription, sse
+from daemon.api.events import Events, Lost, Subscription, sse
 
 PING_S = 15.0
 """A stream on which nothing was sent for so long gets a comment, so that both ends see that it lives."""
@@ -57,7 +57,7 @@ class EventsReply(Response):
                 if not lost and not waiting and not client.closed:
                     await _write(send, b": ping\n\n")
                 if lost:
-                    await _write(send, b"".join(sse("lost", msgspec.json.encode(each)) for each in lost))
+                    await _write(send, b"".join(map(_told, lost)))
                 for start in range(0, len(waiting), _CHUNK):
                     chunk = waiting[start : start + _CHUNK]
                     await _write(send, b"".join(event.sse for event in chunk))
@@ -69,6 +69,11 @@ class EventsReply(Response):
             timer.cancel()
             self._events.unsubscribe(client)
             gone.cancel()
+
+
+def _told(lost: Lost) -> bytes:
+    """What was lost, with the id from which the stream goes on: a browser that comes back sends that one."""
+    return sse("lost", msgspec.json.encode(lost), lost.after)
 
 
 async def _gone(receive: Receive, client: Subscription) -> None:

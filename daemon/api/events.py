@@ -7,6 +7,7 @@ its own oldest events and is told how many; it delays nobody.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from metrics.store import MetricStore
 
 KINDS: tuple[EventKind, ...] = get_args(EventKind)
 Transport = Literal["sse", "websocket", "zeromq", "mcp"]
+_ID = re.compile(r"([0-9a-f]{1,16})\.([0-9]{1,19})")
+"""Of an event: the daemon's start, and the event's number since then."""
 KEPT = 4096
 """Events that are kept for clients that come back, and most that wait for one client."""
 
@@ -57,16 +60,13 @@ class Event:
         return self._sse
 
 
-class Lost(msgspec.Struct, frozen=True):
-    """A client has missed so many events. ``exact``: of its filter; otherwise of all, so at most.
-
-    ``reason``: slow, it read too slowly; expired, it came back too late; restarted, the daemon has begun
-    again, so nothing is known of the events between.
-    """
+class Lost(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a client has missed; the members are those of `daemon.api.messages.LostMessage`."""
 
     events: int | Literal["unknown"]
     exact: bool
     reason: LostReason
+    after: str = ""
 
 
 class Filter(msgspec.Struct, frozen=True):
@@ -258,9 +258,10 @@ class Events:
         after: str = "",
         on: Connection | None = None,
     ) -> Subscription:
-        """Events from now on, or from the one after ``after``. Raises QueryError.
+        """Events from now on, or from the one after ``after``. Raises QueryError where there is no room.
 
-        What is no longer kept is said, as the first thing that the client gets. ``on``: a connection of
+        What is no longer kept is said, as the first thing that the client gets; so is an ``after`` that is
+        no event's id: refusing it would end a browser's stream for good. ``on``: a connection of
         `connect`, whose first subscription takes its place.
         """
         there = None if on is None else self.connections[on]
@@ -332,16 +333,17 @@ class Events:
 
     def _since(self, made: Subscription, after: str) -> tuple[Lost | None, list[Event]]:
         """What is gone and what is kept of the events after the one with this id."""
-        epoch, dot, text = after.partition(".")
-        if not (epoch and dot and text.isascii() and text.isdigit() and len(text) < 20):
-            raise QueryError("bad_request", f"{after[:64]!r} is not the id of an event")
-        number = int(text)
-        if epoch != self._epoch or number > self._number:
-            return Lost("unknown", False, "restarted"), [e for e in self._kept if made.matches(e)]
-        gone = self._number - len(self._kept) - number
-        skip = max(0, -gone)
+        found = _ID.fullmatch(after)
+        epoch, number = (found[1], int(found[2])) if found else ("", 0)
+        if found is None or (epoch == self._epoch and number > self._number):
+            return Lost("unknown", False, "unknown_id", self.newest), []
+        oldest = self._number - len(self._kept)
+        begins = f"{self._epoch}.{oldest}"
+        if epoch != self._epoch:
+            return Lost("unknown", False, "restarted", begins), [e for e in self._kept if made.matches(e)]
+        gone, skip = oldest - number, max(0, number - oldest)
         kept = [event for index, event in enumerate(self._kept) if index >= skip and made.matches(event)]
-        return (Lost(gone, not made.selects, "expired") if gone > 0 else None), kept
+        return (Lost(gone, not made.selects, "expired", begins) if gone > 0 else None), kept
 
 
 def sse(kind: str, data: bytes, id_: str = "") -> bytes:

@@ -22,7 +22,7 @@ from flash.questions import AnswerForm, PublishWhen
 VERSION = 1
 """Of this protocol."""
 EventKind = Literal["answer", "flash_ready", "data_updated"]
-LostReason = Literal["slow", "expired", "restarted"]
+LostReason = Literal["slow", "expired", "restarted", "unknown_id"]
 EndReason = Literal["lease", "access", "shutting_down"]
 Code = Literal[
     "bad_request",
@@ -315,13 +315,16 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel", forbid_unknown_fields=Tr
 
 
 class Subscribe(msgspec.Struct, frozen=True, tag="subscribe", forbid_unknown_fields=True):
-    """Get events from now on, or from the one after the event ``after``; empty filters are all."""
+    """Get events from now on, or from the one after the event ``after``; empty filters are all.
+
+    With an ``after`` that is no event's id they come from now on, behind a `LostMessage` that says so.
+    """
 
     id: Id
     sessions: Annotated[tuple[Name, ...], Meta(max_length=256)] = ()
     questions: Annotated[tuple[Name, ...], Meta(max_length=256)] = ()
     events: tuple[EventKind, ...] = ()
-    after: Annotated[str, Meta(max_length=64)] = ""
+    after: str = ""
 
 
 class Unsubscribe(msgspec.Struct, frozen=True, tag="unsubscribe", forbid_unknown_fields=True):
@@ -593,17 +596,20 @@ class EventMessage(msgspec.Struct, frozen=True, tag="event"):
     data: msgspec.Raw
 
 
-class LostMessage(msgspec.Struct, frozen=True, tag="lost"):
+class LostMessage(msgspec.Struct, frozen=True, tag="lost", omit_defaults=True):
     """The subscription has missed so many events. ``exact``: of its filter; otherwise of all, so at most.
 
     ``reason``: slow, the client read too slowly; expired, it came back too late; restarted, the daemon has
-    begun again, so nothing is known of the events between.
+    begun again, so nothing is known of the events between; unknown_id, the client came back with an id that
+    no event has, so nothing is known of what it has. ``after``: the id of the last event that it need not
+    wait for, empty where the reason is slow.
     """
 
     subscription: Id
     events: int | Literal["unknown"]
     exact: bool
     reason: LostReason
+    after: str = ""
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended"):

@@ -254,7 +254,6 @@ def _events() -> Schema:
                 "schema": {"type": "array", "items": schema}}  # fmt: skip
 
     named: Schema = {"type": "string"}
-    id_: Schema = {"type": "string", "pattern": r"^[0-9a-f]+\.[0-9]{1,19}$"}
     return {
         "operationId": "events",
         "summary": "Server-sent events: answers, flash_ready, data_updated",
@@ -262,9 +261,10 @@ def _events() -> Schema:
             several("session", "Only of this session", named),
             several("question", "Answers of this question only", named),
             several("event", "Only this kind", {"type": "string", "enum": list(get_args(EventKind))}),
-            {"name": "after", "in": "query", "description": "Begin after this event.", "schema": id_},
+            {"name": "after", "in": "query", "schema": named,
+             "description": "Begin after the event of this id, EPOCH.NUMBER; after another text, now."},
             {"name": "last-event-id", "in": "header", "description": "As `after`, and before it.",
-             "schema": id_},
+             "schema": named},
         ],
         "responses": {
             "200": _response("The stream; it does not end by itself.", named, "text/event-stream"),

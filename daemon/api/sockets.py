@@ -164,7 +164,7 @@ class Socket:
             await subscription.news.wait()
             lost, waiting = subscription.take()
             for each in lost:
-                await self._send(LostMessage(number, each.events, each.exact, each.reason))
+                await self._send(LostMessage(number, *msgspec.structs.astuple(each)))
             for event in waiting:
                 await self._send(EventMessage(number, event.id, msgspec.Raw(event.json)))
                 self._sent(1)

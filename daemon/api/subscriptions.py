@@ -100,6 +100,7 @@ class Feed:
             raise QueryError("engine", why) from None
         match message:
             case LostMessage(subscription=self._subscription):
+                self.last = message.after or self.last
                 return message
             case Subscribed(id=self._subscription):
                 self.last = self.last or message.newest

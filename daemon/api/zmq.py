@@ -503,7 +503,7 @@ class QueryServer:
             await subscription.news.wait()
             lost, waiting = subscription.take()
             for each in lost:
-                told = messages.LostMessage(number, each.events, each.exact, each.reason)
+                told = messages.LostMessage(number, *msgspec.structs.astuple(each))
                 if not await self._send(route, encode(told)):
                     self._gone(peer)
                     return

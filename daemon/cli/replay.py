@@ -274,6 +274,8 @@ async def _through_daemon(
 
 def _tell_unused(source: ReplaySource) -> None:
     """Say what else the file holds, and the first thing that is wrong with it."""
+    for notice in source.notices:
+        click.echo(notice, err=True)
     if source.passed_over:
         names = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in source.passed_over.most_common())
         click.echo(f"lines without a record: {names}", err=True)

@@ -38,6 +38,8 @@ SCHEDULER_TYPE = "SCHEDULER_TYPE"
 POLICIES = {"DEFAULT_VLLM" if name == "vllm" else name.upper().replace("-", "_"): name for name in NAMES}
 """`DEFAULT_VLLM`, `FCFS`, `MCPS` and `LCAS` are *Stream2LLM*'s names; the others follow their style."""
 
+_FINER_TIME = re.compile(r"^[^#\"'\n]*=\s*\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d\.\d{6}\d*[1-9]", re.MULTILINE)
+"""A time that is no text, with digits that `tomllib` drops."""
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 
 
@@ -89,11 +91,17 @@ def _policy(name: str) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """The file's tables. Raises ConfigError."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        values = tomllib.loads(text)
     except OSError as error:
         raise ConfigError([Problem("", f"cannot read {path}: {error.strerror}")]) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError([Problem("", f"{path} is not valid TOML: {error}")]) from None
+    if found := _FINER_TIME.search(text):
+        line = text.count("\n", 0, found.end()) + 1
+        why = "times of TOML are read to the microsecond; write a finer one as text, in quotation marks"
+        raise ConfigError([Problem("", f"{path}, line {line}: {why}")])
+    return values
 
 
 def _decode(layers: Layered) -> Config:

@@ -46,6 +46,7 @@ function heard(message) {
     }
     case "lost":
       console.log(`missed ${message.events} events: ${message.reason}`);
+      last = message.after || last;
       return true;
     case "error":
       waiting.get(message.id)?.reject(new Error(`${message.message} (${message.code})`));

@@ -21,7 +21,7 @@ from daemon.config.load import Config, load_config
 from daemon.config.tenants import read_tenants
 from feeds import messages
 from feeds.codec import decode_message, decode_record, encode
-from feeds.file_format import load_format
+from feeds.file_format import FileFormat, RecordFormat, TimeFormat, load_format
 from feeds.messages import Answer, Bar, Flag, Record
 from feeds.replay import read_records
 from feeds.zeromq import Header
@@ -152,13 +152,27 @@ def test_example_files_load_and_are_listed(path: Path) -> None:
 
 def test_the_quickstart_file_is_read_by_the_quickstart_format(tmp_path: Path) -> None:
     """The block of comma separated lines, through the declared format, to bars."""
-    (form,) = [b.text for b in blocks() if b.kind == "format"]
+    form, *_ = [b.text for b in blocks() if b.kind == "format"]
     (lines,) = [b.text for b in blocks() if b.page == "docs/quickstart.md" and b.text.startswith("time,open")]
     (tmp_path / "bars.toml").write_text(form)
     (tmp_path / "bars.csv").write_text(lines)
     bars = list(read_records(tmp_path / "bars.csv", load_format(tmp_path / "bars.toml")))
     assert [bar.key for bar in bars] == ["DEMO:ACME"] * 2
     assert all(isinstance(bar, Bar) and bar.interval_ns == 60 * 10**9 for bar in bars)
+
+
+@pytest.mark.parametrize("block", examples("format"))
+def test_formats_load(block: Block, tmp_path: Path) -> None:
+    path = tmp_path / "example.toml"
+    path.write_text(block.text)
+    assert load_format(path).description
+
+
+def test_every_key_of_a_format_is_described() -> None:
+    text = page("docs/quickstart.md")
+    for struct, table in ((FileFormat, ""), (RecordFormat, ""), (TimeFormat, "time.")):
+        for name in (each.encode_name for each in msgspec.structs.fields(struct)):
+            assert f"`{table}{name}`" in text or name in ("description", "time"), name
 
 
 def test_shipped_formats_are_named() -> None:

@@ -152,7 +152,8 @@ async def test_answers_come_to_subscribers_and_pushed_records_make_them(
         assert again == seen[1:]
     async with await client.subscribe(after="1.5") as stream:
         lost = await asyncio.wait_for(anext(stream), 5)
-        assert lost == LostMessage(1, "unknown", False, "restarted")
+        assert lost == LostMessage(1, "unknown", False, "restarted", lost.after)
+        assert lost.after
 
 
 async def test_deadlines_and_cancelled_asks_end_in_the_engine_too(

@@ -62,36 +62,47 @@ def test_each_client_gets_its_events_in_order_or_is_told_how_many_it_lost(
     assert client.news.is_set() == bool(waiting)
 
 
-@given(st.integers(0, 12), st.integers(0, 14), st.booleans())
-def test_a_client_that_comes_back_gets_what_is_kept(published: int, after: int, filtered: bool) -> None:
+NO_ID = ("x", "1", ".", "abc.", ".1", "abc.-1", "abc.1x", "abc." + "9" * 20, "abc.²", "ABC.1", "9" * 9999)
+IDS = st.one_of(
+    st.builds("{}.{}".format, st.sampled_from(["abc", "abd", "9"]), st.integers(0, 14)),
+    st.sampled_from(NO_ID),
+    st.text(min_size=1),
+)
+
+
+def comes_back(published: int, after: str, *, selects: bool) -> tuple[list[Lost], list[int]]:
+    """What a client that knows ``after`` is told to have lost, and gets, by the numbers of a plain list."""
+    kept = list(range(max(1, published - KEPT + 1), published + 1))
+    oldest = (kept[0] if kept else 1) - 1
+    epoch, _, number = after.partition(".")
+    readable = number.isascii() and number.isdigit() and len(number) < 20
+    if epoch in ("abd", "9") and readable:
+        return [Lost("unknown", False, "restarted", f"abc.{oldest}")], kept
+    if epoch != "abc" or not readable or int(number) > published:
+        return [Lost("unknown", False, "unknown_id", f"abc.{published}")], []
+    gone = max(0, oldest - int(number))
+    lost = [Lost(gone, not selects, "expired", f"abc.{oldest}")] if gone else []
+    return lost, [n for n in kept if n > int(number)]
+
+
+@given(st.integers(0, 12), IDS, st.booleans())
+def test_a_client_that_comes_back_gets_what_is_kept_or_what_comes_from_now_on(
+    published: int, after: str, filtered: bool
+) -> None:
     events = hub()
     for n in range(1, published + 1):
         events.publish(update(n))
     chosen = Filter(frozenset("a")) if filtered else Filter()
-    lost, got = events.subscribe(ME, chosen, "sse", f"abc.{after}").take()
-    kept = list(range(max(1, published - KEPT + 1), published + 1))
-    if after > published:  # of a later life of the daemon, or made up
-        assert lost == [Lost("unknown", False, "restarted")]
-        assert [event.id for event in got] == [f"abc.{n}" for n in kept]
-        return
-    gone = max(0, (kept[0] if kept else 1) - after - 1)
-    assert lost == ([Lost(gone, not filtered, "expired")] if gone else [])
-    assert [event.id for event in got] == [f"abc.{n}" for n in kept if n > after]
-
-
-def test_an_id_of_another_start_tells_nothing_of_what_was_lost() -> None:
-    events = hub()
-    events.publish(update(1))
-    lost, got = events.subscribe(ME, Filter(), "sse", "abd.1").take()
-    assert (lost, [event.id for event in got]) == ([Lost("unknown", False, "restarted")], ["abc.1"])
-
-
-@pytest.mark.parametrize(
-    "text", ["x", "1", ".", "abc.", ".1", "abc.-1", "abc.1x", "abc." + "9" * 20, "abc.²"]
-)
-def test_what_is_no_id_is_refused(text: str) -> None:
-    with pytest.raises(QueryError, match="not the id of an event"):
-        hub().subscribe(ME, Filter(), "sse", text)
+    client = events.subscribe(ME, chosen, "sse", after)
+    lost, got = client.take()
+    expected, numbers = comes_back(published, after, selects=filtered)
+    assert (lost, [event.id for event in got]) == (expected, [f"abc.{n}" for n in numbers])
+    # with the id that it is given it goes on there, and is told no more of what it has missed
+    if lost:
+        again = events.subscribe(ME, chosen, "sse", lost[0].after)
+        assert again.take() == ([], got)
+    events.publish(update(published + 1))
+    assert [event.id for event in client.take()[1]] == [f"abc.{published + 1}"]
 
 
 def test_only_so_many_clients_listen_and_one_that_leaves_makes_room() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 import pytest
 
@@ -237,7 +239,6 @@ async def test_a_socket_is_told_what_is_wrong(bench: Bench) -> None:
             (b"bytes", None, "not bytes"),
             ({"type": "unsubscribe", "id": 6, "subscription": 99}, 6, "no subscription"),
             ({"type": "subscribe", "id": 3}, 3, "there is a subscription"),
-            ({"type": "subscribe", "id": 7, "after": "x"}, 7, "not the id of an event"),
         ):
             await socket.send(message)
             error = await socket.next("error")
@@ -249,6 +250,46 @@ async def test_a_socket_is_told_what_is_wrong(bench: Bench) -> None:
             assert (await socket.ask(type="subscribe", id=100 + n))["type"] == "subscribed"
         assert (await socket.ask(type="subscribe", id=200))["code"] == "busy"
     await until(lambda: bench.listeners("websocket") == 0)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"x",
+        b"null",
+        b"undefined",
+        b"17\xe9.5",
+        b"\xff\xfe\x80",
+        "\u0661.\u0662".encode(),
+        b"abc.99999999999999999999",
+        b"18a2f0c3",
+        b"18a2f0c3.5, 18a2f0c3.6",
+        b"a" * 9000,
+    ],
+)
+@pytest.mark.parametrize("in_header", [True, False])
+async def test_an_unreadable_id_begins_now_and_the_stream_says_so(
+    bench: Bench, sent: bytes, in_header: bool
+) -> None:
+    bench.publish(1)
+    line = b"last-event-id: " + sent + b"\r\n" if in_header else b""
+    query = b"" if in_header else b"?after=" + quote(sent).encode()
+    async with connected(bench.port) as (reader, writer):
+        writer.write(b"GET /v1/events" + query + b" HTTP/1.1\r\nhost: 127.0.0.1\r\n" + line + b"\r\n")
+        async with asyncio.timeout(5):
+            assert (await reader.readuntil(b"\r\n")).split()[1] == b"200"
+            text = await reader.readuntil(b"}\n\n")
+        newest = bench.events.newest
+        lost = json.dumps(
+            {"events": "unknown", "exact": False, "reason": "unknown_id", "after": newest},
+            separators=(",", ":"),
+        )
+        assert f"id: {newest}\nevent: lost\ndata: {lost}\n\n".encode() in text
+        bench.publish(2)
+        async with asyncio.timeout(5):
+            assert f"id: {bench.events.newest}\n".encode() in await reader.readuntil(b"}\n\n")
+    async with listening(bench.port, last_event_id=newest) as again:
+        assert (await again.next()).kind != "lost"
 
 
 async def test_a_number_that_no_message_holds_is_refused_over_a_socket(bench: Bench) -> None:

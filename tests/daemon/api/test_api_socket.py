@@ -403,7 +403,7 @@ async def test_a_subscription_goes_on_behind_the_last_event_and_says_what_fell_o
         desk.publish(n + 2)
     await wire.send(Subscribe(1, after=known))
     assert isinstance(await wire.read(), Subscribed)
-    assert await wire.read() == LostMessage(1, 6, True, "expired")
+    assert await wire.read() == LostMessage(1, 6, True, "expired", known.replace(".1", ".7"))
     first = await wire.read()
     assert decode_event(first.data).data_version == 8
     for _ in range(KEPT - 1):
@@ -411,13 +411,22 @@ async def test_a_subscription_goes_on_behind_the_last_event_and_says_what_fell_o
     assert last.event == desk.events.newest
     await wire.send(Subscribe(2, after="ff.1"))
     assert isinstance(await wire.read(), Subscribed)
-    assert await wire.read() == LostMessage(2, "unknown", False, "restarted")
+    oldest = known.replace(".1", ".7")
+    assert await wire.read() == LostMessage(2, "unknown", False, "restarted", oldest)
+
+
+async def test_a_subscription_after_no_event_begins_now_and_says_so(desk, wire):
+    desk.publish(1)
+    for number, after in enumerate(["nonsense", "9" * 300, desk.events.newest + "0"], 1):
+        await wire.send(Subscribe(number, after=after))
+        assert isinstance(await wire.read(), Subscribed)
+        lost = LostMessage(number, "unknown", False, "unknown_id", desk.events.newest)
+        assert await wire.read() == lost
 
 
 async def test_subscriptions_are_limited_and_named_once(desk, wire):
     assert isinstance(await wire.request(Subscribe(0)), Subscribed)
     assert (await wire.request(Subscribe(0))).code == "bad_request"
-    assert (await wire.request(Subscribe(1, after="nonsense"))).code == "bad_request"
     for n in range(1, MAX_SUBSCRIPTIONS):
         assert isinstance(await wire.request(Subscribe(n)), Subscribed)
     assert (await wire.request(Subscribe(99))).code == "busy"
@@ -497,8 +506,9 @@ async def test_iterators_give_updates_and_resume(desk):
         item = await asyncio.wait_for(anext(stream), 5)
         assert isinstance(item, Update)
         assert item.message.data_version == 3
-        with pytest.raises(QueryError, match="nonsense"):
-            await client.subscribe(after="nonsense")
+        async with await client.subscribe(after="nonsense") as stream:
+            lost = await asyncio.wait_for(anext(stream), 5)
+            assert (lost.reason, stream.last) == ("unknown_id", desk.events.newest)
     async with AsyncQueryClient("tcp://127.0.0.1:1", 0.1) as client:
         with pytest.raises(QueryError, match=r"within 0\.1 s"):
             await client.subscribe()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.config.checks import exposure_warnings
-from daemon.config.load import POLICIES, ConfigError, load_config
+from daemon.config.load import POLICIES, ConfigError, load_config, read_toml
 from daemon.config.reference import configuration_reference
 from daemon.config.standing import question_of, table_of
 from daemon.engine.build import costs_of, limits_of
@@ -312,9 +312,30 @@ def test_text_that_is_no_duration_is_refused(bad):
 def test_instants_are_exact_and_need_a_zone():
     assert parse_instant("2020-01-01T17:00:00.065001-05:00") == 1577916000065001000
     assert str(Instant(1577916000065001002)) == "2020-01-01T22:00:00.065001002Z"
-    for bad in ("2020-01-01T00:00:00", "yesterday", 3):
+    assert parse_instant("2020-01-01T22:00:00.065001002Z") == 1577916000065001002
+    for bad in (
+        "2020-01-01T00:00:00",
+        "yesterday",
+        3,
+        "2020-01-01T00:00:60Z",
+        "2020-01-01T00:00:00.0000000001Z",
+    ):
         with pytest.raises(ValueError, match="with a zone"):
             parse_instant(bad)
+
+
+def test_a_time_that_toml_would_shorten_is_refused(tmp_path):
+    file = tmp_path / "config.toml"
+    start = "[source]\nkind = 'replay'\n[source.replay]\nfile = 'a'\nformat = 'b'\n"
+    file.write_text(f"{start}from = 2020-01-01T00:00:00.065001002Z\n")
+    with pytest.raises(ConfigError, match="line 6: times of TOML are read to the microsecond"):
+        read_toml(file)
+    for exact in (
+        "2020-01-01T00:00:00.065001000Z",
+        "'2020-01-01T00:00:00.065001002Z' # 2020-01-01T00:00:00.0650010021",
+    ):
+        file.write_text(f"{start}from = {exact}\n")
+        read_toml(file)
 
 
 @pytest.mark.parametrize("name", ["kafka", "zeromq", "replay"])
