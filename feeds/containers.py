@@ -82,7 +82,7 @@ def texts(
                         skipped(member.filename)
                     continue
                 with archive.open(member) as text:
-                    start = text.read(_HEAD)
+                    start = cast(io.BufferedReader, text).read1(_HEAD)  # one piece: the next may be damaged
                     text.seek(0)
                     yield member.filename, _unpacked(text, start, member.filename)
 

@@ -3,7 +3,7 @@
 import codecs
 import io
 from collections.abc import Callable, Generator, Iterator
-from typing import IO
+from typing import IO, cast
 
 from feeds.codec import MalformedRecord
 
@@ -82,12 +82,12 @@ def _around(line: str) -> str:
 
 def _start(file: IO[bytes]) -> bytes:
     """The first bytes, which are read again."""
-    if file.seekable():
-        start = file.read(_LOOKED_AT)
-        file.seek(0)
-        return start
-    peek: Callable[[int], bytes] = getattr(file, "peek")  # noqa: B009 - buffered, but not declared so
-    return peek(_LOOKED_AT)[:_LOOKED_AT]
+    buffered = cast(io.BufferedReader, file)
+    if not buffered.seekable():
+        return buffered.peek(_LOOKED_AT)[:_LOOKED_AT]
+    start = buffered.read1(_LOOKED_AT)  # one piece: the next may be damaged
+    buffered.seek(0)
+    return start
 
 
 def _zeros(start: bytes, encoding: str) -> str:

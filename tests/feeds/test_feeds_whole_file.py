@@ -7,7 +7,9 @@ import io
 import lzma
 import tarfile
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import zstandard
@@ -261,7 +263,7 @@ def test_members_may_be_packed_themselves(tmp_path: Path, pack: object) -> None:
     assert read_file(form(), alone).records == read_file(form(), inside).records == read(form(), TEXT).records
 
 
-def archived(folder: Path, members: dict[str, str]) -> Path:
+def archived(folder: Path, members: Mapping[str, str | bytes]) -> Path:
     path = folder / "t.zip"
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in members.items():
@@ -333,3 +335,19 @@ def test_check_looks_at_the_file(tmp_path: Path) -> None:
     assert [(each.key, "no column 'size'" in each.message) for each in wrong] == [("file", True)]
     path.write_text(TEXT)
     assert all(each.ok for each in ReplayConnector(file=str(path), format=str(made)).check())
+
+
+@given(st.integers(0, 60), st.sampled_from([gzip.compress, zstandard.compress]), st.booleans())
+def test_what_precedes_a_damage_is_read(lost: int, pack: object, inside: bool) -> None:
+    """Also of a file that is so short that its beginning is damaged."""
+    packed = pack(TEXT.encode())  # type: ignore[operator]  # bytes to bytes
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "t"
+        path.write_bytes(packed[: len(packed) - lost])
+        if inside:
+            path = archived(Path(folder), {"t.csv": path.read_bytes()})
+        found = read_file(form(), path)
+    assert [line for line, _ in found.refused if not line] == [0] * (lost > 0)
+    assert found.records == read(form(), TEXT).records[: len(found.records)]
+    if pack is gzip.compress and lost < 12:
+        assert len(found.records) >= 50
