@@ -13,6 +13,7 @@ from feeds.codec import MalformedRecord, decode_record, encode
 from feeds.file_format import FileFormat
 from feeds.frames import elements
 from feeds.replay import read_text
+from feeds.source import Fault
 
 
 @dataclass
@@ -20,13 +21,14 @@ class Body:
     """``payloads``: the records, encoded, and those of our own form that are not usable.
 
     ``usable``: how many are. ``errors``: of each unusable record or line, by number from 1; 0 is the body.
-    ``unreadable``: those of them that ``payloads`` lacks. ``passed_over``: lines known to hold no record.
+    ``faults``: those of them that ``payloads`` lacks, with their symbols if those are known.
+    ``passed_over``: lines known to hold no record.
     """
 
     payloads: list[bytes] = field(default_factory=list)
     usable: int = 0
     errors: list[tuple[int, MalformedRecord]] = field(default_factory=list)
-    unreadable: int = 0
+    faults: list[tuple[str, Fault]] = field(default_factory=list)
     passed_over: int = 0
 
 
@@ -68,11 +70,13 @@ def convert(body: bytes, form: FileFormat, day: date | None, *, most: int) -> Bo
 
     def refuse(line: int, error: MalformedRecord) -> None:
         found.errors.append((line, error))
+        fault = Fault(error.reason, error.message, is_line=True, ts_event=error.ts_event)
+        found.faults.append((error.key, fault))
 
     for record in read_text(io.BytesIO(body), form, day or form.date_of(), refuse, pass_over, numbered=False):
         found.payloads.append(encode(record))
         _check(len(found.payloads), most)
-    found.usable, found.unreadable = len(found.payloads), len(found.errors)
+    found.usable = len(found.payloads)
     return found
 
 

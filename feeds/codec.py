@@ -29,12 +29,16 @@ _PATH = re.compile(r"`\$\.(\w+)")
 
 
 class MalformedRecord(ValueError):
-    """A payload that is not a usable record; ``message`` says what is wrong."""
+    """A payload that is not a usable record; ``message`` says what is wrong.
 
-    def __init__(self, reason: Reason, message: str) -> None:
+    ``key``, ``ts_event``: VENUE:SYMBOL and time of a line, as far as they are known; "" and 0: not.
+    """
+
+    def __init__(self, reason: Reason, message: str, *, key: str = "", ts_event: int = 0) -> None:
         super().__init__(f"{reason}: {message}")
         self.reason = reason
         self.message = message
+        self.key, self.ts_event = key, ts_event
 
 
 class _Decoder(Protocol):

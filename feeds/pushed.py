@@ -11,7 +11,7 @@ from itertools import islice
 
 from feeds.codec import REPLAY
 from feeds.file_format import FileFormat
-from feeds.source import CommitPoint, ConnectionState, Incoming, Kind, Partition
+from feeds.source import CommitPoint, ConnectionState, Fault, Incoming, Kind, Partition
 
 
 class Full(RuntimeError):
@@ -54,8 +54,6 @@ class PushedSource:
     ) -> None:
         self.name, self.limits = name, limits
         self.state = ConnectionState.STOPPED
-        self.malformed = 0
-        """Lines of declared formats that are no records."""
         self._max_records, self._clock_ns = max_records, clock_ns
         self._waiting: deque[Incoming] = deque()
         self._taken = True
@@ -68,18 +66,29 @@ class PushedSource:
         """Number of records that wait to be read."""
         return len(self._waiting)
 
-    def push(self, payloads: Sequence[bytes], encoding: str = "json", *, replay: bool = False) -> None:
+    def push(
+        self,
+        payloads: Sequence[bytes],
+        encoding: str = "json",
+        *,
+        replay: bool = False,
+        faults: Sequence[tuple[str, Fault]] = (),
+    ) -> None:
         """Append records, all or none. ``replay``: their event times are in the past.
+
+        ``faults``: lines of a declared format that are no records, each with its symbol, if that is known.
 
         Raises:
             Full: the queue has no room. Closed: the source is not read.
         """
         if self.state is not ConnectionState.UP:
             raise Closed(f"the source {self.name} is not connected")
-        if len(self._waiting) + len(payloads) > self.limits.waiting:
+        if len(self._waiting) + len(payloads) + len(faults) > self.limits.waiting:
             raise Full(f"{len(self._waiting)} records wait; at most {self.limits.waiting} may")
         headers = {"encoding": encoding.encode()} | ({REPLAY: b"1"} if replay else {})
         now = self._clock_ns()
+        for key, fault in faults:
+            self._waiting.append(Incoming(self.name, 0, -1, key.encode() or None, b"", {}, now, fault=fault))
         for payload in payloads:
             self._waiting.append(Incoming(self.name, 0, self._offset, None, payload, headers, now))
             self._offset += 1

@@ -108,7 +108,7 @@ def read_text(
 
     ``seq`` counts on from ``after``, or is 0 unless ``numbered``. Raises FormatError as `read_records`.
     """
-    notice, refuse = on_notice or _ignore, partial(_refuse_briefly, refuse)
+    notice, refuse = on_notice or _ignore, partial(_refuse_briefly, refuse, _only_key(form))
     readers = RowReader.compile(form, day)
     ordered = in_time_order(_groups(text, form, readers, refuse, skip), form.order, notice)
     settled = RepeatedHours(form.records, refuse).settle(ordered)
@@ -135,9 +135,20 @@ def _name_of(form: FileFormat, row: Row) -> str:
     return next((name for name, match in form.passed_over.items() if matches(match, row)), OTHER)
 
 
-def _refuse_briefly(refuse: OnMalformed, line: int, error: MalformedRecord) -> None:
+def _only_key(form: FileFormat) -> str:
+    """The symbol of all records of a format that names only one; else empty."""
+    keys = {f"{each.venue}:{each.symbol}" for each in form.records}
+    is_constant = all("venue" not in each.fields and "symbol" not in each.fields for each in form.records)
+    return keys.pop() if len(keys) == 1 and is_constant else ""
+
+
+def _refuse_briefly(refuse: OnMalformed, only_key: str, line: int, error: MalformedRecord) -> None:
+    """Refuse a line in a message of limited length; ``only_key``: the symbol of all lines."""
+    if not error.key and only_key:
+        error = MalformedRecord(error.reason, error.message, key=only_key)
     if len(error.message) > MAX_MESSAGE:
-        error = MalformedRecord(error.reason, f"{error.message[:MAX_MESSAGE]}...")
+        brief = f"{error.message[:MAX_MESSAGE]}..."
+        error = MalformedRecord(error.reason, brief, key=error.key, ts_event=error.ts_event)
     refuse(line, error)
 
 

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from datetime import date
+from heapq import heappop, heappush
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
@@ -14,7 +15,7 @@ from feeds.codec import REPLAY, MalformedRecord, encode, make_headers
 from feeds.file_format import FileFormat
 from feeds.messages import AnyRecord
 from feeds.replay import read_records
-from feeds.source import CommitPoint, ConnectionState, Incoming, Kind, Partition
+from feeds.source import YEAR_2100, CommitPoint, ConnectionState, Fault, Incoming, Kind, Partition
 
 NAP_S = 0.2
 """Longest single sleep: stop and pause take effect within it."""
@@ -23,7 +24,8 @@ NAP_S = 0.2
 class ReplaySource:
     """Plays a file at ``speed`` times real time; 0 does not wait (*pausing*: the file waits).
 
-    Every record is encoded again, so that it passes the same decoding and checks as a live one. The topic is
+    Every record is encoded again, so that it passes the same decoding and checks as a live one. A line that
+    could not be used is a message with a fault. The topic is
     the file's name, the partition 0, the offset the record's number in the file (from 0). ``day``: of times
     since midnight.
     """
@@ -50,9 +52,10 @@ class ReplaySource:
             raise ValueError(f"speed must not be negative, got {speed}")
         self.name = name
         self.state = ConnectionState.STOPPED
-        self.malformed = 0
         self.malformed_reasons: Counter[str] = Counter()
-        """The same by reason."""
+        """Lines that could not be used, by reason."""
+        self._faults: list[tuple[int, int, Incoming]] = []
+        """A heap of messages that stand for such lines, by time and number."""
         self.first_malformed = ""
         """The first line that could not be used, and why."""
         self.notices: list[str] = []
@@ -85,13 +88,14 @@ class ReplaySource:
         first = await asyncio.to_thread(next, records, None)
         for record in records if first is None else chain([first], records):
             due_in = self._due_in_s(record.ts_event)
-            if batch and (due_in > 0 or len(batch) == self._max_records):
+            if batch and (due_in > 0 or len(batch) >= self._max_records):
                 yield batch
                 batch = []
                 await self._sleep(0)  # reading is synchronous: yield to the event loop
             if not await self._reach(record.ts_event):
                 return
-            batch.append(self._incoming(record))
+            batch += [*self._faults_until(record.ts_event), self._incoming(record)]
+        batch += self._faults_until(YEAR_2100)
         if batch and self.state is ConnectionState.UP:
             yield batch
 
@@ -135,9 +139,25 @@ class ReplaySource:
         self._file = file
 
     def _count_malformed(self, line: int, error: MalformedRecord) -> None:
-        self.malformed += 1
         self.malformed_reasons[error.reason] += 1
         self.first_malformed = self.first_malformed or f"line {line}: {error}"
+        moment = error.ts_event
+        if moment and not (self._from_ns or 0) <= moment < (self._until_ns or moment + 1):
+            return
+        fault = Fault(error.reason, error.message, is_line=True, ts_event=moment)
+        key = error.key.encode() or None
+        stand_in = Incoming(self._path.name, 0, -1, key, b"", {}, self._clock_ns(), fault=fault)
+        heappush(self._faults, (moment, self.malformed_lines, stand_in))
+
+    @property
+    def malformed_lines(self) -> int:
+        """Lines that could not be used."""
+        return self.malformed_reasons.total()
+
+    def _faults_until(self, event_ns: int) -> Iterator[Incoming]:
+        """The messages for unusable lines up to a time, oldest first; without a time they come at once."""
+        while self._faults and self._faults[0][0] <= event_ns:
+            yield heappop(self._faults)[2]
 
     def _pass_over(self, line: int, name: str) -> None:
         self.passed_over[name] += 1

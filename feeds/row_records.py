@@ -98,7 +98,8 @@ class RowReader:
             try:
                 found.append(self._parsed(part))
             except MalformedRecord as error:
-                refuse(row.line, error)
+                key, moment = self._subject(part)
+                refuse(row.line, MalformedRecord(error.reason, error.message, key=key, ts_event=moment))
         if len(found) < 2:
             return found
         if not any(each.fold_ns for each in found):
@@ -131,6 +132,21 @@ class RowReader:
         check_record(record)
         self.width = row.width
         return Parsed(row.line, self.number, moment.fold_ns, record)
+
+    def _subject(self, row: Row) -> tuple[str, int]:
+        """Symbol and time of an unusable row, as far as they can be read: "" and 0 where not."""
+        get, moment = row.get, row.received
+        try:
+            key = f"{self._name(get, 'venue', self.form.venue)}:{self._name(get, 'symbol', self.form.symbol)}"
+        except MalformedRecord:
+            return "", 0
+        if self.parse_time is not None:
+            try:
+                moment = self._time(self.parse_time, get).ns
+            except MalformedRecord:
+                return key, 0
+        event = _opening(moment, self.form) if self.form.kind == "bar" else moment
+        return key, event if YEAR_1990 <= event < YEAR_2100 else 0
 
     def _check_width(self, row: Row) -> None:
         if self.width and row.width != self.width and not self.ragged:

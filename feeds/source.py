@@ -43,11 +43,15 @@ class Fault(msgspec.Struct, frozen=True, gc=False):
     """Why the source could not read a message, which becomes a dead-letter record.
 
     ``last``: the last offset, where it stands for several that cannot be told apart; -1: its own.
+    ``is_line``: it is a line of a file or a pushed body, which is no message and becomes no dead-letter
+    record. Its symbol is the message's key, and ``ts_event`` its time; 0: not known.
     """
 
     reason: Reason
     message: str
     last: int = -1
+    is_line: bool = False
+    ts_event: int = 0
 
 
 class Incoming(msgspec.Struct, frozen=True, gc=False):

@@ -98,7 +98,8 @@ class Pushes:
         try:
             read = partial(self._read, body, media, source, options)
             found = read() if len(body) <= _IN_LINE_BYTES else await asyncio.to_thread(read)
-            source.push(found.payloads, "msgpack" if media == MSGPACK else "json", replay=options.replay)
+            encoding = "msgpack" if media == MSGPACK else "json"
+            source.push(found.payloads, encoding, replay=options.replay, faults=found.faults)
         except TooMany as error:
             raise QueryError("too_long", str(error)) from None
         except FormatError as error:
@@ -108,7 +109,6 @@ class Pushes:
             raise QueryError("busy", str(error)) from None
         except Closed as error:
             raise QueryError("engine", str(error)) from None
-        source.malformed += found.unreadable
         self._count("accepted" if not found.errors else "partly" if found.usable else "refused")
         errors = tuple(LineError(n, e.reason, e.message) for n, e in found.errors[:MOST_ERRORS])
         return Pushed(found.usable, len(found.errors), found.passed_over, errors)

@@ -229,7 +229,7 @@ async def _publish(source: ReplaySource, sink: Sink, topic: str, join_s: float) 
 
         async def play() -> None:
             async for batch in source.batches():
-                await asyncio.gather(*(one(message) for message in batch))
+                await asyncio.gather(*(one(message) for message in batch if message.fault is None))
 
         try:
             async with showing_progress(source):
@@ -238,7 +238,8 @@ async def _publish(source: ReplaySource, sink: Sink, topic: str, join_s: float) 
             raise ReplayError(str(error)) from error
         await source.stop()
         await sink.stop()
-    print(f"{outcome['sent']} records sent, {outcome['refused']} refused, {source.malformed} malformed lines")
+    malformed = source.malformed_lines
+    print(f"{outcome['sent']} records sent, {outcome['refused']} refused, {malformed} malformed lines")
     _tell_unused(source)
     return 1 if outcome["refused"] else 0
 
@@ -265,7 +266,7 @@ async def _through_daemon(
         read = ", ".join(session.symbol for session in config.sessions)
         click.echo(f"{passed_over} records of other symbols than {read} were passed over", err=True)
     print(
-        f"{printer.count} answers, {source.malformed} malformed lines",
+        f"{printer.count} answers, {source.malformed_lines} malformed lines",
         file=sys.stderr if as_json else sys.stdout,
     )
     _tell_unused(source)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 
 import msgspec
@@ -33,6 +33,7 @@ from feeds.identity import token_of
 from feeds.messages import EVERY_SYMBOL, AnyRecord, Bar, DeadLetter, Heartbeat, Received
 from feeds.moments import in_order
 from feeds.source import Incoming, SeekingSource, Source
+from feeds.subjects import Subject, subjects_of
 from ingest.record import (
     BAR,
     FLAG_GAP,
@@ -40,6 +41,7 @@ from ingest.record import (
     FLAG_SKEWED,
     HEARTBEAT,
     QUOTE,
+    REFUSAL,
     SIDE_BUY,
     SIDE_SELL,
     SIDE_UNKNOWN,
@@ -66,6 +68,8 @@ _SIDES_OF = np.array([SIDE_UNKNOWN, SIDE_BUY, SIDE_SELL], np.int64)
 
 
 NEVER_NS = 2**63 - 1
+_OF_TIMES = ("clock", "timestamp_unit")
+"""Reasons of records whose times are wrong."""
 
 
 class Order:
@@ -160,6 +164,8 @@ class Ingest:
         self._sequences = Sequences(sequence)
         self._beats: list[tuple[Heartbeat, Route, Incoming]] = []
         """Heartbeats that are not packed yet, one for each symbol."""
+        self._refusals: dict[tuple[int, int], tuple[Route, Incoming, int]] = {}
+        """Refused records that are not packed yet: message and part, by symbol and time (0: unknown)."""
         self._gate = asyncio.Event()
         self._gate.set()
         self.reroute(routes)
@@ -203,6 +209,11 @@ class Ingest:
 
     def _records(self, message: Incoming) -> list[Incoming]:
         """A message for each record in it; none if it was read before."""
+        if message.fault is not None and message.fault.is_line:
+            self._store.inc("foretick_records_malformed_total", reason=message.fault.reason)
+            subjects = [Subject(message.key.decode(), message.fault.ts_event)] if message.key else []
+            self._note_refused(message, message.fault.reason, subjects)
+            return []
         stream = (message.topic, message.partition)
         if self._source.kind == "pausing" and self._tracker.repeats(stream, message.offset):
             self._store.inc("foretick_records_repeated_total", source=self._source.name)
@@ -255,7 +266,7 @@ class Ingest:
             if route is not None and not isinstance(record, Heartbeat):
                 self._write(record, route, message, number, part, more)
         except Exception as error:  # whatever one message provokes is its own fault
-            self._refuse(message, _malformed(error))
+            self._refuse(message, _malformed(error), part)
             self._tracker.skipped(stream, message.offset)
             return
         if isinstance(record, Heartbeat):
@@ -332,6 +343,22 @@ class Ingest:
             ts_source=message.ts_source_ns or message.ts_recv_ns,
         )
 
+    def _pack_refusal(self, route: Route, ts_event: int, message: Incoming, part: int) -> None:
+        """A record of this symbol is missing from its bar."""
+        is_line = message.fault is not None and message.fault.is_line
+        self._writer.add(
+            REFUSAL,
+            route.number,
+            ts_event,
+            message.ts_recv_ns,
+            (0, 0, 0, 0, 0),
+            offset=self._order.take(),
+            ts_source=message.ts_source_ns or message.ts_recv_ns,
+            stream=0 if is_line else self._number((message.topic, message.partition)),
+            stream_offset=message.offset,
+            part=part,
+        )
+
     def _hear(self, sessions: tuple[str, ...]) -> None:
         now = time.monotonic_ns()
         for name in sessions:
@@ -378,11 +405,21 @@ class Ingest:
                 if len(self._writer) == SLICE:  # a message of many records
                     await self._flush()
                 self._pack(record, part, part + 1 < len(records))
-                for beat in self._beats:
-                    if len(self._writer) == SLICE:
-                        await self._flush()
-                    self._pack_heartbeat(*beat)
-                self._beats.clear()
+                await self._pack_others()
+            await self._pack_others()
+
+    async def _pack_others(self) -> None:
+        """Pack the heartbeats and refusals of the record before."""
+        for beat in self._beats:
+            if len(self._writer) == SLICE:
+                await self._flush()
+            self._pack_heartbeat(*beat)
+        self._beats.clear()
+        for (_, ts_event), (route, message, part) in self._refusals.items():
+            if len(self._writer) == SLICE:
+                await self._flush()
+            self._pack_refusal(route, ts_event, message, part)
+        self._refusals.clear()
 
     def _decoded(self, messages: list[Incoming]) -> tuple[Columns, Integers, Integers]:
         """The messages as columns, taken where nothing is wrong with them.
@@ -523,8 +560,20 @@ class Ingest:
         self._store.inc("foretick_records_skipped_total", offsets, source=self._source.name)
         self._gaps_of[stream] = {route.number for route in self._routes.values()}
 
-    def _refuse(self, message: Incoming, error: MalformedRecord) -> None:
+    def _note_refused(
+        self, message: Incoming, reason: str, subjects: Iterable[Subject], part: int = 0
+    ) -> None:
+        """Note which bars lack a refused record. Its time is unknown if ``reason`` speaks of times."""
+        for key, ts_event in subjects:
+            route = self._routes.get(key)
+            if route is not None:
+                moment = 0 if reason in _OF_TIMES else ts_event
+                self._refusals[route.number, moment] = route, message, part
+
+    def _refuse(self, message: Incoming, error: MalformedRecord, part: int = 0) -> None:
         self._store.inc("foretick_records_malformed_total", reason=error.reason)
+        subjects = subjects_of(message.payload, header_encoding(message.headers), message.key)
+        self._note_refused(message, error.reason, subjects, part)
         if self._tracker.is_stored((message.topic, message.partition), message.offset):
             return  # its letter was sent when it was read first
         self._dead_letter(unreadable(message, error))

@@ -21,8 +21,19 @@ from daemon.front.offsets import OffsetTracker
 from feeds.codec import REPLAY, encode
 from feeds.decimals import from_units
 from feeds.messages import Bar, DeadLetter, Quote, Trade
-from feeds.source import CommitPoint, Incoming, Kind
-from ingest.record import BAR, FLAG_GAP, FLAG_REPLAY, FLAG_SKEWED, QUOTE, RECORD, SIDE_SELL, TRADE, Records
+from feeds.source import CommitPoint, Fault, Incoming, Kind
+from ingest.record import (
+    BAR,
+    FLAG_GAP,
+    FLAG_REPLAY,
+    FLAG_SKEWED,
+    QUOTE,
+    RECORD,
+    REFUSAL,
+    SIDE_SELL,
+    TRADE,
+    Records,
+)
 from ingest.ring import Ring
 from metrics.store import MetricStore
 from tests.e2e.support import SECOND, START, TOPIC, QueueSource, incoming, trade, until
@@ -49,9 +60,11 @@ class Rig:
         self.source.end()
         await asyncio.wait_for(self.ingest.run(), 20)
 
-    def popped(self) -> Records:
+    def popped(self, *, refusals: bool = False) -> Records:
+        """The records in the ring; with ``refusals`` those that stand for refused ones instead."""
         out = np.zeros(1024, RECORD)
-        return out[: self.ring.pop(out)].copy()
+        found = out[: self.ring.pop(out)]
+        return found[(found["kind"] == REFUSAL) == refusals]
 
     def count(self, name: str, **labels: str) -> float:
         return self.store.value(name, **labels)
@@ -178,8 +191,49 @@ async def test_a_message_that_cannot_be_used_is_counted_put_aside_and_harms_no_n
     assert len(letter.payload) == len(payload) or len(letter.payload) > 1000
     assert len(encode(letter)) < KAFKA_LIMIT, "a dead letter must fit a broker's message limit"
     # Its offset is done: once the neighbours are answered, the position is after all three.
-    r.tracker.acknowledge("aaa", 3)
+    r.tracker.acknowledge("aaa", 4)
     assert r.tracker.to_commit() == {STREAM: CommitPoint(3)}
+
+
+REFUSED = {
+    "its members": (trade("V:AAA", START, price="-1"), None, [(0, START)]),
+    "a member of a wrong type": (trade("V:BBB", START, size=[]), None, [(1, START)]),
+    "a wrong time": (trade("V:AAA", START // 1000), None, [(0, 0)]),
+    "an array of two": (
+        b"[" + trade("V:AAA", START, price="x") + b"," + trade("V:BBB", START) + b"]", None, [(0, START)],
+    ),
+    "cut off": (good(1)[:-5], None, [(0, START + SECOND)]),
+    "an array that is cut off": (b"[" + good(1) + b"," + good(2, "V:BBB")[:-5], None, [(0, 0), (1, 0)]),
+    "the key": (b"\x00\x01", b"V:BBB", [(1, 0)]),
+    "another symbol": (trade("V:ZZZ", START, price="-1"), b"V:ZZZ", []),
+    "nothing": (b"?", None, []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("others", [1, 40])
+async def test_a_refused_record_of_a_known_symbol_leaves_a_mark(rig, name: str, others: int) -> None:
+    payload, key, expected = REFUSED[name]
+    r = rig(capacity=256)
+    refused = msgspec.structs.replace(incoming(payload, others), key=key)
+    after = incoming(good(90), others + 1)
+    await r.run([*(incoming(good(n), n) for n in range(others)), refused, after])
+    out = np.zeros(256, RECORD)
+    found = out[: r.ring.pop(out)]
+    marks = found[found["kind"] == REFUSAL]
+    assert [(int(m["symbol"]), int(m["ts_event"])) for m in marks] == expected
+    assert set(marks["stream_offset"].tolist()) <= {others}
+    assert found["kind"][-1] == TRADE, "what comes after it stays behind it"
+
+
+async def test_lines_that_are_no_records_leave_a_mark_and_no_dead_letter(rig) -> None:
+    r = rig()
+    known = Fault("price", "no", is_line=True, ts_event=START)
+    lines = [Incoming("f", 0, -1, key, b"", {}, START, fault=known) for key in (b"V:AAA", None, b"V:ZZZ")]
+    await r.run([*lines, incoming(good(1), 0)])
+    assert [(int(m["symbol"]), int(m["ts_event"])) for m in r.popped(refusals=True)] == [(0, START)]
+    assert r.letters == []
+    assert r.count("foretick_records_malformed_total", reason="price") == 3
 
 
 async def test_the_wrong_encoding_is_refused_by_name(rig):
@@ -401,7 +455,7 @@ async def test_an_array_of_records_in_one_message_crosses_record_by_record(
     assert [(letter.reason, letter.offset) for letter in it.letters] == [("price", 0), ("json", 2)]
     assert it.count("foretick_records_repeated_total", source="test") == 1
     assert it.tracker.to_commit() == {STREAM: CommitPoint(0)}
-    it.tracker.acknowledge("aaa", 200)  # all but the last record, which came by itself
+    it.tracker.acknowledge("aaa", 201)  # all but the last record, which came by itself
     assert it.tracker.to_commit() == {STREAM: CommitPoint(3)}
 
 
