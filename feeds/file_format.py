@@ -330,11 +330,15 @@ def _check_time(form: FileFormat, record: RecordFormat, where: str) -> None:
     if time.format == RECEIVE:
         if form.container != "jsonl-capture":
             raise ValueError(f"{where}.format: only a jsonl-capture has receive times")
+        if time != TimeFormat(format=RECEIVE):
+            raise ValueError(f"{where}: receive times need no other key")
         return
     if time.field in ("", []) or "" in time.refs:
         raise ValueError(f"{where}.field: missing")
     if time.date and not time.of_day:
         raise ValueError(f"{where}.date: only {', '.join(DAY_UNITS)} need one")
+    if time.zone != "UTC" and time.format in EPOCH_UNITS:
+        raise ValueError(f"{where}.zone: {time.format} counts in UTC")
     if time.zones and "%Z" not in time.format:
         raise ValueError(f"{where}.zones: only a pattern with %Z finds names of zones")
     try:

@@ -1,6 +1,5 @@
 """A row of a file as records: parsed exactly as one record declaration says."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from itertools import pairwise
@@ -26,9 +25,6 @@ from feeds.rows import Row
 from feeds.text_lines import Refuse
 from feeds.timestamps import ParseTime, likely_unit
 from feeds.wall_times import MINUTE_NS, Moment
-
-Get = Callable[[Ref], str | None]
-"""A row's value at a reference as text; None if absent."""
 
 _INCLUSIVE = (1, 10**3, 10**6, 10**9)
 """How long before a boundary an inclusive stamp at the close is, ns: one unit of the clock that wrote it."""
@@ -80,16 +76,19 @@ class RowReader:
     plain: Plain | None  # None: numbers are decimal text as they stand
     null: frozenset[str]
     ragged: bool
+    needs: int  # cells of a row without names
     width: int = 0
 
     @classmethod
     def compile(cls, form: FileFormat, day: date | None) -> "list[RowReader]":
         """A reader for each declaration of a file; ``day``: of times since midnight."""
         plain, null = plain_numbers(form.decimal, form.thousands), frozenset(form.null)
-        return [
-            cls(number, each, each.time_parser(day), each.time.refs, plain, null, form.ragged)
-            for number, each in enumerate(form.records)
-        ]
+        found = []
+        for number, each in enumerate(form.records):
+            needs = 1 + max((ref for _, ref in each.refs() if isinstance(ref, int)), default=-1)
+            time = each.time_parser(day)
+            found.append(cls(number, each, time, each.time.refs, plain, null, form.ragged, needs))
+        return found
 
     def group(self, row: Row, refuse: Refuse) -> Group:
         """The records of a row, or of the elements of its array, by event time; the unusable ones refused."""
@@ -117,17 +116,17 @@ class RowReader:
 
     def _parsed(self, row: Row) -> Parsed:
         self._check_width(row)
-        form, get, received = self.form, row.get, row.received
-        moment = Moment(received) if self.parse_time is None else self._time(self.parse_time, get)
+        form, received = self.form, row.received
+        moment = Moment(received) if self.parse_time is None else self._time(self.parse_time, row)
         event = _opening(moment.ns, form) if form.kind == "bar" else moment.ns
         record = RECORD_TYPES[form.kind](
-            venue=self._name(get, "venue", form.venue),
-            symbol=self._name(get, "symbol", form.symbol),
+            venue=self._name(row, "venue", form.venue),
+            symbol=self._name(row, "symbol", form.symbol),
             ts_event=event,
             ts_recv=received or event,
             clock="receive" if self.parse_time is None else "exchange",
             unit=form.unit,
-            **self._values(get),
+            **self._values(row),
         )
         check_record(record)
         self.width = row.width
@@ -149,18 +148,22 @@ class RowReader:
         return key, event if YEAR_1990 <= event < YEAR_2100 else 0
 
     def _check_width(self, row: Row) -> None:
+        if 0 < row.width < self.needs and not self.ragged:
+            raise MalformedRecord(
+                "missing_field", f"{row.width} cells, and the format names the {self.needs}th"
+            )
         if self.width and row.width != self.width and not self.ragged:
             raise MalformedRecord("type", f"{row.width} cells, where rows before it have {self.width}")
 
-    def _values(self, get: Get) -> dict[str, Any]:
+    def _values(self, row: Row) -> dict[str, Any]:
         form = self.form
         values: dict[str, Any] = {}
         for name in FIXED_FIELDS[form.kind]:
-            if name in form.fields and (value := self._fixed(get, name)) is not None:
+            if name in form.fields and (value := self._fixed(row, name)) is not None:
                 values[name] = value
         if form.kind == "trade":
-            values["id"] = str(self._text(get, form.fields["id"]) or "") if "id" in form.fields else ""
-            values["side"] = self._side(get)
+            values["id"] = self._id(row)
+            values["side"] = self._side(row)
             if form.signed:
                 size = values[form.signed]
                 values["side"] = "sell" if size < 0 else "buy" if size else "unknown"
@@ -170,11 +173,11 @@ class RowReader:
             values["interval_ns"] = int(form.interval)
         return values
 
-    def _time(self, parse: ParseTime, get: Get) -> Moment:
+    def _time(self, parse: ParseTime, row: Row) -> Moment:
         if len(self.time_refs) == 1:
-            text = self._present(get, "time", self.time_refs[0])
+            text = self._present(row, "time", self.time_refs[0])
         else:
-            text = " ".join([self._present(get, "time", ref) for ref in self.time_refs])
+            text = " ".join([self._present(row, "time", ref) for ref in self.time_refs])
         try:
             moment = parse(text)
         except (ValueError, OverflowError) as error:
@@ -187,12 +190,12 @@ class RowReader:
             )
         return moment
 
-    def _fixed(self, get: Get, name: str) -> Fixed | None:
+    def _fixed(self, row: Row, name: str) -> Fixed | None:
         """The number of a field; None where an optional one has none."""
         form, ref = self.form, self.form.fields[name]
-        if self.null and name in OPTIONAL and self._text(get, ref) is None:
+        if self.null and name in OPTIONAL and self._says_none(row, ref):
             return None
-        text = self._present(get, name, ref)
+        text = self._present(row, name, ref)
         try:
             if self.plain is not None:
                 text = self.plain(text)
@@ -204,27 +207,32 @@ class RowReader:
                 "size" if "size" in name or name == "volume" else "price", f"{name}: {error}"
             ) from None
 
-    def _side(self, get: Get) -> str:
+    def _side(self, row: Row) -> str:
         ref = self.form.fields.get("side")
-        if ref is None or (self.null and self._text(get, ref) is None):
+        if ref is None or (self.null and self._says_none(row, ref)):
             return "unknown"
-        text = self._present(get, "side", ref)
+        text = self._present(row, "side", ref)
         side = self.form.side_values.get(text)
         if side is None:
             raise MalformedRecord("type", f"side: {shown(text)} is not among side_values")
         return side
 
-    def _name(self, get: Get, name: str, constant: str) -> str:
+    def _name(self, row: Row, name: str, constant: str) -> str:
         ref = self.form.fields.get(name)
-        return constant if ref is None else str(self._present(get, name, ref))
+        return constant if ref is None else str(self._present(row, name, ref))
 
-    def _text(self, get: Get, ref: Ref) -> str | None:
-        """The text at a place; None where nothing is, or a word for it."""
-        value = get(ref)
-        return None if value is None or value in self.null else value
+    def _id(self, row: Row) -> str:
+        ref = self.form.fields.get("id")
+        value = None if ref is None else row.get(ref)
+        return "" if value is None or value in self.null else str(value)
 
-    def _present(self, get: Get, name: str, ref: Ref) -> str:
-        value = get(ref)
+    def _says_none(self, row: Row, ref: Ref) -> bool:
+        """Whether a word for no value stands there, or JSON's null; not if nothing does."""
+        value = row.get(ref)
+        return row.is_null(ref) if value is None else value in self.null
+
+    def _present(self, row: Row, name: str, ref: Ref) -> str:
+        value = row.get(ref)
         if value is None or value in self.null:
             raise MalformedRecord("missing_field", f"{name}: nothing at {ref!r}")
         return value

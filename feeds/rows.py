@@ -17,6 +17,7 @@ from feeds.timestamps import ParseTime, time_parser
 
 # JSON numbers keep their text: float_hook sees the literal, so no price passes through a float.
 _json = msgspec.json.Decoder(float_hook=JsonNumber)
+_ABSENT = object()
 _MAX_DIGITS = 1000
 """Of an integer of JSON; Python refuses to print much longer ones."""
 
@@ -38,6 +39,9 @@ class Row(Protocol):
 
     def get(self, ref: Ref) -> str | None:
         """The value at a reference as text, exactly as in the file; None if absent."""
+
+    def is_null(self, ref: Ref) -> bool:
+        """Whether JSON's null stands at a reference."""
 
     def elements(self, ref: str) -> list["Row"]:
         """The elements of the array at a reference, each as a row. Raises MalformedRecord: no array."""
@@ -76,6 +80,9 @@ class _Cells:
         index = self.columns.get(ref) if isinstance(ref, str) else ref
         return self.cells[index].strip() if index is not None and index < len(self.cells) else None
 
+    def is_null(self, ref: Ref) -> bool:
+        return False
+
     def elements(self, ref: str) -> list[Row]:
         raise MalformedRecord("type", f"a csv line has no array {ref}")
 
@@ -92,13 +99,16 @@ class _Document:
 
     def get(self, ref: Ref) -> str | None:
         value = self._at(str(ref))
-        if value is None or isinstance(value, dict | list):
+        if value is None or value is _ABSENT or isinstance(value, dict | list):
             return None
         if isinstance(value, bool):
             return "true" if value else "false"
         if isinstance(value, int):
             return _digits(ref, value)
         return str(value) if not isinstance(value, str) else value
+
+    def is_null(self, ref: Ref) -> bool:
+        return self._at(str(ref)) is None
 
     def elements(self, ref: str) -> list[Row]:
         found = self._at(ref)
@@ -107,16 +117,17 @@ class _Document:
         return [_Document(self.line, self.received, self.document, element) for element in found]
 
     def _at(self, ref: str) -> Any:
+        """The value at a path; `_ABSENT` if there is none."""
         value, names = self.value, ref.split(".")
         if names[0] == "$":
             value, names = self.document, names[1:]
         for name in names:
             if isinstance(value, dict):
-                value = value.get(name)
+                value = value.get(name, _ABSENT)
             elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
                 value = value[int(name)]
             else:
-                return None
+                return _ABSENT
         return value
 
 

@@ -165,8 +165,8 @@ def test_words_for_no_value(word: str) -> None:
 def test_null_of_json_is_such_a_word_where_there_are_any() -> None:
     text = '{"t":1709632800,"o":1,"v":null}\n{"t":1709632860,"o":null,"v":1}\n{"t":1709632920,"o":1}\n'
     found = read(NULLS.format(container="jsonl"), text)
-    assert [bar.volume for bar in found.bars] == [0, 0]
-    assert found.refused == [(2, "missing_field")]
+    assert [bar.volume for bar in found.bars] == [0]
+    assert found.refused == [(2, "missing_field"), (3, "missing_field")]
     strict = read(NULLS.format(container="jsonl").replace('"", "NA", "null"', ""), text)
     assert strict.refused == [(1, "missing_field"), (2, "missing_field"), (3, "missing_field")]
 

@@ -71,6 +71,25 @@ def test_columns_may_stand_in_any_order(order: list[int]) -> None:
     assert read(form(), content).records == read(form(), TEXT).records
 
 
+def test_an_index_beyond_the_rows_is_missing_in_each() -> None:
+    """Though the field is optional, and there are words for no value."""
+    bars = """
+    container = "csv"
+    header = false
+    null = [""]
+    [[records]]
+    kind = "bar"
+    venue = "T"
+    symbol = "S"
+    interval = "1m"
+    time = { field = 0, format = "epoch-s" }
+    fields = { open = 1, high = 1, low = 1, close = 1, volume = 2 }
+    """
+    rows = "1709632800,1\n1709632860,1\n"
+    assert read(bars, rows).refused == [(1, "missing_field"), (2, "missing_field")]
+    assert len(read(bars, rows.replace(",1", ",1,")).records) == 2
+
+
 def test_an_index_beyond_the_header_is_an_error() -> None:
     with pytest.raises(FormatError, match="has 4 columns, so none 7"):
         read(form().replace('price = "price"', "price = 7"), TEXT)
