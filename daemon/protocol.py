@@ -322,7 +322,8 @@ class RecordRefused(msgspec.Struct, frozen=True, kw_only=True, tag="record_refus
     """
 
     VALUES: ClassVar[tuple[str, ...]] = (
-        "kind", "seq", "ts_event", "ts_recv", "offset", "a", "b", "c", "d", "e", "x"
+        "kind", "seq", "ts_event", "ts_recv", "offset", "a", "b", "c", "d", "e", "x",
+        "price_finer", "size_finer",
     )  # fmt: skip
 
     session: str
@@ -339,6 +340,8 @@ class RecordRefused(msgspec.Struct, frozen=True, kw_only=True, tag="record_refus
     d: int
     e: int
     x: int
+    price_finer: int = 0
+    size_finer: int = 0
 
 
 class AskFailed(msgspec.Struct, frozen=True, tag="ask_failed"):

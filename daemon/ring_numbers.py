@@ -1,49 +1,101 @@
-"""Prices and sizes of records as the ring's integers, exactly or not at all."""
+"""Prices and sizes of records as integers of the ring (`ingest.record`), exactly or not at all."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from feeds.codec import MalformedRecord
-from feeds.decimals import NANO, to_units
-from feeds.messages import AnyRecord, Quote, Trade
+from feeds.decimals import DIGITS, NANO, Fixed, decimals_of, format_fixed, from_units, to_units
+from feeds.messages import AnyRecord, Bar, Quote, Trade
 from ingest.record import BAR, QUOTE, SIDE_BUY, SIDE_SELL, SIDE_UNKNOWN, TRADE
 
 _MAX = 2**63 - 1
 _SIDES = {"unknown": SIDE_UNKNOWN, "buy": SIDE_BUY, "sell": SIDE_SELL}
+_PRICES: dict[type[AnyRecord], tuple[str, ...]] = {
+    Trade: ("price",),
+    Quote: ("bid", "ask"),
+    Bar: ("open", "high", "low", "close"),
+}
+_SIZES: dict[type[AnyRecord], tuple[str, ...]] = {
+    Trade: ("size",),
+    Quote: ("bid_size", "ask_size"),
+    Bar: ("volume",),
+}
+_KINDS: dict[type[AnyRecord], int] = {Trade: TRADE, Quote: QUOTE, Bar: BAR}
+_TYPES: dict[int, type[AnyRecord]] = {kind: made for made, kind in _KINDS.items()}
 
 
 class RingValues(NamedTuple):
-    """``kind``, `a` to `e` and `x` of `ingest.record`."""
+    """The members of a record in the ring that have its numbers."""
 
     kind: int
     values: tuple[int, int, int, int, int]
     x: int
+    price_finer: int
+    size_finer: int
 
 
-def ring_values(record: AnyRecord) -> RingValues:
-    """The integers of a record. Raises MalformedRecord for a number that has none."""
-    if isinstance(record, Trade):
-        values = (_price("price", record.price), _size("size", record.size), 0, 0, 0)
-        return RingValues(TRADE, values, _SIDES[record.side])
-    if isinstance(record, Quote):
-        bid, ask = _price("bid", record.bid), _price("ask", record.ask)
-        sizes = _size("bid_size", record.bid_size), _size("ask_size", record.ask_size)
-        return RingValues(QUOTE, (bid, ask, *sizes, 0), 0)
-    names = ("open", "high", "low", "close")
-    opened, high, low, close = (_price(name, getattr(record, name)) for name in names)
-    return RingValues(BAR, (opened, high, low, close, _size("volume", record.volume)), record.interval_ns)
+def ring_values(record: AnyRecord, price_scale: int = NANO) -> RingValues:
+    """The integers of a record of a symbol with this `price_scale`.
+
+    Raises:
+        MalformedRecord: a price is finer than the scale or beyond its 64 bits; or a size has more digits than
+            64 bits hold at any scale.
+    """
+    made = type(record)
+    prices = [_price(name, getattr(record, name), price_scale) for name in _PRICES[made]]
+    sizes, size_scale = _sizes(_SIZES[made], [getattr(record, name) for name in _SIZES[made]])
+    a, b, c, d, e = [*prices, *sizes, 0, 0, 0][:5]
+    x = _SIDES[record.side] if isinstance(record, Trade) else getattr(record, "interval_ns", 0)
+    return RingValues(_KINDS[made], (a, b, c, d, e), x, price_scale - NANO, size_scale - NANO)
 
 
-def _price(name: str, value: int) -> int:
-    units = to_units(value, NANO)
+def prices_of(record: AnyRecord) -> list[Fixed]:
+    """All prices of a record."""
+    return [getattr(record, name) for name in _PRICES[type(record)]]
+
+
+def numbers_of(values: RingValues) -> dict[str, Any]:
+    """Prices and sizes as members of the record that has these ``values``."""
+    made = _TYPES[values.kind]
+    scales = dict.fromkeys(_PRICES[made], NANO + values.price_finer)
+    scales |= dict.fromkeys(_SIZES[made], NANO + values.size_finer)
+    return {
+        name: from_units(units, scale)
+        for (name, scale), units in zip(scales.items(), values.values, strict=False)
+    }
+
+
+def price_scale_for(decimals: int, highest: int) -> int:
+    """A scale for prices of so many ``decimals``, up to ``highest`` in units of 1e-18.
+
+    It is nine where that holds them; else one that leaves as much room for finer as for higher prices. Where
+    none holds them, the scale is that of the decimals, and `ring_values` refuses the highest.
+    """
+    coarsest = next((s for s in range(DIGITS, -1, -1) if highest <= from_units(_MAX, s)), 0)
+    if decimals <= NANO <= coarsest:
+        return NANO
+    return decimals + max(coarsest - decimals, 0) // 2
+
+
+def _price(name: str, value: int, scale: int) -> int:
+    units = to_units(value, scale)
     if units is None or units > _MAX:
-        raise MalformedRecord("price", f"{name} {value} is no multiple of 1e-{NANO} below 9.2e9")
+        finest, highest = format_fixed(from_units(1, scale)), format_fixed(from_units(_MAX, scale))
+        raise MalformedRecord(
+            "price",
+            f"{name} {format_fixed(value)} is not a multiple of {finest} up to {highest}: those are what a "
+            f"price_scale of {scale} keeps",
+        )
     return units
 
 
-def _size(name: str, value: int) -> int:
-    units = to_units(value, NANO)
-    if units is None or units > _MAX:
-        raise MalformedRecord("size", f"{name} {value} is no multiple of 1e-{NANO} below 9.2e9")
-    return units
+def _sizes(names: tuple[str, ...], values: list[int]) -> tuple[list[int], int]:
+    """Sizes in units of one scale, and the scale: nine where it holds them, else the coarsest that does."""
+    coarsest = max(map(decimals_of, values))
+    for scale in (NANO, coarsest):
+        units = [to_units(value, scale) for value in values]
+        if all(each is not None and each <= _MAX for each in units):
+            return [each for each in units if each is not None], scale
+    sizes = " and ".join(f"{name} {format_fixed(value)}" for name, value in zip(names, values, strict=True))
+    raise MalformedRecord("size", f"{sizes}: more than 18 digits from the first to the last")

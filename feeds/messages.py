@@ -122,10 +122,10 @@ class Basis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     ``config``: hash of the settings that it depends on. ``bars``: in the answer's version. ``window``: the
     records of the ``window_bars`` bars that the tape holds, first to last of each partition; the first is 0
     where it is not known. ``state``: the same of the ``state_bars`` bars that their KV depends on: those, and
-    bars evicted since the state began; empty where that is not known. ``anchor``: of compact lines, in 1e-9:
-    reference, unit, volume. ``left``: bars left the window that the state began with while it was prefilled,
-    which one bar after the other can't repeat. ``since_gap``: bars since records were last lost or passed
-    over among those of ``state``, counted from the first one behind; 0 where none were.
+    bars evicted since the state began; empty where that is not known. ``anchor``: of compact lines:
+    reference, unit and volume, as decimal text. ``left``: bars left the window that the state began with
+    while it was prefilled, which one bar after the other can't repeat. ``since_gap``: bars since records were
+    last lost or passed over among those of ``state``, counted from the first one behind; 0 where none were.
     """
 
     config: str = ""
@@ -134,7 +134,7 @@ class Basis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     window: list[InputRange] = []
     state_bars: int = 0
     state: list[InputRange] = []
-    anchor: list[int] = []
+    anchor: list[str] = []
     left: bool = False
     since_gap: int = 0
 

@@ -14,6 +14,7 @@ from ingest.backlog import Window
 from ingest.bar_kernel import AMENDS, BAR, EMPTY, GAP, LATE, NEVER, Bars
 from ingest.cut import AmenderCut, Rows
 from ingest.retained import Retained
+from ingest.volumes import Volume, put_volume, volume_of
 
 Lines = Callable[[Bars], list[list[int]]]
 """The token ids of each bar's line."""
@@ -23,7 +24,6 @@ _OF_CORRECTION = (
     *("late_open", "refused_open"),
 )
 """What a correction has from the late record, not from its bar."""
-_MOST = np.iinfo(np.int64).max
 _Key = tuple[int, int]
 """Number of its symbol among the session's, and opening in ns."""
 
@@ -119,7 +119,7 @@ def merge(bar: np.void, late: np.void) -> None:
     """
     bar["flags"] = (bar["flags"] | (late["flags"] & ~np.uint32(LATE))) & ~np.uint32(EMPTY)
     if late["n_ticks"] == 0 or bar["n_ticks"] == 0:
-        for name in ("o", "h", "l", "c", "v"):
+        for name in ("o", "h", "l", "c", "v", "v_high", "v_low"):
             bar[name] = late[name]
         if late["n_ticks"]:
             bar["n_ticks"] = 1
@@ -131,5 +131,5 @@ def merge(bar: np.void, late: np.void) -> None:
     if event >= bar["ts_last_event"]:
         bar["ts_last_event"], bar["c"] = event, price
     bar["h"], bar["l"] = max(bar["h"], price), min(bar["l"], price)
-    bar["v"] = min(int(bar["v"]) + int(late["v"]), _MOST)
+    put_volume(bar, Volume.of(volume_of(bar).exact + volume_of(late).exact))
     bar["n_ticks"] += 1

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from ingest.identity import Tables, identity_of, is_known, remember
 from ingest.record import BAR as READY_BAR
 from ingest.record import FLAG_GAP, FLAG_MORE, FLAG_REPLAY, HEARTBEAT, QUOTE, REFUSAL, Records
+from ingest.volumes import add_volume, is_volume, no_volume
 from metrics.kernel import kernel
 
 SKEWED, GAP, EMPTY, REPLAYED, JUMP, AMENDS = 1, 2, 4, FLAG_REPLAY, 16, 32
@@ -42,11 +43,11 @@ BAR = np.dtype(
         ("n_ticks", "i8"),  # LATE: 1, or 0 for a ready-made bar
         ("ts_open", "i8"),
         ("interval", "i8"),
-        ("o", "i8"),
+        ("o", "i8"),  # prices are in units of 10^-`price_scale` of the session
         ("h", "i8"),
         ("l", "i8"),
         ("c", "i8"),
-        ("v", "i8"),
+        ("v", "i8"),  # the volume in 1e-9, with `v_high` and `v_low`: see `ingest.volumes`
         ("ts_first_event", "i8"),
         ("ts_last_event", "i8"),
         ("ts_source", "i8"),
@@ -63,6 +64,8 @@ BAR = np.dtype(
         # openings of the newest closed intervals of the session that lack records: late ones, refused ones
         ("late_open", "i8"),
         ("refused_open", "i8"),
+        ("v_high", "i8"),
+        ("v_low", "i8"),
     ]
 )
 # An open bar, with what closing it needs.
@@ -79,6 +82,7 @@ SESSION = np.dtype(
         ("price_jump", "f8"),  # factor; 0: no limit
         ("refuses_jumps", "i8"),
         ("any_interval", "i8"),  # ready-made bars of other intervals are taken
+        ("price_finer", "i8"),  # of its symbols' records; see `ingest.record`
         # its rows of FEED and OPEN
         ("first_feed", "i8"),
         ("end_feed", "i8"),
@@ -171,7 +175,7 @@ def _emit_empty(
     last["o"] = last["c"]
     last["h"] = last["c"]
     last["l"] = last["c"]
-    last["v"] = 0
+    no_volume(last)
     last["n_ticks"] = 0
     last["flags"] = (
         EMPTY | (GAP if feed["gap"] else 0) | np.uint32(marks) | (last["flags"] & np.uint32(REPLAYED))
@@ -291,7 +295,7 @@ def _start(slot: Row, feed: Row, index: int, interval: int) -> None:
     bar["n_ticks"] = 0
     bar["ts_open"] = index * interval
     bar["interval"] = interval
-    bar["v"] = 0
+    no_volume(bar)
     bar["ts_last_event"] = NEVER
     bar["first_offset"] = _MOST
     bar["last_offset"] = NEVER
@@ -319,7 +323,7 @@ def _add(slot: Row, record: Row, price: int, volume: int, now: int) -> None:
         bar["c"] = price
     bar["h"] = max(bar["h"], price)
     bar["l"] = min(bar["l"], price)
-    bar["v"] = bar["v"] + min(volume, _MOST - bar["v"])
+    add_volume(bar, volume, record["size_finer"])
     bar["n_ticks"] += np.uint32(1)
     bar["flags"] |= np.uint32(record["flags"] & _OF_RECORD)
     bar["ts_source"] = np.int64(record["ts_source"])
@@ -352,7 +356,7 @@ def _put_aside(
         row["h"] = record["b"]
         row["l"] = record["c"]
         row["c"] = record["d"]
-        row["v"] = record["e"]
+        volume = record["e"]
     else:
         row["n_ticks"] = 1
         row["interval"] = feed["last"]["interval"]
@@ -361,7 +365,9 @@ def _put_aside(
         row["h"] = price
         row["l"] = price
         row["c"] = price
-        row["v"] = 0 if record["kind"] == QUOTE else record["b"]
+        volume = 0 if record["kind"] == QUOTE else record["b"]
+    no_volume(row)
+    add_volume(row, volume, record["size_finer"])
     row["ts_first_event"] = np.int64(record["ts_event"])
     row["ts_last_event"] = feed["last"]["ts_last_event"]  # the version's newest event stays what it was
     row["ts_source"] = np.int64(record["ts_source"])
@@ -449,7 +455,7 @@ def _is_same(bar: Row, record: Row) -> bool:
         and bar["h"] == record["b"]
         and bar["l"] == record["c"]
         and bar["c"] == record["d"]
-        and bar["v"] == record["e"]
+        and is_volume(bar, record["e"], record["size_finer"])
     )
     return same
 
@@ -481,7 +487,8 @@ def _pass_through(
     bar["h"] = record["b"]
     bar["l"] = record["c"]
     bar["c"] = record["d"]
-    bar["v"] = record["e"]
+    no_volume(bar)
+    add_volume(bar, record["e"], record["size_finer"])
     bar["ts_first_event"] = opened
     bar["ts_last_event"] = opened
     bar["ts_source"] = np.int64(record["ts_source"])
@@ -581,7 +588,7 @@ def _take(
     if kind == REFUSAL:
         mark_refused(session, feed, slots, np.int64(record["ts_event"]))
         return at
-    if kind != feed["kind"]:
+    if kind != feed["kind"] or np.int64(record["price_finer"]) != session["price_finer"]:
         feed["ignored"] += np.uint64(1)
         return at
     identity = identity_of(record)

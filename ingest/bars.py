@@ -8,10 +8,11 @@ or passed on to amend its bar. Where several
 symbols have a bar of one interval, these close together, in the order of the session's symbols.
 
 Within a bar, open and close go by (event time, arrival): among equal times the first arrival opens and the
-last one closes, in whatever order the times came. Quotes make bars of the mid (rounded down to 1e-9) without
-volume. Volumes saturate. Empty intervals are skipped, or filled flat at the last close. A ready-made bar
-passes through if it opens after the one before of its symbol; its own times and interval stay. A symbol's
-first record decides which kind makes its bars in a session; other kinds are ignored and counted.
+last one closes, in whatever order the times came. Quotes make bars of the mid, rounded down to a unit of
+their prices, without volume. Volumes have no limit (`ingest.volumes`). Empty intervals are skipped, or filled
+flat at the last close. A ready-made bar passes through if it opens after the one before of its symbol; its
+own times and interval stay. A symbol's first record decides which kind makes its bars in a session; other
+kinds are ignored and counted.
 
 The records of a symbol come from one partition. Offsets are running numbers over all records. Event times are
 trusted: one tick stamped far in the future makes the following ones late.
@@ -74,7 +75,8 @@ __all__ = [
 
 _MAX_OPEN = 4096
 _POLICY = (
-    "interval", "lateness", "max_fill", "idle_close", "late", "price_jump", "refuses_jumps", "any_interval"
+    "interval", "lateness", "max_fill", "idle_close", "late", "price_jump", "refuses_jumps", "any_interval",
+    "price_finer",
 )  # fmt: skip
 _LACKING = ("late_open", "refused_open", "late_event")
 _LATE = {"drop": DROP, "amend": AMEND, "refuse": REFUSE}
@@ -133,6 +135,9 @@ class BarPolicy:
 class Feeds:
     """What a session is made of: the numbers of its symbols in the ring, and its policy.
 
+    ``price_scale``: decimals of the unit of its prices, 0 to 18; records of another one are ignored and
+    counted.
+
     ``since_ns``: of a new session, the monotonic clock when it was opened. Records that entered the ring
     earlier are not its: they were read for a session of that name before it, and are read again.
     """
@@ -140,6 +145,7 @@ class Feeds:
     symbols: tuple[int, ...]
     policy: BarPolicy
     since_ns: int = 0
+    price_scale: int = 9
 
 
 RefusalReason = Literal["late", "price_jump", "interval"]
@@ -211,7 +217,7 @@ class BarBuilder:
             row["late"] = _LATE[policy.late]
             row["price_jump"], row["refuses_jumps"] = policy.price_jump, policy.refuse_jumps
             row["any_interval"] = policy.ready == "any"
-            row["since"] = each.since_ns
+            row["since"], row["price_finer"] = each.since_ns, each.price_scale - 9
             mine = feeds[row["first_feed"] : row["end_feed"]]
             if old is not None:
                 was = before[old]

@@ -17,8 +17,10 @@ import numpy.typing as npt
 
 from ingest.bar_kernel import BAR, Bars
 from ingest.cut import CompactCut, Rows
-from ingest.lines import decimal, round_half_even
+from ingest.lines import check_decimals, decimal, round_half_even
 from ingest.tokens import Fields, Tokeniser, whole_units
+from ingest.volumes import HIGH, LOW, Volume
+from ingest.volumes import SCALE as VOLUME_SCALE
 from metrics.kernel import kernel
 
 CENTRE, HIGHEST = 500, 999
@@ -29,8 +31,8 @@ TINY = 40
 """Levels of a window at or below which a finer unit is chosen, if there is one."""
 REVIEW = 64
 """After so many bars, and after 1, 2, 4 ... before, it is checked whether the anchor suits the window."""
-NO_VOLUME = 10**9
-"""The volume of an anchor, 1e-9, where none was traded yet."""
+NO_VOLUME = 10**VOLUME_SCALE
+"""The volume of an anchor, 1e-18, where none was traded yet."""
 _SHIFTED = 10
 """A window's median volume differs from the anchor's by more than this factor: the anchor is replaced."""
 _VOLUME_DIGITS = 3
@@ -42,8 +44,9 @@ Flags = npt.NDArray[np.uint8]
 _BOUNDS: Floats = 10.0 ** ((np.arange(HIGHEST + 1) + 0.5 - CENTRE) / CODES_PER_DECADE)
 """Volumes over the anchor's below which the code is 0, 1, ..., 999, before it is limited to 1..999."""
 # Columns of a retained bar.
-_EVENT, _TOKENS, _INEXACT, _COLUMNS = 5, 6, 7, 8
-_PRICES, _VOLUME = slice(0, 4), 4
+_NAMES = ("o", "h", "l", "c", "v_high", "v", "v_low")
+_EVENT, _TOKENS, _INEXACT, _COLUMNS = 7, 8, 9, 10
+_PRICES, _VOLUME = slice(0, 4), slice(4, 7)
 _ROUNDED, _SATURATED = 1, 2
 _LEVEL = re.compile(r"\d{3}")
 
@@ -55,18 +58,30 @@ def header_text(reference: str, unit: str, volume: str, percent: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """What levels and volume codes stand for, in 1e-9. ``reference`` is a multiple of ``unit``."""
+    """What levels and volume codes stand for. ``reference`` is a multiple of ``unit``.
+
+    Both are in 10^-``price_scale``; ``volume`` is in 1e-18.
+    """
 
     reference: int
     unit: int
     volume: int
     price_decimals: int = 2
     """Decimals of a printed price."""
+    price_scale: int = 9
 
     @property
-    def numbers(self) -> tuple[int, int, int]:
-        """Reference, unit and volume."""
-        return self.reference, self.unit, self.volume
+    def numbers(self) -> tuple[str, str, str]:
+        """Reference, unit and volume as decimal text, exactly."""
+        decimals = _decimals(self.unit, self.price_scale)
+        reference, unit = (decimal(x, decimals, self.price_scale) for x in (self.reference, self.unit))
+        return reference, unit, decimal(self.volume, _decimals(self.volume, VOLUME_SCALE), VOLUME_SCALE)
+
+    @classmethod
+    def of(cls, reference: str, unit: str, volume: str, price_decimals: int, price_scale: int) -> Anchor:
+        """The anchor with these `numbers`. Raises ValueError for a number that its unit cannot express."""
+        prices = units_in(reference, price_scale), units_in(unit, price_scale)
+        return cls(*prices, units_in(volume, VOLUME_SCALE), price_decimals, price_scale)
 
     @property
     def percent(self) -> int:
@@ -76,32 +91,30 @@ class Anchor:
     @property
     def header(self) -> str:
         """See `header_text`."""
-        decimals = _decimals(self.unit)
-        reference, unit = decimal(self.reference, decimals), decimal(self.unit, decimals)
-        return header_text(reference, unit, decimal(self.volume, _decimals(self.volume)), self.percent)
+        return header_text(*self.numbers, self.percent)
 
     def price(self, level: int) -> int:
-        """The price of a level, 1e-9."""
+        """The price of a level."""
         return self.reference + (level - CENTRE) * self.unit
 
     def printed(self, text: str) -> str:
         """The price of a level of three digits, as text; other text as it is."""
         if _LEVEL.fullmatch(text) is None:
             return text
-        return decimal(self.price(int(text)), self.price_decimals)
+        return decimal(self.price(int(text)), self.price_decimals, self.price_scale)
 
 
-WIDEST = Anchor(1 - 92 * 10**17, 1, 92 * 10**17 - 1)
-"""An anchor with the longest header."""
+WIDEST = Anchor(1 - 92 * 10**17, 1, (92 * 10**24 - 1) * 10**VOLUME_SCALE, price_scale=18)
+"""An anchor with the longest header; volumes, of three significant digits, stay far below this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactSpec:
     """A compact session: the decimals of its printed prices, its finest unit, and its tape's retention.
 
-    ``unit`` in 1e-9, 0 for one unit of the last decimal; 0 is no limit for ``records`` and ``span_ns``.
-    ``begins``: an anchor that an earlier encoder chose, and how many bars it encoded around it: they come
-    first.
+    ``unit`` in 10^-``price_scale``, 0 for one unit of the last decimal; 0 is no limit for ``records`` and
+    ``span_ns``. ``begins``: an anchor that an earlier encoder chose, and how many bars it encoded around it:
+    they come first.
     """
 
     price_decimals: int = 2
@@ -110,22 +123,22 @@ class CompactSpec:
     records: int = 0
     span_ns: int = 0
     begins: tuple[Anchor, int] | None = None
+    price_scale: int = 9
 
     def __post_init__(self) -> None:
-        if not 0 <= self.price_decimals <= 9:
-            raise ValueError(f"price_decimals must be from 0 to 9, not {self.price_decimals}")
+        check_decimals(self.price_decimals, self.price_scale)
         if self.unit < 0:
             raise ValueError("the unit of a price must not be negative")
 
     @property
     def finest(self) -> int:
-        """The finest unit, 1e-9."""
-        return self.unit or int(10 ** (9 - self.price_decimals))
+        """The finest unit, in 10^-``price_scale``."""
+        return self.unit or int(10 ** (self.price_scale - self.price_decimals))
 
     @property
     def blank(self) -> Anchor:
         """The anchor before the first bar."""
-        return Anchor(0, self.finest, NO_VOLUME, self.price_decimals)
+        return Anchor(0, self.finest, NO_VOLUME, self.price_decimals, self.price_scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,17 +172,24 @@ def unit_for(span: int, finest: int) -> int:
 
 
 def typical_volume(volumes: Ints, unknown: int = NO_VOLUME) -> int:
-    """The median of the volumes above 0, 1e-9; ``unknown`` where there are none."""
-    traded = np.sort(volumes[volumes > 0])
-    return int(traded[len(traded) // 2]) if len(traded) else unknown
+    """The median of the volumes above 0, in 1e-18; ``unknown`` where there are none.
+
+    ``volumes``: rows of three as in `Volume`.
+    """
+    traded = volumes[volumes.any(axis=1)]
+    if not len(traded):
+        return unknown
+    order = np.lexsort(traded.T[::-1])
+    return Volume(*traded[order[len(traded) // 2]].tolist()).exact
 
 
 def anchor_for(low: int, high: int, volume: int, spec: CompactSpec) -> Anchor:
-    """The anchor for a window's lowest and highest price and its typical volume, 1e-9."""
+    """The anchor for a window's lowest and highest price, and its typical volume in 1e-18."""
     unit = unit_for(high - low, spec.finest)
     reference = round_half_even(low + high, 2 * unit) * unit
     scale = int(10 ** max(len(str(volume)) - _VOLUME_DIGITS, 0))
-    return Anchor(reference, unit, round_half_even(volume, scale) * scale, spec.price_decimals)
+    volume = round_half_even(volume, scale) * scale
+    return Anchor(reference, unit, volume, spec.price_decimals, spec.price_scale)
 
 
 def fields_of(bars: Bars, anchor: Anchor) -> Fields:
@@ -225,9 +245,7 @@ class CompactEncoder:
     def cut(self) -> CompactCut:
         """Its state, without its counters."""
         anchor = self._anchor
-        stored = None if anchor is None else (
-            anchor.reference, anchor.unit, anchor.volume, anchor.price_decimals
-        )  # fmt: skip
+        stored = None if anchor is None else anchor.numbers
         window = Rows.of(self._rows[self._start : self._end])
         return CompactCut(stored, window, self._tokens, self._inexact, self._age)
 
@@ -235,13 +253,15 @@ class CompactEncoder:
         """Go on from a cut. Raises ValueError for rows of another layout."""
         rows: Ints = cut.window.array(np.int64, _COLUMNS)
         self._rows, self._start, self._end = rows, 0, len(rows)
-        self._anchor = None if cut.anchor is None else Anchor(*cut.anchor)
+        spec = self._spec
+        decimals = spec.price_decimals, spec.price_scale
+        self._anchor = None if cut.anchor is None else Anchor.of(*cut.anchor, *decimals)
         self._tokens, self._inexact, self._age = cut.tokens, cut.inexact, cut.age
 
     @property
     def window(self) -> Ints:
-        """The retained bars, [bars, 5]: open, high, low, close, volume."""
-        return self._rows[self._start : self._end, : _VOLUME + 1]
+        """The retained bars, [bars, 7]: open, high, low, close, and the volume as in `Volume`."""
+        return self._rows[self._start : self._end, : len(_NAMES)]
 
     @property
     def _until_review(self) -> int:
@@ -290,13 +310,14 @@ class CompactEncoder:
 
     def _extent(self, bar: np.void) -> tuple[int, int, int]:
         """Lowest and highest price of the window and ``bar``, and the median of their volumes above 0."""
-        own, window = [int(bar[name]) for name in "ohlcv"], self.window
+        own, window = [int(bar[name]) for name in _NAMES], self.window
         low, high = min(own[_PRICES]), max(own[_PRICES])
         if len(window):
             low = min(low, int(window[:, _PRICES].min()))
             high = max(high, int(window[:, _PRICES].max()))
         unknown = NO_VOLUME if self._anchor is None else self._anchor.volume
-        return low, high, typical_volume(np.append(window[:, _VOLUME], own[_VOLUME]), unknown)
+        volumes = np.concatenate([window[:, _VOLUME], np.array([own[_VOLUME]], np.int64)])
+        return low, high, typical_volume(volumes, unknown)
 
     def _restart(self, bar: Bars) -> Restart:
         """Make room for ``bar`` (BAR [1]), choose the anchor for both, and encode the window around it."""
@@ -314,7 +335,7 @@ class CompactEncoder:
         rows = self._rows[self._start : self._end]
         kept = np.zeros(len(rows) + 1, BAR)
         kept[-1] = bar[0]
-        for column, name in enumerate("ohlcv"):
+        for column, name in enumerate(_NAMES):
             kept[name][:-1] = rows[:, column]
         fields, _, marks = _encode(kept, anchor)
         lines = self._tokeniser.compact(fields)
@@ -331,25 +352,36 @@ class CompactEncoder:
         return Restart(anchor, tuple((tuple(line), event) for line, event in window))
 
 
-def _decimals(nano: int) -> int:
-    """Decimals that print a number of 1e-9 exactly."""
-    digits = f"{nano % 10**9:09d}".rstrip("0")
-    return len(digits)
+def _decimals(value: int, scale: int) -> int:
+    """Decimals that print ``value``, in 10^-``scale``, exactly."""
+    digits = f"{value % 10**scale:0{scale}d}" if scale else ""
+    return len(digits.rstrip("0"))
+
+
+def units_in(text: str, scale: int) -> int:
+    """Plain decimal text in units of 10^-``scale``. Raises ValueError where it is finer, or no such text."""
+    whole, _, fraction = text.partition(".")
+    if len(fraction) > scale:
+        raise ValueError(f"{text!r} has more than {scale} decimals")
+    return int(whole + fraction.ljust(scale, "0"))
 
 
 def _encode(bars: Bars, anchor: Anchor) -> tuple[Fields, int, Flags]:
     """Levels and codes [bars, 5] of the first bars, how many of them fit, and their marks [bars]."""
     fields, marks = np.empty((len(bars), 5), np.int64), np.zeros(len(bars), np.uint8)
     lowest = anchor.reference // anchor.unit - CENTRE
-    fitting: int = _fill_fields(bars, lowest, anchor.unit, anchor.volume, _BOUNDS, fields, marks)
+    fitting: int = _fill_fields(bars, lowest, anchor.unit, anchor.volume / LOW, _BOUNDS, fields, marks)
     return fields, fitting, marks
 
 
 @kernel
 def _fill_fields(
-    bars: Bars, lowest: int, unit: int, volume: int, bounds: Floats, fields: Fields, marks: Flags
+    bars: Bars, lowest: int, unit: int, volume: float, bounds: Floats, fields: Fields, marks: Flags
 ) -> int:
-    """Levels, codes and marks of the bars before the first one outside the levels; returns how many."""
+    """Levels, codes and marks of the bars before the first one outside the levels; returns how many.
+
+    ``volume``, the anchor's, in 1e-9.
+    """
     for r in range(bars.shape[0]):
         bar = bars[r]
         for f in range(4):
@@ -367,8 +399,9 @@ def _fill_fields(
                 return r
             fields[r, f] = level
         fields[r, 4] = 0
-        if bar["v"] > 0:
-            code = np.searchsorted(bounds, bar["v"] / volume, side="right")
+        traded = bar["v_high"] * float(HIGH) + bar["v"] + bar["v_low"] / LOW
+        if traded > 0:
+            code = np.searchsorted(bounds, traded / volume, side="right")
             fields[r, 4] = min(max(code, 1), HIGHEST)
             if fields[r, 4] != code:
                 marks[r] |= _SATURATED
@@ -389,7 +422,8 @@ def _retain(
     for i in range(len(lengths)):
         new, bar = end + i, bars[i]
         row = rows[new]
-        row[0], row[1], row[2], row[3], row[4] = bar["o"], bar["h"], bar["l"], bar["c"], bar["v"]
+        row[0], row[1], row[2], row[3] = bar["o"], bar["h"], bar["l"], bar["c"]
+        row[4], row[5], row[6] = bar["v_high"], bar["v"], bar["v_low"]
         row[_EVENT], row[_TOKENS], row[_INEXACT] = bar["ts_last_event"], lengths[i], marks[i] & _ROUNDED
         while start < new and (
             tokens + row[_TOKENS] > most_tokens

@@ -53,8 +53,8 @@ class BuilderCut(msgspec.Struct, frozen=True):
 class CompactCut(msgspec.Struct, frozen=True):
     """State of an `ingest.compact.CompactEncoder`."""
 
-    anchor: tuple[int, int, int, int] | None
-    """Reference, unit and volume (1e-9), and decimals of printed prices."""
+    anchor: tuple[str, str, str] | None
+    """Reference, unit and volume, as decimal text."""
     window: Rows
     tokens: int
     inexact: int

@@ -71,7 +71,7 @@ def identity_of(record: Any) -> Any:
     state = _mixed(_mixed(_MIX, token), record["ts_event"])
     for value in (record["a"], record["b"], record["c"], record["d"], record["e"], record["x"]):
         state = _mixed(state, value)
-    state = _mixed(state, record["kind"])
+    state = _mixed(_mixed(state, record["kind"]), record["size_finer"])
     return state if state != 0 else np.uint64(1)
 
 

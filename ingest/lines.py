@@ -1,7 +1,7 @@
 """The text of the tape: one line per bar, `time,open,high,low,close,volume` and a newline.
 
 The time is the bar's opening in UTC: `HHMM` for intervals of a minute or more, else `HHMMSS`. Numbers are
-plain decimals with the session's number of decimals, rounded half to even from 1e-9 in integer arithmetic.
+plain decimals with the session's number of decimals, rounded half to even in integer arithmetic.
 `143000,101.25,101.50,101.25,101.38,12.500` is a one-second bar with two decimals for prices and three for
 volume. Where a session reads several symbols, each line begins with its own: `ESZ6,143000,...`. A bar that a
 late record amended is written again after the word `amend`: `amend,143000,...`. Where empty intervals are
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingest.bar_kernel import AMENDS, EMPTY
+from ingest.volumes import SCALE as VOLUME_SCALE
+from ingest.volumes import volume_of
 
 _SECOND = 1_000_000_000
 MINUTE_NS = 60 * _SECOND
@@ -21,20 +23,32 @@ MINUTE_NS = 60 * _SECOND
 
 @dataclass(frozen=True, slots=True)
 class LineSpec:
-    """A session's decimals, 0 to 9 each, and the names of its symbols if it has several.
+    """A session's decimals, 0 to 18 each, and the names of its symbols if it has several.
 
-    ``says_empty``: an empty bar's line says that nothing was traded, and no prices.
+    ``says_empty``: an empty bar's line says that nothing was traded, and no prices. ``price_scale``: decimals
+    of the unit that its bars' prices count, 0 to 18; no fewer than are printed.
     """
 
     price_decimals: int = 2
     volume_decimals: int = 3
     symbols: tuple[str, ...] = ()
     says_empty: bool = False
+    price_scale: int = 9
 
     def __post_init__(self) -> None:
-        for name in ("price_decimals", "volume_decimals"):
-            if not 0 <= getattr(self, name) <= 9:
-                raise ValueError(f"{name} must be from 0 to 9, not {getattr(self, name)}")
+        check_decimals(self.price_decimals, self.price_scale)
+        if not 0 <= self.volume_decimals <= VOLUME_SCALE:
+            raise ValueError(f"volume_decimals must be from 0 to {VOLUME_SCALE}, not {self.volume_decimals}")
+
+
+def check_decimals(price_decimals: int, price_scale: int) -> None:
+    """Raises ValueError for decimals of printed prices that the unit of prices does not have."""
+    if not 0 <= price_scale <= 18:
+        raise ValueError(f"price_scale must be from 0 to 18, not {price_scale}")
+    if not 0 <= price_decimals <= price_scale:
+        raise ValueError(
+            f"price_decimals must be from 0 to price_scale ({price_scale}), not {price_decimals}"
+        )
 
 
 def round_half_even(value: int, unit: int) -> int:
@@ -43,11 +57,11 @@ def round_half_even(value: int, unit: int) -> int:
     return whole + (2 * rest > unit or (2 * rest == unit and whole % 2 == 1))
 
 
-def decimal(nano: int, decimals: int) -> str:
-    """`nano` (1e-9 fixed point) with `decimals` decimals, rounded half to even."""
-    whole = round_half_even(abs(nano), 10 ** (9 - decimals))
+def decimal(value: int, decimals: int, scale: int = 9) -> str:
+    """`value`, in units of 10^-`scale`, with up to `scale` decimals, rounded half to even."""
+    whole = round_half_even(abs(value), 10 ** (scale - decimals))
     digits = f"{whole:0{decimals + 1}d}"
-    sign = "-" if nano < 0 and whole else ""
+    sign = "-" if value < 0 and whole else ""
     return sign + (f"{digits[:-decimals]}.{digits[-decimals:]}" if decimals else digits)
 
 
@@ -66,5 +80,6 @@ def bar_line(bar: Any, spec: LineSpec) -> str:
     head.append(clock_text(int(bar["ts_open"]), int(bar["interval"])))
     if spec.says_empty and bar["flags"] & EMPTY:
         return ",".join([*head, "no trade"]) + "\n"
-    prices = (decimal(int(bar[name]), spec.price_decimals) for name in "ohlc")
-    return ",".join([*head, *prices, decimal(int(bar["v"]), spec.volume_decimals)]) + "\n"
+    prices = (decimal(int(bar[name]), spec.price_decimals, spec.price_scale) for name in "ohlc")
+    volume = decimal(volume_of(bar).exact, spec.volume_decimals, VOLUME_SCALE)
+    return ",".join([*head, *prices, volume]) + "\n"

@@ -42,6 +42,7 @@ from ingest.retained import Retained
 from ingest.ring import Ring
 from ingest.rollup import SummedBar
 from ingest.tokens import Tokeniser
+from ingest.volumes import Volume
 from metrics.histogram import Words, record
 from metrics.kernel import kernel
 from metrics.store import HistogramHandle, MetricStore
@@ -49,6 +50,7 @@ from metrics.store import HistogramHandle, MetricStore
 _STAGE = "foretick_stage_seconds"
 _TICK_S, _REST_S = 0.05, 1.0
 """Longest sleep with and without idle bars, or bars held back, to look for."""
+_V_HIGH, _V_LOW = (list(BAR.names or ()).index(name) for name in ("v_high", "v_low"))
 _DRAIN = 4096  # records per step; bounds how long one step holds the GIL
 
 
@@ -132,7 +134,7 @@ class _DecimalEncoder:
         return [(bars, Encoded(lines))] if len(bars) else []
 
     def _lines(self, bars: Bars) -> list[list[int]]:
-        unit = 10 ** (9 - self._spec.price_decimals)
+        unit = 10 ** (self._spec.price_scale - self._spec.price_decimals)
         exact = np.logical_and.reduce([bars[name] % unit == 0 for name in "ohlc"])
         self.rounded += len(bars) - int(np.count_nonzero(exact))
         return self._tokeniser.lines(bars, self._spec)
@@ -580,6 +582,7 @@ def _tape_records(
     for tokens, shows, lacks, bar in zip(piece.lines, rounded, lacking, bars.tolist(), strict=True):
         _, leg, flags, _, _, opened, _, first_price, high, low, last_price, volume = bar[:12]
         event, source, ring, closed, ring_wait, first, last, low_watermark = bar[13:21]
+        traded = Volume(bar[_V_HIGH], volume, bar[_V_LOW])
         origin = (
             event,
             source,
@@ -592,7 +595,7 @@ def _tape_records(
             ring_wait,
             bars_ns,
             tokenise_ns,
-            SummedBar(opened, first_price, high, low, last_price, volume, 1, bool(flags & GAP), leg),
+            SummedBar(opened, first_price, high, low, last_price, traded, 1, bool(flags & GAP), leg),
         )
         read = bar[24], bar[22], bar[23]
         records.append(TapeRecord(tuple(tokens), *origin, piece.anchor, shows, read))

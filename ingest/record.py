@@ -1,6 +1,8 @@
 """One market data record as it crosses the ring: 128 bytes, integers only.
 
-Prices, sizes and volumes are 1e-9 fixed point; times are ns. What `a` to `e` and `x` hold depends on `kind`:
+Times are ns. Prices are integers of 10^-(9 + `price_finer`), the same for all records of a symbol; sizes and
+volumes are of 10^-(9 + `size_finer`), which is each record's own. So 18 digits of any number from 1e-18 to
+9.2e18 cross exactly. What `a` to `e` and `x` hold depends on `kind`:
 
 | kind  | a    | b    | c        | d        | e      | x                             |
 |-------|------|------|----------|----------|--------|-------------------------------|
@@ -36,7 +38,8 @@ RECORD = np.dtype(
         ("ts_ring", "u8"),  # monotonic clock at ring entry, written by the ring
         ("kind", "u1"),
         ("flags", "u1"),
-        ("pad", "u2"),
+        ("price_finer", "i1"),  # decimals of its prices beyond nine, -9 to 9
+        ("size_finer", "i1"),  # the same of its sizes
         ("symbol", "u4"),  # its number, agreed on by both ends of the ring
         ("offset", "i8"),
         ("a", "i8"),
@@ -55,7 +58,7 @@ RECORD = np.dtype(
 )
 WORDS = RECORD.itemsize // 8
 TS_RING_WORD = 3
-_LAYOUT = struct.Struct("<4Q2B2xIq6q2Qq2I")
+_LAYOUT = struct.Struct("<4Q2B2bIq6q2Qq2I")
 
 Records = npt.NDArray[np.void]
 
@@ -121,6 +124,8 @@ class RecordWriter:
         part: int = 0,
         more: bool = False,
         token: int = 0,
+        price_finer: int = 0,
+        size_finer: int = 0,
     ) -> None:
         """Pack one record; `values` are `a` to `e`. Sets the skewed flag itself.
 
@@ -132,7 +137,7 @@ class RecordWriter:
         flags |= (FLAG_REPLAY if replay else 0) | (FLAG_MORE if more else 0)
         at = self._used * RECORD.itemsize
         _LAYOUT.pack_into(
-            self._bytes, at, seq, ts_event, ts_recv, 0, kind, flags, symbol, offset, *values, x, ts_source,
-            stream, stream_offset, part, token,
+            self._bytes, at, seq, ts_event, ts_recv, 0, kind, flags, price_finer, size_finer, symbol, offset,
+            *values, x, ts_source, stream, stream_offset, part, token,
         )  # fmt: skip
         self._used += 1

@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from ingest.lines import LineSpec, clock_text, decimal
+from ingest.volumes import SCALE as VOLUME_SCALE
+from ingest.volumes import Volume
 
 END = "The newest bars, one by one:\n"
 """Behind the lines of the rollup."""
@@ -31,7 +33,7 @@ def introduction(spec: LineSpec) -> str:
 
 
 class SummedBar(NamedTuple):
-    """One or more bars of one symbol as one: times in ns, prices and volume in 1e-9.
+    """One or more bars of one symbol as one: times in ns, prices in units of the session's `price_scale`.
 
     ``ts_open`` is the opening of the first one. ``gap``: data was lost in it or right before it. ``leg``:
     number of the symbol among the session's.
@@ -42,7 +44,7 @@ class SummedBar(NamedTuple):
     high: int
     low: int
     close: int
-    volume: int
+    volume: Volume
     bars: int = 1
     gap: bool = False
     leg: int = 0
@@ -55,7 +57,7 @@ class SummedBar(NamedTuple):
             max(self.high, later.high),
             min(self.low, later.low),
             later.close,
-            self.volume + later.volume,
+            Volume.of(self.volume.exact + later.volume.exact),
             self.bars + later.bars,
             self.gap or later.gap,
             self.leg,
@@ -108,8 +110,10 @@ def rollup_line(bar: SummedBar, spec: LineSpec, interval_ns: int) -> str:
     fields = [spec.symbols[bar.leg]] if spec.symbols else []
     date = datetime.fromtimestamp(bar.ts_open // _SECOND, UTC).date().isoformat()
     fields += [date, clock_text(bar.ts_open, interval_ns)]
-    fields += [decimal(price, spec.price_decimals) for price in (bar.open, bar.high, bar.low, bar.close)]
-    fields += [decimal(bar.volume, spec.volume_decimals), str(bar.bars), *(["gap"] if bar.gap else [])]
+    prices = (bar.open, bar.high, bar.low, bar.close)
+    fields += [decimal(price, spec.price_decimals, spec.price_scale) for price in prices]
+    fields.append(decimal(bar.volume.exact, spec.volume_decimals, VOLUME_SCALE))
+    fields += [str(bar.bars), *(["gap"] if bar.gap else [])]
     return ",".join(fields) + "\n"
 
 

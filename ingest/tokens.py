@@ -29,6 +29,8 @@ Encode = Callable[[str], Sequence[int]]
 # Characters of the longest line: six digits, then five numbers of sign, 19 digits, point and separator.
 MAX_LINE_TOKENS = 6 + 5 * 22
 MAX_COMPACT_TOKENS = 5 * 3 + 1
+NANO = 9
+"""Decimals of the unit of `v`."""
 _SELF_TEST_LINES = 1024
 _JOINED = 16
 
@@ -95,20 +97,14 @@ def whole_units(value: int, unit: int) -> int:
 
 
 @kernel
-def _round_half_even(nano: int, decimals: int) -> int:
-    """`nano` in units of 10^-decimals."""
-    unit = 1
-    for _ in range(9 - decimals):
-        unit *= 10
-    return whole_units(nano, unit)
-
-
-@kernel
 def _fill_tokens(
-    bars: Bars, price_decimals: int, volume_decimals: int, group: int, one: Ids, two: Ids, three: Ids,
-    separators: Ids, out: Ids, ends: npt.NDArray[np.int64],
+    bars: Bars, price_decimals: int, volume_decimals: int, price_unit: int, volume_unit: int, group: int,
+    one: Ids, two: Ids, three: Ids, separators: Ids, out: Ids, ends: npt.NDArray[np.int64],
 ) -> None:  # fmt: skip
-    """Ids of every line into `out`, the end of line r into `ends[r]`. Numbers are 0 or more."""
+    """Ids of every line into `out`, the end of line r into `ends[r]`. Numbers are 0 or more.
+
+    The units are those of the last decimal printed, in units of the bars' own.
+    """
     digits = np.empty(24, np.int32)
     fraction = np.empty(24, np.int32)
     at = 0
@@ -134,8 +130,10 @@ def _fill_tokens(
                 value = bar["c"]
             elif f == 4:
                 value = bar["v"]
-            decimals = volume_decimals if f == 4 else price_decimals
-            n = _split_digits(_round_half_even(value, decimals), decimals + 1, digits)
+            decimals, unit = price_decimals, price_unit
+            if f == 4:
+                decimals, unit = volume_decimals, volume_unit
+            n = _split_digits(whole_units(value, unit), decimals + 1, digits)
             at = _put_digits(out, at, digits, n - decimals, group, one, two, three)
             if decimals > 0:
                 out[at] = separators[0]
@@ -194,23 +192,26 @@ class Tokeniser:
 
     def lines(self, bars: Bars, spec: LineSpec) -> list[list[int]]:
         """Token ids of each bar's line, for BAR [n]."""
-        if self._tables is None or _any_negative(bars):
+        if self._tables is None or spec.volume_decimals > NANO or _any_negative(bars):
             return [list(self._encode(bar_line(bar, spec))) for bar in bars]
         lines = look_up(self._tables, bars, spec)
         if spec.symbols:
             heads = [list(self._encode(f"{symbol},")) for symbol in spec.symbols]
             lines = [heads[leg] + line for leg, line in zip(bars["leg"].tolist(), lines, strict=True)]
-        in_words = AMENDS | (EMPTY if spec.says_empty else 0)
-        for number in np.flatnonzero(bars["flags"] & in_words).tolist():
+        in_words = (bars["flags"] & (AMENDS | (EMPTY if spec.says_empty else 0))) != 0
+        wide = (bars["v_high"] | bars["v_low"]) != 0
+        for number in np.flatnonzero(in_words | wide).tolist():
             lines[number] = list(self._encode(bar_line(bars[number], spec)))
         return lines
 
 
 def look_up(tables: DigitTables, bars: Bars, spec: LineSpec) -> list[list[int]]:
-    """Ids of BAR [n] (no number negative) by table."""
+    """Ids of BAR [n] (no number negative) by table; the volume is that of `v` alone, of up to 9 decimals."""
     out = np.empty(len(bars) * MAX_LINE_TOKENS, np.int32)
     ends = np.empty(len(bars), np.int64)
-    _fill_tokens(bars, spec.price_decimals, spec.volume_decimals, *tables, out, ends)
+    price_unit = 10 ** (spec.price_scale - spec.price_decimals)
+    volume_unit = 10 ** (NANO - spec.volume_decimals)
+    _fill_tokens(bars, spec.price_decimals, spec.volume_decimals, price_unit, volume_unit, *tables, out, ends)
     starts = [0, *ends.tolist()]
     return [out[a:b].tolist() for a, b in pairwise(starts)]
 
@@ -272,7 +273,8 @@ def agrees(tables: DigitTables, encode: Encode, seed: int = 0) -> bool:
             bar["ts_open"] = source.randrange(2 * 10**18)
             for name in "ohlcv":
                 bar[name] = source.randrange(10 ** source.randrange(19))
-        spec = LineSpec(source.randrange(10), source.randrange(10))
+        scale = source.randrange(19)
+        spec = LineSpec(source.randrange(scale + 1), source.randrange(10), price_scale=scale)
         ids = look_up(tables, bars, spec)
         texts = [bar_line(bar, spec) for bar in bars]
         if any(list(encode(text)) != line for text, line in zip(texts, ids, strict=True)):

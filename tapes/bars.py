@@ -8,6 +8,7 @@ import numpy as np
 
 from ingest.bar_kernel import BAR, Bars
 from ingest.compact import Anchor, CompactSpec, anchor_for, fields_of, typical_volume
+from ingest.volumes import Volume, put_volume
 from tapes.rules import Levels
 
 
@@ -22,13 +23,19 @@ def levels_of(bars: Bars, anchor: Anchor, window: int = 0) -> Levels:
 
 def anchor_of(bars: Bars, spec: CompactSpec) -> Anchor:
     """The anchor that suits all these bars; with their typical volume."""
-    return anchor_for(int(bars["l"].min()), int(bars["h"].max()), typical_volume(bars["v"]), spec)
+    volumes = typical_volume(np.stack([bars[name] for name in ("v_high", "v", "v_low")], axis=1))
+    return anchor_for(int(bars["l"].min()), int(bars["h"].max()), volumes, spec)
 
 
 def bars_of(rows: Iterable[tuple[int, ...]]) -> Bars:
-    """BAR [n] of (event time in ns, open, high, low, close, volume), prices and volumes in 1e-9."""
-    values = np.array(list(rows), np.int64).reshape(-1, 6)
-    bars = np.zeros(len(values), BAR)
-    for column, name in enumerate(("ts_last_event", "o", "h", "l", "c", "v")):
-        bars[name] = values[:, column]
+    """BAR [n] of (event time in ns, open, high, low, close, volume).
+
+    Prices are in units of the session's `price_scale`, volumes in 1e-18.
+    """
+    given = list(rows)
+    bars = np.zeros(len(given), BAR)
+    for bar, (*values, volume) in zip(bars, given, strict=True):
+        for name, value in zip(("ts_last_event", "o", "h", "l", "c"), values, strict=True):
+            bar[name] = value
+        put_volume(bar, Volume.of(volume))
     return bars

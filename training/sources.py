@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from daemon.ring_numbers import ring_values
+from daemon.ring_numbers import price_scale_for, prices_of, ring_values
 from feeds.decimals import decimals_of
 from feeds.file_format import load_format
-from feeds.messages import Bar, Trade
+from feeds.messages import AnyRecord, Bar
 from feeds.replay import read_records
-from ingest.bars import BarBuilder, BarPolicy, Bars, one_each
+from ingest.bars import BarBuilder, BarPolicy, Bars, Feeds
 from ingest.compact import CompactSpec
 from ingest.record import RecordWriter
 from tapes.bars import anchor_of, bars_of, levels_of
@@ -96,8 +96,7 @@ class Recorded:
 
         Windows of one stretch of the file share bars and are one tape; none reaches into the next stretch.
         """
-        everything, decimals = self.bars()
-        spec = CompactSpec(price_decimals=decimals)
+        everything, spec = self.bars()
         waiting: dict[int, list[tuple[Levels, list[int], int]]] = {}
         stretch = _STRETCH * bars
         starts = np.arange(0, max(len(everything) - bars + 1, 0), max(window // 4, 1))
@@ -113,25 +112,42 @@ class Recorded:
         for group in waiting.values():
             yield _together(group, window)
 
-    def bars(self) -> tuple[Bars, int]:
-        """All bars, and the decimals of their prices. Ticks become bars of ``interval_ns``."""
-        decimals, ready, built = 0, [], []
-        builder, writer = BarBuilder(one_each(1, BarPolicy(self.interval_ns))), RecordWriter(4096)
-        for record in read_records(self.path, load_format(self.form)):
+    def bars(self) -> tuple[Bars, CompactSpec]:
+        """All bars, and how their prices are written. Ticks become bars of ``interval_ns``."""
+        spec = self._spec()
+        ready, built = [], []
+        feeds = Feeds((0,), BarPolicy(self.interval_ns), price_scale=spec.price_scale)
+        builder, writer = BarBuilder([feeds]), RecordWriter(4096)
+        for record in self._records():
+            made = ring_values(record, spec.price_scale)
             if isinstance(record, Bar):
-                prices = [record.open, record.high, record.low, record.close]
-                ready.append((record.ts_event, *ring_values(record).values))
+                ready.append((record.ts_event, *made.values[:4], int(record.volume)))
             else:
-                prices = [record.price] if isinstance(record, Trade) else [record.bid, record.ask]
-                kind, values, _ = ring_values(record)
-                writer.add(kind, 0, record.ts_event, record.ts_recv, values)
-            decimals = max(decimals, *map(decimals_of, prices))
+                writer.add(
+                    made.kind,
+                    0,
+                    record.ts_event,
+                    record.ts_recv,
+                    made.values,
+                    price_finer=made.price_finer,
+                    size_finer=made.size_finer,
+                )
             if len(writer) == writer.capacity:
                 built.append(builder.update(writer.records, 0))
                 writer.clear()
         if ready:
-            return bars_of(ready), decimals
-        return np.concatenate([*built, builder.update(writer.records, 0), builder.flush()]), decimals
+            return bars_of(ready), spec
+        return np.concatenate([*built, builder.update(writer.records, 0), builder.flush()]), spec
+
+    def _records(self) -> Iterator[AnyRecord]:
+        return read_records(self.path, load_format(self.form))
+
+    def _spec(self) -> CompactSpec:
+        decimals = highest = 0
+        for record in self._records():
+            prices = prices_of(record)
+            decimals, highest = max(decimals, *map(decimals_of, prices)), max(highest, *prices)
+        return CompactSpec(decimals, price_scale=price_scale_for(decimals, highest))
 
 
 def _together(group: list[tuple[Levels, list[int], int]], window: int) -> Drawn:

@@ -127,15 +127,14 @@ def check_model(built: Built, answer: Answer) -> None:
             )
 
 
-def plan(basis: Basis, *, decimals: int, start: Mapping[Stream, int] | None = None) -> Plan:
+def plan(basis: Basis, session: SessionConfig, *, start: Mapping[Stream, int] | None = None) -> Plan:
     """What to read for an answer's state: all it depends on, or from ``start`` on (``--from``).
 
-    ``decimals``: of a compact session's printed prices. Raises CannotReproduce.
+    Raises CannotReproduce.
     """
     notes, asked, anchor = _notes(basis, basis.left), start is not None, None
     if basis.anchor and start is None:
-        reference, unit, volume = basis.anchor
-        anchor = Anchor(reference, unit, volume, decimals), basis.state_bars
+        anchor = _anchor(basis, session), basis.state_bars
     ends = _ends(basis)
     if start is None:
         if not basis.state:
@@ -159,6 +158,15 @@ def plan(basis: Basis, *, decimals: int, start: Mapping[Stream, int] | None = No
     return Plan(spans, anchor, tuple(notes), asked, -1 if asked else basis.state_bars)
 
 
+def _anchor(basis: Basis, session: SessionConfig) -> Anchor:
+    """The anchor of the answer's lines. Raises CannotReproduce for one that the session cannot have."""
+    try:
+        reference, unit, volume = basis.anchor
+        return Anchor.of(reference, unit, volume, session.price_decimals, session.scale)
+    except ValueError as error:
+        raise CannotReproduce(f"the session cannot have the anchor of the answer's basis: {error}") from None
+
+
 def _notes(basis: Basis, left: bool) -> list[str]:
     """What a replay does not repeat. ``left``: see `Basis`."""
     notes: list[str] = []
@@ -173,10 +181,10 @@ def _ends(basis: Basis) -> dict[Stream, int]:
     return {stream_of(each): each.last_offset + 1 for each in (*basis.state, *basis.window)}
 
 
-def window_plan(basis: Basis, *, decimals: int) -> Plan:
+def window_plan(basis: Basis, session: SessionConfig) -> Plan:
     """What to read for the contents of its window alone."""
     if basis.anchor:
-        return plan(basis, decimals=decimals)
+        return plan(basis, session)
     spans = {stream_of(each): Span(each.first_offset, each.last_offset + 1) for each in basis.window}
     return Plan(spans, bars=basis.window_bars)
 

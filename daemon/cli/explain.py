@@ -32,7 +32,7 @@ def command(answer: str, config_path: Path, settings: tuple[str, ...], as_json: 
     async def work() -> tuple[Answer, Version | None, dict[str, Any]]:
         published = await find(config, answer)
         session, basis = basis_of(config, published)
-        derived = await derive(config, published, window_plan(basis, decimals=session.price_decimals))
+        derived = await derive(config, published, window_plan(basis, session))
         asked = [each.question for each in questions_of(config) if each.session == session.name]
         return published, derived.version, settings_of(config, session, asked)
 

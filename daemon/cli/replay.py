@@ -33,13 +33,14 @@ from daemon.config.schema import (
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
 from daemon.logs import set_up_logging
+from daemon.ring_numbers import price_scale_for, prices_of
 from feeds.backoff import until
 from feeds.connector import Route
 from feeds.decimals import decimals_of
 from feeds.durations import Duration
 from feeds.file_format import FileFormat, FormatError, load_format
 from feeds.kafka_sink import KafkaSink
-from feeds.messages import Answer, AnyRecord, Bar, Quote, Trade
+from feeds.messages import Answer, AnyRecord, Bar
 from feeds.replay import read_records
 from feeds.replay_source import ReplaySource
 from feeds.source import Incoming, PublishRefused, Sink
@@ -153,7 +154,7 @@ def replay(
 
 def _config_for(file: Path, form: FileFormat, config: Config, most: int, day: Date | None) -> Config:
     """A session for each of the first ``most`` symbols; bars of the file's own interval if it holds bars."""
-    decimals: dict[str, int] = {}
+    prices: dict[str, tuple[int, int]] = {}  # of each symbol: most decimals, and the highest
     bars = None
     wrong: list[str] = []
     records = read_records(
@@ -163,14 +164,21 @@ def _config_for(file: Path, form: FileFormat, config: Config, most: int, day: Da
         if bars is None:
             own = BarsConfig(interval=Duration(record.interval_ns)) if isinstance(record, Bar) else None
             bars = own or config.bars
-        if record.key in decimals or len(decimals) < most:
-            decimals[record.key] = max(decimals.get(record.key, 0), _decimals(record))
+        if record.key in prices or len(prices) < most:
+            decimals, highest = prices.get(record.key, (0, 0))
+            seen = prices_of(record)
+            prices[record.key] = max(decimals, *map(decimals_of, seen)), max(highest, *seen)
     if bars is None:
         why = f"; {wrong[0]}" if wrong else ""
         raise ReplayError(f"{file} holds no record of this format{why}")
     sessions = tuple(
-        SessionConfig(name=_name(key, decimals), symbol=key, price_decimals=places)
-        for key, places in decimals.items()
+        SessionConfig(
+            name=_name(key, prices),
+            symbol=key,
+            price_decimals=decimals,
+            price_scale=price_scale_for(decimals, highest),
+        )
+        for key, (decimals, highest) in prices.items()
     )
     return msgspec.structs.replace(
         config,
@@ -196,18 +204,6 @@ def _name(key: str, among: Collection[str]) -> str:
     venue, _, symbol = key.partition(":")
     alone = sum(other.partition(":")[2].lower() == symbol.lower() for other in among) == 1
     return symbol.lower() if alone else f"{venue}-{symbol}".lower()
-
-
-def _decimals(record: AnyRecord) -> int:
-    """Number of decimals of a record's price."""
-    price = (
-        record.price
-        if isinstance(record, Trade)
-        else record.bid
-        if isinstance(record, Quote)
-        else record.close
-    )
-    return decimals_of(price)
 
 
 async def _publish(source: ReplaySource, sink: Sink, topic: str, join_s: float) -> int:

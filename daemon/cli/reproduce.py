@@ -42,7 +42,7 @@ def command(
         published = await find(config, answer)
         session, basis = basis_of(config, published)
         start = None if from_ is None else await begin_at(config, basis, from_)
-        planned = plan(basis, decimals=session.price_decimals, start=start)
+        planned = plan(basis, session, start=start)
         derived = await derive(config, published, planned)
         return published, compare(published, derived, bits=bits)
 

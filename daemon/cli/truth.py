@@ -50,7 +50,8 @@ class Truth:
     def add(self, trade: Trade) -> None:
         """Take the next trade of its symbol."""
         bars = self._bars.setdefault(trade.key, deque(maxlen=self.window + _SLACK))
-        at, (price, size, *_) = trade.ts_event, ring_values(trade).values
+        at, size = trade.ts_event, int(trade.size)
+        price = ring_values(trade, self.specs[trade.key].price_scale).values[0]
         if bars and bars[-1][0] // self.interval_ns == at // self.interval_ns:
             _, opened, high, low, _, volume = bars[-1]
             bars[-1] = (at, opened, max(high, price), min(low, price), price, volume + size)
@@ -81,7 +82,7 @@ class Truth:
             return None
         spec = self.specs[answer.symbol]
         if answer.question == EXACT_VALUE.name:
-            return decimal(int(shown["c"][-1]), spec.price_decimals)
+            return decimal(int(shown["c"][-1]), spec.price_decimals, spec.price_scale)
         rule = _RULES[answer.question]
         levels = levels_of(shown, anchor_of(shown, spec), self.window)
         value = int(rule.label(levels).value[0, -1])

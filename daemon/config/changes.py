@@ -14,6 +14,7 @@ WINDOW = (
     "symbol",
     "more_symbols",
     "price_decimals",
+    "scale",
     "volume_decimals",
     "lines",
     "unit",

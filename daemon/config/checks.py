@@ -22,6 +22,7 @@ def cross_check(config: Config) -> list[Problem]:
         _sessions,
         _aliases,
         _units,
+        _price_scales,
         _rollups,
         _questions,
         _positions,
@@ -131,6 +132,24 @@ def _units(config: Config) -> Iterator[Problem]:
             yield Problem(
                 here, f"{session.unit} has more than {session.price_decimals} (price_decimals) decimals"
             )
+
+
+def _price_scales(config: Config) -> Iterator[Problem]:
+    scales: dict[str, tuple[int, int]] = {}
+    for index, session in enumerate(config.sessions):
+        if session.price_decimals > session.scale:
+            yield Problem(
+                f"sessions[{index}].price_decimals",
+                f"{session.price_decimals} decimals are more than the price_scale of {session.scale} keeps",
+            )
+        for symbol in session.symbols:
+            first, scale = scales.setdefault(symbol, (index, session.scale))
+            if scale != session.scale:
+                yield Problem(
+                    f"sessions[{index}].price_scale",
+                    f"{session.scale}, but sessions[{first}] has {scale} for {symbol}: all sessions of a "
+                    "symbol have the same",
+                )
 
 
 def _rollups(config: Config) -> Iterator[Problem]:

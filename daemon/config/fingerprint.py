@@ -20,6 +20,7 @@ _SESSION = (
     "symbol",
     "more_symbols",
     "price_decimals",
+    "scale",
     "volume_decimals",
     "lines",
     "unit",

@@ -284,8 +284,16 @@ class SessionConfig(Table, frozen=True):
             "then begins with its symbol. Not with compact lines"
         ),
     ] = ()
-    price_decimals: Annotated[int, about("decimals of a price", ge=0, le=9)] = 2
-    volume_decimals: Annotated[int, about("decimals of a volume; decimal lines only", ge=0, le=9)] = 3
+    price_decimals: Annotated[int, about("decimals of a printed price, at most price_scale", ge=0, le=18)] = 2
+    price_scale: Annotated[
+        Annotated[int, Meta(ge=0, le=18)] | None,
+        about(
+            "decimals of a price that are kept: prices up to 9.2e18 units of the last one are exact, and "
+            "others are refused. All sessions of a symbol have the same; none is 9, or `price_decimals` if "
+            "that is more"
+        ),
+    ] = None
+    volume_decimals: Annotated[int, about("decimals of a volume; decimal lines only", ge=0, le=18)] = 3
     lines: Annotated[
         Literal["auto", "decimal", "compact"],
         about(
@@ -383,6 +391,11 @@ class SessionConfig(Table, frozen=True):
         None
     )
     ready: Annotated[Literal["same", "any"] | None, about("in place of `bars.ready`")] = None
+
+    @property
+    def scale(self) -> int:
+        """Decimals of the unit that its prices count; see `price_scale`."""
+        return max(9, self.price_decimals) if self.price_scale is None else self.price_scale
 
     @property
     def symbols(self) -> tuple[str, ...]:

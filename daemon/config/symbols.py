@@ -9,10 +9,14 @@ from daemon.config.schema import SessionConfig
 
 
 class Route(NamedTuple):
-    """Where a symbol's records go: its number in the ring, and the names of the sessions that read it."""
+    """Where a symbol's records go: its number in the ring, and the names of the sessions that read it.
+
+    ``price_scale``: that of its prices in the ring, on which its sessions agree.
+    """
 
     number: int
     sessions: tuple[str, ...]
+    price_scale: int = 9
 
 
 def numbered(sessions: Iterable[SessionConfig], before: Mapping[str, int] | None = None) -> dict[str, int]:
@@ -29,8 +33,11 @@ def numbered(sessions: Iterable[SessionConfig], before: Mapping[str, int] | None
 
 def routes(sessions: Iterable[SessionConfig], numbers: Mapping[str, int]) -> dict[str, Route]:
     """The route of each symbol that some session reads."""
-    readers: dict[str, list[str]] = {}
+    readers: dict[str, list[SessionConfig]] = {}
     for session in sessions:
         for symbol in session.symbols:
-            readers.setdefault(symbol, []).append(session.name)
-    return {symbol: Route(numbers[symbol], tuple(names)) for symbol, names in readers.items()}
+            readers.setdefault(symbol, []).append(session)
+    return {
+        symbol: Route(numbers[symbol], tuple(each.name for each in own), own[0].scale)
+        for symbol, own in readers.items()
+    }

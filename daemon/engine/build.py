@@ -375,7 +375,7 @@ def line_spec(
     if lines == "decimal":
         symbols = labels_of(session.symbols) if session.more_symbols else ()
         says_empty = session.bars(bars).empty == "say"
-        return LineSpec(session.price_decimals, session.volume_decimals, symbols, says_empty)
+        return LineSpec(session.price_decimals, session.volume_decimals, symbols, says_empty, session.scale)
     for name, value in (("late", "amend"), ("empty", "say")):
         if getattr(session.bars(bars), name) == value:
             table = "bars" if getattr(session, name) is None else here
@@ -387,12 +387,18 @@ def line_spec(
     if session.rollup:
         why = "the model reads compact lines, which have no room for the prices and volumes of longer bars"
         raise SettingError(f"{here}.rollup", f"{why}: remove it, or use a model that reads decimal lines")
+    unit = to_units(session.unit, session.scale)
+    if unit is None:
+        raise SettingError(
+            f"{here}.unit", f"{session.unit} is finer than price_scale ({session.scale}) keeps"
+        )
     return CompactSpec(
         session.price_decimals,
-        to_units(session.unit) or 0,
+        unit,
         session.retention_tokens,
         retained_records(session, prompt),
         session.retention_span,
+        price_scale=session.scale,
     )
 
 

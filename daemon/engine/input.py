@@ -357,6 +357,7 @@ class EngineInput:
             tuple(self._symbols[each] for each in session.symbols),
             policy_of(session.bars(self._bars)),
             since_ns,
+            line.price_scale,
         )
         return SessionSpec(session.name, feeds, line, _window(self._tapes[session.name].retention))
 

@@ -27,6 +27,7 @@ from daemon.front.sequences import Sequence, Sequences
 from daemon.ring_numbers import ring_values
 from feeds.codec import REPLAY, MalformedRecord, decode_record, header_encoding
 from feeds.columns import ENCODINGS, OTHER, ColumnDecoder, Columns
+from feeds.decimals import NANO
 from feeds.decoding import shortened
 from feeds.frames import elements
 from feeds.identity import token_of
@@ -193,6 +194,8 @@ class Ingest:
         # by the decoder's key
         self._symbols = np.array([route.number for route in routes.values()], np.uint32)
         self._readers = [route.sessions for route in routes.values()]
+        # prices of the others are not in the columns' units; the last one is of unknown symbols
+        self._in_nano = np.array([*(route.price_scale == NANO for route in routes.values()), True])
         self._columns = ColumnDecoder(list(routes))
 
     @property
@@ -296,7 +299,7 @@ class Ingest:
         self, record: AnyRecord, route: Route, message: Incoming, number: int, part: int, more: bool
     ) -> None:
         """Write a record for the ring. Raises what its values provoke, and then nothing is written."""
-        numbers = ring_values(record)
+        numbers = ring_values(record, route.price_scale)
         self._writer.add(
             numbers.kind,
             route.number,
@@ -304,6 +307,8 @@ class Ingest:
             record.ts_recv,
             numbers.values,
             x=numbers.x,
+            price_finer=numbers.price_finer,
+            size_finer=numbers.size_finer,
             seq=record.seq,
             offset=number,
             ts_source=message.ts_source_ns or message.ts_recv_ns,
@@ -433,6 +438,7 @@ class Ingest:
         sizes = np.fromiter(map(len, payloads), np.int64, len(payloads))
         ahead = columns["ts_event"] - received
         columns["taken"] &= (sizes <= self._max_bytes) & (ahead <= self._max_ahead_ns)
+        columns["taken"] &= self._in_nano[columns["key"]]
         return columns, received, source
 
     def _pack_columns(

@@ -9,8 +9,8 @@ from typing import Any
 
 from daemon import protocol
 from daemon.front.delivery import Refused
+from daemon.ring_numbers import RingValues, numbers_of
 from feeds.codec import MalformedRecord, encode
-from feeds.decimals import from_units
 from feeds.messages import AnyRecord, Bar, DeadLetter, InputRange, Quote, Side, Stage, Trade
 from feeds.source import Incoming
 from ingest.record import BAR, QUOTE, SIDE_BUY, SIDE_SELL
@@ -116,12 +116,13 @@ def _record(event: protocol.RecordRefused, key: str) -> AnyRecord:
         "ts_recv": event.ts_recv,
         "seq": event.seq,
     }
-    a, b, c, d, e = (from_units(value) for value in (event.a, event.b, event.c, event.d, event.e))
+    values = (event.a, event.b, event.c, event.d, event.e)
+    common |= numbers_of(RingValues(event.kind, values, event.x, event.price_finer, event.size_finer))
     if event.kind == QUOTE:
-        return Quote(**common, bid=a, ask=b, bid_size=c, ask_size=d)
+        return Quote(**common)
     if event.kind == BAR:
-        return Bar(**common, open=a, high=b, low=c, close=d, volume=e, interval_ns=event.x)
-    return Trade(**common, price=a, size=b, side=_SIDES.get(event.x, "unknown"))
+        return Bar(**common, interval_ns=event.x)
+    return Trade(**common, side=_SIDES.get(event.x, "unknown"))
 
 
 class LetterLog:

@@ -42,8 +42,6 @@ from scheduler.simulation.tokens import Segments
 from scheduler.tapes import TapeItem
 from scheduler.types import PriorityClass
 
-_ONE = 10**9
-"""In units of 1e-9."""
 EPOCH_NS = 1_750_000_000 * 10**9
 """Event time and wall clock at virtual time 0."""
 BARS_THROUGH_THE_PLANE = 72
@@ -177,9 +175,11 @@ class World:
         self._rng = random.Random(seed)
         self._prices = [_PRICE] * len(sources.symbols)
         self._units = [0] * len(sources.symbols)
+        self._finer = [0] * len(sources.symbols)
         for session in config.sessions:
             for each in session.symbols:
-                self._units[sources.symbols[each]] = _ONE // 10**session.price_decimals
+                self._finer[sources.symbols[each]] = session.scale - 9
+                self._units[sources.symbols[each]] = 10 ** (session.scale - session.price_decimals)
         self._refresher = self._make_refresher()
         self._offset = 0
         self._fill()
@@ -261,9 +261,10 @@ class World:
             symbol,
             EPOCH_NS + event_ns,
             now,
-            (price * self._units[symbol], _ONE, 0, 0, 0),
+            (price * self._units[symbol], 10**9, 0, 0, 0),
             offset=self._offset,
             ts_source=now,
+            price_finer=self._finer[symbol],
         )
         self._ring.push(self._writer.records)
         self._input.take()

@@ -80,7 +80,7 @@ class ReferenceSession:
         ticks = self.open.pop(index)
         ordered = sorted(ticks, key=lambda tick: tick.ts_event)  # stable: equal times keep arrival order
         prices = [tick.price for tick in ticks]
-        volume = min(sum(tick.size for tick in ticks), MOST)
+        volume = sum(tick.size for tick in ticks)
         flags = (SKEWED if any(tick.skewed for tick in ticks) else 0) | (GAP if index in self.gaps else 0)
         self.empty_run = 0
         self.closed.append(

@@ -13,6 +13,7 @@ from ingest.bar_kernel import NEVER
 from ingest.bars import BAR, EMPTY, GAP, REPLAYED, SKEWED, BarBuilder, BarPolicy, Bars, Feeds, one_each
 from ingest.record import BAR as READY
 from ingest.record import HEARTBEAT, QUOTE, RECORD, TRADE, Records, RecordWriter
+from ingest.volumes import volume_of
 from tests.ingest.reference_bars import MOST, ReferenceSession, Tick
 
 START = 1_000_000  # a multiple of no interval below
@@ -59,7 +60,11 @@ def trades(items: list[tuple[int, Tick]]) -> Records:
 
 
 def rows(bars: Bars, session: int) -> list[tuple[int, ...]]:
-    return bars[bars["session"] == session][FIELDS].tolist()
+    """Of each bar FIELDS, its volume as a whole."""
+    own = bars[bars["session"] == session]
+    volumes = [volume_of(bar).exact // 10**9 for bar in own]
+    at = FIELDS.index("v")
+    return [(*row[:at], v, *row[at + 1 :]) for row, v in zip(own[FIELDS].tolist(), volumes, strict=True)]
 
 
 def build(policy: BarPolicy, items: list[tuple[int, Tick]], cuts: list[int]) -> tuple[Bars, list[int]]:

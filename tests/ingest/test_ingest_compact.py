@@ -29,12 +29,16 @@ from ingest.compact import (
 )
 from ingest.lines import round_half_even
 from ingest.tokens import Tokeniser, compact_line, whole_units
+from ingest.volumes import Volume, put_volume
 from tests.ingest.bpe import make_encode
 from training.tokenizer import build_tokenizer
 
 NANO = 10**9
 CENT = NANO // 100
 LIMIT = 9_200_000_000 * NANO
+ONE = 10**18
+"""A volume of 1."""
+MAX_VOLUME = 10**24 * ONE
 TAPE_TOKENIZER = build_tokenizer()
 
 
@@ -50,15 +54,17 @@ TOKENISER = Tokeniser(characters)
 
 
 def bars_of(rows: list[tuple[int, ...]], first_event: int = 0) -> Bars:
-    """Bars of (open, high, low, close, volume), 1e-9, a second apart."""
+    """Bars of (open, high, low, close, volume), prices in 1e-9 and volumes in 1e-18, a second apart."""
     bars = np.zeros(len(rows), BAR)
-    for name, values in zip("ohlcv", zip(*rows, strict=True), strict=True):
-        bars[name] = values
+    for bar, (*prices, volume) in zip(bars, rows, strict=True):
+        for name, price in zip("ohlc", prices, strict=True):
+            bar[name] = price
+        put_volume(bar, Volume.of(volume))
     bars["ts_last_event"] = first_event + np.arange(len(rows)) * NANO
     return bars
 
 
-def flat(price: int, volume: int = NANO) -> tuple[int, ...]:
+def flat(price: int, volume: int = ONE) -> tuple[int, ...]:
     return price, price, price, price, volume
 
 
@@ -71,7 +77,7 @@ def walk(n: int, seed: int, step: float, tick: int = CENT, start: int = 6_123_00
     low = np.minimum(opened, close) - rng.integers(0, 3, n)
     volume = (10 ** rng.normal(1, 0.4, n) * NANO).astype(int)
     prices = np.stack([opened, high, low, close], 1) * tick
-    return [(*row, v) for row, v in zip(prices.tolist(), volume.tolist(), strict=True)]
+    return [(*row, v * NANO) for row, v in zip(prices.tolist(), volume.tolist(), strict=True)]
 
 
 # Numbers.
@@ -96,10 +102,10 @@ def level(price: int, anchor: Anchor) -> int:
 def test_levels_are_rounded_half_to_even_and_end_at_the_first_bar_outside(
     units: list[int], off: int, unit: int, reference: int
 ) -> None:
-    anchor = Anchor(reference * unit, unit, NANO)
+    anchor = Anchor(reference * unit, unit, ONE)
     prices = [(reference + n) * unit + off * unit // 4 for n in units]
     expected = [level(price, anchor) for price in prices]
-    bars = bars_of([(*prices, NANO)])
+    bars = bars_of([(*prices, ONE)])
     if all(0 <= each <= 999 for each in expected):
         assert fields_of(bars, anchor)[0, :4].tolist() == expected
         for price, each in zip(prices, expected, strict=True):
@@ -110,10 +116,12 @@ def test_levels_are_rounded_half_to_even_and_end_at_the_first_bar_outside(
 
 
 @settings(deadline=None)
-@given(volume=st.integers(1, 2**63 - 1), typical=st.integers(1, LIMIT))
-@example(1, LIMIT)
-@example(2**63 - 1, 1)
-@example(NANO, NANO)
+@given(volume=st.integers(1, MAX_VOLUME), typical=st.integers(1, MAX_VOLUME))
+@example(1, MAX_VOLUME)
+@example(MAX_VOLUME, 1)
+@example(ONE, ONE)
+@example(NANO - 1, 1)
+@example(2**63 * NANO, 2**63 * NANO - 1)
 def test_a_volume_code_is_exact_to_its_stated_precision(volume: int, typical: int) -> None:
     (code,) = fields_of(bars_of([flat(0, volume)]), Anchor(0, 1, typical))[:, 4].tolist()
     exact = 500 + 200 * math.log10(volume / typical)
@@ -130,13 +138,15 @@ def test_no_volume_is_code_zero() -> None:
 @given(
     reference=st.integers(-(10**15), 10**15),
     unit=st.sampled_from([1, 5 * 10**6, CENT, 25 * CENT, NANO, 20 * NANO]),
-    volume=st.integers(1, 10**15),
+    volume=st.integers(1, 10**24),
 )
 def test_the_header_prints_the_anchor_exactly(reference: int, unit: int, volume: int) -> None:
     anchor = Anchor(reference * unit % LIMIT // unit * unit, unit, volume)
     words = anchor.header.split()
     assert words[::2] == ["reference", "unit", "volume", "percent"]
-    assert [round(Decimal(word) * NANO) for word in words[1:6:2]] == [anchor.reference, unit, volume]
+    assert [int(Decimal(word).scaleb(9)) for word in words[1:4:2]] == [anchor.reference, unit]
+    assert int(Decimal(words[5]).scaleb(18)) == volume
+    assert Anchor.of(*anchor.numbers, anchor.price_decimals, anchor.price_scale) == anchor
     assert anchor.header == header_text(*words[1:6:2], anchor.percent)
     places = [len(word.partition(".")[2]) for word in words[1:4:2]]
     assert places[0] == places[1] == len(format_fixed(from_units(unit)).partition(".")[2])
@@ -144,14 +154,22 @@ def test_the_header_prints_the_anchor_exactly(reference: int, unit: int, volume:
 
 
 @settings(deadline=None)
-@given(st.integers(-LIMIT, LIMIT), st.sampled_from([1, CENT, 25 * CENT, NANO]), st.integers(1, LIMIT))
-def test_no_header_is_longer_than_the_widest(reference: int, unit: int, volume: int) -> None:
-    anchor = Anchor(reference // unit * unit, unit, volume)
+@given(
+    st.integers(-LIMIT, LIMIT),
+    st.sampled_from([1, CENT, 25 * CENT, NANO]),
+    st.integers(1, 999),
+    st.integers(0, 40),
+    st.integers(0, 18),
+)
+def test_no_header_is_longer_than_the_widest(
+    reference: int, unit: int, digits: int, zeros: int, scale: int
+) -> None:
+    anchor = Anchor(reference // unit * unit, unit, digits * 10**zeros, 0, scale)
     assert len(anchor.header) <= len(WIDEST.header)
 
 
 def test_a_level_is_printed_as_its_price() -> None:
-    anchor = Anchor(61_230 * NANO, NANO // 2, NANO, 2)
+    anchor = Anchor(61_230 * NANO, NANO // 2, ONE, 2)
     assert [anchor.printed(text) for text in ("500", "512", "000", "")] == [
         "61230.00",
         "61236.00",
@@ -159,7 +177,7 @@ def test_a_level_is_printed_as_its_price() -> None:
         "",
     ]
     assert anchor.printed("12") == "12"
-    assert Anchor(-37 * NANO, CENT, NANO, 2).printed("463") == "-37.37"
+    assert Anchor(-37 * NANO, CENT, ONE, 2).printed("463") == "-37.37"
 
 
 # Tokens.
@@ -219,7 +237,7 @@ def test_the_unit_is_the_finest_of_its_series_that_fits(span: int, finest: int) 
 @settings(deadline=None)
 @given(
     ends=st.tuples(st.integers(-LIMIT, LIMIT), st.integers(-LIMIT, LIMIT)),
-    volume=st.integers(1, 2**63 - 1),
+    volume=st.integers(1, MAX_VOLUME),
     spec=st.builds(CompactSpec, st.integers(0, 9), st.sampled_from([0, 1, CENT, 25 * CENT])),
 )
 def test_every_window_fits_around_its_anchor(ends: tuple[int, int], volume: int, spec: CompactSpec) -> None:
@@ -265,7 +283,7 @@ class Reference:
         seen = [each for each, _, _ in self.window] + [bar]
         low, high = min(min(each[:4]) for each in seen), max(max(each[:4]) for each in seen)
         volumes = sorted(each[4] for each in seen if each[4] > 0)
-        typical = volumes[len(volumes) // 2] if volumes else self.anchor.volume if self.anchor else NANO
+        typical = volumes[len(volumes) // 2] if volumes else self.anchor.volume if self.anchor else ONE
         anchor = self.anchor
         if anchor is None:
             again = True
@@ -280,7 +298,7 @@ class Reference:
             seen = [each for each, _, _ in self.window] + [bar]
             low, high = min(min(each[:4]) for each in seen), max(max(each[:4]) for each in seen)
             volumes = sorted(each[4] for each in seen if each[4] > 0)
-            typical = volumes[len(volumes) // 2] if volumes else anchor.volume if anchor else NANO
+            typical = volumes[len(volumes) // 2] if volumes else anchor.volume if anchor else ONE
             self.anchor, self.age = anchor_for(low, high, typical, self.spec), 0
             self._evict(event, 16)
             self.out.append((self.anchor, [self.text(each) for each, _, _ in self.window]))
@@ -315,7 +333,7 @@ def encoded(encoder: CompactEncoder, bars: Bars, sizes: list[int]) -> list[objec
 steps = st.tuples(
     st.sampled_from([0, 1, -3, 40, -200, 450, 3000, -(10**6)]),
     st.integers(0, 30),
-    st.sampled_from([0, 1, NANO, 3 * NANO, 50 * NANO, 10**6 * NANO]),
+    st.sampled_from([0, 1, NANO, ONE, 3 * ONE, 50 * ONE, 10**6 * ONE, 10**12 * ONE]),
 )
 SPECS = [
     CompactSpec(2),
@@ -347,7 +365,8 @@ def test_the_encoder_equals_plain_python_for_every_way_of_batching(
     encoder = CompactEncoder(TOKENISER, spec)
     assert encoded(encoder, bars, sizes) == reference.out
     assert encoder.anchors == sum(isinstance(each[0], Anchor) for each in reference.out)  # type: ignore[index]
-    assert encoder.window.tolist() == [list(bar) for bar, _, _ in reference.window]
+    kept = [[*bar[:4], *Volume.of(bar[4])] for bar, _, _ in reference.window]
+    assert encoder.window.tolist() == kept
 
 
 def restarts(encoder: CompactEncoder, rows: list[tuple[int, ...]]) -> list[Anchor]:
@@ -357,8 +376,8 @@ def restarts(encoder: CompactEncoder, rows: list[tuple[int, ...]]) -> list[Ancho
 
 def test_the_first_bar_sets_the_reference() -> None:
     encoder = CompactEncoder(TOKENISER, CompactSpec(2, records=64))
-    (anchor,) = restarts(encoder, [flat(61_230 * NANO + 7 * CENT, 12 * NANO + NANO // 2)])
-    assert anchor == Anchor(61_230 * NANO + 7 * CENT, CENT, 12 * NANO + NANO // 2, 2)
+    (anchor,) = restarts(encoder, [flat(61_230 * NANO + 7 * CENT, 12 * ONE + ONE // 2)])
+    assert anchor == Anchor(61_230 * NANO + 7 * CENT, CENT, 12 * ONE + ONE // 2, 2)
     assert anchor.header == "reference 61230.07 unit 0.01 volume 12.5 percent 999\n"
 
 
@@ -404,18 +423,18 @@ def test_negative_prices_and_a_change_of_sign_are_ordinary() -> None:
 def test_quotes_without_volume_keep_the_blank_reference() -> None:
     encoder = CompactEncoder(TOKENISER, CompactSpec(5, records=16))
     (anchor,) = restarts(encoder, [flat(108_000_000 + i * 10_000, 0) for i in range(50)])
-    assert anchor.volume == NANO
+    assert anchor.volume == ONE
     assert encoder.saturated == 0
 
 
 def test_a_changed_volume_regime_moves_the_reference_volume() -> None:
     encoder = CompactEncoder(TOKENISER, CompactSpec(2, records=32))
-    restarts(encoder, [flat(NANO, 3 * NANO)] * 70)
+    restarts(encoder, [flat(NANO, 3 * ONE)] * 70)
     assert encoder.saturated == 0
-    found = restarts(encoder, [flat(NANO, 5000 * NANO)] * 130)
-    assert [each.volume for each in found] == [5000 * NANO]
+    found = restarts(encoder, [flat(NANO, 5000 * ONE)] * 130)
+    assert [each.volume for each in found] == [5000 * ONE]
     assert 0 < encoder.saturated <= REVIEW  # the code's limit until then
-    assert restarts(encoder, [flat(NANO, 1000 * NANO)] * 70) == []
+    assert restarts(encoder, [flat(NANO, 1000 * ONE)] * 70) == []
 
 
 def test_prices_finer_than_the_unit_are_rounded_counted_and_shown_while_they_are_in_the_window() -> None:

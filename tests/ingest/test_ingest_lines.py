@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from decimal import ROUND_HALF_EVEN, Decimal
+from decimal import ROUND_HALF_EVEN, Context, Decimal
 
 import numpy as np
 import pytest
@@ -16,15 +16,24 @@ from ingest.lines import MINUTE_NS, LineSpec, bar_line, clock_text, decimal
 NANO = 10**9
 
 
-@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 9))
-@example(5, 8)
-@example(15, 8)
-@example(2_500_000_000, 0)
-@example(999_999_999, 2)
-def test_decimals_are_rounded_half_to_even(nano: int, decimals: int) -> None:
-    exact = Decimal(nano).scaleb(-9).quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_EVEN)
+EXACT = Context(prec=80)
+
+
+@given(
+    st.integers(-(2**63), 2**63 - 1) | st.integers(-(10**40), 10**40), st.integers(0, 18), st.integers(0, 18)
+)
+@example(5, 8, 9)
+@example(15, 8, 9)
+@example(2_500_000_000, 0, 9)
+@example(999_999_999, 2, 9)
+@example(25, 17, 18)
+@example(7, 0, 0)
+def test_decimals_are_rounded_half_to_even(value: int, decimals: int, scale: int) -> None:
+    decimals = min(decimals, scale)
+    given = EXACT.scaleb(EXACT.create_decimal(value), -scale)
+    exact = given.quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_EVEN, EXACT)
     expected = f"{exact:f}"
-    assert decimal(nano, decimals) == (expected.removeprefix("-") if exact == 0 else expected)
+    assert decimal(value, decimals, scale) == (expected.removeprefix("-") if exact == 0 else expected)
 
 
 @given(st.integers(0, 4 * 10**18))
@@ -47,8 +56,11 @@ def test_a_line() -> None:
     assert bar_line(bar, LineSpec(0, 0)) == "1430,101,102,101,101,12\n"
 
 
-@pytest.mark.parametrize("name", ["price_decimals", "volume_decimals"])
-@pytest.mark.parametrize("value", [-1, 10])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("price_decimals", -1), ("price_decimals", 10), ("volume_decimals", -1), ("volume_decimals", 19),
+     ("price_scale", 1), ("price_scale", 19)],
+)  # fmt: skip
 def test_decimals_outside_the_fixed_point_are_refused(name: str, value: int) -> None:
     with pytest.raises(ValueError, match=name):
         LineSpec(**{name: value})

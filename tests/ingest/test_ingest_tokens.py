@@ -56,17 +56,22 @@ def llama3_tokeniser() -> Tokeniser:
 
 @given(
     values=st.lists(st.sampled_from([0, 1, 499, 500, 501, 10**9 - 1, 10**9, MOST]), min_size=5, max_size=5),
-    decimals=st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    limbs=st.tuples(st.sampled_from([0, 0, 1, 10**9]), st.sampled_from([0, 0, 1, 5 * 10**8, 10**9 - 1])),
+    scale=st.integers(0, 18),
+    decimals=st.tuples(st.integers(0, 18), st.integers(0, 18)),
 )
-@settings(max_examples=200, deadline=None)
-def test_extreme_numbers_by_table(values: list[int], decimals: tuple[int, int]) -> None:
+@settings(max_examples=400, deadline=None)
+def test_extreme_numbers_by_table(
+    values: list[int], limbs: tuple[int, int], scale: int, decimals: tuple[int, int]
+) -> None:
     encode = make_encode("llama3", 3200)
     tokeniser = llama3_tokeniser()
     bars = np.zeros(1, BAR)
     bars["interval"], bars["ts_open"] = 1, 86_399 * 10**9
     for name, value in zip("ohlcv", values, strict=True):
         bars[name] = value
-    spec = LineSpec(*decimals)
+    bars["v_high"], bars["v_low"] = limbs
+    spec = LineSpec(min(decimals[0], scale), decimals[1], price_scale=scale)
     assert tokeniser.lines(bars, spec) == oracle(encode, bars, spec)
 
 

@@ -147,8 +147,8 @@ class TestRecorded:
 
     def test_windows_of_a_file_are_the_bars_around_an_anchor_of_their_own(self, tmp_path: Path) -> None:
         source, vocabulary = Recorded(self.bars_file(tmp_path / "a.csv"), "btc_perp_bars"), Vocabulary()
-        bars, decimals = source.bars()
-        assert (len(bars), decimals) == (120, 0)
+        bars, spec = source.bars()
+        assert (len(bars), spec.price_decimals) == (120, 0)
         windows = 0
         for drawn in source.batches(vocabulary, 64, 64):
             for row in range(len(drawn.name)):
@@ -183,8 +183,8 @@ class TestRecorded:
                 for s in (1, 30)
             )
         )
-        bars, decimals = Recorded(path, "histdata_quotes").bars()
-        assert (len(bars), decimals) == (3, 4)
+        bars, spec = Recorded(path, "histdata_quotes").bars()
+        assert (len(bars), spec.price_decimals, spec.price_scale) == (3, 4, 9)
         assert [int(bar["c"]) for bar in bars] == [10**5 * (11_200 + m + 30 + 1) for m in range(3)]
 
     def test_levels_of_bars_are_what_compact_lines_print(self) -> None:

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from daemon.audit.reproduce import plan
 from daemon.config.load import load_config
-from daemon.config.schema import Config
+from daemon.config.schema import Config, SessionConfig
 from daemon.engine.build import directory_of, text_of
 from daemon.front.wiring import make_front
 from engine.model.loading import load_model
@@ -301,9 +301,10 @@ def test_what_does_not_fit_is_an_error(ran: Ran, tmp_path: Path) -> None:
 
 
 def test_a_note_keeps_a_verdict_from_saying_reproduced() -> None:
+    session = SessionConfig(name="s", symbol="V:S")
     basis = Basis(
         window=[InputRange("in", 0, 0, 8)], state=[InputRange("in", 0, 0, 8)], state_bars=3, left=True
     )
-    assert "bars left the window" in plan(basis, decimals=2).notes[0]
+    assert "bars left the window" in plan(basis, session).notes[0]
     two = [InputRange("in", 0, 0, 8), InputRange("in", 1, 0, 8)]
-    assert "several partitions" in plan(Basis(window=two, state=two), decimals=2).notes[0]
+    assert "several partitions" in plan(Basis(window=two, state=two), session).notes[0]

@@ -25,6 +25,7 @@ from daemon.engine.build import Built, build, register, text_of
 from daemon.engine.prefixes import Prefixes
 from daemon.engine.wiring import ready_position
 from feeds.connector import SettingError
+from feeds.decimals import from_units
 from flash.questions import PAPER_SIX, Question
 from flash.registry import Registry
 from ingest.compact import WIDEST, Anchor, CompactSpec
@@ -53,7 +54,7 @@ def session(name: str, **settings: object) -> SessionConfig:
 
 @pytest.fixture(scope="module")
 def built(terse: Path) -> Built:
-    return build(config(terse, session("a"), session("b", unit=QUARTER, retention_records=5)), {})
+    return build(config(terse, session("a"), session("b", unit=from_units(QUARTER), retention_records=5)), {})
 
 
 def test_no_ask_of_a_terse_model_exits_early(built: Built) -> None:
@@ -77,7 +78,7 @@ def test_a_terse_model_refuses_decimal_lines(terse: Path) -> None:
 
 def test_a_unit_without_compact_lines_is_refused() -> None:
     with pytest.raises(SettingError, match="is for compact lines") as refused:
-        build(config(None, session("a", unit=QUARTER)), {})
+        build(config(None, session("a", unit=from_units(QUARTER))), {})
     assert refused.value.key == "sessions[0].unit"
 
 
