@@ -138,7 +138,12 @@ class RepeatedHours:
         times = f"{Instant(first)} and {Instant(first + parsed.fold_ns)}"
         self._refuse(
             parsed.line,
-            MalformedRecord("timestamp_unit", f"time: a local time that occurs twice, at {times}: {why}"),
+            MalformedRecord(
+                "timestamp_unit",
+                f"time: a local time that occurs twice, at {times}: {why}",
+                key=parsed.record.key,
+                ts_event=first,
+            ),
         )
 
     def _released(self) -> Iterator[Parsed]:

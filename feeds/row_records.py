@@ -134,14 +134,14 @@ class RowReader:
 
     def _subject(self, row: Row) -> tuple[str, int]:
         """Symbol and time of an unusable row, as far as they can be read: "" and 0 where not."""
-        get, moment = row.get, row.received
+        moment = row.received
         try:
-            key = f"{self._name(get, 'venue', self.form.venue)}:{self._name(get, 'symbol', self.form.symbol)}"
+            key = f"{self._name(row, 'venue', self.form.venue)}:{self._name(row, 'symbol', self.form.symbol)}"
         except MalformedRecord:
             return "", 0
         if self.parse_time is not None:
             try:
-                moment = self._time(self.parse_time, get).ns
+                moment = self._time(self.parse_time, row).ns
             except MalformedRecord:
                 return key, 0
         event = _opening(moment, self.form) if self.form.kind == "bar" else moment

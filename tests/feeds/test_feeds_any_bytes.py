@@ -74,4 +74,4 @@ def test_any_bytes_are_read_or_refused(name: str, content: bytes) -> None:
     assert all(len(message) <= 410 for _, _, message in found.bad)
     assert [record.seq for record in found.records] == list(range(1, len(found.records) + 1))
     body = convert(content, declared(FORMS[name]), None, most=1000)
-    assert (body.usable, body.unreadable) == (len(found.records), len(found.bad))
+    assert (body.usable, len(body.faults)) == (len(found.records), len(found.bad))

@@ -117,7 +117,7 @@ def test_a_row_of_another_width_is_malformed(at: int, how: str) -> None:
         .replace('"id"', "3")
     )
     if at:
-        assert read(bare, "\n".join([*rows, ""])).refused == [(at + 1, "type")]
+        assert [line for line, _ in read(bare, "\n".join([*rows, ""])).refused] == [at + 1]
 
 
 def test_rows_may_all_end_with_a_delimiter_or_be_ragged() -> None:
