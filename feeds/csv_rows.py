@@ -77,8 +77,12 @@ class CsvRows:
             try:
                 yield Cells(number, self._cells(line))
             except csv.Error as error:
-                what = "a quotation mark is not closed" if _OPEN in str(error) else f"no csv row: {error}"
+                what = self._unclosed if _OPEN in str(error) else f"no csv row: {error}"
                 self._refuse(number, MalformedRecord("type", f"{what}: {shown(text.rstrip())}"))
+
+    @property
+    def _unclosed(self) -> str:
+        return f"a quotation mark is not closed within max_field_lines = {self._form.max_field_lines}"
 
     def _next(self) -> Line | None:
         return self._waiting.popleft() if self._waiting else next(self._lines, None)

@@ -83,6 +83,11 @@ class TimeFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.format in DAY_UNITS
 
     @property
+    def counts(self) -> bool:
+        """Whether it is a number."""
+        return self.format in EPOCH_UNITS or self.format in DAY_UNITS
+
+    @property
     def refs(self) -> tuple[Ref, ...]:
         """The places of the texts that make the time."""
         return tuple(self.field) if isinstance(self.field, list) else (self.field,)

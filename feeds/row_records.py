@@ -26,7 +26,7 @@ from feeds.text_lines import Refuse
 from feeds.timestamps import ParseTime, likely_unit
 from feeds.wall_times import MINUTE_NS, Moment
 
-_INCLUSIVE = (1, 10**3, 10**6, 10**9)
+_INCLUSIVE = (1, 100, 10**3, 10**6, 10**9)
 """How long before a boundary an inclusive stamp at the close is, ns: one unit of the clock that wrote it."""
 
 
@@ -179,7 +179,7 @@ class RowReader:
         else:
             text = " ".join([self._present(row, "time", ref) for ref in self.time_refs])
         try:
-            moment = parse(text)
+            moment = parse(text if self.plain is None or not self.form.time.counts else self.plain(text))
         except (ValueError, OverflowError) as error:
             raise MalformedRecord("timestamp_unit", f"time: {error}") from None
         if not YEAR_1990 <= moment.ns < YEAR_2100 and (unit := likely_unit(text, YEAR_1990, YEAR_2100)):

@@ -95,7 +95,7 @@ def openings(form: str, stamps: list[str]) -> list[int]:
     st.sampled_from(sorted(INTERVALS)),
     st.integers(0, 10**5),
     st.integers(0, 1439),
-    st.sampled_from([0, 1, 10**3, 10**6]),
+    st.sampled_from([0, 1, 100, 10**3, 10**6]),
 )
 def test_an_inclusive_stamp_at_the_close_belongs_to_its_interval(
     interval: str, bars: int, shift: int, before: int

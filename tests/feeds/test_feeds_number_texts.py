@@ -230,3 +230,11 @@ def test_an_integer_without_end_is_refused() -> None:
 def test_a_contradiction_is_refused_when_it_is_declared(text: str, says: str) -> None:
     with pytest.raises(FormatError, match=says):
         declared(text)
+
+
+def test_counts_of_time_are_numbers_of_the_same_notation() -> None:
+    found = read(
+        form('decimal = ","\nthousands = "."'), "1.709.632.800,25|1|1\n1709632800,5|1|1\n1709632800.5|1|1\n"
+    )
+    assert [each.ts_event for each in found.records] == [1_709_632_800_250_000_000, 1_709_632_800_500_000_000]
+    assert found.refused == [(3, "timestamp_unit")]

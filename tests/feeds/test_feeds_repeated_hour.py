@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feeds import repeated_hour
 from tests.feeds.declared import TRADES, pushed, read
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -174,3 +175,24 @@ def test_ticks_out_of_order_by_seconds_do_not_change_the_hour() -> None:
     instants = [CHANGES[zone] + timedelta(seconds=each) for each in seconds]
     found = read(form(zone), text(instants, zone))
     assert [each.ts_event for each in found.records] == [ns(each) for each in instants]
+
+
+def test_records_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first ones are refused then; what comes later is still settled."""
+    monkeypatch.setattr(repeated_hour, "MAX_HELD", 20)
+    zone = "Europe/Berlin"
+    instants = [CHANGES[zone] + timedelta(minutes=minute) for minute in range(-50, 60)]
+    found = read(form(zone), text(instants, zone))
+    assert [line for line, _, _ in found.bad] == list(range(2, 44))
+    assert [each.ts_event for each in found.records] == [ns(each) for each in instants[42:]]
+
+
+def test_many_symbols_pass_through_the_hour() -> None:
+    declaration = (
+        form("Europe/Berlin").replace('symbol = "S"\n', "").replace("price =", 'symbol = "s", price =')
+    )
+    instants = [CHANGES["Europe/Berlin"] + timedelta(minutes=minute) for minute in range(-90, 150, 5)]
+    rows = [f"{wall(each, 'Europe/Berlin')},1,1,1,S{n}" for each in instants for n in range(100)]
+    found = read(declaration, "\n".join(["time,price,size,id,s", *rows]))
+    assert found.bad == []
+    assert [each.ts_event for each in found.records] == [ns(each) for each in instants for _ in range(100)]

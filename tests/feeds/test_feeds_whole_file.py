@@ -16,6 +16,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feeds import text_lines
 from feeds.connectors.replay import ReplayConnector
 from feeds.containers import Corrupt, texts
 from feeds.file_format import FormatError
@@ -145,7 +146,9 @@ def test_the_line_of_an_open_quotation_mark_is_named() -> None:
     rows[20] = f'"{rows[20]}'
     found = read(form(), "\n".join([HEADER, *rows, ""]))
     assert [(line, reason) for line, reason, _ in found.bad] == [(22, "type")]
-    assert found.bad[0][2].startswith("a quotation mark is not closed: '\"2024-03-05T10:20:00Z")
+    assert found.bad[0][2].startswith(
+        "a quotation mark is not closed within max_field_lines = 1: '\"2024-03-05T10:20:00Z"
+    )
 
 
 CELLS = st.text("ab\",;'\n\r \u00e9", max_size=6)
@@ -370,3 +373,12 @@ def test_what_precedes_a_damage_is_read(lost: int, pack: object, inside: bool) -
     assert found.records == read(form(), TEXT).records[: len(found.records)]
     if pack is gzip.compress and lost < 12:
         assert len(found.records) >= 50
+
+
+def test_a_line_without_end_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_lines, "MAX_LINE", 100)
+    for length in (99, 100, 101, 200, 1000):
+        rows = [ROWS[0], "x" * length, ROWS[1], ""]
+        found = read(form(), "\n".join([HEADER, *rows]))
+        assert found.refused == [(3, "type" if length < 100 else "oversize")]
+        assert len(found.records) == 2
