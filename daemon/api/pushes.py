@@ -127,7 +127,7 @@ class Pushes:
     def _source(self, name: str, tenant: Tenant) -> PushedSource:
         """The source of this name, or the only one, as far as the tenant may push. Raises QueryError."""
         if not self._sources:
-            raise QueryError("bad_request", "no source takes pushes: configure [source.http]")
+            raise QueryError("bad_request", "no source takes pushes: set source.kind = 'http'")
         known = [each for each in self._sources if tenant.feeds(each)]
         if not known:
             raise QueryError("forbidden", "this tenant may push into no source")

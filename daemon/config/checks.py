@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from daemon.config.errors import Problem
-from daemon.config.schema import ALL, BarsConfig, Config
+from daemon.config.schema import ALL, BarsConfig, Config, required_keys
 from feeds.connector import Connector
 from feeds.connectors import SOURCES
 from feeds.decimals import decimals_of
@@ -268,7 +268,8 @@ def _bars(config: Config) -> Iterator[Problem]:
 def _source(config: Config) -> Iterator[Problem]:
     kind = config.source.kind
     if kind != "none" and config.source.connector is None:
-        yield Problem(f"source.{kind}", f'source.kind is "{kind}", so the table [source.{kind}] is needed')
+        needed = f"the table [source.{kind}] is needed, with {', '.join(required_keys(SOURCES[kind]))}"
+        yield Problem(f"source.{kind}", f'source.kind is "{kind}", so {needed}')
     if kind != "none" and not config.sessions:
         yield Problem("sessions", "the source has no session to read its records: add a [[sessions]] table")
     if config.sources and not config.sessions:

@@ -499,7 +499,15 @@ def _with_tables(name: str, connectors: Mapping[str, type[Connector]]) -> Any:
 if TYPE_CHECKING:
     _Kind = str
 else:
-    _Kind = Annotated[Literal[(*SOURCES, "none")], about("which of the tables below to use")]
+    _Kind = Annotated[
+        Literal[(*SOURCES, "none")],
+        about("which of the tables below to use; a table all of whose keys have defaults may be left out"),
+    ]
+
+
+def required_keys(table: type[msgspec.Struct]) -> tuple[str, ...]:
+    """The keys of ``table`` that have no default."""
+    return tuple(field.encode_name for field in msgspec.structs.fields(table) if field.required)
 
 
 # the modules of feeds.connectors define the base's fields: a type checker cannot see them
@@ -540,8 +548,10 @@ class SourceConfig(_with_tables("SourceTables", SOURCES)):  # type: ignore[misc]
 
     @property
     def connector(self) -> SourceConnector | None:
-        """The table that `kind` names; None for none."""
+        """The table that `kind` names, which may be left out where every key has a default; None for none."""
         connector: SourceConnector | None = getattr(self, self.kind, None)
+        if connector is None and self.kind in SOURCES and not required_keys(SOURCES[self.kind]):
+            return SOURCES[self.kind]()
         return connector
 
 

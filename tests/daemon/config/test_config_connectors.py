@@ -68,5 +68,5 @@ def test_a_module_is_all_that_a_new_feed_needs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "source.pipe.path: pipe cannot be opened",
-        'source.pipe: source.kind is "pipe", so the table [source.pipe] is needed',
+        'source.pipe: source.kind is "pipe", so the table [source.pipe] is needed, with path',
     ]

@@ -14,7 +14,7 @@ SESSIONS = [{"name": "a", "symbol": "V:A"}]
     [
         ({}, "recovery.standby", "only a Kafka source has a consumer group"),
         ({"source.kind": "zeromq", "source.zeromq": ZEROMQ}, "recovery.standby", "alone, not zeromq"),
-        ({"source.kind": "http", "source.http": {}}, "recovery.standby", "alone, not http"),
+        ({"source.kind": "http"}, "recovery.standby", "alone, not http"),
         (KAFKA | {"sources": [{"name": "b", "zeromq": ZEROMQ}]}, "recovery.standby", "alone, not b, kafka"),
         (
             {"source.kind": "kafka", "source.kafka": {"bootstrap": "a:1", "start_at": "latest"}},
