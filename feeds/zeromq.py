@@ -16,12 +16,14 @@ import zmq.asyncio
 
 from feeds.curve import Guarded, Keys
 from feeds.decoding import Undecodable, decoded
-from feeds.source import CommitPoint, Incoming, Kind, Partition, PublishRefused, SinkStopped
+from feeds.source import CommitPoint, Fault, Incoming, Kind, Partition, PublishRefused, SinkStopped
 
 POLL_MS = 200
 RCVHWM = 100_000
 SNDHWM = 100_000
 LINGER_MS = 1000
+MAX_MISSING = 1 << 32
+"""A number so far ahead of the one before it is no count of lost messages."""
 
 
 class Header(msgspec.Struct, frozen=True, gc=False):
@@ -38,7 +40,7 @@ class GapCounter:
     """Counts missing messages in the numbered streams of several publishers.
 
     The first message of a publisher, or of its new epoch, sets the starting point: earlier messages were not
-    for us.
+    for us. A number that is `MAX_MISSING` ahead is ignored: the next one is compared with the one before it.
     """
 
     def __init__(self) -> None:
@@ -53,6 +55,8 @@ class GapCounter:
             last = header.seq - 1
         elif header.seq <= last:
             return 0  # repeated: nothing is missing, the highest number stays
+        if header.seq - last > MAX_MISSING:
+            return 0
         self._last[stream] = (header.epoch, header.seq)
         missing = header.seq - last - 1
         self.lost += missing
@@ -64,7 +68,7 @@ class ZmqSource:
 
     ``partition`` is always 0 and ``offset`` this source's own running number over all topics, since
     publishers' numbers collide; the publisher's ``seq`` is in the headers. Messages of two frames (topic,
-    payload) are accepted too, without loss counting; other shapes are dropped and counted in ``malformed``.
+    payload) are accepted too, without loss counting; of other shapes the last frame comes with a fault.
     """
 
     kind: Kind = "dropping"
@@ -84,7 +88,6 @@ class ZmqSource:
     ) -> None:
         self.name = name
         self.endpoint = endpoint
-        self.malformed = 0
         self._topics = topics
         self._bind = bind
         self._rcvhwm = rcvhwm
@@ -164,31 +167,30 @@ class ZmqSource:
                 frames = plain.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            incoming = self._incoming(frames, now)
-            if incoming is None:
-                self.malformed += 1
-            else:
-                batch.append(incoming)
+            batch.append(self._incoming(frames, now))
         return batch
 
-    def _incoming(self, frames: list[bytes], now: int) -> Incoming | None:
+    def _incoming(self, frames: list[bytes], now: int) -> Incoming:
         headers: dict[str, bytes] = {}
+        fault: Fault | None = None
         if len(frames) == 3:
             try:
                 header = decoded(self._header.decode, frames[1])
-            except Undecodable:
-                return None
-            self._gaps.see(frames[0], header)
-            headers = {
-                "schema": header.schema.encode(),
-                "encoding": header.encoding.encode(),
-                "source": header.source.encode(),
-                "seq": str(header.seq).encode(),
-            }
+            except Undecodable as error:
+                fault = Fault("frames", f"the second of three frames is no header: {error}")
+            else:
+                self._gaps.see(frames[0], header)
+                headers = {
+                    "schema": header.schema.encode(),
+                    "encoding": header.encoding.encode(),
+                    "source": header.source.encode(),
+                    "seq": str(header.seq).encode(),
+                }
         elif len(frames) != 2:
-            return None
+            fault = Fault("frames", f"a message has two or three frames, not {len(frames)}")
         offset, self._offset = self._offset, self._offset + 1
-        return Incoming(frames[0].decode(errors="replace"), 0, offset, None, frames[-1], headers, now)
+        topic = frames[0].decode(errors="replace")
+        return Incoming(topic, 0, offset, None, frames[-1], headers, now, fault=fault)
 
 
 class ZmqSink:

@@ -159,7 +159,7 @@ async def test_a_subscriber_that_cannot_keep_up_counts_its_losses(context: zmq.a
     await sink.stop()
 
 
-async def test_messages_of_another_shape_are_dropped_and_counted(context: zmq.asyncio.Context) -> None:
+async def test_messages_of_another_shape_come_with_their_fault(context: zmq.asyncio.Context) -> None:
     raw = context.socket(zmq.PUB)
     raw.bind("inproc://raw")
     source = ZmqSource("in", "inproc://raw", [""], context=context)
@@ -173,10 +173,15 @@ async def test_messages_of_another_shape_are_dropped_and_counted(context: zmq.as
         [b"t", msgspec.msgpack.encode(header(1)), b"[]"],
     ):
         await raw.send_multipart(frames)
-    bare, full = await collect(source, 2)
-    assert (bare.payload, bare.headers) == (b"{}", {})
-    assert (full.payload, full.headers["schema"]) == (b"[]", b"trade.v1")
-    assert source.malformed == 3
+    one, headless, bare, four, full = await collect(source, 5)
+    assert (bare.payload, bare.headers, bare.fault) == (b"{}", {}, None)
+    assert (full.payload, full.headers["schema"], full.fault) == (b"[]", b"trade.v1", None)
+    faults = [each.fault for each in (one, headless, four)]
+    assert [each.reason for each in faults if each] == ["frames"] * 3
+    assert "not 1" in faults[0].message
+    assert "no header" in faults[1].message
+    assert "not 4" in faults[2].message
+    assert [each.offset for each in (one, headless, bare, four, full)] == [0, 1, 2, 3, 4]
     await source.stop()
     raw.close(linger=0)
 
@@ -197,3 +202,9 @@ async def test_refusals_and_bounded_stop(context: zmq.asyncio.Context) -> None:
     with pytest.raises(zmq.ZMQError):
         await ZmqSource("in", sink.endpoint, [""], bind=True, context=context).start()
     await sink.stop()
+
+
+def test_a_number_far_ahead_is_no_count_and_the_next_one_is_compared_with_the_one_before() -> None:
+    counter = GapCounter()
+    seen = [counter.see(b"t", header(n)) for n in (5, 2**63, 6, 2**64 - 1, 9)]
+    assert seen == [0, 0, 0, 0, 2]
