@@ -1,11 +1,13 @@
 """The order of a file: one that stands newest first is read in time order, in bounded memory."""
 
 import tempfile
+from array import array
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import cast
 
 import msgspec
+import numpy as np
 
 from feeds.codec import decode_message, encode
 from feeds.csv_rows import Notice
@@ -22,8 +24,7 @@ _MOSTLY = 4
 _FEW = 3
 """Changes below which only the whole file says how it is ordered."""
 IN_MEMORY = 32 << 20
-"""Bytes of a file to be turned round that are held in memory; the rest goes to a temporary file."""
-_CHUNK = 1024
+"""Bytes of a file newest first that are held in memory; the rest goes to a temporary file."""
 
 
 class _Changes:
@@ -51,27 +52,25 @@ class _Changes:
 def in_time_order(groups: Iterable[Group], order: Order, notice: Notice) -> Iterator[Parsed]:
     """Records of lines in the order in which they happened, if the file is newest first; else as they stand.
 
-    ``auto``: newest first is a file whose first lines are. Such a file is read to its end first. If it turns
-    out to be in no order, its records come as they stand.
+    ``auto``: newest first is a file whose first lines are. Such a file is read to its end, then by time;
+    equal times from its end. Where local times occur twice, time does not say what comes first, and the file
+    is read from its end.
     """
     lines = iter(groups)
     if order == "oldest_first":
         yield from chain.from_iterable(lines)
         return
-    declared = order == "newest_first"
-    head, changes, ended = ([], _Changes(), False) if declared else _head(lines)
-    if not declared and not (changes.newest_first and (ended or changes.back >= _FEW)):
-        yield from chain.from_iterable(chain(head, lines))
-        return
+    head: list[Group] = []
+    if order == "auto":
+        head, changes, ended = _head(lines)
+        if not (changes.newest_first and (ended or changes.back >= _FEW)):
+            yield from chain.from_iterable(chain(head, lines))
+            return
+    notice("newest first: read in time order")
     with _Spool() as spool:
         for group in chain(head, lines):
             spool.add(group)
-        if declared or spool.changes.newest_first:
-            notice("newest first: read from its end, in time order")
-            yield from chain.from_iterable(spool.backwards())
-        else:
-            notice("newest first at its beginning, but not as a whole: read as it stands")
-            yield from chain.from_iterable(spool.forwards())
+        yield from chain.from_iterable(spool.by_time())
 
 
 def _head(lines: Iterator[Group]) -> tuple[list[Group], _Changes, bool]:
@@ -88,13 +87,12 @@ def _head(lines: Iterator[Group]) -> tuple[list[Group], _Changes, bool]:
 
 
 class _Spool:
-    """Lines that are written once and read in either direction."""
+    """Lines that are written once, and read by time; 16 bytes of each are held besides."""
 
     def __init__(self) -> None:
         self._file = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - `__exit__` closes it
-        self._places: list[tuple[int, int]] = []
-        self._open: list[Group] = []
-        self.changes = _Changes()
+        self._places, self._times = array("q"), array("q")
+        self._repeated = False
 
     def __enter__(self) -> "_Spool":
         return self
@@ -103,41 +101,27 @@ class _Spool:
         self._file.close()
 
     def add(self, group: Group) -> None:
-        self.changes.add(group)
-        self._open.append(group)
-        if len(self._open) == _CHUNK:
-            packed = _pack(self._open)
-            self._places.append((self._file.tell(), len(packed)))
-            self._file.write(packed)
-            self._open = []
+        packed = _encoder.encode([(*each[:3], encode(each.record, "msgpack")) for each in group])
+        self._places.append(self._file.tell())
+        self._times.append(group[0].record.ts_event)
+        self._repeated = self._repeated or any(each.fold_ns for each in group)
+        self._file.write(packed)
 
-    def backwards(self) -> Iterator[Group]:
-        yield from reversed(self._open)
-        for place in reversed(self._places):
-            yield from reversed(self._read(place))
-
-    def forwards(self) -> Iterator[Group]:
-        for place in self._places:
-            yield from self._read(place)
-        yield from self._open
-
-    def _read(self, place: tuple[int, int]) -> list[Group]:
-        self._file.seek(place[0])
-        return _unpack(self._file.read(place[1]))
+    def by_time(self) -> Iterator[Group]:
+        count = len(self._times)
+        from_end = np.arange(count)[::-1]
+        if not self._repeated:
+            times = np.frombuffer(self._times, np.int64)[::-1] if count else from_end
+            from_end = from_end[np.argsort(times, kind="stable")]
+        self._places.append(self._file.tell())
+        for at in from_end:
+            self._file.seek(self._places[at])
+            found = _decoder.decode(self._file.read(self._places[at + 1] - self._places[at]))
+            yield [Parsed(line, declared, fold, _record(data)) for line, declared, fold, data in found]
 
 
-def _pack(groups: list[Group]) -> bytes:
-    return msgspec.msgpack.encode(
-        [[(*each[:3], encode(each.record, "msgpack")) for each in g] for g in groups]
-    )
-
-
-def _unpack(packed: bytes) -> list[Group]:
-    found = cast(list[list[tuple[int, int, int, bytes]]], msgspec.msgpack.decode(packed))
-    return [
-        [Parsed(line, declared, fold, _record(data)) for line, declared, fold, data in group]
-        for group in found
-    ]
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[tuple[int, int, int, bytes]])
 
 
 def _record(data: bytes) -> AnyRecord:
