@@ -12,7 +12,12 @@ from daemon.cli.options import connect, endpoint_option, exiting_on_refusal
 @click.argument("session")
 @click.argument("question")
 @endpoint_option
-@click.option("--choice", "choices", multiple=True, help="an allowed answer; give the option at least twice")
+@click.option(
+    "--choice",
+    "choices",
+    multiple=True,
+    help="an allowed answer; give the option at least twice. A standing question has its own",
+)
 @click.option("--max-tokens", type=click.IntRange(min=1), default=16, show_default=True)
 @click.option("--timeout", type=float, default=30.0, show_default=True, help="seconds")
 @click.option(
@@ -37,7 +42,7 @@ def command(
     early_exit: float | None,
     max_age_s: float | None,
 ) -> None:
-    """Ask a running daemon; the answer names its data version."""
+    """Ask a running daemon a QUESTION, or a standing one by its name; the answer names its data version."""
     with exiting_on_refusal(), connect(endpoint, timeout) as client:
         reply = client.ask(session, question, max_tokens, choices, early_exit, max_age_s)
     click.echo(shown(reply))

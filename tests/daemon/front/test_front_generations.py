@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from daemon import protocol
 from daemon.api.access import Access
@@ -29,7 +32,9 @@ from daemon.front.generations import Generations
 from daemon.front.room import Room
 from daemon.front.sessions import Sessions
 from daemon.tenants import LOCAL, Client, Tenants
+from flash.questions import Question
 from metrics.store import MetricStore
+from tests.daemon.front.test_front_sessions import answer, times_of
 from tests.e2e.support import inproc_config, until
 
 ME = Client(LOCAL, "me")
@@ -41,10 +46,10 @@ class Rig:
     def __init__(self, access: Access | None = None, max_wait_s: float = 5.0) -> None:
         self.sent: list[protocol.Command] = []
         store = MetricStore.local({"session": ["aaa"], "source": ["test"], "sink": []})
-        sessions = Sessions(inproc_config(["V:AAA"]), store, self._send)
+        self.sessions = Sessions(inproc_config(["V:AAA"]), store, self._send)
         self.room = Room(4, 4)
         self.generations = Generations(
-            sessions, self._send, self.room, access or Access(), max_wait_s=max_wait_s
+            self.sessions, self._send, self.room, access or Access(), max_wait_s=max_wait_s
         )
         self.generations.ready(protocol.Ready("tape", "0123", True, "cpu", 10))
 
@@ -168,3 +173,94 @@ async def test_a_tenant_without_tokens_counts_none() -> None:
     with pytest.raises(QueryError, match="10 tokens a minute"):
         await rig.generations.count(COUNT, desk)
     assert (rig.sent, len(rig.room)) == ([], 0)
+
+
+NOTE = Question("note", "What happened?", max_tokens=6)
+PRICE = Question("price", "Which price?", answer="number", max_tokens=12)
+SIDE = Question("side", "Up or down?", ("UP", "DOWN"))
+NOW = replace(SIDE, name="now", text="And now?", provisional=True)
+SAID = {"note": "rose a lot.", "price": "49134.52", "side": "UP", "now": "DOWN"}
+MEMBERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": st.sampled_from([0.0, 0.1, 2.0]),
+        "top_p": st.sampled_from([0.1, 1.0]),
+        "top_k": st.integers(0, 3),
+        "seed": st.integers(-3, 3),
+        "index": st.integers(0, 3),
+        "stop": st.lists(st.sampled_from(["rose", ".", "P", "\nObservation:"]), max_size=2).map(tuple),
+        "max_tokens": st.sampled_from([None, 1, 5, 6, 12, 99]),
+        "top_logprobs": st.sampled_from([None, 0, 5]),
+        "schema": st.sampled_from([None, {"enum": ["UP", "DOWN"]}]),
+        "penalty": st.sampled_from(["", "presence_penalty"]),
+        "stream": st.booleans(),
+    },
+)
+
+
+def serves(question: Question, more: dict[str, Any]) -> bool:
+    """Whether the ready answer is all that is asked for."""
+    plain = not more.get("temperature") and more.get("schema") is None and more.get("top_logprobs") is None
+    if question.choices or not plain:
+        return plain
+    if more.get("penalty"):
+        return False
+    if question.answer == "number":
+        return True
+    most = more.get("max_tokens")
+    return (most is None or most >= 6) and not any(stop in SAID["note"] for stop in more.get("stop", ()))
+
+
+async def asked_of_a_session(question: Question, text: str, more: dict[str, Any]) -> None:
+    rig = Rig()
+    rig.sessions.questions_set("aaa", [NOTE, PRICE, SIDE, NOW])
+    ready = answer(1, "aaa", question.name, question.hash)
+    choice = SAID[question.name] if question.choices else None
+    rig.sessions.answered(
+        msgspec.structs.replace(ready, text=SAID[question.name], choice=choice), times_of(1)
+    )
+    turns = (Turn("system", "Say BANANA."), Turn("user", text))
+    running = asyncio.ensure_future(rig.all(Generate(session="aaa", turns=turns, **more)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    if serves(question, more):
+        done = (await running)[-1][1]
+        assert (done.text, done.facts.cached, rig.sent) == (SAID[question.name], True, [])
+        return
+    if question.provisional:
+        with pytest.raises(QueryError, match="now reads open bars"):
+            await running
+        assert (rig.sent, len(rig.room), len(rig.generations)) == ([], 0, 0)
+        return
+    ((sent,),) = [each["requests"] for each in rig.sent]
+    found = msgspec.convert(sent, Generate)
+    assert found.question == question
+    assert found.choices == (() if found.schema is not None else question.choices or ())
+    for name, value in more.items():
+        if name != "seed" or value is not None:
+            assert getattr(found, name) == value
+    rig.generations.heard(finished(found.id))
+    await running
+
+
+@given(
+    question=st.sampled_from([NOTE, PRICE, SIDE, NOW]),
+    by_name=st.booleans(),
+    spaced=st.booleans(),
+    more=MEMBERS,
+)
+def test_members_decide_only_whether_the_ready_answer_serves(question, by_name, spaced, more) -> None:
+    text = question.name if by_name else question.text
+    asyncio.run(asked_of_a_session(question, f"  {text.replace(' ', chr(10))} " if spaced else text, more))
+
+
+async def test_the_tokens_of_a_standing_question_are_counted_by_its_text(rig: Rig) -> None:
+    rig.sessions.questions_set("aaa", [SIDE])
+    for text, expected in (("side", SIDE), (SIDE.text, SIDE), ("Up?", None)):
+        asked = CountTokens(session="aaa", turns=(Turn("user", text),))
+        counting = asyncio.ensure_future(rig.generations.count(asked, ME))
+        await until(lambda: rig.sent)
+        sent = msgspec.convert(rig.sent.pop(), CountTokens)
+        assert sent.question == expected
+        rig.generations.heard(TokensCounted(sent.id, 7))
+        assert await counting == 7
