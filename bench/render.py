@@ -24,7 +24,10 @@ def page(suite: Suite) -> str:
     """Everything a suite measured."""
     parts = "\n\n".join(_part(part) for part in suite.parts)
     title = f"# Measured: {suite.suite}"
-    return f"{title}\n\nWritten by `foretick bench render`; see [benchmarks](../benchmarks.md).\n\n{parts}\n"
+    cpus = " or ".join(dict.fromkeys(part.machine.processor for part in suite.parts))
+    where = f"Measured on {cpus}: times, and verdicts on them, are of that CPU." if cpus else ""
+    note = f"Written by `foretick bench render`; see [benchmarks](../benchmarks.md). {where}".rstrip()
+    return f"{title}\n\n{note}\n\n{parts}\n"
 
 
 def goals(suites: Iterable[Suite]) -> str:
@@ -36,9 +39,10 @@ def goals(suites: Iterable[Suite]) -> str:
             judged = [figure for figure in part.figures if figure.goal is not None]
             for figures in _grouped(judged, lambda f: (f.name, f.unit, f.against, f.goal)):
                 alike = [figure for figure in part.figures if figure.name == figures[0].name]
-                rows.append((title, *_goal_row(figures, alike)))  # three loops
+                *row, verdict = _goal_row(figures, alike)
+                rows.append((title, *row, part.machine.processor, verdict))  # three loops
     rows.sort(key=lambda row: _ORDER.index(row[-1]))
-    return table(("part", "figure", "goal", "worst", "where", "met", "verdict"), rows)
+    return table(("part", "figure", "goal", "worst", "where", "met", "CPU", "verdict"), rows)
 
 
 def publish(docs: Path, names: Sequence[str]) -> list[Path]:

@@ -20,6 +20,7 @@ import msgspec
 
 from bench.figures import Figure, Machine, Part, Suite
 from bench.suites import SUITES
+from engine.cpu.host import cpu_features, cpu_name
 
 _PACKAGES = ("torch", "transformers", "numpy", "numba", "aiokafka", "pyzmq", "uvloop")
 
@@ -154,10 +155,13 @@ def save(json_file: Path, suite: Suite) -> None:
     json_file.write_text(f'{{"suite":"{suite.suite}","parts":[\n' + ",\n".join(lines) + "\n]}\n")
 
 
+_VECTORS = ("neon", "sve", "avx2", "avx512f", "avx512bf16", "amx-bf16")
+
+
 def machine() -> Machine:
     """The machine that runs the benchmark."""
     packages = {name: found for name in _PACKAGES if (found := _version(name))}
-    return Machine(_processor(), len(os.sched_getaffinity(0)), platform.python_version(), packages)
+    return Machine(processor(), len(os.sched_getaffinity(0)), platform.python_version(), packages)
 
 
 def commit() -> str:
@@ -181,9 +185,7 @@ def _version(package: str) -> str:
         return ""
 
 
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == "model name":
-            return value.strip()
-    return platform.machine()
+def processor() -> str:
+    """The CPU's name, and which vectors and products it has: virtual machines name many kinds alike."""
+    had = set(cpu_features().split())
+    return f"{cpu_name()} ({', '.join(each for each in _VECTORS if each in had) or 'no vectors'})"

@@ -49,6 +49,12 @@ class KVPool(BlockPool):
         self.keys = [zeros(layer, layer.key_dim) for layer in layers]
         self.values = [zeros(layer, layer.value_dim) for layer in layers]
 
+    @staticmethod
+    def block_bytes(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
+        """Memory of one block of ``block_size`` tokens in all layers, bytes."""
+        numbers = sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in layers)
+        return numbers * block_size * dtype.itemsize
+
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of keys and values."""

@@ -51,7 +51,9 @@ class Served:
         loaded = checked(load_model(directory, dtype=dtype, device="auto"))
         blocks = min(loaded.max_positions, _MOST_TOKENS) // _BLOCK
         engine = Engine(loaded, blocks=blocks, block_size=_BLOCK, frame_limit=loaded.max_positions)
-        return cls(engine, PromptFormat.of(loaded.tokenizer, described=loaded.described))
+        return cls(
+            engine, PromptFormat.of(loaded.tokenizer, described=loaded.described, end_ids=loaded.end_ids)
+        )
 
     def read(
         self, drawn: Drawn, setting: Setting, cuts: Ints, wanted: Ints, rng: np.random.Generator

@@ -165,7 +165,7 @@ _PLACED = {6: 1.5, 25: 3.0}
 def placements(run: SuiteRun, model: str, loaded: LoadedModel) -> Iterator[Figure]:
     """Questions of one version in one pass, in both placements, all in turn."""
     numbers, bars = run.sized((1, 6, 25, 100), (1, 2, 4)), run.sized(64, 6)
-    prompt = PromptFormat.of(loaded.tokenizer, described=loaded.described)
+    prompt = PromptFormat.of(loaded.tokenizer, described=loaded.described, end_ids=loaded.end_ids)
     header, window = _window(loaded, prompt, bars)
     cases: list[tuple[str, int, tuple[int, ...], list[list[int]]]] = []
     for n in numbers:

@@ -11,10 +11,11 @@ from pathlib import Path
 from msgspec import structs
 
 from daemon.config.checks import pool_size
-from daemon.config.schema import UNTRAINED, BarsConfig, Config, ModelConfig, SessionConfig
+from daemon.config.schema import UNTRAINED, BarsConfig, Config, ModelConfig, PoolConfig, SessionConfig
 from daemon.config.standing import Asked, questions_of
 from daemon.engine.confidence import calibration_of
 from daemon.engine.maintenance import Tiers, identity_of, tiers_of
+from daemon.engine.memory import check_memory
 from daemon.engine.prefixes import Prefixes
 from daemon.engine.recovery import (
     Found,
@@ -24,7 +25,7 @@ from daemon.engine.recovery import (
     SnapshotNoRoom,
 )
 from daemon.progress import Progress
-from engine.device import in_own_thread, use_threads
+from engine.device import in_own_thread, out_of_memory, use_threads
 from engine.engine import Engine
 from engine.model import canary
 from engine.model.architectures import ModelError
@@ -270,7 +271,7 @@ def load(config: Config) -> Loaded:
             directory_of(settings), dtype=settings.dtype, device=settings.device, layers=settings.layers
         )
         loaded = checked(loaded)
-        prompt = PromptFormat.of(loaded.tokenizer, settings.system_prompt, loaded.described)
+        prompt = PromptFormat.of(loaded.tokenizer, settings.system_prompt, loaded.described, loaded.end_ids)
     except (ModelError, ValueError) as error:
         key = "layers" if "model.layers" in str(error) else "device" if "device" in str(error) else "path"
         raise SettingError(f"model.{key}", str(error)) from error
@@ -325,17 +326,11 @@ def _build(config: Config, progress: Mapping[str, Progress], ahead: Loaded | Non
     check_pool(config, compact)
     blocks = config.pool.blocks or pool_blocks(config, longest + (header if compact else 0), compact)
     size = config.pool.block_size
+    check_memory(config.pool, blocks, loaded)
     # the pool less the cell budget; at least the longest frozen prefix and rollup
     rollup = max((session.summed_tokens for session in config.sessions), default=0)
     cached = max(int(blocks * size * (1 - config.scheduler.cell_budget)), longest + rollup)
-    engine = Engine(
-        loaded,
-        blocks=blocks,
-        block_size=size,
-        frame_limit=config.pool.frame_limit,
-        cache_tokens=cached,
-        retained_share=config.pool.retained_share,
-    )
+    engine = _engine(loaded, config.pool, blocks, cached)
     tiers = tiers_of(config, engine)
     tapes: dict[str, Tape] = {}
     files = SnapshotFiles(config.recovery.path, config.recovery.max_bytes)
@@ -351,6 +346,24 @@ def _build(config: Config, progress: Mapping[str, Progress], ahead: Loaded | Non
         except ModelError as error:
             raise SettingError("pool.blocks", str(error)) from error
     return built
+
+
+def _engine(loaded: LoadedModel, settings: PoolConfig, blocks: int, cached: int) -> Engine:
+    """The engine with its pool. Raises SettingError where there is no memory for it after all."""
+    try:
+        return Engine(
+            loaded,
+            blocks=blocks,
+            block_size=settings.block_size,
+            frame_limit=settings.frame_limit,
+            cache_tokens=cached,
+            retained_share=settings.retained_share,
+        )
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        why = str(error).partition("\n")[0][:200]
+        raise SettingError("pool.blocks", f"no memory for {blocks} blocks: {why}") from error
 
 
 def check_pool(config: Config, compact: Collection[str]) -> None:

@@ -223,6 +223,7 @@ class TextGrammar:
     def __init__(self, parts: Sequence[Part], vocabulary: Vocabulary, stop_ids: frozenset[int]) -> None:
         self._parts, self._vocabulary = tuple(parts), vocabulary
         self._stop_ids = tuple(sorted(stop_ids))
+        self._ends = stop_ids
         self._after = lru_cache(maxsize=64)(self._find)
         self._known: list[int] = []  # the answer so far, and the places after each token
         self._states: list[Places] = [self._settled(frozenset({(0, b"")}))]
@@ -251,7 +252,9 @@ class TextGrammar:
         return states[-1]
 
     def _find(self, at: Places) -> dict[int, Places]:
-        return self._vocabulary.allowed(at, self._step)
+        found = self._vocabulary.allowed(at, self._step)
+        # an end token may have a text: it still ends the answer wherever it comes
+        return {token: places for token, places in found.items() if token not in self._ends}
 
     def _step(self, at: Places, byte: int) -> Places | None:
         went = [

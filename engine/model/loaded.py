@@ -125,6 +125,8 @@ class LoadedModel:
     linears: Linears = field(default_factory=Linears)
     compiled: Decoder | None = None
     """Runs the layers instead of transformers' code."""
+    end_ids: frozenset[int] = frozenset()
+    """Tokens that end an answer, as the model's configurations name them."""
     choice: Choice | None = None
     """The measurement that decided it; None where nothing was to be decided."""
 

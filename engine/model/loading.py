@@ -109,6 +109,7 @@ def _wrap(model: Any, tokenizer: Any, layers: Layers, *, name: str, revision: st
         probed.max_positions,
         install(model, len(probed.layers), wanted_of_last),
         getattr(model.config, "foretick", None) or {},
+        end_ids=end_ids_of(model),
     )
     loaded = _with_layers(plain, layers, MEMORY)
     model.set_attn_implementation(ATTENTION)
@@ -143,6 +144,19 @@ def _chosen(plain: LoadedModel, memory: Memory) -> tuple[Decoder | None, Choice]
         verdict = compare(plain, decoder)
         memory.remember(question, verdict)
     return decoder if verdict.compiled else None, Choice(verdict, remembered, memory.path(question))
+
+
+def end_ids_of(model: Any) -> frozenset[int]:
+    """Return all end tokens that a model's generation config and config.json name, each one or a list.
+
+    Ids that no token has are left out: some configurations have -1 for none.
+    """
+    config = model.config.get_text_config()
+    found: set[int] = set()
+    for each in (getattr(model, "generation_config", None), model.config, config):
+        ids = getattr(each, "eos_token_id", None)
+        found.update([] if ids is None else [int(ids)] if isinstance(ids, int) else map(int, ids))
+    return frozenset(token for token in found if 0 <= token < config.vocab_size)
 
 
 def resolve_device(device: str) -> str:

@@ -21,7 +21,8 @@ class NumberGrammar:
     """
 
     def __init__(self, pieces: Mapping[int, str], stop_ids: frozenset[int]) -> None:
-        self._pieces = {token: piece for token, piece in pieces.items() if piece and _PIECE.fullmatch(piece)}
+        written = {token: piece for token, piece in pieces.items() if token not in stop_ids}
+        self._pieces = {token: piece for token, piece in written.items() if piece and _PIECE.fullmatch(piece)}
         self._stop_ids = tuple(sorted(stop_ids))
         if not stop_ids or not set("0123456789") <= set(self._pieces.values()):
             raise ValueError("the model's tokenizer has no end token, or no token for every digit")

@@ -93,18 +93,24 @@ class PromptFormat:
     after_question: str
     answer_prefix: str = ""
     terse: Terse | None = None
+    end_ids: frozenset[int] = frozenset()
 
     @classmethod
     def of(
-        cls, tokenizer: Any, system_prompt: str = "", described: Mapping[str, Any] | None = None
+        cls,
+        tokenizer: Any,
+        system_prompt: str = "",
+        described: Mapping[str, Any] | None = None,
+        end_ids: frozenset[int] = frozenset(),
     ) -> PromptFormat:
         """Cut ``tokenizer``'s chat template, or a plain text layout if it has none.
 
-        ``described`` is what the model says of itself, `foretick` in its config.json. Raises PromptError when
-        the template drops or repeats the user's content, and for an unknown layout.
+        ``described`` is what the model says of itself, `foretick` in its config.json. ``end_ids``: tokens
+        that end an answer beside the tokenizer's own. Raises PromptError when the template drops or repeats
+        the user's content, and for an unknown layout.
         """
         if described:
-            return cls._terse(tokenizer, system_prompt, described)
+            return cls._terse(tokenizer, system_prompt, described, end_ids)
         system = system_prompt or SYSTEM_PROMPT
         answer_prefix = ""
         user = f"{_TAPE}{_ASK}{_QUESTION}"
@@ -117,10 +123,12 @@ class PromptFormat:
             raise PromptError("the chat template does not carry the user's message exactly once")
         frozen, rest = rendered.split(_TAPE)
         before, after = rest.split(_QUESTION)
-        return cls(tokenizer, frozen, before, after, answer_prefix)
+        return cls(tokenizer, frozen, before, after, answer_prefix, end_ids=end_ids)
 
     @classmethod
-    def _terse(cls, tokenizer: Any, system_prompt: str, described: Mapping[str, Any]) -> PromptFormat:
+    def _terse(
+        cls, tokenizer: Any, system_prompt: str, described: Mapping[str, Any], end_ids: frozenset[int]
+    ) -> PromptFormat:
         try:
             terse = msgspec.convert(dict(described), Terse)
         except msgspec.ValidationError as error:
@@ -129,7 +137,7 @@ class PromptFormat:
             ) from error
         if system_prompt:
             raise PromptError("this model reads no words but its questions': remove model.system_prompt")
-        format_ = cls(tokenizer, tokenizer.bos_token, "", "", "", terse)
+        format_ = cls(tokenizer, tokenizer.bos_token, "", "", "", terse, end_ids)
         for text in (terse.none, *(q.token for q in terse.questions.values())):
             if len(format_.encode(text)) != 1:
                 raise PromptError(f"{text!r} is not one token of the model's tokenizer")
@@ -272,11 +280,11 @@ class PromptFormat:
             raise ValueError("this model can be asked for 999 questions by their number, no more")
         return f"{self.terse.ask}{number:03d}"
 
-    @property
+    @cached_property
     def stop_ids(self) -> frozenset[int]:
-        """Tokens that end an answer."""
-        ids = getattr(self.tokenizer, "eos_token_id", None)
-        return frozenset() if ids is None else frozenset({int(ids)})
+        """Tokens that end an answer: the tokenizer's, and all that the model names."""
+        own = getattr(self.tokenizer, "eos_token_id", None)
+        return self.end_ids if own is None else self.end_ids | {int(own)}
 
     @cached_property
     def numbers(self) -> NumberGrammar:

@@ -72,11 +72,9 @@ def test_goals_are_listed_misses_first_with_the_worst_figure() -> None:
         ]
     )
     missed, met = found.splitlines()[2:]
-    assert (
-        missed
-        == "| [Ring](measurements/stream.md#ring) | plan, us | at most 1 | 1.50 | n 7 | 1 of 2 | missed |"
-    )
-    assert met.endswith("| gain | at least 2 | 3 |  | 1 of 1 | met |")
+    assert missed.startswith("| [Ring](measurements/stream.md#ring) | plan, us | at most 1 | 1.50 | n 7 |")
+    assert missed.endswith("| 1 of 2 | a processor | missed |")
+    assert met.endswith("| gain | at least 2 | 3 |  | 1 of 1 | a processor | met |")
 
 
 def test_a_page_keeps_everything_outside_its_markers(tmp_path: Path) -> None:

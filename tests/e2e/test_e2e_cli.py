@@ -332,6 +332,21 @@ def test_check_names_an_architecture_that_cannot_be_served(tmp_path: Path) -> No
     assert "WRONG model.path: bloom is not supported: its positions are a bias on the scores" in done.stdout
 
 
+@pytest.mark.parametrize("command_name", ["check", "run"])
+@pytest.mark.parametrize("setting", ["pool.blocks=99999999999", "pool.host_blocks=99999999999"])
+def test_a_pool_that_does_not_fit_is_a_message_and_status_2(command_name: str, setting: str) -> None:
+    """It is said before anything is allocated, with what would fit."""
+    path, http = REPOSITORY / "examples" / "zeromq.toml", f"http.port={free_ports(1)[0]}"
+    done = command(command_name, "--config", str(path), "--set", setting, "--set", http)
+    assert done.returncode == 2
+    said = done.stdout + done.stderr
+    key = setting.partition("=")[0]
+    assert re.search(
+        rf"{key}: 99,999,999,999 blocks need [\d,]+ bytes .* are available, .* at most [\d,]+ fit", said
+    )
+    assert "Traceback" not in said
+
+
 def test_check_says_how_layers_run_and_whether_that_is_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

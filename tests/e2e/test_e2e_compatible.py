@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -79,6 +80,50 @@ def dense(tokens: list[int], most: int, end: int) -> tuple[list[int], list[torch
         rows.append(model(torch.tensor([tokens + out])).logits[0, -1].log_softmax(-1))
         out.append(int(rows[-1].argmax()))
     return out, rows
+
+
+def generated(directory: Path, prompt: list[int], **settings: Any) -> list[int]:
+    """What transformers' own generate goes on with, greedily, at most 24 tokens; the last may be an end."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    asked = torch.tensor([prompt])
+    out = model.generate(
+        asked, attention_mask=torch.ones_like(asked), do_sample=False, max_new_tokens=24, **settings
+    )
+    return [int(token) for token in out[0, len(prompt) :]]
+
+
+async def test_every_end_token_of_the_generation_config_ends_an_answer(tmp_path: Path) -> None:
+    """Beside the tokenizer's, one that the model would soon say: where transformers stops, so do all APIs."""
+    directory = shutil.copytree(embedded_directory(), tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    prompt = tokenizer.apply_chat_template(SAID, add_generation_prompt=True)["input_ids"]
+    longer = generated(directory, prompt, eos_token_id=None)
+    second = next(token for n, token in enumerate(longer) if n >= 3 and token not in longer[:n])
+    ends = {"eos_token_id": [tokenizer.eos_token_id, second], "pad_token_id": 0}
+    (directory / "generation_config.json").write_text(json.dumps(ends))
+    out = generated(directory, prompt)
+    assert out == longer[: longer.index(second) + 1]
+    text = tokenizer.decode(out[:-1])
+    async with served(model=ModelConfig(path=str(directory))) as on:
+        asked: dict[str, Any] = {"model": on.model, "max_tokens": 24, "temperature": 0}
+        chat = await on.openai.chat.completions.create(messages=SAID, **asked)
+        assert (chat.choices[0].message.content, chat.choices[0].finish_reason) == (text, "stop")
+        assert chat.usage.completion_tokens == len(out)
+        plain = await on.openai.completions.create(prompt=prompt, **asked)
+        assert (plain.choices[0].text, plain.choices[0].finish_reason) == (text, "stop")
+        stream = await on.openai.chat.completions.create(messages=SAID, stream=True, **asked)
+        chunks = [chunk async for chunk in stream]
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
+        assert chunks[-1].choices[0].finish_reason == "stop"
+        del asked["temperature"]
+        message = await on.anthropic.messages.create(
+            system=SAID[0]["content"], messages=[SAID[1]], extra_body={"temperature": 0}, **asked
+        )
+        assert (message.content[0].text, message.stop_reason) == (text, "end_turn")
+        short = await on.openai.chat.completions.create(
+            messages=SAID, **asked | {"temperature": 0, "max_tokens": len(out) - 1}
+        )
+        assert (short.choices[0].message.content, short.choices[0].finish_reason) == (text, "length")
 
 
 async def test_text_and_log_probabilities_are_those_of_the_unmodified_model() -> None:

@@ -1,0 +1,146 @@
+"""A pool or host tier that does not fit in memory is refused before it is allocated, with what would fit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from daemon.config.schema import UNTRAINED, Config, ModelConfig, PoolConfig, SessionConfig
+from daemon.engine import build as building
+from daemon.engine.build import build
+from daemon.engine.memory import SHARE, check_memory, shown
+from engine.model.loaded import LoadedModel
+from feeds.connector import SettingError
+from regions.pool import KVPool, LayerShape
+from tests.engine.oracle import tiny
+
+MODEL = tiny("llama", layers=2)
+EACH = sum(t.numel() for layer in KVPool(list(MODEL.layers), 1).keys for t in [layer]) * 2 * 4
+"""Bytes of a block, from tensors: float32 keys and values."""
+
+
+def of(free: Mapping[str, int]) -> Any:
+    return lambda device: free[device.type]
+
+
+@given(blocks=st.integers(1, 1 << 70), free=st.integers(0, 1 << 50))
+def test_what_is_refused_does_not_fit_and_what_is_named_does(blocks: int, free: int) -> None:
+    settings = PoolConfig(blocks=blocks)
+    if blocks * EACH <= free * SHARE:
+        check_memory(settings, blocks, MODEL, of({"cpu": free}))
+        return
+    with pytest.raises(SettingError) as refused:
+        check_memory(settings, blocks, MODEL, of({"cpu": free}))
+    said = refused.value.message
+    assert refused.value.key == "pool.blocks"
+    assert f"{shown(blocks * EACH)} bytes" in said
+    assert f"{shown(free)} bytes" in said
+    named = re.search(r"at most ([\d,]+) fit", said)
+    assert named
+    most = int(named[1].replace(",", ""))
+    assert most * EACH <= free * SHARE < (most + 1) * EACH
+    if most:
+        check_memory(PoolConfig(blocks=most), most, MODEL, of({"cpu": free}))
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0"),
+        (1234567, "1,234,567"),
+        (10**18, "1.00e+18"),
+        (10**20 - 1, "1.00e+20"),
+        (7 * 10**400, "7.00e+400"),
+    ],
+)
+def test_numbers_of_any_length_are_shown(number: int, text: str) -> None:
+    assert shown(number) == text
+    assert len(shown(number**20 if number else 10**5000)) < 60
+    assert Decimal(shown(number).replace(",", "")) == pytest.approx(Decimal(number), rel=Decimal("0.01"))
+
+
+def test_the_host_tier_shares_the_memory_of_a_pool_on_a_cpu() -> None:
+    settings, room = PoolConfig(blocks=10, host_blocks=10), int(21 * EACH / SHARE)
+    check_memory(settings, 10, MODEL, of({"cpu": room}))
+    with pytest.raises(SettingError, match=r"10 blocks need .* at most [89] fit") as refused:
+        check_memory(settings, 10, MODEL, of({"cpu": room - 2 * EACH}))
+    assert refused.value.key == "pool.host_blocks"
+
+
+class OnGpu(LoadedModel):
+    device = torch.device("cuda", 0)  # type: ignore[assignment]  # a property of the class
+
+
+def test_a_gpu_has_memory_of_its_own() -> None:
+    names = MODEL.__dataclass_fields__
+    model = OnGpu(**{name: getattr(MODEL, name) for name in names})
+    settings, free = PoolConfig(blocks=100, host_blocks=100), int(101 * EACH / SHARE)
+    check_memory(settings, 100, model, of({"cuda": free, "cpu": free}))
+    for device, key, where in (
+        ("cuda", "pool.blocks", "on the GPU"),
+        ("cpu", "pool.host_blocks", "in memory"),
+    ):
+        little = {"cuda": free, "cpu": free} | {device: 50 * EACH}
+        with pytest.raises(SettingError, match=where) as refused:
+            check_memory(settings, 100, model, of(little))
+        assert refused.value.key == key
+
+
+def test_bytes_of_a_block_are_those_of_its_tensors() -> None:
+    layers = [LayerShape(2, 8, 16), LayerShape(3, 8, 8)]
+    for dtype in (torch.float32, torch.bfloat16):
+        pool = KVPool(layers, 5, block_size=4, dtype=dtype)
+        assert KVPool.block_bytes(layers, 4, dtype) * 5 == pool.bytes
+
+
+CONFIG = Config(model=ModelConfig(path=UNTRAINED), sessions=(SessionConfig("aaa", "V:AAA"),), standing="none")
+
+
+@pytest.mark.parametrize(
+    ("pool", "key"),
+    [
+        (PoolConfig(blocks=1 << 40), "pool.blocks"),
+        (PoolConfig(blocks=10**400), "pool.blocks"),
+        (PoolConfig(host_blocks=1 << 62), "pool.host_blocks"),
+    ],
+    ids=["large", "absurd", "host"],
+)
+def test_an_engine_that_does_not_fit_is_not_built(pool: PoolConfig, key: str) -> None:
+    with pytest.raises(SettingError, match=r"need .* bytes.* are available") as refused:
+        build(structs.replace(CONFIG, pool=pool), {})
+    assert refused.value.key == key
+
+
+def test_a_pool_sized_from_absurd_sessions_says_so() -> None:
+    session = SessionConfig("aaa", "V:AAA", retention_tokens=1 << 45)
+    with pytest.raises(SettingError, match="sizes the pool from the sessions"):
+        build(structs.replace(CONFIG, sessions=(session,)), {})
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_memory_that_another_process_took_meanwhile_is_a_message_too(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(building, "Engine", refuse)
+    with pytest.raises(SettingError, match="no memory for 9000 blocks"):
+        build(structs.replace(CONFIG, pool=PoolConfig(blocks=9000)), {})
+
+
+def test_other_errors_of_an_engine_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(building, "Engine", refuse)
+    with pytest.raises(RuntimeError, match="a defect"):
+        build(CONFIG, {})
