@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.protocol.produce import ProduceRequest
@@ -81,6 +83,15 @@ def batch(
     return struct.pack(">qi", base, len(head) + len(checked) + len(body)) + head + checked + body
 
 
+_NOT_YET = (3, 5, 6)
+"""What a broker says while a topic that was just created has no leader."""
+
+
+def _code(reply: Any) -> int:
+    ((_, ((_, code, *_),)),) = reply.topics
+    return int(code)
+
+
 async def store(bootstrap: str, topic: str, partition: int, *batches: bytes) -> None:
     """Have the broker store batches as they are; raises where it refuses one."""
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap)
@@ -90,9 +101,10 @@ async def store(bootstrap: str, topic: str, partition: int, *batches: bytes) -> 
         for each in batches:
             request = ProduceRequest(None, -1, 10_000, [(topic, [(partition, each)])])
             (node,) = {each.nodeId for each in producer.client.cluster.brokers()}
-            reply = await producer.client.send(node, request)
-            ((_, ((_, code, *_),)),) = reply.topics
-            if code:
-                raise RuntimeError(f"the broker refuses a batch: error {code}")
+            async with asyncio.timeout(20):
+                while code := _code(await producer.client.send(node, request)):
+                    if code not in _NOT_YET:
+                        raise RuntimeError(f"the broker refuses a batch: error {code}")
+                    await asyncio.sleep(0.05)
     finally:
         await producer.stop()

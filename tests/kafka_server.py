@@ -194,9 +194,12 @@ class KafkaServer:
             self._process.wait()
         self.stop()
 
-    def run_tool(self, tool: str, *arguments: str) -> str:
-        """What one of the release's own tools prints, by the name of its class. Raises RuntimeError."""
-        return self._run(tool, *arguments)
+    def run_tool(self, tool: str, *arguments: str, text: str | None = None) -> str:
+        """What one of the release's own tools prints, by the name of its class. Raises RuntimeError.
+
+        ``text`` is its standard input.
+        """
+        return self._run(tool, *arguments, text=text)
 
     def close(self) -> None:
         """Stop and delete all data."""
@@ -213,9 +216,10 @@ class KafkaServer:
         self._run(*base, *voters, "-c", str(settings), *users)
         self._formatted = True
 
-    def _run(self, *arguments: str) -> str:
+    def _run(self, *arguments: str, text: str | None = None) -> str:
         done = subprocess.run(
             self._java(*arguments),
+            input=text,
             capture_output=True,
             text=True,
             timeout=60,

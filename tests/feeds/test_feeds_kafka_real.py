@@ -3,6 +3,7 @@
 import asyncio
 import json
 import uuid
+from functools import partial
 
 import pytest
 from aiokafka import AIOKafkaProducer
@@ -17,6 +18,8 @@ from feeds.source import Begin, CommitPoint, ConnectionState, Incoming, PublishR
 from tests.feeds.test_feeds_kafka_log import Notes
 from tests.feeds.waiting import eventually
 from tests.fixtures_kafka import RealKafka
+from tests.kafka_bytes import Rec, store
+from tests.kafka_bytes import batch as batch_of
 from tests.kafka_server import create_topics
 
 pytestmark = pytest.mark.kafka
@@ -86,6 +89,42 @@ async def test_round_trip_commit_and_resume(real_kafka: RealKafka, topic: str) -
     assert {(m.partition, m.offset) for m in rest} == {(m.partition, m.offset) for m in got[500:]}
     await again.stop()
     await sink.stop()
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+async def test_what_its_own_console_producer_packs_is_read(
+    real_kafka: RealKafka, topic: str, codec: str
+) -> None:
+    if real_kafka.server is None:
+        pytest.skip("the release's tools come with a broker of our own")
+    lines = [encode(trade(n)).decode() for n in range(500)]
+    where = ("--bootstrap-server", real_kafka.bootstrap, "--topic", topic, "--compression-codec", codec)
+    produce = partial(real_kafka.server.run_tool, text="".join(f"{line}\n" for line in lines))
+    await asyncio.to_thread(produce, "org.apache.kafka.tools.ConsoleProducer", *where)
+    source = KafkaSource("in", real_kafka.bootstrap, [topic], None)
+    await source.start()
+    got = await take(source, len(lines))
+    assert sorted(m.payload.decode() for m in got) == sorted(lines)
+    assert not any(m.fault for m in got)
+    assert all(m.ts_source_ns for m in got)
+    await source.stop()
+
+
+async def test_names_of_headers_that_are_not_utf_8_cost_nothing(real_kafka: RealKafka, topic: str) -> None:
+    """aiokafka cannot read such a batch, and Apache Kafka takes it."""
+    odd = batch_of([Rec(b"odd", headers=[(b"\xff", b"1")]), Rec(b"too", headers=[(b"id", None)])], "zstd")
+    plain = batch_of([Rec(b"plain")] * 3, "lz4")
+    await store(real_kafka.bootstrap, topic, 0, plain, odd, plain)
+    await store(real_kafka.bootstrap, topic, 1, plain)
+    source = KafkaSource("in", real_kafka.bootstrap, [topic], topic, max_records=2)
+    await source.start()
+    got = await take(source, 11)
+    first = [m for m in got if m.partition == 0]
+    assert [m.offset for m in first] == list(range(8))
+    assert [m.payload for m in first[3:5]] == [b"odd", b"too"]
+    assert [dict(m.headers) for m in first[3:5]] == [{"\ufffd": b"1"}, {"id": b""}]
+    assert source.unread() == []
+    await source.stop()
 
 
 async def test_what_was_not_committed_comes_again(real_kafka: RealKafka, topic: str) -> None:

@@ -1,4 +1,4 @@
-"""Whatever a source is sent, each message ends as records, a dead-letter record or a count; reading goes on."""
+"""Whatever a source is sent, each message ends as records, a dead-letter record or a count."""
 
 from __future__ import annotations
 
