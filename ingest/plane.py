@@ -8,6 +8,7 @@ flags the next bars of *every* session.
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -47,10 +48,14 @@ from metrics.histogram import Words, record
 from metrics.kernel import kernel
 from metrics.store import HistogramHandle, MetricStore
 
+log = logging.getLogger(__name__)
+
 _STAGE = "foretick_stage_seconds"
 _TICK_S, _REST_S = 0.05, 1.0
 """Longest sleep with and without idle bars, or bars held back, to look for."""
 _V_HIGH, _V_LOW = (list(BAR.names or ()).index(name) for name in ("v_high", "v_low"))
+_REPORT_NS = 60_000_000_000
+"""Shortest time between two lines of the log on late records of a session."""
 _DRAIN = 4096  # records per step; bounds how long one step holds the GIL
 
 
@@ -98,6 +103,9 @@ class TapeRecord:
 
 Submit = Callable[[list[tuple[str, list[TapeRecord]]]], None]
 """Takes (session, its records), of one batch of the ring: each session's in order."""
+
+WatchBars = Callable[[str, Bars], None]
+"""Sees (session, BAR [n]) of its closed bars, and of the corrections of earlier ones, in order."""
 
 
 class _DecimalEncoder:
@@ -155,6 +163,9 @@ class _Session:
         """Bars from the backlog are on their way to the engine."""
         self.restored = False
         """It came from a snapshot, and nothing behind that has been read yet."""
+        self.late = self.late_event = 0
+        """Late records so far, and the event time of the newest one, ns."""
+        self._late_reported = self._report_late_at = 0
         self.left_out = 0
         """Bars to come that are dropped."""
         self.bars = metrics.counter("foretick_bars_total", session=spec.name)
@@ -186,6 +197,19 @@ class _Session:
             self._compact.retain(spec.line)
         if self._decimal is not None and isinstance(spec.line, LineSpec):
             self._decimal.change(spec.line, spec.window, spec.feeds.policy.late == "amend")
+
+    def report_late(self, now_ns: int) -> None:
+        """Log how many records came late since the last time, once in `_REPORT_NS`."""
+        if self.late == self._late_reported or now_ns < self._report_late_at:
+            return
+        log.warning(
+            "session %s: %d records came after their bar had closed (bars.late = %s), the newest one of %s",
+            self.spec.name,
+            self.late - self._late_reported,
+            self.spec.feeds.policy.late,
+            np.datetime64(self.late_event, "ns"),
+        )
+        self._late_reported, self._report_late_at = self.late, now_ns + _REPORT_NS
 
     def count_records(self, **totals: int) -> None:
         """Note the totals of its records, by metric."""
@@ -274,7 +298,8 @@ class DataPlane:
     takes now: wake the ring when that grows and the session `waits`. `refuse(session, refused)` is called for
     each record that a session refuses. ``bit_by_bit(session)``: bars go to the engine in no larger pieces
     than a record closes. ``rebuilding(session)``: its bars were answered before. ``skips``: the source cannot
-    wait, see `ingest.backlog`. ``may_close_idle()``: whether open bars of idle sessions are closed now. The
+    wait, see `ingest.backlog`. ``may_close_idle()``: whether open bars of idle sessions are closed now.
+    ``watch`` sees all bars before they are submitted. The
     plane is the only writer of these metrics: the stages ring_wait, bars and tokenise,
     `foretick_bars_total`, `foretick_records_late_total`, `foretick_records_ignored_total`,
     `foretick_records_duplicate_total`, `foretick_records_amended_total`, `foretick_price_jumps_total`,
@@ -301,6 +326,7 @@ class DataPlane:
         restart: Callable[[str, Restart], None] = lambda session, restart: None,
         refuse: Callable[[str, Refused], None] = lambda session, refused: None,
         may_close_idle: Callable[[], bool] = lambda: True,
+        watch: WatchBars = lambda session, bars: None,
     ) -> None:
         self._ring, self._tokeniser, self._submit, self._restart = ring, tokeniser, submit, restart
         self._metrics, self._skips, self._refuse = metrics, skips, refuse
@@ -311,6 +337,7 @@ class DataPlane:
         self._clock, self._room, self._bit_by_bit = clock, room, bit_by_bit
         self._rebuilding = rebuilding
         self._may_close_idle = may_close_idle
+        self._watch = watch
         self._drained_until = clock()
         """All that came before this time was taken out of the ring."""
         self._building = threading.Lock()
@@ -344,6 +371,9 @@ class DataPlane:
                 self._builder.read_on(now_ns, [n for n, each in enumerate(self._sessions) if each.restored])
                 self._accept(self._builder.close_idle(min(now_ns, until)), 0)
         self._release()
+        now_ns = self._clock()
+        for session in self._sessions:
+            session.report_late(now_ns)
         return drained
 
     def run(self, stop: threading.Event) -> None:
@@ -514,8 +544,10 @@ class DataPlane:
             "records_duplicate": builder.duplicates,
             "records_in_bars": builder.taken,
         }
+        late, events = totals["records_late"], builder.late_events
         for number, session in enumerate(self._sessions):
             session.count_records(**{name: counts[number] for name, counts in totals.items()})
+            session.late, session.late_event = late[number], events[number]
 
     def _accept(self, bars: Bars, bars_ns: int) -> None:
         for number in np.unique(bars["session"]).tolist():
@@ -558,6 +590,7 @@ class DataPlane:
         pieces = session.encode(bars)
         tokenise_ns = self._since(started, self._tokenise)
         for now, piece in pieces:
+            self._watch(name, now)
             if piece.restart is not None:
                 if made:  # records before the restart belong to the old window
                     self._submit(made[:])

@@ -249,8 +249,18 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_records_total",
-        "Messages read from the source. Worry when it stops growing while the market is open.",
+        "Records read from the source, usable or not. Worry when it stops growing while the market is open.",
         "source",
+    ),
+    _counter(
+        "foretick_records_passed_total",
+        "Records of the source that were passed to sessions.",
+        "source",
+    ),
+    _counter(
+        "foretick_session_records_total",
+        "Records passed to the session. It takes them into bars, or drops them and counts why.",
+        "session",
     ),
     _gauge(
         "foretick_source_up",
@@ -296,7 +306,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_heartbeats_total",
-        "Heartbeats of venues, counted for each symbol that is read.",
+        "Heartbeats of venues that sessions read.",
         "source",
     ),
     _counter(

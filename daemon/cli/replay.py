@@ -7,8 +7,9 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from datetime import date as Date
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ import uvloop
 from rich.console import Console
 from rich.progress import Progress
 
+from daemon.cli.bars_file import BarsFile
 from daemon.cli.options import read_config, refuse, set_option, stopping_on_signals
+from daemon.cli.replay_summary import summary_lines, too_late
 from daemon.config.schema import (
     OFF,
     BarsConfig,
@@ -32,6 +35,7 @@ from daemon.config.schema import (
 )
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
+from daemon.ledger import ledger
 from daemon.logs import set_up_logging
 from daemon.ring_numbers import price_scale_for, prices_of
 from feeds.backoff import until
@@ -50,6 +54,8 @@ from feeds.zeromq import ZmqSink
 log = logging.getLogger(__name__)
 
 MOST_SYMBOLS = 8
+MAX_LATE = 1.0
+"""Percent of a session's records."""
 _LOOKED_AT = 20_000
 """Records of a file in which its symbols and their decimals are looked for."""
 JOIN_S = 0.5
@@ -97,6 +103,20 @@ class ReplayError(Exception):
 @click.option(
     "--json", "as_json", is_flag=True, help="print answers as they are published, one a line (inproc)"
 )
+@click.option(
+    "--max-late",
+    type=click.FloatRange(0, 100),
+    default=MAX_LATE,
+    show_default=True,
+    help="percent of a session's records that may miss their bar because they came late, with exit status 0 "
+    "(inproc)",
+)
+@click.option(
+    "--bars",
+    "bars_path",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="write the bars that are made to this CSV file (inproc)",
+)
 @set_option
 def command(file: Path, format_name: str, target: str, **options: Any) -> None:
     """Play a recorded file as if it were live."""
@@ -124,6 +144,8 @@ def replay(
     config: Config | None = None,
     symbols: int = MOST_SYMBOLS,
     as_json: bool = False,
+    max_late: float = MAX_LATE,
+    bars_path: Path | None = None,
     make: Callable[..., Front] = make_front,
 ) -> int:
     """Play ``file`` to the target; returns the exit status. Raises ReplayError. ``make``: for "inproc"."""
@@ -141,7 +163,11 @@ def replay(
         # the numbers of a file's records are those of its lines
         unnumbered = msgspec.structs.replace(config.source, sequence="none")
         config = msgspec.structs.replace(config, source=unnumbered)
-        return uvloop.run(_through_daemon(source, config, as_json, make))
+        with ExitStack() as opened:
+            if bars_path is not None:
+                made = opened.enter_context(_bars_file(bars_path, config))
+                make = partial(make, watch=made.write)
+            return uvloop.run(_through_daemon(source, config, as_json, max_late, make))
     set_up_logging(LogConfig(level="warning"), "replay")
     if target == "kafka":
         if not bootstrap:
@@ -240,8 +266,19 @@ async def _publish(source: ReplaySource, sink: Sink, topic: str, join_s: float) 
     return 1 if outcome["refused"] else 0
 
 
+def _bars_file(path: Path, config: Config) -> BarsFile:
+    """The file of ``--bars``. Raises ReplayError."""
+    if config.process.mode != "inproc":
+        raise ReplayError('--bars needs process.mode = "inproc"')
+    symbols = {session.name: session.symbols for session in config.sessions}
+    try:
+        return BarsFile(path, symbols, {session.name: session.scale for session in config.sessions})
+    except OSError as error:
+        raise ReplayError(f"--bars: {error}") from error
+
+
 async def _through_daemon(
-    source: ReplaySource, config: Config, as_json: bool, make: Callable[..., Front]
+    source: ReplaySource, config: Config, as_json: bool, max_late: float, make: Callable[..., Front]
 ) -> int:
     set_up_logging(config.log, "replay")
     stop = asyncio.Event()
@@ -256,17 +293,20 @@ async def _through_daemon(
         except Exception as error:
             raise ReplayError(f"{type(error).__name__}: {error}") from error
         finally:
-            passed_over = int(front.store.value("foretick_records_unknown_symbol_total"))
             clean = await front.stop()
-    if passed_over:
+            found = ledger(front.store)
+    if found.read.unknown_symbol:
         read = ", ".join(session.symbol for session in config.sessions)
-        click.echo(f"{passed_over} records of other symbols than {read} were passed over", err=True)
-    print(
-        f"{printer.count} answers, {source.malformed_lines} malformed lines",
-        file=sys.stderr if as_json else sys.stdout,
-    )
+        click.echo(f"{found.read.unknown_symbol} records of other symbols than {read} were skipped", err=True)
+    out = sys.stderr if as_json else sys.stdout
+    print("\n".join(summary_lines(found)), file=out)
+    print(f"{printer.count} answers, {source.malformed_lines} malformed lines", file=out)
     _tell_unused(source)
-    return 0 if clean else 1
+    late = {session.name: session.bars(config.bars).late for session in config.sessions}
+    complaints = too_late(found, max_late, late)
+    for complaint in complaints:
+        click.echo(complaint, err=True)
+    return 1 if complaints or not clean else 0
 
 
 def _tell_unused(source: ReplaySource) -> None:

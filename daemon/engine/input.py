@@ -21,7 +21,7 @@ from ingest.bars import AMENDS, EMPTY, GAP, BarPolicy, Feeds, Refused
 from ingest.compact import Anchor, CompactSpec, Restart
 from ingest.cut import PlaneCut, Taken
 from ingest.lines import LineSpec
-from ingest.plane import DataPlane, SessionSpec, TapeRecord
+from ingest.plane import DataPlane, SessionSpec, TapeRecord, WatchBars
 from ingest.ring import Ring
 from ingest.tokens import Tokeniser
 from metrics.store import MetricStore
@@ -130,10 +130,11 @@ class EngineInput:
         emit: Callable[[RecordRefused], None] = lambda event: None,
         credits: int = 0,
         standby: bool = False,
+        watch: WatchBars = lambda session, bars: None,
     ) -> None:
         """``credits``: bars of a session that the scheduler has at a time, by default `CREDITS` say.
 
-        ``standby``: another daemon answers, until `take_over`.
+        ``standby``: another daemon answers, until `take_over`. ``watch``: see `DataPlane`.
         """
         self.standby, self._clock = standby, clock
         self._emit, self._store = emit, store
@@ -181,6 +182,7 @@ class EngineInput:
             refuse=self._refuse,
             # records of the open bars may wait behind what the other daemon has committed
             may_close_idle=lambda: not self.standby,
+            watch=watch,
         )
         scheduler.subscribe(self.on_commit, self.on_drop)
 

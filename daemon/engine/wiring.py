@@ -32,6 +32,7 @@ from engine.divergence import Probe, probe
 from engine.step import Executor
 from flash.ready import ReadyPosition
 from flash.registry import Registry
+from ingest.plane import WatchBars
 from ingest.ring import Ring
 from metrics.store import MetricStore
 from regions.watch import PrefixWatch
@@ -56,11 +57,12 @@ def wire_engine(
     executor: Executor | None = None,
     credits: int = 0,
     standby: bool = False,
+    watch: WatchBars = lambda session, bars: None,
 ) -> EngineHost:
     """The engine over one ring. Raises SettingError for an unusable standing question.
 
     ``symbols``: their numbers in the ring, by default in order. ``executor`` replaces the engine's (tests).
-    ``credits``, ``standby``: see `EngineInput`.
+    ``credits``, ``standby``, ``watch``: see `EngineInput`.
     """
     engine, prompt, loaded = built.engine, built.prompt, built.loaded
     registry = Registry(built.prepare)
@@ -71,7 +73,17 @@ def wire_engine(
     # Order of listeners on a commit: first those that record the version, then those that query it.
     numbers = numbered(config.sessions) if symbols is None else symbols
     entering = EngineInput(
-        config, ring, source, built, numbers, scheduler, store, emit=emit, credits=credits, standby=standby
+        config,
+        ring,
+        source,
+        built,
+        numbers,
+        scheduler,
+        store,
+        emit=emit,
+        credits=credits,
+        standby=standby,
+        watch=watch,
     )
     lineages = Lineages()
     scheduler.subscribe(Versions(store, emit, lineages=lineages).on_commit)

@@ -52,7 +52,7 @@ from ingest.record import (
     stream_number,
 )
 from ingest.ring import Ring
-from metrics.store import MetricStore
+from metrics.store import CounterHandle, MetricStore
 
 log = logging.getLogger(__name__)
 
@@ -137,6 +137,10 @@ class Ingest:
         self._clocks = defaultdict(VenueClock) if clocks is None else clocks
         self._skewed = store.counter("foretick_clock_skew_records_total", source=source.name)
         self._writer = RecordWriter(SLICE)
+        self._received = store.counter("foretick_records_total", source=source.name)
+        self._passed = store.counter("foretick_records_passed_total", source=source.name)
+        self._of_session: dict[str, CounterHandle] = {}
+        """Counts the records passed to each session."""
         self._order = order or Order()
         # continue from an earlier count
         self._lost = store.growth("foretick_records_lost_upstream_total", source.lost, source=source.name)
@@ -174,7 +178,6 @@ class Ingest:
     async def run(self) -> None:
         """Until the source ends."""
         async for batch in self._source.batches():
-            self._store.inc("foretick_records_total", len(batch), source=self._source.name)
             self._note_loss()
             for start in range(0, len(batch), SLICE):
                 async with self._order.turn:
@@ -213,17 +216,20 @@ class Ingest:
     def _records(self, message: Incoming) -> list[Incoming]:
         """A message for each record in it; none if it was read before."""
         if message.fault is not None and message.fault.is_line:
+            self._received.inc()
             self._store.inc("foretick_records_malformed_total", reason=message.fault.reason)
             subjects = [Subject(message.key.decode(), message.fault.ts_event)] if message.key else []
             self._note_refused(message, message.fault.reason, subjects)
             return []
         stream = (message.topic, message.partition)
         if self._source.kind == "pausing" and self._tracker.repeats(stream, message.offset):
+            self._received.inc()
             self._store.inc("foretick_records_repeated_total", source=self._source.name)
             return []
         found = self._elements(message)
         if not found:
             self._tracker.skipped(stream, message.last_offset)
+        self._received.inc(len(found))
         if len(found) == 1 and found[0] is message.payload:
             return [message]
         found = in_order(found, header_encoding(message.headers))
@@ -232,6 +238,7 @@ class Ingest:
     def _elements(self, message: Incoming) -> list[bytes]:
         """The encoded records in a message; none, and counted, where it is empty or cannot be read."""
         if message.fault is not None:
+            self._received.inc()
             self._refuse(message, MalformedRecord(message.fault.reason, message.fault.message))
             if message.last_offset > message.offset:  # whose records they were is not known
                 lost = message.last_offset - message.offset + 1
@@ -239,11 +246,13 @@ class Ingest:
             return []
         if not message.payload:
             kind = "tombstone" if message.null else "empty"
+            self._received.inc()
             self._store.inc("foretick_messages_empty_total", source=self._source.name, kind=kind)
             return []
         try:
             return elements(message.payload, header_encoding(message.headers), self._max_bytes)
         except Exception as error:
+            self._received.inc()
             self._refuse(message, _malformed(error))
             return []
 
@@ -281,7 +290,9 @@ class Ingest:
             return
         self._order.take()
         self._order.originals.keep(number, (message,))
+        self._passed.inc()
         for name in route.sessions:
+            self._counter(name).inc()
             self._tracker.passed_on(name, number, stream, message.offset)
         if record.skewed:
             self._skewed.inc()
@@ -327,12 +338,13 @@ class Ingest:
             found = [route for key, route in self._routes.items() if key.startswith(f"{beat.venue}:")]
         else:
             found = [self._routes[beat.key]] if beat.key in self._routes else []
-        if not found:
+        if found:
+            self._store.inc("foretick_heartbeats_total", source=self._source.name)
+        else:
             self._store.inc("foretick_records_unknown_symbol_total")
         self._beats += [(beat, route, message) for route in found]
 
     def _pack_heartbeat(self, beat: Heartbeat, route: Route, message: Incoming) -> None:
-        self._store.inc("foretick_heartbeats_total", source=self._source.name)
         self._hear(route.sessions)
         gap = route.number in self._gaps
         self._gaps.discard(route.number)
@@ -363,6 +375,14 @@ class Ingest:
             stream_offset=message.offset,
             part=part,
         )
+
+    def _counter(self, session: str) -> CounterHandle:
+        """Counts the records passed to a session."""
+        found = self._of_session.get(session)
+        if found is None:
+            found = self._store.counter("foretick_session_records_total", session=session)
+            self._of_session[session] = found
+        return found
 
     def _hear(self, sessions: tuple[str, ...]) -> None:
         now = time.monotonic_ns()
@@ -481,6 +501,7 @@ class Ingest:
     def _account(self, stream: Stream, offsets: Integers, keys: Integers) -> npt.NDArray[np.bool_]:
         """Number a stream's records and note their offsets; which of them go to the ring."""
         keep = np.ones(len(offsets), np.bool_)
+        self._received.inc(len(offsets))
         if self._source.kind == "pausing":
             newest = np.maximum.accumulate(np.append(self._tracker.next_offset(stream) - 1, offsets[:-1]))
             keep = offsets > newest
@@ -494,11 +515,13 @@ class Ingest:
         keep &= ~unknown
         kept, of_kept = offsets[keep], keys[keep]
         numbers = self._order.take(len(kept)) + np.arange(len(kept))
+        self._passed.inc(len(kept))
         for key in np.unique(of_kept).tolist():
             own = of_kept == key
             if self._follows_jump(stream, int(self._symbols[key])):
                 self._after_gaps.append(int(numbers[own][0]))
             for name in self._readers[key]:
+                self._counter(name).inc(int(np.count_nonzero(own)))
                 self._tracker.all_passed_on(name, numbers[own].tolist(), stream, kept[own].tolist())
         self._tracker.skipped(stream, last)
         return keep
@@ -545,7 +568,7 @@ class Ingest:
             self._note_jumps(self._seeking)
         self._unknown_times.update(_unknown_times(self._source))
         # input that the source could not turn into a message
-        self._shapeless.update(getattr(self._source, "malformed", 0))
+        self._received.inc(self._shapeless.update(getattr(self._source, "malformed", 0)))
         self._passed_over.update(self._lines_passed_over())
 
     def _lines_passed_over(self) -> int:

@@ -56,6 +56,7 @@ from feeds.messages import DeadLetter
 from feeds.pushed import PushedSource
 from feeds.source import MemberSource, Source, StandbySource
 from feeds.transactions import KafkaTransactions
+from ingest.plane import WatchBars
 from ingest.ring import Ring
 from metrics.store import MetricStore
 
@@ -75,6 +76,7 @@ def make_front(
     notifier: Notifier | None = None,
     connect: Connect | None = None,
     executor: WrapEngine | None = None,
+    watch: WatchBars = lambda session, bars: None,
     engine_command: Sequence[str] = ENGINE,
     commit_every_s: float = COMMIT_EVERY_S,
     restart_after_s: Sequence[float] = RESTART_AFTER_S,
@@ -83,7 +85,8 @@ def make_front(
     """A daemon of this configuration, on the running event loop; not started.
 
     ``source`` (one or several) and ``routes`` replace the configured ones (demo, replay); ``connect``,
-    ``executor`` and ``engine_command`` replace the engine or a part of it (tests). Raises SettingError.
+    ``executor`` and ``engine_command`` replace the engine or a part of it (tests). ``watch`` sees the bars of
+    an engine in this process. Raises SettingError.
     """
     cores = cores_of(config, usable())
     if source is None:
@@ -128,7 +131,9 @@ def make_front(
                 standby=config.recovery.standby,
             )
         symbols, reading = entering.number_anew(), labels["source"][0]
-        return InprocEngine(partial(_make_host, now, ring, store, reading, progress, symbols, executor))
+        return InprocEngine(
+            partial(_make_host, now, ring, store, reading, progress, symbols, executor, watch)
+        )
 
     dropping = any(each.kind == "dropping" for each in sources)
     stored_progress = ProgressStore(
@@ -379,6 +384,7 @@ def _make_host(
     progress: dict[str, Progress],
     symbols: dict[str, int],
     wrap: WrapEngine | None,
+    watch: WatchBars,
     emit: OnEvent,
 ) -> EngineHost:
     # imported here: with the engine in another process, the front does not load torch
@@ -397,4 +403,5 @@ def _make_host(
         symbols=symbols,
         executor=executor,
         standby=config.recovery.standby,
+        watch=watch,
     )

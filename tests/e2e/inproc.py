@@ -12,6 +12,7 @@ from daemon.api.client import QueryClient
 from daemon.config.schema import Config
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
+from daemon.ledger import ledger
 from engine.step import Chunk, Executor, SampledToken
 from feeds.connector import Route
 from feeds.messages import Answer
@@ -79,6 +80,14 @@ async def running(
     finally:
         if not front.stopping:  # the test did not release it
             await front.stop()
+            check_balance(front)
+
+
+def check_balance(front: Front) -> None:
+    """Every record that was read is in a bar, or dropped for a reason that is counted."""
+    found = ledger(front.store)
+    if not found.lost:
+        assert found.unaccounted == {}, found
 
 
 def answers(sink: MemorySink, session: str = "aaa") -> list[Answer]:

@@ -215,7 +215,7 @@ def test_every_symbol_of_a_file_gets_a_session_up_to_a_number(tmp_path: Path) ->
         ("bbb", "V:BBB"),
     }
     assert all("replay" in a.flags for a in found)
-    assert "20 records of other symbols than V:AAA, W:AAA, V:BBB were passed over\n" in done.stderr
+    assert "20 records of other symbols than V:AAA, W:AAA, V:BBB were skipped\n" in done.stderr
     assert f"{len(found)} answers, 0 malformed lines\n" in done.stderr
 
 

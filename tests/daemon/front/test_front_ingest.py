@@ -18,6 +18,7 @@ from daemon.ages import VenueClock
 from daemon.config.symbols import Route
 from daemon.front.ingest import Ingest
 from daemon.front.offsets import OffsetTracker
+from daemon.ledger import ledger
 from feeds.codec import REPLAY, encode
 from feeds.decimals import from_units
 from feeds.messages import Bar, DeadLetter, Quote, Trade
@@ -59,6 +60,7 @@ class Rig:
         self.source.put(*batches)
         self.source.end()
         await asyncio.wait_for(self.ingest.run(), 20)
+        assert ledger(self.store).read.unaccounted == 0
 
     def popped(self, *, refusals: bool = False) -> Records:
         """The records in the ring; with ``refusals`` those that stand for refused ones instead."""

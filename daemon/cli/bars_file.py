@@ -1,0 +1,68 @@
+"""`foretick replay --bars`: the bars that were made, as a table, so that anyone can check them."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from feeds.decimals import DIGITS, format_fixed
+from ingest.bars import AMENDS, EMPTY, GAP, INCOMPLETE, JUMP, REPLAYED, SKEWED, Bars
+from ingest.volumes import volume_of
+
+COLUMNS = (
+    *("session", "symbol", "opens", "interval", "open", "high", "low", "close", "volume", "records"),
+    "flags",
+)
+_FLAGS = {
+    "skewed_clock": SKEWED,
+    "gap": GAP,
+    "empty": EMPTY,
+    "replay": REPLAYED,
+    "price_jump": JUMP,
+    "amended": AMENDS,
+    "incomplete": INCOMPLETE,
+}
+
+
+class BarsFile:
+    """Writes bars to a CSV file: openings in UTC, intervals in ns, prices and volumes as exact decimals.
+
+    A bar that late records amend has a further row each time. ``symbols``: those of each session;
+    ``scales``: decimals of the unit of its prices.
+    """
+
+    def __init__(self, path: Path, symbols: Mapping[str, Sequence[str]], scales: Mapping[str, int]) -> None:
+        self._symbols, self._scales = symbols, scales
+        self._file = path.open("w", encoding="utf-8", newline="")
+        self._writer = csv.writer(self._file, lineterminator="\n")
+        self._writer.writerow(COLUMNS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def write(self, session: str, bars: Bars) -> None:
+        """Write BAR [n] of a session."""
+        self._writer.writerows(self._row(session, bar) for bar in bars)
+
+    def _row(self, session: str, bar: Any) -> tuple[str, ...]:
+        unit = 10 ** (DIGITS - self._scales[session])
+        return (
+            session,
+            self._symbols[session][int(bar["leg"])],
+            f"{np.datetime64(int(bar['ts_open']), 'ns')}Z",
+            str(int(bar["interval"])),
+            *(format_fixed(int(bar[name]) * unit) for name in "ohlc"),
+            format_fixed(volume_of(bar).exact),
+            str(int(bar["n_ticks"])),
+            " ".join(name for name, flag in _FLAGS.items() if bar["flags"] & flag),
+        )

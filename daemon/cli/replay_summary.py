@@ -1,0 +1,60 @@
+"""What became of a replayed file's records, for people: a line on reading it, and a line for each session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from daemon.ledger import Kept, Ledger, Read
+
+_COLUMNS = ("session", "records", "in bars", "late", "repeated", "refused", "other kinds")
+
+
+def summary_lines(found: Ledger) -> list[str]:
+    """The ledger as text."""
+    rows = [_COLUMNS, *map(_row, found.sessions)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    lines = [_read(found.read)]
+    for name, *numbers in rows:
+        cells = [each.rjust(width) for each, width in zip(numbers, widths[1:], strict=True)]
+        lines.append("  ".join([name.ljust(widths[0]), *cells]))
+    refusing = [each for each in found.sessions if each.refused]
+    lines += [f"refused by {each.session}: {_reasons(each.refused)}" for each in refusing]
+    lost = found.lost + sum(found.unaccounted.values())
+    return [*lines, f"{lost} records did not reach a session's bars"] if lost else lines
+
+
+def too_late(found: Ledger, max_percent: float, late: Mapping[str, str]) -> list[str]:
+    """A line for each session that lacks a larger share of its records than allowed, because they were late.
+
+    ``late``: what each session does with late records.
+    """
+    return [
+        f"{each.session}: {each.late - each.amended} of {each.records} records "
+        f"({each.late_share:.1%}) came after their bar had closed and are missing from it "
+        f"(bars.late = {late[each.session]}): is the file in order of time, and bars.lateness long enough? "
+        f"--max-late allows {max_percent:g} %"
+        for each in found.sessions
+        if each.late_share * 100 > max_percent
+    ]
+
+
+def _read(read: Read) -> str:
+    parts = [
+        (read.unknown_symbol, "of other symbols"),
+        (sum(read.malformed.values()), f"malformed ({_reasons(read.malformed)})"),
+        (read.heartbeats, "heartbeats"),
+        (sum(read.empty.values()), "empty"),
+        (read.repeated, "read before"),
+    ]
+    others = "".join(f", {count} {what}" for count, what in parts if count)
+    return f"{read.received} records read: {read.passed} for sessions{others}"
+
+
+def _row(each: Kept) -> tuple[str, ...]:
+    counts = (each.records, each.in_bars, each.late, each.repeated, sum(each.refused.values()), each.ignored)
+    late = f"{each.late} ({each.amended} amended)" if each.amended else f"{each.late}"
+    return (each.session, *map(str, counts[:2]), late, *map(str, counts[3:]))
+
+
+def _reasons(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in counts.items())

@@ -1,0 +1,130 @@
+"""Where all records went: each is in a bar, or dropped for one reason that is counted.
+
+What the front reads is passed to sessions, or refused, skipped, repeated or of no session. What it passes to
+a session is in its bars, open ones included, or late, a repeat, refused by the session, of another kind, or
+known from its snapshot. ``unaccounted`` is the rest: records still on their way, or lost in the ring or with
+an engine that ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from metrics.catalogue import BY_NAME
+from metrics.store import MetricStore
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Records of all sources. ``malformed``: by reason; ``empty``: messages without a payload, by kind."""
+
+    received: int
+    passed: int
+    unknown_symbol: int
+    repeated: int
+    heartbeats: int
+    malformed: Mapping[str, int] = field(default_factory=dict)
+    empty: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def unaccounted(self) -> int:
+        """Those that are nowhere."""
+        known = self.passed + self.unknown_symbol + self.repeated + self.heartbeats
+        return self.received - known - sum(self.malformed.values()) - sum(self.empty.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Records that were passed to one session.
+
+    ``late``: all of them, of which ``amended`` changed their bars after all. ``refused``: by reason, without
+    late ones. ``ignored``: of another kind than its bars. ``in_snapshot``: read again.
+    """
+
+    session: str
+    records: int
+    in_bars: int
+    late: int
+    amended: int
+    repeated: int
+    ignored: int
+    in_snapshot: int
+    refused: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def unaccounted(self) -> int:
+        """Those that are nowhere."""
+        known = self.in_bars + self.late + self.repeated + self.ignored + self.in_snapshot
+        return self.records - known - sum(self.refused.values())
+
+    @property
+    def late_share(self) -> float:
+        """The part of its records, 0 to 1, that came too late and is in no bar."""
+        return (self.late - self.amended) / self.records if self.records else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What became of all records. ``lost``: overwritten in the ring, of any session."""
+
+    read: Read
+    sessions: tuple[Kept, ...]
+    lost: int
+
+    @property
+    def unaccounted(self) -> dict[str, int]:
+        """Records that are nowhere: those of a session by its name, those of the front by ""."""
+        found = {"": self.read.unaccounted} | {each.session: each.unaccounted for each in self.sessions}
+        return {name: records for name, records in found.items() if records}
+
+
+def ledger(store: MetricStore) -> Ledger:
+    """The ledger as the metrics have it now."""
+
+    def total(name: str) -> int:
+        return sum(count for _, count in _series(store, name))
+
+    def by(name: str, label: str, **others: str) -> dict[str, int]:
+        found = [(labels[label], n) for labels, n in _series(store, name) if others.items() <= labels.items()]
+        return {value: n for value, n in found if n}
+
+    read = Read(
+        received=total("records"),
+        passed=total("records_passed"),
+        unknown_symbol=total("records_unknown_symbol"),
+        repeated=total("records_repeated"),
+        heartbeats=total("heartbeats"),
+        malformed=by("records_malformed", "reason"),
+        empty=by("messages_empty", "kind"),
+    )
+    sessions = []
+    for labels, records in _series(store, "session_records"):
+        name = labels["session"]
+
+        def of(metric: str, session: str = name) -> int:
+            return int(store.value(f"foretick_{metric}_total", session=session))
+
+        refused = by("records_refused", "reason", session=name)
+        refused.pop("late", None)
+        sessions.append(
+            Kept(
+                name,
+                records,
+                in_bars=of("records_in_bars"),
+                late=of("records_late"),
+                amended=of("records_amended"),
+                repeated=of("records_duplicate"),
+                ignored=of("records_ignored"),
+                in_snapshot=of("records_in_snapshot"),
+                refused=refused,
+            )
+        )
+    return Ledger(read, tuple(sessions), total("ring_dropped"))
+
+
+def _series(store: MetricStore, name: str) -> Iterator[tuple[dict[str, str], int]]:
+    """The labels and the value of each series of a counter."""
+    full = f"foretick_{name}_total"
+    for labels in store.series(BY_NAME[full]):
+        yield labels, int(store.value(full, **labels))
