@@ -154,6 +154,8 @@ class Outcome(NamedTuple):
 
 def obstacle(letter: Letter, again: bool) -> str:
     """Why a letter must not be sent; "" if it may. ``again``: although it was sent, or may have been."""
+    if letter.letter.reason == "corrupt" and not letter.letter.payload:
+        return "what was received could not be read, so there is nothing to send"
     if letter.state == "sent" and not again:
         return "it was sent again before (--again sends it once more)"
     if letter.state == "claimed" and not again:

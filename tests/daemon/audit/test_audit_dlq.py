@@ -388,6 +388,13 @@ def test_without_letters_named_nothing_is_sent(mock: str, tmp_path: Path) -> Non
     assert "1 of 1 letters" in invoke("dlq", "list", "--config", str(file)).output
 
 
+def test_what_could_not_be_read_is_never_sent_again() -> None:
+    unread = msgspec.structs.replace(letter(), reason="corrupt", payload=b"", size=0)
+    assert "nothing to send" in obstacle(Letter(Place(0, 0), unread, "new"), again=True)
+    part = msgspec.structs.replace(letter(), reason="corrupt", payload=b"{}", size=2)
+    assert obstacle(Letter(Place(0, 0), part, "new"), again=False) == ""
+
+
 @given(
     claims=st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["claimed", "sent"])), max_size=4),
     again=st.booleans(),
