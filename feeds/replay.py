@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import date
-from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -93,6 +92,28 @@ def look(path: Path, form: FileFormat, notice: Notice) -> None:
         )
 
 
+class _Refusals:
+    """Refuses lines in messages of limited length, and adds what is known of their symbol and time.
+
+    ``only_key``: the symbol of all lines. A line whose time cannot be read is as old as the record before it.
+    """
+
+    def __init__(self, refuse: OnMalformed, only_key: str) -> None:
+        self._refuse, self._only_key = refuse, only_key
+        self._newest = 0
+
+    def __call__(self, line: int, error: MalformedRecord) -> None:
+        message = error.message
+        if len(message) > MAX_MESSAGE:
+            message = f"{message[:MAX_MESSAGE]}..."
+        key, moment = error.key or self._only_key, error.ts_event or self._newest
+        self._refuse(line, MalformedRecord(error.reason, message, key=key, ts_event=moment if key else 0))
+
+    def read_to(self, event_ns: int) -> None:
+        """A record of this time was read."""
+        self._newest = event_ns
+
+
 def read_text(
     text: IO[bytes],
     form: FileFormat,
@@ -108,10 +129,10 @@ def read_text(
 
     ``seq`` counts on from ``after``, or is 0 unless ``numbered``. Raises FormatError as `read_records`.
     """
-    notice, refuse = on_notice or _ignore, partial(_refuse_briefly, refuse, _only_key(form))
+    notice, refused = on_notice or _ignore, _Refusals(refuse, _only_key(form))
     readers = RowReader.compile(form, day)
-    ordered = in_time_order(_groups(text, form, readers, refuse, skip), form.order, notice)
-    settled = RepeatedHours(form.records, refuse).settle(ordered)
+    ordered = in_time_order(_groups(text, form, readers, refused, skip), form.order, notice)
+    settled = RepeatedHours(form.records, refused).settle(ordered)
     seq = after
     for parsed in Candles(form.records, skip, notice).finished(settled):
         seq += 1
@@ -119,7 +140,7 @@ def read_text(
 
 
 def _groups(
-    text: IO[bytes], form: FileFormat, readers: list[RowReader], refuse: OnMalformed, skip: OnSkipped
+    text: IO[bytes], form: FileFormat, readers: list[RowReader], refuse: _Refusals, skip: OnSkipped
 ) -> Iterator[Group]:
     """What each line holds, line by line."""
     for row in rows(text, form, refuse, _ignore):
@@ -127,6 +148,7 @@ def _groups(
         if reader is None:
             skip(row.line, _name_of(form, row))
         elif group := reader.group(row, refuse):
+            refuse.read_to(group[-1].record.ts_event)
             yield group
 
 
@@ -140,16 +162,6 @@ def _only_key(form: FileFormat) -> str:
     keys = {f"{each.venue}:{each.symbol}" for each in form.records}
     is_constant = all("venue" not in each.fields and "symbol" not in each.fields for each in form.records)
     return keys.pop() if len(keys) == 1 and is_constant else ""
-
-
-def _refuse_briefly(refuse: OnMalformed, only_key: str, line: int, error: MalformedRecord) -> None:
-    """Refuse a line in a message of limited length; ``only_key``: the symbol of all lines."""
-    if not error.key and only_key:
-        error = MalformedRecord(error.reason, error.message, key=only_key)
-    if len(error.message) > MAX_MESSAGE:
-        brief = f"{error.message[:MAX_MESSAGE]}..."
-        error = MalformedRecord(error.reason, brief, key=error.key, ts_event=error.ts_event)
-    refuse(line, error)
 
 
 def _ignore(*_: object) -> None:

@@ -7,7 +7,8 @@ import io
 import lzma
 import tarfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,10 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feeds import text_lines
+from feeds.codec import MalformedRecord
 from feeds.connectors.replay import ReplayConnector
 from feeds.containers import Corrupt, texts
 from feeds.file_format import FormatError
-from feeds.replay import MAX_MESSAGE
+from feeds.replay import MAX_MESSAGE, read_text
 from tests.feeds.declared import BARS, TRADES, declared, pushed, read, read_file
 
 HEADER = "time,price,size,id"
@@ -382,3 +384,23 @@ def test_a_line_without_end_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None
         found = read(form(), "\n".join([HEADER, *rows]))
         assert found.refused == [(3, "type" if length < 100 else "oversize")]
         assert len(found.records) == 2
+
+
+def test_a_line_without_a_readable_time_is_as_old_as_the_record_before_it() -> None:
+    rows = [*ROWS[:20], "x", *ROWS[20:40], '"', ""]
+    errors: list[MalformedRecord] = []
+    list(
+        read_text(
+            BytesIO("\n".join([HEADER, *rows]).encode()), declared(form()), None, refuse_into(errors), skip
+        )
+    )
+    times = [each.ts_event for each in read(form(), TEXT).records]
+    assert [(error.key, error.ts_event) for error in errors] == [("T:S", times[19]), ("T:S", times[39])]
+
+
+def refuse_into(errors: list[MalformedRecord]) -> Callable[[int, MalformedRecord], None]:
+    return lambda _line, error: errors.append(error)
+
+
+def skip(_line: int, _name: str) -> None:
+    """Nothing is skipped here."""
