@@ -21,9 +21,9 @@ import torch
 import transformers
 
 from engine.cpu.host import cpu_features, cpu_name
+from metrics import kernel
 from metrics.cache_home import cache_home
 from metrics.durable import replacing
-from metrics.kernel import fingerprint
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def code() -> str:
     """Return the version of all code that measured times depend on."""
     libraries = (torch, transformers, numba)
-    return ", ".join([fingerprint(), *(f"{each.__name__} {each.__version__}" for each in libraries)])
+    return ", ".join([kernel.fingerprint(), *(f"{each.__name__} {each.__version__}" for each in libraries)])
 
 
 def _directory() -> Path:

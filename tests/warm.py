@@ -1,8 +1,15 @@
-"""Compiles what a fresh checkout has not compiled yet, once: else all test processes do at the same time."""
+"""Compiles what a fresh checkout has not compiled yet, and measures how layers run, once and alone.
+
+Else all test processes do at the same time.
+"""
 
 from __future__ import annotations
 
-from daemon.config.schema import Config
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as for tests, before PyTorch reads it
+
+from daemon.config.schema import UNTRAINED, Config, ModelConfig
 from daemon.engine.build import load_on_cpu
 from feeds import columns
 from ingest import warm_up
@@ -10,4 +17,5 @@ from ingest import warm_up
 if __name__ == "__main__":
     warm_up()
     columns.warm_up()
-    load_on_cpu(Config())
+    for model in (ModelConfig(), ModelConfig(path=UNTRAINED)):
+        load_on_cpu(Config(model=model))

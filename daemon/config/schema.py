@@ -66,9 +66,9 @@ class ModelConfig(Table, frozen=True):
         Literal["auto", "compiled", "onednn", "torch"],
         about(
             "how layers run on a CPU: auto compiles those of plain decoders unless that is measured to be "
-            "slower, and packs other models' linear layers where that is measured to be faster; compiled "
-            "does the former, always; onednn packs every linear layer it can; torch does neither. Without "
-            "auto, equal starts give equal floats"
+            "slower, and packs other models' linear layers where that is measured to be faster, which is "
+            "measured once and remembered; compiled does the former, always; onednn packs every linear "
+            "layer it can; torch does neither. Without auto, equal starts give equal floats"
         ),
     ] = "auto"
     threads: Annotated[
