@@ -13,7 +13,7 @@ from typing import Literal
 PublishWhen = Literal["always", "changed", "confident", "crossed", "every"]
 """See `flash.publishing`."""
 AnswerForm = Literal["text", "number"]
-_DECIMAL = re.compile(r"[+-]?[0-9]{1,10}(\.[0-9]{1,9})?")
+_DECIMAL = re.compile(r"[+-]?[0-9]{1,15}(\.[0-9]{1,18})?")
 
 _LEAST = {"max_tokens": 1, "publish_every": 1, "ask_every_bars": 1, "ask_every_ns": 0, "answer_within_ns": 0}
 

@@ -337,7 +337,8 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_records_ignored_total",
-        "Records of another kind than the session's bars, ignored. Worry when it grows: a topic mixes kinds.",
+        "Records of another kind or price_scale than the session's bars, ignored. Worry when it grows: "
+        "a topic mixes kinds.",
         "session",
     ),
     _counter(

@@ -8,9 +8,9 @@ from functools import lru_cache
 from typing import Any
 
 _PIECE = re.compile(r" ?-?[0-9]*\.?[0-9]*")
-_PREFIX = re.compile(r" ?-?([0-9]{1,9}(\.[0-9]{0,9})?)?")
-_NUMBER = re.compile(r" ?-?[0-9]{1,9}(\.[0-9]{1,9})?")
-"""At most nine digits on either side of the point, so that every number fits 1e-9 fixed point."""
+_PREFIX = re.compile(r" ?-?([0-9]{1,15}(\.[0-9]{0,18})?)?")
+_NUMBER = re.compile(r" ?-?[0-9]{1,15}(\.[0-9]{1,18})?")
+"""At most 15 digits before the point and 18 behind it, so that every number is one of `feeds.decimals`."""
 _DIGIT = re.compile(r"[0-9]")
 
 

@@ -15,7 +15,7 @@ PIECES = dict(
     enumerate([*"0123456789", "-", ".", "12", " 7", "-3", ".5", "0.25", "up", "1 2", "5\n", "--", ""])
 )
 GRAMMAR = NumberGrammar(PIECES, frozenset({STOP}))
-NUMBER = re.compile(r"-?[0-9]{1,9}(\.[0-9]{1,9})?")
+NUMBER = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,18})?")
 
 
 def written(tokens: list[int]) -> str:

@@ -445,6 +445,36 @@ def test_a_profile_that_cannot_be_used_is_refused_by_its_key(settings, part):
     assert refused.value.key == "scheduler.profile"
 
 
+@pytest.mark.parametrize(
+    ("keys", "scale"),
+    [("", 9), ("price_decimals = 9", 9), ("price_decimals = 12", 12), ("price_scale = 2", 2),
+     ("price_decimals = 0\nprice_scale = 0", 0), ("price_decimals = 18", 18)],
+)  # fmt: skip
+def test_the_scale_of_prices_follows_their_decimals(tmp_path, keys, scale):
+    path = write(tmp_path, f'[[sessions]]\nname = "a"\nsymbol = "X:A"\n{keys}\n')
+    assert load_config(path, {}).sessions[0].scale == scale
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "key", "message"),
+    [
+        (
+            "price_scale = 1",
+            "",
+            "sessions[0].price_decimals",
+            "2 decimals are more than the price_scale of 1",
+        ),
+        ("", "price_decimals = 12", "sessions[1].price_scale", "12, but sessions[0] has 9 for X:A"),
+        ("", 'symbol = "X:B"\nmore_symbols = ["X:A"]\nprice_scale = 4', "sessions[1].price_scale", "for X:A"),
+    ],
+)
+def test_scales_of_prices_that_contradict_are_refused(tmp_path, first, second, key, message):
+    tables = [f'name = "{name}"\n{keys}' for name, keys in (("a", first), ("b", second))]
+    tables = [each if "symbol" in each else each + '\nsymbol = "X:A"' for each in tables]
+    found = problems(tmp_path, "".join(f"[[sessions]]\n{table}\n" for table in tables))
+    assert message in found[key]
+
+
 def test_costs_begin_with_the_profile():
     guessed = costs_of(load_config(None, {}))
     measured = costs_of(load_config(None, {}, {"scheduler.profile": "h200-paper"}))
