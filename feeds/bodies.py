@@ -22,7 +22,8 @@ class Body:
 
     ``usable``: how many are. ``errors``: of each unusable record or line, by number from 1; 0 is the body.
     ``faults``: those of them that ``payloads`` lacks, with their symbols if those are known.
-    ``passed_over``: lines known to hold no record.
+    ``passed_over``: lines known to hold no record. ``moments``: symbol, VENUE:SYMBOL, and event time of each
+    usable record.
     """
 
     payloads: list[bytes] = field(default_factory=list)
@@ -30,6 +31,7 @@ class Body:
     errors: list[tuple[int, MalformedRecord]] = field(default_factory=list)
     faults: list[tuple[str, Fault]] = field(default_factory=list)
     passed_over: int = 0
+    moments: list[tuple[str, int]] = field(default_factory=list)
 
 
 class TooMany(ValueError):
@@ -53,11 +55,12 @@ def split(body: bytes, encoding: str, *, lines: bool, most: int, max_bytes: int)
     for number, payload in numbered:
         found.payloads.append(payload)
         try:
-            decode_record(payload, encoding, max_bytes)
+            record = decode_record(payload, encoding, max_bytes)
         except MalformedRecord as error:
             found.errors.append((number, error))
         else:
             found.usable += 1
+            found.moments.append((record.key, record.ts_event))
     return found
 
 
@@ -75,6 +78,7 @@ def convert(body: bytes, form: FileFormat, day: date | None, *, most: int) -> Bo
 
     for record in read_text(io.BytesIO(body), form, day or form.date_of(), refuse, pass_over, numbered=False):
         found.payloads.append(encode(record))
+        found.moments.append((record.key, record.ts_event))
         _check(len(found.payloads), most)
     found.usable = len(found.payloads)
     return found

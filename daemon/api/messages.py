@@ -642,13 +642,15 @@ class Pushed(msgspec.Struct, frozen=True):
     """What became of a body: ``accepted`` records wait to be read, ``refused`` ones went to the dead letters.
 
     Lines of a declared format that cannot be read are refused and only counted. ``errors``: the first of
-    what was refused. ``passed_over``: lines that the format knows to hold no record.
+    what was refused. ``passed_over``: lines that the format knows to hold no record. ``late``: accepted
+    records that a session will find late, because it has read their bar already; later ones may be, too.
     """
 
     accepted: int
     refused: int
     passed_over: int
     errors: tuple[LineError, ...]
+    late: int = 0
 
 
 class PushReply(msgspec.Struct, frozen=True, tag="push_reply"):

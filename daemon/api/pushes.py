@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import date
 from functools import partial
 from typing import Annotated, Literal
@@ -57,26 +57,33 @@ Outcome = Literal["accepted", "partly", "refused", "busy"]
 class Pushes:
     """Takes bodies of records for the sources among ``sources``, by name.
 
-    ``max_record_bytes``: of one record; longer ones are refused by the source's reader.
+    ``max_record_bytes``: of one record; longer ones are refused by the source's reader. ``closed_until``: of
+    a tenant's sessions, by symbol, the event time before which records are late now.
     """
 
     def __init__(
-        self, sources: Mapping[str, PushedSource], store: MetricStore, max_record_bytes: int
+        self,
+        sources: Mapping[str, PushedSource],
+        store: MetricStore,
+        max_record_bytes: int,
+        closed_until: Callable[[Tenant, Collection[str]], Mapping[str, int]] = lambda tenant, symbols: {},
     ) -> None:
+        self._closed_until = closed_until
         self._sources, self._store, self._max_record_bytes = sources, store, max_record_bytes
 
     async def serve(self, request: Request) -> Response:
         """The reply to `POST /v1/data`."""
         try:
             options = _options(request)
-            source = self._source(options.source, client_of(request).tenant)
+            tenant = client_of(request).tenant
+            source = self._source(options.source, tenant)
             allowed = _types(source, options.format)
             media = media_type_of(request)
             if media not in allowed:
                 why = f"the content type must be {' or '.join(allowed)}"
                 return problem(NO_SUCH_TYPE, "bad_request", why)
             body = await body_of(request, source.limits.body_bytes)
-            told = await self._take(body, media, source, options)
+            told = await self._take(body, media, source, options, tenant)
         except Undecodable as error:
             return problem(400, "bad_request", str(error))
         except QueryError as error:
@@ -91,9 +98,11 @@ class Pushes:
             names = " or ".join(name for name, each in _MEDIA.items() if each in allowed)
             raise QueryError("bad_request", f"content: must be {names}")
         options = PushOptions(request.format, request.source, request.date, request.replay)
-        return PushReply(request.id, await self._take(request.data, media, source, options))
+        return PushReply(request.id, await self._take(request.data, media, source, options, tenant))
 
-    async def _take(self, body: bytes, media: str, source: PushedSource, options: PushOptions) -> Pushed:
+    async def _take(
+        self, body: bytes, media: str, source: PushedSource, options: PushOptions, tenant: Tenant
+    ) -> Pushed:
         """Hand the records of a body to a source. Raises QueryError."""
         try:
             read = partial(self._read, body, media, source, options)
@@ -111,7 +120,9 @@ class Pushes:
             raise QueryError("engine", str(error)) from None
         self._count("accepted" if not found.errors else "partly" if found.usable else "refused")
         errors = tuple(LineError(n, e.reason, e.message) for n, e in found.errors[:MOST_ERRORS])
-        return Pushed(found.usable, len(found.errors), found.passed_over, errors)
+        closed = self._closed_until(tenant, {key for key, _ in found.moments})
+        late = sum(moment < closed.get(key, 0) for key, moment in found.moments)
+        return Pushed(found.usable, len(found.errors), found.passed_over, errors, late)
 
     def _read(self, body: bytes, media: str, source: PushedSource, options: PushOptions) -> Body:
         most = source.limits.waiting

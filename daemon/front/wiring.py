@@ -48,6 +48,7 @@ from daemon.front.standby import Standby
 from daemon.front.streams import Streams
 from daemon.front.transactions import Transactions
 from daemon.front.visibility import Visibility
+from daemon.front.watermarks import closed_until
 from daemon.progress import Progress
 from daemon.supervision import TaskEnded, Tasks
 from engine.step import Executor
@@ -238,7 +239,12 @@ def make_front(
             protocol.ReadElsewhere(tuple(name for name in names if not entering.reads(name)))
         )
     pushed = {each.name: each for each in sources if isinstance(each, PushedSource)}
-    pushes = Pushes(pushed, store, config.source.max_message_bytes)
+    pushes = Pushes(
+        pushed,
+        store,
+        config.source.max_message_bytes,
+        lambda tenant, symbols: closed_until(live.config, sessions.states, tenant, symbols),
+    )
     queries = Queries(sessions, live, questions, labelling, prompts, wait_s, pushes)
     forwarding = Forwarding(
         queries.answer,
