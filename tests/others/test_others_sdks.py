@@ -48,7 +48,7 @@ _RESPONSES = "responses are not stored"
 FAILING = {
     "openai": {
         "completions::create_with_all_params": "suffix and echo are not supported",
-        "chat.completions::create_with_all_params": "tools and penalties are not supported",
+        "chat.completions::create_with_all_params": "audio and penalties are not supported",
         "chat.completions::retrieve": _STORED,
         "chat.completions::update": _STORED,
         "chat.completions::list": _STORED,
@@ -56,7 +56,7 @@ FAILING = {
         "chat.completions::delete": _STORED,
         "models::delete": "there are no fine-tuned models to be deleted",
         "responses::create": "a response needs a model and an input, and these requests are empty",
-        "responses::create_with_all_params": "tools, background and stored prompts are not supported",
+        "responses::create_with_all_params": "background and stored prompts are not supported",
         "responses::retrieve": _RESPONSES,
         "responses::retrieve_with_all_params": _RESPONSES,
         "responses::delete": _RESPONSES,
