@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 from msgspec.structs import replace
 
-from daemon.api.messages import AskReply, QueryError
+from daemon.api.messages import Ask, AskReply, QueryError
 from daemon.config.schema import FlashConfig, ModelConfig, ProcessConfig
 from daemon.engine.confidence import calibration_of
 from engine.model.revision import CALIBRATION, revision_of
@@ -110,7 +110,7 @@ async def test_a_question_asked_by_number_is_judged_by_what_was_fitted_so(direct
     )
     async with running(config, source, sink) as front:
         await feed(source, sink, range(4))
-        asked = await ask_front(front, "ask", "aaa", "trend", 1, ("UP", "DOWN"))
+        asked = await front.sessions.ask_engine(Ask(1, "aaa", "trend"))
     trend = [answer for answer in answers(sink) if answer.question == "trend"]
     assert len(trend) == 3
     found = [(answer, numbered) for answer in trend] + [(asked, FITTED)]
@@ -130,7 +130,7 @@ async def test_asks_are_judged_as_standing_answers_are(directory: Path) -> None:
         counted = count(front, "choice_sets", session="aaa", size="one")
         standing = front.sessions.states["aaa"].answers[PAPER_SIX[0].hash].answer
         cached = await ask_front(front, "ask", "aaa", PAPER_SIX[0].text, 1, ("UP", "DOWN"))
-        computed = await ask_front(front, "ask", "aaa", "trend", 1, ("UP", "DOWN"))
+        computed = await front.sessions.ask_engine(Ask(1, "aaa", "trend"))
         others = [
             await ask_front(front, "ask", "aaa", "trend", 1, ("DOWN", "UP")),
             await ask_front(front, "ask", "aaa", "pullback", 1, ("YES", "NO")),
