@@ -20,7 +20,7 @@ from feeds.kafka_batches import Damaged, Found, Read, read_batches
 from feeds.kafka_client import NO_HEADERS
 from feeds.source import Fault, Incoming
 
-_AT_ONCE_MS, _READ_COMMITTED = 0, 1
+_WAIT_MS, _READ_COMMITTED = 0, 1
 _RECORDS = 2000
 """Once reading is batch by batch, so much is read of a partition before aiokafka has another try."""
 _BYTES, _MAX_BYTES = 1 << 20, 1 << 28
@@ -35,7 +35,7 @@ def first_offset(item: Any) -> int:
     return int(item.first if isinstance(item, Damaged) else item.offset)
 
 
-def told_of(partition: TopicPartition, damaged: Damaged) -> str:
+def description_of(partition: TopicPartition, damaged: Damaged) -> str:
     """Where the damage is and what, for people."""
     where = f"{partition.topic}/{partition.partition}"
     if damaged.first == damaged.last:
@@ -45,7 +45,7 @@ def told_of(partition: TopicPartition, damaged: Damaged) -> str:
 
 def damaged_message(partition: TopicPartition, damaged: Damaged, now_ns: int) -> Incoming:
     """What cannot be read, as a message that becomes a dead-letter record."""
-    fault = Fault("corrupt", told_of(partition, damaged), damaged.last)
+    fault = Fault("corrupt", description_of(partition, damaged), damaged.last)
     topic, number = partition
     return Incoming(topic, number, damaged.first, None, damaged.value, NO_HEADERS, now_ns, fault=fault)
 
@@ -70,7 +70,7 @@ async def read_raw(
     if node is None or node == -1:
         raise KafkaError(f"{partition.topic}/{partition.partition} has no leader")
     wanted = [(partition.topic, [(partition.partition, position, max_bytes)])]
-    response = await client.send(node, FetchRequest(_AT_ONCE_MS, 1, max_bytes, _READ_COMMITTED, wanted))
+    response = await client.send(node, FetchRequest(_WAIT_MS, 1, max_bytes, _READ_COMMITTED, wanted))
     ((_, ((_, code, _, *rest),)),) = response.topics
     if code:
         raise for_code(code)(f"{partition.topic}/{partition.partition}@{position}")

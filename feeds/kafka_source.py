@@ -20,7 +20,7 @@ from feeds.kafka_assignor import StandbyAssignor
 from feeds.kafka_batches import Damaged
 from feeds.kafka_client import NO_HEADERS, PROBE_S, broker_time_ms, close_client, headers_of, open_client
 from feeds.kafka_follower import FOLLOW_S, KafkaFollower
-from feeds.kafka_reader import damaged_message, is_of_data, read_all_raw, read_one, told_of
+from feeds.kafka_reader import damaged_message, description_of, is_of_data, read_all_raw, read_one
 from feeds.source import (
     Begin,
     CommitFailed,
@@ -336,11 +336,11 @@ class KafkaSource:
             consumer.seek(partition, start)
         self._now = self._clock_ns()
         read = await read_all_raw(consumer, starts.items())
-        if not read:
+        if starts and not read:
             raise KafkaError(f"nothing can be read: {why}")
         damaged = [(p, each) for p, items in read.items() for each in items if isinstance(each, Damaged)]
         if self._stops_at_damage and (found := next((d for d in damaged if d[1].batch), None)):
-            raise DataUnreadable(f"{self.name}: {told_of(*found)}")
+            raise DataUnreadable(f"{self.name}: {description_of(*found)}")
         return {p: [self._message(p, each) for each in items] for p, items in read.items() if items}
 
     def _message(self, partition: TopicPartition, item: Any) -> Incoming:
@@ -352,7 +352,8 @@ class KafkaSource:
         """Messages by partition, at most ``max_records``; waits for the first."""
         self._now = self._clock_ns()
         fetched = await consumer.getmany(timeout_ms=self._poll_ms, max_records=1)
-        if not fetched and consumer._fetcher.error_future.done():  # as it has only said in its log
+        stopped = consumer is not self._consumer
+        if not (fetched or stopped) and consumer._fetcher.error_future.done():  # only its log says so
             raise KafkaError("the client has stopped fetching")
         if fetched and self._max_records > 1:
             self._now = self._clock_ns()
@@ -813,7 +814,8 @@ class KafkaSource:
             headers_of(headers) if (headers := record.headers) else NO_HEADERS,
             self._now,
             known,
-            null=value is None,
+            None,
+            value is None,
         )
 
 

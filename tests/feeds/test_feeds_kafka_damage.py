@@ -80,7 +80,7 @@ async def test_a_damaged_batch_costs_its_own_offsets(broker, kind):
     assert source.reached[T, 0][0] == 11
 
 
-async def test_the_daemon_stops_at_damage_where_it_is_told_to(broker):
+async def test_reading_stops_at_damage_where_the_settings_say_so(broker):
     await store(broker.bootstrap, T, 0, batch([Rec()] * 4), DAMAGE["checksum"])
     source = source_of(broker, on_unreadable="stop")
     await source.start()
@@ -177,7 +177,7 @@ async def test_a_reader_of_a_range_goes_on_behind_damage(broker):
 
 
 async def test_a_client_that_stopped_fetching_is_read_on_without(broker):
-    """aiokafka says so in its log alone, and then waits for ever."""
+    """aiokafka says so in its log alone, and waits without an end."""
     await store(broker.bootstrap, T, 0, batch([Rec()] * 2))
     source = source_of(broker)
     await source.start()
