@@ -34,7 +34,7 @@ _WHY: dict[int, str] = {
     409: "It is finished, has its label, or has no calibration.",
     410: "The prompt was given up.",
     413: "The body, the question or the prompt is too long.",
-    415: "The content type is not one of those listed.",
+    415: "The content type is not one of those listed, or the body is packed as nothing here reads.",
     421: "Another daemon of the group serves the session.",
     422: "No record of the body is usable.",
     426: "This is a WebSocket.",

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import aclosing
 
 import pytest
+from aiokafka import TopicPartition
 from confluent_kafka import Producer
 
+from feeds import kafka_batches
+from feeds.connectors.kafka import KafkaSourceConnector
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_range import KafkaRange, Span
 from feeds.kafka_source import KafkaSource
@@ -206,3 +210,48 @@ async def test_ready_is_what_was_fetched(broker):
     await asyncio.gather(reading, return_exceptions=True)
     await source.stop()
     assert source.unread() == []
+
+
+class Polled:
+    """A consumer of partitions 0 to 2, by when the broker answered last about each, ms."""
+
+    def __init__(self, polled_ms: dict[int, int | None], paused: set[int]) -> None:
+        self._polled_ms, self._paused = polled_ms, paused
+
+    def assignment(self) -> set[TopicPartition]:
+        return {TopicPartition(T, each) for each in self._polled_ms}
+
+    def paused(self) -> set[TopicPartition]:
+        return {TopicPartition(T, each) for each in self._paused}
+
+    def last_poll_timestamp(self, partition: TopicPartition) -> int | None:
+        return self._polled_ms[partition.partition]
+
+
+def test_a_partition_is_named_while_nothing_of_it_comes():
+    source = KafkaSource("in", "127.0.0.1:1", [T], None)
+    now_ms, long_ago = time.time_ns() // 10**6, time.monotonic_ns() - 60 * 10**9
+    old_ms = now_ms - 30_000
+    source._consumer = Polled({0: now_ms, 1: None, 2: old_ms}, set())
+    source._waits_since = long_ago
+    first, second = source.unread()
+    assert first == f"{T}/1 is not read yet"
+    assert second.startswith(f"{T}/2 cannot be read: nothing of it came from the broker for 30 s")
+    source._waits_since = None  # what came is being taken
+    assert source.unread() == [first]
+    source._waits_since = time.monotonic_ns()  # it was, until now
+    assert source.unread() == [first]
+    source._waits_since = long_ago
+    source._consumer = Polled({0: now_ms, 1: None, 2: old_ms}, {1, 2})
+    assert source.unread() == [], "a partition that is paused could be read"
+    source._consumer = Polled({0: None}, set())
+    source._paused = True
+    assert source.unread() == []
+
+
+def test_a_check_names_a_codec_that_is_missing(broker, monkeypatch):
+    settings = KafkaSourceConnector(bootstrap=broker.bootstrap, topics=(T,))
+    assert all(finding.ok for finding in settings.check())
+    monkeypatch.setattr(kafka_batches, "broken_codecs", lambda: {"lz4": "it is not there"})
+    (wrong,) = [finding for finding in settings.check() if not finding.ok]
+    assert (wrong.key, "lz4 cannot be read: it is not there" in wrong.message) == ("codecs", True)
