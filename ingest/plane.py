@@ -22,6 +22,7 @@ import numpy as np
 
 from ingest.amend import Amender
 from ingest.backlog import Backlog, Window
+from ingest.bar_kernel import NEVER
 from ingest.bars import (
     AMENDS,
     BAR,
@@ -267,15 +268,19 @@ class _Session:
             self.backlog.learn(piece.lines)
         return pieces
 
-    def lacking(self, bar: np.void, tokens: int) -> int:
-        """Append a bar's line of so many ``tokens``; flags that say what its window lacks."""
-        is_correction = int(bar["flags"]) & AMENDS
-        self._retained.add(None if is_correction else int(bar["ts_open"]), tokens, int(bar["ts_last_event"]))
-        oldest = next((opened for opened in self._retained.keys if opened is not None), None)
-        if oldest is None:
-            return 0
-        late, refused = bar["late_open"] >= oldest, bar["refused_open"] >= oldest
-        return (LACKS_LATE if late else 0) | (INCOMPLETE if refused else 0)
+    def lacking(self, bars: Bars, lines: Sequence[Sequence[int]]) -> list[int]:
+        """Append bars, BAR [n], with their lines; flags that say what the window ending with each lacks."""
+        columns = (bars[name].tolist() for name in ("flags", "ts_open", "ts_last_event"))
+        lacks = zip(bars["late_open"].tolist(), bars["refused_open"].tolist(), strict=True)
+        found = []
+        for line, flags, opened, event, (late, refused) in zip(lines, *columns, lacks, strict=True):
+            self._retained.add(None if flags & AMENDS else opened, len(line), event)
+            marks = 0
+            if max(late, refused) > NEVER:
+                oldest = next((each for each in self._retained if each is not None), opened)
+                marks = (LACKS_LATE if late >= oldest else 0) | (INCOMPLETE if refused >= oldest else 0)
+            found.append(marks)
+        return found
 
     def _grow(self, **totals: int) -> None:
         for name, total in totals.items():
@@ -596,7 +601,7 @@ class DataPlane:
                     self._submit(made[:])
                     made.clear()
                 self._restart(name, piece.restart)
-            lacking = [session.lacking(bar, len(line)) for bar, line in zip(now, piece.lines, strict=True)]
+            lacking = session.lacking(now, piece.lines)
             made.append((name, _tape_records(piece, now, lacking, session.bars_ns, tokenise_ns)))
         return bool(pieces)
 

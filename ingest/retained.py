@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from ingest.backlog import Window
@@ -33,10 +34,9 @@ class Retained(Generic[K]):
         self._tokens += tokens
         return gone
 
-    @property
-    def keys(self) -> list[K]:
-        """Of its records, oldest first."""
-        return [key for key, _, _ in self._records]
+    def __iter__(self) -> Iterator[K]:
+        """The keys of its records, oldest first."""
+        return (key for key, _, _ in self._records)
 
     def rows(self) -> list[tuple[K, int, int]]:
         """Key, tokens and event time of its records, to be stored."""
