@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from daemon.ring_numbers import ring_values
 from engine.model.loaded import LoadedModel
 from engine.model.prompt import PromptFormat
 from feeds.synthetic import Instrument, SyntheticTape
 from flash.questions import PAPER_SIX
 from ingest.bars import BarBuilder, BarPolicy, Bars, one_each
 from ingest.lines import LineSpec
-from ingest.record import TRADE, RecordWriter
+from ingest.record import RecordWriter
 from ingest.tokens import Tokeniser
 
 _SECOND = 1_000_000_000
@@ -86,6 +87,7 @@ def synthetic_bars(n: int, seed: int) -> Bars:
     for second in range(n):
         writer.clear()
         for trade in tape.second(_START + second * _SECOND):
-            writer.add(TRADE, 0, trade.ts_event, trade.ts_recv, (trade.price, trade.size, 0, 0, 0))
+            made = ring_values(trade)
+            writer.add(made.kind, 0, trade.ts_event, trade.ts_recv, made.values, size_finer=made.size_finer)
         closed.append(builder.update(writer.records, 0))
     return np.concatenate([*closed, builder.flush()])
