@@ -270,16 +270,21 @@ class _Session:
 
     def lacking(self, bars: Bars, lines: Sequence[Sequence[int]]) -> list[int]:
         """Append bars, BAR [n], with their lines; flags that say what the window ending with each lacks."""
-        columns = (bars[name].tolist() for name in ("flags", "ts_open", "ts_last_event"))
-        lacks = zip(bars["late_open"].tolist(), bars["refused_open"].tolist(), strict=True)
+        if not len(bars):
+            return []
+        events, openings = bars["ts_last_event"].tolist(), bars["ts_open"].tolist()
+        corrects = ((bars["flags"] & AMENDS) != 0).tolist()
+        keys = [None if each else opened for each, opened in zip(corrects, openings, strict=True)]
+        rows = list(zip(keys, map(len, lines), events, strict=True))
+        if np.maximum(bars["late_open"], bars["refused_open"]).max() == NEVER:
+            self._retained.extend(rows)
+            return [0] * len(rows)
         found = []
-        for line, flags, opened, event, (late, refused) in zip(lines, *columns, lacks, strict=True):
-            self._retained.add(None if flags & AMENDS else opened, len(line), event)
-            marks = 0
-            if max(late, refused) > NEVER:
-                oldest = next((each for each in self._retained if each is not None), opened)
-                marks = (LACKS_LATE if late >= oldest else 0) | (INCOMPLETE if refused >= oldest else 0)
-            found.append(marks)
+        for row, bar in zip(rows, bars, strict=True):
+            self._retained.add(*row)
+            oldest = next((key for key in self._retained if key is not None), NEVER + 1)
+            late, refused = bar["late_open"] >= oldest, bar["refused_open"] >= oldest
+            found.append((LACKS_LATE if late else 0) | (INCOMPLETE if refused else 0))
         return found
 
     def _grow(self, **totals: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
 from ingest.backlog import Window
@@ -21,17 +21,22 @@ class Retained(Generic[K]):
 
     def add(self, key: K, tokens: int, event: int) -> list[K]:
         """Append a record of so many tokens, its event time in ns; returns the keys that leave for it."""
+        return self.extend([(key, tokens, event)])
+
+    def extend(self, rows: Sequence[tuple[K, int, int]]) -> list[K]:
+        """Append records, each with its tokens and event time; returns the keys that leave for them."""
         window, records, gone = self.window, self._records, []
-        while records and (
-            self._tokens + tokens > window.tokens
-            or (window.records and len(records) + 1 > window.records)
-            or (window.span_ns and records[0][2] < event - window.span_ns)
+        records.extend(rows)
+        self._tokens += sum(tokens for _, tokens, _ in rows)
+        oldest = max(event for _, _, event in rows) - window.span_ns if window.span_ns else 0
+        while len(records) > 1 and (
+            self._tokens > window.tokens
+            or (window.records and len(records) > window.records)
+            or records[0][2] < oldest
         ):
-            key_gone, n, _ = records.popleft()
-            self._tokens -= n
-            gone.append(key_gone)
-        records.append((key, tokens, event))
-        self._tokens += tokens
+            key, tokens, _ = records.popleft()
+            self._tokens -= tokens
+            gone.append(key)
         return gone
 
     def __iter__(self) -> Iterator[K]:
