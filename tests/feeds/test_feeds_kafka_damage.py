@@ -11,7 +11,7 @@ import pytest
 from aiokafka import TopicPartition
 from confluent_kafka import Producer
 
-from feeds import kafka_batches
+from feeds import kafka_batches, kafka_reader
 from feeds.connectors.kafka import KafkaSourceConnector
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_range import KafkaRange, Span
@@ -125,6 +125,21 @@ async def test_what_a_producer_packs_is_read(broker, codec):
     got = await read(source, 14)
     assert sorted(m.payload for m in got) == sorted(b"%d" % n * 20 for n in range(30))
     assert not any(m.fault for m in got)
+
+
+async def test_a_batch_larger_than_a_fetch_is_read_whole(broker, monkeypatch):
+    """Brokers send a part of it, or the whole, by their version; this asks for a part first."""
+    monkeypatch.setattr(kafka_reader, "_BYTES", 200)
+    large = batch([Rec(b"x" * 100_000)] * 3)
+    await store(broker.bootstrap, T, 0, DAMAGE["lz4"], large, DAMAGE["codec"], large)
+    await store(broker.bootstrap, T, 1, batch([Rec()] * 8))
+    source = KafkaSource(
+        "in", broker.bootstrap, [T], None, options=QUICK | {"max_partition_fetch_bytes": 200}
+    )
+    await source.start()
+    got = await read(source, 11)
+    assert spans(got) == [(0, 2), 3, 4, 5, (6, 8), 9, 10, 11]
+    assert all(len(m.payload) == 100_000 for m in got if m.partition == 0 and m.fault is None)
 
 
 async def test_times_outside_1990_to_2099_are_unknown(broker):
