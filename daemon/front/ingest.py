@@ -20,6 +20,7 @@ import numpy.typing as npt
 from daemon import protocol
 from daemon.ages import VenueClock
 from daemon.config.symbols import Route
+from daemon.front.intake_counters import IntakeCounters
 from daemon.front.letters import unreadable
 from daemon.front.offsets import OffsetTracker, Stream
 from daemon.front.originals import Originals
@@ -52,7 +53,7 @@ from ingest.record import (
     stream_number,
 )
 from ingest.ring import Ring
-from metrics.store import CounterHandle, MetricStore
+from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
 
@@ -135,30 +136,10 @@ class Ingest:
         self._max_bytes = max_bytes
         self._max_ahead_ns = max_ahead_ns
         self._clocks = defaultdict(VenueClock) if clocks is None else clocks
-        self._skewed = store.counter("foretick_clock_skew_records_total", source=source.name)
+        self._counters = IntakeCounters(source, store)
         self._writer = RecordWriter(SLICE)
-        self._received = store.counter("foretick_records_total", source=source.name)
-        self._passed = store.counter("foretick_records_passed_total", source=source.name)
-        self._of_session: dict[str, CounterHandle] = {}
-        """Counts the records passed to each session."""
         self._order = order or Order()
-        # continue from an earlier count
-        self._lost = store.growth("foretick_records_lost_upstream_total", source.lost, source=source.name)
-        self._shapeless = store.growth(
-            "foretick_records_malformed_total", getattr(source, "malformed", 0), reason="other"
-        )
-        self._passed_over = store.growth(
-            "foretick_lines_passed_over_total", self._lines_passed_over(), source=source.name
-        )
-        seeking = source if isinstance(source, SeekingSource) else None
-        self._seeking = seeking
-        self._unknown_times = store.growth(
-            "foretick_source_times_unknown_total", _unknown_times(source), source=source.name
-        )
-        self._moved = store.growth(
-            "foretick_partitions_moved_total", seeking.moved if seeking else 0, source=source.name
-        )
-        self._jumped = dict(seeking.skipped) if seeking else {}
+        self._seeking = isinstance(source, SeekingSource)
         self._name_stream = name_stream
         self._numbers: dict[Stream, int] = {}
         """Of the streams that have a name, in the ring."""
@@ -216,20 +197,20 @@ class Ingest:
     def _records(self, message: Incoming) -> list[Incoming]:
         """A message for each record in it; none if it was read before."""
         if message.fault is not None and message.fault.is_line:
-            self._received.inc()
+            self._counters.received.inc()
             self._store.inc("foretick_records_malformed_total", reason=message.fault.reason)
             subjects = [Subject(message.key.decode(), message.fault.ts_event)] if message.key else []
             self._note_refused(message, message.fault.reason, subjects)
             return []
         stream = (message.topic, message.partition)
         if self._source.kind == "pausing" and self._tracker.repeats(stream, message.offset):
-            self._received.inc()
+            self._counters.received.inc()
             self._store.inc("foretick_records_repeated_total", source=self._source.name)
             return []
         found = self._elements(message)
         if not found:
             self._tracker.skipped(stream, message.last_offset)
-        self._received.inc(len(found))
+        self._counters.received.inc(len(found))
         if len(found) == 1 and found[0] is message.payload:
             return [message]
         found = in_order(found, header_encoding(message.headers))
@@ -238,7 +219,7 @@ class Ingest:
     def _elements(self, message: Incoming) -> list[bytes]:
         """The encoded records in a message; none, and counted, where it is empty or cannot be read."""
         if message.fault is not None:
-            self._received.inc()
+            self._counters.received.inc()
             self._refuse(message, MalformedRecord(message.fault.reason, message.fault.message))
             if message.last_offset > message.offset:  # whose records they were is not known
                 lost = message.last_offset - message.offset + 1
@@ -246,13 +227,13 @@ class Ingest:
             return []
         if not message.payload:
             kind = "tombstone" if message.null else "empty"
-            self._received.inc()
+            self._counters.received.inc()
             self._store.inc("foretick_messages_empty_total", source=self._source.name, kind=kind)
             return []
         try:
             return elements(message.payload, header_encoding(message.headers), self._max_bytes)
         except Exception as error:
-            self._received.inc()
+            self._counters.received.inc()
             self._refuse(message, _malformed(error))
             return []
 
@@ -261,9 +242,7 @@ class Ingest:
         number = self._numbers.get(stream)
         if number is None:
             number = self._numbers[stream] = stream_number(self._source.name, *stream)
-            self._name_stream(
-                protocol.NameStream(self._source.name, *stream, reread=self._seeking is not None)
-            )
+            self._name_stream(protocol.NameStream(self._source.name, *stream, reread=self._seeking))
         return number
 
     def _pack(self, message: Incoming, part: int = 0, more: bool = False) -> None:
@@ -290,12 +269,12 @@ class Ingest:
             return
         self._order.take()
         self._order.originals.keep(number, (message,))
-        self._passed.inc()
+        self._counters.passed.inc()
         for name in route.sessions:
-            self._counter(name).inc()
+            self._counters.passed_to(name).inc()
             self._tracker.passed_on(name, number, stream, message.offset)
         if record.skewed:
-            self._skewed.inc()
+            self._counters.skewed.inc()
         gap = route.number in self._gaps
         self._gaps.discard(route.number)
         gap |= self._follows_jump(stream, route.number)
@@ -375,14 +354,6 @@ class Ingest:
             stream_offset=message.offset,
             part=part,
         )
-
-    def _counter(self, session: str) -> CounterHandle:
-        """Counts the records passed to a session."""
-        found = self._of_session.get(session)
-        if found is None:
-            found = self._store.counter("foretick_session_records_total", session=session)
-            self._of_session[session] = found
-        return found
 
     def _hear(self, sessions: tuple[str, ...]) -> None:
         now = time.monotonic_ns()
@@ -481,7 +452,7 @@ class Ingest:
         received, source = received[keep], source[keep]
         replay = _replayed(messages)[keep]
         skewed = rows["ts_recv"] < rows["ts_event"]
-        self._skewed.inc(int(np.count_nonzero(skewed)))
+        self._counters.skewed.inc(int(np.count_nonzero(skewed)))
         self._observe_clocks(rows, received, ~replay & (rows["received"] == 0))
         for key in np.unique(rows["key"]).tolist():
             self._hear(self._readers[key])
@@ -501,7 +472,7 @@ class Ingest:
     def _account(self, stream: Stream, offsets: Integers, keys: Integers) -> npt.NDArray[np.bool_]:
         """Number a stream's records and note their offsets; which of them go to the ring."""
         keep = np.ones(len(offsets), np.bool_)
-        self._received.inc(len(offsets))
+        self._counters.received.inc(len(offsets))
         if self._source.kind == "pausing":
             newest = np.maximum.accumulate(np.append(self._tracker.next_offset(stream) - 1, offsets[:-1]))
             keep = offsets > newest
@@ -515,13 +486,13 @@ class Ingest:
         keep &= ~unknown
         kept, of_kept = offsets[keep], keys[keep]
         numbers = self._order.take(len(kept)) + np.arange(len(kept))
-        self._passed.inc(len(kept))
+        self._counters.passed.inc(len(kept))
         for key in np.unique(of_kept).tolist():
             own = of_kept == key
             if self._follows_jump(stream, int(self._symbols[key])):
                 self._after_gaps.append(int(numbers[own][0]))
             for name in self._readers[key]:
-                self._counter(name).inc(int(np.count_nonzero(own)))
+                self._counters.passed_to(name).inc(int(np.count_nonzero(own)))
                 self._tracker.all_passed_on(name, numbers[own].tolist(), stream, kept[own].tolist())
         self._tracker.skipped(stream, last)
         return keep
@@ -562,27 +533,10 @@ class Ingest:
 
     def _note_loss(self) -> None:
         """Count records missing upstream. Their symbols are unknown: flag every symbol's next record."""
-        if self._lost.update(self._source.lost):
+        if self._counters.follow():
             self._gaps.update(route.number for route in self._routes.values())
-        if self._seeking is not None:
-            self._note_jumps(self._seeking)
-        self._unknown_times.update(_unknown_times(self._source))
-        # input that the source could not turn into a message
-        self._received.inc(self._shapeless.update(getattr(self._source, "malformed", 0)))
-        self._passed_over.update(self._lines_passed_over())
-
-    def _lines_passed_over(self) -> int:
-        found: Mapping[str, int] = getattr(self._source, "passed_over", {})
-        return sum(found.values())
-
-    def _note_jumps(self, source: SeekingSource) -> None:
-        """Count what the source passed over; each symbol's next record from there follows a gap."""
-        self._moved.update(source.moved)
-        for stream, total in source.skipped.items():
-            passed_over = total - self._jumped.get(stream, 0)
-            if passed_over:
-                self._jumped[stream] = total
-                self._note_jump(stream, passed_over)
+        for stream, skipped in self._counters.jumps():
+            self._note_jump(stream, skipped)
 
     def _note_jump(self, stream: Stream, offsets: int) -> None:
         """Count offsets that are not read; each symbol's next record from the stream follows a gap."""
@@ -631,12 +585,6 @@ class Ingest:
         finally:
             self.paused = False
             self._source.resume()
-
-
-def _unknown_times(source: Source) -> int:
-    """Messages of the source so far whose source time is not used."""
-    found: int = getattr(source, "unknown_times", 0)
-    return found
 
 
 def _malformed(error: Exception) -> MalformedRecord:
