@@ -101,10 +101,6 @@ class Rig:
             max_ahead_ns=3600 * SECOND,
         )
 
-    @property
-    def taken(self) -> int:
-        return int(self.store.value("foretick_records_total", source=self.source.name))
-
     async def run(self, until_done: Callable[[], Awaitable[None]]) -> None:
         """Read until that is over; an end before it is an error."""
         reading = asyncio.create_task(self.ingest.run())
@@ -265,7 +261,7 @@ async def _zeromq(drawn: list[list[bytes]]) -> None:
     await publisher.recv()  # the subscription
     for frames in drawn:
         await publisher.send_multipart(frames)
-    await rig.run(lambda: until(lambda: rig.taken == len(drawn)))
+    await rig.run(lambda: until(lambda: rig.tracker.next_offset(("end", 0)) == len(drawn)))
     publisher.close(linger=0)
     context.term()
     sent = {n: frames[-1] if len(frames) in (2, 3) else b"x" for n, frames in enumerate(drawn)}
@@ -336,5 +332,5 @@ async def _http(drawn: list[tuple[bytes, str, str, bool]]) -> None:
         await rig.run(push_all)
     finally:
         await server.stop()
-    assert rig.taken - 1 in rig.offsets(), "the last one is read"
+    assert rig.tracker.next_offset(("test", 0)) - 1 in rig.offsets(), "the last one is read"
     assert "internal" not in {each.reason for each in rig.letters}
