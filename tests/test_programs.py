@@ -89,7 +89,8 @@ def test_this_python_and_its_environment_may_start() -> None:
 def decides(path: Path) -> bool:
     """Whether a module of tests uses `shutil.which`, or reads the variable CI."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module == "shutil":
+        imported = node.names if isinstance(node, ast.ImportFrom) and node.module == "shutil" else []
+        if any(each.name in ("which", "*") for each in imported):
             return True
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "shutil.which":
             return True

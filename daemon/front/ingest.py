@@ -349,7 +349,7 @@ class Ingest:
             message.ts_recv_ns,
             (0, 0, 0, 0, 0),
             offset=self._order.take(),
-            ts_source=message.ts_source_ns or message.ts_recv_ns,
+            ts_source=message.ts_recv_ns,  # the message's own may be what is wrong with it
             stream=0 if is_line else self._number((message.topic, message.partition)),
             stream_offset=message.offset,
             part=part,

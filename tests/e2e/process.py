@@ -24,12 +24,15 @@ from typing import Self
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from click.testing import CliRunner, Result
+from prometheus_client.parser import text_string_to_metric_families
 
 from daemon.cli.main import main
+from daemon.ledger import ledger
 from feeds.codec import decode_message
 from feeds.kafka_sink import KafkaSink
 from feeds.kafka_source import KafkaSource
 from feeds.messages import Answer, AnyMessage
+from metrics.catalogue import Metric
 from tests.e2e.samples import Sample
 from tests.e2e.support import until
 from tests.kafka_server import free_ports
@@ -122,9 +125,13 @@ class Daemon:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         process = self._running
-        if process.poll() is None:
-            process.kill()
-        process.wait()
+        try:
+            if error is None:
+                self.check_balance()
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
         if error is not None:
             error.add_note(f"log of the daemon:\n{self.log[-6000:]}")
 
@@ -155,6 +162,7 @@ class Daemon:
 
     def terminate(self, timeout_s: float) -> int:
         """Send SIGTERM; returns the exit status."""
+        self.check_balance()
         self.signal(signal.SIGTERM)
         return self.wait(timeout_s)
 
@@ -197,9 +205,42 @@ class Daemon:
         assert found, f"/metrics has no {name} with {labels}"
         return sum(found)
 
+    def check_balance(self, within_s: float = 10.0) -> None:
+        """Every record that was read is in a bar, or dropped for a reason that is counted.
+
+        Not where an engine ended, or a partition moved: records on their way are read again from the log.
+        """
+        deadline = time.monotonic() + within_s
+        while self.poll() is None and (text := self.get("/metrics")[1]):
+            counters = Scraped(text)
+            found = ledger(counters)  # type: ignore[arg-type]  # the same series, as text
+            if not found.unaccounted or found.lost or any(map(counters.total, READ_AGAIN)):
+                return
+            assert time.monotonic() < deadline, found
+            time.sleep(0.1)
+
     def reasons(self) -> list[str]:
         """What is missing, by /readyz."""
         return list(json.loads(self.get("/readyz")[1])["reasons"])
+
+
+READ_AGAIN = ("foretick_engine_restarts_total", "foretick_partitions_moved_total")
+
+
+class Scraped:
+    """The counters of /metrics, as a store has them."""
+
+    def __init__(self, text: str) -> None:
+        self._found = [each for family in text_string_to_metric_families(text) for each in family.samples]
+
+    def series(self, metric: Metric) -> Iterator[dict[str, str]]:
+        return (dict(each.labels) for each in self._found if each.name == metric.name)
+
+    def value(self, name: str, **labels: str) -> float:
+        return sum(each.value for each in self._found if each.name == name and each.labels == labels)
+
+    def total(self, name: str) -> float:
+        return sum(each.value for each in self._found if each.name == name)
 
 
 @dataclass(frozen=True)

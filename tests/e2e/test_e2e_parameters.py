@@ -39,7 +39,7 @@ QUESTIONS = (
     QuestionConfig(name="price", text=PRICE, answer="number", max_tokens=12),
     QuestionConfig(name="last", text="exact_value", max_tokens=12),
 )
-_NUMBER = re.compile(r"-?[0-9]{1,9}(\.[0-9]{1,9})?")
+_NUMBER = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,18})?")
 CHOICE = ("dir", DIRECTION, DIRECTION.replace(" ", "  \n"), "trend")
 """A question with choices by its name and its text, and one by either."""
 SCHEMA = {

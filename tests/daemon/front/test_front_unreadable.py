@@ -16,7 +16,7 @@ from daemon.front.ingest import FEW, Ingest
 from daemon.front.offsets import OffsetTracker
 from feeds.messages import DeadLetter
 from feeds.source import YEAR_1990, YEAR_2100, Fault, Incoming, source_time_ns
-from ingest.record import FLAG_GAP, RECORD, Records
+from ingest.record import FLAG_GAP, RECORD, REFUSAL, Records
 from ingest.ring import Ring
 from metrics.store import MetricStore
 from tests.e2e.support import SECOND, START, TOPIC, QueueSource, incoming, trade
@@ -104,8 +104,10 @@ async def test_a_value_that_no_field_holds_is_a_dead_letter_record(rig, count):
     r = rig()
     wrong = msgspec.structs.replace(good(5), ts_source_ns=2**70)
     packed = await r.run(among(wrong, count))
-    assert packed["stream_offset"].tolist() == [n for n in range(count) if n != 5]
-    assert packed["offset"].tolist() == list(range(1, count)), "numbers have no gap"
+    marks = packed["kind"] == REFUSAL
+    assert packed["stream_offset"][marks].tolist() == [5], "its bar is flagged"
+    assert packed["stream_offset"][~marks].tolist() == [n for n in range(count) if n != 5]
+    assert packed["offset"].tolist() == list(range(1, count + 1)), "numbers have no gap"
     assert [(each.reason, each.offset) for each in r.letters] == [("internal", 5)]
     assert r.store.value("foretick_records_malformed_total", reason="internal") == 1
     r.tracker.acknowledge("aaa", count + 1)
