@@ -139,6 +139,9 @@ class KafkaSource:
         self._waits_since: int | None = None
         """Since when records are waited for, monotonic, ns; None while those that came are taken."""
         self._now = 0
+        self._stamp: int | None = None
+        self._stamp_ns = 0
+        """Time of the newest record as its source wrote it, and in ns; 0 is unknown."""
         self.skipped: dict[Partition, int] = {}
         self.read_committed: ReadCommitted | None = None
         self.moved = 0
@@ -802,21 +805,16 @@ class KafkaSource:
         self._quiet_since = time.monotonic()
 
     def _incoming(self, partition: TopicPartition, record: Any) -> Incoming:
-        known = source_time_ns(record.timestamp)
-        if not known:
+        stamp, value = record.timestamp, record.value
+        if stamp != self._stamp:  # records of one batch have few times
+            self._stamp, self._stamp_ns = stamp, source_time_ns(stamp)
+        if not self._stamp_ns:
             self.unknown_times += 1
-        return Incoming(
-            partition[0],
-            partition[1],
-            record.offset,
-            record.key,
-            b"" if (value := record.value) is None else value,
-            headers_of(headers) if (headers := record.headers) else NO_HEADERS,
-            self._now,
-            known,
-            None,
-            value is None,
-        )
+        headers = headers_of(record.headers) if record.headers else NO_HEADERS
+        key, offset = record.key, record.offset
+        if value is None:
+            return Incoming(*partition, offset, key, b"", headers, self._now, self._stamp_ns, null=True)
+        return Incoming(partition[0], partition[1], offset, key, value, headers, self._now, self._stamp_ns)
 
 
 async def _committed(

@@ -48,7 +48,7 @@ class Amender:
 
     def retain(self, window: Window) -> None:
         """The tape retains another window from the next bar on."""
-        self._retained.window = window
+        self._retained.change(window)
 
     def cut(self) -> AmenderCut:
         """Its state."""

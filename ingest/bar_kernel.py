@@ -564,10 +564,10 @@ def _had(feed: Row, record: Row) -> bool:
 
 @kernel
 def _take(
-    session: Row, feed: Row, feeds: Slots, slots: Slots, tables: Tables, record: Row, number: int, now: int,
-    out: Bars, at: int,
+    session: Row, feed: Row, feeds: Slots, slots: Slots, tables: Tables, own_tables: Any, record: Row,
+    number: int, now: int, out: Bars, at: int,
 ) -> int:  # fmt: skip
-    """Take a record for one feed; `number` is its index in the batch."""
+    """Take a record for one feed; `number` is its index in the batch, `own_tables` the feed's in `tables`."""
     kind = np.int32(record["kind"])
     if kind != HEARTBEAT and _had(feed, record):
         feed["repeated"] += np.uint64(kind != REFUSAL)
@@ -592,7 +592,7 @@ def _take(
         feed["ignored"] += np.uint64(1)
         return at
     identity = identity_of(record)
-    if is_known(feed, tables, record, identity):
+    if is_known(feed, tables, own_tables, record, identity):
         feed["duplicates"] += np.uint64(1)
         return at
     own = slots[session["first_slot"] : session["end_slot"]]
@@ -608,7 +608,7 @@ def _take(
     else:
         at = _tick(session, feed, feeds, slots, record, number, marks, now, out, at)
     if feed["late"] == late or session["late"] == AMEND:  # it was taken
-        remember(feed, tables, identity)
+        remember(feed, tables, own_tables, identity)
     return at
 
 
@@ -627,9 +627,10 @@ def update(
         if symbol + 1 >= starts.shape[0]:
             continue
         for route in range(starts[symbol], starts[symbol + 1]):
-            feed, known = feeds[routes[route]], tables[routes[route]]
+            own: Any = routes[route]
+            feed = feeds[own]
             session = sessions[feed["session"]]
             if np.int64(record["ts_ring"]) < session["since"]:
                 continue
-            at = _take(session, feed, feeds, slots, known, record, i - 1, now, out, at)
+            at = _take(session, feed, feeds, slots, tables, own, record, i - 1, now, out, at)
     return i, at

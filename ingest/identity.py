@@ -52,7 +52,7 @@ def unpacked_tables(packed: npt.NDArray[np.void], feeds: int) -> Tables:
     if len(packed) and np.unique(packed[["feed", "table"]], return_counts=True)[1].max() > REMEMBERED:
         raise ValueError("more identities are stored than a table holds")
     for feed, table, identity in packed.tolist():
-        _enter(tables[feed, table], np.uint64(identity))
+        _enter(tables, feed, table, np.uint64(identity))
     return tables
 
 
@@ -76,26 +76,29 @@ def identity_of(record: Any) -> Any:
 
 
 @kernel
-def _has(table: Any, identity: Any) -> bool:
+def _has(tables: Any, own: Any, which: Any, identity: Any) -> bool:
     slot = identity & _MASK
-    while table[slot] != 0:
-        if table[slot] == identity:
+    while tables[own, which, slot] != 0:
+        if tables[own, which, slot] == identity:
             return True
         slot = (slot + np.uint64(1)) & _MASK
     return False
 
 
 @kernel
-def _enter(table: Any, identity: Any) -> None:
+def _enter(tables: Any, own: Any, which: Any, identity: Any) -> None:
     slot = identity & _MASK
-    while table[slot] != 0:
+    while tables[own, which, slot] != 0:
         slot = (slot + np.uint64(1)) & _MASK
-    table[slot] = identity
+    tables[own, which, slot] = identity
 
 
 @kernel
-def is_known(feed: Any, tables: Any, record: Any, identity: Any) -> bool:
-    """Whether the feed took a record with this identity before. Call it for each record, in order."""
+def is_known(feed: Any, tables: Any, own: Any, record: Any, identity: Any) -> bool:
+    """Whether the feed took a record with this identity before. Call it for each record, in order.
+
+    ``own``: the place of the feed's two tables in ``tables``, [feeds, 2, SLOTS].
+    """
     if identity == 0:
         return False
     token = record["token"]
@@ -108,17 +111,17 @@ def is_known(feed: Any, tables: Any, record: Any, identity: Any) -> bool:
         feed["unsure"] = 1
     if feed["unsure"]:
         return False
-    return _has(tables[0], identity) or _has(tables[1], identity)
+    return _has(tables, own, 0, identity) or _has(tables, own, 1, identity)
 
 
 @kernel
-def remember(feed: Any, tables: Any, identity: Any) -> None:
+def remember(feed: Any, tables: Any, own: Any, identity: Any) -> None:
     """The feed has taken a record with this identity, which was not known."""
     if identity == 0 or feed["unsure"]:
         return
     if feed["remembered"] == REMEMBERED:
         feed["table"] = 1 - feed["table"]
         feed["remembered"] = 0
-        tables[feed["table"]][:] = 0
-    _enter(tables[feed["table"]], identity)
+        tables[own, feed["table"]] = 0
+    _enter(tables, own, feed["table"], identity)
     feed["remembered"] += 1

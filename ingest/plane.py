@@ -44,7 +44,6 @@ from ingest.retained import Retained
 from ingest.ring import Ring
 from ingest.rollup import SummedBar
 from ingest.tokens import Tokeniser
-from ingest.volumes import Volume
 from metrics.histogram import Words, record
 from metrics.kernel import kernel
 from metrics.store import HistogramHandle, MetricStore
@@ -54,7 +53,8 @@ log = logging.getLogger(__name__)
 _STAGE = "foretick_stage_seconds"
 _TICK_S, _REST_S = 0.05, 1.0
 """Longest sleep with and without idle bars, or bars held back, to look for."""
-_V_HIGH, _V_LOW = (list(BAR.names or ()).index(name) for name in ("v_high", "v_low"))
+_OF_BAR = ~(LACKS_LATE | INCOMPLETE)
+"""Flags of a bar that its record has, too."""
 _REPORT_NS = 60_000_000_000
 """Shortest time between two lines of the log on late records of a session."""
 _DRAIN = 4096  # records per step; bounds how long one step holds the GIL
@@ -193,7 +193,7 @@ class _Session:
         """Another policy or retention."""
         self.spec = spec
         self.backlog.retain(spec.window)
-        self._retained.window = spec.window
+        self._retained.change(spec.window)
         if self._compact is not None and isinstance(spec.line, CompactSpec):
             self._compact.retain(spec.line)
         if self._decimal is not None and isinstance(spec.line, LineSpec):
@@ -272,13 +272,14 @@ class _Session:
         """Append bars, BAR [n], with their lines; flags that say what the window ending with each lacks."""
         if not len(bars):
             return []
-        events, openings = bars["ts_last_event"].tolist(), bars["ts_open"].tolist()
-        corrects = ((bars["flags"] & AMENDS) != 0).tolist()
-        keys = [None if each else opened for each, opened in zip(corrects, openings, strict=True)]
-        rows = list(zip(keys, map(len, lines), events, strict=True))
+        events, keys = bars["ts_last_event"].tolist(), bars["ts_open"].tolist()
+        for at in np.flatnonzero(bars["flags"] & AMENDS).tolist():
+            keys[at] = None
+        lengths = list(map(len, lines))
         if np.maximum(bars["late_open"], bars["refused_open"]).max() == NEVER:
-            self._retained.extend(rows)
-            return [0] * len(rows)
+            self._retained.defer(keys, lengths, events)
+            return [0] * len(keys)
+        rows = zip(keys, lengths, events, strict=True)
         found = []
         for row, bar in zip(rows, bars, strict=True):
             self._retained.add(*row)
@@ -623,9 +624,22 @@ def _tape_records(
     rounded = piece.rounded or [False] * len(bars)
     records = []
     for tokens, shows, lacks, bar in zip(piece.lines, rounded, lacking, bars.tolist(), strict=True):
-        _, leg, flags, _, _, opened, _, first_price, high, low, last_price, volume = bar[:12]
+        _, leg, flags, _, _, opened, _, first_price, high, low, last_price, volume, _ = bar[:13]
         event, source, ring, closed, ring_wait, first, last, low_watermark = bar[13:21]
-        traded = Volume(bar[_V_HIGH], volume, bar[_V_LOW])
+        first_read, last_read, stream, _, _, volume_high, volume_low = bar[22:]
+        summed = SummedBar(
+            opened,
+            first_price,
+            high,
+            low,
+            last_price,
+            volume,
+            1,
+            bool(flags & GAP),
+            leg,
+            volume_high,
+            volume_low,
+        )
         origin = (
             event,
             source,
@@ -634,12 +648,12 @@ def _tape_records(
             first,
             last,
             low_watermark,
-            flags & ~(LACKS_LATE | INCOMPLETE) | lacks,
+            flags & _OF_BAR | lacks,
             ring_wait,
             bars_ns,
             tokenise_ns,
-            SummedBar(opened, first_price, high, low, last_price, traded, 1, bool(flags & GAP), leg),
+            summed,
         )
-        read = bar[24], bar[22], bar[23]
+        read = stream, first_read, last_read
         records.append(TapeRecord(tuple(tokens), *origin, piece.anchor, shows, read))
     return records

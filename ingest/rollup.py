@@ -36,7 +36,8 @@ class SummedBar(NamedTuple):
     """One or more bars of one symbol as one: times in ns, prices in units of the session's `price_scale`.
 
     ``ts_open`` is the opening of the first one. ``gap``: data was lost in it or right before it. ``leg``:
-    number of the symbol among the session's.
+    number of the symbol among the session's. ``volume`` is in 1e-9, with ``volume_high`` and ``volume_low``:
+    see `ingest.volumes`.
     """
 
     ts_open: int
@@ -44,23 +45,33 @@ class SummedBar(NamedTuple):
     high: int
     low: int
     close: int
-    volume: Volume
+    volume: int
     bars: int = 1
     gap: bool = False
     leg: int = 0
+    volume_high: int = 0
+    volume_low: int = 0
+
+    @property
+    def exact_volume(self) -> int:
+        """In units of 1e-18."""
+        return Volume(self.volume_high, self.volume, self.volume_low).exact
 
     def followed_by(self, later: SummedBar) -> SummedBar:
         """Both as one."""
+        volume = Volume.of(self.exact_volume + later.exact_volume)
         return SummedBar(
             self.ts_open,
             self.open,
             max(self.high, later.high),
             min(self.low, later.low),
             later.close,
-            Volume.of(self.volume.exact + later.volume.exact),
+            volume.nano,
             self.bars + later.bars,
             self.gap or later.gap,
             self.leg,
+            volume.high,
+            volume.low,
         )
 
 
@@ -112,7 +123,7 @@ def rollup_line(bar: SummedBar, spec: LineSpec, interval_ns: int) -> str:
     fields += [date, clock_text(bar.ts_open, interval_ns)]
     prices = (bar.open, bar.high, bar.low, bar.close)
     fields += [decimal(price, spec.price_decimals, spec.price_scale) for price in prices]
-    fields.append(decimal(bar.volume.exact, spec.volume_decimals, VOLUME_SCALE))
+    fields.append(decimal(bar.exact_volume, spec.volume_decimals, VOLUME_SCALE))
     fields += [str(bar.bars), *(["gap"] if bar.gap else [])]
     return ",".join(fields) + "\n"
 

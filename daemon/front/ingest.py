@@ -180,6 +180,7 @@ class Ingest:
         self._readers = [route.sessions for route in routes.values()]
         # prices of the others are not in the columns' units; the last one is of unknown symbols
         self._in_nano = np.array([*(route.price_scale == NANO for route in routes.values()), True])
+        self._all_in_nano = bool(self._in_nano.all())
         self._columns = ColumnDecoder(list(routes))
 
     @property
@@ -429,7 +430,8 @@ class Ingest:
         sizes = np.fromiter(map(len, payloads), np.int64, len(payloads))
         ahead = columns["ts_event"] - received
         columns["taken"] &= (sizes <= self._max_bytes) & (ahead <= self._max_ahead_ns)
-        columns["taken"] &= self._in_nano[columns["key"]]
+        if not self._all_in_nano:
+            columns["taken"] &= self._in_nano[columns["key"]]
         return columns, received, source
 
     def _pack_columns(
@@ -491,9 +493,10 @@ class Ingest:
             own = of_kept == key
             if self._follows_jump(stream, int(self._symbols[key])):
                 self._after_gaps.append(int(numbers[own][0]))
+            own_numbers, own_offsets = numbers[own].tolist(), kept[own].tolist()
             for name in self._readers[key]:
-                self._counters.passed_to(name).inc(int(np.count_nonzero(own)))
-                self._tracker.all_passed_on(name, numbers[own].tolist(), stream, kept[own].tolist())
+                self._counters.passed_to(name).inc(len(own_numbers))
+                self._tracker.all_passed_on(name, own_numbers, stream, own_offsets)
         self._tracker.skipped(stream, last)
         return keep
 

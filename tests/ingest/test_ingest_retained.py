@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ingest import retained
 from ingest.backlog import Window
 from ingest.retained import Retained
 
@@ -24,20 +28,40 @@ def expected(rows: list[Row], window: Window) -> list[Row]:
     return kept
 
 
-@given(
-    steps=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 5)), max_size=40),
-    window=st.builds(Window, st.integers(1, 40), st.sampled_from([0, 1, 5]), st.sampled_from([0, 1, 12])),
-    border=st.integers(0, 40),
-)
-def test_records_leave_as_they_would_one_by_one(
-    steps: list[tuple[int, int]], window: Window, border: int
-) -> None:
-    rows = [(n, tokens, sum(step for _, step in steps[:n])) for n, (tokens, _) in enumerate(steps)]
+steps_of = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 5)), max_size=40)
+windows = st.builds(Window, st.integers(1, 40), st.sampled_from([0, 1, 5]), st.sampled_from([0, 1, 12]))
+
+
+def rows_of(steps: list[tuple[int, int]]) -> list[Row]:
+    return [(n, tokens, sum(step for _, step in steps[:n])) for n, (tokens, _) in enumerate(steps)]
+
+
+@given(steps_of, windows)
+def test_records_leave_one_by_one(steps: list[tuple[int, int]], window: Window) -> None:
+    rows, gone = rows_of(steps), []
     made: Retained[int] = Retained(window)
-    gone: list[int] = []
-    for part in (rows[:border], rows[border:]):
-        if part:
-            gone += made.extend(part)
-        made.restore(made.rows())
+    for row in rows:
+        gone += made.add(*row)
     assert made.rows() == expected(rows, window)
     assert [*gone, *made] == [n for n, _, _ in rows]
+
+
+@given(
+    steps_of, windows, st.lists(st.integers(0, 40)), st.integers(1, 9), st.sampled_from(["add", "rows", ""])
+)
+def test_deferred_records_leave_as_they_would_one_by_one(
+    steps: list[tuple[int, int]], window: Window, borders: list[int], most: int, between: str
+) -> None:
+    rows = rows_of(steps)
+    made: Retained[int] = Retained(window)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(retained, "_MAX_DEFERRED", most)
+        for start, end in pairwise([0, *sorted(borders), len(rows)]):
+            if between == "add" and start % 2:
+                for row in rows[start:end]:
+                    made.add(*row)
+            elif rows[start:end]:
+                made.defer(*zip(*rows[start:end], strict=True))
+            if between == "rows":
+                made.restore(made.rows())
+    assert made.rows() == expected(rows, window)

@@ -18,7 +18,6 @@ from flash.questions import Prepared
 from flash.ready import ReadyPosition
 from ingest.plane import TapeRecord
 from ingest.rollup import SummedBar
-from ingest.volumes import Volume
 from metrics.store import MetricStore
 from scheduler.tapes import TapeItem
 from tests.scheduler.fakes import one_by_one
@@ -53,9 +52,7 @@ class World:
         self.h.run()
 
     def feed(self) -> None:
-        record = TapeRecord(
-            RECORD, 40, 45, 50, 50, 1, 1, 2, 0, 0, 0, 0, SummedBar(40, 1, 1, 1, 1, Volume(0, 0, 0))
-        )
+        record = TapeRecord(RECORD, 40, 45, 50, 50, 1, 1, 2, 0, 0, 0, 0, SummedBar(40, 1, 1, 1, 1, 0))
         self.h.scheduler.append(self.tape, [TapeItem(RECORD, Appended(record, 1))])
 
     def ask(self, ask: Ask = ASK) -> AskReply:

@@ -33,7 +33,6 @@ from flash.registry import Registry
 from ingest.lines import LineSpec, clock_text, decimal
 from ingest.plane import TapeRecord
 from ingest.rollup import END, SummedBar, introduction
-from ingest.volumes import Volume
 from metrics.store import MetricStore
 from regions.tape import Tape
 from scheduler.request import Failure
@@ -99,12 +98,12 @@ class World:
             after = own[-1].ts_open if own else START
             low = self.rng.randrange(100, 200) + 1000 * NAMES.index(name)
             prices = [low * NANO, (low + self.rng.randrange(9)) * NANO, low * NANO, low * NANO]
-            own.append(SummedBar(after + self.rng.choice([1, 1, 1, 3]) * SECOND, *prices, Volume(0, NANO, 0)))
+            own.append(SummedBar(after + self.rng.choice([1, 1, 1, 3]) * SECOND, *prices, NANO))
             items.append(TapeItem(self.tokens(own[-1]), Appended(record(own[-1]), len(own)), own[-1].ts_open))
         self.scheduler.append(tape, items)
 
     def tokens(self, bar: SummedBar) -> list[int]:
-        numbers = [decimal(value, 2) for value in bar[1:5]] + [decimal(bar.volume.nano, 3)]
+        numbers = [decimal(value, 2) for value in bar[1:5]] + [decimal(bar.volume, 3)]
         return self.built.prompt.encode(",".join([clock_text(bar.ts_open, SECOND), *numbers]) + "\n")
 
     def run(self, steps: int = 10_000) -> None:

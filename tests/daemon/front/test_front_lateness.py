@@ -11,7 +11,6 @@ from daemon.engine.input import Appended, missed
 from daemon.front.lateness import Lateness
 from ingest.plane import TapeRecord
 from ingest.rollup import SummedBar
-from ingest.volumes import Volume
 from metrics.store import MetricStore
 
 SECOND = 10**9
@@ -44,6 +43,6 @@ def test_a_promise_counts_from_the_record_that_closed_the_bar(
     promise: int, expected: int, event: int
 ) -> None:
     """Whatever the venue's clock and the source's say: they may jump."""
-    bar = SummedBar(event, 1, 1, 1, 1, Volume(0, 0, 0))
+    bar = SummedBar(event, 1, 1, 1, 1, 0)
     records = [TapeRecord((1,), event, event, 3, closed, 1, 1, 2, 0, 0, 0, 0, bar) for closed in (85, 90, 95)]
     assert missed([Appended(record, 0) for record in records], promise, 100) == expected
