@@ -813,7 +813,8 @@ class KafkaSource:
         headers = headers_of(record.headers) if record.headers else NO_HEADERS
         key, offset = record.key, record.offset
         if value is None:
-            return Incoming(*partition, offset, key, b"", headers, self._now, self._stamp_ns, null=True)
+            topic, number = partition
+            return Incoming(topic, number, offset, key, b"", headers, self._now, self._stamp_ns, null=True)
         return Incoming(partition[0], partition[1], offset, key, value, headers, self._now, self._stamp_ns)
 
 
