@@ -33,6 +33,7 @@ OPTIONAL = frozenset(
     (
         *("git", "mount", "umount"),  # the benchmarks' commit, and chaos's full disk
         *("uname", "file"),  # Python's `platform`
+        "fc-list",  # matplotlib, which looks for fonts once
         *("ldconfig", "gcc", "cc", "ld", "objdump"),  # its `ctypes.util`
         *("ip", "ifconfig", "arp"),  # its `uuid`
     )
