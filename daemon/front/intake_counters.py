@@ -21,7 +21,6 @@ class IntakeCounters:
         self._of_session: dict[str, CounterHandle] = {}
         self._seeking = source if isinstance(source, SeekingSource) else None
         self._lost = store.growth("foretick_records_lost_upstream_total", source.lost, source=name)
-        self._shapeless = store.growth("foretick_records_malformed_total", self._malformed, reason="other")
         self._skipped_lines = store.growth("foretick_lines_passed_over_total", self._lines, source=name)
         self._unknown_times = store.growth("foretick_source_times_unknown_total", self._timeless, source=name)
         moved = self._seeking.moved if self._seeking else 0
@@ -39,8 +38,6 @@ class IntakeCounters:
     def follow(self) -> int:
         """Bring the counters up to the source's totals; returns how many more records it lost."""
         self._unknown_times.update(self._timeless)
-        # input that the source could not turn into a message
-        self.received.inc(self._shapeless.update(self._malformed))
         self._skipped_lines.update(self._lines)
         if self._seeking is not None:
             self._moved.update(self._seeking.moved)
@@ -53,10 +50,6 @@ class IntakeCounters:
             if skipped:
                 self._jumped[stream] = total
                 yield stream, skipped
-
-    @property
-    def _malformed(self) -> int:
-        return getattr(self._source, "malformed", 0)
 
     @property
     def _timeless(self) -> int:
