@@ -14,9 +14,9 @@ from weakref import ref
 import pytest
 
 from regions.block_pool import BlockPool
-from tests import programs
+from tests.kit import programs
 
-pytest_plugins = ["tests.fixtures_kafka", "tests.fixtures_prometheus", "tests.fixtures_triton"]
+pytest_plugins = ["tests.kit.fixtures"]
 
 # For PyTorch, here and in every process that a test starts: models this small gain nothing by more threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

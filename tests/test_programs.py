@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import programs
+from tests.kit import programs
 
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests"
@@ -75,7 +75,7 @@ def test_no_program_starts_that_no_test_asked_for(program: str) -> None:
         lambda: subprocess.run(program, shell=True, check=False, **SHOWS_NOTHING),
     ]
     for start in starts:
-        with pytest.raises(pytest.fail.Exception, match=r"without tests\.programs\.need"):
+        with pytest.raises(pytest.fail.Exception, match=r"without tests\.kit\.programs\.need"):
             start()
 
 
@@ -101,7 +101,7 @@ def decides(path: Path) -> bool:
 
 def test_only_one_module_decides_what_a_missing_program_means() -> None:
     deciding = {path.relative_to(TESTS).as_posix() for path in TESTS.rglob("*.py") if decides(path)}
-    assert deciding == {"programs.py", "test_programs.py"}
+    assert deciding == {"kit/programs.py", "test_programs.py"}
 
 
 def test_ci_and_the_readme_know_every_program() -> None:

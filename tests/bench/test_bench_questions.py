@@ -17,7 +17,7 @@ from engine.model.embedded import build_model, embedded_directory
 from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model
 from regions.tape import Retention
-from tests import tolerance
+from tests.kit import tolerance
 
 SHAPE = {"hidden": 64, "layers": 2}
 SIZE = Size(first=6, rounds=3, bars=4)

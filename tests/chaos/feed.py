@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from tests.e2e.support import SECOND, START, trade
+from tests.kit import SECOND, START, trade
 
 SYMBOLS = {"aaa": "V:AAA", "bbb": "V:BBB", "ccc": "V:CCC"}
 """VENUE:SYMBOL by session."""

@@ -24,10 +24,10 @@ from tests.chaos import schedule
 from tests.chaos.feed import SYMBOLS, as_of, bar
 from tests.chaos.reading import Tail
 from tests.chaos.schedule import Event, Moment
-from tests.e2e.process import Daemon, gone, until_slowly
-from tests.e2e.support import until
-from tests.kafka_proxy import Api, Fault, KafkaProxy
-from tests.kafka_server import KafkaCluster, KafkaServer, create_topics, free_ports
+from tests.kit import until, until_slowly
+from tests.kit.daemon import Daemon, gone
+from tests.kit.kafka import KafkaCluster, KafkaServer, create_topics, free_ports
+from tests.kit.kafka_proxy import Api, Fault, KafkaProxy
 
 NAMES = frozenset(question.name for question in PAPER_SIX)
 PARTITIONS = 2

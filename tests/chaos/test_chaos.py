@@ -20,9 +20,9 @@ from tests.chaos.checks import ahead, by_key, conflicts, different, gaps, missin
 from tests.chaos.reading import read_to_end
 from tests.chaos.rig import BROKER, NAMES, PARTITIONS, Pair, Rig
 from tests.chaos.schedule import DECK, PAIR_DECK, Schedule, draw
-from tests.e2e.process import committed
-from tests.kafka_proxy import KafkaProxy, ProxyThread
-from tests.kafka_server import KafkaServer
+from tests.kit.daemon import committed
+from tests.kit.kafka import KafkaServer
+from tests.kit.kafka_proxy import KafkaProxy, ProxyThread
 from tests.transactions.copying import hanging
 
 SHORT, LONG, PAIRS = DECK.runs, 200, PAIR_DECK.runs

@@ -13,7 +13,7 @@ from aiokafka.errors import KafkaError
 from feeds.kafka_client import quiet_client_log
 from tests.chaos.rig import Rig, closing
 from tests.chaos.test_chaos import found_wrong
-from tests.kafka_server import KafkaCluster
+from tests.kit.kafka import KafkaCluster
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 

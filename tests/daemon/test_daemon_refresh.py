@@ -14,9 +14,9 @@ from engine.divergence import Divergence
 from feeds.durations import Duration
 from metrics.store import MetricStore
 from regions.pool import KVPool, LayerShape
-from tests.e2e.inproc import Tape as Trades
-from tests.e2e.inproc import answers, count, running
-from tests.e2e.support import MemorySink, QueueSource, inproc_config, sessions, until
+from tests.kit import MemorySink, QueueSource, inproc_config, sessions, until
+from tests.kit.inproc import Tape as Trades
+from tests.kit.inproc import answers, count, running
 
 
 def test_the_pool_has_room_for_the_fresh_windows() -> None:

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from daemon.supervision import MAX_RESTARTS, Tasks, Threads
-from tests.e2e.support import until
+from tests.kit import until
 
 Ended = list[tuple[str, str, bool]]
 

@@ -27,7 +27,7 @@ from dashboards.expressions import (
 from metrics.catalogue import BY_NAME, CLASSES, METRICS, STAGES
 from metrics.export import exposition
 from metrics.store import MetricStore
-from tests.prometheus_server import check_panels, expressions
+from tests.kit.prometheus import check_panels, expressions
 
 FILE = Path(dashboards.__file__).parent / "latency.json"
 SELECTOR = re.compile(r"(foretick_\w+)(?:\{([^}]*)\})?")

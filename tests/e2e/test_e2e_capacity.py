@@ -5,8 +5,8 @@ from __future__ import annotations
 from daemon.plan.load import Load
 from daemon.plan.plan import simulate
 from daemon.plan.sources import sources_of
-from tests.e2e.inproc import Tape, running
-from tests.e2e.support import MemorySink, QueueSource, inproc_config, sessions, until
+from tests.kit import MemorySink, QueueSource, inproc_config, sessions, until
+from tests.kit.inproc import Tape, running
 
 STAGE = "foretick_stage_seconds"
 

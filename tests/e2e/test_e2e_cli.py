@@ -30,10 +30,10 @@ from feeds.kafka_source import KafkaSource
 from feeds.messages import Answer, AnyRecord
 from feeds.mock_broker import MockBroker
 from flash.questions import PAPER_SIX
-from tests.e2e.process import FORETICK, command, invoke, logging_put_back
-from tests.e2e.samples import SAMPLES, Sample, write
-from tests.e2e.support import TOPIC
-from tests.kafka_server import REPOSITORY, free_ports
+from tests.kit import TOPIC
+from tests.kit.daemon import FORETICK, command, invoke, logging_put_back
+from tests.kit.kafka import REPOSITORY, free_ports
+from tests.kit.samples import SAMPLES, Sample, write
 
 LINE = re.compile(r"^(\S+) v(\d+) (\w+): (.*) \(gap [\d.]+\)(?: \[(.*)\])?$")
 

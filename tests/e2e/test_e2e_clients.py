@@ -27,10 +27,10 @@ from feeds.connector import Route
 from feeds.connectors.http import HttpSourceConnector
 from feeds.messages import Answer, FlashReady
 from feeds.pushed import PushedSource
-from tests.e2e.inproc import ANSWERS, DEAD, UPDATES, Recorder, Tape
-from tests.e2e.support import SECOND, START, MemorySink, QueueSource, inproc_config, until
-from tests.http_clients import request
-from tests.programs import need, unavailable
+from tests.kit import SECOND, START, MemorySink, QueueSource, inproc_config, until
+from tests.kit.http import request
+from tests.kit.inproc import ANSWERS, DEAD, UPDATES, Recorder, Tape
+from tests.kit.programs import need, unavailable
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ROOT = Path(__file__).parents[2]

@@ -22,9 +22,8 @@ from ingest.bars import BAR
 from ingest.compact import Anchor, CompactEncoder, CompactSpec
 from ingest.lines import decimal
 from ingest.tokens import Tokeniser
-from tests import tolerance
-from tests.e2e.inproc import answers, count, running
-from tests.e2e.support import (
+from tests.engine.oracle import History, oracle_logits
+from tests.kit import (
     SECOND,
     START,
     MemorySink,
@@ -32,11 +31,12 @@ from tests.e2e.support import (
     incoming,
     inproc_config,
     sessions,
+    tolerance,
     trade,
     until,
 )
-from tests.engine.oracle import History, oracle_logits
-from tests.terse import WINDOW_BARS, terse_directory
+from tests.kit.inproc import answers, count, running
+from tests.kit.models import WINDOW_BARS, terse_directory
 
 CENT = SECOND // 100
 LEVEL = "512"

@@ -25,9 +25,8 @@ from engine.model.embedded import embedded_directory
 from engine.step import Executor
 from feeds.durations import Duration
 from flash.questions import PAPER_SIX
-from tests import tolerance
-from tests.e2e.inproc import Recorder, Tape, answers, count, running
-from tests.e2e.support import MemorySink, QueueSource, inproc_config, until
+from tests.kit import MemorySink, QueueSource, inproc_config, tolerance, until
+from tests.kit.inproc import Recorder, Tape, answers, count, running
 
 SAID = [
     {"role": "system", "content": "Answer with a word."},

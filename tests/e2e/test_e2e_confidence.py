@@ -20,10 +20,7 @@ from feeds.durations import Duration
 from feeds.messages import Answer
 from flash.confidence import AdaptiveCoverage, Calibration, QuestionCalibration, write_calibration
 from flash.questions import PAPER_SIX
-from tests import tolerance
-from tests.e2e.inproc import answers, ask_front, count, running
-from tests.e2e.process import invoke
-from tests.e2e.support import (
+from tests.kit import (
     SECOND,
     START,
     MemorySink,
@@ -31,10 +28,13 @@ from tests.e2e.support import (
     incoming,
     inproc_config,
     sessions,
+    tolerance,
     trade,
     until,
 )
-from tests.terse import terse_directory
+from tests.kit.daemon import invoke
+from tests.kit.inproc import answers, ask_front, count, running
+from tests.kit.models import terse_directory
 
 OTHER: dict[str | None, str] = {"UP": "DOWN", "DOWN": "UP"}
 TEMPERATURE, COVERAGE, ABSTAIN_BELOW = 2.0, 0.6, 0.52

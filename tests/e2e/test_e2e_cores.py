@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from daemon.cores import usable
-from tests.e2e.process import Daemon
-from tests.kafka_server import free_ports
+from tests.kit.daemon import Daemon
+from tests.kit.kafka import free_ports
 
 CONFIG = """
 [[sessions]]

@@ -18,11 +18,11 @@ from daemon.audit.completeness import Audit
 from daemon.config.schema import UNTRAINED
 from feeds.kafka_client import quiet_client_log
 from feeds.messages import Answer
-from tests.e2e.process import Daemon, Topics, committed, until_slowly
-from tests.e2e.support import SECOND, START, trade, until
 from tests.e2e.test_e2e_process import NAMES, SYMBOLS, kafka_config, second
-from tests.kafka_proxy import Api, Fault, KafkaProxy
-from tests.kafka_server import KafkaServer, create_topics
+from tests.kit import SECOND, START, trade, until, until_slowly
+from tests.kit.daemon import Daemon, Topics, committed
+from tests.kit.kafka import KafkaServer, create_topics
+from tests.kit.kafka_proxy import Api, Fault, KafkaProxy
 
 pytestmark = pytest.mark.kafka
 

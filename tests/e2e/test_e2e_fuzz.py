@@ -23,7 +23,7 @@ from daemon.front.wiring import make_front
 from feeds.connector import Route
 from feeds.source import Incoming
 from metrics.catalogue import REASONS
-from tests.e2e.support import START, TOPIC, MemorySink, QueueSource, inproc_config, trade, until
+from tests.kit import START, TOPIC, MemorySink, QueueSource, inproc_config, trade, until
 
 QUERIES, BODIES, RECORDS = 2200, 150, 1650
 SEED = 20261122

@@ -25,9 +25,9 @@ from feeds.durations import Duration
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_sink import KafkaSink
 from feeds.messages import Answer
-from tests.e2e.support import SECOND, START, inproc_config, trade, until
-from tests.fixtures_kafka import RealKafka
-from tests.kafka_server import create_topics
+from tests.kit import SECOND, START, inproc_config, trade, until
+from tests.kit.fixtures import RealKafka
+from tests.kit.kafka import create_topics
 
 Delivery = Literal["at_least_once", "exactly_once"]
 

@@ -16,9 +16,9 @@ from daemon.front.wiring import make_front
 from feeds.connector import Route
 from feeds.connectors.http import HttpSourceConnector
 from feeds.pushed import PushedSource
-from tests.e2e.inproc import ANSWERS, DEAD, UPDATES, Tape, ask_front, count
-from tests.e2e.support import SECOND, START, MemorySink, QueueSource, inproc_config, trade, until
-from tests.http_clients import conversing, listening, request
+from tests.kit import SECOND, START, MemorySink, QueueSource, inproc_config, trade, until
+from tests.kit.http import conversing, listening, request
+from tests.kit.inproc import ANSWERS, DEAD, UPDATES, Tape, ask_front, count
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LINES, MSGPACK, CSV, OURS = (

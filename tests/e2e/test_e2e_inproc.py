@@ -40,9 +40,7 @@ from scheduler.request import Request, RequestSpec, State
 from scheduler.scheduler import Scheduler as Steps
 from scheduler.tapes import TapeItem
 from scheduler.types import PriorityClass
-from tests import tolerance
-from tests.e2e.inproc import DEAD, UPDATES, Recorder, Tape, answers, count, running
-from tests.e2e.support import (
+from tests.kit import (
     SECOND,
     START,
     TOPIC,
@@ -50,9 +48,11 @@ from tests.e2e.support import (
     QueueSource,
     inproc_config,
     sessions,
+    tolerance,
     trade,
     until,
 )
+from tests.kit.inproc import DEAD, UPDATES, Recorder, Tape, answers, count, running
 
 NAMES = [question.name for question in PAPER_SIX]
 

@@ -14,9 +14,9 @@ from click.testing import Result
 from daemon.config.schema import SourceConfig
 from daemon.ledger import ledger
 from feeds.messages import Answer
-from tests.e2e.inproc import Tape, answers, ask_front, count, running
-from tests.e2e.process import invoke
-from tests.e2e.support import SECOND, START, MemorySink, QueueSource, inproc_config, trade, until
+from tests.kit import SECOND, START, MemorySink, QueueSource, inproc_config, trade, until
+from tests.kit.daemon import invoke
+from tests.kit.inproc import Tape, answers, ask_front, count, running
 
 TRADES = """
 description = "trades"

@@ -20,10 +20,10 @@ from feeds.connector import Route
 from feeds.connectors.http import HttpSourceConnector
 from feeds.durations import Duration
 from metrics.catalogue import GENERATING
-from tests.e2e.inproc import ANSWERS, Tape, count
-from tests.e2e.support import SECOND, MemorySink, QueueSource, inproc_config, until
-from tests.http_clients import request
-from tests.programs import unavailable
+from tests.kit import SECOND, MemorySink, QueueSource, inproc_config, until
+from tests.kit.http import request
+from tests.kit.inproc import ANSWERS, Tape, count
+from tests.kit.programs import unavailable
 
 STREAMS = ("/v1/events", "/v1/ws")
 """They do not end, so nothing that waits for a reply can test them."""

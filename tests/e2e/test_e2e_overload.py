@@ -16,9 +16,9 @@ from daemon.api.messages import QueryError
 from daemon.front.server import Front
 from feeds.durations import Duration
 from flash.questions import PAPER_SIX
-from tests.e2e.inproc import Recorder, Tape, answers, ask_front, count, running
-from tests.e2e.support import SECOND, START, MemorySink, QueueSource, inproc_config, sessions, until
-from tests.http_clients import Sse, Ws, conversing, head, listening, request
+from tests.kit import SECOND, START, MemorySink, QueueSource, inproc_config, sessions, until
+from tests.kit.http import Sse, Ws, conversing, head, listening, request
+from tests.kit.inproc import Recorder, Tape, answers, ask_front, count, running
 
 LISTENERS = 2000
 AT_ONCE = 64

@@ -12,10 +12,10 @@ from playwright.async_api import Browser, Page, expect
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
 from feeds.connector import Route
-from tests.browser import DESKTOP, PHONE, browser
-from tests.e2e.inproc import ANSWERS, Tape
-from tests.e2e.support import MemorySink, QueueSource, inproc_config, until
-from tests.programs import need
+from tests.kit import MemorySink, QueueSource, inproc_config, until
+from tests.kit.browser import DESKTOP, PHONE, browser
+from tests.kit.inproc import ANSWERS, Tape
+from tests.kit.programs import need
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TAPE = Tape("V:AAA", "V:BBB")

@@ -26,9 +26,8 @@ from mcp import Client
 from daemon.api.client import QueryClient
 from daemon.api.messages import AskReply, QueryError
 from daemon.config.schema import UNTRAINED, HttpConfig, ModelConfig, QuestionConfig
-from tests import http_clients
-from tests.e2e.inproc import Tape, running
-from tests.e2e.support import MemorySink, QueueSource, inproc_config, until
+from tests.kit import MemorySink, QueueSource, http, inproc_config, until
+from tests.kit.inproc import Tape, running
 
 UP_DOWN = ("UP", "DOWN")
 DIRECTION = "Is the last close above or below the close ten bars before it?"
@@ -323,7 +322,7 @@ def _asks(daemon: Daemon) -> dict[str, Callable[[dict[str, Any]], dict[str, Any]
 
     def over_http(members: dict[str, Any]) -> dict[str, Any]:
         body = {"session": "aaa"} | members
-        return asyncio.run(http_clients.request(daemon.port, "POST", "/v1/ask", body)).json
+        return asyncio.run(http.request(daemon.port, "POST", "/v1/ask", body)).json
 
     def over_mcp(members: dict[str, Any]) -> dict[str, Any]:
         async def call() -> Any:

@@ -6,8 +6,8 @@ from decimal import Decimal
 
 from daemon.config.schema import QuestionConfig, SchedulerConfig
 from feeds.messages import FlashReady
-from tests.e2e.inproc import Tape, answers, count, running
-from tests.e2e.support import MemorySink, QueueSource, inproc_config, until
+from tests.kit import MemorySink, QueueSource, inproc_config, until
+from tests.kit.inproc import Tape, answers, count, running
 
 
 async def test_numbers_schedules_and_policies_together() -> None:

@@ -15,9 +15,8 @@ from daemon.config.schema import PoolConfig, SchedulerConfig, TenantsConfig
 from daemon.tenants import hash_of, new_key
 from engine.model.embedded import embedded_directory
 from engine.model.vocabulary import token_bytes
-from tests import tolerance
-from tests.e2e.support import until
 from tests.e2e.test_e2e_compatible import SAID, Clients, dense, served
+from tests.kit import tolerance, until
 
 TOKENIZER = AutoTokenizer.from_pretrained(embedded_directory())
 END = TOKENIZER.eos_token_id

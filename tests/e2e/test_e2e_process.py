@@ -24,10 +24,10 @@ from feeds.kafka_source import KafkaSource
 from feeds.messages import Answer
 from feeds.mock_broker import MockBroker
 from flash.questions import PAPER_SIX
-from tests.e2e.process import START_S, Daemon, Manager, Topics, command, committed, gone, invoke, until_slowly
-from tests.e2e.support import SECOND, START, trade, until
-from tests.fixtures_kafka import RealKafka
-from tests.kafka_server import create_topics, free_ports
+from tests.kit import SECOND, START, trade, until, until_slowly
+from tests.kit.daemon import START_S, Daemon, Manager, Topics, command, committed, gone, invoke
+from tests.kit.fixtures import RealKafka
+from tests.kit.kafka import create_topics, free_ports
 
 SYMBOLS = {"aaa": "V:AAA", "bbb": "V:BBB"}
 DRAIN_S = 3.0

@@ -14,8 +14,8 @@ from daemon.config.schema import Config, SourceConfig
 from daemon.engine.build import build
 from feeds.connectors.zeromq import ZmqSourceConnector
 from feeds.durations import Duration
-from tests.e2e.inproc import Tape, answers, ask_front, count, running
-from tests.e2e.support import MemorySink, QueueSource, inproc_config, sessions, until
+from tests.kit import MemorySink, QueueSource, inproc_config, sessions, until
+from tests.kit.inproc import Tape, answers, ask_front, count, running
 
 
 def config(promise_ns: int) -> Config:

@@ -21,9 +21,9 @@ from regions.offload.host import HostTier
 from scheduler.costs import load
 from scheduler.observer import Observer
 from scheduler.prefix_queue import PrefixQueue
-from tests.e2e.inproc import running
-from tests.e2e.support import SECOND, MemorySink, QueueSource, inproc_config, sessions, until
 from tests.e2e.texts import LINES, TEXT, same
+from tests.kit import SECOND, MemorySink, QueueSource, inproc_config, sessions, until
+from tests.kit.inproc import running
 
 
 @pytest.mark.parametrize("eviction", ["recompute", "swap", "cost"])

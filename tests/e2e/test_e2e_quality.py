@@ -22,8 +22,7 @@ from feeds.durations import Duration
 from feeds.messages import DeadLetter
 from feeds.source import Incoming
 from flash.questions import PAPER_SIX
-from tests.e2e.inproc import DEAD, Tape, answers, ask_front, count, running
-from tests.e2e.support import (
+from tests.kit import (
     SECOND,
     START,
     TOPIC,
@@ -34,6 +33,7 @@ from tests.e2e.support import (
     trade,
     until,
 )
+from tests.kit.inproc import DEAD, Tape, answers, ask_front, count, running
 
 
 def tick(tape: Tape, at_s: float, price: str = "100.00", **more: object) -> Incoming:

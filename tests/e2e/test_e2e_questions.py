@@ -13,10 +13,10 @@ import pytest
 from daemon.api.client import QueryClient
 from daemon.api.messages import QueryError
 from daemon.config.schema import FlashConfig, QuestionConfig, SchedulerConfig
-from tests.e2e.inproc import Tape, answers, ask_front, count, running
-from tests.e2e.process import START_S, Daemon, invoke, until_slowly
-from tests.e2e.support import SECOND, MemorySink, QueueSource, inproc_config, until
-from tests.kafka_server import free_ports
+from tests.kit import SECOND, MemorySink, QueueSource, inproc_config, until, until_slowly
+from tests.kit.daemon import START_S, Daemon, invoke
+from tests.kit.inproc import Tape, answers, ask_front, count, running
+from tests.kit.kafka import free_ports
 
 TREND = QuestionConfig(name="trend", text="Is it going up or down?", choices=("UP", "DOWN"))
 FREE = QuestionConfig(name="free", text="What is happening on this market right now?", max_tokens=2)

@@ -19,13 +19,13 @@ from feeds.codec import encode
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_source import KafkaSource
 from feeds.messages import Answer
-from tests.e2e.inproc import ANSWERS, Tape, running
-from tests.e2e.inproc import answers as answers_of
-from tests.e2e.process import Daemon, Topics, command, until_slowly
-from tests.e2e.support import SECOND, START, MemorySink, QueueSource, inproc_config, until
 from tests.e2e.test_e2e_process import DRAIN_S, MARGIN_S, SYMBOLS, kafka_config, play, second
-from tests.fixtures_kafka import RealKafka
-from tests.kafka_server import create_topics
+from tests.kit import SECOND, START, MemorySink, QueueSource, inproc_config, until, until_slowly
+from tests.kit.daemon import Daemon, Topics, command
+from tests.kit.fixtures import RealKafka
+from tests.kit.inproc import ANSWERS, Tape, running
+from tests.kit.inproc import answers as answers_of
+from tests.kit.kafka import create_topics
 
 RECORDS = 6
 """Of a second: three trades of each symbol in turn."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from daemon.config.schema import PoolConfig
 from feeds.durations import Duration
-from tests.e2e.inproc import Tape, answers, count, running
-from tests.e2e.support import MemorySink, QueueSource, inproc_config, until
+from tests.kit import MemorySink, QueueSource, inproc_config, until
+from tests.kit.inproc import Tape, answers, count, running
 
 
 def names(directory: Path) -> list[str]:

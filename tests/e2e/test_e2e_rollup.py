@@ -13,8 +13,8 @@ from daemon.front.server import Front
 from feeds.durations import Duration
 from ingest.lines import LineSpec
 from ingest.rollup import END, introduction
-from tests.e2e.inproc import Tape, count, running
-from tests.e2e.support import SECOND, MemorySink, QueueSource, inproc_config, sessions, until
+from tests.kit import SECOND, MemorySink, QueueSource, inproc_config, sessions, until
+from tests.kit.inproc import Tape, count, running
 
 T = TypeVar("T")
 

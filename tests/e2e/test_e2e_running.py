@@ -16,11 +16,12 @@ import dashboards
 from daemon.api.client import QueryClient
 from daemon.api.messages import FinishReply
 from flash.questions import PAPER_SIX
-from tests.e2e.process import Daemon, Replaying, command, until_slowly
-from tests.e2e.samples import SAMPLES, write
 from tests.e2e.texts import LINES, TEXT, same
-from tests.kafka_server import free_ports
-from tests.prometheus_server import expressions
+from tests.kit import until_slowly
+from tests.kit.daemon import Daemon, Replaying, command
+from tests.kit.kafka import free_ports
+from tests.kit.prometheus import expressions
+from tests.kit.samples import SAMPLES, write
 
 STOP_S = 30.0
 

@@ -13,9 +13,9 @@ from daemon.config.errors import ConfigError, Problem
 from daemon.config.schema import BarsConfig, Config, PoolConfig, QuestionConfig, SessionConfig
 from daemon.front.server import Front
 from feeds.durations import Duration
-from tests.e2e.inproc import Tape, answers, ask_front, count, running
-from tests.e2e.process import invoke
-from tests.e2e.support import SECOND, MemorySink, QueueSource, inproc_config, sessions, until
+from tests.kit import SECOND, MemorySink, QueueSource, inproc_config, sessions, until
+from tests.kit.daemon import invoke
+from tests.kit.inproc import Tape, answers, ask_front, count, running
 
 TREND = QuestionConfig(name="trend", text="Is it going up or down?", choices=("UP", "DOWN"))
 

@@ -18,8 +18,8 @@ from daemon.progress import Progress
 from feeds.durations import Duration
 from regions.offload.disk import Snapshot
 from scheduler.types import PriorityClass
-from tests.e2e.inproc import Tape, answers, ask_front, count, running
-from tests.e2e.support import SECOND, START, MemorySink, QueueSource, inproc_config, until
+from tests.kit import SECOND, START, MemorySink, QueueSource, inproc_config, until
+from tests.kit.inproc import Tape, answers, ask_front, count, running
 
 
 async def test_a_daemon_s_snapshots_hold_what_it_answered(state_directory: Path) -> None:

@@ -24,9 +24,7 @@ from feeds.messages import DeadLetter
 from feeds.mock_broker import MockBroker
 from feeds.source import Incoming
 from feeds.zeromq import ZmqSink, ZmqSource
-from tests.e2e.inproc import ANSWERS, DEAD, UPDATES, answers
-from tests.e2e.process import committed
-from tests.e2e.support import (
+from tests.kit import (
     SECOND,
     START,
     TOPIC,
@@ -37,8 +35,10 @@ from tests.e2e.support import (
     trade,
     until,
 )
-from tests.fixtures_kafka import RealKafka
-from tests.kafka_server import create_topics
+from tests.kit.daemon import committed
+from tests.kit.fixtures import RealKafka
+from tests.kit.inproc import ANSWERS, DEAD, UPDATES, answers
+from tests.kit.kafka import create_topics
 
 
 def ticks(symbol: str, first: int, last: int) -> list[Incoming]:

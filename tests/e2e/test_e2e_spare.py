@@ -11,8 +11,8 @@ from daemon.config.schema import ProcessConfig
 from daemon.front.wiring import make_front
 from feeds.connector import Route
 from feeds.durations import Duration
-from tests.e2e.inproc import ANSWERS, answers
-from tests.e2e.support import SECOND, START, MemorySink, QueueSource, incoming, inproc_config, trade, until
+from tests.kit import SECOND, START, MemorySink, QueueSource, incoming, inproc_config, trade, until
+from tests.kit.inproc import ANSWERS, answers
 
 
 def engines() -> dict[int, str]:

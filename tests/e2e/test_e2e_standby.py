@@ -30,12 +30,12 @@ from tests.chaos.checks import by_key, different, gaps, key_of, repeats
 from tests.chaos.feed import TRADES, as_of, bar
 from tests.chaos.reading import Published, read_to_end
 from tests.chaos.rig import NAMES
-from tests.e2e.inproc import Tape, running
-from tests.e2e.process import Daemon, until_slowly
-from tests.e2e.support import MemorySink, QueueSource, inproc_config, until
 from tests.e2e.test_e2e_group import Group, Market
-from tests.fixtures_kafka import RealKafka
-from tests.kafka_server import create_topics, free_ports
+from tests.kit import MemorySink, QueueSource, inproc_config, until, until_slowly
+from tests.kit.daemon import Daemon
+from tests.kit.fixtures import RealKafka
+from tests.kit.inproc import Tape, running
+from tests.kit.kafka import create_topics, free_ports
 
 SYMBOLS = {"aaa": "V:AAA", "bbb": "V:BBB"}
 """One in each of two partitions."""

@@ -22,7 +22,7 @@ from daemon.front.wiring import make_front
 from daemon.supervision import TaskEnded
 from feeds.connector import Route
 from feeds.durations import Duration
-from tests.e2e.support import SECOND, MemorySink, QueueSource, inproc_config, until
+from tests.kit import SECOND, MemorySink, QueueSource, inproc_config, until
 
 ENGINE = (sys.executable, str(Path(__file__).with_name("idle_engine.py")))
 TASKS = [

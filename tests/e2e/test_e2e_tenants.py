@@ -27,10 +27,10 @@ from daemon.tenants import hash_of, new_key
 from feeds.connector import Route
 from feeds.connectors.http import HttpSourceConnector
 from feeds.curve import Keys, make_keys
-from tests.browser import DESKTOP, browser
-from tests.e2e.inproc import ANSWERS, DEAD, UPDATES, Tape, count
-from tests.e2e.support import MemorySink, QueueSource, inproc_config, until
-from tests.http_clients import Reply, conversing, listening, request
+from tests.kit import MemorySink, QueueSource, inproc_config, until
+from tests.kit.browser import DESKTOP, browser
+from tests.kit.http import Reply, conversing, listening, request
+from tests.kit.inproc import ANSWERS, DEAD, UPDATES, Tape, count
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 NAMES = ("alpha", "beta", "ops")

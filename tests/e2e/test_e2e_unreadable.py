@@ -13,8 +13,7 @@ from daemon.supervision import TaskEnded
 from feeds.connector import Route
 from feeds.messages import DeadLetter
 from feeds.source import DataUnreadable, Fault, Incoming
-from tests.e2e.inproc import ANSWERS, DEAD, UPDATES, answers
-from tests.e2e.support import (
+from tests.kit import (
     SECOND,
     START,
     TOPIC,
@@ -25,6 +24,7 @@ from tests.e2e.support import (
     trade,
     until,
 )
+from tests.kit.inproc import ANSWERS, DEAD, UPDATES, answers
 
 WHY = f"offsets 4 to 6 of {TOPIC}/0 cannot be read: its checksum is wrong"
 

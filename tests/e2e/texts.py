@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from daemon.api.messages import FinishReply
-from tests import tolerance
+from tests.kit import tolerance
 
 LINES = [f"{n:02d}. Prices of item {n % 5} moved by {n * 37 % 101} in quarter {n % 4}.\n" for n in range(12)]
 TEXT = "".join(LINES)

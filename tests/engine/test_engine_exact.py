@@ -15,8 +15,8 @@ from engine.model.canary import dense_logits
 from engine.step import Chunk
 from regions.ephemeral import Fork
 from regions.tape import Retention
-from tests import tolerance
 from tests.engine.oracle import VOCABULARY, History, oracle_logits, tiny
+from tests.kit import tolerance
 
 CHUNK = 13
 SLIDING = ["llama", "gemma2", "gpt_oss"]

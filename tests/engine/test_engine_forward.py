@@ -25,8 +25,8 @@ from scheduler.request import Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItem
 from scheduler.types import Limits, PriorityClass
-from tests import tolerance
 from tests.engine.oracle import VOCABULARY, History, oracle_logits, tiny
+from tests.kit import tolerance
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [20, 21], [30, 31, 32, 33], [50, 40, 30, 20, 10]]
 

@@ -20,8 +20,8 @@ from regions.frozen import SharedBlocks
 from regions.offload.disk import Identity, Restoring, Snapshot, SnapshotHeader, write_snapshot
 from regions.offload.host import HostTier
 from regions.tape import Retention, Tape
-from tests import tolerance
 from tests.engine.oracle import VOCABULARY, History, Window, oracle_logits, tiny
+from tests.kit import tolerance
 
 OPERATIONS = [
     *("append", "fork", "grow", "cut", "preempt", "drop"),

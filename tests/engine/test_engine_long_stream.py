@@ -15,8 +15,8 @@ import torch
 from engine.engine import Engine
 from engine.step import Chunk
 from regions.tape import Retention, Tape
-from tests import tolerance
 from tests.engine.oracle import VOCABULARY, History, Window, oracle_logits, tiny
+from tests.kit import tolerance
 
 TOKENS = 10_000_000
 COMPUTED = 100_000  # at the beginning and at the end

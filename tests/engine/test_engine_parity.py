@@ -15,8 +15,8 @@ from engine.model.canary import check, dense_logits
 from engine.step import Chunk
 from regions.ephemeral import Fork
 from regions.tape import Retention, Tape
-from tests import tolerance
 from tests.engine.oracle import ARCHITECTURES, VOCABULARY, History, Window, oracle_logits, tiny
+from tests.kit import tolerance
 
 BACKENDS: list[type[Attention]] = [CpuAttention, ReferenceAttention]
 

@@ -21,9 +21,9 @@ from engine.step import Chunk, SampledToken
 from regions.offload.host import HostTier
 from regions.prompt import StreamingPrompt
 from regions.tape import Retention
-from tests import tolerance
 from tests.engine.oracle import VOCABULARY, tiny
-from tests.prompts import next_tokens, remaining
+from tests.kit import tolerance
+from tests.kit.prompts import next_tokens, remaining
 
 
 def tokens(rng: random.Random, n: int) -> list[int]:

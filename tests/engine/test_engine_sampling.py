@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from engine.sampling import accept, by_torch, choose, compiled, gumbel
 from engine.seeding import GOLDEN, MASK, Sampling, fnv1a, mix, prompt_seed, signed
 from engine.step import SampledToken
-from tests import tolerance
+from tests.kit import tolerance
 
 CHI_SQUARE_7 = 24.3
 """0.999 quantile with 7 degrees of freedom; the draws are the same in every run."""

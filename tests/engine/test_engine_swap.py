@@ -18,8 +18,8 @@ from regions.offload.host import HostTier
 from regions.offload.residency import Idleness, Residency
 from regions.offload.store import NotResident
 from regions.tape import Retention, Tape, compact_one
-from tests import tolerance
 from tests.engine.oracle import VOCABULARY, History, oracle_logits, tiny
+from tests.kit import tolerance
 
 IDENTITY_OF = {"model": "tiny", "tokenizer": "none"}
 

@@ -13,8 +13,8 @@ from regions.ephemeral import Fork
 from regions.extents import Extent
 from regions.frozen import Context
 from regions.tape import Retention
-from tests import tolerance
 from tests.engine.oracle import ARCHITECTURES, tiny
+from tests.kit import tolerance
 
 FAR = 25
 """A mistake exceeds the bound by at least this factor."""

@@ -11,8 +11,8 @@ from feeds.connector import SettingError
 from feeds.connectors.zeromq import ZmqSinkConnector, ZmqSourceConnector
 from feeds.curve import CurveKeys, Keys, make_keys
 from feeds.zeromq import ZmqSink, ZmqSource
-from tests.e2e.process import invoke
-from tests.feeds.waiting import eventually
+from tests.kit import until
+from tests.kit.daemon import invoke
 
 ANYWHERE = "tcp://127.0.0.1:*"
 
@@ -71,7 +71,7 @@ async def test_only_who_has_the_keys_gets_answers(keys: Path, clients: tuple[str
         await source.start()
     reading = [asyncio.ensure_future(first(source)) for source in outsiders]
     assert await asyncio.wait_for(first(friend), 10) == b"answer"
-    await eventually(lambda: sink.handshakes_failed >= len(outsiders))
+    await until(lambda: sink.handshakes_failed >= len(outsiders))
     assert not any(each.done() for each in reading)
     publishing.cancel()
     for source in (friend, *outsiders):
@@ -95,7 +95,7 @@ async def test_a_feed_that_binds_admits_its_publishers_only(keys: Path) -> None:
             assert await asyncio.wait_for(first(source), 10) == b"answer"
             assert source.handshakes_failed == 0
         else:
-            await eventually(lambda: source.handshakes_failed > 0)
+            await until(lambda: source.handshakes_failed > 0)
         publishing.cancel()
         await route.sink.stop()
     await source.stop()

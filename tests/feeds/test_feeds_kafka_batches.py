@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feeds.kafka_batches import CODECS, Damaged, Found, broken_codecs, read_batches
-from tests.kafka_bytes import NAMES, Rec, batch, sized, varint
+from tests.kit.kafka_bytes import NAMES, Rec, batch, sized, varint
 
 ABORT = Rec(struct.pack(">hi", 0, 0), struct.pack(">hh", 0, 0))
 COMMIT = Rec(struct.pack(">hi", 0, 0), struct.pack(">hh", 0, 1))

@@ -18,8 +18,8 @@ from feeds.kafka_range import KafkaRange, Span
 from feeds.kafka_source import KafkaSource
 from feeds.mock_broker import MockBroker
 from feeds.source import YEAR_1990, YEAR_2100, DataUnreadable, Incoming, PartitionedSource
-from tests.feeds.waiting import eventually
-from tests.kafka_bytes import NAMES, Rec, batch, store
+from tests.kit import until
+from tests.kit.kafka_bytes import NAMES, Rec, batch, store
 
 T = "md.trades.v1"
 QUICK = {"session_timeout_ms": 1000, "heartbeat_interval_ms": 200}
@@ -214,13 +214,13 @@ async def test_ready_is_what_was_fetched(broker):
     source = source_of(broker)
     assert isinstance(source, PartitionedSource)
     await source.start()
-    await eventually(lambda: source.unread() == [])  # nothing is in the topic, and the broker says so
+    await until(lambda: source.unread() == [])  # nothing is in the topic, and the broker says so
     broker.set_down()
     reading = asyncio.create_task(read(source, 1))
-    await eventually(lambda: len(source.unread()) == 2 or "cannot be read" in str(source.unread()), 40)
+    await until(lambda: len(source.unread()) == 2 or "cannot be read" in str(source.unread()), 40)
     assert "in cannot be read" in source.unread()[0] or f"{T}/0" in source.unread()[0]
     broker.set_up()
-    await eventually(lambda: source.unread() == [], 40)
+    await until(lambda: source.unread() == [], 40)
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
     await source.stop()

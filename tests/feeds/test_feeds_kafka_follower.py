@@ -14,9 +14,9 @@ from feeds.kafka_source import KafkaSource
 from feeds.mock_broker import MockBroker
 from feeds.source import Begin, CommitPoint
 from tests.feeds.test_feeds_kafka_log import QUICK, Notes, T, produce
-from tests.feeds.waiting import eventually
-from tests.fixtures_kafka import RealKafka
-from tests.kafka_server import create_topics
+from tests.kit import until
+from tests.kit.fixtures import RealKafka
+from tests.kit.kafka import create_topics
 
 
 class Reading:
@@ -153,4 +153,4 @@ async def test_the_end_of_librdkafka_s_strings_is_no_part_of_the_text(real_kafka
         return bool(found)
 
     await look()
-    await eventually(lambda: found == {(topic, 0): CommitPoint(3, "the text")})
+    await until(lambda: found == {(topic, 0): CommitPoint(3, "the text")})

@@ -15,9 +15,9 @@ from feeds.kafka_client import quiet_client_log
 from feeds.kafka_source import KafkaSource
 from feeds.mock_broker import MockBroker
 from feeds.source import Begin, CommitPoint, Incoming, LogSource, Partition
-from tests.feeds.waiting import eventually
-from tests.fixtures_kafka import RealKafka
-from tests.kafka_server import create_topics
+from tests.kit import until
+from tests.kit.fixtures import RealKafka
+from tests.kit.kafka import create_topics
 
 QUICK = {"fetch_max_wait_ms": 20}
 T = "md.trades.v1"
@@ -94,7 +94,7 @@ async def test_the_embedded_broker_keeps_texts_and_begins_again_before_what_is_c
         notes = Notes(first, "text")
         await first.start()
         reading = asyncio.ensure_future(notes.read())
-        await eventually(lambda: len(notes.got) == 9)
+        await until(lambda: len(notes.got) == 9)
         assert (notes.stored, notes.began) == ({(T, 0): CommitPoint(0)}, {(T, 0): 0})
         notes.got = notes.got[:6]
         await notes.commit()
@@ -108,7 +108,7 @@ async def test_the_embedded_broker_keeps_texts_and_begins_again_before_what_is_c
             notes = Notes(again, "other", {(T, 0): begin} if begin else {})
             await again.start()
             reading = asyncio.ensure_future(notes.read())
-            await eventually(lambda notes=notes, n=expected: len(notes.got) == 9 - n)
+            await until(lambda notes=notes, n=expected: len(notes.got) == 9 - n)
             assert notes.stored == {(T, 0): CommitPoint(6, "text")}
             assert notes.began == {(T, 0): expected}, "never behind what is committed"
             await again.stop()
@@ -125,7 +125,7 @@ async def test_a_member_reads_again_without_leaving_its_group() -> None:
         notes = Notes(source, "text")
         await source.start()
         reading = asyncio.ensure_future(notes.read())
-        await eventually(lambda: len(notes.got) == 9)
+        await until(lambda: len(notes.got) == 9)
         before = source.membership
         await source.commit({(T, 0): CommitPoint(6, "text")})
         reading.cancel()
@@ -134,7 +134,7 @@ async def test_a_member_reads_again_without_leaving_its_group() -> None:
         notes = Notes(source, "text")
         await source.start()
         reading = asyncio.ensure_future(notes.read())
-        await eventually(lambda: len(notes.got) == 3)
+        await until(lambda: len(notes.got) == 3)
         assert [message.offset for message in notes.got] == [6, 7, 8]
         assert (notes.stored, notes.began) == ({(T, 0): CommitPoint(6, "text")}, {(T, 0): 6})
         assert source.membership == before
@@ -154,7 +154,7 @@ async def test_a_partition_that_others_answered_before_it_came_back_is_begun_ane
         notes = Notes(source, "text")
         await source.start()
         reading = asyncio.ensure_future(notes.read())
-        await eventually(lambda: len(notes.got) == 9)
+        await until(lambda: len(notes.got) == 9)
         await notes.commit()
         before, consumer = source.membership, source._consumer
         assert before is not None
@@ -167,10 +167,10 @@ async def test_a_partition_that_others_answered_before_it_came_back_is_begun_ane
 
         monkeypatch.setattr("feeds.kafka_source._committed", committed)
         consumer._coordinator.request_rejoin()
-        await eventually(lambda: getattr(source.membership, "generation", 0) > before.generation)
-        await eventually(lambda: getattr(source.membership, "partitions", ()) == before.partitions)
+        await until(lambda: getattr(source.membership, "generation", 0) > before.generation)
+        await until(lambda: getattr(source.membership, "partitions", ()) == before.partitions)
         await produce(broker.bootstrap, T, 1)
-        await eventually(lambda: notes.got[-1].offset == 9)
+        await until(lambda: notes.got[-1].offset == 9)
         again = [7, 8, 9] if answered else [9]
         assert [message.offset for message in notes.got] == [*range(9), *again]
         assert notes.began == ({(T, 0): 7} if answered else {})
@@ -189,7 +189,7 @@ async def test_a_partition_that_others_may_have_had_is_ours_once_it_is_known_wha
         await source.start()
         reading = asyncio.ensure_future(notes.read())
         both = frozenset({(T, 0), (T, 1)})
-        await eventually(lambda: source.membership is not None and source.membership.partitions == both)
+        await until(lambda: source.membership is not None and source.membership.partitions == both)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
         notes.began.clear()
@@ -203,7 +203,7 @@ async def test_a_partition_that_others_may_have_had_is_ours_once_it_is_known_wha
         await source._joined(consumer)
         assert source.membership[-2:] == ({(T, 0)}, {(T, 1)})
         reading = asyncio.ensure_future(notes.read())
-        await eventually(lambda: source.membership is not None and source.membership.partitions == both)
+        await until(lambda: source.membership is not None and source.membership.partitions == both)
         assert source.membership.placing == frozenset()
         assert notes.began == {(T, 1): 0}
         await source.stop()
@@ -230,7 +230,7 @@ async def test_the_broker_s_time_is_not_used_up_by_its_reader(monkeypatch: pytes
         monkeypatch.setattr(notes, "assigned", slowly)
         await source.start()
         reading = asyncio.ensure_future(notes.read())
-        await eventually(lambda: len(notes.got) == 3)
+        await until(lambda: len(notes.got) == 3)
         assert (calls, source.connection.retries) == (1, 0)
         await source.stop()
         await reading
@@ -243,7 +243,7 @@ async def test_a_new_generation_has_no_partitions_until_they_are_assigned() -> N
         notes = Notes(source, "text")
         await source.start()
         reading = asyncio.ensure_future(notes.read())
-        await eventually(lambda: source.membership is not None and bool(source.membership.partitions))
+        await until(lambda: source.membership is not None and bool(source.membership.partitions))
         consumer = source._consumer
         assert consumer is not None
         consumer._coordinator.generation += 1  # what the coordinator does when it has joined
@@ -262,7 +262,7 @@ async def test_partitions_that_went_elsewhere_while_the_client_was_opened_again_
         notes = Notes(source, "text")
         await source.start()
         reading = asyncio.ensure_future(notes.read())
-        await eventually(lambda: len(notes.began) == 2)
+        await until(lambda: len(notes.began) == 2)
         again = source._open
 
         async def opened() -> None:
@@ -276,7 +276,7 @@ async def test_partitions_that_went_elsewhere_while_the_client_was_opened_again_
 
         notes.began.clear()
         monkeypatch.setattr(source, "_pause_assigned", fails)
-        await eventually(lambda: bool(notes.began))
+        await until(lambda: bool(notes.began))
         assert (notes.gone, notes.began) == ([(T, 1)], {(T, 0): 0})
         await source.stop()
         await reading
@@ -300,9 +300,9 @@ async def test_a_topic_of_transactions_is_committed_to_its_end(real_kafka: RealK
     notes = Notes(source, "")
     await source.start()
     reading = asyncio.ensure_future(notes.read())
-    await eventually(lambda: len(notes.got) == 3)
-    await eventually(lambda: source.reached[topic, 0] == (7, 14))
-    await eventually(lambda: (topic, 0) in source.lags)
+    await until(lambda: len(notes.got) == 3)
+    await until(lambda: source.reached[topic, 0] == (7, 14))
+    await until(lambda: (topic, 0) in source.lags)
     assert source.lags[topic, 0].records == 0
     assert [m.offset for m in notes.got] == [0, 4, 6]
     await source.commit({(topic, 0): CommitPoint(14, "all of it")})
@@ -313,7 +313,7 @@ async def test_a_topic_of_transactions_is_committed_to_its_end(real_kafka: RealK
     notes = Notes(again, "")
     await again.start()
     reading = asyncio.ensure_future(notes.read())
-    await eventually(lambda: len(notes.got) == 3)
+    await until(lambda: len(notes.got) == 3)
     assert notes.stored == {(topic, 0): CommitPoint(14, "all of it"), (topic, 1): CommitPoint(0)}
     assert notes.began[topic, 0] == 0
     await again.stop()
@@ -329,17 +329,17 @@ async def test_what_was_read_is_committed_before_another_member_takes_the_partit
     one, two = (Notes(source, source.name) for source in sources)
     await sources[0].start()
     reading = [asyncio.ensure_future(one.read())]
-    await eventually(lambda: len(one.got) == 40)
+    await until(lambda: len(one.got) == 40)
     assert await sources[1].stored() == {}, "nothing is committed yet"
     await sources[1].start()
     reading.append(asyncio.ensure_future(two.read()))
-    await eventually(lambda: two.began)
+    await until(lambda: two.began)
     (taken,) = two.stored
     assert two.stored == {taken: CommitPoint(20, "a")}
     assert two.began == {taken: 20}
-    await eventually(lambda: one.gone == [taken])
+    await until(lambda: one.gone == [taken])
     await produce(real_kafka.bootstrap, topic, 2, partitions=2)
-    await eventually(lambda: len(one.got) + len(two.got) >= 42)
+    await until(lambda: len(one.got) + len(two.got) >= 42)
     assert [(m.partition, m.offset) for m in two.got] == [(taken[1], 20)]
     for source in sources:
         await source.stop()

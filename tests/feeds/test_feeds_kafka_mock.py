@@ -29,9 +29,9 @@ from feeds.source import (
     SinkStopped,
     Source,
 )
-from tests.feeds.waiting import eventually
-from tests.kafka_proxy import Api, Fault, KafkaProxy
-from tests.kafka_server import free_ports
+from tests.kit import until
+from tests.kit.kafka import free_ports
+from tests.kit.kafka_proxy import Api, Fault, KafkaProxy
 
 T = "md.trades.v1"
 QUICK = {
@@ -85,9 +85,9 @@ async def test_what_is_not_read_yet_is_told_by_partition(broker: MockBroker) -> 
         return sum(lag.records for lag in source.lags.values())
 
     reading = asyncio.create_task(read())
-    await eventually(lambda: 0 < waiting() < 300)
+    await until(lambda: 0 < waiting() < 300)
     assert any(lag.age_ns > 0 for lag in source.lags.values())
-    await eventually(lambda: not waiting())
+    await until(lambda: not waiting())
     assert {name: lag.age_ns for name, lag in source.lags.items()} == {(T, 0): 0, (T, 1): 0}
     await source.stop()
     await reading
@@ -167,7 +167,7 @@ async def test_broker_not_there_at_start(caplog: pytest.LogCaptureFixture) -> No
     source = KafkaSource("in", f"127.0.0.1:{port}", [T], "g")
     sink = KafkaSink("out", f"127.0.0.1:{port}")
     starting = [asyncio.ensure_future(source.start()), asyncio.ensure_future(sink.start())]
-    await eventually(lambda: min(source.connection.retries, sink.retries) >= 3)
+    await until(lambda: min(source.connection.retries, sink.retries) >= 3)
     assert (source.connection.state, sink.connection.state) == (ConnectionState.DOWN, ConnectionState.DOWN)
     warnings = [r for r in caplog.records if r.levelno == logging.WARNING and r.name.startswith("feeds")]
     assert len(warnings) == 2  # once each, not once per attempt
@@ -185,7 +185,7 @@ async def test_a_member_that_is_paused_for_long_stays_one(
     source = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK, poll_ms=50)
     await source.start()
     reading = asyncio.create_task(anext(source.batches()))
-    await eventually(lambda: source.membership is not None)
+    await until(lambda: source.membership is not None)
     source.pause()
     monkeypatch.setattr(SubscriptionState, "fetcher_idle_time", 3600.0)
     await asyncio.sleep(1.0)
@@ -213,7 +213,7 @@ async def test_it_tells_up_to_when_it_has_read(broker: MockBroker, monkeypatch: 
             seen.extend(batch)
 
     async def moves(past_ns: int) -> None:
-        await eventually(lambda: source.read_until_ns > past_ns, 20)
+        await until(lambda: source.read_until_ns > past_ns, 20)
 
     async def rests() -> None:
         """It does not move for longer than it does otherwise."""
@@ -261,7 +261,7 @@ async def test_broker_gone_and_back_loses_nothing_acknowledged(broker: MockBroke
     broker.set_down()
     waiting = asyncio.ensure_future(publish(sink, 10, 20))
     more = asyncio.ensure_future(take(source, 10, timeout_s=40))
-    await eventually(
+    await until(
         lambda: (
             sink.connection.state is ConnectionState.DOWN and source.connection.state is ConnectionState.DOWN
         )
@@ -343,7 +343,7 @@ async def test_a_start_that_is_stopped_leaves_no_connection_open(
     await proxy.start()
     source = KafkaSource("in", f"127.0.0.1:{port}", [T], None)
     starting = asyncio.create_task(source.start())
-    await eventually(lambda: Api.METADATA in proxy.seen)
+    await until(lambda: Api.METADATA in proxy.seen)
     await asyncio.sleep(stopped_s)
     await source.stop()
     await starting
@@ -404,7 +404,7 @@ async def test_a_start_at_the_earliest_or_latest_record_ignores_what_is_committe
     latest = KafkaSource("in", broker.bootstrap, [T], "new", options=QUICK, poll_ms=50, start_at="latest")
     await latest.start()
     reading = asyncio.ensure_future(take(latest, 10))
-    await eventually(lambda: len(latest.lags) == 2)
+    await until(lambda: len(latest.lags) == 2)
     await publish(sink, 60, 70)
     assert sorted(int(m.payload) for m in await reading) == list(range(60, 70))
     await latest.stop()
@@ -425,7 +425,7 @@ async def test_what_is_older_than_any_window_holds_is_passed_over_and_counted(
     source.hold(HOUR_NS, True, few=0)
     await source.start()
     reading = asyncio.ensure_future(take(source, 1, timeout_s=8))
-    await eventually(lambda: sum(source.skipped.values()) == 40)
+    await until(lambda: sum(source.skipped.values()) == 40)
     ahead = 0
     await publish(sink, 40, 41)
     assert [int(m.payload) for m in await reading] == [40]

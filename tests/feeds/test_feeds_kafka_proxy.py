@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from tests.kafka_proxy import Api, Fault, KafkaProxy
-from tests.kafka_server import free_ports
+from tests.kit.kafka import free_ports
+from tests.kit.kafka_proxy import Api, Fault, KafkaProxy
 
 
 def request(api: Api, number: int) -> bytes:

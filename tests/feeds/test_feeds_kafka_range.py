@@ -14,8 +14,8 @@ from feeds.kafka_client import BrokerError
 from feeds.kafka_range import KafkaRange, OffsetsGone, Span
 from feeds.kafka_sink import KafkaSink
 from feeds.mock_broker import MockBroker
-from tests.fixtures_kafka import RealKafka
-from tests.kafka_server import create_topics, free_ports
+from tests.kit.fixtures import RealKafka
+from tests.kit.kafka import create_topics, free_ports
 
 
 async def fill(bootstrap: str, topic: str, first: int, count: int) -> None:

@@ -16,11 +16,11 @@ from feeds.kafka_source import KafkaSource, StartAt
 from feeds.messages import Trade
 from feeds.source import Begin, CommitPoint, ConnectionState, Incoming, PublishRefused
 from tests.feeds.test_feeds_kafka_log import Notes
-from tests.feeds.waiting import eventually
-from tests.fixtures_kafka import RealKafka
-from tests.kafka_bytes import Rec, store
-from tests.kafka_bytes import batch as batch_of
-from tests.kafka_server import create_topics
+from tests.kit import until
+from tests.kit.fixtures import RealKafka
+from tests.kit.kafka import create_topics
+from tests.kit.kafka_bytes import Rec, store
+from tests.kit.kafka_bytes import batch as batch_of
 
 pytestmark = pytest.mark.kafka
 
@@ -162,7 +162,7 @@ async def test_two_members_share_the_partitions(real_kafka: RealKafka, topic: st
     def latest(index: int) -> list[Incoming]:
         return [m for m in got[index] if int(m.headers["seq"]) >= start]
 
-    await eventually(lambda: len(latest(0)) + len(latest(1)) == 100)
+    await until(lambda: len(latest(0)) + len(latest(1)) == 100)
     assert len({m.partition for m in latest(0)}) == len({m.partition for m in latest(1)}) == 1
     assert {m.partition for m in latest(0)}.isdisjoint({m.partition for m in latest(1)})
     # Offsets of partitions that belong to the other member are its business.
@@ -209,7 +209,7 @@ async def test_broker_gone_and_back(real_kafka: RealKafka, topic: str) -> None:
     await asyncio.to_thread(real_kafka.server.stop)
     waiting = asyncio.ensure_future(publish(sink, topic, 100, 200))
     more = asyncio.ensure_future(take(source, 100, timeout_s=90))
-    await eventually(
+    await until(
         lambda: (
             sink.connection.state is ConnectionState.DOWN and source.connection.state is ConnectionState.DOWN
         )

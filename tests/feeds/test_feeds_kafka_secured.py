@@ -15,8 +15,8 @@ from feeds.kafka_client import quiet_client_log
 from feeds.kafka_security import KafkaSecurity, Mechanism
 from feeds.kafka_source import KafkaSource
 from feeds.source import CommitPoint
-from tests.feeds.waiting import eventually
-from tests.kafka_server import PASSWORD, USER, KafkaServer, create_topics, make_certificates
+from tests.kit import until
+from tests.kit.kafka import PASSWORD, USER, KafkaServer, create_topics, make_certificates
 
 
 def credentials(folder: Path, user: str = USER, password: str = PASSWORD) -> str:
@@ -106,7 +106,7 @@ async def test_a_refused_connection_says_what_is_wrong(
         assert isinstance(source, KafkaSource)
         if wrong != "clear":  # there the client itself waits for an answer, for forty seconds
             starting = asyncio.ensure_future(source.start())
-            await eventually(lambda: source.connection.retries > 0)
+            await until(lambda: source.connection.retries > 0)
             await source.stop()
             await starting
     assert re.search(says, found[-1].message), found[-1].message

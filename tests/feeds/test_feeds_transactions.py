@@ -10,9 +10,9 @@ import pytest
 from feeds.librdkafka import LibrdkafkaProducer
 from feeds.source import CommitPoint, Membership, Partition
 from feeds.transactions import Fenced, GroupOffsets, KafkaTransactions, Message
-from tests.e2e.process import committed
-from tests.feeds.waiting import eventually
-from tests.kafka_server import KafkaServer, create_topics
+from tests.kit import until
+from tests.kit.daemon import committed
+from tests.kit.kafka import KafkaServer, create_topics
 
 MARKER = ("answers", 0)
 
@@ -98,7 +98,7 @@ async def test_a_producer_goes_on_when_its_only_broker_is_back(caplog: pytest.Lo
         await write(2)
         caplog.clear()
         await asyncio.to_thread(broker.kill)
-        await eventually(lambda: "onnect" in caplog.text)
+        await until(lambda: "onnect" in caplog.text)
         await asyncio.to_thread(broker.start)
         await write(3)
         await producer.close()

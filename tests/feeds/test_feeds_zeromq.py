@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from feeds.source import Incoming, PublishRefused, Sink, SinkStopped, Source
 from feeds.zeromq import GapCounter, Header, ZmqSink, ZmqSource
-from tests.feeds.waiting import eventually
+from tests.kit import until
 
 ANYWHERE = "tcp://127.0.0.1:*"
 
@@ -130,7 +130,7 @@ async def test_it_is_read_up_to_when_its_queue_was_empty(context: zmq.asyncio.Co
         assert source.read_until_ns < sent_ns
     assert sizes == [2, 2, 1]
     waiting = asyncio.ensure_future(anext(batches))
-    await eventually(lambda: source.read_until_ns > sent_ns)
+    await until(lambda: source.read_until_ns > sent_ns)
     await sink.publish("md.a", None, b"more", {})
     await waiting
     await batches.aclose()

@@ -31,7 +31,7 @@ from flash.confidence import (
     threshold,
     write_calibration,
 )
-from tests.tolerance import near, of_float64
+from tests.kit.tolerance import near, of_float64
 
 EXACT = of_float64(1.0)
 

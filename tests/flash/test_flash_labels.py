@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flash.confidence import AdaptiveCoverage, QuestionCalibration
 from flash.labels import AdaptedCut, JudgedAnswer, LabelError, LateLabels
-from tests import tolerance
+from tests.kit import tolerance
 
 CHOICES = ["UP", "DOWN"]
 TARGET = 0.9

@@ -60,8 +60,8 @@ from scheduler import costs
 from scheduler.simulation.inputs import read_trace
 from scheduler.theory import query_stream
 from scheduler.traces import TraceError
-from tests.e2e.samples import SAMPLES
-from tests.e2e.support import SECOND, START, trade
+from tests.kit import SECOND, START, trade
+from tests.kit.samples import SAMPLES
 from tests.regions.numbered import FROZEN, append, tape_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tests.programs import unavailable
+from tests.kit.programs import unavailable
 
 CACHE = Path(__file__).parents[2] / ".cache" / "others"
 

@@ -16,9 +16,9 @@ import pytest_asyncio
 
 from daemon.config.schema import UNTRAINED, ModelConfig, SchedulerConfig
 from daemon.front.server import Front
-from tests.e2e.inproc import running
-from tests.e2e.support import MemorySink, QueueSource, inproc_config
-from tests.http_clients import Reply, request
+from tests.kit import MemorySink, QueueSource, inproc_config
+from tests.kit.http import Reply, request
+from tests.kit.inproc import running
 
 RESPONSE = frozenset(
     (

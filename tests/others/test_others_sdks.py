@@ -13,8 +13,8 @@ import pytest
 from anthropic.resources.messages import DEPRECATED_MODELS
 
 from daemon.config.schema import UNTRAINED, ModelConfig, QueryConfig, SchedulerConfig
-from tests.e2e.inproc import running
-from tests.e2e.support import MemorySink, QueueSource, inproc_config
+from tests.kit import MemorySink, QueueSource, inproc_config
+from tests.kit.inproc import running
 from tests.others.suites import Suite, outcomes
 
 AIOHTTP = "-k=not aiohttp"

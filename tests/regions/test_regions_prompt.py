@@ -10,7 +10,7 @@ from regions.offload.host import HostTier
 from regions.pool import KVPool
 from regions.prompt import StreamingPrompt
 from regions.radix import RadixCache
-from tests.prompts import next_tokens, remaining
+from tests.kit.prompts import next_tokens, remaining
 from tests.regions.contents import reads, small_pool, write
 
 

@@ -23,8 +23,8 @@ from scheduler.scheduler import Scheduler as Steps
 from scheduler.tapes import TapeItem
 from scheduler.types import Limits, PriorityClass
 from scheduler.windows import RefreshPolicy
-from tests import tolerance
 from tests.engine.oracle import VOCABULARY, tiny
+from tests.kit import tolerance
 
 FROZEN = list(range(3, 14))
 RETENTION = 60

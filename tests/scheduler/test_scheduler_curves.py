@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.curves import Curve, Point, choose_knots, error_of, first_error, fit, heights, piece_error
-from tests import tolerance
+from tests.kit import tolerance
 
 steps = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50)), min_size=1, max_size=8)
 

@@ -16,7 +16,7 @@ from regions.prompt import StreamingPrompt
 from regions.radix import RadixCache
 from regions.watch import PrefixWatch
 from scheduler.prefix_queue import PrefixQueue
-from tests.prompts import next_tokens, remaining
+from tests.kit.prompts import next_tokens, remaining
 from tests.scheduler.theory.online import choose
 
 

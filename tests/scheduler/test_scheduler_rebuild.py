@@ -18,8 +18,8 @@ from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItem
 from scheduler.types import Limits, PriorityClass
 from scheduler.windows import RETRY_NS
-from tests import tolerance
 from tests.engine.oracle import tiny
+from tests.kit import tolerance
 from tests.scheduler.fakes import FakeReader, FakeTape
 from tests.scheduler.harness import SMALL, Harness
 

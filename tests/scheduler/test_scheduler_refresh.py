@@ -21,7 +21,7 @@ from scheduler.request import Failure, Request, RequestSpec, State
 from scheduler.tapes import TapeItem, TapeItems
 from scheduler.types import PriorityClass
 from scheduler.windows import RETRY_NS
-from tests import tolerance
+from tests.kit import tolerance
 from tests.scheduler.refreshing import FROZEN, LIMITS, MODEL, RETENTION, World, carry, exact
 
 LONGER = tuple(range(40, 60))

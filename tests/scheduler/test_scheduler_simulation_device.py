@@ -13,7 +13,7 @@ from engine.step import Chunk
 from regions.prompt import StreamingPrompt
 from scheduler.simulation.device import SimClock, SimDevice, SimTier
 from scheduler.simulation.tokens import Segments
-from tests.prompts import next_tokens, remaining
+from tests.kit.prompts import next_tokens, remaining
 from tests.scheduler.simulated import LinearCosts
 
 BLOCK, POOL, HOST = 4, 24, 10

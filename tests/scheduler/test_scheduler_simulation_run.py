@@ -20,7 +20,7 @@ from scheduler.simulation.report import Summary, ccdf, spread, summarize, table
 from scheduler.simulation.run import COLUMNS, Result, Setup, paper_limits, simulate
 from scheduler.simulation.workload import WORKLOADS, Load, anns, crawler, oneshot, sessions, whole
 from scheduler.types import Eviction
-from tests import tolerance
+from tests.kit import tolerance
 from tests.scheduler.simulated import LinearCosts, piece
 
 COSTS = LinearCosts()

@@ -32,7 +32,7 @@ from scheduler.simulation.workload import (
     sessions,
     whole,
 )
-from tests import tolerance
+from tests.kit import tolerance
 
 N = 3000
 

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scheduler.theory.query_stream import QueryStream, overlap, ttfts
-from tests import tolerance
+from tests.kit import tolerance
 from tests.scheduler.theory.online import FCFS, LPM, serve
 from tests.scheduler.theory.regular import RegularQueue
 

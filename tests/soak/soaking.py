@@ -14,9 +14,9 @@ from pathlib import Path
 
 from feeds.kafka_sink import KafkaSink
 from feeds.mock_broker import MockBroker
-from tests.e2e.process import Daemon, until_slowly
-from tests.e2e.support import SECOND, START, trade
-from tests.kafka_server import free_ports
+from tests.kit import SECOND, START, trade, until_slowly
+from tests.kit.daemon import Daemon
+from tests.kit.kafka import free_ports
 from tests.soak.resources import MIB, Held, held, shared_memory, slope
 
 SESSIONS = [f"s{n}" for n in range(10)]

@@ -10,7 +10,7 @@ import pytest
 
 from daemon.config.load import load_config
 from feeds.durations import parse_duration
-from tests.programs import need
+from tests.kit.programs import need
 
 UNIT = Path(__file__).parents[2] / "systemd" / "foretick.service"
 COMMAND = "/opt/foretick/bin/foretick"

@@ -9,7 +9,7 @@ import pytest
 
 from flash.confidence import Calibration, QuestionCalibration
 from tapes.rules import UNDEFINED, Floats, Ints
-from tests.tolerance import near, of_float64
+from tests.kit.tolerance import near, of_float64
 from tests.training.answered import answers
 from training.calibrate import fit, fit_curves, fit_question, fit_temperature
 from training.evaluate import calibrated_probabilities, score, set_scores, softmax

@@ -17,7 +17,7 @@ from ingest.compact import CompactSpec
 from tapes.bars import anchor_of, bars_of, levels_of
 from tapes.rules import RULES, UNDEFINED
 from tapes.simple import simple_guess
-from tests.tolerance import apart, largest, near, of_float64, rounding
+from tests.kit.tolerance import apart, largest, near, of_float64, rounding
 from tests.training.answered import answers
 from training.batches import Layout, Vocabulary, pack
 from training.cli import calibrate, evaluate

@@ -13,7 +13,7 @@ from engine.model.embedded import embedded_directory
 from engine.model.prompt import PromptFormat
 from tapes.generate import TRAINING
 from tapes.rules import RULES
-from tests.tolerance import apart, largest, rounding
+from tests.kit.tolerance import apart, largest, rounding
 from tests.training import brute
 from training.batches import Layout, Vocabulary, make_batch
 from training.export import LARGEST, export, is_packed, read_block, tape_model

@@ -12,7 +12,7 @@ import torch
 
 from tapes.generate import TRAINING
 from tapes.rules import UNDEFINED
-from tests.tolerance import apart, largest, rounding
+from tests.kit.tolerance import apart, largest, rounding
 from tests.training import brute
 from training.batches import Batch, Layout, Vocabulary, make_batch
 from training.model import Optimiser, Shape, TapeModel, initialise_numbers, transformers_model

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from feeds.transactions import Fenced, PartitionsMoved
-from tests.kafka_proxy import Act, Api, Fault, KafkaProxy
+from tests.kit.kafka_proxy import Act, Api, Fault, KafkaProxy
 from tests.transactions.copying import TIMEOUT_S, Copy
 
 APIS = (

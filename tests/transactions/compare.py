@@ -16,8 +16,8 @@ from feeds.kafka_client import quiet_client_log
 from feeds.librdkafka import StableOffsets
 from feeds.source import CommitPoint, Membership
 from feeds.transactions import CommittedOffsets, Fenced, GroupOffsets, Message, TransactionFailed
-from tests.kafka_proxy import Api, KafkaProxy
-from tests.kafka_server import KafkaServer
+from tests.kit.kafka import KafkaServer
+from tests.kit.kafka_proxy import Api, KafkaProxy
 from tests.transactions.aiokafka_producer import AiokafkaProducer, ByOffsets
 from tests.transactions.chaos import Requests, killed_now_and_then
 from tests.transactions.copying import TIMEOUT_S, Copy, NewProducer, Verdict, librdkafka

@@ -18,7 +18,7 @@ from feeds.transactions import (
     PartitionsMoved,
     TransactionalProducer,
 )
-from tests.kafka_server import KafkaCluster, KafkaServer, create_topics
+from tests.kit.kafka import KafkaCluster, KafkaServer, create_topics
 
 NewProducer = Callable[[str, str], TransactionalProducer]
 """From the brokers and the transactional id."""

@@ -16,8 +16,8 @@ from aiokafka import AIOKafkaConsumer
 
 from feeds.kafka_client import quiet_client_log
 from feeds.transactions import Fenced
-from tests.e2e.support import until
-from tests.kafka_server import KafkaServer
+from tests.kit import until
+from tests.kit.kafka import KafkaServer
 from tests.transactions.copying import RIGHT, Copy, Verdict, hanging, librdkafka
 
 pytestmark = pytest.mark.kafka

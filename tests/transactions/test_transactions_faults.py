@@ -19,9 +19,9 @@ from feeds.transactions import (
     PartitionsMoved,
     TransactionFailed,
 )
-from tests.feeds.waiting import eventually
-from tests.kafka_proxy import Act, Api, Fault, KafkaProxy
-from tests.kafka_server import KafkaServer, create_topics
+from tests.kit import until
+from tests.kit.kafka import KafkaServer, create_topics
+from tests.kit.kafka_proxy import Act, Api, Fault, KafkaProxy
 from tests.transactions.chaos import Requests, killed_now_and_then
 from tests.transactions.copying import RIGHT, TIMEOUT_S, Copy, Verdict, hanging, librdkafka
 
@@ -137,13 +137,13 @@ async def test_a_member_that_lost_its_partitions_commits_nothing(server: KafkaSe
     first, second = source(), source()
     await first.start()
     reading = [asyncio.create_task(read(first))]
-    await eventually(lambda: first.membership is not None and bool(first.membership.partitions))
+    await until(lambda: first.membership is not None and bool(first.membership.partitions))
     zombie = member(first)
     assert zombie.partitions == {copy.input}
     await first.stop()
     await second.start()
     reading.append(asyncio.create_task(read(second)))
-    await eventually(lambda: second.membership is not None and bool(second.membership.partitions))
+    await until(lambda: second.membership is not None and bool(second.membership.partitions))
     producer = librdkafka(server.bootstrap, "zombie")
     await producer.open()
     with pytest.raises(TransactionFailed, match=r"UNKNOWN_MEMBER_ID|ILLEGAL_GENERATION"):

@@ -34,8 +34,8 @@ from daemon.tenants import LOCAL, Client, Tenants, hash_of, new_key
 from feeds.connector import SettingError
 from metrics.export import exposition
 from metrics.store import MetricStore
-from tests.http_clients import conversing, request
-from tests.programs import need
+from tests.kit.http import conversing, request
+from tests.kit.programs import need
 
 DESK, RISK, OLD = new_key(), new_key(), new_key()
 TABLES = (

@@ -20,7 +20,7 @@ from feeds.decoding import MAX_MESSAGE_CHARS, Undecodable
 from tests.daemon.api.generator import FakeGenerator
 from tests.daemon.api.test_api_http_listeners import Bench, serving
 from tests.daemon.api.test_api_mcp import Desk
-from tests.http_clients import conversing, request
+from tests.kit.http import conversing, request
 
 LONG = "x" * MOST_QUESTION_CHARS
 MANY = [f"c{n}" for n in range(MOST_CHOICES)]

@@ -30,8 +30,8 @@ from daemon.api.streams import Made
 from daemon.supervision import Tasks
 from metrics.catalogue import API_OUTCOMES
 from tests.daemon.api.generator import SERVED, FakeGenerator
-from tests.e2e.support import until
-from tests.http_clients import connected, head, request
+from tests.kit import until
+from tests.kit.http import connected, head, request
 
 USER = [{"role": "user", "content": "hello"}]
 

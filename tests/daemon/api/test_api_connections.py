@@ -25,8 +25,8 @@ from daemon.api.messages import QueryError
 from daemon.config.tenants import TenantTable
 from daemon.supervision import Tasks
 from daemon.tenants import Tenant, Tenants, hash_of, new_key
-from tests.e2e.support import until
-from tests.http_clients import connected, conversing
+from tests.kit import until
+from tests.kit.http import connected, conversing
 
 SHORT = Timeouts(headers=0.3, body=0.3, write=0.3)
 HOST = b"host: localhost\r\n"

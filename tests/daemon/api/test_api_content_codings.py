@@ -28,7 +28,7 @@ from daemon.supervision import Tasks
 from daemon.tenants import Client
 from feeds.pushed import PushedSource, PushLimits
 from metrics.store import MetricStore
-from tests.http_clients import request
+from tests.kit.http import request
 
 
 def bare(data: bytes) -> bytes:

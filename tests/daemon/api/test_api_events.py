@@ -16,7 +16,7 @@ from daemon.api.messages import QueryError
 from daemon.tenants import LOCAL, Client, Tenant
 from feeds.messages import DataUpdated, DeadLetter, FlashReady
 from metrics.store import MetricStore
-from tests.e2e.support import until
+from tests.kit import until
 
 EPOCH, KEPT = 0xABC, 4
 ME = Client(LOCAL, "me")

@@ -26,8 +26,8 @@ from daemon.tenants import Client
 from feeds.messages import FlashReady
 from feeds.pushed import PushedSource, PushLimits
 from metrics.store import MetricStore
-from tests.e2e.support import until
-from tests.http_clients import connected, conversing, head, listening, request
+from tests.kit import until
+from tests.kit.http import connected, conversing, head, listening, request
 
 KEPT = 64
 SHORT = Timeouts(headers=0.3, body=0.3, write=0.3)

@@ -13,7 +13,7 @@ from mcp.shared.exceptions import MCPError
 from daemon.api import messages
 from daemon.api.mcp import NOT_FOUND, TOOLS, Context, McpServer, uri_of
 from daemon.api.messages import ErrorReply
-from tests.e2e.support import until
+from tests.kit import until
 
 SESSION = messages.SessionInfo("a b", "X:A", 7, 100, 5, 1, 2, ("trend",))
 

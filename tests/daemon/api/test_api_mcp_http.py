@@ -21,8 +21,8 @@ from daemon.supervision import Tasks
 from daemon.tenants import Client, Tenants, hash_of, new_key
 from feeds.messages import FlashReady
 from metrics.store import MetricStore
-from tests.e2e.support import until
-from tests.http_clients import Reply, connected, head, request
+from tests.kit import until
+from tests.kit.http import Reply, connected, head, request
 
 NAMES = ("alpha", "beta")
 KEYS = {name: new_key() for name in (*NAMES, "second")}

@@ -31,7 +31,7 @@ from daemon.tenants import Client, Tenants
 from feeds.curve import Keys
 from feeds.messages import FlashReady
 from metrics.store import MetricStore
-from tests.e2e.support import until
+from tests.kit import until
 
 PUBLIC, SECRET = zmq.curve_keypair()
 DAEMON = Keys(PUBLIC, SECRET, PUBLIC)

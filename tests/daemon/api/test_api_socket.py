@@ -53,7 +53,7 @@ from daemon.tenants import Client
 from feeds.messages import FlashReady
 from metrics.catalogue import QueryRefusal
 from metrics.store import MetricStore
-from tests.e2e.support import until
+from tests.kit import until
 
 KEPT = 64
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from daemon.audit.completeness import Audit, Range, SessionAudit
 from daemon.progress import Progress
 from feeds.messages import Answer
-from tests.daemon.engine_events import ANSWER
+from tests.kit.engine_events import ANSWER
 
 Numbered = tuple[int, int, str]
 """Epoch, sequence, answer id."""

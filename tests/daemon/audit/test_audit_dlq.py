@@ -26,9 +26,9 @@ from feeds.messages import DeadLetter, Redriven
 from feeds.mock_broker import MockBroker
 from feeds.source import Incoming, SinkStopped
 from tests.daemon.audit.broker import run_everything, run_fill
-from tests.e2e.process import invoke
-from tests.fixtures_kafka import RealKafka
-from tests.kafka_server import create_topics
+from tests.kit.daemon import invoke
+from tests.kit.fixtures import RealKafka
+from tests.kit.kafka import create_topics
 
 SECOND = 1_000_000_000
 NOON = 1_723_161_600 * SECOND

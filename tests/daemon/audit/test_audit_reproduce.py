@@ -26,10 +26,9 @@ from engine.model.prompt import PromptFormat
 from feeds.messages import Answer, Basis, InputRange
 from feeds.mock_broker import MockBroker
 from flash.questions import PAPER_SIX
-from tests import tolerance
 from tests.daemon.audit.broker import run_fill
-from tests.e2e.process import Topics, invoke
-from tests.e2e.support import SECOND, START, trade
+from tests.kit import SECOND, START, tolerance, trade
+from tests.kit.daemon import Topics, invoke
 
 KEY = "V:AAA"
 SECONDS = 16

@@ -19,10 +19,10 @@ from daemon.config.schema import Config
 from feeds.kafka_client import quiet_client_log
 from feeds.messages import Answer, Basis
 from tests.daemon.audit.test_audit_reproduce import CASES, KEY, config_of, daemon, second
-from tests.e2e.process import Topics, invoke
-from tests.e2e.support import SECOND, START, until
-from tests.fixtures_kafka import RealKafka
-from tests.kafka_server import create_topics
+from tests.kit import SECOND, START, until
+from tests.kit.daemon import Topics, invoke
+from tests.kit.fixtures import RealKafka
+from tests.kit.kafka import create_topics
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
 

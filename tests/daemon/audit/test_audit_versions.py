@@ -17,8 +17,8 @@ from daemon.config.load import load_config
 from feeds.messages import Answer
 from feeds.mock_broker import MockBroker
 from tests.daemon.audit.test_audit_reproduce import KEY, SHORT, config_of, daemon, topics_of
-from tests.e2e.process import Topics, invoke
-from tests.e2e.support import SECOND, START, trade, until
+from tests.kit import SECOND, START, trade, until
+from tests.kit.daemon import Topics, invoke
 
 OTHER = "V:BBB"
 TWO = f'more_symbols = ["{OTHER}"]\nwarm_up_records = 0'

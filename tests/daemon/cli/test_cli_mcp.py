@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from daemon.cli.mcp import command
 from daemon.config.checks import cross_check
 from daemon.config.schema import HttpConfig
-from tests.e2e.support import inproc_config
+from tests.kit import inproc_config
 
 
 def test_without_the_sdk_the_command_and_the_setting_say_what_to_install(

@@ -30,7 +30,7 @@ from flash.questions import PAPER_SIX, Question
 from flash.registry import Registry
 from ingest.compact import WIDEST, Anchor, CompactSpec
 from ingest.lines import LineSpec
-from tests.terse import WINDOW_BARS, terse_directory
+from tests.kit.models import WINDOW_BARS, terse_directory
 
 QUARTER = 250_000_000
 

@@ -26,8 +26,8 @@ from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItem, TapeItems
 from scheduler.types import Limits
 from scheduler.windows import RefreshPolicy
-from tests import tolerance
 from tests.engine.oracle import tiny
+from tests.kit import tolerance
 
 TOKENIZER = build_tokenizer()
 FORMAT = PromptFormat.of(TOKENIZER, "Be brief.")

@@ -13,7 +13,7 @@ import zmq
 from daemon import protocol
 from daemon.engine.process import Beats
 from daemon.engine.spec import EngineSpec, Spare
-from tests.e2e.support import inproc_config
+from tests.kit import inproc_config
 
 _LOADS_FOR_EVER = """
 import threading

@@ -48,9 +48,9 @@ from metrics.durable import replacing
 from metrics.store import MetricStore, UnknownSeriesError
 from regions.offload.disk import Identity, SnapshotHeader, read_header, write_snapshot
 from regions.tape import Retention
-from tests import tolerance
+from tests.kit import tolerance
+from tests.kit.models import terse_directory
 from tests.regions.numbered import append, pool, tape_of
-from tests.terse import terse_directory
 
 SECOND = 10**9
 START = 1_723_161_600 * SECOND

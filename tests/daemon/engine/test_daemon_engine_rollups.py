@@ -37,8 +37,8 @@ from metrics.store import MetricStore
 from regions.tape import Tape
 from scheduler.request import Failure
 from scheduler.tapes import TapeItem, TapeItems
-from tests import tolerance
-from tests.terse import terse_directory
+from tests.kit import tolerance
+from tests.kit.models import terse_directory
 
 SECOND, NANO = 10**9, 10**9
 START = 1_723_161_600 * SECOND

@@ -23,8 +23,8 @@ from regions.tape import Retention
 from scheduler.request import Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.types import Limits, PriorityClass
-from tests import tolerance
 from tests.engine.oracle import VOCABULARY, tiny
+from tests.kit import tolerance
 
 RNG = random.Random(11)
 SOURCE = [RNG.randrange(3, VOCABULARY) for _ in range(80)]

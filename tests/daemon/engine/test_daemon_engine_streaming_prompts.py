@@ -18,8 +18,8 @@ from scheduler.policies import NAMES, Ordering
 from scheduler.request import Event, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.types import Eviction, Limits, PriorityClass
-from tests import tolerance
 from tests.engine.oracle import VOCABULARY, tiny
+from tests.kit import tolerance
 
 ANSWER = 6
 SWAPPING = Limits(

@@ -30,9 +30,9 @@ from regions.tape import Tape
 from scheduler.request import State
 from scheduler.tapes import TapeItem, TapeItems
 from scheduler.types import Limits
-from tests.daemon.engine_events import answered
-from tests.e2e.support import TOPIC, inproc_config
 from tests.flash.test_flash_evaluator import LONG, MS, YES_NO, prepare
+from tests.kit import TOPIC, inproc_config
+from tests.kit.engine_events import answered
 from tests.scheduler.fakes import FakeClock, FakeTape
 from tests.scheduler.harness import Harness
 

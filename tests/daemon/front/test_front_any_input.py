@@ -43,9 +43,9 @@ from ingest.record import RECORD
 from ingest.ring import Ring
 from metrics.catalogue import EMPTY, REASONS
 from metrics.store import MetricStore
-from tests.e2e.support import SECOND, START, trade, until
-from tests.http_clients import request
-from tests.kafka_bytes import NAMES, Rec, batch, store
+from tests.kit import SECOND, START, trade, until
+from tests.kit.http import request
+from tests.kit.kafka_bytes import NAMES, Rec, batch, store
 
 FEW_EXAMPLES = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 GOOD = trade("V:AAA", START)

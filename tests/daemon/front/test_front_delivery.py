@@ -8,7 +8,7 @@ from daemon.front.delivery import Delivery, Outcome
 from daemon.supervision import Tasks
 from feeds.connector import Route
 from feeds.messages import DataUpdated
-from tests.e2e.support import MemorySink, until
+from tests.kit import MemorySink, until
 
 
 def update(version: int) -> DataUpdated:

@@ -15,7 +15,7 @@ import pytest
 from daemon.config.schema import Config
 from daemon.engine.spec import EngineSpec
 from daemon.front.engine_processes import SPARE, EngineProcesses
-from tests.e2e.support import until
+from tests.kit import until
 
 CODE = """
 import pickle, sys

@@ -28,7 +28,7 @@ from daemon.api.zmq import QueryServer
 from daemon.front.forwarding import Forwarding
 from daemon.supervision import Tasks
 from daemon.tenants import LOCAL, Client
-from tests.e2e.support import until
+from tests.kit import until
 
 ASK = Ask(5, "btc", "Up?", choices=("Yes", "No"))
 Owner = Callable[[str], str | None]

@@ -35,7 +35,7 @@ from daemon.tenants import LOCAL, Client, Tenants
 from flash.questions import Question
 from metrics.store import MetricStore
 from tests.daemon.front.test_front_sessions import answer, times_of
-from tests.e2e.support import inproc_config, until
+from tests.kit import inproc_config, until
 
 ME = Client(LOCAL, "me")
 

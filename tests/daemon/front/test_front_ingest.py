@@ -37,7 +37,7 @@ from ingest.record import (
 )
 from ingest.ring import Ring
 from metrics.store import MetricStore
-from tests.e2e.support import SECOND, START, TOPIC, QueueSource, incoming, trade, until
+from tests.kit import SECOND, START, TOPIC, QueueSource, incoming, trade, until
 
 STREAM = (TOPIC, 0)
 SYMBOLS = ("V:AAA", "V:AAA", "V:BBB")

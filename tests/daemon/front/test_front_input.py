@@ -28,7 +28,7 @@ from feeds.source import Begin, CommitFailed, CommitPoint, Incoming, Partition, 
 from ingest.ring import Ring
 from metrics.store import MetricStore
 from tests.daemon.front.test_front_transactions import Broker, Member
-from tests.e2e.support import QueueSource, inproc_config
+from tests.kit import QueueSource, inproc_config
 
 P, Q = ("t", 0), ("t", 1)
 CONFIG = inproc_config(["V:AAA", "V:BBB"], recovery=RecoveryConfig(reread_records=80))

@@ -12,7 +12,7 @@ from daemon.front.labels import Labels
 from daemon.front.sessions import Sessions
 from metrics.catalogue import LABEL_OUTCOMES
 from metrics.store import MetricStore
-from tests.e2e.support import inproc_config, until
+from tests.kit import inproc_config, until
 
 
 class Rig:

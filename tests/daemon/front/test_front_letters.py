@@ -15,9 +15,9 @@ from feeds.codec import MalformedRecord, decode_message, encode
 from feeds.connector import Route
 from feeds.messages import Answer, DeadLetter, InputRange
 from feeds.source import CommitPoint, Incoming, PublishRefused
-from tests.daemon.engine_events import answered
 from tests.daemon.front.test_front_publish import Rig
-from tests.e2e.support import TOPIC, MemorySink, until
+from tests.kit import TOPIC, MemorySink, until
+from tests.kit.engine_events import answered
 
 WHY = MalformedRecord("json", "not JSON")
 

@@ -29,7 +29,7 @@ from ingest.lines import LineSpec, bar_line
 from ingest.record import RECORD, Records
 from ingest.ring import Ring
 from metrics.store import MetricStore
-from tests.e2e.support import SECOND, START, TOPIC, QueueSource
+from tests.kit import SECOND, START, TOPIC, QueueSource
 
 EXACT = Context(prec=100)
 INTERVAL = 10 * SECOND

@@ -14,7 +14,7 @@ from daemon.commit_metadata import pack, unpack
 from daemon.front.progress import FILE, ProgressStore
 from daemon.progress import Position, Progress, Window
 from metrics.store import MetricStore
-from tests.flushes import noted_flushes
+from tests.kit.flushes import noted_flushes
 
 
 @pytest.fixture

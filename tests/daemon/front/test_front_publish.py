@@ -30,9 +30,9 @@ from flash.questions import PAPER_SIX, Question
 from ingest.record import stream_number
 from metrics.catalogue import FAILURES
 from metrics.store import MetricStore
-from tests.daemon.engine_events import answered
 from tests.daemon.front.test_front_transactions import Broker, Member
-from tests.e2e.support import SECOND, START, TOPIC, MemorySink, inproc_config, sessions, until
+from tests.kit import SECOND, START, TOPIC, MemorySink, inproc_config, sessions, until
+from tests.kit.engine_events import answered
 
 STREAM = (TOPIC, 0)
 NAMES = [question.name for question in PAPER_SIX]

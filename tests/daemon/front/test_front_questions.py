@@ -16,7 +16,7 @@ from daemon.front.questions import MOST, Questions
 from daemon.front.sessions import Sessions
 from flash.questions import PAPER_SIX, Question
 from metrics.store import MetricStore
-from tests.e2e.support import inproc_config, until
+from tests.kit import inproc_config, until
 
 UP = Question("up", "Up?", ("YES", "NO"))
 PRICE = Question(

@@ -14,8 +14,7 @@ from feeds.connector import Route
 from feeds.durations import Duration
 from feeds.source import CommitFailed, CommitPoint, Partition
 from flash.questions import PAPER_SIX, Question
-from tests.daemon.engine_events import answered
-from tests.e2e.support import (
+from tests.kit import (
     SECOND,
     START,
     TOPIC,
@@ -27,6 +26,7 @@ from tests.e2e.support import (
     trade,
     until,
 )
+from tests.kit.engine_events import answered
 
 RECORDS = [incoming(trade("V:AAA", START + n), n) for n in range(5)]
 

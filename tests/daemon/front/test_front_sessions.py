@@ -23,7 +23,7 @@ from feeds.messages import Answer, Latency
 from flash.questions import PAPER_SIX
 from metrics.catalogue import STAGES
 from metrics.store import MetricStore
-from tests.e2e.support import START, inproc_config, until
+from tests.kit import START, inproc_config, until
 
 TREND = PAPER_SIX[0]
 assert TREND.choices is not None

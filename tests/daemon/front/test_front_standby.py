@@ -22,7 +22,7 @@ from feeds.source import Begin, CommitPoint, Partition
 from ingest.ring import Ring
 from metrics.store import MetricStore
 from tests.daemon.front.test_front_input import Log
-from tests.e2e.support import SECOND, inproc_config
+from tests.kit import SECOND, inproc_config
 
 P, Q = ("t", 0), ("t", 1)
 

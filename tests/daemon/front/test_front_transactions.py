@@ -17,7 +17,7 @@ from feeds.messages import DataUpdated, DeadLetter
 from feeds.source import CommitPoint, Membership, Partition, SinkStopped
 from feeds.transactions import Fenced, KafkaTransactions, Message, MessagesRefused, TransactionOutcome
 from metrics.store import MetricStore
-from tests.feeds.waiting import eventually
+from tests.kit import until
 
 LABELS = {name: ["x"] for name in ("session", "source", "sink", "policy", "eviction")}
 IN, OTHER = ("in", 0), ("in", 1)
@@ -120,7 +120,7 @@ async def test_versions_go_out_whole_and_in_order(running: Running) -> None:
     running.tracker.acknowledge("a", 1)
     running.transactions.complete("a", 1)
     running.transactions.complete("a", 2)
-    await eventually(lambda: len(running.outcomes) == 2)
+    await until(lambda: len(running.outcomes) == 2)
     assert running.broker.got == [([b"first", b"second"], {IN: 11})]
     assert running.outcomes == [Outcome.DELIVERED] * 2
     assert running.delivery.waiting == 1
@@ -130,7 +130,7 @@ async def test_offsets_alone_and_dead_letters_need_no_version(running: Running) 
     running.tracker.skipped(IN, 4)
     letter = DeadLetter(topic="in", partition=0, offset=4, error="e", reason="json", payload=b"")
     running.transactions.put("", letter, "letter", {}, running.outcomes.append)
-    await eventually(lambda: running.outcomes == [Outcome.DELIVERED])
+    await until(lambda: running.outcomes == [Outcome.DELIVERED])
     assert running.broker.got == [([b"letter"], {IN: 5})]
     running.tracker.skipped(IN, 5)
     assert await running.transactions.settle()
@@ -163,7 +163,7 @@ async def test_what_is_not_complete_is_forgotten_with_its_engine(running: Runnin
 async def test_a_session_that_is_removed_leaves_nothing_behind(running: Running) -> None:
     running.put("last", 7)
     running.transactions.remove("a")
-    await eventually(lambda: running.outcomes == [Outcome.DELIVERED])
+    await until(lambda: running.outcomes == [Outcome.DELIVERED])
 
 
 async def test_a_refused_message_is_told_and_its_letter_goes_with_the_offsets_that_cover_it(
@@ -183,7 +183,7 @@ async def test_a_refused_message_is_told_and_its_letter_goes_with_the_offsets_th
     running.put("large", 1)
     running.tracker.acknowledge("a", 2)
     running.transactions.complete("a", 1)
-    await eventually(lambda: len(running.outcomes) == 3)
+    await until(lambda: len(running.outcomes) == 3)
     assert running.outcomes == [Outcome.REFUSED, Outcome.DELIVERED, Outcome.DELIVERED]
     assert running.broker.got == [([b"one", b"letter"], {IN: 2})]
     assert [(each.topic, each.key, each.reason) for each in told] == [("updates", b"large", "too_large")]
@@ -191,7 +191,7 @@ async def test_a_refused_message_is_told_and_its_letter_goes_with_the_offsets_th
     assert running.delivery.waiting == 0
     running.broker.refuses = frozenset({b"letter"})
     refused(told[0], lambda: None)
-    await eventually(lambda: len(running.outcomes) == 4)
+    await until(lambda: len(running.outcomes) == 4)
     assert (len(told), running.delivery.waiting) == (2, 0), "of a letter there is no letter"
     assert "refused a dead letter" in caplog.text
 
@@ -203,7 +203,7 @@ async def test_too_many_waiting_close_the_gate(running: Running) -> None:
     assert running.gates == [False]
     running.transactions.complete("a", 1)
     running.broker.held.set()
-    await eventually(lambda: running.gates[-1])
+    await until(lambda: running.gates[-1])
 
 
 async def test_a_fenced_producer_ends_the_task_and_nothing_more_is_committed(running: Running) -> None:
@@ -251,7 +251,7 @@ async def one_under_way_and_one_behind(running: Running) -> None:
     running.broker.held.clear()
     running.put("one", 1)
     running.transactions.complete("a", 1)
-    await eventually(lambda: running.broker.tried == 1)
+    await until(lambda: running.broker.tried == 1)
     running.put("two", 2)
     running.transactions.complete("a", 2)
 
@@ -292,7 +292,7 @@ async def test_what_went_to_another_member_is_dropped_and_the_rest_goes_out(
     running.tracker.begin(IN, 0, floor, again=True)
     running.broker.held.clear()
     running.answer("a", 1, IN)
-    await eventually(lambda: running.broker.tried == 1)
+    await until(lambda: running.broker.tried == 1)
     running.answer("a", 2, IN)
     running.answer("b", 1, OTHER)
     running.member.owns(OTHER)
@@ -352,7 +352,7 @@ async def test_a_transaction_that_others_have_overtaken_is_dropped_though_its_pa
     running.broker.held.clear()
     running.answer("a", 1, IN)
     running.answer("b", 1, IN)
-    await eventually(lambda: running.broker.tried == 1)
+    await until(lambda: running.broker.tried == 1)
     # others have answered "a"; "b" goes on behind what is complete of it
     running.transactions.drop("a", complete=True)
     running.transactions.drop("b", complete=False)
@@ -373,7 +373,7 @@ async def test_nobody_waits_for_what_will_not_be_committed(running: Running, err
     running.broker.held.clear()
     running.broker.fails = error
     running.answer("a", 1, IN)
-    await eventually(lambda: running.broker.tried == 1)
+    await until(lambda: running.broker.tried == 1)
     settling = [asyncio.create_task(running.transactions.settle(within_s=600.0)) for _ in range(2)]
     await asyncio.sleep(0)
     running.broker.held.set()
@@ -387,7 +387,7 @@ async def test_a_stop_tells_those_that_wait(running: Running) -> None:
     running.broker.held.clear()
     settling = asyncio.create_task(running.transactions.settle(within_s=600.0))
     running.answer("a", 1, IN)
-    await eventually(lambda: running.broker.tried == 1)
+    await until(lambda: running.broker.tried == 1)
     running.task.cancel()
     running.broker.held.set()
     await running.transactions.stop(5.0)

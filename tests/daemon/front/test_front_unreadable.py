@@ -19,7 +19,7 @@ from feeds.source import YEAR_1990, YEAR_2100, Fault, Incoming, source_time_ns
 from ingest.record import FLAG_GAP, RECORD, REFUSAL, Records
 from ingest.ring import Ring
 from metrics.store import MetricStore
-from tests.e2e.support import SECOND, START, TOPIC, QueueSource, incoming, trade
+from tests.kit import SECOND, START, TOPIC, QueueSource, incoming, trade
 
 STREAM = (TOPIC, 0)
 EMPTY = "foretick_messages_empty_total"

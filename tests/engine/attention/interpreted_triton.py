@@ -29,9 +29,9 @@ from engine.model.loading import prepare
 from engine.step import Chunk
 from regions.extents import Extent, Placement
 from regions.tape import Retention
-from tests import tolerance
 from tests.engine.attention.triton_batches import mixed_batch
 from tests.engine.oracle import VOCABULARY, History, Window, oracle_logits, random_weights, tiny, tiny_config
+from tests.kit import tolerance
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WIDTH = 500  # terms of the longest sums: keys that a row sees

@@ -21,7 +21,7 @@ from engine.attention.metadata import WINDOWED_PIECE_ROWS, AttentionMetadata, Pa
 from engine.attention.reference import ReferenceAttention
 from engine.attention.rotary import FrameRotation
 from regions.extents import Extent, Placement, SlotRange
-from tests import tolerance
+from tests.kit import tolerance
 
 BACKENDS: list[type[Attention]] = [CpuAttention, CpuKernelAttention, ReferenceAttention]
 KV_HEADS, GROUPS, DIM, ROTARY = 2, 3, 16, 12

@@ -26,7 +26,7 @@ from engine.cpu.team import torch_openmp
 from engine.cpu.vectors import PAIRED, TILE, widths
 from regions.extents import Extent, Placement
 from regions.pool import LayerShape
-from tests import tolerance
+from tests.kit import tolerance
 
 
 def made(

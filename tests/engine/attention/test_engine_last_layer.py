@@ -18,8 +18,8 @@ from engine.model.canary import check, dense_logits
 from engine.model.loaded import LoadedModel
 from engine.step import Chunk
 from regions.tape import Retention
-from tests import tolerance
 from tests.engine.oracle import ARCHITECTURES, VOCABULARY, tiny
+from tests.kit import tolerance
 
 
 class Counting:

@@ -18,7 +18,7 @@ from engine.attention.reads import reads_of
 from regions.extents import Extent, Placement
 from tests.engine.attention.compiled_triton import variants
 from tests.engine.attention.triton_batches import mixed_batch
-from tests.fixtures_triton import Triton
+from tests.kit.fixtures import Triton
 
 
 def laid_out(metadata: AttentionMetadata, view: View, programs: int) -> Layout:

@@ -23,8 +23,8 @@ from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model, prepare
 from engine.step import Chunk
 from regions.tape import Retention
-from tests import tolerance
 from tests.engine.oracle import random_weights, tiny, tiny_config
+from tests.kit import tolerance
 
 DTYPES = [torch.float32, torch.bfloat16]
 needs_pairs = pytest.mark.skipif(not host_has(PAIRED), reason="this CPU has no products of bfloat16")

@@ -16,8 +16,8 @@ from engine.model.loaded import ATTENTION
 from engine.step import Chunk
 from regions.ephemeral import Fork
 from regions.tape import Retention, Tape
-from tests import tolerance
 from tests.engine.oracle import VOCABULARY, tiny
+from tests.kit import tolerance
 
 
 class Prepared(ReferenceAttention):

@@ -20,8 +20,8 @@ from engine.model.architectures import ModelError
 from engine.model.embedded import TAPE_MODEL
 from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model, prepare
-from tests import tolerance
 from tests.engine.oracle import ARCHITECTURES, random_weights, tiny, tiny_config
+from tests.kit import tolerance
 
 needs_onednn = pytest.mark.skipif(ONEDNN is None, reason="this build of PyTorch has no packed products")
 TOKENS = list(range(5, 42))

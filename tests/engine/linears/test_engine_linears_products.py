@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import linear
 
 from engine.linears.products import ONEDNN, TORCH, Library, Part, Product, Way, build
-from tests import tolerance
+from tests.kit import tolerance
 
 LIBRARIES = [TORCH] if ONEDNN is None else [TORCH, ONEDNN]
 DTYPES = (torch.float32, torch.bfloat16)

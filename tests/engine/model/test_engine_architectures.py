@@ -23,8 +23,8 @@ from engine.model.loading import load_model, prepare
 from engine.model.revision import CALIBRATION, revision_of
 from engine.profile import probe
 from regions.tape import Retention
-from tests import tolerance
 from tests.engine.oracle import ARCHITECTURES, random_weights, tiny, tiny_config
+from tests.kit import tolerance
 
 SMALL_LATENT = {
     "head_dim": 8,

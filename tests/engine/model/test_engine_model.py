@@ -19,8 +19,8 @@ from engine.model.prompt import PromptError, PromptFormat
 from engine.sampling import choose
 from engine.step import Chunk
 from regions.tape import Retention
-from tests import tolerance
 from tests.engine.oracle import tiny
+from tests.kit import tolerance
 
 
 @pytest.fixture(scope="module")

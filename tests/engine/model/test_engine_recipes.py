@@ -26,8 +26,8 @@ from engine.model.loading import load_model
 from engine.model.prompt import SCHEMA, PromptFormat
 from engine.step import Chunk
 from regions.tape import Retention
-from tests import tolerance
 from tests.engine.oracle import History, oracle_logits, random_weights
+from tests.kit import tolerance
 
 LLAMA_TEMPLATE = (
     "{{- bos_token }}"

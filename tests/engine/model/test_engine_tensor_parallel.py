@@ -14,10 +14,10 @@ from engine.model.architectures import ModelError
 from engine.model.embedded import build_tokenizer
 from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model
-from tests import tolerance
 from tests.engine.model import tensor_parallel_rank
 from tests.engine.model.tensor_parallel_rank import scenario, weight_bytes
 from tests.engine.oracle import tiny
+from tests.kit import tolerance
 
 RANKS = 2
 # plain, tied embeddings with a rope base for each layer type, experts split over the ranks

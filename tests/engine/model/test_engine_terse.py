@@ -10,7 +10,7 @@ from engine.model.prompt import COMPACT_SCHEMA, SCHEMA, PromptError, PromptForma
 from ingest.compact import Anchor
 from ingest.tokens import Tokeniser
 from tapes.generate import TRAINING
-from tests.terse import WINDOW_BARS, description
+from tests.kit.models import WINDOW_BARS, description
 from training.batches import Layout, Vocabulary, make_batch
 from training.tokenizer import QUESTIONS, build_tokenizer
 

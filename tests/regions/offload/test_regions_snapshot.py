@@ -27,7 +27,7 @@ from regions.offload.disk import (
 )
 from regions.pool import KVPool, LayerShape
 from regions.tape import LiveRecord, Retention, Tape
-from tests.flushes import noted_flushes
+from tests.kit.flushes import noted_flushes
 from tests.regions.numbered import FROZEN, append, prompt_of, read, tape_of
 
 RECORDS = [[10 * i + j for j in range(7)] for i in range(4)]

@@ -17,9 +17,9 @@ from typing import IO, NamedTuple, Self
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from tests.programs import need, unavailable
+from tests.kit.programs import need, unavailable
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 POM = REPOSITORY / "tests" / "kafka" / "pom.xml"
 JARS = REPOSITORY / ".cache" / "kafka"
 

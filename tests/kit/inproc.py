@@ -18,7 +18,7 @@ from feeds.connector import Route
 from feeds.messages import Answer
 from feeds.source import Incoming, Source
 from regions.ephemeral import Fork
-from tests.e2e.support import SECOND, START, MemorySink, incoming, trade
+from tests.kit import SECOND, START, MemorySink, incoming, trade
 
 ANSWERS, UPDATES, DEAD = "answers.v1", "updates.v1", "dlq.v1"
 

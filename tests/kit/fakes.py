@@ -1,65 +1,13 @@
-"""Shared by the daemon's tests: sources and sinks in memory, messages, and waiting for a condition."""
+"""A source and a sink in memory."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-import msgspec
-
-from daemon.config.schema import (
-    UNTRAINED,
-    BarsConfig,
-    Config,
-    HttpConfig,
-    LogConfig,
-    ModelConfig,
-    ProcessConfig,
-    QueryConfig,
-    SchedulerConfig,
-    SessionConfig,
-)
 from feeds.codec import decode_message
-from feeds.durations import Duration
 from feeds.messages import Answer, DataUpdated, DeadLetter
 from feeds.source import CommitFailed, CommitPoint, Incoming, Kind, Partition, PublishRefused, SinkStopped
-
-T = TypeVar("T")
-TOPIC = "md.trades.v1"
-SECOND = 1_000_000_000
-START = 1_723_161_255 * SECOND
-"""Event time of a test's first trade, ns."""
-
-
-async def until(condition: Callable[[], T], timeout_s: float = 20.0, what: str = "") -> T:
-    """The first truthy value of ``condition``, checked every 5 ms; TimeoutError names the condition."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {timeout_s:g} s: {what or condition}")
-        await asyncio.sleep(0.005)
-    return value
-
-
-def trade(symbol: str, ts_event: int, price: str = "100.00", size: str = "1", **more: object) -> bytes:
-    """A trade in its wire form, JSON."""
-    venue, _, name = symbol.partition(":")
-    fields = {
-        "type": "trade",
-        "venue": venue,
-        "symbol": name,
-        "ts_event": ts_event,
-        "ts_recv": ts_event,
-        "price": price,
-        "size": size,
-    }
-    return msgspec.json.encode(fields | more)
-
-
-def incoming(payload: bytes, offset: int, partition: int = 0, topic: str = TOPIC) -> Incoming:
-    return Incoming(topic, partition, offset, None, payload, {}, time.time_ns())
 
 
 class QueueSource:
@@ -154,29 +102,3 @@ class MemorySink:
     def messages(self, topic: str) -> list[Answer | DataUpdated | DeadLetter]:
         """What was sent to a topic, decoded, in order."""
         return [decode_message(payload) for to, _, payload, _ in self.sent if to == topic]  # type: ignore[misc]  # these are
-
-
-def sessions(*symbols: str, **settings: object) -> tuple[SessionConfig, ...]:
-    """A session for each VENUE:SYMBOL, named like the symbol in lower case."""
-    return tuple(
-        SessionConfig(name=symbol.partition(":")[2].lower(), symbol=symbol, **settings)  # type: ignore[arg-type]  # a Session's
-        for symbol in symbols
-    )
-
-
-def inproc_config(symbols: Iterable[str] = ("V:AAA",), **settings: object) -> Config:
-    """A daemon in this process on free ports, one-second bars; ``settings`` replace the file's sections.
-
-    Its model is the untrained one, which takes any question and reads decimal lines.
-    """
-    defaults: dict[str, object] = {
-        "model": ModelConfig(path=UNTRAINED),
-        "sessions": sessions(*symbols, retention_tokens=1024),
-        "bars": BarsConfig(interval=Duration(SECOND)),
-        "scheduler": SchedulerConfig(max_new_tokens=64),
-        "query": QueryConfig(endpoint="tcp://127.0.0.1:*"),
-        "http": HttpConfig(port=0),
-        "process": ProcessConfig(mode="inproc", drain=Duration(5 * SECOND)),
-        "log": LogConfig(level="warning"),
-    }
-    return Config(**(defaults | settings))  # type: ignore[arg-type]  # a Config's

@@ -11,7 +11,7 @@ from daemon import protocol
 from daemon.ages import Times
 from feeds.messages import Answer, Latency
 from flash.questions import PAPER_SIX
-from tests.e2e.support import START
+from tests.kit import START
 
 ANSWER = Answer(
     session="aaa",

@@ -75,7 +75,7 @@ def _watch(event: str, arguments: tuple[Any, ...]) -> None:
     program = os.fsdecode(arguments[0])
     if event == "os.system" or not _may_start(program):
         pytest.fail(
-            f"{program[:200]} was started without tests.programs.need, which skips where it is missing"
+            f"{program[:200]} was started without tests.kit.programs.need, which skips where it is missing"
         )
 
 
@@ -88,5 +88,5 @@ def _may_start(program: str) -> bool:
 @cache
 def _own() -> tuple[Path, ...]:
     """Where programs are that come with Python's environment, with the checkout or from a test."""
-    checkout = Path(__file__).parents[1]
+    checkout = Path(__file__).parents[2]
     return Path(sys.prefix), Path(sys.prefix).resolve(), checkout, Path(tempfile.gettempdir())

@@ -1,18 +1,56 @@
-"""The `triton` fixture: Triton decides when it is imported whether kernels are interpreted, so: processes."""
+"""Fixtures that start programs: `real_kafka`, `secured_kafka`, `start_prometheus` and `triton`."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.kit.kafka import KafkaServer
+from tests.kit.programs import need
+from tests.kit.prometheus import PrometheusServer
+
+
+@dataclass(frozen=True)
+class RealKafka:
+    """A broker under test. ``server`` is None when it is somebody else's, whom we do not stop and start."""
+
+    bootstrap: str
+    server: KafkaServer | None
+
+
+@pytest.fixture(scope="session")
+def real_kafka() -> Iterator[RealKafka]:
+    if given := os.environ.get("FORETICK_KAFKA"):
+        yield RealKafka(given, None)
+        return
+    with KafkaServer() as server:
+        yield RealKafka(server.bootstrap, server)
+
+
+@pytest.fixture(scope="module")
+def secured_kafka() -> Iterator[KafkaServer]:
+    """A broker of our own with a listener that demands TLS and a login."""
+    with KafkaServer(secured=True) as server:
+        yield server
+
+
+@pytest.fixture
+def start_prometheus() -> Iterator[Callable[[str], PrometheusServer]]:
+    """Start a Prometheus that scrapes `host:port`; stopped at the end of the test."""
+    program = need("prometheus")
+    with contextlib.ExitStack() as stack:
+        yield lambda target: stack.enter_context(PrometheusServer(program, target))
+
+
+ROOT = Path(__file__).parents[2]
 
 
 class BackgroundProcess:

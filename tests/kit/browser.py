@@ -1,6 +1,6 @@
 """A headless Chromium, and a picture of a running daemon's live page.
 
-`python -m tests.browser http://127.0.0.1:7800/ docs/images/live.png` makes the one in the README.
+`python -m tests.kit.browser http://127.0.0.1:7800/ docs/images/live.png` makes the one in the README.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 
 from playwright.async_api import Browser, async_playwright
 
-from tests.programs import need
+from tests.kit.programs import need
 
 DESKTOP, PHONE = (1200, 640), (390, 844)
 SETTLE_S = 12.0

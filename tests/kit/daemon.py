@@ -16,7 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -33,9 +33,9 @@ from feeds.kafka_sink import KafkaSink
 from feeds.kafka_source import KafkaSource
 from feeds.messages import Answer, AnyMessage
 from metrics.catalogue import Metric
-from tests.e2e.samples import Sample
-from tests.e2e.support import until
-from tests.kafka_server import free_ports
+from tests.kit.kafka import free_ports
+from tests.kit.samples import Sample
+from tests.kit.waiting import until, until_slowly
 
 START_S = 120.0
 FORETICK = str(Path(sys.executable).with_name("foretick"))
@@ -252,15 +252,6 @@ class Replaying:
     session: str
     endpoint: str
     """Endpoint of its query socket."""
-
-
-async def until_slowly(condition: Callable[[], object], timeout_s: float = START_S, what: str = "") -> None:
-    """Like `until`, for blocking or costly conditions: checked every 100 ms, in a thread."""
-    deadline = time.monotonic() + timeout_s
-    while not await asyncio.to_thread(condition):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {timeout_s:g} s: {what or condition}")
-        await asyncio.sleep(0.1)
 
 
 class Topics:
