@@ -1,4 +1,4 @@
-"""uvicorn's connections, bounded in time: requests that come too slowly and readers that stop are cut off."""
+"""HTTP connections with bounds that uvicorn lacks: the time that a request may take, and its size."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
-from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from daemon.api.errors import Problem
 from daemon.api.limits import Connections
 
 HEADER_BYTES = 1 << 14
 """Longest headers of a request, with its first line."""
-MOST_PIPELINED = 64
+TOO_LONG = f"The headers have at most {HEADER_BYTES} bytes."
+MAX_PIPELINED = 64
 """Requests that wait on one connection for the reply to an earlier one."""
-_TOO_LONG = f"The headers have at most {HEADER_BYTES} bytes."
+
+Part = Literal["headers", "body", ""]
 
 
 @dataclass(frozen=True)
@@ -75,167 +76,111 @@ class Joining:
             self._transport.write(head)
 
 
-class _BoundedWrites:
-    """Cuts the connection of a client that does not read."""
-
-    transport: asyncio.Transport
-    timeouts = Timeouts()
-    _stuck: asyncio.TimerHandle | None = None
-
-    def _writing_paused(self) -> None:
-        if self._stuck is None:
-            # not `close`: that waits until the client has read what is left
-            loop = asyncio.get_running_loop()
-            self._stuck = loop.call_later(self.timeouts.write, self.transport.abort)
-
-    def _writing_resumed(self) -> None:
-        if self._stuck is not None:
-            self._stuck.cancel()
-            self._stuck = None
-
-
-class HttpConnection(HttpToolsProtocol, _BoundedWrites):
+class HttpConnection(HttpToolsProtocol):
     """One connection of HTTP/1.1.
 
-    llhttp, the parser, bounds neither the time nor the size of a request's headers; this class does.
+    It overrides what asyncio and httptools call, and uvicorn's reply to bytes that are no request. Complete
+    headers are measured by `daemon.api.guard`.
     """
 
     limit: Connections
-    _part: Literal["headers", "body"] | None = "headers"
-    """The part of a request that the client has to send or is sending; None between requests."""
-    _timed: Literal["headers", "body"] | None = None
-    """The part that ``_late`` waits for."""
-    _late: asyncio.TimerHandle | None = None
-    _header_bytes = 0
-    """Received of headers that are not complete."""
-    _shared = False
-    """Whether the bytes just received ended another part before."""
+    timeouts: Timeouts
+    _part: Part = "headers"
+    """The part of a request that the client has to send or is sending; "" between requests."""
+    _complete = 0
+    """Requests that have come."""
+    _due: tuple[int, Part] = (0, "")
+    """The request and the part of it that ``_timer`` waits for."""
+    _timer: asyncio.TimerHandle | None = None
+    _received = 0
+    """Bytes of that part, without those that came together with an earlier one."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn
-        """The client connected; it must send a request."""
+        """Expect a request."""
         super().connection_made(cast(asyncio.Transport, Joining(transport)))
         self.limit.opened(self.client)
-        self._limit_time("headers")
+        self._expect("headers")
 
     def data_received(self, data: bytes) -> None:
-        """Some of a request arrived."""
-        self._shared = False
+        """Read some of a request, and bound the time and the size of the rest."""
         super().data_received(data)
-        if self.transport.get_protocol() is not self:  # a WebSocket from now on
-            self._limit_time(None)
+        if self.transport.get_protocol() is not self:  # a WebSocket, which `daemon.api.guard` counts
+            self._leave()
             return
-        if self._part is None and not self._shared and not self._is_busy:
-            self._part = "headers"  # the line ends that may precede a request are part of it
-        if self._part == "headers" and not self._shared:
-            self._header_bytes += len(data)
-            if self._header_bytes > HEADER_BYTES and not self.transport.is_closing():
-                self.send_400_response(_TOO_LONG)
-        if self._shared:
-            self._limit_time(None)  # what is next has a time of its own
-        self._limit_time(self._part)
+        # the line ends that may precede a request are part of it
+        part = self._part or ("" if self._is_busy else "headers")
+        if not self._expect(part):
+            self._received += len(data)
+        if len(self.pipeline) > MAX_PIPELINED:
+            self.transport.abort()
+        elif part == "headers" and self._received > HEADER_BYTES and not self.transport.is_closing():
+            self.send_400_response(TOO_LONG)
 
-    @property
-    def _is_busy(self) -> bool:
-        """Whether a request waits for its response, or for the end of it."""
-        return self.cycle is not None and not self.cycle.response_complete
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._leave()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        """Note the first byte of a request."""
+        super().on_message_begin()
+        self._part = "headers"
+
+    def on_headers_complete(self) -> None:
+        """Note the end of the headers. An error here is replied to with status 400."""
+        super().on_headers_complete()
+        self._part = "body"
+
+    def on_message_complete(self) -> None:
+        """Note the last byte of a request."""
+        super().on_message_complete()
+        self._part, self._complete = "", self._complete + 1
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what arrives, which is not HTTP, and close.
+        """Refuse bytes that are no request, and close.
 
-        Where a response is due to an earlier request, or has begun, the client would take this one for it.
+        Only close where the client would take this for the reply to an earlier request.
         """
         if self._is_busy and (self._part != "body" or self.pipeline or self.cycle.response_started):
             self.transport.abort()
             return
         body = msgspec.json.encode(Problem("bad_request", msg))
-        head = [
-            STATUS_LINE[400],
-            *(b"%s: %s\r\n" % header for header in self.server_state.default_headers),
-            b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body),
-        ]
-        self.transport.write(b"".join(head))
-        self.transport.write(body)
+        headers = (
+            *self.server_state.default_headers,
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+        )
+        lines = b"".join(b"%s: %s\r\n" % header for header in headers)
+        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + lines + b"\r\n" + body)
         self.transport.close()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
-        self.limit.closed(self.client)
-        self._limit_time(None)
-        self._writing_resumed()
-        super().connection_lost(exc)
+    @property
+    def _is_busy(self) -> bool:
+        """Whether a request waits for its reply, or for the end of it."""
+        return self.cycle is not None and not self.cycle.response_complete
 
-    def pause_writing(self) -> None:
-        """The client reads less than is written."""
-        super().pause_writing()
-        self._writing_paused()
-
-    def resume_writing(self) -> None:
-        """It read on."""
-        super().resume_writing()
-        self._writing_resumed()
-
-    # What the parser calls.
-
-    def on_message_begin(self) -> None:
-        """The first byte of a request."""
-        super().on_message_begin()
-        self._part, self._header_bytes = "headers", 0
-
-    def on_headers_complete(self) -> None:
-        """The request may begin. An error here is replied to with status 400."""
-        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEADER_BYTES:
-            raise ValueError(_TOO_LONG)
-        if len(self.pipeline) >= MOST_PIPELINED:
-            raise ValueError(f"At most {MOST_PIPELINED} requests wait.")
-        super().on_headers_complete()
-        self._part, self._shared = "body", True
-
-    def on_message_complete(self) -> None:
-        """The last byte of a request."""
-        super().on_message_complete()
-        self._part, self._shared = None, True
-
-    def _limit_time(self, part: Literal["headers", "body"] | None) -> None:
-        """The client has so long to end this part, if any."""
-        if part == self._timed:
-            return
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
-        self._timed = part
-        if part is not None:
+    def _expect(self, part: Part) -> bool:
+        """Cut the connection unless this part is complete in time. Whether another one was expected."""
+        due = self._complete, part
+        if due == self._due:
+            return False
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due, self._timer, self._received = due, None, 0
+        if part:
             limit_s = self.timeouts.headers if part == "headers" else self.timeouts.body
-            self._late = self.loop.call_later(limit_s, self.transport.abort)
+            self._timer = self.loop.call_later(limit_s, self.transport.abort)
+        return True
 
-
-class WebSocketConnection(WSProtocol, _BoundedWrites):
-    """One WebSocket connection, which was one of HTTP until its first request."""
-
-    limit: Connections
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
+    def _leave(self) -> None:
         self.limit.closed(self.client)
-        self._writing_resumed()
-        super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        """The client reads less than is written."""
-        super().pause_writing()
-        self._writing_paused()
-
-    def resume_writing(self) -> None:
-        """It read on."""
-        super().resume_writing()
-        self._writing_resumed()
+        self._expect("")
 
 
-def connection_classes(
-    timeouts: Timeouts, limit: Connections
-) -> tuple[type[HttpConnection], type[WebSocketConnection]]:
-    """Connection classes with these timeouts; ``limit`` counts their connections."""
-    own = {"timeouts": timeouts, "limit": limit}
-    return type("Http", (HttpConnection,), own), type("WebSocket", (WebSocketConnection,), own)
+def connection_class(timeouts: Timeouts, limit: Connections) -> type[Any]:
+    """A class of connections with these timeouts; ``limit`` counts them."""
+    return type("Http", (HttpConnection,), {"timeouts": timeouts, "limit": limit})
 
 
 def allow_connections(most: int) -> None:

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from daemon.api import anthropic
 from daemon.api.access import Access, Transport
 from daemon.api.api_errors import api_error_of
+from daemon.api.connections import HEADER_BYTES, TOO_LONG
 from daemon.api.errors import headers_of, refused
 from daemon.api.limits import Connections
 from daemon.api.messages import QueryError
@@ -65,22 +66,32 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's request."""
-        if scope["type"] not in ("http", "websocket") or scope["path"] in OPEN:
-            await self._app(scope, receive, send)
-            return
+        peer = scope.get("client")
+        if scope["type"] == "websocket":
+            self._connections.opened(peer)
         try:
-            scope[_CLIENT] = client = self._admitted(scope)
-        except QueryError as error:
-            await refuse(refusal_to(scope, error), error.message, scope, receive, send)
-            return
+            await self._serve(scope, receive, send)
+        finally:
+            if scope["type"] == "websocket":
+                self._connections.closed(peer)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        closes = True
         try:
-            self._connections.claim(scope.get("client"), client.tenant)
+            if _size_of(scope) > HEADER_BYTES:
+                raise QueryError("bad_request", TOO_LONG)
+            if scope["path"] not in OPEN:
+                closes = False
+                scope[_CLIENT] = client = self._admitted(scope)
+                closes = True
+                self._connections.claim(scope.get("client"), client.tenant)
         except QueryError as error:
             response = refusal_to(scope, error)
-            response.headers["connection"] = "close"
+            if closes:
+                response.headers["connection"] = "close"
             await refuse(response, error.message, scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
     def _admitted(self, scope: Scope) -> Client:
         """The client, if it may. Raises QueryError."""
@@ -172,6 +183,12 @@ async def refuse(response: Response, why: str, scope: Scope, receive: Receive, s
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": why})
             return
     await response(scope, receive, send)
+
+
+def _size_of(scope: Scope) -> int:
+    """Bytes of a request's path, query and headers."""
+    headers = sum([len(name) + len(value) for name, value in scope["headers"]])
+    return len(scope["raw_path"]) + len(scope["query_string"]) + headers
 
 
 def _name(host: str) -> str:

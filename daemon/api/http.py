@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from daemon.api.access import Access
-from daemon.api.connections import Timeouts, allow_connections, connection_classes
+from daemon.api.connections import Timeouts, allow_connections, connection_class
 from daemon.api.errors import framework_error, refused
 from daemon.api.guard import HEADERS, Guard, client_of
 from daemon.api.health import state_of
@@ -94,11 +94,13 @@ class HttpServer:
         self._listener = _bind(self._host, self._asked_port)
         allow_connections(self._max_connections)
         self.port = self._listener.getsockname()[1]
-        http, websocket = connection_classes(self._timeouts, self._connections)
+        # the kernel cuts a connection whose client reads nothing
+        write_ms = int(self._timeouts.write * 1000)
+        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, write_ms)
         config = uvicorn.Config(
             self._application(),
-            http=http,
-            ws=websocket,
+            http=connection_class(self._timeouts, self._connections),
+            ws="wsproto",
             ws_max_size=MESSAGE_BYTES,
             ws_per_message_deflate=False,  # it costs each connection more memory than all else
             limit_concurrency=self._max_connections,
