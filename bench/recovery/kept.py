@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from bench.figures import Figure, Goal, Setting
 from bench.recovery.snapshots import QUESTION
-from daemon.api.async_client import AsyncQueryClient
+from daemon.api.client import AsyncQueryClient
 from daemon.api.messages import Answers, AnswersReply, Ask, AskReply, ClientRequest, QueryError, Reply
 
 _AGAIN_S = 0.01

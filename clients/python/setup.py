@@ -17,7 +17,6 @@ from setuptools.command.build_py import build_py
 
 TREE = Path(__file__).resolve().parents[2]
 MODULES = {
-    "daemon.api.async_client": "async_client",
     "daemon.api.client": "client",
     "daemon.api.dealer": "dealer",
     "daemon.api.messages": "messages",

@@ -1,86 +1,240 @@
-"""A blocking client of the query socket, for scripts, notebooks and the command line."""
+"""Clients of the query socket: `QueryClient` blocks, `AsyncQueryClient` awaits many requests at a time.
+
+`Methods` defines what both can ask, once: each method makes a message, and the client's ``call`` sends it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import update_wrapper
+from types import TracebackType
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import msgspec
 import zmq
+import zmq.asyncio
 
+from daemon.api import messages
 from daemon.api.dealer import CurvePair, connect
-from daemon.api.messages import (
-    ORDINARY,
-    RETENTION_S,
-    AddSession,
-    Answers,
-    AnswersReply,
-    Append,
-    Ask,
-    AskReply,
-    Cancel,
-    ChangeSession,
-    ClientRequest,
-    Close,
-    ClosedReply,
-    Complete,
-    Describe,
-    DescribeReply,
-    ErrorReply,
-    EventKind,
-    Finish,
-    FinishReply,
-    Hello,
-    HelloReply,
-    Label,
-    LabelReply,
-    ListQuestions,
-    ListSessions,
-    Open,
-    Pause,
-    PromptReply,
-    Push,
-    PushReply,
-    QueryError,
-    QuestionsReply,
-    RemoveQuestion,
-    RemoveSession,
-    SessionsReply,
-    SetQuestion,
-    Setting,
-    SocketMessage,
-    SocketRequest,
-    Stats,
-    StatsReply,
-    Update,
-    decode_reply,
-    encode,
-)
-from daemon.api.subscriptions import EventStream, wanted
+from daemon.api.messages import ClientRequest, ErrorReply, EventKind, QueryError, Reply, decode_reply, encode
+from daemon.api.subscriptions import AsyncEventStream, EventStream, wanted
 from feeds.decoding import Undecodable
 
 Data = bytes | Sequence[Mapping[str, object]]
 """Records to push: as they are, or as maps."""
-R = TypeVar(
-    "R",
-    AskReply,
-    SessionsReply,
-    AnswersReply,
-    QuestionsReply,
-    LabelReply,
-    StatsReply,
-    PromptReply,
-    FinishReply,
-    ClosedReply,
-    HelloReply,
-    DescribeReply,
-    PushReply,
-)
+Sent = ClientRequest | messages.Hello
+P = ParamSpec("P")
+R = TypeVar("R", bound=msgspec.Struct)
+_Received = Reply | messages.Control
 
 
-class QueryClient:
+class Method(Generic[P, R]):
+    """A method of both clients: it returns the reply, or in an `AsyncQueryClient` an awaitable one."""
+
+    def __init__(self, reply: type[R], make: Callable[P, Sent]) -> None:
+        self._reply, self._make = reply, make
+        self.__doc__ = make.__doc__
+
+    @overload
+    def __get__(self, client: QueryClient, owner: type) -> Callable[P, R]: ...
+    @overload
+    def __get__(self, client: AsyncQueryClient, owner: type) -> Callable[P, Awaitable[R]]: ...
+    @overload
+    def __get__(self, client: None, owner: type) -> Method[P, R]: ...
+    def __get__(self, client: QueryClient | AsyncQueryClient | None, owner: type) -> Any:
+        """Bind the method to ``client``."""
+        if client is None:
+            return self
+
+        def bound(*given: P.args, **named: P.kwargs) -> Any:
+            return client.call(self._make(*given, **named), self._reply)
+
+        return update_wrapper(bound, self._make)
+
+
+def replies(reply: type[R]) -> Callable[[Callable[P, Sent]], Method[P, R]]:
+    """Make a `Method` of a function that makes a request, which is replied to by ``reply``."""
+    return lambda make: Method(reply, make)
+
+
+class Methods:
+    """What clients ask. All raise QueryError when the daemon refuses, and when there is no reply in time."""
+
+    @replies(messages.HelloReply)
+    @staticmethod
+    def hello() -> Sent:
+        """Return the daemon's version and limits."""
+        return messages.Hello(0)
+
+    @replies(messages.AskReply)
+    @staticmethod
+    def ask(
+        session: str,
+        question: str,
+        max_tokens: int = 8,
+        choices: tuple[str, ...] = (),
+        early_exit: float | None = None,
+        max_age_s: float | None = None,
+        deadline_ms: int | None = None,
+    ) -> Sent:
+        """Ask a question of a session.
+
+        A standing question gets its newest ready answer, whose `data_version` and ages the reply has;
+        ``max_age_s`` says how old its data may be: 0 is the newest data version. The daemon gives up after
+        ``deadline_ms``.
+        """
+        return messages.Ask(0, session, question, max_tokens, choices, early_exit, max_age_s, deadline_ms)
+
+    @replies(messages.PushReply)
+    @staticmethod
+    def push(data: Data, content: str = "msgpack", **options: Any) -> Sent:
+        """Push records into the source for pushes.
+
+        ``data``: records as maps, or bytes of this ``content``. ``options``: further members of `Push`.
+        """
+        body = data if isinstance(data, bytes) else msgspec.msgpack.encode(list(data))
+        try:
+            return msgspec.convert({"id": 0, "data": body, "content": content, **options}, messages.Push)
+        except msgspec.ValidationError as error:
+            raise QueryError("bad_request", str(error)) from None
+
+    @replies(messages.DescribeReply)
+    @staticmethod
+    def describe(session: str) -> Sent:
+        """Describe a session, its standing questions and their latest answers."""
+        return messages.Describe(0, session)
+
+    @replies(messages.SessionsReply)
+    @staticmethod
+    def sessions() -> Sent:
+        """List the sessions."""
+        return messages.ListSessions(0)
+
+    @replies(messages.SessionsReply)
+    @staticmethod
+    def add_session(name: str, symbol: str, **settings: messages.Setting) -> Sent:
+        """Open a session; ``settings``: further keys of its table."""
+        return messages.AddSession(0, {"name": name, "symbol": symbol, **settings})
+
+    @replies(messages.SessionsReply)
+    @staticmethod
+    def change_session(name: str, **settings: messages.Setting) -> Sent:
+        """Give a session other settings."""
+        return messages.ChangeSession(0, name, settings)
+
+    @replies(messages.SessionsReply)
+    @staticmethod
+    def remove_session(name: str) -> Sent:
+        """Close a session."""
+        return messages.RemoveSession(0, name)
+
+    @replies(messages.AnswersReply)
+    @staticmethod
+    def answers(session: str, question: str = "", min_version: int = 0, timeout_s: float = 10.0) -> Sent:
+        """Return the latest standing answers, waiting for `min_version`."""
+        return messages.Answers(0, session, question, min_version, timeout_s)
+
+    @replies(messages.QuestionsReply)
+    @staticmethod
+    def questions(session: str) -> Sent:
+        """List a session's standing questions."""
+        return messages.ListQuestions(0, session)
+
+    @replies(messages.QuestionsReply)
+    @staticmethod
+    def set_question(
+        session: str,
+        name: str,
+        text: str,
+        choices: tuple[str, ...] = (),
+        max_tokens: int = 8,
+        **options: Any,
+    ) -> Sent:
+        """Add a standing question, or change the one with its name; ``options`` as in `SetQuestion`."""
+        return messages.SetQuestion(0, session, name, text, choices, max_tokens, **options)
+
+    @replies(messages.QuestionsReply)
+    @staticmethod
+    def remove_question(session: str, name: str) -> Sent:
+        """Remove a standing question."""
+        return messages.RemoveQuestion(0, session, name)
+
+    @replies(messages.QuestionsReply)
+    @staticmethod
+    def pause(session: str, question: str = "", paused: bool = True) -> Sent:
+        """Pause a standing question, or all, or ask them again."""
+        return messages.Pause(0, session, question, paused)
+
+    @replies(messages.LabelReply)
+    @staticmethod
+    def label(session: str, question: str, version: int, choice: str) -> Sent:
+        """Report the right choice of a standing answer."""
+        return messages.Label(0, session, question, version, choice)
+
+    @replies(messages.StatsReply)
+    @staticmethod
+    def stats() -> Sent:
+        """Return counters and latencies."""
+        return messages.Stats(0)
+
+    @replies(messages.PromptReply)
+    @staticmethod
+    def open_prompt(
+        text: str = "",
+        max_tokens: int = 64,
+        choices: tuple[str, ...] = (),
+        temperature: float = 0.0,
+        retention_priority: int = messages.ORDINARY,
+        retention_seconds: float = messages.RETENTION_S,
+    ) -> Sent:
+        """Begin a prompt without a session; the reply has its id."""
+        kept = retention_priority, retention_seconds
+        return messages.Open(0, text, max_tokens, choices, temperature, *kept)
+
+    @replies(messages.PromptReply)
+    @staticmethod
+    def append(prompt: str, text: str) -> Sent:
+        """Append to an unfinished prompt."""
+        return messages.Append(0, prompt, text)
+
+    @replies(messages.PromptReply)
+    @staticmethod
+    def update(prompt: str, text: str) -> Sent:
+        """Replace an unfinished prompt."""
+        return messages.Update(0, prompt, text)
+
+    @replies(messages.FinishReply)
+    @staticmethod
+    def finish(prompt: str, deadline_ms: int | None = None) -> Sent:
+        """Finish a prompt and return its answer."""
+        return messages.Finish(0, prompt, deadline_ms)
+
+    @replies(messages.FinishReply)
+    @staticmethod
+    def complete(
+        text: str,
+        max_tokens: int = 64,
+        choices: tuple[str, ...] = (),
+        temperature: float = 0.0,
+        retention_priority: int = messages.ORDINARY,
+        retention_seconds: float = messages.RETENTION_S,
+        deadline_ms: int | None = None,
+    ) -> Sent:
+        """Answer a complete prompt."""
+        more = retention_priority, retention_seconds, deadline_ms
+        return messages.Complete(0, text, max_tokens, choices, temperature, *more)
+
+    @replies(messages.ClosedReply)
+    @staticmethod
+    def close_prompt(prompt: str) -> Sent:
+        """Close a prompt without an answer."""
+        return messages.Close(0, prompt)
+
+
+class QueryClient(Methods):
     """One connection, one request at a time. Use it from one thread, and close it (or use `with`).
 
     A request that is given up, because its time is up or by Ctrl-C, is cancelled at the daemon, too.
@@ -91,10 +245,8 @@ class QueryClient:
 
         Raises QueryError.
         """
-        self._endpoint = endpoint
-        self._timeout_s = timeout_s
-        self._keys = keys
-        self._id = 0
+        self._endpoint, self._timeout_s, self._keys = endpoint, timeout_s, keys
+        self._number = 0
         self._context = zmq.Context()
         try:
             self._socket = connect(self._context, endpoint, keys)
@@ -102,28 +254,24 @@ class QueryClient:
             self._context.term()
             raise
 
-    def hello(self) -> HelloReply:
-        """The daemon's version and limits; QueryError on timeout, or if it speaks another version."""
-        return self._request(Hello(self._next()), HelloReply)
-
-    def ask(
-        self,
-        session: str,
-        question: str,
-        max_tokens: int = 8,
-        choices: tuple[str, ...] = (),
-        early_exit: float | None = None,
-        max_age_s: float | None = None,
-        deadline_ms: int | None = None,
-    ) -> AskReply:
-        """Ask a question of a session; QueryError on refusal or timeout.
-
-        A standing question gets its newest ready answer, whose `data_version` and ages the reply has;
-        ``max_age_s`` says how old its data may be: 0 is the newest data version. The daemon gives up after
-        ``deadline_ms``.
-        """
-        ask = Ask(self._next(), session, question, max_tokens, choices, early_exit, max_age_s, deadline_ms)
-        return self._request(ask, AskReply)
+    def call(self, request: Sent, expected: type[R]) -> R:
+        """Return the reply to ``request``. Raises QueryError."""
+        deadline = time.monotonic() + self._timeout_s
+        self._number = number = self._number + 1
+        self._send(_encoded(request, number))
+        try:
+            while True:
+                reply = self._receive(deadline)
+                if isinstance(reply, expected) and reply.id == number:  # type: ignore[attr-defined]  # all have
+                    return reply
+                if isinstance(reply, ErrorReply) and reply.id in (number, None):
+                    break
+        except BaseException:
+            with contextlib.suppress(QueryError):
+                self._number += 1
+                self._send(encode(messages.Cancel(self._number, number)))
+            raise
+        raise QueryError.of(reply)
 
     def subscribe(
         self,
@@ -132,127 +280,13 @@ class QueryClient:
         events: Sequence[EventKind] = (),
         after: str = "",
     ) -> EventStream:
-        """Events from now on, or behind the one with the id ``after``; empty is all. QueryError on refusal.
+        """Subscribe to events from now on, or behind the one with the id ``after``; empty is all.
 
-        An iterator with a connection of its own: of `Update`, and of `LostMessage` where some are missing.
+        Returns an iterator with a connection of its own: of `Update`, and of `LostMessage` where some are
+        missing. Raises QueryError.
         """
         chosen = wanted(sessions, questions, events, after)
         return EventStream(self._endpoint, chosen, self._timeout_s, self._keys)
-
-    def push(self, data: Data, content: str = "msgpack", **options: Any) -> PushReply:
-        """Push records into the source for pushes; QueryError on refusal or timeout.
-
-        ``data``: records as maps, or bytes of this ``content``. ``options``: further members of `Push`.
-        """
-        return self._request(push_of(self._next(), data, content, options), PushReply)
-
-    def describe(self, session: str) -> DescribeReply:
-        """A session, its standing questions and their latest answers; QueryError on refusal or timeout."""
-        return self._request(Describe(self._next(), session), DescribeReply)
-
-    def sessions(self) -> SessionsReply:
-        """List the sessions; QueryError on refusal or timeout."""
-        return self._request(ListSessions(self._next()), SessionsReply)
-
-    def add_session(self, name: str, symbol: str, **settings: Setting) -> SessionsReply:
-        """Open a session; ``settings``: further keys of its table. QueryError on refusal or timeout."""
-        request = AddSession(self._next(), {"name": name, "symbol": symbol, **settings})
-        return self._request(request, SessionsReply)
-
-    def change_session(self, name: str, **settings: Setting) -> SessionsReply:
-        """Give a session other settings; QueryError on refusal or timeout."""
-        return self._request(ChangeSession(self._next(), name, settings), SessionsReply)
-
-    def remove_session(self, name: str) -> SessionsReply:
-        """Close a session; QueryError on refusal or timeout."""
-        return self._request(RemoveSession(self._next(), name), SessionsReply)
-
-    def answers(
-        self, session: str, question: str = "", min_version: int = 0, timeout_s: float = 10.0
-    ) -> AnswersReply:
-        """Latest standing answers, waiting for `min_version`; QueryError on refusal or timeout."""
-        return self._request(Answers(self._next(), session, question, min_version, timeout_s), AnswersReply)
-
-    def questions(self, session: str) -> QuestionsReply:
-        """A session's standing questions; QueryError on refusal or timeout."""
-        return self._request(ListQuestions(self._next(), session), QuestionsReply)
-
-    def set_question(
-        self,
-        session: str,
-        name: str,
-        text: str,
-        choices: tuple[str, ...] = (),
-        max_tokens: int = 8,
-        **options: Any,
-    ) -> QuestionsReply:
-        """Add a standing question, or change the one with its name; QueryError on refusal or timeout.
-
-        ``options``: further members of `SetQuestion`.
-        """
-        return self._request(
-            SetQuestion(self._next(), session, name, text, choices, max_tokens, **options), QuestionsReply
-        )
-
-    def remove_question(self, session: str, name: str) -> QuestionsReply:
-        """Remove a standing question; QueryError on refusal or timeout."""
-        return self._request(RemoveQuestion(self._next(), session, name), QuestionsReply)
-
-    def pause(self, session: str, question: str = "", paused: bool = True) -> QuestionsReply:
-        """Ask a standing question, or all, no more, or again; QueryError on refusal or timeout."""
-        return self._request(Pause(self._next(), session, question, paused), QuestionsReply)
-
-    def label(self, session: str, question: str, version: int, choice: str) -> LabelReply:
-        """Tell the right choice of a standing answer; QueryError on refusal or timeout."""
-        return self._request(Label(self._next(), session, question, version, choice), LabelReply)
-
-    def stats(self) -> StatsReply:
-        """Counters and latencies; QueryError on refusal or timeout."""
-        return self._request(Stats(self._next()), StatsReply)
-
-    def open_prompt(
-        self,
-        text: str = "",
-        max_tokens: int = 64,
-        choices: tuple[str, ...] = (),
-        temperature: float = 0.0,
-        retention_priority: int = ORDINARY,
-        retention_seconds: float = RETENTION_S,
-    ) -> PromptReply:
-        """Begin a prompt without a session; the reply has its id. QueryError on refusal or timeout."""
-        kept = retention_priority, retention_seconds
-        return self._request(Open(self._next(), text, max_tokens, choices, temperature, *kept), PromptReply)
-
-    def append(self, prompt: str, text: str) -> PromptReply:
-        """Append to an unfinished prompt; QueryError on refusal or timeout."""
-        return self._request(Append(self._next(), prompt, text), PromptReply)
-
-    def update(self, prompt: str, text: str) -> PromptReply:
-        """Replace an unfinished prompt; QueryError on refusal or timeout."""
-        return self._request(Update(self._next(), prompt, text), PromptReply)
-
-    def finish(self, prompt: str, deadline_ms: int | None = None) -> FinishReply:
-        """Finish a prompt and return its answer; QueryError on refusal or timeout."""
-        return self._request(Finish(self._next(), prompt, deadline_ms), FinishReply)
-
-    def complete(
-        self,
-        text: str,
-        max_tokens: int = 64,
-        choices: tuple[str, ...] = (),
-        temperature: float = 0.0,
-        retention_priority: int = ORDINARY,
-        retention_seconds: float = RETENTION_S,
-        deadline_ms: int | None = None,
-    ) -> FinishReply:
-        """Answer a complete prompt; QueryError on refusal or timeout."""
-        more = retention_priority, retention_seconds, deadline_ms
-        request = Complete(self._next(), text, max_tokens, choices, temperature, *more)
-        return self._request(request, FinishReply)
-
-    def close_prompt(self, prompt: str) -> ClosedReply:
-        """Close a prompt without an answer; QueryError on refusal or timeout."""
-        return self._request(Close(self._next(), prompt), ClosedReply)
 
     def close(self) -> None:
         """Close the connection; unsent requests are dropped."""
@@ -265,49 +299,159 @@ class QueryClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _next(self) -> int:
-        self._id += 1
-        return self._id
-
-    def _request(self, request: ClientRequest | Hello, expected: type[R]) -> R:
-        self._send(request)
-        deadline = time.monotonic() + self._timeout_s
+    def _send(self, message: bytes) -> None:
         try:
-            while True:
-                reply = self._receive(deadline)
-                if isinstance(reply, expected) and reply.id == request.id:
-                    return reply
-                if isinstance(reply, ErrorReply) and reply.id in (request.id, None):
-                    break
-        except BaseException:
-            with contextlib.suppress(QueryError):
-                self._send(Cancel(self._next(), request.id))
-            raise
-        raise QueryError.of(reply)
-
-    def _send(self, request: SocketRequest) -> None:
-        try:
-            self._socket.send(encode(request), zmq.NOBLOCK)
+            self._socket.send(message, zmq.NOBLOCK)
         except zmq.Again:
             raise QueryError("timeout", f"{self._endpoint} takes no more requests") from None
 
-    def _receive(self, deadline: float) -> SocketMessage:
+    def _receive(self, deadline: float) -> object:
         left_ms = int((deadline - time.monotonic()) * 1000)
         if left_ms <= 0 or not self._socket.poll(left_ms):
             raise QueryError("timeout", f"no reply from {self._endpoint} within {self._timeout_s:g} s")
         try:
             return decode_reply(self._socket.recv())
         except Undecodable as error:
-            raise QueryError(
-                "engine", f"{self._endpoint} sent a reply that is not of this protocol: {error}"
-            ) from None
+            raise _unreadable(self._endpoint, error) from None
 
 
-def push_of(number: int, data: Data, content: str, options: Mapping[str, Any]) -> Push:
-    """A push of records. Raises QueryError for a member that is not right."""
-    body = data if isinstance(data, bytes) else msgspec.msgpack.encode(list(data))
-    members = {"id": number, "data": body, "content": content, **options}
-    try:
-        return msgspec.convert(members, Push)
-    except msgspec.ValidationError as error:
-        raise QueryError("bad_request", str(error)) from None
+class AsyncQueryClient(Methods):
+    """One connection. Use it from one event loop, and close it (or use ``async with``).
+
+    A request whose task is cancelled, or whose time is up, is cancelled at the daemon, too. Its methods raise
+    QueryError when the daemon refuses, and when there is no reply in time.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        timeout_s: float = 30.0,
+        *,
+        identity: bytes = b"",
+        keys: CurvePair | None = None,
+    ) -> None:
+        """``timeout_s`` bounds every request, including the connection. Raises QueryError.
+
+        ``identity``: the connection's name at the daemon, unique among its clients; by default it gets one.
+        ``keys``: where the daemon asks for them.
+        """
+        self._endpoint, self._timeout_s, self._keys = endpoint, timeout_s, keys
+        self._waiting: dict[int, asyncio.Future[_Received]] = {}
+        self._number = 0
+        self._reading: asyncio.Task[None] | None = None
+        self._context = zmq.asyncio.Context()
+        try:
+            self._socket = connect(self._context, endpoint, keys, identity)
+        except QueryError:
+            self._context.term()
+            raise
+
+    async def call(self, request: Sent, expected: type[R]) -> R:
+        """Return the reply to ``request``. Raises QueryError."""
+        found = await self._exchange(request)
+        if isinstance(found, ErrorReply):
+            raise QueryError.of(found)
+        if not isinstance(found, expected):
+            raise QueryError("engine", f"{self._endpoint} sent a {type(found).__name__}, which was not asked")
+        return found
+
+    async def request(self, request: ClientRequest) -> Reply:
+        """The reply to ``request``, with its id, errors included. Raises QueryError for a timeout."""
+        found = await self._exchange(request)
+        assert isinstance(found, Reply)  # the daemon answers a request by its reply
+        return msgspec.structs.replace(found, id=request.id)
+
+    async def subscribe(
+        self,
+        sessions: Sequence[str] = (),
+        questions: Sequence[str] = (),
+        events: Sequence[EventKind] = (),
+        after: str = "",
+    ) -> AsyncEventStream:
+        """Subscribe to events, as `QueryClient.subscribe` does; returns an asynchronous iterator."""
+        stream = AsyncEventStream(self._endpoint, wanted(sessions, questions, events, after), self._keys)
+        await stream.begin(self._timeout_s)
+        return stream
+
+    async def close(self) -> None:
+        """Close the connection; requests that wait fail with QueryError."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+        self._fail(QueryError("shutting_down", f"the connection to {self._endpoint} was closed"))
+        self._socket.close()
+        self._context.term()
+
+    async def __aenter__(self) -> AsyncQueryClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _exchange(self, request: Sent) -> _Received:
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read())
+        self._number += 1
+        number = self._number
+        sent = _encoded(request, number)
+        reply = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._socket.send(sent)
+                found: _Received = await reply
+                return found
+        except TimeoutError:
+            self._cancel(number)
+            why = f"no reply from {self._endpoint} within {self._timeout_s:g} s"
+            raise QueryError("timeout", why) from None
+        except asyncio.CancelledError:
+            self._cancel(number)
+            raise
+        finally:
+            del self._waiting[number]
+
+    def _cancel(self, request: int) -> None:
+        """Tell the daemon to give a request up, if the message can be sent now."""
+        self._number += 1
+        with contextlib.suppress(zmq.ZMQError):
+            sent = self._socket.send(encode(messages.Cancel(self._number, request)), zmq.NOBLOCK)
+            assert isinstance(sent, asyncio.Future)
+            sent.exception() if sent.done() else sent.cancel()
+
+    async def _read(self) -> None:
+        while True:
+            try:
+                reply = decode_reply(await self._socket.recv())
+            except Undecodable as error:
+                self._fail(_unreadable(self._endpoint, error))
+                continue
+            if isinstance(reply, messages.EventMessage | messages.LostMessage | messages.Ended):
+                continue
+            if isinstance(reply, ErrorReply) and reply.id is None:
+                # it was too malformed for the daemon to tell which it was
+                self._fail(QueryError.of(reply))
+                continue
+            waiting = self._waiting.get(reply.id) if reply.id is not None else None
+            if waiting is not None and not waiting.done():
+                waiting.set_result(reply)
+
+    def _fail(self, error: QueryError) -> None:
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(error)
+
+
+def _encoded(request: Sent, number: int) -> bytes:
+    """Return the request's message, with ``number`` as its id. Raises QueryError."""
+    sent = encode(msgspec.structs.replace(request, id=number))
+    if len(sent) > messages.MAX_REQUEST_BYTES:
+        # the daemon could not say which one it refuses, and all that wait would fail
+        why = f"a request has at most {messages.MAX_REQUEST_BYTES} bytes, not {len(sent)}"
+        raise QueryError("too_long", why)
+    return sent
+
+
+def _unreadable(endpoint: str, error: Undecodable) -> QueryError:
+    return QueryError("engine", f"{endpoint} sent a reply that is not of this protocol: {error}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from daemon.api.async_client import AsyncQueryClient
+from daemon.api.client import AsyncQueryClient
 from daemon.api.messages import ClientRequest, Reply
 from daemon.api.subscriptions import Update
 from daemon.cli.options import EXIT_CONFIG, endpoint_option, exiting_on_refusal, given_keys

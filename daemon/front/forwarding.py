@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from daemon.api import messages
-from daemon.api.async_client import AsyncQueryClient
+from daemon.api.client import AsyncQueryClient
 from daemon.api.zmq import AnswerQuery, AtOnce, forwarding_name, never
 from daemon.tenants import Client, Tenant
 from feeds.curve import Keys

@@ -17,7 +17,7 @@ import pytest_asyncio
 from mcp import Client, StdioServerParameters
 from mcp.shared.exceptions import MCPError
 
-from daemon.api.async_client import AsyncQueryClient
+from daemon.api.client import AsyncQueryClient
 from daemon.api.messages import LostMessage, QueryError
 from daemon.api.subscriptions import Update
 from daemon.config.schema import HttpConfig

@@ -13,7 +13,7 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.partitioner import DefaultPartitioner
 from msgspec.structs import replace
 
-from daemon.api.async_client import AsyncQueryClient
+from daemon.api.client import AsyncQueryClient
 from daemon.api.messages import Answers, AnswersReply, ErrorReply
 from daemon.audit.completeness import Audit
 from daemon.config.schema import Config, QueryConfig, RecoveryConfig, SinkConfig, SourceConfig

@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from daemon import protocol
-from daemon.api.async_client import AsyncQueryClient
+from daemon.api.client import AsyncQueryClient
 from daemon.api.health import STANDBY
 from daemon.api.messages import Answers, AnswersReply, ErrorReply
 from daemon.audit.completeness import Audit

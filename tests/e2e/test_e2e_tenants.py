@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from playwright.async_api import expect
 
 from daemon.api import messages
-from daemon.api.async_client import AsyncQueryClient
+from daemon.api.client import AsyncQueryClient
 from daemon.cli.main import main
 from daemon.config.schema import QueryConfig, SchedulerConfig, TenantsConfig
 from daemon.front.server import Front

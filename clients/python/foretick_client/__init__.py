@@ -3,8 +3,7 @@
 The other modules are made from the daemon's own when the distribution is built; see its setup.py.
 """
 
-from foretick_client.async_client import AsyncQueryClient
-from foretick_client.client import QueryClient
+from foretick_client.client import AsyncQueryClient, QueryClient
 from foretick_client.dealer import ClientKeys
 from foretick_client.messages import AskReply, LostMessage, QueryError
 from foretick_client.records import Answer, DataUpdated, FlashReady

@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from daemon.api.access import Access, tenant_labels
-from daemon.api.async_client import AsyncQueryClient
+from daemon.api.client import AsyncQueryClient
 from daemon.api.events import Events
 from daemon.api.messages import (
     Ask,

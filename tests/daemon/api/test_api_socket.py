@@ -17,8 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from daemon.api import messages
-from daemon.api.async_client import AsyncQueryClient
-from daemon.api.client import QueryClient
+from daemon.api.client import AsyncQueryClient, QueryClient
 from daemon.api.dealer import ClientKeys
 from daemon.api.events import Events
 from daemon.api.messages import (

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import zmq.asyncio
 
-from daemon.api.async_client import AsyncQueryClient
+from daemon.api.client import AsyncQueryClient
 from daemon.api.messages import (
     MAX_REQUEST_BYTES,
     Ask,
