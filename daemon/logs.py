@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
-from datetime import UTC, datetime
+
+from pythonjsonlogger.core import LogData
+from pythonjsonlogger.json import JsonFormatter
 
 from daemon.config.schema import LogConfig
 from feeds.kafka_client import quiet_client_log
 
 
-class JsonFormatter(logging.Formatter):
+class JsonLines(JsonFormatter):
     """One object: time, level, logger, message, and the traceback if there is one."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        """The line."""
-        line = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line)
+    def __init__(self) -> None:
+        names = {"levelname": "level", "name": "logger", "exc_info": "traceback"}
+        super().__init__(["levelname", "name", "message"], rename_fields=names, timestamp="time")
+
+    def process_log_record(self, log_data: LogData) -> LogData:
+        """Write the level in lower case."""
+        return super().process_log_record(log_data | {"level": log_data["level"].lower()})
 
 
 def set_up_logging(settings: LogConfig, process: str) -> None:
     """Configure the root logger of this process."""
     handler = logging.StreamHandler(sys.stderr)
     if settings.json:
-        handler.setFormatter(JsonFormatter())
+        handler.setFormatter(JsonLines())
     else:
         handler.setFormatter(
             logging.Formatter(f"%(asctime)s {process} %(levelname)-7s %(name)s: %(message)s")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import defaultdict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
+
+from cachetools import LRUCache
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -19,33 +21,25 @@ class Lru(Generic[K, V]):
 
     def __init__(self, most: int, count: Callable[[str], None] = lambda outcome: None) -> None:
         self._most, self._count = most, count
-        self._owned: dict[str, OrderedDict[K, V]] = {}
+        self._owned: defaultdict[str, LRUCache[K, V]] = defaultdict(lambda: LRUCache(most))
 
     def __len__(self) -> int:
         return sum(map(len, self._owned.values()))
 
     def get(self, key: K, owner: str = "") -> V | None:
-        """The owner's value, which is now its newest; None without one."""
-        values = self._owned.get(owner)
-        value = None if values is None else values.get(key)
+        """Return the owner's value, which is now its newest; None without one."""
+        value = self._owned[owner].get(key)
         self._count("miss" if value is None else "hit")
-        if values is not None and value is not None:
-            values.move_to_end(key)
         return value
 
     def put(self, key: K, value: V, owner: str = "") -> None:
         """Keep a value."""
-        values = self._owned.setdefault(owner, OrderedDict())
-        values[key] = value
-        values.move_to_end(key)
+        self._owned[owner][key] = value
         if len(self) > self._most:
-            most = max(self._owned, key=lambda each: len(self._owned[each]))
-            self._owned[most].popitem(last=False)
-            if not self._owned[most]:
-                del self._owned[most]
+            max(self._owned.values(), key=len).popitem()
 
     def made(self, key: K, make: Callable[[], V], owner: str = "") -> V:
-        """The owner's value, made if it is not there. What ``make`` raises is not kept."""
+        """Return the owner's value, made if it is not there. What ``make`` raises is not kept."""
         value = self.get(key, owner)
         if value is None:
             value = make()
