@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO, cast
 
-import zstandard
+from feeds.zstd import zstd
 
 _GZIP = b"\x1f\x8b\x08"
 _ZIPS = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")
@@ -32,7 +32,6 @@ _OTHERS = {
 """Files that are known and not read, by their first bytes."""
 _TAR = slice(257, 262)
 _HEAD = 512
-_CHUNK = 1 << 16
 _SYSTEM_FILES = frozenset(("thumbs.db", "desktop.ini"))
 
 Opened = Callable[[BinaryIO], object]
@@ -101,7 +100,7 @@ def _unpacked(raw: IO[bytes], start: bytes, name: str) -> IO[bytes]:
         # unbuffered: what precedes a damage is read before it raises
         return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
     if start.startswith(_ZSTD) or (start[1:4] == _ZSTD_SKIPPED and 0x50 <= start[0] <= 0x5F):
-        return io.BufferedReader(_Zstd(raw))
+        return cast(IO[bytes], zstd.ZstdFile(raw))
     kind = next((kind for magic, kind in _OTHERS.items() if start.startswith(magic)), "")
     if start.startswith(b"BZh") and start[4:10] == b"1AY&SY":
         kind = "bzip2"
@@ -119,42 +118,11 @@ def unpacking() -> Iterator[None]:
     """Turns what the libraries raise for a broken archive into `Corrupt`."""
     try:
         yield
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise Corrupt(f"the gzip or zip stream is truncated or corrupt: {error}") from error
+    except (EOFError, gzip.BadGzipFile, zlib.error, zstd.ZstdError) as error:
+        raise Corrupt(f"the packed stream is truncated or corrupt: {error}") from error
     except (zipfile.BadZipFile, NotImplementedError) as error:
         raise Corrupt(f"the zip archive cannot be read: {error}") from error
     except RuntimeError as error:  # zipfile's word for a missing password
         if "password" not in str(error):
             raise
         raise Corrupt(f"the zip archive is encrypted: {error}") from error
-    except zstandard.ZstdError as error:
-        raise Corrupt(f"the zstd stream is truncated or corrupt: {error}") from error
-
-
-class _Zstd(io.RawIOBase):
-    """Zstd frames one after the other; the library's own reader takes a truncated file for a short one."""
-
-    def __init__(self, raw: IO[bytes]) -> None:
-        self._raw = raw
-        self._frame: zstandard.ZstdDecompressionObj | None = None
-        self._packed, self._text = b"", memoryview(b"")
-
-    def readable(self) -> bool:
-        """Always."""
-        return True
-
-    def readinto(self, buffer: object, /) -> int:
-        """Unpack into ``buffer``; 0 at the end. Raises ZstdError."""
-        into = memoryview(buffer)  # type: ignore[arg-type]  # io passes a writable buffer
-        while not self._text:
-            self._packed = self._packed or self._raw.read(_CHUNK)
-            if not self._packed:
-                if self._frame is not None:
-                    raise zstandard.ZstdError("it ends within a frame")
-                return 0
-            frame = self._frame or zstandard.ZstdDecompressor().decompressobj()
-            self._text = memoryview(frame.decompress(self._packed))
-            self._packed, self._frame = (frame.unused_data, None) if frame.eof else (b"", frame)
-        size = min(len(into), len(self._text))
-        into[:size], self._text = self._text[:size], self._text[size:]
-        return size

@@ -7,15 +7,13 @@ import io
 import zlib
 from collections.abc import Callable, Iterable
 
-import zstandard
+from feeds.zstd import zstd
 
 ACCEPTED = "gzip, deflate, zstd"
 """What `Accept-Encoding` says of requests."""
 _ALIASES = {"x-gzip": "gzip"}
-_PIECE = 64
-"""Bytes of zstd at a time: each can hold 32 KiB for every byte."""
-_WINDOW = 1 << 23
-"""Memory that a decoder of zstd needs at most; RFC 9659 allows no more over HTTP."""
+_WINDOW_LOG = 23
+"""Memory that a decoder of zstd needs at most, as a power of two; RFC 9659 allows no more over HTTP."""
 
 Unpack = Callable[[bytes, int], bytes | None]
 
@@ -47,7 +45,7 @@ def unpacked(body: bytes, coding: str, max_bytes: int) -> bytes | None:
         return _UNPACK[coding](body, max_bytes)
     except EOFError:
         raise Corrupt(f"the body's {coding} has no end") from None
-    except (OSError, zlib.error, zstandard.ZstdError) as error:
+    except (OSError, zlib.error, zstd.ZstdError) as error:
         raise Corrupt(f"the body is not {coding}: {error}") from None
 
 
@@ -75,20 +73,16 @@ def _inflate(body: bytes, max_bytes: int) -> bytes | None:
 
 def _unzstd(body: bytes, max_bytes: int) -> bytes | None:
     """One frame or more."""
-    decoder, found, rest = zstandard.ZstdDecompressor(max_window_size=_WINDOW), bytearray(), b""
-    stream = decoder.decompressobj()
-    for at in range(0, len(body), _PIECE):
-        rest += body[at : at + _PIECE]
-        while rest:
-            if stream.eof:
-                stream = decoder.decompressobj()
-            found += stream.decompress(rest)
-            rest = stream.unused_data if stream.eof else b""
-            if len(found) > max_bytes:
-                return None
-    if not stream.eof:
-        raise EOFError
-    return bytes(found)
+    found, rest = b"", body
+    while True:
+        frame = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG})
+        found += frame.decompress(rest, max_bytes + 1 - len(found))
+        if len(found) > max_bytes:
+            return None
+        if not frame.eof:
+            raise EOFError
+        if not (rest := frame.unused_data):
+            return found
 
 
 _UNPACK: dict[str, Unpack] = {"gzip": _gunzip, "deflate": _inflate, "zstd": _unzstd}

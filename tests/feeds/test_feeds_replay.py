@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from feeds.decimals import parse_fixed
 from feeds.file_format import FormatError, load_format
 from feeds.messages import AnyRecord, Bar, Quote, Trade
 from feeds.replay import read_records
+from feeds.zstd import zstd
 
 MINUTE = 60 * 10**9
 
@@ -60,7 +60,7 @@ def zipped(text: bytes, *names: str) -> bytes:
     return packed.getvalue()
 
 
-PACK = {"plain": bytes, "gzip": gzip.compress, "zip": zipped, "zstd": zstandard.compress}
+PACK = {"plain": bytes, "gzip": gzip.compress, "zip": zipped, "zstd": zstd.compress}
 
 
 @pytest.fixture(params=PACK)
@@ -129,7 +129,7 @@ def test_an_encrypted_archive_is_refused(tmp_path: Path) -> None:
 
 @given(st.lists(st.binary(max_size=400), min_size=1, max_size=4), st.integers(1, 64))
 def test_frames_of_zstd_read_as_one_text(parts: list[bytes], size: int) -> None:
-    packed = b"".join(zstandard.compress(part) for part in parts)
+    packed = b"".join(zstd.compress(part) for part in parts)
     with tempfile.NamedTemporaryFile() as file:
         file.write(packed)
         file.flush()

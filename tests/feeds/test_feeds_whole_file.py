@@ -13,7 +13,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from feeds.connectors.replay import ReplayConnector
 from feeds.containers import Corrupt, texts
 from feeds.file_format import FormatError
 from feeds.replay import MAX_MESSAGE, read_text
+from feeds.zstd import zstd
 from tests.feeds.declared import BARS, TRADES, declared, pushed, read, read_file
 
 HEADER = "time,price,size,id"
@@ -276,7 +276,7 @@ def test_a_ticker_is_no_container(tmp_path: Path, symbol: str) -> None:
 
 @pytest.mark.parametrize(
     "pack",
-    [gzip.compress, zstandard.compress, lambda text: b"\x50\x2a\x4d\x18\1\0\0\0x" + zstandard.compress(text)],
+    [gzip.compress, zstd.compress, lambda text: b"\x50\x2a\x4d\x18\1\0\0\0x" + zstd.compress(text)],
 )
 def test_members_may_be_packed_themselves(tmp_path: Path, pack: object) -> None:
     packed = pack(TEXT.encode())  # type: ignore[operator]  # bytes to bytes
@@ -361,7 +361,7 @@ def test_check_looks_at_the_file(tmp_path: Path) -> None:
     assert all(each.ok for each in ReplayConnector(file=str(path), format=str(made)).check())
 
 
-@given(st.integers(0, 60), st.sampled_from([gzip.compress, zstandard.compress]), st.booleans())
+@given(st.integers(0, 60), st.sampled_from([gzip.compress, zstd.compress]), st.booleans())
 def test_what_precedes_a_damage_is_read(lost: int, pack: object, inside: bool) -> None:
     """Also of a file that is so short that its beginning is damaged."""
     packed = pack(TEXT.encode())  # type: ignore[operator]  # bytes to bytes

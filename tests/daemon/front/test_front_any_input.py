@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 import pytest
 import zmq.asyncio
-import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -39,6 +38,7 @@ from feeds.mock_broker import MockBroker
 from feeds.pushed import PushedSource, PushLimits
 from feeds.source import Source
 from feeds.zeromq import Header, ZmqSource
+from feeds.zstd import zstd
 from ingest.record import RECORD
 from ingest.ring import Ring
 from metrics.catalogue import EMPTY, REASONS
@@ -280,7 +280,7 @@ codings: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
     "GZIP": gzip.compress,
     "deflate": zlib.compress,
-    "zstd": zstandard.compress,
+    "zstd": zstd.compress,
     "br": bytes,
 }
 printable = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=20)

@@ -1,0 +1,10 @@
+"""Python's own module for zstd, which came with 3.14, or its backport."""
+
+import sys
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+__all__ = ["zstd"]
