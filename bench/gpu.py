@@ -23,7 +23,7 @@ from bench.figures import FLOORS, Figure, Goal, Setting, latency, quantiles
 from bench.run import MeasurementFailed, SuiteRun, timed
 from daemon.cli.profile import by_size, file_name, ladder_for, model_of
 from engine.attention.base import LayerCall
-from engine.attention.metadata import AttentionMetadata, Packed
+from engine.attention.metadata import AttentionMetadata, PackedRows
 from engine.attention.triton import TritonAttention
 from engine.engine import Engine
 from engine.graphs.runner import CudaCapture
@@ -245,7 +245,7 @@ def bandwidth(engine: Engine, rows: int, context: int) -> float:
     model, pool = engine.model, engine.pool
     heads = int(model.model.config.num_attention_heads)
     placement = Placement((Extent(0, context, 0, 0),), ((context, rows),), context, 0)
-    metadata = AttentionMetadata([Packed(0, rows, placement)], model.device)
+    metadata = AttentionMetadata([PackedRows(0, rows, placement)], model.device)
     calls, read = [], 0
     for keys, values, rotation in zip(pool.keys, pool.values, model.rotations, strict=True):
         keys.normal_()

@@ -20,7 +20,7 @@ import msgspec
 
 from bench.figures import Figure, Machine, Part, Suite
 from bench.suites import SUITES
-from engine.cpu.host import cpu_features, cpu_name
+from engine.cpu.cpu_identity import cpu_features, cpu_name
 
 _PACKAGES = ("torch", "transformers", "numpy", "numba", "aiokafka", "pyzmq", "uvloop")
 

@@ -50,11 +50,11 @@ class VenueClock:
 
     A record cannot arrive before its event. Where it seems to, the venue's clock is ahead by that much, or
     more. Clocks that are behind look like latency and are not told. The last one to two minutes count.
-    ``heard_ns``: when the venue was last heard, by a record or a heartbeat (monotonic clock).
+    ``last_seen_ns``: when the venue was last heard, by a record or a heartbeat (monotonic clock).
     """
 
-    def __init__(self, heard_ns: int = 0) -> None:
-        self.heard_ns = heard_ns
+    def __init__(self, last_seen_ns: int = 0) -> None:
+        self.last_seen_ns = last_seen_ns
         self._minute = self._least = self._before = 0
 
     def observe(self, event_ns: int, received_ns: int) -> None:

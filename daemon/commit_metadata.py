@@ -12,14 +12,14 @@ from collections.abc import Mapping
 
 import msgspec
 
-from daemon.progress import Position, Progress, Window
+from daemon.progress import Position, Progress, WindowStart
 from feeds.decoding import Undecodable, decoded
 
-MOST_BYTES = 4096
+MAX_BYTES = 4096
 """A broker's `offset.metadata.max.bytes`, by default."""
 _MARK = "foretick1:"
 _CRC_BYTES = 4
-_MOST_UNPACKED = 1 << 22
+_MAX_UNPACKED = 1 << 22
 """Bytes that a text may unpack to: a short one must not fill the memory."""
 
 
@@ -44,12 +44,12 @@ class _Row(msgspec.Struct, frozen=True, array_like=True):
 
     def progress(self) -> Progress:
         """As it was."""
-        window = Window(self.settings, tuple(Position(*each) for each in self.firsts))
+        window = WindowStart(self.settings, tuple(Position(*each) for each in self.firsts))
         return Progress(self.epoch, self.version, self.sequence, self.closed, window, self.corrected)
 
 
 class _Rows(msgspec.Struct, frozen=True, array_like=True):
-    """`Stored`, as it is written."""
+    """`StoredProgress`, as it is written."""
 
     epoch: int
     sessions: dict[str, _Row]
@@ -59,7 +59,7 @@ class _Rows(msgspec.Struct, frozen=True, array_like=True):
 _decode = msgspec.msgpack.Decoder(_Rows).decode
 
 
-class Stored(msgspec.Struct, frozen=True):
+class StoredProgress(msgspec.Struct, frozen=True):
     """``epoch``: of the newest engine; ``sessions``: how far the answers of each are acknowledged.
 
     ``owner``: query address of the daemon that wrote it; empty if it told none.
@@ -70,40 +70,42 @@ class Stored(msgspec.Struct, frozen=True):
     owner: str = ""
 
 
-class Packed(msgspec.Struct, frozen=True):
-    """``text``: at most `MOST_BYTES` long, ASCII; ``left_out``: sessions that found no room in it."""
+class PackedProgress(msgspec.Struct, frozen=True):
+    """``text``: at most `MAX_BYTES` long, ASCII; ``excluded``: sessions that found no room in it."""
 
     text: str
-    left_out: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
 
 
 def pack(
-    epoch: int, sessions: Mapping[str, Progress], most_bytes: int = MOST_BYTES, owner: str = ""
-) -> Packed:
-    """As text of ``most_bytes``. Where it is too long, it does not say where windows begin; if it still is,
+    epoch: int, sessions: Mapping[str, Progress], max_bytes: int = MAX_BYTES, owner: str = ""
+) -> PackedProgress:
+    """As text of ``max_bytes``. Where it is too long, it does not say where windows begin; if it still is,
     the last sessions are left out.
     """
     text = _text(epoch, sessions, owner)
-    if len(text) > most_bytes:
+    if len(text) > max_bytes:
         sessions = {name: _without_window(each) for name, each in sessions.items()}
         text = _text(epoch, sessions, owner)
-    if len(text) <= most_bytes:
-        return Packed(text)
+    if len(text) <= max_bytes:
+        return PackedProgress(text)
     names = list(sessions)
     low, high = 0, len(names)
     while low < high:  # the most that fit
         middle = (low + high + 1) // 2
-        if len(_text(epoch, {name: sessions[name] for name in names[:middle]}, owner)) <= most_bytes:
+        if len(_text(epoch, {name: sessions[name] for name in names[:middle]}, owner)) <= max_bytes:
             low = middle
         else:
             high = middle - 1
-    return Packed(_text(epoch, {name: sessions[name] for name in names[:low]}, owner), tuple(names[low:]))
+    return PackedProgress(
+        _text(epoch, {name: sessions[name] for name in names[:low]}, owner), tuple(names[low:])
+    )
 
 
-def unpack(text: str) -> Stored:
+def unpack(text: str) -> StoredProgress:
     """What `pack` made; nothing of an empty text. Raises Undecodable for a foreign or damaged one."""
     if not text:
-        return Stored()
+        return StoredProgress()
     if not text.startswith(_MARK):
         raise Undecodable("not written by foretick", readable=False)
     data = decoded(base64.b85decode, text[len(_MARK) :])
@@ -112,11 +114,11 @@ def unpack(text: str) -> Stored:
         raise Undecodable("the checksum does not match", readable=False)
     rows = decoded(_decode, decoded(_inflated, packed))
     sessions = {name: row.progress() for name, row in rows.sessions.items()}
-    return Stored(rows.epoch, sessions, rows.owner)
+    return StoredProgress(rows.epoch, sessions, rows.owner)
 
 
 def _without_window(progress: Progress) -> Progress:
-    return msgspec.structs.replace(progress, window=Window())
+    return msgspec.structs.replace(progress, window=WindowStart())
 
 
 def _text(epoch: int, sessions: Mapping[str, Progress], owner: str) -> str:
@@ -127,7 +129,7 @@ def _text(epoch: int, sessions: Mapping[str, Progress], owner: str) -> str:
 
 def _inflated(packed: bytes) -> bytes:
     inflate = zlib.decompressobj()
-    data = inflate.decompress(packed, _MOST_UNPACKED)
+    data = inflate.decompress(packed, _MAX_UNPACKED)
     if not inflate.eof:
         raise ValueError("cut off, or too long")
     return data

@@ -1,4 +1,4 @@
-"""Which CPUs the front and the engine process run on (`process.reserve_core`)."""
+"""Which CPUs the gateway and the engine process run on (`process.reserve_core`)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _KEY = "process.reserve_core"
 class Cores:
     """CPU numbers of each process; they share none."""
 
-    front: frozenset[int]
+    gateway: frozenset[int]
     engine: frozenset[int]
 
     def __str__(self) -> str:
-        return f"front on CPU {_listed(self.front)}, engine on CPU {_listed(self.engine)}"
+        return f"gateway on CPU {_listed(self.gateway)}, engine on CPU {_listed(self.engine)}"
 
 
 def usable() -> frozenset[int]:
@@ -32,9 +32,9 @@ def usable() -> frozenset[int]:
 
 
 def cores_of(config: Config, cpus: Collection[int]) -> Cores | None:
-    """The first of ``cpus`` for the front, the others for the engine; None where they share all.
+    """The first of ``cpus`` for the gateway, the others for the engine; None where they share all.
 
-    They do without `process.reserve_core`, and with the engine in the front's process. Raises SettingError
+    They do without `process.reserve_core`, and with the engine in the gateway's process. Raises SettingError
     when there are too few.
     """
     if not config.process.reserve_core or config.process.mode != "two":
@@ -45,7 +45,7 @@ def cores_of(config: Config, cpus: Collection[int]) -> Cores | None:
     if not others:
         raise SettingError(
             _KEY,
-            f"front and engine need a CPU each, but there is CPU {first} only: set it to false",
+            f"gateway and engine need a CPU each, but there is CPU {first} only: set it to false",
         )
     if config.model.threads > len(others):
         raise SettingError(

@@ -1,6 +1,6 @@
 """Where all records went: each is in a bar, or dropped for one reason that is counted.
 
-What the front reads is passed to sessions, or refused, skipped, repeated or of no session. What it passes to
+What the gateway reads is passed to sessions, or refused, skipped, repeated or of no session. What it passes to
 a session is in its bars, open ones included, or late, a repeat, refused by the session, of another kind, or
 known from its snapshot. ``unaccounted`` is the rest: records still on their way, or lost in the ring or with
 an engine that ended.
@@ -16,7 +16,7 @@ from metrics.store import MetricStore
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class RecordsRead:
     """Records of all sources. ``malformed``: by reason; ``empty``: messages without a payload, by kind."""
 
     received: int
@@ -68,13 +68,13 @@ class Kept:
 class Ledger:
     """What became of all records. ``lost``: overwritten in the ring, of any session."""
 
-    read: Read
+    read: RecordsRead
     sessions: tuple[Kept, ...]
     lost: int
 
     @property
     def unaccounted(self) -> dict[str, int]:
-        """Records that are nowhere: those of a session by its name, those of the front by ""."""
+        """Records that are nowhere: those of a session by its name, those of the gateway by ""."""
         found = {"": self.read.unaccounted} | {each.session: each.unaccounted for each in self.sessions}
         return {name: records for name, records in found.items() if records}
 
@@ -89,7 +89,7 @@ def ledger(store: MetricStore) -> Ledger:
         found = [(labels[label], n) for labels, n in _series(store, name) if others.items() <= labels.items()]
         return {value: n for value, n in found if n}
 
-    read = Read(
+    read = RecordsRead(
         received=total("records"),
         passed=total("records_passed"),
         unknown_symbol=total("records_unknown_symbol"),

@@ -16,7 +16,7 @@ class Position(msgspec.Struct, frozen=True):
     offset: int
 
 
-class Window(msgspec.Struct, frozen=True):
+class WindowStart(msgspec.Struct, frozen=True):
     """Where a session's window begins in the log: its first record in each partition; empty if not known.
 
     ``settings``: checksum of those that decide which records a window has.
@@ -41,7 +41,7 @@ class Progress(msgspec.Struct, frozen=True):
     version: int = 0
     sequence: int = 0
     closed: tuple[int, ...] = ()
-    window: Window = Window()
+    window: WindowStart = WindowStart()
     corrected: tuple[int, ...] = ()
 
 

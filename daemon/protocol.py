@@ -1,6 +1,6 @@
-"""Messages between front and engine: commands one way, events the other, msgspec structs in msgpack.
+"""Messages between gateway and engine: commands one way, events the other, msgspec structs in msgpack.
 
-A client's request is itself the command. The engine fills the reply or the published answer; the front adds
+A client's request is itself the command. The engine fills the reply or the published answer; the gateway adds
 what only it knows. In `inproc` mode the same structs are passed without encoding.
 """
 
@@ -17,8 +17,8 @@ from daemon.api import generation, messages
 from daemon.config.schema import SessionConfig
 from daemon.progress import Position, Progress
 from feeds.decoding import decoded
-from feeds.messages import Answer, InputRange
-from flash.questions import Question
+from feeds.market_data import Answer, InputRange
+from flash.question import Question
 
 
 class ComputeAsk(msgspec.Struct, frozen=True, tag="ask_engine"):
@@ -110,7 +110,7 @@ class RemoveSession(msgspec.Struct, frozen=True, tag="remove_session"):
     serves: bool = True
 
 
-class TakeOver(msgspec.Struct, frozen=True, tag="take_over"):
+class TakeOver(msgspec.Struct, frozen=True, tag="promote"):
     """An engine that stands by: answer from now on, about bars behind the ``progress`` of each session.
 
     Answered by `TookOver`, before a record that comes after it, or `SessionRefused`.
@@ -123,7 +123,7 @@ class TakeOver(msgspec.Struct, frozen=True, tag="take_over"):
 SessionCommand = AddSession | ChangeSession | RemoveSession | TakeOver
 
 
-class ReadOn(msgspec.Struct, frozen=True, tag="read_on"):
+class PartitionsAssigned(msgspec.Struct, frozen=True, tag="partitions_assigned"):
     """The records of these sessions are read from now on, for this daemon to answer.
 
     What a snapshot left open or waiting goes on. Without this it does so with the next bar that new records
@@ -133,8 +133,8 @@ class ReadOn(msgspec.Struct, frozen=True, tag="read_on"):
     sessions: tuple[str, ...]
 
 
-class ReadElsewhere(msgspec.Struct, frozen=True, tag="read_elsewhere"):
-    """Another daemon reads and answers these sessions, until `ReadOn`: it writes their snapshots."""
+class PartitionsRevoked(msgspec.Struct, frozen=True, tag="partitions_revoked"):
+    """Another daemon reads and answers these sessions, until `PartitionsAssigned`: it writes their snapshots."""
 
     sessions: tuple[str, ...]
 
@@ -171,8 +171,8 @@ Command = (
     | SessionCommand
     | messages.Label
     | PromptCommand
-    | ReadOn
-    | ReadElsewhere
+    | PartitionsAssigned
+    | PartitionsRevoked
     | NameStream
     | NoteProgress
     | generation.GenerationCommand
@@ -181,7 +181,7 @@ Command = (
 )
 
 
-class Ready(msgspec.Struct, frozen=True, tag="ready"):
+class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
     """The model passed its canary and every session's frozen region is in KV.
 
     ``positions``: of the symbols of sessions that came back from a snapshot, by session and symbol.
@@ -197,7 +197,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     streams: tuple[NameStream, ...] = ()
 
 
-class Inputs(msgspec.Struct, frozen=True):
+class InputNumbers(msgspec.Struct, frozen=True):
     """The records behind an update, by the feed's own running numbers.
 
     Every record of the session numbered below ``low_watermark`` is in a closed bar or was dropped.
@@ -222,8 +222,8 @@ class ReadRange(msgspec.Struct, frozen=True, array_like=True):
     last: int
 
 
-class Made(msgspec.Struct, frozen=True):
-    """What a version was made of, as in `feeds.messages.Basis`, with streams by number.
+class Provenance(msgspec.Struct, frozen=True):
+    """What a version was made of, as in `feeds.market_data.Basis`, with streams by number.
 
     ``known``: ``window`` begins with the window's first record; otherwise it may begin earlier.
     """
@@ -249,26 +249,26 @@ class Committed(msgspec.Struct, frozen=True, tag="committed"):
     live_tokens: int
     live_records: int
     times: Times
-    inputs: Inputs
+    inputs: InputNumbers
     late: int = 0
     history: bool = False
-    made: Made = Made()
+    made: Provenance = Provenance()
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):
-    """One standing question's answer; the front adds input offsets, and ages from its version's ``times``.
+    """One standing question's answer; the gateway adds input offsets, and ages from its version's ``times``.
 
     ``asked``: answers and failures that this version has in all.
     """
 
     answer: Answer
-    inputs: Inputs
+    inputs: InputNumbers
     times: Times
     asked: int
 
 
 class Asked(msgspec.Struct, frozen=True, tag="asked"):
-    """The answer to an ask; the front adds its ages. An engine without input since its start has no times.
+    """The answer to an ask; the gateway adds its ages. An engine without input since its start has no times.
 
     ``tokens``: those of the question and its answer that were computed.
     """
@@ -291,7 +291,7 @@ class AnswerFailed(msgspec.Struct, frozen=True, tag="answer_failed"):
     version: int
     code: str
     message: str
-    inputs: Inputs
+    inputs: InputNumbers
     asked: int
 
 
@@ -303,7 +303,7 @@ class TextsAsked(msgspec.Struct, frozen=True, tag="texts_asked"):
 
     session: str
     version: int
-    inputs: Inputs
+    inputs: InputNumbers
     asked: int
 
 
@@ -312,7 +312,7 @@ class NotDue(msgspec.Struct, frozen=True, tag="not_due"):
 
     session: str
     version: int
-    inputs: Inputs
+    inputs: InputNumbers
 
 
 class RecordRefused(msgspec.Struct, frozen=True, kw_only=True, tag="record_refused"):
@@ -371,7 +371,7 @@ class QuestionsRefused(msgspec.Struct, frozen=True, tag="questions_refused"):
 
 
 class SessionAdded(msgspec.Struct, frozen=True, tag="session_added"):
-    """The session is open. ``positions``, ``streams``: as in `Ready`, if it came back from a snapshot."""
+    """The session is open. ``positions``, ``streams``: as in `EngineReady`, if it came back from a snapshot."""
 
     id: int
     positions: dict[str, Position] = {}
@@ -398,7 +398,7 @@ class SessionRefused(msgspec.Struct, frozen=True, tag="session_refused"):
     message: str
 
 
-class TookOver(msgspec.Struct, frozen=True, tag="took_over"):
+class TookOver(msgspec.Struct, frozen=True, tag="promoted"):
     """The engine answers from now on."""
 
     id: int
@@ -429,7 +429,7 @@ PromptEvent = messages.PromptReply | messages.FinishReply | PromptFailed
 HEARTBEAT_S = 1.0
 
 
-class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+class EngineHeartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """The worker's state, every `HEARTBEAT_S`: alive means idle, or progress since the last heartbeat.
 
     An engine that loads has an idle worker.
@@ -450,7 +450,7 @@ class ThreadEnded(msgspec.Struct, frozen=True, tag="thread_ended"):
     why: str
 
 
-class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
+class EngineStopped(msgspec.Struct, frozen=True, tag="stopped"):
     """The engine has drained; nothing follows."""
 
     drained: bool
@@ -464,7 +464,7 @@ class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
 
 
 EngineEvent = (
-    Ready
+    EngineReady
     | Committed
     | Answered
     | AnswerFailed
@@ -480,10 +480,10 @@ EngineEvent = (
     | LabelRefused
     | PromptEvent
     | generation.GenerationEvent
-    | Heartbeat
+    | EngineHeartbeat
     | InputDone
     | ThreadEnded
-    | Stopped
+    | EngineStopped
     | Fatal
 )
 

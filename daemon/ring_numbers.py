@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from feeds.codec import MalformedRecord
 from feeds.decimals import DIGITS, NANO, Fixed, decimals_of, format_fixed, from_units, to_units
-from feeds.messages import AnyRecord, Bar, Quote, Trade
+from feeds.market_data import AnyRecord, Bar, Quote, Trade
 from ingest.record import BAR, QUOTE, SIDE_BUY, SIDE_SELL, SIDE_UNKNOWN, TRADE
 
 _MAX = 2**63 - 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
-from daemon.config.tenants import TenantTable
+from daemon.config.tenants_file import TenantTable
 
 ALL = ("*",)
 

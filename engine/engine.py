@@ -13,7 +13,7 @@ import torch
 from engine.attention.base import Attention
 from engine.attention.cpu_kernel.choice import cpu_attention
 from engine.attention.last_layer import LastLayer
-from engine.attention.metadata import AttentionMetadata, Packed
+from engine.attention.metadata import AttentionMetadata, PackedRows
 from engine.device import guarded, to_device
 from engine.graphs.runner import Capture, GraphRunner, runner_for
 from engine.model.architectures import ModelError
@@ -23,9 +23,9 @@ from engine.seeding import Sampling
 from engine.step import Chunk, SampledToken
 from regions.ephemeral import Fork
 from regions.frozen import Context
-from regions.pool import KVPool
-from regions.prompt import StreamingPrompt
+from regions.kv_tensors import KVPool
 from regions.radix import RadixCache
+from regions.streaming_kv import StreamingPrompt
 from regions.tape import Retention, Tape
 
 FREEZE_CHUNK = 1024
@@ -141,17 +141,17 @@ class Engine:
 
     def _run(self, batch: Sequence[Chunk], keep: Sequence[int], read: Callable[[torch.Tensor], Read]) -> Read:
         """Run one pass; returns ``read`` applied to the logits of rows ``keep`` [keep, vocabulary]."""
-        packed: list[Packed] = []
+        packed: list[PackedRows] = []
         for chunk in batch:
             start, n = packed[-1].stop if packed else 0, len(chunk.tokens)
-            packed.append(Packed(start, start + n, chunk.target.next_slots(n)))
+            packed.append(PackedRows(start, start + n, chunk.target.next_slots(n)))
         # tokens count as written only after `read`: an error of the device may surface only then
         result = guarded(self.model.device, lambda: read(self._logits(batch, packed, keep)))
         for chunk, part in zip(batch, packed, strict=True):
             chunk.target.wrote(part.placement, chunk.tokens)
         return result
 
-    def _logits(self, batch: Sequence[Chunk], packed: list[Packed], keep: Sequence[int]) -> torch.Tensor:
+    def _logits(self, batch: Sequence[Chunk], packed: list[PackedRows], keep: Sequence[int]) -> torch.Tensor:
         device = self.model.device
         metadata = AttentionMetadata([part for each in packed for part in each.sequences()], device)
         tokens = [token for chunk in batch for token in chunk.tokens]

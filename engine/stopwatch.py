@@ -15,7 +15,7 @@ Measure = Callable[[Sequence[Call]], Sequence[float]]
 class Stopwatch:
     """Takes the least seconds of each call, over rounds that run each of them once.
 
-    The first round does not count. At least ``rounds`` of them follow, and more, up to ``most_rounds``, as
+    The first round does not count. At least ``rounds`` of them follow, and more, up to ``max_rounds``, as
     long as all took less than ``budget_s`` of wall time.
 
     It is CPU time of this thread, which takes its part of every product: other processes then count for less,
@@ -23,14 +23,14 @@ class Stopwatch:
     """
 
     rounds: int
-    most_rounds: int
+    max_rounds: int
     budget_s: float
 
     def __call__(self, calls: Sequence[Call]) -> list[float]:
         """Return the least seconds of each of ``calls``."""
         best = [float("inf")] * len(calls)
         began = time.monotonic()
-        for number in range(self.most_rounds + 1):
+        for number in range(self.max_rounds + 1):
             if number > self.rounds and time.monotonic() - began > self.budget_s:
                 break
             for at, call in enumerate(calls):

@@ -34,7 +34,7 @@ async def until(stop: asyncio.Event, doing: Awaitable[Any]) -> bool:
         await asyncio.gather(task, stopping, return_exceptions=True)
 
 
-class Connection:
+class ConnectionLog:
     """A connection's state and its number of retries; every change is logged once."""
 
     def __init__(self, name: str, peer: str, log: logging.Logger, sleep: Sleep = asyncio.sleep) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from feeds.csv_rows import Notice
 from feeds.durations import Duration
 from feeds.file_format import UNFINISHED, RecordFormat
-from feeds.messages import Bar
+from feeds.market_data import Bar
 from feeds.row_records import Parsed, grid_ns
 
 OnSkipped = Callable[[int, str], None]

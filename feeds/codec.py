@@ -14,7 +14,7 @@ import msgspec
 from feeds.decimals import Fixed, check_fixed, from_units, parse_fixed, whole
 from feeds.decoding import Undecodable, decoded
 from feeds.envelopes import without_mark, wrapping_of
-from feeds.messages import AnyMessage, Bar, Quote, Received, Trade
+from feeds.market_data import AnyMessage, Bar, Quote, Received, Trade
 from feeds.source import YEAR_1990 as YEAR_1990
 from feeds.source import YEAR_2100 as YEAR_2100
 from metrics.catalogue import Reason
@@ -104,7 +104,7 @@ def decode_record(payload: bytes, encoding: str = "json", max_bytes: int = MAX_B
 
 
 def decode_message(payload: bytes, encoding: str = "json") -> AnyMessage:
-    """Decode any message of ``feeds.messages`` (answers too), without the plausibility checks of records.
+    """Decode any message of ``feeds.market_data`` (answers too), without the plausibility checks of records.
 
     Raises:
         MalformedRecord: the payload is not such a message.

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import Meta
 
-from feeds.messages import AnyMessage, DataUpdated, DeadLetter, FlashReady
+from feeds.market_data import AnyMessage, DataUpdated, DeadLetter, FlashReady
 from feeds.source import Sink, Source
 
 SOCKET = r"^(tcp|ipc)://.+$"
@@ -38,7 +38,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Route:
+class SinkRoute:
     """A sink and its topics; the sink does not carry messages whose topic is empty."""
 
     sink: Sink
@@ -90,6 +90,6 @@ class SourceConnector(Connector, frozen=True):
 class SinkConnector(Connector, frozen=True):
     """Settings that open a sink."""
 
-    def open(self, name: str, stop_timeout_s: float) -> Route:
+    def open(self, name: str, stop_timeout_s: float) -> SinkRoute:
         """The sink and its topics, not started; it stops within ``stop_timeout_s``. Raises SettingError."""
         raise NotImplementedError

@@ -38,7 +38,7 @@ Opened = Callable[[BinaryIO], object]
 """Gets the file as it lies on the disk: its position tells how far reading has come."""
 
 
-class Corrupt(ValueError):
+class CorruptFile(ValueError):
     """The file cannot be unpacked any further; the message says why."""
 
 
@@ -109,20 +109,20 @@ def _unpacked(raw: IO[bytes], start: bytes, name: str) -> IO[bytes]:
     elif start.startswith(_ZIPS):
         kind = "an archive in an archive"
     if kind:
-        raise Corrupt(f"{name} is {kind}, which is not read: unpack it into a text, gzip, zip or zstd")
+        raise CorruptFile(f"{name} is {kind}, which is not read: unpack it into a text, gzip, zip or zstd")
     return raw
 
 
 @contextmanager
 def unpacking() -> Iterator[None]:
-    """Turns what the libraries raise for a broken archive into `Corrupt`."""
+    """Turns what the libraries raise for a broken archive into `CorruptFile`."""
     try:
         yield
     except (EOFError, gzip.BadGzipFile, zlib.error, zstd.ZstdError) as error:
-        raise Corrupt(f"the packed stream is truncated or corrupt: {error}") from error
+        raise CorruptFile(f"the packed stream is truncated or corrupt: {error}") from error
     except (zipfile.BadZipFile, NotImplementedError) as error:
-        raise Corrupt(f"the zip archive cannot be read: {error}") from error
+        raise CorruptFile(f"the zip archive cannot be read: {error}") from error
     except RuntimeError as error:  # zipfile's word for a missing password
         if "password" not in str(error):
             raise
-        raise Corrupt(f"the zip archive is encrypted: {error}") from error
+        raise CorruptFile(f"the zip archive is encrypted: {error}") from error

@@ -17,11 +17,11 @@ MAX_DECODING_CHARS = 200
 
 def shortened(message: str, chars: int = MAX_MESSAGE_CHARS) -> str:
     """The text of an error without the middle of one that is longer than ``chars``."""
-    left_out = len(message) - chars
-    if left_out <= 0:
+    excluded = len(message) - chars
+    if excluded <= 0:
         return message
     half = chars // 2
-    return f"{message[:half]} ({left_out} characters) {message[-half:]}"
+    return f"{message[:half]} ({excluded} characters) {message[-half:]}"
 
 
 class Undecodable(ValueError):

@@ -14,7 +14,7 @@ import msgspec
 
 from feeds.decimals import DIGITS
 from feeds.durations import Duration, parse_duration
-from feeds.messages import Bar, Quote, Side, Trade, Unit
+from feeds.market_data import Bar, Quote, Side, Trade, Unit
 from feeds.number_texts import POINTS, SEPARATORS
 from feeds.timestamps import DAY_UNITS, EPOCH_UNITS, ParseTime, name_date, time_parser
 

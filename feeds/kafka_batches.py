@@ -35,7 +35,7 @@ CODECS: Mapping[int, Codec] = {
 """By their numbers in attributes: name, and what packs and unpacks."""
 
 
-class Found(NamedTuple):
+class BatchRecord(NamedTuple):
     """A record. ``timestamp``: ms, None where its format has none; ``value``: None is a tombstone."""
 
     offset: int
@@ -58,13 +58,13 @@ class Damaged(NamedTuple):
     batch: bool = True
 
 
-class Read(NamedTuple):
+class ReadResult(NamedTuple):
     """What was read, in order, and the offset to read next.
 
     ``needs``: where nothing was, the bytes that the first batch takes.
     """
 
-    items: list[Found | Damaged]
+    items: list[BatchRecord | Damaged]
     next: int
     needs: int = 0
 
@@ -81,7 +81,7 @@ def broken_codecs(codecs: Mapping[int, Codec] = CODECS) -> dict[str, str]:
     return broken
 
 
-def read_batches(data: bytes, position: int, aborted: Sequence[tuple[int, int]] | None = None) -> Read:
+def read_batches(data: bytes, position: int, aborted: Sequence[tuple[int, int]] | None = None) -> ReadResult:
     """Read the whole batches in ``data``, a broker's answer to a fetch at offset ``position``.
 
     ``aborted``: producer and first offset of each transaction in it that was given up.
@@ -95,18 +95,18 @@ def read_batches(data: bytes, position: int, aborted: Sequence[tuple[int, int]] 
             reading.damage(None, f"a batch cannot have {length} bytes")
             break
         if behind > len(data):
-            return Read(reading.items, reading.next, 0 if at else behind)
+            return ReadResult(reading.items, reading.next, 0 if at else behind)
         following = _FRAME.unpack_from(data, behind)[0] if behind <= last_frame else None
         reading.batch(base, data[at:behind], following)
         at = behind
-    return Read(reading.items, reading.next)
+    return ReadResult(reading.items, reading.next)
 
 
 class _Reading:
     """What was read so far. ``next``: the offset behind it."""
 
     def __init__(self, position: int, aborted: list[tuple[int, int]]) -> None:
-        self.items: list[Found | Damaged] = []
+        self.items: list[BatchRecord | Damaged] = []
         self.next = position
         self._aborted, self._given_up = aborted, set[int]()
 
@@ -134,7 +134,7 @@ class _Reading:
             batch = MemoryRecords(data).next_batch()
             if batch is None or not batch.validate_crc():
                 raise ValueError("its checksum is wrong")
-            found = [Found(each.offset, each.timestamp, each.key, each.value, ()) for each in batch]
+            found = [BatchRecord(each.offset, each.timestamp, each.key, each.value, ()) for each in batch]
         except Exception as error:
             self.damage(last + 1, _text(error))
             return
@@ -190,7 +190,7 @@ class _Reading:
                 self.items.append(Damaged(offset, offset, why, record.value or b"", batch=False))
             else:
                 time_ms = first_ms + record.delta_ms if stamp_ms is None else stamp_ms
-                self.items.append(Found(offset, time_ms, record.key, record.value, record.headers))
+                self.items.append(BatchRecord(offset, time_ms, record.key, record.value, record.headers))
 
 
 class _Record(NamedTuple):

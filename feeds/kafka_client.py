@@ -19,7 +19,7 @@ from aiokafka.errors import (
 )
 from aiokafka.protocol.metadata import MetadataRequest
 
-from feeds.backoff import Connection, until
+from feeds.backoff import ConnectionLog, until
 
 log = logging.getLogger(__name__)
 
@@ -43,13 +43,13 @@ def headers_of(headers: Sequence[tuple[str, bytes | None]]) -> dict[str, bytes]:
 
 
 def quiet_client_log() -> None:
-    """Silence aiokafka's own log, which repeats itself at every attempt; ``Connection`` logs changes."""
+    """Silence aiokafka's own log, which repeats itself at every attempt; ``ConnectionLog`` logs changes."""
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
 
 
 async def open_client(
     new: Callable[[], Any],
-    connection: Connection,
+    connection: ConnectionLog,
     stop: asyncio.Event,
     stop_timeout_s: float,
     settings: Mapping[str, Any],

@@ -125,7 +125,7 @@ class KafkaRange:
             raise OffsetsGone(partition, span.first, begin)
         consumer.assign([which])
         consumer.seek(which, span.first)
-        heard = time.monotonic()
+        last_seen = time.monotonic()
         while at < span.end:
             try:
                 fetched = await read_one(consumer, which, at, timeout_ms=_POLL_MS)
@@ -136,13 +136,13 @@ class KafkaRange:
             except KafkaError as error:
                 raise BrokerError(f"{partition[0]}/{partition[1]}@{at}: {error!r}") from error
             if position > at or fetched:
-                at, heard = position, time.monotonic()
-            elif time.monotonic() - heard > self._timeout_s:
+                at, last_seen = position, time.monotonic()
+            elif time.monotonic() - last_seen > self._timeout_s:
                 raise BrokerError(f"{partition[0]}/{partition[1]}: nothing after offset {at} came in time")
             batch = [_incoming(which, each) for each in fetched if first_offset(each) < span.end]
             if batch:
                 yield batch
-                heard = time.monotonic()  # whoever takes it may need long
+                last_seen = time.monotonic()  # whoever takes it may need long
 
     @property
     def _open(self) -> AIOKafkaConsumer:

@@ -16,7 +16,7 @@ from aiokafka.errors import (
 )
 from aiokafka.protocol.fetch import FetchRequest
 
-from feeds.kafka_batches import Damaged, Found, Read, read_batches
+from feeds.kafka_batches import BatchRecord, Damaged, ReadResult, read_batches
 from feeds.kafka_client import NO_HEADERS
 from feeds.source import Fault, Incoming
 
@@ -27,7 +27,7 @@ _BYTES, _MAX_BYTES = 1 << 20, 1 << 28
 _OF_DATA = (CorruptRecordException, UnsupportedCodecError, RecordTooLargeError)
 _OF_THE_CLIENT = (ConsumerStoppedError, IllegalStateError, TimeoutError, KafkaError)
 
-Item = Found | Damaged
+Item = BatchRecord | Damaged
 
 
 def first_offset(item: Any) -> int:
@@ -44,7 +44,7 @@ def description_of(partition: TopicPartition, damaged: Damaged) -> str:
 
 
 def damaged_message(partition: TopicPartition, damaged: Damaged, now_ns: int) -> Incoming:
-    """What cannot be read, as a message that becomes a dead-letter record."""
+    """What cannot be read, as a message that becomes a dead-record record."""
     fault = Fault("corrupt", description_of(partition, damaged), damaged.last)
     topic, number = partition
     return Incoming(topic, number, damaged.first, None, damaged.value, NO_HEADERS, now_ns, fault=fault)
@@ -60,7 +60,7 @@ def is_of_data(error: Exception) -> bool:
 
 async def read_raw(
     consumer: AIOKafkaConsumer, partition: TopicPartition, position: int, max_bytes: int = _BYTES
-) -> Read:
+) -> ReadResult:
     """Read what the broker has of a partition from ``position`` on, a few batches at most.
 
     Raises KafkaError where the broker does not give it.
@@ -81,7 +81,7 @@ async def read_raw(
     if not read.needs:
         return read
     if read.needs > _MAX_BYTES:
-        return Read([Damaged(position, position, f"its batch has {read.needs} bytes")], position + 1)
+        return ReadResult([Damaged(position, position, f"its batch has {read.needs} bytes")], position + 1)
     if read.needs > max_bytes:
         return await read_raw(consumer, partition, position, read.needs)
     return read
@@ -103,7 +103,7 @@ async def read_all_raw(
     return items
 
 
-async def _read_on(consumer: AIOKafkaConsumer, partition: TopicPartition, position: int) -> Read:
+async def _read_on(consumer: AIOKafkaConsumer, partition: TopicPartition, position: int) -> ReadResult:
     """Read on from ``position`` until there is nothing more, or about `_RECORDS`."""
     items: list[Item] = []
     while len(items) < _RECORDS:
@@ -112,7 +112,7 @@ async def _read_on(consumer: AIOKafkaConsumer, partition: TopicPartition, positi
             break
         items += read.items
         position = read.next
-    return Read(items, position)
+    return ReadResult(items, position)
 
 
 def _seek(consumer: AIOKafkaConsumer, partition: TopicPartition, offset: int) -> bool:

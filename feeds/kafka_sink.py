@@ -22,7 +22,7 @@ from aiokafka.errors import (
     UnknownTopicOrPartitionError,
 )
 
-from feeds.backoff import Connection
+from feeds.backoff import ConnectionLog
 from feeds.kafka_client import PROBE_S, close_client, open_client
 from feeds.source import PublishRefused, Refusal, SinkStopped
 
@@ -68,7 +68,7 @@ class KafkaSink:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = name
-        self.connection = Connection(name, bootstrap, log)
+        self.connection = ConnectionLog(name, bootstrap, log)
         self._config = {
             "bootstrap_servers": bootstrap,
             "enable_idempotence": True,

@@ -15,14 +15,13 @@ from typing import Any, Literal
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerStoppedError, TopicPartition
 from aiokafka.errors import IllegalStateError, KafkaError
 
-from feeds.backoff import Connection
+from feeds.backoff import ConnectionLog
 from feeds.kafka_assignor import StandbyAssignor
 from feeds.kafka_batches import Damaged
 from feeds.kafka_client import NO_HEADERS, PROBE_S, broker_time_ms, close_client, headers_of, open_client
 from feeds.kafka_follower import FOLLOW_S, KafkaFollower
 from feeds.kafka_reader import damaged_message, description_of, is_of_data, read_all_raw, read_one
 from feeds.source import (
-    Begin,
     CommitFailed,
     CommitPoint,
     ConnectionState,
@@ -36,6 +35,7 @@ from feeds.source import (
     PartitionsLost,
     ReadCommitted,
     Reader,
+    StartPosition,
     source_time_ns,
 )
 
@@ -99,7 +99,7 @@ class KafkaSource:
         on_unreadable: OnUnreadable = "skip",
     ) -> None:
         self.name = name
-        self.connection = Connection(name, bootstrap, log)
+        self.connection = ConnectionLog(name, bootstrap, log)
         self._bootstrap = bootstrap
         self._topics = topics
         self._group = group
@@ -196,7 +196,7 @@ class KafkaSource:
     def _asks(self) -> bool:
         return self._start_at == "earliest" or isinstance(self._start_at, int)
 
-    def attend(self, reader: Reader) -> None:
+    def set_rebalance_listener(self, reader: Reader) -> None:
         """Tell ``reader`` which partitions come and go, and begin where it says."""
         self._reader = reader
 
@@ -498,7 +498,7 @@ class KafkaSource:
         async with asyncio.timeout(_PLACE_S + _PLACE_EACH_S * len(names)) as limit:
             found = await _committed(consumer, names)
             moved = {p: point for p, point in found.items() if self._followed.get(p) != point}
-            wanted: Mapping[Partition, Begin] = {}
+            wanted: Mapping[Partition, StartPosition] = {}
             if moved and self._reader is not None:
                 points = {(p.topic, p.partition): at for p, at in moved.items()}
                 with _not_counted(limit):
@@ -538,7 +538,7 @@ class KafkaSource:
             await self.before_serving()
         if new:
             stored = {} if self._group is None else await self._committed(consumer, sorted(new))
-            wanted: Mapping[Partition, Begin] = {}
+            wanted: Mapping[Partition, StartPosition] = {}
             if self._reader is not None:
                 points = {tuple(p): stored.get(p, CommitPoint(0)) for p in new}
                 with _not_counted(limit):
@@ -576,16 +576,16 @@ class KafkaSource:
         consumer: AIOKafkaConsumer,
         partition: TopicPartition,
         committed: int | None,
-        wanted: Begin | None,
+        wanted: StartPosition | None,
     ) -> None:
         """Begin at ``wanted``, by default far enough before ``committed`` to fill the windows."""
         if committed is None:  # this client may have read on before
             await consumer.seek_to_beginning(partition)
             return
-        offset, fills, _ = wanted or Begin(committed, fills=committed)
+        offset, lookback_end, _ = wanted or StartPosition(committed, lookback_end=committed)
         start = min(committed, offset)
-        if fills and self._span_ns:
-            start = min(start, await self._before(consumer, partition, min(committed, fills)))
+        if lookback_end and self._span_ns:
+            start = min(start, await self._before(consumer, partition, min(committed, lookback_end)))
         beginning = (await consumer.beginning_offsets([partition]))[partition]
         consumer.seek(partition, max(start, beginning))
 

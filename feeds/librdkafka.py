@@ -25,8 +25,8 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from feeds.kafka_transactions import Fenced, GroupOffsets, MessagesRefused, OutgoingMessage, TransactionFailed
 from feeds.source import CommitPoint, Membership, OffsetsUnknown, Partition, Refusal
-from feeds.transactions import Fenced, GroupOffsets, Message, MessagesRefused, TransactionFailed
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -137,7 +137,7 @@ class LibrdkafkaProducer:
         """Initialise: end what an earlier producer left open, and fence it. Raises TransactionFailed."""
         await self._run(self._open)
 
-    async def transact(self, messages: Sequence[Message], offsets: Sequence[GroupOffsets]) -> None:
+    async def transact(self, messages: Sequence[OutgoingMessage], offsets: Sequence[GroupOffsets]) -> None:
         """Write and commit. Raises Fenced, MessagesRefused, TransactionFailed."""
         await self._run(partial(self._transact, messages, offsets))
 
@@ -186,7 +186,7 @@ class LibrdkafkaProducer:
         except KafkaException as error:
             raise _translated(error, unknown=False) from error
 
-    def _transact(self, messages: Sequence[Message], offsets: Sequence[GroupOffsets]) -> None:
+    def _transact(self, messages: Sequence[OutgoingMessage], offsets: Sequence[GroupOffsets]) -> None:
         assert self._producer is not None  # it is open
         self._deadline = time.monotonic() + self._timeout_s
         failed: dict[int, KafkaError] = {}
@@ -210,7 +210,7 @@ class LibrdkafkaProducer:
             self._refuse(messages, failed)
             raise _translated(error, unknown=True) from error
 
-    def _produce(self, index: int, message: Message, failed: dict[int, KafkaError]) -> None:
+    def _produce(self, index: int, message: OutgoingMessage, failed: dict[int, KafkaError]) -> None:
         assert self._producer is not None
 
         def reported(error: KafkaError | None, _message: object) -> None:
@@ -241,7 +241,7 @@ class LibrdkafkaProducer:
             if self._late():
                 raise TransactionFailed("messages are not acknowledged", unknown=False)
 
-    def _refuse(self, messages: Sequence[Message], failed: Mapping[int, KafkaError]) -> None:
+    def _refuse(self, messages: Sequence[OutgoingMessage], failed: Mapping[int, KafkaError]) -> None:
         hopeless = {index: error for index, error in failed.items() if error.code() in _HOPELESS}
         if not hopeless:
             return

@@ -12,7 +12,7 @@ import numpy as np
 from feeds.codec import decode_message, encode
 from feeds.csv_rows import Notice
 from feeds.file_format import Order
-from feeds.messages import AnyRecord
+from feeds.market_data import AnyRecord
 from feeds.row_records import Group, Parsed
 
 HEAD_CHANGES = 32

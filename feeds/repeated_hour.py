@@ -24,17 +24,17 @@ class _Held:
     """A record that waits, or one behind it. ``parsed`` is None once it was refused."""
 
     parsed: Parsed | None
-    unsure: bool = False
+    ambiguous: bool = False
 
 
 @dataclass(slots=True)
 class _Hour:
-    """The repeated hour of one series: its newest time, as of the first occurrence, and what is unsure."""
+    """The repeated hour of one series: its newest time, as of the first occurrence, and what is ambiguous."""
 
     newest: int
     fold_ns: int
     second: bool = False
-    unsure: list[_Held] = field(default_factory=list)
+    ambiguous: list[_Held] = field(default_factory=list)
 
     @property
     def over(self) -> int:
@@ -87,22 +87,22 @@ class RepeatedHours:
                 self._give_up(hour)
             hour = self._hours[parsed.series] = _Hour(time, parsed.fold_ns)
             self._over = min(self._over, hour.over) if len(self._hours) > 1 else hour.over
-        back = self._goes_back(hour, parsed, first=not (hour.unsure or hour.second))
+        back = self._goes_back(hour, parsed, first=not (hour.ambiguous or hour.second))
         if back and hour.second:
             held.parsed = None
             self._refuse_one(parsed, "it is in the file more than twice")
             return
         if back:
             hour.second, hour.newest = True, time
-            for each in hour.unsure:
-                each.unsure = False
-            hour.unsure = []
+            for each in hour.ambiguous:
+                each.ambiguous = False
+            hour.ambiguous = []
         hour.newest = max(hour.newest, time)
         if hour.second:
             held.parsed = _later(parsed)
         else:
-            held.unsure = True
-            hour.unsure.append(held)
+            held.ambiguous = True
+            hour.ambiguous.append(held)
 
     def _goes_back(self, hour: _Hour, parsed: Parsed, *, first: bool) -> bool:
         back = hour.newest - parsed.record.ts_event
@@ -113,7 +113,7 @@ class RepeatedHours:
         return not (back or first) and not form.ready and form.interval >= parsed.fold_ns
 
     def _pass(self, parsed: Parsed) -> None:
-        """Note that a time was reached: what is unsure about an hour that is over stays so."""
+        """Note that a time was reached: what is ambiguous about an hour that is over stays so."""
         time = parsed.record.ts_event
         own = self._hours.get(parsed.series)
         if own is not None and not parsed.fold_ns and time > own.newest:
@@ -127,11 +127,11 @@ class RepeatedHours:
         self._over = min((hour.over for hour in self._hours.values()), default=0)
 
     def _give_up(self, hour: _Hour) -> None:
-        for held in hour.unsure:
+        for held in hour.ambiguous:
             if held.parsed is not None:
                 self._refuse_one(held.parsed, "the order of the file does not say which is meant")
-            held.parsed, held.unsure = None, False
-        hour.unsure = []
+            held.parsed, held.ambiguous = None, False
+        hour.ambiguous = []
 
     def _refuse_one(self, parsed: Parsed, why: str) -> None:
         first = parsed.record.ts_event
@@ -147,8 +147,8 @@ class RepeatedHours:
         )
 
     def _released(self) -> Iterator[Parsed]:
-        """What nothing unsure stands before."""
-        while self._held and not self._held[0].unsure:
+        """What nothing ambiguous stands before."""
+        while self._held and not self._held[0].ambiguous:
             parsed = self._held.popleft().parsed
             if parsed is not None:
                 yield parsed

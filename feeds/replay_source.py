@@ -13,8 +13,8 @@ from typing import BinaryIO
 from feeds.backoff import Sleep
 from feeds.codec import REPLAY, MalformedRecord, encode, make_headers
 from feeds.file_format import FileFormat
-from feeds.messages import AnyRecord
-from feeds.replay import read_records
+from feeds.market_data import AnyRecord
+from feeds.recorded_file import read_records
 from feeds.source import YEAR_2100, CommitPoint, ConnectionState, Fault, Incoming, Kind, Partition
 
 NAP_S = 0.2

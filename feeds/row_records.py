@@ -18,10 +18,10 @@ from feeds.file_format import (
     RecordFormat,
     Ref,
 )
-from feeds.messages import ZERO, AnyRecord
+from feeds.file_rows import Row
+from feeds.market_data import ZERO, AnyRecord
 from feeds.moments import order_of
 from feeds.number_texts import Plain, plain_numbers, shifted, shown
-from feeds.rows import Row
 from feeds.text_lines import Refuse
 from feeds.timestamps import ParseTime, likely_unit
 from feeds.wall_times import MINUTE_NS, Moment

@@ -40,10 +40,10 @@ def source_time_ns(stamp_ms: int | None) -> int:
 
 
 class Fault(msgspec.Struct, frozen=True, gc=False):
-    """Why the source could not read a message, which becomes a dead-letter record.
+    """Why the source could not read a message, which becomes a dead-record record.
 
     ``last``: the last offset, where it stands for several that cannot be told apart; -1: its own.
-    ``is_line``: it is a line of a file or a pushed body, which is no message and becomes no dead-letter
+    ``is_line``: it is a line of a file or a pushed body, which is no message and becomes no dead-record
     record. Its symbol is the message's key, and ``ts_event`` its time; 0: not known.
     """
 
@@ -196,28 +196,28 @@ class CatchesUp(Protocol):
         """All that it had at this monotonic time was taken from ``batches``; 0 where it does not know."""
 
 
-class Begin(NamedTuple):
-    """Where to read: at ``offset``, or earlier: as far before offset ``fills``, if given, as windows span.
+class StartPosition(NamedTuple):
+    """Where to read: at ``offset``, or earlier: as far before offset ``lookback_end``, if given, as windows span.
 
     ``answered_ns``: time of the newest bar that was answered, by the records' clock; 0 where none is known.
     """
 
     offset: int
-    fills: int | None = None
+    lookback_end: int | None = None
     answered_ns: int = 0
 
 
 class Reader(Protocol):
     """What reads a log: it is told which partitions come and go."""
 
-    async def assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, Begin]:
+    async def assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, StartPosition]:
         """These partitions come, with what was committed last; `CommitPoint` (0) where nothing was.
 
         Returns where to begin, at most at the committed offset, where that is known. In the others, reading
         begins as far back before it as windows span.
         """
 
-    async def follows(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, Begin]:
+    async def follows(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, StartPosition]:
         """Others have committed this, and what is below is read next by one that stands by.
 
         Returns as `assigned`.
@@ -260,7 +260,7 @@ class LogSource(Protocol):
     async def stored(self) -> Mapping[Partition, CommitPoint]:
         """What is committed, before `start`; waits for the broker as long as needed."""
 
-    def attend(self, reader: Reader) -> None:
+    def set_rebalance_listener(self, reader: Reader) -> None:
         """Tell ``reader`` about partitions."""
 
 

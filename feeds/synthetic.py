@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from feeds.decimals import from_units
-from feeds.messages import Trade
+from feeds.market_data import Trade
 
 _DRIFTS = (0.35, -0.30, 0.0)
 """Of an uptrend, a correction and a consolidation."""

@@ -36,7 +36,7 @@ class CalibrationError(ValueError):
     """The file is no calibration, or not one for this model and line schema; the message says what to do."""
 
 
-class Curve(msgspec.Struct, frozen=True):
+class CalibrationCurve(msgspec.Struct, frozen=True):
     """A rising curve through points, constant outside them."""
 
     x: list[float]
@@ -70,7 +70,7 @@ class QuestionCalibration(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     choices: list[str]
     temperature: float
-    curves: list[Curve] = []
+    curves: list[CalibrationCurve] = []
     scores: list[float]
     labels: int
     mean_gap: float

@@ -28,16 +28,16 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 
 from flash.registry import Key, Registry, Standing
-from flash.schedules import SUPERSEDED, Moment, is_due
+from flash.schedules import SUPERSEDED, DataVersion, is_due
 from regions.ephemeral import Fork
 from regions.tape import Tape
 from scheduler.costs import Span
 from scheduler.deadlines import Deadline
-from scheduler.live import call
-from scheduler.request import Event, Failure, Request, RequestSpec, State
+from scheduler.interfaces import PriorityClass
+from scheduler.lifecycle import call
+from scheduler.request import Failure, LifecycleEvent, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItems
-from scheduler.types import PriorityClass
 
 P = TypeVar("P")
 """Payload of a record."""
@@ -71,12 +71,12 @@ class Evaluated(Generic[P]):
 
     @property
     def _scheduled_at(self) -> int:
-        scheduled = self.request.first(Event.SCHEDULED)
+        scheduled = self.request.first(LifecycleEvent.SCHEDULED)
         assert scheduled is not None  # it finished, so it ran
         return scheduled
 
 
-class AskedCut(msgspec.Struct, frozen=True):
+class AskedState(msgspec.Struct, frozen=True):
     """What was asked of a session so far.
 
     ``asked``: name and hash of each question, with bars and event time (ns) when it was asked last. ``gap``,
@@ -84,7 +84,7 @@ class AskedCut(msgspec.Struct, frozen=True):
     """
 
     bars: int = 0
-    asked: tuple[tuple[Key, Moment], ...] = ()
+    asked: tuple[tuple[Key, DataVersion], ...] = ()
     gap: bool = False
     unreported: tuple[Key, ...] = ()
 
@@ -127,7 +127,9 @@ class _Evaluation:
 
     @property
     def started(self) -> bool:
-        return self.reported or any(request.first(Event.SCHEDULED) is not None for request in self.requests)
+        return self.reported or any(
+            request.first(LifecycleEvent.SCHEDULED) is not None for request in self.requests
+        )
 
     def absorb(self, older: _Evaluation) -> None:
         """Take over the payloads and the gaps of a skipped evaluation."""
@@ -148,7 +150,7 @@ class _Session:
     gap: bool = False
     """Data was lost, and no evaluation has reported it yet."""
     bars: int = 0
-    asked: dict[Key, Moment] = field(default_factory=dict)
+    asked: dict[Key, DataVersion] = field(default_factory=dict)
     """When each standing question was asked last."""
     unreported: set[Key] = field(default_factory=set)
     """Those that were not asked when a gap was reported."""
@@ -200,7 +202,7 @@ class FlashEvaluator(Generic[P]):
         if not standing:
             return
         replaced = [each for each in (session.pending, session.current) if each and not each.started]
-        due = self._due(session, standing, Moment(session.bars, records[-1].ts_event), replaced)
+        due = self._due(session, standing, DataVersion(session.bars, records[-1].ts_event), replaced)
         if all(map(self._is_history, payloads)):
             if due:
                 session.gap = False
@@ -231,12 +233,12 @@ class FlashEvaluator(Generic[P]):
         """Note the gap in the tape; the next version's answers report it."""
         self._session(tape.name).gap = True
 
-    def cut(self, name: str) -> AskedCut:
+    def cut(self, name: str) -> AskedState:
         """What was asked of a session so far."""
         found = self._session(name)
-        return AskedCut(found.bars, tuple(found.asked.items()), found.gap, tuple(found.unreported))
+        return AskedState(found.bars, tuple(found.asked.items()), found.gap, tuple(found.unreported))
 
-    def restore(self, name: str, cut: AskedCut) -> None:
+    def restore(self, name: str, cut: AskedState) -> None:
         """Go on from a cut, before the session's first version."""
         unreported = set(cut.unreported)
         self._sessions[name] = _Session(
@@ -265,7 +267,11 @@ class FlashEvaluator(Generic[P]):
         return self._sessions.setdefault(name, _Session(name))
 
     def _due(
-        self, session: _Session, standing: Sequence[Standing], now: Moment, replaced: Sequence[_Evaluation]
+        self,
+        session: _Session,
+        standing: Sequence[Standing],
+        now: DataVersion,
+        replaced: Sequence[_Evaluation],
     ) -> list[Standing]:
         """The questions to ask ``now``: none, or those due and those of ``replaced`` evaluations."""
         due = {item.key for item in standing if is_due(item.question, now, session.asked.get(item.key))}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from flash.questions import Question, worded
+from flash.question import Question, worded
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal
 
-from flash.questions import Question
+from flash.question import Question
 from flash.schedules import is_late
 
 Suppressed = Literal["late", "unchanged", "unsure", "not_crossed", "not_due"]
@@ -19,7 +19,7 @@ Suppressed = Literal["late", "unchanged", "unsure", "not_crossed", "not_due"]
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class PublishedValue:
     """What an answer says. ``value``: the number that its text is, if it is one."""
 
     version: int
@@ -31,7 +31,7 @@ class Said:
     """Since the receipt of the data it was read from."""
 
 
-def suppressed(question: Question, said: Said, last: Said | None) -> Suppressed | None:
+def suppressed(question: Question, said: PublishedValue, last: PublishedValue | None) -> Suppressed | None:
     """Why ``question`` does not publish this answer after the ``last`` published one; None: it does."""
     if is_late(question, said.age_ns):
         return "late"
@@ -47,13 +47,13 @@ def suppressed(question: Question, said: Said, last: Said | None) -> Suppressed 
     return None
 
 
-def _is_confident(question: Question, said: Said) -> bool:
+def _is_confident(question: Question, said: PublishedValue) -> bool:
     if said.probability is None:
         return said.logit_gap >= question.min_logit_gap
     return said.probability >= question.min_probability
 
 
-def _crossed(level: Decimal, said: Said, last: Said | None) -> bool:
+def _crossed(level: Decimal, said: PublishedValue, last: PublishedValue | None) -> bool:
     """A number at the level counts as above it; text that is no number crosses nothing."""
     if said.value is None:
         return False

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from regions.tape import Tape
-from scheduler.request import Event, Request, RequestSpec, State
+from scheduler.interfaces import PriorityClass
+from scheduler.request import LifecycleEvent, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItems
-from scheduler.types import PriorityClass
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ReadyAnswer:
     """The likeliest ``token`` at the ready position of a data version, and its logit gap (equation 12)."""
 
     version: int
@@ -26,7 +26,7 @@ class Ready:
     gap: float
 
 
-def exits(ready: Ready | None, version: int, choices: Sequence[int], tau: float) -> bool:
+def exits(ready: ReadyAnswer | None, version: int, choices: Sequence[int], tau: float) -> bool:
     """Whether ``ready`` answers an ask of ``version`` with these first tokens of its choices (equation 13).
 
     ``tau``: logit gap to exceed; 0 never exits.
@@ -45,18 +45,18 @@ class ReadyPosition:
 
     def __init__(self, scheduler: Scheduler, tokens: Sequence[int]) -> None:
         self._scheduler, self._tokens = scheduler, tuple(tokens)
-        self._newest: dict[str, Ready] = {}
+        self._newest: dict[str, ReadyAnswer] = {}
         self._open: dict[str, Request] = {}
         scheduler.subscribe(self.on_commit)
 
-    def newest(self, session: str) -> Ready | None:
+    def newest(self, session: str) -> ReadyAnswer | None:
         """The result of the newest evaluated version."""
         return self._newest.get(session)
 
     def on_commit(self, tape: Tape, version: int, records: TapeItems) -> None:
         """Evaluate the new version."""
         older = self._open.get(tape.name)
-        if older is not None and older.first(Event.SCHEDULED) is None:
+        if older is not None and older.first(LifecycleEvent.SCHEDULED) is None:
             self._scheduler.cancel(older.id)
         self._open[tape.name] = request = Request(
             RequestSpec(
@@ -75,4 +75,4 @@ class ReadyPosition:
             del self._open[request.session]
         known = self._newest.get(request.session)
         if request.state is State.FINISHED and (known is None or known.version < version):
-            self._newest[request.session] = Ready(version, request.output[0], request.samples[0].gap)
+            self._newest[request.session] = ReadyAnswer(version, request.output[0], request.samples[0].gap)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from flash.questions import Prepare, Prepared, Question
+from flash.question import Prepare, PreparedQuestion, Question
 
 
 class BadQuestion(ValueError):
@@ -29,7 +29,7 @@ class Standing:
     session: str
     question: Question
     question_hash: str
-    prepared: Prepared
+    prepared: PreparedQuestion
 
     @property
     def key(self) -> Key:
@@ -93,7 +93,7 @@ class Registry:
         return self._standing.get(session, ())
 
 
-def check_choices(question: Question, prepared: Prepared) -> None:
+def check_choices(question: Question, prepared: PreparedQuestion) -> None:
     """Raise BadQuestion unless the first token of an answer identifies the choice."""
     choices, tokens = question.choices or (), prepared.choice_tokens or ()
     if len(tokens) != len(choices):

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from flash.questions import Question
+from flash.question import Question
 
 SUPERSEDED = "superseded"
 """Failure code of a free-text question that is asked of a newer version instead."""
 
 
-class Moment(NamedTuple):
+class DataVersion(NamedTuple):
     """A data version of a session: bars so far, and the event time of the newest one in ns."""
 
     bars: int
     as_of: int
 
 
-def is_due(question: Question, now: Moment, last: Moment | None) -> bool:
+def is_due(question: Question, now: DataVersion, last: DataVersion | None) -> bool:
     """Whether to ask ``question``, last asked at ``last``; its first version is always due.
 
     Periods of event time begin at multiples of their length since the Unix epoch: a question is due at the

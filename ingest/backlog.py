@@ -26,7 +26,7 @@ _HOLD_MOST_NS = 60_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TapeWindow:
     """What a session's tape retains: tokens, records, event time in ns; 0 is no limit for the last two."""
 
     tokens: int = 4096
@@ -40,7 +40,7 @@ class Backlog:
     ``skipped`` counts the bars passed over. One thread changes it; any may ask for its length.
     """
 
-    def __init__(self, window: Window, *, skips: bool) -> None:
+    def __init__(self, window: TapeWindow, *, skips: bool) -> None:
         self._window, self._skips = window, skips
         self._bars = np.zeros(0, BAR)
         self._shortest = 1
@@ -91,7 +91,7 @@ class Backlog:
             self._look(bars)
             self._pass_over()
 
-    def retain(self, window: Window) -> None:
+    def retain(self, window: TapeWindow) -> None:
         """The tape retains another window from now on."""
         self._window = window
 

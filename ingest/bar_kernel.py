@@ -19,11 +19,11 @@ from ingest.identity import Tables, identity_of, is_known, remember
 from ingest.record import BAR as READY_BAR
 from ingest.record import FLAG_GAP, FLAG_MORE, FLAG_REPLAY, HEARTBEAT, QUOTE, REFUSAL, Records
 from ingest.volumes import add_volume, is_volume, no_volume
-from metrics.kernel import kernel
+from support.numba_kernel import kernel
 
 SKEWED, GAP, EMPTY, REPLAYED, JUMP, AMENDS = 1, 2, 4, FLAG_REPLAY, 16, 32
 LATE, REFUSED = 64, 128
-"""Not bars, but records in their place among the bars: late ones, for `ingest.amend`, and refused ones."""
+"""Not bars, but records in their place among the bars: late ones, for `ingest.late_updates`, and refused ones."""
 LACKS_LATE, INCOMPLETE = 256, 512
 """The bar, or a window that ends with it, lacks records: late ones that were dropped, or refused ones."""
 OTHER_INTERVAL = 1024

@@ -49,8 +49,8 @@ from ingest.bar_kernel import (
     SKEWED,
     Bars,
 )
-from ingest.cut import BuilderCut, Rows, Taken
 from ingest.identity import IDENTITY, no_tables, packed_tables, unpacked_tables
+from ingest.plane_state import BuilderState, Rows, Taken
 from ingest.record import Records
 
 __all__ = [
@@ -68,7 +68,7 @@ __all__ = [
     "BarPolicy",
     "Bars",
     "Feeds",
-    "Refused",
+    "RefusedRecord",
     "one_each",
     "received_before",
 ]
@@ -89,7 +89,7 @@ class BarPolicy:
     `max_fill` caps the empty bars after one real bar (the first ones are filled). `idle_close_ns` (0: never)
     closes the open bars of a session without a record for so long.
 
-    ``late``: records of closed bars are dropped; or stand among the bars as LATE rows, for `ingest.amend`; or
+    ``late``: records of closed bars are dropped; or stand among the bars as LATE rows, for `ingest.late_updates`; or
     are refused. `price_jump`: a price more than so many times the one before, or less than that part of it,
     flags its bar or, with `refuse_jumps`, is refused; 0 is no limit. ``ready``: ready-made bars of another
     interval are refused ("same"), or taken as they are ("any").
@@ -152,7 +152,7 @@ RefusalReason = Literal["late", "price_jump", "interval"]
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedRecord:
     """A record that a session refused: RECORD, and the number of its symbol among the session's."""
 
     session: int
@@ -187,7 +187,7 @@ class BarBuilder:
         self._feeds = np.zeros(0, FEED)
         self._slots = np.zeros(0, OPEN)
         self._tables = no_tables(0)
-        self._refused: list[Refused] = []
+        self._refused: list[RefusedRecord] = []
         self.change(sessions, [None] * len(sessions))
 
     def change(self, sessions: Sequence[Feeds], kept: Sequence[int | None]) -> None:
@@ -284,7 +284,7 @@ class BarBuilder:
             if start >= len(records):
                 return closed[0] if len(closed) == 1 else np.concatenate(closed)
 
-    def take_refused(self) -> list[Refused]:
+    def take_refused(self) -> list[RefusedRecord]:
         """The records refused since the last call, in order."""
         refused, self._refused = self._refused, []
         return refused
@@ -297,7 +297,7 @@ class BarBuilder:
         for row in rows[refused]:
             reason = _reason(int(row["flags"]))
             record = records[int(row["record"])].copy()
-            self._refused.append(Refused(int(row["session"]), int(row["leg"]), reason, record))
+            self._refused.append(RefusedRecord(int(row["session"]), int(row["leg"]), reason, record))
         others: Bars = rows[~refused]
         return others
 
@@ -317,7 +317,7 @@ class BarBuilder:
         closed["ts_closed"] = now_ns
         return closed
 
-    def read_on(self, now_ns: int, sessions: Sequence[int] | None = None) -> None:
+    def partitions_assigned(self, now_ns: int, sessions: Sequence[int] | None = None) -> None:
         """Idle times of these sessions (all) count from now, on the monotonic clock."""
         self._sessions["last_ring"][slice(None) if sessions is None else list(sessions)] = now_ns
 
@@ -349,13 +349,13 @@ class BarBuilder:
         ordered: Bars = bars[np.lexsort((bars["leg"], bars["ts_open"]))]
         return ordered
 
-    def cut(self, session: int) -> BuilderCut:
+    def cut(self, session: int) -> BuilderState:
         """A session's rows as they are now."""
         row = self._sessions[session : session + 1]
         feeds = self._feeds[row["first_feed"][0] : row["end_feed"][0]]
         slots = self._slots[row["first_slot"][0] : row["end_slot"][0]]
         tables = self._tables[row["first_feed"][0] : row["end_feed"][0]]
-        return BuilderCut(Rows.of(row), Rows.of(feeds), Rows.of(slots), Rows.of(packed_tables(tables)))
+        return BuilderState(Rows.of(row), Rows.of(feeds), Rows.of(slots), Rows.of(packed_tables(tables)))
 
     def positions(self, session: int) -> list[Taken]:
         """Where the newest record of each of its symbols was read."""
@@ -365,7 +365,7 @@ class BarBuilder:
             for feed in self._feeds[row["first_feed"] : row["end_feed"]]
         ]
 
-    def restore(self, session: int, cut: BuilderCut, reread: Sequence[bool], now_ns: int) -> None:
+    def restore(self, session: int, cut: BuilderState, reread: Sequence[bool], now_ns: int) -> None:
         """Go on from a cut of a session with the same policy and symbols.
 
         ``reread``: see `DataPlane.restore`. ``now_ns``: see `received_before`. Raises ValueError, with

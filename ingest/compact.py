@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ingest.bar_kernel import BAR, Bars
-from ingest.cut import CompactCut, Rows
 from ingest.lines import check_decimals, decimal, round_half_even
+from ingest.plane_state import CompactState, Rows
 from ingest.tokens import Fields, Tokeniser, whole_units
 from ingest.volumes import HIGH, LOW, Volume
 from ingest.volumes import SCALE as VOLUME_SCALE
-from metrics.kernel import kernel
+from support.numba_kernel import kernel
 
 CENTRE, HIGHEST = 500, 999
 CODES_PER_DECADE = 200
@@ -242,14 +242,14 @@ class CompactEncoder:
         """Retain what a tape with the limits of ``spec`` does, from the next bar on."""
         self._spec = spec
 
-    def cut(self) -> CompactCut:
+    def cut(self) -> CompactState:
         """Its state, without its counters."""
         anchor = self._anchor
         stored = None if anchor is None else anchor.numbers
         window = Rows.of(self._rows[self._start : self._end])
-        return CompactCut(stored, window, self._tokens, self._inexact, self._age)
+        return CompactState(stored, window, self._tokens, self._inexact, self._age)
 
-    def restore(self, cut: CompactCut) -> None:
+    def restore(self, cut: CompactState) -> None:
         """Go on from a cut. Raises ValueError for rows of another layout."""
         rows: Ints = cut.window.array(np.int64, _COLUMNS)
         self._rows, self._start, self._end = rows, 0, len(rows)
@@ -411,7 +411,7 @@ def _fill_fields(
 @kernel
 def _retain(
     bars: Bars, lengths: Ints, marks: Flags, rows: Ints, start: int, end: int, tokens: int, inexact: int,
-    most_tokens: int, most_records: int, span_ns: int, shown: npt.NDArray[np.bool_],
+    max_tokens: int, max_records: int, span_ns: int, shown: npt.NDArray[np.bool_],
 ) -> tuple[int, int, int, int, int]:  # fmt: skip
     """Add the first bars at row ``end``, one by one, and evict as `regions.tape.Tape.make_room` does.
 
@@ -426,8 +426,8 @@ def _retain(
         row[4], row[5], row[6] = bar["v_high"], bar["v"], bar["v_low"]
         row[_EVENT], row[_TOKENS], row[_INEXACT] = bar["ts_last_event"], lengths[i], marks[i] & _ROUNDED
         while start < new and (
-            tokens + row[_TOKENS] > most_tokens
-            or (most_records > 0 and new + 1 - start > most_records)
+            tokens + row[_TOKENS] > max_tokens
+            or (max_records > 0 and new + 1 - start > max_records)
             or (span_ns > 0 and rows[start, _EVENT] < row[_EVENT] - span_ns)
         ):
             tokens -= rows[start, _TOKENS]

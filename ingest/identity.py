@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from metrics.kernel import kernel
+from support.numba_kernel import kernel
 
 REMEMBERED = 2048
 SLOTS = 2 * REMEMBERED

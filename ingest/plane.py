@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ingest.amend import Amender
-from ingest.backlog import Backlog, Window
+from ingest.backlog import Backlog, TapeWindow
 from ingest.bar_kernel import NEVER
 from ingest.bars import (
     AMENDS,
@@ -33,20 +32,21 @@ from ingest.bars import (
     BarBuilder,
     Bars,
     Feeds,
-    Refused,
+    RefusedRecord,
     received_before,
 )
 from ingest.compact import Anchor, CompactEncoder, CompactSpec, Encoded, Restart, fields_of
-from ingest.cut import BuilderCut, PlaneCut, Rows, Taken
+from ingest.late_updates import Amender
 from ingest.lines import LineSpec
+from ingest.plane_state import BuilderState, PlaneState, Rows, Taken
 from ingest.record import RECORD, Records
 from ingest.retained import Retained
 from ingest.ring import Ring
 from ingest.rollup import SummedBar
 from ingest.tokens import Tokeniser
 from metrics.histogram import Words, record
-from metrics.kernel import kernel
 from metrics.store import HistogramHandle, MetricStore
+from support.numba_kernel import kernel
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class SessionSpec:
     name: str
     feeds: Feeds
     line: LineSpec | CompactSpec = field(default_factory=LineSpec)
-    window: Window = field(default_factory=Window)
+    window: TapeWindow = field(default_factory=TapeWindow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class _DecimalEncoder:
         self.amender: Amender | None = None
         self._tokeniser, self._spec = tokeniser, spec
 
-    def change(self, spec: LineSpec, window: Window, amends: bool) -> None:
+    def change(self, spec: LineSpec, window: TapeWindow, amends: bool) -> None:
         """Write lines so from now on."""
         self._spec = spec
         if not amends:
@@ -167,7 +167,7 @@ class _Session:
         self.late = self.late_event = 0
         """Late records so far, and the event time of the newest one, ns."""
         self._late_reported = self._report_late_at = 0
-        self.left_out = 0
+        self.excluded = 0
         """Bars to come that are dropped."""
         self.bars = metrics.counter("foretick_bars_total", session=spec.name)
         self.waiting = metrics.gauge("foretick_bars_waiting", session=spec.name)
@@ -216,9 +216,9 @@ class _Session:
         """Note the totals of its records, by metric."""
         self._grow(**totals)
 
-    def cut(self, builder: BuilderCut) -> PlaneCut:
+    def cut(self, builder: BuilderState) -> PlaneState:
         """Its state, with that of its open bars."""
-        return PlaneCut(
+        return PlaneState(
             builder,
             Rows.of(self.backlog.bars),
             self.backlog.shortest,
@@ -227,7 +227,7 @@ class _Session:
             None if self._decimal is None or self._decimal.amender is None else self._decimal.amender.cut(),
         )
 
-    def restore(self, cut: PlaneCut, number: int, now_ns: int) -> None:
+    def restore(self, cut: PlaneState, number: int, now_ns: int) -> None:
         """Go on from a cut, as session ``number``. Raises ValueError for another kind of session."""
         amender = None if self._decimal is None else self._decimal.amender
         if (self._compact is None) != (cut.compact is None) or (amender is None) != (cut.amender is None):
@@ -244,9 +244,9 @@ class _Session:
 
     def add(self, bars: Bars, bars_ns: int, *, rebuilding: bool) -> None:
         """Its closed bars wait, with late records among them, and are counted."""
-        dropped = min(self.left_out, len(bars))
+        dropped = min(self.excluded, len(bars))
         if dropped:
-            self.left_out, bars = self.left_out - dropped, bars[dropped:]
+            self.excluded, bars = self.excluded - dropped, bars[dropped:]
         self.bars.inc(int(np.count_nonzero((bars["flags"] & LATE) == 0)))
         self.backlog.add(bars, all_count=rebuilding)
         self.bars_ns = bars_ns
@@ -307,7 +307,7 @@ class DataPlane:
     `restart(session, restart)` is called before the first record around a new anchor. `source` labels the
     ring's metrics, `clock` is the monotonic clock in ns. `room(session)` is how many more bars the engine
     takes now: wake the ring when that grows and the session `waits`. `refuse(session, refused)` is called for
-    each record that a session refuses. ``bit_by_bit(session)``: bars go to the engine in no larger pieces
+    each record that a session refuses. ``one_version_at_a_time(session)``: bars go to the engine in no larger pieces
     than a record closes. ``rebuilding(session)``: its bars were answered before. ``skips``: the source cannot
     wait, see `ingest.backlog`. ``may_close_idle()``: whether open bars of idle sessions are closed now.
     ``watch`` sees all bars before they are submitted. The
@@ -332,10 +332,10 @@ class DataPlane:
         clock: Callable[[], int] = time.monotonic_ns,
         room: Callable[[str], int] = lambda session: sys.maxsize,
         skips: bool = False,
-        bit_by_bit: Callable[[str], bool] = lambda session: False,
+        one_version_at_a_time: Callable[[str], bool] = lambda session: False,
         rebuilding: Callable[[str], bool] = lambda session: False,
         restart: Callable[[str, Restart], None] = lambda session, restart: None,
-        refuse: Callable[[str, Refused], None] = lambda session, refused: None,
+        refuse: Callable[[str, RefusedRecord], None] = lambda session, refused: None,
         may_close_idle: Callable[[], bool] = lambda: True,
         watch: WatchBars = lambda session, bars: None,
     ) -> None:
@@ -345,7 +345,7 @@ class DataPlane:
         self._by_name = {spec.name: each for spec, each in zip(specs, self._sessions, strict=True)}
         self._builder = BarBuilder([spec.feeds for spec in specs])
         self._changes: deque[tuple[Sequence[SessionSpec], Callable[[], None]]] = deque()
-        self._clock, self._room, self._bit_by_bit = clock, room, bit_by_bit
+        self._clock, self._room, self._bit_by_bit = clock, room, one_version_at_a_time
         self._rebuilding = rebuilding
         self._may_close_idle = may_close_idle
         self._watch = watch
@@ -379,7 +379,9 @@ class DataPlane:
         if self._builder.closes_idle and self._may_close_idle():
             now_ns = self._drained_until
             with self._building:
-                self._builder.read_on(now_ns, [n for n, each in enumerate(self._sessions) if each.restored])
+                self._builder.partitions_assigned(
+                    now_ns, [n for n, each in enumerate(self._sessions) if each.restored]
+                )
                 self._accept(self._builder.close_idle(min(now_ns, until)), 0)
         self._release()
         now_ns = self._clock()
@@ -398,9 +400,9 @@ class DataPlane:
                 held = self._builder.closes_idle or self.waiting
                 self._ring.wait(_TICK_S if held else _REST_S)
 
-    def leave_out(self, session: str, bars: int) -> None:
+    def exclude(self, session: str, bars: int) -> None:
         """Drop the next ``bars`` of a session when they close. Call it on the thread that steps."""
-        self._by_name[session].left_out = bars
+        self._by_name[session].excluded = bars
 
     def flush(self, until_ns: int = 0) -> None:
         """Close every open bar at the end of the input. Call it on the thread that steps.
@@ -449,7 +451,7 @@ class DataPlane:
 
     def cut(
         self, session: str, settled: Callable[[], bool] = lambda: True
-    ) -> tuple[PlaneCut, list[Taken]] | None:
+    ) -> tuple[PlaneState, list[Taken]] | None:
         """A session's state, and where the newest record of each of its symbols was read. Any thread.
 
         None while bars are on their way to the engine, or where they are not ``settled`` there.
@@ -463,7 +465,7 @@ class DataPlane:
                 return None
             return found.cut(self._builder.cut(number)), self._builder.positions(number)
 
-    def restore(self, session: str, cut: PlaneCut, reread: Sequence[bool]) -> None:
+    def restore(self, session: str, cut: PlaneState, reread: Sequence[bool]) -> None:
         """Have a new session go on from a `cut`, before its first record.
 
         ``reread``, by symbol: its stream is read from there again, so what it had taken is ignored. Of the
@@ -477,10 +479,10 @@ class DataPlane:
             self._builder.restore(number, cut.builder, reread, now_ns)
             self._by_name[session].restore(cut, number, now_ns)
 
-    def read_on(self) -> None:
+    def partitions_assigned(self) -> None:
         """Reading begins again: no session is idle yet. On the thread that steps."""
         with self._building:
-            self._builder.read_on(self._clock())
+            self._builder.partitions_assigned(self._clock())
 
     def go_on(self, sessions: Collection[str]) -> None:
         """These sessions are read from now on. On the thread that steps."""
@@ -489,7 +491,7 @@ class DataPlane:
             for number, each in enumerate(self._sessions):
                 if each.restored and each.spec.name in sessions:
                     each.restored = False
-                    self._builder.read_on(now_ns, [number])
+                    self._builder.partitions_assigned(now_ns, [number])
 
     def mark_gap(self) -> None:
         """Records of any session may be lost: see `BarBuilder.mark_gap`."""

@@ -53,7 +53,7 @@ RECORD = np.dtype(
         ("stream", "u8"),  # see `stream_number`; 0: unknown
         ("stream_offset", "i8"),  # of its message in the stream
         ("part", "u4"),  # number of the record in its message
-        ("token", "u4"),  # identifies it among its symbol's: see `feeds.identity`; 0: nothing does
+        ("token", "u4"),  # identifies it among its symbol's: see `feeds.record_identity`; 0: nothing does
     ]
 )
 WORDS = RECORD.itemsize // 8

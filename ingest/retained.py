@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Generic, TypeVar
 
-from ingest.backlog import Window
+from ingest.backlog import TapeWindow
 
 K = TypeVar("K")
 _MAX_DEFERRED = 4096
@@ -16,14 +16,14 @@ _MAX_DEFERRED = 4096
 class Retained(Generic[K]):
     """The records of a window, oldest first, each by a key. It evicts as `regions.tape.Tape` does."""
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: TapeWindow) -> None:
         self._window = window
         self._records: deque[tuple[K, int, int]] = deque()
         self._tokens = 0
         self._deferred: list[tuple[Sequence[K], Sequence[int], Sequence[int]]] = []
         self._waiting = 0
 
-    def change(self, window: Window) -> None:
+    def change(self, window: TapeWindow) -> None:
         """Retain another window from the next record on."""
         self._settle()
         self._window = window

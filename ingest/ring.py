@@ -1,4 +1,4 @@
-"""The ring carries ticks from the front to the engine: shared memory, one writer, one reader, no locks.
+"""The ring carries ticks from the gateway to the engine: shared memory, one writer, one reader, no locks.
 
 Two modes. `pause`: a full ring accepts no more records, and the source pauses (Kafka). `overwrite`: the
 writer never waits; it overwrites the oldest records and the reader counts exactly how many it lost (ZeroMQ).
@@ -30,8 +30,8 @@ from ingest.atomics import (
     store_release,
 )
 from ingest.record import TS_RING_WORD, WORDS, Records
-from metrics.kernel import kernel
 from metrics.shm import SharedBlock
+from support.numba_kernel import kernel
 
 Words = npt.NDArray[np.uint64]
 Mode = Literal["pause", "overwrite"]
@@ -165,7 +165,7 @@ def spin_for_records(control: Words, spins: int) -> bool:
 
 
 class Ring:
-    """One end of a ring: `create` it in the front, `attach` in the engine (one process may be both)."""
+    """One end of a ring: `create` it in the gateway, `attach` in the engine (one process may be both)."""
 
     def __init__(self, block: SharedBlock, wake_fd: int, clock: Callable[[], int]) -> None:
         words = np.frombuffer(block.buffer, np.uint64)

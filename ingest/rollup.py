@@ -75,7 +75,7 @@ class SummedBar(NamedTuple):
         )
 
 
-class Tier(NamedTuple):
+class RollupTier(NamedTuple):
     """At most so many ``bars`` of one interval (ns), of each symbol."""
 
     interval_ns: int
@@ -85,7 +85,7 @@ class Tier(NamedTuple):
 class Rollup:
     """Sums up the bars of one session, each symbol's in order of their opening."""
 
-    def __init__(self, tiers: Sequence[Tier]) -> None:
+    def __init__(self, tiers: Sequence[RollupTier]) -> None:
         self._tiers = tuple(tiers)
         self._legs: dict[int, list[deque[SummedBar]]] = {}
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ingest.bar_kernel import AMENDS, BAR, EMPTY, Bars
 from ingest.lines import MINUTE_NS, LineSpec, bar_line
-from metrics.kernel import kernel
+from support.numba_kernel import kernel
 
 Ids = npt.NDArray[np.int32]
 Fields = npt.NDArray[np.int64]

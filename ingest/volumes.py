@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from metrics.kernel import kernel
+from support.numba_kernel import kernel
 
 HIGH = 10**18
 LOW = 10**9

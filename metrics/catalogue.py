@@ -284,7 +284,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_records_malformed_total",
-        "Malformed records refused, by reason; each goes to the dead-letter topic. Worry when it grows.",
+        "Malformed records refused, by reason; each goes to the DLQ topic. Worry when it grows.",
         reason=REASONS,
     ),
     _counter(
@@ -326,7 +326,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_records_refused_total",
-        "Usable records that a session refused and sent to the dead letters. Worry when it grows.",
+        "Usable records that a session refused and sent to the DLQ. Worry when it grows.",
         "session",
         reason=REFUSALS,
     ),
@@ -557,7 +557,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_dead_letters_total",
-        "Messages sent to the dead letter topic: not decoded (read), refused by a session (process), or "
+        "Messages sent to the DLQ topic: not decoded (read), refused by a session (process), or "
         "answers that a sink refused (produce).",
         stage=LETTER_STAGES,
     ),

@@ -11,7 +11,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from metrics.kernel import kernel
+from support.numba_kernel import kernel
 
 Words = npt.NDArray[np.uint64]
 

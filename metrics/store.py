@@ -1,4 +1,4 @@
-"""The metric values: blocks of 8-byte words, shared by the front and the engine process.
+"""The metric values: blocks of 8-byte words, shared by the gateway and the engine process.
 
 The layout of a block is a pure function of the catalogue and the label values, so two processes with the same
 configuration agree on it; a fingerprint in the first word detects other layouts. There are no locks: each

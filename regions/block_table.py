@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from regions.allocator import Run
-from regions.block_pool import BlockPool
-from regions.extents import Extent, Placement, SlotRange, Stretch, drop_oldest, extend, keep_oldest, relay
-from regions.offload.store import Store, Stored
+from regions.extents import Extent, Placement, Segment, SlotRange, drop_oldest, extend, keep_oldest, relay
+from regions.offload.kv_store import Store, StoredBlocks
+from regions.pool_metadata import BlockPool
 
 
 class BlockTable:
@@ -17,7 +17,7 @@ class BlockTable:
     """
 
     def __init__(self, pool: BlockPool, *, grows: bool) -> None:
-        self.stored: Stored | None = None
+        self.stored: StoredBlocks | None = None
         self._pool = pool
         self._grows = grows
         self._runs: list[Run] = []
@@ -39,9 +39,9 @@ class BlockTable:
         return tuple(self._extents)
 
     @property
-    def stretches(self) -> tuple[Stretch, ...]:
+    def stretches(self) -> tuple[Segment, ...]:
         """The extents without their slots; also while offloaded."""
-        return tuple(Stretch(e.length, e.coord, e.origin) for e in self._extents)
+        return tuple(Segment(e.length, e.coord, e.origin) for e in self._extents)
 
     def referenced_blocks(self) -> list[Run]:
         """Its blocks, including those taken ahead."""
@@ -135,7 +135,7 @@ class BlockTable:
             self.offload(stored)
         return stored is not None
 
-    def offload(self, stored: Stored) -> None:
+    def offload(self, stored: StoredBlocks) -> None:
         """Release every block: ``stored`` has the live tokens now."""
         self._map([])
         self.stored = stored
@@ -171,7 +171,7 @@ class BlockTable:
         self._map(target)
         return True
 
-    def expect(self, stretches: Iterable[Stretch], stored: Stored) -> None:
+    def expect(self, stretches: Iterable[Segment], stored: StoredBlocks) -> None:
         """Begin offloaded: ``stored`` has the tokens of ``stretches``. Raises RuntimeError unless new."""
         if self._runs or self._tail:
             raise RuntimeError("only a new block table can begin with stored tokens")

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from regions.allocator import Run
-from regions.block_pool import BlockPool
 from regions.block_table import BlockTable
 from regions.extents import Extent, Placement, blocks_of, keep_oldest
 from regions.frozen import Context, SharedBlocks
-from regions.offload.store import Store
+from regions.offload.kv_store import Store
+from regions.pool_metadata import BlockPool
 
 
 class Fork:

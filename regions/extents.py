@@ -25,7 +25,7 @@ class Extent(NamedTuple):
     origin: int
 
 
-class Stretch(NamedTuple):
+class Segment(NamedTuple):
     """``length`` consecutive tokens of one position frame: an extent without its slots."""
 
     length: int

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from regions.allocator import Run
-from regions.block_pool import BlockPool
 from regions.extents import Extent, between, blocks_of, extend
+from regions.pool_metadata import BlockPool
 
 
 class SharedBlocks:

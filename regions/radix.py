@@ -6,7 +6,7 @@ of its path as a `Context` with its own references, which later splits and evict
 prompts that begin at coordinate 0 are cached: one position frame, origin 0.
 
 Nodes are ordered by last use, each before its ancestors, so walking that order finds the least recently used
-leaf. Leaves of a lower priority go first (`regions.retention`). A block has other readers when it has more
+leaf. Leaves of a lower priority go first (`regions.cache_priority`). A block has other readers when it has more
 references than the cache's own, which are counted per block.
 """
 
@@ -21,11 +21,11 @@ from weakref import WeakSet
 import numpy as np
 import numpy.typing as npt
 
-from regions.block_pool import BlockPool
+from regions.cache_priority import ORDINARY, PrefixRetention, Priorities
 from regions.ephemeral import Fork
 from regions.extents import Extent, between, blocks_of
 from regions.frozen import Context, SharedBlocks, alias
-from regions.retention import ORDINARY, PrefixRetention, Priorities
+from regions.pool_metadata import BlockPool
 
 TokenArray = npt.NDArray[np.int32]
 Tokens = Sequence[int] | TokenArray

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from regions.extents import Stretch
+from regions.extents import Segment
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class TapeState(msgspec.Struct, frozen=True):
     evicted_records: int
     origin: int
     records: tuple[LiveRecord, ...]
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[Segment, ...]
     states: int
     state_records: int
     state_left: bool

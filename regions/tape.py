@@ -13,18 +13,18 @@ from dataclasses import replace
 from itertools import chain, islice, pairwise
 from typing import Protocol
 
-from regions.block_pool import BlockPool
 from regions.block_table import BlockTable
 from regions.ephemeral import Fork
 from regions.extents import Extent, Placement, SlotRange, anchor, between
 from regions.frozen import Context, SharedBlocks
-from regions.offload.store import NotResident, Store, Stored, StoredLost
+from regions.offload.kv_store import NotResident, Store, StoredBlocks, StoredLost
+from regions.pool_metadata import BlockPool
 from regions.sliding import LiveRecord, Retention, TapeState
 
-__all__ = ["Keeper", "LiveRecord", "Retention", "Tape", "compact_one"]
+__all__ = ["ResidencyManager", "LiveRecord", "Retention", "Tape", "compact_one"]
 
 
-class Keeper(Protocol):
+class ResidencyManager(Protocol):
     """Decides which tapes stay in the pool."""
 
     def use(self, tape: Tape, n: int) -> bool:
@@ -55,7 +55,7 @@ class Tape:
         """Also bounds every append."""
         self._frame_limit = frame_limit
         self.check_prefix(frozen.tokens)
-        self.keeper: Keeper | None = None
+        self.keeper: ResidencyManager | None = None
         self.version = 0
         self.staleness_ns = 0
         """A record must be committed within this time of being queued; 0 means no bound."""
@@ -324,7 +324,7 @@ class Tape:
             self.offload(stored)
         return stored is not None
 
-    def offload(self, stored: Stored) -> None:
+    def offload(self, stored: StoredBlocks) -> None:
         """Release the window's blocks: ``stored`` has its KV now. Raises RuntimeError unless `movable`."""
         if not self.movable:
             raise RuntimeError(f"session {self.name} cannot be offloaded: empty, changing or not in the pool")
@@ -391,7 +391,7 @@ class Tape:
             self.state_left,
         )
 
-    def resume(self, state: TapeState, stored: Stored) -> None:
+    def resume(self, state: TapeState, stored: StoredBlocks) -> None:
         """Continue from the state of another tape, whose KV is in ``stored``.
 
         Raises ValueError, with nothing changed, when this tape is not new, when positions exceed the frame

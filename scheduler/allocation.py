@@ -12,12 +12,12 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from regions.block_pool import BlockPool
+from regions.pool_metadata import BlockPool
+from scheduler.interfaces import Costs, Eviction, Work
 from scheduler.planner import Entry, Plan
 from scheduler.queues import Queues
 from scheduler.request import Failure, Request
 from scheduler.tapes import TapeAppend
-from scheduler.types import Costs, Eviction, Work
 
 Preempt = Callable[[Request, Work], None]
 """Preempt the first argument to make room for the second, and queue it again."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from engine.step import Chunk, Executor, SampledToken
-from scheduler.curves import Curve, FitError
+from scheduler.curves import CostCurve, FitError
 
 Span = tuple[int, int]
 """(tokens in KV, tokens to compute) of one row of a pass."""
@@ -46,11 +46,11 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Seconds of every pass, without its rows."""
     floor_s: float
     """Least seconds of a pass: one token, no context."""
-    recompute: Curve
+    recompute: CostCurve
     """Tokens of a prompt to seconds of computing, without the fixed cost of each pass."""
-    swap_out: Curve
+    swap_out: CostCurve
     """Blocks to seconds of copying them to the host; 0 blocks take 0 s."""
-    swap_in: Curve
+    swap_in: CostCurve
     """Blocks to seconds of copying them back."""
     row_s: float = 0.0
     """Seconds of each row but the first, without its tokens."""
@@ -61,10 +61,10 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     step_row_s: float = 0.0
     """As `step_s`, of each row."""
     answer_s: float = 0.0
-    """Seconds of the front for one answer, up to its acknowledgement. As `step_s`."""
+    """Seconds of the gateway for one answer, up to its acknowledgement. As `step_s`."""
     record_s: float = 0.0
-    """Seconds of the front for one record of a source. As `step_s`."""
-    waking: Curve | None = None
+    """Seconds of the gateway for one record of a source. As `step_s`."""
+    waking: CostCurve | None = None
     """Seconds without a pass, to those that the next one takes longer (cores sleep). As `step_s`."""
     errors: dict[str, FitError] = {}
     """Errors at points left out of the fit: by curve, and as `batch` for passes of several rows."""
@@ -154,7 +154,7 @@ def guess(block_size: int) -> CostModel:
     Per second 10,000 tokens of prefill and 8,000 tokens of KV copied (500 blocks of 16); 10 ms a pass.
     `OnlineCosts` corrects it from the first passes on.
     """
-    block = Curve((0.0, 1.0), (0.0, block_size / 8000))
+    block = CostCurve((0.0, 1.0), (0.0, block_size / 8000))
     return CostModel(
         device="unknown",
         model="unknown",
@@ -163,7 +163,7 @@ def guess(block_size: int) -> CostModel:
         pass_tokens=1024,
         pass_s=0.01,
         floor_s=0.01,
-        recompute=Curve((0.0, 1.0), (0.0, 1e-4)),
+        recompute=CostCurve((0.0, 1.0), (0.0, 1e-4)),
         swap_out=block,
         swap_in=block,
     )

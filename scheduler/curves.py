@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 
-class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CostCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds by size: linear between knots, with the last slope beyond them.
 
     ``x``: sizes (tokens or blocks), rising from 0; ``y``: seconds, never falling. Raises ValueError
@@ -73,7 +73,7 @@ def error_of(off: Sequence[float]) -> FitError:
     return FitError(float(np.median(off)), float(max(off)))
 
 
-def fit(points: Sequence[Point], max_knots: int, *, through_zero: bool) -> tuple[Curve, FitError]:
+def fit(points: Sequence[Point], max_knots: int, *, through_zero: bool) -> tuple[CostCurve, FitError]:
     """Fit a piecewise-linear curve to ``points``; returns it and its error at points left out.
 
     Knots lie at measured sizes. For every number of knots, dynamic programming chooses those with the least
@@ -93,22 +93,22 @@ def fit(points: Sequence[Point], max_knots: int, *, through_zero: bool) -> tuple
     if len(sizes) == 1:
         return curves[0], error_of([_off(curves[0], p) for p in points])
     off: list[list[float]] = [[] for _ in curves]
-    for left_out in sizes[:-1]:
-        parts = _fits([p for p in points if p.size != left_out], max_knots, through_zero)
+    for excluded in sizes[:-1]:
+        parts = _fits([p for p in points if p.size != excluded], max_knots, through_zero)
         for k, found in enumerate(off):
             part = parts[min(k, len(parts) - 1)]
-            found += [_off(part, p) for p in points if p.size == left_out]
+            found += [_off(part, p) for p in points if p.size == excluded]
     last = [[_off(curve, p) for p in points if p.size == sizes[-1]] for curve in curves]
     means = [float(np.mean([*found, *end])) for found, end in zip(off, last, strict=True)]
     best = next(k for k, mean in enumerate(means) if mean <= 1.1 * min(means))
     return curves[best], error_of(off[best])
 
 
-def _off(curve: Curve, point: Point) -> float:
+def _off(curve: CostCurve, point: Point) -> float:
     return abs(curve(point.size) - point.seconds) / point.measured
 
 
-def _fits(points: Sequence[Point], most: int, through_zero: bool) -> list[Curve]:
+def _fits(points: Sequence[Point], most: int, through_zero: bool) -> list[CostCurve]:
     """The best curve with 1, 2, ... ``most`` knots after 0, as far as there are sizes."""
     x = np.array(sorted({p.size for p in points}))
     y, scale = (
@@ -118,7 +118,7 @@ def _fits(points: Sequence[Point], most: int, through_zero: bool) -> list[Curve]
     curves = []
     for chosen in choose_knots(x, y, scale, most, through_zero):
         knots = [0.0, *(float(x[i]) for i in chosen)]
-        curves.append(Curve(tuple(knots), heights(points, knots, through_zero)))
+        curves.append(CostCurve(tuple(knots), heights(points, knots, through_zero)))
     return curves
 
 

@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import Literal
 
 from regions.tape import Tape
-from scheduler.request import Event, Request
+from scheduler.request import LifecycleEvent, Request
 from scheduler.tapes import Pending, TapeItems
 
 Change = Literal["extend", "replace", "finish"]
@@ -36,13 +36,13 @@ class ChangePrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class CancelRequest:
     """Cancel a request."""
 
     id: int
 
 
-Note = Request | AppendRecords | ChangePrompt | Cancel | Callable[[], None]
+Note = Request | AppendRecords | ChangePrompt | CancelRequest | Callable[[], None]
 """A new request, which has its id and queue time; a change; or a callback to run between two batches."""
 
 
@@ -71,7 +71,7 @@ class Inbox:
                 self._seq += 1
                 request.id = self._seq
                 request.last_chunk_ns = self._clock()
-                request.events.append((Event.QUEUED, request.last_chunk_ns))
+                request.events.append((LifecycleEvent.QUEUED, request.last_chunk_ns))
                 self._put(request)
             return not self._closed
 
@@ -92,7 +92,7 @@ class Inbox:
     def cancel(self, request_id: int) -> None:
         """Queue a cancellation."""
         with self._changed:
-            self._put(Cancel(request_id))
+            self._put(CancelRequest(request_id))
 
     def call(self, callback: Callable[[], None]) -> bool:
         """Queue a callback."""

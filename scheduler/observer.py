@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from scheduler.request import Event, Request, State
-from scheduler.types import PriorityClass, Work
+from scheduler.interfaces import PriorityClass, Work
+from scheduler.request import LifecycleEvent, Request, State
 
 if TYPE_CHECKING:
     from engine.divergence import Divergence
@@ -23,7 +23,7 @@ class Observer:
     def batch(self, tokens: Mapping[PriorityClass, int], rows: int, forward_ns: int) -> None:
         """A batch of `rows` ran in `forward_ns`, with this many tokens of each class."""
 
-    def preempted(self, request: Request, how: Event, by: Work) -> None:
+    def preempted(self, request: Request, how: LifecycleEvent, by: Work) -> None:
         """A request left the pool for other work: PREEMPTED_SWAP or PREEMPTED_RECOMPUTE."""
 
     def speculated(self, drafted: int, accepted: int) -> None:

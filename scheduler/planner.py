@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from regions.block_pool import BlockPool
+from regions.pool_metadata import BlockPool
 from regions.tape import Tape
 from scheduler.grouping import Grouping
-from scheduler.queues import Position, PreemptableBlocks, Queues
+from scheduler.interfaces import Limits, PriorityClass
+from scheduler.queues import PreemptableBlocks, QueuePosition, Queues
 from scheduler.request import Failure, Request, State
 from scheduler.tapes import TapeAppend
-from scheduler.types import Limits, PriorityClass
 
 POOL_SHARE = 4
 """In a batch with questions, all POOL prompts share the smallest chunk divided by this."""
@@ -192,10 +192,10 @@ class _Planner:
     def _held_for_tapes(self) -> tuple[int, int, int]:
         """Tokens and rows of the share, as far as bars wait that could run, and the longest first bar."""
         limits = self.limits
-        most_tokens = int(limits.stream_share * limits.max_batch_tokens)
-        most_rows = int(limits.stream_share * limits.max_batch_requests)
+        max_tokens = int(limits.stream_share * limits.max_batch_tokens)
+        max_rows = int(limits.stream_share * limits.max_batch_requests)
         tokens = rows = longest = 0
-        if not most_tokens:
+        if not max_tokens:
             return 0, 0, 0
         for append in self.queues.sorted_appends():
             barrier = self.queues.barriers.get(append.tape)
@@ -205,13 +205,13 @@ class _Planner:
             longest = max(longest, len(append.queue[0].record.tokens))
             for pending in append.queue:
                 tokens += len(pending.record.tokens)
-                if tokens >= most_tokens:
+                if tokens >= max_tokens:
                     break
-            if tokens >= most_tokens and rows >= most_rows:
+            if tokens >= max_tokens and rows >= max_rows:
                 break
-        held = max(min(tokens, most_tokens), longest)
+        held = max(min(tokens, max_tokens), longest)
         # the first of the order always gets a token and a row
-        rows = min(rows, most_rows, limits.max_batch_requests - 1)
+        rows = min(rows, max_rows, limits.max_batch_requests - 1)
         return min(held, limits.max_batch_tokens - 1), rows, longest
 
     def _held(self, request: Request) -> tuple[int, int]:
@@ -252,7 +252,7 @@ class _Planner:
             self._has_row(request)
         return Entry(request, 1)
 
-    def _request(self, request: Request, position: Position) -> Entry | None:
+    def _request(self, request: Request, position: QueuePosition) -> Entry | None:
         waiting = position.state is State.QUEUED
         if request.lost:
             self._restore(request, request.spec.tape)
@@ -309,7 +309,7 @@ class _Planner:
             return True
         return self.queues.victims_have(request, request.cells - self.cells)
 
-    def _tokens(self, request: Request, position: Position) -> tuple[int, int]:
+    def _tokens(self, request: Request, position: QueuePosition) -> tuple[int, int]:
         """Tokens that the budgets allow it in this batch, and the blocks they take."""
         n = self._wanted(request, position.left)
         if not n:

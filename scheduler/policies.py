@@ -10,7 +10,7 @@ configured policy: `vllm`, `fcfs`, `lcas` and `mcps` are those of *Stream2LLM* s
 `lcas` without its starvation, and `lpm`, `klpm` and `klpm-adaptive` are those of the k-LPM paper. The last
 three order waiting requests by the prefix cache (`PrefixQueue`) and all others as `vllm` does.
 
-Where tenants share a class by weight (`scheduler.shares`), a request's place by arrival is its start in
+Where tenants share a class by weight (`scheduler.fair_queue`), a request's place by arrival is its start in
 virtual time; of one tenant alone that is the order of arrival. `lcas`, `lcas-fair` and `mcps` know no
 tenants.
 """

@@ -3,7 +3,7 @@
 This is *k-LPM* algorithm 1, kept up to date: waiting requests are in two sorted lists, by age and by match,
 and each step moves only those whose match changed. The cost of a step depends on these and on how many it
 admits, not on how many wait. k = 1 is FCFS. k = None is LPM, which never chooses by age; the paper's k =
-infinity differs only in its first choice. Several tenants take turns by their weights (`scheduler.shares`),
+infinity differs only in its first choice. Several tenants take turns by their weights (`scheduler.fair_queue`),
 and each has an order of its own.
 """
 
@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from sortedcontainers import SortedDict, SortedList
 
-from regions.watch import PrefixWatch
+from regions.prefix_index import PrefixIndex
 from scheduler.bandit import SERVING, KBandit
+from scheduler.fair_queue import Shares
 from scheduler.policies import Ordering
 from scheduler.request import Request
-from scheduler.shares import Shares
 
 MOVES = 16
 """When more than one in so many moves, sorting again is cheaper."""
@@ -58,7 +58,7 @@ class PrefixQueue:
     to the oldest. A walk must end before the queue or the cache changes.
     """
 
-    def __init__(self, index: PrefixWatch, k: Callable[[], int | None]) -> None:
+    def __init__(self, index: PrefixIndex, k: Callable[[], int | None]) -> None:
         self._index = index
         self._k = k
         self._lines: dict[str, _Line] = {}
@@ -121,7 +121,7 @@ class PrefixQueue:
 
 
 def waiting_order(
-    ordering: Ordering, index: PrefixWatch | None, rng: random.Random | None
+    ordering: Ordering, index: PrefixIndex | None, rng: random.Random | None
 ) -> tuple[PrefixQueue | None, Callable[[int], None]]:
     """The waiting order of POOL requests, None where their keys are the order; and a callback for TTFTs (ns).
 

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 from sortedcontainers import SortedDict
 
 from regions.tape import Tape
+from scheduler.interfaces import PriorityClass, Work
 from scheduler.policies import Key, Policy, vllm
 from scheduler.prefix_queue import PrefixQueue
 from scheduler.request import Request, State
 from scheduler.tapes import TapeAppend
-from scheduler.types import PriorityClass, Work
 
 SchedulingKey = tuple[int, int, Key]
 
@@ -38,7 +38,7 @@ NEVER_ADMITTED: SchedulingKey = (PRIORITIES[PriorityClass.POOL], 1, (2,))
 """Key of everything in the waiting order: after all that were ever admitted or preempted."""
 
 
-class Position(NamedTuple):
+class QueuePosition(NamedTuple):
     """The state that decides the queues of work; equal positions need no move."""
 
     key: SchedulingKey
@@ -86,11 +86,11 @@ class Queues:
         self._ready: SortedDict[SchedulingKey, Request] = SortedDict()  # those of `running` with work to do
         self._waiting: SortedDict[SchedulingKey, Request] = SortedDict()
         self._appends: SortedDict[SchedulingKey, TapeAppend] = SortedDict()
-        self._positions: dict[Work, Position] = {}
+        self._positions: dict[Work, QueuePosition] = {}
         self._policy = policy
         self.order = order
 
-    def position(self, work: Work) -> Position:
+    def position(self, work: Work) -> QueuePosition:
         """The position of work. Raises KeyError when it is not in the queues."""
         return self._positions[work]
 
@@ -182,20 +182,20 @@ class Queues:
         ready: Iterator[tuple[SchedulingKey, Request | TapeAppend]] = iter(self._ready.items())
         return heapq.merge(ready, self._appends.items(), key=itemgetter(0)) if self._appends else ready
 
-    def _count(self, work: Work, position: Position, sign: int) -> None:
+    def _count(self, work: Work, position: QueuePosition, sign: int) -> None:
         self.waiting[work.cls] += sign * (position.state is not State.RUNNING and position.left > 0)
         self.decodes += sign * position.decoding
         self.prefills += sign * position.prefilling
         self.cells += sign * position.cells
 
-    def _insert(self, work: Any, position: Position) -> None:
+    def _insert(self, work: Any, position: QueuePosition) -> None:
         if self.order is not None and self._ordered(position):
             self.order.add(work)
             return
         for queue in self._queues_of(position):
             queue[position.key] = work
 
-    def _remove(self, work: Any, position: Position, *, admitted: bool) -> None:
+    def _remove(self, work: Any, position: QueuePosition, *, admitted: bool) -> None:
         if self.order is not None and self._ordered(position):
             if admitted:
                 self.order.admitted(work)
@@ -205,7 +205,7 @@ class Queues:
         for queue in self._queues_of(position):
             del queue[position.key]
 
-    def _queues_of(self, position: Position) -> Iterator[SortedDict[SchedulingKey, Any]]:
+    def _queues_of(self, position: QueuePosition) -> Iterator[SortedDict[SchedulingKey, Any]]:
         if position.state is None:
             yield self._appends
         elif position.state is State.RUNNING:
@@ -217,7 +217,7 @@ class Queues:
         elif position.left:
             yield self._waiting
 
-    def _ordered(self, position: Position) -> bool:
+    def _ordered(self, position: QueuePosition) -> bool:
         """Whether the waiting order has it: a POOL request that was never admitted."""
         key, never = position.key, NEVER_ADMITTED
         waits = position.state is State.QUEUED and position.left > 0
@@ -266,17 +266,17 @@ class _RunningSum:
         return sums[bisect_left(keys, True, key=lambda other: not ahead(other, key))]
 
 
-def _position(work: Request | TapeAppend, policy: Policy) -> Position:
+def _position(work: Request | TapeAppend, policy: Policy) -> QueuePosition:
     if isinstance(work, TapeAppend):
         at: SchedulingKey = (PRIORITIES[work.cls], 1, (work.seq,))
         if work.due:
             at = DUE, 0, (work.deadline or 0, work.seq)
-        return Position(at, None, 1, decoding=False, prefilling=False, starved=False, cells=0)
+        return QueuePosition(at, None, 1, decoding=False, prefilling=False, starved=False, cells=0)
     running = work.state is State.RUNNING
     left = work.remaining
     decoding = left == 1 and bool(work.output)
     key: Key = policy(work) if work.cls is PriorityClass.POOL else (work.start, work.id)
-    return Position(
+    return QueuePosition(
         (PRIORITIES[work.cls] + work.background, int(not decoding), key),
         work.state,
         left,

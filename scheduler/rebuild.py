@@ -11,10 +11,10 @@ from functools import partial
 
 from regions.ephemeral import Fork
 from regions.tape import Tape
+from scheduler.interfaces import PriorityClass
+from scheduler.refresh_policy import RETRY_NS
 from scheduler.request import Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
-from scheduler.types import PriorityClass
-from scheduler.windows import RETRY_NS
 
 log = logging.getLogger(__name__)
 

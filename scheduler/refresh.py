@@ -4,7 +4,7 @@
 get the tokens that questions and appends leave free in each batch, and catch up with records appended
 meanwhile. Then, between two batches, the standing questions are asked of both states, and an `exact` tape
 adopts the fresh one. It also replaces a tape's frozen prefix (`Scheduler.refresh`): the other prefix is
-prefilled first, then the window behind it. `scheduler.windows` says what is due.
+prefilled first, then the window behind it. `scheduler.refresh_policy` says what is due.
 
 Everything runs on the thread that steps the scheduler.
 """
@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from engine.step import Chunk, Executor, OutOfMemory
 from regions.frozen import Context
-from regions.offload.store import NotResident
+from regions.offload.kv_store import NotResident
 from regions.tape import LiveRecord, Tape
+from scheduler.interfaces import PriorityClass
 from scheduler.observer import Observer
+from scheduler.refresh_policy import RETRY_NS, RefreshPolicy, Replacement, SessionWindow
 from scheduler.request import Failure, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItems
-from scheduler.types import PriorityClass
-from scheduler.windows import RETRY_NS, RefreshPolicy, Replacement, Window
 
 if TYPE_CHECKING:
     from engine.divergence import Divergence, Probe
@@ -72,7 +72,7 @@ class Comparison:
 class _Prefill:
     """A window that is being prefilled, after the frozen prefix if that is replaced."""
 
-    window: Window
+    window: SessionWindow
     replacement: Replacement | None = None
     prompt: Fork | None = None
     """The reader of the prefix while it is prefilled."""
@@ -124,9 +124,11 @@ class Refresher:
         self._observer, self._clock = observer, clock
         self._frame_limit, self._catch_up_tokens = frame_limit, catch_up_tokens
         now = clock()
-        self._windows: dict[Tape, Window] = {tape: Window(tape, p, now, now) for tape, p in sessions}
-        self._queue: deque[Window] = deque()
-        self._failed: set[Window] = set()  # their replacement is tried again
+        self._windows: dict[Tape, SessionWindow] = {
+            tape: SessionWindow(tape, p, now, now) for tape, p in sessions
+        }
+        self._queue: deque[SessionWindow] = deque()
+        self._failed: set[SessionWindow] = set()  # their replacement is tried again
         self._running: _Prefill | None = None
         self._stopping = False
         scheduler.subscribe(self.on_commit, self.on_drop)
@@ -173,7 +175,7 @@ class Refresher:
         """Refresh ``tape`` as ``policy`` says from now on."""
         window, now = self._windows.get(tape), self._clock()
         if window is None:
-            self._windows[tape] = Window(tape, policy, now, now)
+            self._windows[tape] = SessionWindow(tape, policy, now, now)
         else:
             window.policy = policy
 
@@ -231,19 +233,19 @@ class Refresher:
         elif not self._is_wanted(running):
             self._cancel(running)
 
-    def _update_barrier(self, window: Window) -> None:
+    def _update_barrier(self, window: SessionWindow) -> None:
         barriers = self._scheduler.queues.barriers
         if window.barrier is None:
             barriers.pop(window.tape, None)
         else:
             barriers[window.tape] = window.barrier
 
-    def _is_due(self, window: Window) -> bool:
+    def _is_due(self, window: SessionWindow) -> bool:
         if not window.is_due(self._clock()):
             return False
         return window.policy.exact or bool(self._comparison.questions(window.tape.name))
 
-    def _idle_wait(self, window: Window) -> int | None:
+    def _idle_wait(self, window: SessionWindow) -> int | None:
         now = self._clock()
         return window.retry - now if window in self._failed else window.idle_wait(now)
 
@@ -264,7 +266,7 @@ class Refresher:
 
     # One window.
 
-    def _enqueue(self, window: Window) -> None:
+    def _enqueue(self, window: SessionWindow) -> None:
         self._failed.discard(window)
         running = self._running
         if running is not None and running.window is window:
@@ -276,7 +278,7 @@ class Refresher:
             self._cancel(running)
         self._begin()
 
-    def _next(self) -> Window | None:
+    def _next(self) -> SessionWindow | None:
         """The first window of the queue that records wait for, else the first one."""
         urgent = next((window for window in self._queue if window.barrier is not None), None)
         return urgent or (self._queue[0] if self._queue and not self._stopping else None)

@@ -12,13 +12,13 @@ from typing import cast
 
 from engine.seeding import Sampling, answer_seed, prompt_seed
 from engine.step import Chunk, SampledToken
+from regions.cache_priority import ORDINARY, PrefixRetention
 from regions.ephemeral import Fork
-from regions.prompt import StreamingPrompt
-from regions.retention import ORDINARY, PrefixRetention
+from regions.streaming_kv import StreamingPrompt
 from regions.tape import Tape
 from scheduler.deadlines import Deadline
-from scheduler.shares import check_weight, virtual
-from scheduler.types import PriorityClass
+from scheduler.fair_queue import check_weight, virtual
+from scheduler.interfaces import PriorityClass
 
 
 class State(Enum):
@@ -32,7 +32,7 @@ class State(Enum):
     CANCELLED = "cancelled"
 
 
-class Event(Enum):
+class LifecycleEvent(Enum):
     """Moments of a request's life, named as in *Stream2LLM* section 5.1."""
 
     QUEUED = "QUEUED"
@@ -153,7 +153,7 @@ class Request:
     version: int = 0
     """Data version read; kept after the reader is released."""
     start: int = 0
-    """Its start in the virtual time of its class, see `scheduler.shares`."""
+    """Its start in the virtual time of its class, see `scheduler.fair_queue`."""
     admitted: int = 0
     """Running number of its latest admission; 0 before the first."""
     preempted: int = 0
@@ -163,7 +163,7 @@ class Request:
     samples: list[SampledToken] = field(default_factory=list)
     """What was sampled for each generated token."""
     error: Failure | None = None
-    events: list[tuple[Event, int]] = field(default_factory=list)
+    events: list[tuple[LifecycleEvent, int]] = field(default_factory=list)
     """(event, time in ns of the scheduler's clock)."""
     waits: dict[str, int] = field(default_factory=dict)
     """Time waited for a batch, ns, by reason."""
@@ -232,7 +232,7 @@ class Request:
 
     @property
     def takes(self) -> int:
-        """Its length in virtual time, see `scheduler.shares`."""
+        """Its length in virtual time, see `scheduler.fair_queue`."""
         return virtual(self.cells, self.spec.weight)
 
     @property
@@ -269,7 +269,7 @@ class Request:
             return None
         return texts[self.spec.choices.index(self.output[0])]
 
-    def first(self, event: Event) -> int | None:
+    def first(self, event: LifecycleEvent) -> int | None:
         """Time of the first ``event``, ns; None if it never happened."""
         return next((at for what, at in self.events if what is event), None)
 
@@ -356,7 +356,7 @@ class Request:
     def admit(self, number: int, now: int) -> None:
         """Enter a batch, as the ``number``-th admission of all."""
         self.state, self.admitted = State.RUNNING, number
-        self.events.append((Event.SCHEDULED, now))
+        self.events.append((LifecycleEvent.SCHEDULED, now))
 
     def replace(self, prompt: Sequence[int], now: int) -> None:
         """Replace the prompt; KV of the common prefix stays (*Stream2LLM* section 4.2)."""
@@ -373,10 +373,10 @@ class Request:
         if reader.length >= len(prompt) > 0:
             reader.keep(len(prompt) - 1)
 
-    def preempt(self, how: Event, number: int, now: int, by: int) -> None:
+    def preempt(self, how: LifecycleEvent, number: int, now: int, by: int) -> None:
         """Leave the pool, as the ``number``-th preemption of all; KV not swapped out already is dropped."""
         assert self.reader is not None  # only admitted requests are preempted
-        if how is Event.PREEMPTED_SWAP:
+        if how is LifecycleEvent.PREEMPTED_SWAP:
             self.swapped_tokens += self.private
         else:
             self.recomputed_tokens += self.private
@@ -425,4 +425,4 @@ class Request:
         if not (self.prefill_only and state is State.FINISHED):
             self.close()
         self.state, self.error = state, error
-        self.events.append((Event.FINISHED, now))
+        self.events.append((LifecycleEvent.FINISHED, now))

@@ -16,23 +16,23 @@ from functools import partial
 from typing import cast
 
 from engine.step import Executor, OutOfMemory, SampledToken
-from regions.block_pool import BlockPool
+from regions.pool_metadata import BlockPool
+from regions.prefix_index import PrefixIndex
 from regions.tape import Tape
-from regions.watch import PrefixWatch
 from scheduler.allocation import Allocation, allocate, prefers_swap
 from scheduler.grouping import Grouping
 from scheduler.inbox import Inbox
-from scheduler.live import STOPPING, LiveWork, call
+from scheduler.interfaces import Costs, Limits, OffloadTier, PriorityClass, Work
+from scheduler.lifecycle import STOPPING, RequestLifecycle, call
 from scheduler.observer import Observer
 from scheduler.planner import Entry, Plan, first_half, plan
 from scheduler.policies import Ordering
 from scheduler.prefix_queue import waiting_order
 from scheduler.queues import Queues
-from scheduler.request import Event, Failure, Request, State
+from scheduler.refresh_policy import Replacement
+from scheduler.request import Failure, LifecycleEvent, Request, State
 from scheduler.speculation import Speculation
 from scheduler.tapes import OnCommit, OnDrop, TapeAppend, TapeItems, due
-from scheduler.types import Costs, Limits, PriorityClass, Tier, Work
-from scheduler.windows import Replacement
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +70,8 @@ class Scheduler:
         ordering: Ordering = FIFO,
         *,
         costs: Costs | None = None,
-        tier: Tier | None = None,
-        index: PrefixWatch | None = None,
+        tier: OffloadTier | None = None,
+        index: PrefixIndex | None = None,
         rng: random.Random | None = None,
         inbox: Inbox | None = None,
         grouping: Grouping | None = None,
@@ -85,7 +85,7 @@ class Scheduler:
         forget = [self._speculation.forget] + ([self._grouping.forget] if self._grouping else [])
         order, self._learn = waiting_order(ordering, index, rng)
         self.queues = Queues(ordering.key, order)
-        self._live = LiveWork(self.queues, memory, limits, clock, self._observer, forget)
+        self._live = RequestLifecycle(self.queues, memory, limits, clock, self._observer, forget)
         self._on_lost: list[Callable[[Tape], None]] = []
         self._on_refresh: list[Callable[[Tape, Replacement], None]] = []
         self._admissions = self._preemptions = 0
@@ -280,9 +280,11 @@ class Scheduler:
             and prefers_swap(victim, self._limits.eviction, self._costs)
             and tier.swap_out(reader)
         )
-        self._requeue(victim, Event.PREEMPTED_SWAP if swapped else Event.PREEMPTED_RECOMPUTE, by)
+        self._requeue(
+            victim, LifecycleEvent.PREEMPTED_SWAP if swapped else LifecycleEvent.PREEMPTED_RECOMPUTE, by
+        )
 
-    def _requeue(self, victim: Request, how: Event, by: Work) -> None:
+    def _requeue(self, victim: Request, how: LifecycleEvent, by: Work) -> None:
         self._preemptions += 1
         victim.preempt(how, self._preemptions, self._clock(), by.seq)
         self._live.update(victim)
@@ -319,7 +321,7 @@ class Scheduler:
                     for pending, _ in zip(work.queue, range(entry.n), strict=False):
                         self._observer.queue_wait(work.cls, now - pending.queued_ns)
             elif work.state is State.QUEUED:
-                if work.first(Event.SCHEDULED) is None and not work.prefill_only:
+                if work.first(LifecycleEvent.SCHEDULED) is None and not work.prefill_only:
                     self._observer.queue_wait(work.cls, now - work.events[0][1])
                 if not work.admitted:
                     self._live.admitted(work)
@@ -357,7 +359,7 @@ class Scheduler:
         staying = {entry.work for entry in kept}
         for entry in rows:
             if isinstance(entry.work, Request) and entry.work not in staying:
-                self._requeue(entry.work, Event.PREEMPTED_RECOMPUTE, kept[0].work)
+                self._requeue(entry.work, LifecycleEvent.PREEMPTED_RECOMPUTE, kept[0].work)
         return kept
 
     # Commit.
@@ -386,8 +388,8 @@ class Scheduler:
             self._observer.speculated(drafted, accepted)
         if request.remaining or not request.complete:
             return
-        if request.events[-1][0] is Event.SCHEDULED:
-            request.events.append((Event.KV_ON_GPU, now))
+        if request.events[-1][0] is LifecycleEvent.SCHEDULED:
+            request.events.append((LifecycleEvent.KV_ON_GPU, now))
             if sampled is None or sampled.error is None:
                 request.remember()
         if request.prefill_only:

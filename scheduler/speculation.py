@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from regions.block_pool import BlockPool
+from regions.pool_metadata import BlockPool
+from scheduler.interfaces import Limits
 from scheduler.planner import Entry, reserve
 from scheduler.request import Request
-from scheduler.types import Limits
 
 LENGTHS = (3, 2)
 """Lengths of the n-grams to look up, the longer first."""

@@ -21,8 +21,8 @@ from typing import Any, Generic, TypeVar
 
 from engine.step import Chunk
 from regions.tape import Tape
+from scheduler.interfaces import Costs, Limits, PriorityClass
 from scheduler.request import Failure
-from scheduler.types import Costs, Limits, PriorityClass
 
 P = TypeVar("P")
 
@@ -210,12 +210,12 @@ def _alone(append: TapeAppend, lengths: list[int], limits: Limits) -> int:
     """Passes for one tape's waiting records: whole records, within the limits of one append."""
     retention = append.tape.retention
     most = min(limits.max_batch_tokens, retention.tokens)
-    most_records = retention.records or len(lengths)
+    max_records = retention.records or len(lengths)
     passes = tokens = records = oldest = newest = 0
     for pending, length in zip(append.queue, lengths, strict=True):
         at = pending.record.ts_event
         tokens, records, oldest, newest = tokens + length, records + 1, min(oldest, at), max(newest, at)
         wide = retention.span_ns and newest - oldest > retention.span_ns
-        if not passes or tokens > most or records > most_records or wide:
+        if not passes or tokens > most or records > max_records or wide:
             passes, tokens, records, oldest, newest = passes + 1, length, 1, at, at
     return passes

@@ -13,7 +13,7 @@ from weakref import ref
 
 import pytest
 
-from regions.block_pool import BlockPool
+from regions.pool_metadata import BlockPool
 from tests.kit import programs
 
 pytest_plugins = ["tests.kit.fixtures"]
@@ -25,13 +25,13 @@ ROOT = Path(__file__).parent
 
 LONGEST = ("chaos", "e2e", "transactions", "others", "soak", "bench", "engine", "feeds")
 """Packages of tests, the slowest first."""
-MOST_WORKERS = 8
+MAX_WORKERS = 8
 """Each imports PyTorch."""
 
 
 def pytest_xdist_auto_num_workers() -> int:
     """One more than the cores: many tests wait. Daemons that others start need their share, too."""
-    return min(len(os.sched_getaffinity(0)) + 1, MOST_WORKERS)
+    return min(len(os.sched_getaffinity(0)) + 1, MAX_WORKERS)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from flash.confidence import Curve, QuestionCalibration, log_loss, order_statistics
+from flash.confidence import CalibrationCurve, QuestionCalibration, log_loss, order_statistics
 from tapes.rules import UNDEFINED, Floats, Ints
 from training.evaluate import calibrated_probabilities, softmax
 from training.sources import Answers
@@ -45,7 +45,7 @@ def fit_temperature(logits: Floats, label: Ints) -> float:
     return float(1 / inner.beta_)
 
 
-def fit_curves(scaled: Floats, label: Ints) -> list[Curve]:
+def fit_curves(scaled: Floats, label: Ints) -> list[CalibrationCurve]:
     """Isotonic regression of each choice against the others, from probabilities [answers, choices]."""
     from sklearn.isotonic import IsotonicRegression
 
@@ -55,7 +55,7 @@ def fit_curves(scaled: Floats, label: Ints) -> list[Curve]:
         fitted = IsotonicRegression(y_min=least, y_max=1 - least, out_of_bounds="clip")
         fitted.fit(scaled[:, choice], label == choice)
         x, y = fitted.X_thresholds_.tolist(), fitted.y_thresholds_.tolist()
-        curves.append(Curve([round(v, 6) for v in x], [round(v, 6) or least for v in y]))
+        curves.append(CalibrationCurve([round(v, 6) for v in x], [round(v, 6) or least for v in y]))
     return curves
 
 

@@ -208,7 +208,7 @@ def evaluate(
     placements: tuple[Any, ...],
     windows: tuple[int, ...],
     seed: int,
-    most_tapes: int,
+    max_tapes: int,
     calibration: Path | None,
     dtype: str | None,
     json_file: Path | None,
@@ -249,7 +249,7 @@ def evaluate(
                     source,
                     setting,
                     labels,
-                    most_tapes,
+                    max_tapes,
                     partial(_advance, progress, task),
                 )
             settings[setting.name] = [score(each, fitted, setting.numbered) for each in answers]
@@ -287,7 +287,7 @@ def calibrate(
     placements: tuple[Any, ...],
     out: Path | None,
     seed: int,
-    most_tapes: int,
+    max_tapes: int,
 ) -> None:
     """Fit probabilities and choice sets of a model's answers on labelled tapes.
 
@@ -313,7 +313,7 @@ def calibrate(
             parts, settings = [], [Setting(placement, read, window) for read in (1, 2)]
             for setting in settings:
                 advance = partial(_advance, progress, progress.add_task(setting.name))
-                parts.append(collect(model, source, setting, -(-labels // 2), most_tapes, advance))
+                parts.append(collect(model, source, setting, -(-labels // 2), max_tapes, advance))
             questions += fit(joined(parts), texts, settings[0].numbered)
     if not questions:
         raise click.ClickException("no question has enough labels; ask for more --labels")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from flash.questions import EXACT_VALUE
+from flash.question import EXACT_VALUE
 from tapes.rules import RULES
 from training.model import HEADS, Shape, TapeModel, transformers_model
 from training.tokenizer import NONE, VOCABULARY, build_tokenizer, question_token

@@ -14,10 +14,10 @@ import torch
 
 from daemon.engine.build import checked
 from engine.engine import Engine
+from engine.model.chat_format import PromptFormat
 from engine.model.loading import load_model
-from engine.model.prompt import PromptFormat
 from engine.step import Chunk, OutOfMemory
-from flash.questions import EXACT_VALUE
+from flash.question import EXACT_VALUE
 from ingest.tokens import Tokeniser
 from regions.tape import Retention
 from tapes.rules import RULES, Ints
@@ -28,7 +28,7 @@ from training.tokenizer import NONE, QUESTIONS
 _EXACT = len(QUESTIONS) - 1
 _LEVEL_TOKENS = 4
 """Most tokens of a level of three digits, and of what may stand before it."""
-_BLOCK, _MOST_TOKENS = 16, 16_384
+_BLOCK, _MAX_TOKENS = 16, 16_384
 """Tokens of a block, and of the pool: one context at a time, and its questions."""
 
 
@@ -49,7 +49,7 @@ class Served:
     def load(cls, directory: Path, dtype: str = "auto") -> Served:
         """Load a directory as the daemon does. Raises ModelError where it would refuse the model."""
         loaded = checked(load_model(directory, dtype=dtype, device="auto"))
-        blocks = min(loaded.max_positions, _MOST_TOKENS) // _BLOCK
+        blocks = min(loaded.max_positions, _MAX_TOKENS) // _BLOCK
         engine = Engine(loaded, blocks=blocks, block_size=_BLOCK, frame_limit=loaded.max_positions)
         return cls(
             engine, PromptFormat.of(loaded.tokenizer, described=loaded.described, end_ids=loaded.end_ids)

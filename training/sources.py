@@ -14,13 +14,13 @@ import torch
 from daemon.ring_numbers import price_scale_for, prices_of, ring_values
 from feeds.decimals import decimals_of
 from feeds.file_format import load_format
-from feeds.messages import AnyRecord, Bar
-from feeds.replay import read_records
+from feeds.market_data import AnyRecord, Bar
+from feeds.recorded_file import read_records
 from ingest.bars import BarBuilder, BarPolicy, Bars, Feeds
 from ingest.compact import CompactSpec
 from ingest.record import RecordWriter
-from tapes.bars import anchor_of, bars_of, levels_of
 from tapes.generate import EVALUATION, Ranges, generate
+from tapes.real_bars import anchor_of, bars_of, levels_of
 from tapes.rules import RULES, UNDEFINED, Floats, Ints, Levels
 from tapes.simple import simple_guess
 from training.batches import Layout, Vocabulary, draw_headers, pack
@@ -275,7 +275,7 @@ def collect(
     source: Source,
     setting: Setting,
     labels: int,
-    most_tapes: int = 20_000,
+    max_tapes: int = 20_000,
     progress: Callable[[float], None] = lambda share: None,
 ) -> list[Answers]:
     """Ask all questions until each has ``labels`` labels, or the source ends, or so many tapes are read.
@@ -288,7 +288,7 @@ def collect(
     have = np.zeros(len(QUESTIONS), np.int64)
     read = 0
     for number, drawn in enumerate(source.batches(Vocabulary(), bars, setting.window)):
-        if read >= most_tapes or have.min() >= labels:
+        if read >= max_tapes or have.min() >= labels:
             break
         rng = np.random.default_rng([7, number])
         at = np.sort(rng.choice(last, min(reader.cuts, len(last)), replace=False))

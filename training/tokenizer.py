@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from flash.questions import EXACT_VALUE
+from flash.question import EXACT_VALUE
 from tapes.rules import RULES
 
 VOCABULARY = 1472

@@ -18,11 +18,11 @@ from bench.run import MeasurementFailed, SuiteRun
 from bench.stream.flood import instruments
 from bench.stream.serving import config, session_of
 from daemon.config import schema
-from daemon.front.wiring import make_front
+from daemon.gateway.wiring import make_gateway
 from feeds.codec import decode_message, encode
-from feeds.connector import Route
+from feeds.connector import SinkRoute
 from feeds.connectors.kafka import KafkaSourceConnector
-from feeds.messages import Answer, Trade
+from feeds.market_data import Answer, Trade
 from feeds.mock_broker import MockBroker, MockUnavailable
 from feeds.synthetic import SyntheticTape
 
@@ -136,21 +136,21 @@ async def _measure(
         )
         sink = Fresh({session.name for session in settings.sessions}, began)
         settings = replace(settings, source=source, sink=schema.SinkConfig())
-        front = make_front(settings, routes=[Route(sink, "answers.v1")])
+        gateway = make_gateway(settings, routes=[SinkRoute(sink, "answers.v1")])
         trading = asyncio.create_task(live(producer, templates))
         try:
-            await front.start()
+            await gateway.start()
             connected = time.monotonic()
             async with asyncio.timeout(plan.longest_s):
                 await sink.all.wait()
             took = time.monotonic() - connected
-            passed_over = int(front.store.value("foretick_records_skipped_total", source="kafka"))
+            passed_over = int(gateway.store.value("foretick_records_skipped_total", source="kafka"))
         except TimeoutError:
             raise MeasurementFailed(f"no live answers within {plan.longest_s:.0f} s") from None
         finally:
             trading.cancel()
             await asyncio.gather(trading, return_exceptions=True)
-            await front.stop()
+            await gateway.stop()
             with contextlib.suppress(Exception):
                 await producer.stop()
     return took, passed_over

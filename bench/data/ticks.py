@@ -23,11 +23,11 @@ from bench.stream.sessions import bench_session
 from daemon.api.client import QueryClient
 from daemon.api.messages import QueryError
 from daemon.config import schema
-from daemon.front.server import Front
-from daemon.front.wiring import make_front
+from daemon.gateway.gateway import Gateway
+from daemon.gateway.wiring import make_gateway
 from feeds.codec import decode_message
-from feeds.connector import Route
-from feeds.messages import Answer
+from feeds.connector import SinkRoute
+from feeds.market_data import Answer
 from feeds.source import CommitPoint, Incoming, Kind, Partition
 from feeds.synthetic import Instrument
 
@@ -62,7 +62,7 @@ QUICK = TicksPlan(rates=(100,), sessions=(2,), seconds=3, clients=2, window=4)
 
 def measure(run: SuiteRun) -> Iterator[Figure]:
     """A daemon of two processes with the tape model, bars of a second, six standing questions a session and
-    the default promise of three bars. Trades are made on the wall clock in the front's process, which pays
+    the default promise of three bars. Trades are made on the wall clock in the gateway's process, which pays
     for it. The time runs from the trade that closes a bar to each answer read from a version that ends
     with it; versions that are coalesced have no answers. Then the same with 16 clients, each of which sends
     one prompt after the other; their reference is the row without them, and that of rows without them is the
@@ -129,32 +129,32 @@ async def _measure(plan: TicksPlan, rate: int, sessions: int, threads: int) -> t
         source=schema.SourceConfig(behind="skip"),
         sink=schema.SinkConfig(),
     )
-    front = make_front(settings, source=source, routes=[Route(sink, "answers.v1")])
+    gateway = make_gateway(settings, source=source, routes=[SinkRoute(sink, "answers.v1")])
     try:
-        await front.start()
-        await rest(front)
+        await gateway.start()
+        await rest(gateway)
         source.live()
         await asyncio.sleep(_SETTLE_S)
-        quiet = await _condition(front, source, sink, plan.seconds)
-        async with _flood(front, plan.clients) as answered:
+        quiet = await _condition(gateway, source, sink, plan.seconds)
+        async with _flood(gateway, plan.clients) as answered:
             await asyncio.sleep(_SETTLE_S)
             before = await answered()
-            flooded = await _condition(front, source, sink, plan.seconds)
+            flooded = await _condition(gateway, source, sink, plan.seconds)
             prompts = (await answered() - before) / plan.seconds
     finally:
-        await front.stop()
+        await gateway.stop()
     return quiet, _Found(flooded.took_ns, flooded.kept, flooded.answered, flooded.rate, prompts)
 
 
-async def _condition(front: Front, source: LiveSource, sink: _Answers, seconds: int) -> _Found:
-    names = [session.name for session in front.config.sessions]
+async def _condition(gateway: Gateway, source: LiveSource, sink: _Answers, seconds: int) -> _Found:
+    names = [session.name for session in gateway.config.sessions]
 
     def counts() -> tuple[float, ...]:
         counters = ("foretick_bars_total", "foretick_promises_missed_total", "foretick_versions_total")
         return (
             time.monotonic(),
             source.given,
-            *(sum(front.store.value(counter, session=name) for name in names) for counter in counters),
+            *(sum(gateway.store.value(counter, session=name) for name in names) for counter in counters),
         )
 
     before = counts()
@@ -264,10 +264,10 @@ class LiveSource:
 
 
 @contextlib.asynccontextmanager
-async def _flood(front: Front, clients: int) -> AsyncIterator[Callable[[], Awaitable[int]]]:
+async def _flood(gateway: Gateway, clients: int) -> AsyncIterator[Callable[[], Awaitable[int]]]:
     """Clients in another process; gives a function that tells how many prompts they had answered."""
-    assert front.query is not None  # configured by `bench.stream.serving`
-    with child(_prompts, front.query.endpoint, clients) as pipe:
+    assert gateway.query is not None  # configured by `bench.stream.serving`
+    with child(_prompts, gateway.query.endpoint, clients) as pipe:
 
         async def answered() -> int:
             pipe.send("how many")

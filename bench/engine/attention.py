@@ -11,7 +11,7 @@ from bench.figures import Figure, Setting
 from bench.run import SuiteRun, Turns
 from engine.attention.base import LayerCall
 from engine.attention.cpu_kernel.backend import CpuKernelAttention
-from engine.attention.metadata import AttentionMetadata, Packed
+from engine.attention.metadata import AttentionMetadata, PackedRows
 from engine.attention.rotary import FrameRotation
 from regions.extents import Extent, Placement
 
@@ -40,7 +40,7 @@ def kernel(run: SuiteRun) -> Iterator[Figure]:
 def _measured(pools: list[torch.Tensor], rows: int, keys: int, repeats: int) -> Iterator[Figure]:
     attention, dtype = CpuKernelAttention(), pools[0].dtype
     query = torch.randn(_HEADS, rows, _DIM).to(dtype)
-    sequence = Packed(0, rows, Placement((Extent(0, keys, 0, 0),), ((keys, rows),), keys, 0))
+    sequence = PackedRows(0, rows, Placement((Extent(0, keys, 0, 0),), ((keys, rows),), keys, 0))
     metadata = AttentionMetadata([sequence])  # planned once, as for the layers of a pass
     calls = [_call(query, pool, metadata) for pool in pools]
 

@@ -27,9 +27,9 @@ from bench.figures import FLOORS, Figure, Goal, Setting, median_ratio, quantiles
 from bench.run import SuiteRun, Turns, timed
 from engine.attention.base import Attention, LayerCall
 from engine.engine import default_attention
+from engine.model.chat_format import PromptFormat
 from engine.model.loaded import LoadedModel
-from engine.model.prompt import PromptFormat
-from flash.questions import PAPER_SIX
+from flash.question import PAPER_SIX
 from ingest.compact import CompactEncoder, CompactSpec
 from ingest.tokens import Tokeniser
 from regions.tape import Retention, Tape

@@ -21,7 +21,7 @@ from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model
 from engine.step import Chunk
 from regions.ephemeral import Fork
-from regions.pool import KVPool
+from regions.kv_tensors import KVPool
 from regions.tape import Retention, Tape
 
 _BLOCK = 16

@@ -20,10 +20,10 @@ from bench.run import SuiteRun, timed
 from bench.scheduler.orders import rank
 from regions.ephemeral import Fork
 from regions.frozen import Context, alias
-from regions.pool import KVPool, LayerShape
+from regions.kv_tensors import KVPool, LayerShape
+from regions.prefix_index import PrefixIndex
 from regions.radix import Node, RadixCache, TokenArray
 from regions.tape import Retention, Tape
-from regions.watch import PrefixWatch
 from scheduler.prefix_queue import PrefixQueue
 from scheduler.request import Request
 
@@ -155,7 +155,7 @@ def order(run: SuiteRun) -> Iterator[Figure]:
         yield from run.sized(step_costs(waiting), step_costs(waiting, (32, 64, 16), admitted=4, budget=2_048))
 
 
-class _TimedWatch(PrefixWatch):
+class _TimedWatch(PrefixIndex):
     """Adds up the time spent following the trie's changes, in ns."""
 
     ns = 0

@@ -12,8 +12,8 @@ from bench.engine.scenario import Size, make_scenario
 from bench.figures import Figure, Goal, Setting, quantiles
 from bench.run import SuiteRun
 from engine.cpu import team
+from engine.model.chat_format import PromptFormat
 from engine.model.loaded import LoadedModel
-from engine.model.prompt import PromptFormat
 from regions.tape import Retention
 
 _GOALS: dict[tuple[str, int], tuple[Goal | None, Goal | None]] = {

@@ -10,9 +10,9 @@ from bench.engine.contenders import Regions, engine_for, model_of
 from bench.engine.scenario import PAPER, Size, make_scenario
 from bench.figures import Figure, Setting
 from bench.run import SuiteRun
-from engine.model.prompt import PromptFormat
-from flash.questions import PAPER_SIX
-from flash.ready import Ready, exits
+from engine.model.chat_format import PromptFormat
+from flash.question import PAPER_SIX
+from flash.ready import ReadyAnswer, exits
 from regions.tape import Retention
 
 TAUS = (2.0, 4.0, 8.0)
@@ -22,7 +22,7 @@ TAUS = (2.0, 4.0, 8.0)
 class Case(NamedTuple):
     """One question at one version. ``choices``: first tokens; ``token``: that of a forward pass."""
 
-    ready: Ready
+    ready: ReadyAnswer
     choices: Sequence[int]
     token: int
 
@@ -47,7 +47,7 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     for version, records in enumerate((scenario.first, *scenario.updates), 1):
         regions.ingest(records)
         reply = regions.ask(prompt.ready())
-        ready = Ready(version, reply.token, reply.gap)
+        ready = ReadyAnswer(version, reply.token, reply.gap)
         cases += [Case(ready, choices, regions.ask(tokens, choices).token) for tokens, choices in asked]
     yield from figures(cases)
 

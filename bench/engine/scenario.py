@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from daemon.ring_numbers import ring_values
+from engine.model.chat_format import PromptFormat
 from engine.model.loaded import LoadedModel
-from engine.model.prompt import PromptFormat
 from feeds.synthetic import Instrument, SyntheticTape
-from flash.questions import PAPER_SIX
+from flash.question import PAPER_SIX
 from ingest.bars import BarBuilder, BarPolicy, Bars, one_each
 from ingest.lines import LineSpec
 from ingest.record import RecordWriter

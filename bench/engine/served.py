@@ -21,11 +21,11 @@ from bench.run import SuiteRun
 from engine.device import in_own_thread
 from engine.model.loaded import LoadedModel
 from regions.tape import Retention, Tape
+from scheduler.interfaces import Limits, PriorityClass
 from scheduler.observer import Observer
 from scheduler.request import Request, RequestSpec
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItem, TapeItems
-from scheduler.types import Limits, PriorityClass
 from scheduler.worker import Worker
 
 Bars = Sequence[Sequence[int]]

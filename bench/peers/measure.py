@@ -18,8 +18,8 @@ from bench.peers.process import Peer
 from bench.peers.protocol import Answered, Reply, Took
 from bench.peers.scenarios import BURST, GROW, MULTI, SLIDE, Plan, Run, run_of
 from bench.run import SuiteRun
+from engine.model.chat_format import PromptFormat
 from engine.model.embedded import embedded_directory
-from engine.model.prompt import PromptFormat
 
 KEPT, CUT, OURS = "kept cache", "kept cache, cut", "ours"
 RESENT, WARMED, LLAMA = "vLLM, re-sent", "vLLM, warmed", "llama.cpp"

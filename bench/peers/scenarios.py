@@ -9,7 +9,7 @@ from typing import NamedTuple
 from bench.engine.batches import standing_texts
 from bench.engine.scenario import PAPER, Records, Scenario, Size, scenario_in
 from bench.peers.protocol import Ask, Opening, Update
-from engine.model.prompt import PromptFormat
+from engine.model.chat_format import PromptFormat
 
 _SEED = 7
 

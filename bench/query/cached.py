@@ -25,8 +25,8 @@ from bench.stream.processes import child
 from bench.stream.serving import config, echoing, rest, serving, session_of
 from daemon.api.messages import encode
 from daemon.config import schema
-from daemon.front.server import Front
-from flash.questions import PAPER_SIX
+from daemon.gateway.gateway import Gateway
+from flash.question import PAPER_SIX
 
 _MARKETS = 3
 _FIRST = 400
@@ -84,15 +84,15 @@ def rates(run: SuiteRun) -> Iterator[Figure]:
 
 
 @contextlib.asynccontextmanager
-async def _daemon(source: FloodSource, markets: int) -> AsyncIterator[tuple[Front, Ends, str]]:
+async def _daemon(source: FloodSource, markets: int) -> AsyncIterator[tuple[Gateway, Ends, str]]:
     """A daemon with an answer in its cache, bare servers in its loop, and the session's name."""
     settings = config(schema.ModelConfig(threads=1), map(session_of, instruments(markets, 4)))
     settings = replace(settings, source=schema.SourceConfig(ring_capacity=_RING))
     route = Route(BARE, _returned, methods=["POST"])
-    async with serving(settings, source) as front, echoing() as echo, bare_server(route) as bare:
-        await rest(front)
-        assert front.query is not None  # configured
-        yield front, Ends(front.query.endpoint, echo, front.http.port, bare), settings.sessions[0].name
+    async with serving(settings, source) as gateway, echoing() as echo, bare_server(route) as bare:
+        await rest(gateway)
+        assert gateway.query is not None  # configured
+        yield gateway, Ends(gateway.query.endpoint, echo, gateway.http.port, bare), settings.sessions[0].name
 
 
 async def _round_trips(plan: CachedPlan, source: FloodSource) -> list[Figure]:

@@ -99,9 +99,9 @@ async def _ours(plan: ChatPlan, model: Path, threads: int) -> dict[int, list[Ans
     settings = replace(
         config(schema.ModelConfig(path=str(model), threads=threads, aliases=(_MODEL,)), ()), standing="none"
     )
-    async with serving(settings, FloodSource([], [], 1)) as front:
+    async with serving(settings, FloodSource([], [], 1)) as gateway:
         return {
-            clients: await asyncio.to_thread(_chats, front.http.port, plan, clients)
+            clients: await asyncio.to_thread(_chats, gateway.http.port, plan, clients)
             for clients in plan.clients
         }
 

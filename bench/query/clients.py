@@ -15,7 +15,7 @@ import zmq
 
 from bench.run import timed
 from daemon.api.messages import Ask, AskReply, decode_reply, encode
-from flash.questions import Question
+from flash.question import Question
 
 BARE = "/bare"
 

@@ -20,18 +20,18 @@ from bench.query.bare import bare_server
 from bench.run import SuiteRun
 from bench.stream.processes import child
 from daemon.api import messages
-from daemon.api.access import Access
+from daemon.api.auth import Access
 from daemon.api.connections import allow_connections
 from daemon.api.events import Events, sse
 from daemon.api.health import health_of
-from daemon.api.http import HttpServer
 from daemon.api.http_api import api_routes
 from daemon.api.http_requests import Requests
+from daemon.api.http_server import HttpServer
 from daemon.api.pushes import Pushes
 from daemon.supervision import Tasks
 from daemon.tenants import Client
 from feeds.codec import encode
-from feeds.messages import FlashReady
+from feeds.market_data import FlashReady
 from metrics.store import MetricStore
 
 _AT_ONCE = 64

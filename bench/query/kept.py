@@ -96,8 +96,8 @@ async def _measure(plan: KeptPlan, threads: int) -> list[Samples]:
             tenants=schema.TenantsConfig(file.name),
             query=schema.QueryConfig(""),
         )
-        async with serving(settings, FloodSource([], [], 1)) as front:
-            return await asyncio.to_thread(_client, front.http.port, front.model, plan, keys)
+        async with serving(settings, FloodSource([], [], 1)) as gateway:
+            return await asyncio.to_thread(_client, gateway.http.port, gateway.model, plan, keys)
 
 
 def _client(*arguments: object) -> list[Samples]:

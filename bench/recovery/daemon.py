@@ -57,7 +57,7 @@ class Daemon:
 
     @property
     def pid(self) -> int:
-        """Process id of its front."""
+        """Process id of its gateway."""
         assert self._process is not None, "it was started"
         return self._process.pid
 
@@ -98,9 +98,9 @@ def session_tables(markets: Iterable[Instrument], bars: int) -> list[str]:
     ]
 
 
-def engine_of(front: int) -> int:
-    """Process id of the oldest engine of a front; the other one is its spare."""
-    tasks = Path(f"/proc/{front}/task").iterdir()
+def engine_of(gateway: int) -> int:
+    """Process id of the oldest engine of a gateway; the other one is its spare."""
+    tasks = Path(f"/proc/{gateway}/task").iterdir()
     children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
     return min(
         child for child in children if "daemon.engine.process" in Path(f"/proc/{child}/cmdline").read_text()

@@ -19,11 +19,11 @@ from bench.run import MeasurementFailed, SuiteRun
 from bench.stream.flood import instruments
 from bench.stream.serving import config, session_of
 from daemon.config import schema
-from daemon.front.wiring import make_front
+from daemon.gateway.wiring import make_gateway
 from feeds.codec import decode_message
 from feeds.connectors.kafka import KafkaSinkConnector, KafkaSourceConnector
 from feeds.durations import Duration
-from feeds.messages import Answer, Trade
+from feeds.market_data import Answer, Trade
 from feeds.synthetic import Instrument, SyntheticTape
 
 _S = 1_000_000_000
@@ -50,7 +50,7 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     """A daemon of two processes and the tape model reads four markets, 20 trades a second each, from the
     Kafka that `--broker` names, and answers six questions a session to a topic of it. The time runs from the
     trade that closes a bar, when it is given to the producer, to each answer, when a reader of committed
-    messages has it; producer and reader share the front's process. Both deliveries take turns.
+    messages has it; producer and reader share the gateway's process. Both deliveries take turns.
     """
     if not run.broker:
         raise MeasurementFailed("name a Kafka with --broker HOST:PORT: the embedded one has no transactions")
@@ -92,14 +92,14 @@ async def _measure(plan: DeliveryPlan, broker: str, delivery: str, threads: int)
             ),
             recovery=schema.RecoveryConfig(Duration(schema.OFF), folder),
         )
-        front = make_front(settings)
+        gateway = make_gateway(settings)
         await producer.start()
         trades = Trades(producer, f"{name}.{TOPIC}", markets)
         await trades.window(plan.bars)
         await reader.start()
         trading = asyncio.create_task(trades.live())
         try:
-            await front.start()
+            await gateway.start()
             async with asyncio.timeout(plan.longest_s):
                 await _answers(reader, lambda answer: answer.as_of < trades.began)
             await _seen(reader, plan.settle_s)
@@ -109,7 +109,7 @@ async def _measure(plan: DeliveryPlan, broker: str, delivery: str, threads: int)
         finally:
             trading.cancel()
             await asyncio.gather(trading, return_exceptions=True)
-            await front.stop()
+            await gateway.stop()
             await reader.stop()
             await producer.stop()
     closed = (trades.closed.get((answer.session, answer.as_of // _S)) for _, answer in seen)

@@ -21,10 +21,10 @@ from bench.run import MeasurementFailed, SuiteRun
 from bench.stream.flood import instruments
 from bench.stream.serving import config, session_of
 from daemon.config import schema
-from daemon.front.engine_manager import RESTART_AFTER_S
-from daemon.front.server import Front
-from daemon.front.wiring import make_front
-from feeds.connector import Route
+from daemon.gateway.engine_manager import RESTART_AFTER_S
+from daemon.gateway.gateway import Gateway
+from daemon.gateway.wiring import make_gateway
+from feeds.connector import SinkRoute
 from feeds.connectors.kafka import KafkaSourceConnector
 from feeds.durations import Duration
 from feeds.mock_broker import MockBroker, MockUnavailable
@@ -113,33 +113,33 @@ async def _measure(plan: RestartPlan, threads: int, rounds: int, *, spare: bool,
         names = [session.name for session in settings.sessions]
         sink = Fresh(set(names), began)
         # every kill as the first one: engines that live for less than a minute wait longer
-        front = make_front(
+        gateway = make_gateway(
             settings,
-            routes=[Route(sink, "answers.v1")],
+            routes=[SinkRoute(sink, "answers.v1")],
             spare_after_s=0.0,
             restart_after_s=RESTART_AFTER_S[:1],
         )
         trading = asyncio.create_task(live(producer, templates))
         found = list[Took]()
         try:
-            await front.start()
+            await gateway.start()
             await asyncio.wait_for(sink.all.wait(), plan.longest_s)
             for _ in range(rounds):
                 await asyncio.sleep(plan.spare_s)
-                found.append(await _killed(front, names, plan.longest_s))
+                found.append(await _killed(gateway, names, plan.longest_s))
         except TimeoutError:
             raise MeasurementFailed(f"no live answers within {plan.longest_s:.0f} s") from None
         finally:
             trading.cancel()
             await asyncio.gather(trading, return_exceptions=True)
-            await front.stop()
+            await gateway.stop()
             await producer.stop()
         return found
 
 
-async def _killed(front: Front, names: list[str], longest_s: float) -> Took:
-    assert front.query is not None  # configured by `bench.stream.serving`
+async def _killed(gateway: Gateway, names: list[str], longest_s: float) -> Took:
+    assert gateway.query is not None  # configured by `bench.stream.serving`
     since = time.time_ns()
     os.kill(engine_of(os.getpid()), signal.SIGKILL)
     async with asyncio.timeout(longest_s):
-        return await back(front.query.endpoint, names, since)
+        return await back(gateway.query.endpoint, names, since)

@@ -16,7 +16,7 @@ from bench.run import SuiteRun
 from engine.device import in_own_thread
 from engine.engine import Engine
 from engine.model.loaded import LoadedModel
-from regions.offload.disk import Identity, Restoring, Snapshot, SnapshotHeader, write_snapshot
+from regions.offload.snapshot_format import Identity, Restoring, Snapshot, SnapshotHeader, write_snapshot
 from regions.tape import Retention, Tape
 
 

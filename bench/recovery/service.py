@@ -1,4 +1,4 @@
-"""From the end of a whole daemon, or of its front, to answers of the same one started again."""
+"""From the end of a whole daemon, or of its gateway, to answers of the same one started again."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from feeds.mock_broker import MockBroker, MockUnavailable
 from feeds.synthetic import Instrument, SyntheticTape
 
 _S = 1_000_000_000
-End = Literal["front killed", "both killed", "stopped"]
-ENDS: tuple[End, ...] = ("front killed", "both killed", "stopped")
+End = Literal["gateway killed", "both killed", "stopped"]
+ENDS: tuple[End, ...] = ("gateway killed", "both killed", "stopped")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ QUICK_WINDOWS = WindowsPlan((4,), ServicePlan(1, repeats=1, settle_s=2.0, ends=(
 
 def measure(run: SuiteRun) -> Iterator[Figure]:
     """A daemon of two processes and the tape model reads live trades from the embedded broker, four sessions
-    with full windows and six questions each; no engine is spare. Its front is killed (`kill -9`), or front
+    with full windows and six questions each; no engine is spare. Its gateway is killed (`kill -9`), or gateway
     and engine at once, or the daemon is stopped (SIGTERM). It is started again at that moment, or once it has
     stopped. The time runs from the signal to the first answer to a client that asks again and again, to the
     first one that no bar is read again for any more (without the flag `warm_up`), and to the moment when
@@ -132,7 +132,7 @@ async def _end(daemon: Daemon, names: list[str], end: End) -> Took:
     engine, since = engine_of(daemon.pid), time.time_ns()
     daemon.send(signal.SIGTERM if end == "stopped" else signal.SIGKILL)
     if end == "both killed":
-        with suppress(ProcessLookupError):  # it has noticed the end of its front
+        with suppress(ProcessLookupError):  # it has noticed the end of its gateway
             os.kill(engine, signal.SIGKILL)
     await daemon.gone()
     daemon.start()

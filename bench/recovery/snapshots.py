@@ -85,21 +85,21 @@ async def _measure(
             ),
             recovery=schema.RecoveryConfig(Duration(_S) if snapshots else schema.OFF, folder),
         )
-        async with serving(settings, source) as front:
-            assert front.query is not None  # configured by `bench.stream.serving`
-            await rest(front)
+        async with serving(settings, source) as gateway:
+            assert gateway.query is not None  # configured by `bench.stream.serving`
+            await rest(gateway)
             source.live()
             await asyncio.sleep(2.0)
 
             def written() -> float:
                 return sum(
-                    front.store.value("foretick_snapshots_written_total", session=each.name)
+                    gateway.store.value("foretick_snapshots_written_total", session=each.name)
                     for each in settings.sessions
                 )
 
             before = written()
             names = [each.name for each in settings.sessions]
-            took = await asyncio.to_thread(_asked, front.query.endpoint, names, plan.seconds, plan.pause_s)
+            took = await asyncio.to_thread(_asked, gateway.query.endpoint, names, plan.seconds, plan.pause_s)
             count = written() - before
     if not took or (snapshots and not count):
         raise MeasurementFailed("no question was answered, or no snapshot was written")

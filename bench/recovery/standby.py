@@ -23,7 +23,7 @@ from bench.recovery.kept import figures_of
 from bench.run import MeasurementFailed, SuiteRun
 from bench.stream.flood import instruments
 from feeds.codec import decode_message
-from feeds.messages import Answer
+from feeds.market_data import Answer
 from feeds.synthetic import Instrument
 
 Way = Literal["standby", "static member", "new member"]

@@ -29,17 +29,17 @@ from engine.engine import Engine
 from engine.model.loaded import LoadedModel
 from engine.profile.timing import measure as measure_costs
 from engine.step import Chunk, SampledToken
-from regions.watch import PrefixWatch
+from regions.prefix_index import PrefixIndex
 from scheduler.costs import CostModel, spans_of
-from scheduler.curves import Curve
+from scheduler.curves import CostCurve
+from scheduler.interfaces import Limits, PriorityClass
 from scheduler.policies import Ordering
-from scheduler.request import Event, Request, RequestSpec
+from scheduler.request import LifecycleEvent, Request, RequestSpec
 from scheduler.scheduler import Scheduler
 from scheduler.simulation.distributions import QuantileDistribution
 from scheduler.simulation.inputs import Input
 from scheduler.simulation.run import NEVER, Setup, go_on, paper_limits, simulate
 from scheduler.simulation.workload import CRAWLER, Load, Retrieval, crawler, whole
-from scheduler.types import Limits, PriorityClass
 from scheduler.worker import Worker
 
 Inputs = Sequence[Input]
@@ -61,7 +61,7 @@ def slowed(costs: CostModel, factor: float) -> CostModel:
     curve = costs.recompute
     return msgspec.structs.replace(
         costs,
-        recompute=Curve(curve.x, tuple(y * factor for y in curve.y)),
+        recompute=CostCurve(curve.x, tuple(y * factor for y in curve.y)),
         **{name: getattr(costs, name) * factor for name in ("pass_s", "floor_s", "row_s", "context_s")},
     )
 
@@ -235,7 +235,7 @@ def replay(inputs: Iterable[Input], setup: Setup, loaded: LoadedModel, costs: Co
         time.monotonic_ns,
         ordering=setup.ordering,
         costs=costs,
-        index=PrefixWatch(engine.cache) if setup.ordering.by_prefix else None,
+        index=PrefixIndex(engine.cache) if setup.ordering.by_prefix else None,
         rng=random.Random(setup.seed),
     )
     requests = _run(scheduler, engine, inputs)
@@ -275,5 +275,5 @@ def _run(scheduler: Scheduler, engine: Engine, inputs: Iterable[Input]) -> list[
 
 
 def _ttft_ns(request: Request) -> int:
-    first = None if request.error else request.first(Event.KV_ON_GPU)
+    first = None if request.error else request.first(LifecycleEvent.KV_ON_GPU)
     return NEVER if first is None else first - request.last_chunk_ns

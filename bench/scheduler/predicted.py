@@ -23,15 +23,15 @@ from bench.stream.serving import rest
 from bench.stream.sessions import bench_session
 from daemon.cli.profile import profile
 from daemon.config import schema
-from daemon.front.server import Front
-from daemon.front.wiring import make_front
+from daemon.gateway.gateway import Gateway
+from daemon.gateway.wiring import make_gateway
 from daemon.plan.arrivals import Arrival, Rates, arrivals
 from daemon.plan.host import CountingSink, with_host
 from daemon.plan.load import Load
 from daemon.plan.messages import trade
 from daemon.plan.plan import simulate, symbol_intervals
 from daemon.plan.sources import Sources, sources_of
-from feeds.connector import Route
+from feeds.connector import SinkRoute
 from feeds.durations import parse_duration
 from feeds.queued import QueuedSource
 from feeds.source import Incoming
@@ -158,18 +158,18 @@ async def _measured(sources: Sources, load: Load, warm: int) -> Measured:
         for seconds in (_LEAD * interval * 1e-9, load.seconds)
     )
     source = PacedSource(list(sources.symbols), interval)
-    front = make_front(sources.config, source=source, routes=[Route(CountingSink(), "answers")])
+    gateway = make_gateway(sources.config, source=source, routes=[SinkRoute(CountingSink(), "answers")])
     try:
-        await front.start()
+        await gateway.start()
         source.warm(warm)
-        await rest(front)
+        await rest(gateway)
         await source.play(lead)
-        before = _Read.of(front)
+        before = _Read.of(gateway)
         await source.play(every)
         await asyncio.sleep(_SETTLE_S)
-        after = _Read.of(front)
+        after = _Read.of(gateway)
     finally:
-        await front.stop()
+        await gateway.stop()
     counts = {stage: after.counts[stage] - before.counts[stage] for stage in _STAGES}
     return Measured(counts, (after.forward_s - before.forward_s) / load.seconds)
 
@@ -187,8 +187,8 @@ class _Read(NamedTuple):
     forward_s: float
 
     @classmethod
-    def of(cls, front: Front) -> _Read:
-        store = front.store
+    def of(cls, gateway: Gateway) -> _Read:
+        store = gateway.store
         counts = {stage: store.buckets(_SECONDS, stage=stage).copy() for stage in _STAGES}
         return cls(counts, store.total_seconds(_SECONDS, stage="forward"))
 

@@ -22,7 +22,7 @@ from bench.stream.flood import FloodSource, instruments, payloads
 from bench.stream.processes import HitSamples, child, watch
 from bench.stream.serving import config, echoing, rest, serving, session_of
 from daemon.config import schema
-from daemon.front.server import Front
+from daemon.gateway.gateway import Gateway
 
 _MARKETS = 3
 _FIRST = 400
@@ -33,7 +33,7 @@ _RING = 4096
 
 @dataclass(frozen=True)
 class HitsPlan:
-    """``threads``: of the engine, one front per number. ``batch``: records the source yields at a time.
+    """``threads``: of the engine, one gateway per number. ``batch``: records the source yields at a time.
     ``fill_s``: seconds of flood before measuring, so that the ring is full.
     """
 
@@ -51,7 +51,7 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     """Round trips at a client in a process of its own, one millisecond apart, while the engine, in a
     second process, is idle or flooded by a source that always has more. *Hit*: a reply that says
     `cached`; *latest*: a request for the newest answer there is. The reference is a bare ZeroMQ echo in
-    the front's own event loop, asked in turn. The client waits for each reply, so the counts of hits and
+    the gateway's own event loop, asked in turn. The client waits for each reply, so the counts of hits and
     of computed asks are not the shares that a client would see that asks at random times.
     """
     return figures(QUICK if run.quick else HitsPlan())
@@ -69,9 +69,9 @@ async def _measure(plan: HitsPlan, threads: int, source: FloodSource) -> list[Fi
     settings = config(schema.ModelConfig(threads=threads), map(session_of, instruments(_MARKETS, 4)))
     settings = replace(settings, source=schema.SourceConfig(ring_capacity=_RING))
     still, moving = (each.name for each in settings.sessions[:2])
-    async with serving(settings, source) as front, echoing() as echo:
-        await rest(front)
-        measure = partial(_condition, front, source, echo, plan, threads)
+    async with serving(settings, source) as gateway, echoing() as echo:
+        await rest(gateway)
+        measure = partial(_condition, gateway, source, echo, plan, threads)
         found = await measure("engine idle", still)
         source.open()
         await asyncio.sleep(plan.fill_s)
@@ -83,21 +83,27 @@ async def _measure(plan: HitsPlan, threads: int, source: FloodSource) -> list[Fi
 
 
 async def _condition(
-    front: Front, source: FloodSource, echo: str, plan: HitsPlan, threads: int, condition: str, session: str
+    gateway: Gateway,
+    source: FloodSource,
+    echo: str,
+    plan: HitsPlan,
+    threads: int,
+    condition: str,
+    session: str,
 ) -> list[Figure]:
-    assert front.query is not None  # configured above
-    sessions = [session.name for session in front.config.sessions]
+    assert gateway.query is not None  # configured above
+    sessions = [session.name for session in gateway.config.sessions]
 
     def progress() -> tuple[float, float, float, float]:
-        forward = front.store.total_seconds("foretick_stage_seconds", stage="forward")
-        versions = (front.store.value("foretick_versions_total", session=name) for name in sessions)
+        forward = gateway.store.total_seconds("foretick_stage_seconds", stage="forward")
+        versions = (gateway.store.value("foretick_versions_total", session=name) for name in sessions)
         return time.monotonic(), forward, sum(versions), source.given
 
     before = progress()
-    seen = await asyncio.to_thread(_client, front.query.endpoint, echo, session, plan.seconds)
+    seen = await asyncio.to_thread(_client, gateway.query.endpoint, echo, session, plan.seconds)
     wall, forward, versions, given = (b - a for a, b in zip(before, progress(), strict=True))
     setting: Setting = {"records at a time": plan.batch, "condition": condition, "engine threads": threads}
-    goals = {0.99: Goal(1.0, of="ours")} if threads == 1 else {}  # one core for the front
+    goals = {0.99: Goal(1.0, of="ours")} if threads == 1 else {}  # one core for the gateway
     next_to_echo = partial(latency, against="bare echo", reference_ns=seen.echoes, paired=False)
     figure = partial(Figure, setting=setting)
     return [

@@ -1,4 +1,4 @@
-"""CPU time of a daemon that waits, of the front and the engine process each."""
+"""CPU time of a daemon that waits, of the gateway and the engine process each."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from bench.stream.processes import child
 from bench.stream.serving import config, rest, serving
 from bench.stream.sessions import TRADES, RoundSource, answers_of, bench_session
 from daemon.config import schema
-from daemon.front.server import Front
-from flash.questions import PAPER_SIX
+from daemon.gateway.gateway import Gateway
+from flash.question import PAPER_SIX
 
 _ENGINE = b"daemon.engine.process"
 
@@ -55,7 +55,7 @@ def figures(plan: IdlePlan, threads: int) -> Iterator[Figure]:
         loop: float = pipe.recv()
     setting: Setting = {"sessions": plan.sessions, "engine threads": threads}
     for condition, spent in (("nothing arrives", nothing), ("a bar a second", bars)):
-        for process, cpu_s in (("front", spent.front), ("engine", spent.engine)):
+        for process, cpu_s in (("gateway", spent.gateway), ("engine", spent.engine)):
             yield Figure(
                 f"CPU of the {process}",
                 100 * cpu_s / spent.wall,
@@ -78,7 +78,7 @@ def figures(plan: IdlePlan, threads: int) -> Iterator[Figure]:
 class Spent(NamedTuple):
     """Seconds: of CPU by process, of forward passes, and by the clock on the wall."""
 
-    front: float
+    gateway: float
     engine: float
     forward: float
     wall: float
@@ -89,9 +89,9 @@ def cpu_s(pid: int) -> float:
     return time.clock_gettime((~pid << 3) | 2)  # clock_getcpuclockid(3): the scheduler's clock of a process
 
 
-def engine_of(front: int) -> int:
-    """Process id of the engine that the process ``front`` started. Raises MeasurementFailed without one."""
-    for task in Path(f"/proc/{front}/task").iterdir():
+def engine_of(gateway: int) -> int:
+    """Process id of the engine that the process ``gateway`` started. Raises MeasurementFailed without one."""
+    for task in Path(f"/proc/{gateway}/task").iterdir():
         for pid in map(int, (task / "children").read_text().split()):
             if _ENGINE in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return pid
@@ -113,23 +113,23 @@ async def _measure(plan: IdlePlan, threads: int) -> tuple[Spent, Spent]:
             source.round(records[number * TRADES : (number + 1) * TRADES])
             await asyncio.sleep(1.0)
 
-    async with serving(settings, source) as front:
+    async with serving(settings, source) as gateway:
         source.round(records[: plan.window * TRADES])
-        await rest(front)
-        waiting = await _spent(front, nothing())
-        before, due = answers_of(front), plan.seconds * len(PAPER_SIX)
-        busy = await _spent(front, bars())
-        if (answered := answers_of(front) - before) < due:
+        await rest(gateway)
+        waiting = await _spent(gateway, nothing())
+        before, due = answers_of(gateway), plan.seconds * len(PAPER_SIX)
+        busy = await _spent(gateway, bars())
+        if (answered := answers_of(gateway) - before) < due:
             raise MeasurementFailed(f"{answered} of {due} answers")
     return waiting, busy
 
 
-async def _spent(front: Front, work: Coroutine[None, None, None]) -> Spent:
-    """What ``work`` takes; the front is this process."""
+async def _spent(gateway: Gateway, work: Coroutine[None, None, None]) -> Spent:
+    """What ``work`` takes; the gateway is this process."""
     ours, engine = os.getpid(), engine_of(os.getpid())
 
     def now() -> tuple[float, float, float, float]:
-        forward = front.store.total_seconds("foretick_stage_seconds", stage="forward")
+        forward = gateway.store.total_seconds("foretick_stage_seconds", stage="forward")
         return cpu_s(ours), cpu_s(engine), forward, time.monotonic()
 
     before = now()

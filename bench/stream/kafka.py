@@ -21,13 +21,13 @@ from bench.stream import processes
 from bench.stream.flood import FloodSource, Records, instruments, payloads
 from bench.stream.processes import Counted, child, new_ring
 from daemon.config.schema import SourceConfig
-from daemon.config.symbols import Route
-from daemon.front.ingest import SLICE, Ingest
-from daemon.front.offsets import OffsetTracker
+from daemon.config.symbols import SymbolRoute
+from daemon.gateway.checkpoint.offsets import OffsetTracker
+from daemon.gateway.record_decoder import SLICE, Decoder
 from feeds import columns
 from feeds.codec import decode_record
 from feeds.kafka_source import KafkaSource
-from feeds.messages import DeadLetter
+from feeds.market_data import DeadLetter
 from feeds.mock_broker import MockBroker, MockUnavailable
 from feeds.source import Source
 from ingest.ring import Ring
@@ -98,16 +98,16 @@ def figures(trades: int, markets: int, repeats: int) -> Iterator[Figure]:
         yield replace(figure, setting={**setting, "stage": stage}, goal=goal, **whole_path)
 
 
-def make_ingest(source: Source, ring: Ring, symbols: Sequence[str]) -> Ingest:
-    """The front's ingest, one session per symbol; a malformed record ends the measurement."""
+def make_ingest(source: Source, ring: Ring, symbols: Sequence[str]) -> Decoder:
+    """The gateway's ingest, one session per symbol; a malformed record ends the measurement."""
 
-    def refuse(letter: DeadLetter) -> None:
-        raise RuntimeError(f"a synthetic record was refused: {letter.error}")
+    def refuse(dead_letter: DeadLetter) -> None:
+        raise RuntimeError(f"a synthetic record was refused: {dead_letter.error}")
 
-    return Ingest(
+    return Decoder(
         source,
         ring,
-        {symbol: Route(i, (symbol,)) for i, symbol in enumerate(symbols)},
+        {symbol: SymbolRoute(i, (symbol,)) for i, symbol in enumerate(symbols)},
         OffsetTracker(),
         MetricStore.local({"session": list(symbols), "source": [source.name]}),
         refuse,

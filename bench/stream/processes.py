@@ -17,8 +17,8 @@ import zmq
 import ingest
 from bench.run import timed
 from daemon.api.client import QueryClient
-from daemon.api.messages import MOST_CHOICES
-from flash.questions import PAPER_SIX
+from daemon.api.messages import MAX_CHOICES
+from flash.question import PAPER_SIX
 from ingest.bars import BarPolicy, one_each
 from ingest.plane import DataPlane, SessionSpec, TapeRecord
 from ingest.record import RECORD
@@ -172,8 +172,8 @@ def asks_by_tier(query: str, session: str, choices: tuple[str, ...], asks: int, 
     standing, other, sure = PAPER_SIX[0], "Is it so?", 1e-9
     with QueryClient(query) as client:
         pipe.send("ready")
-        for at in range(0, len(choices), MOST_CHOICES):
-            first = client.ask(session, other, 1, choices[at : at + MOST_CHOICES], sure)
+        for at in range(0, len(choices), MAX_CHOICES):
+            first = client.ask(session, other, 1, choices[at : at + MAX_CHOICES], sure)
             if "ready_exit" in first.flags:
                 break
         else:

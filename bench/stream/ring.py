@@ -27,7 +27,7 @@ _BATCHED_QUEUE = f"`multiprocessing.Queue`, {BATCH} at a time"
 
 
 def measure(run: SuiteRun) -> Iterator[Figure]:
-    """Records of 128 bytes, 512 at a time: packed from columns as the front does, and the ring alone, with
+    """Records of 128 bytes, 512 at a time: packed from columns as the gateway does, and the ring alone, with
     one batch again and again. Copying the bytes shows the order of memory's speed; its runs
     differ several times over, so it is no floor.
     """

@@ -12,8 +12,8 @@ import zmq.asyncio
 
 from bench.run import MeasurementFailed
 from daemon.config import schema
-from daemon.front.server import Front
-from daemon.front.wiring import make_front
+from daemon.gateway.gateway import Gateway
+from daemon.gateway.wiring import make_gateway
 from feeds.connectors.zeromq import ZmqSinkConnector
 from feeds.durations import Duration
 from feeds.source import Source
@@ -46,14 +46,14 @@ def session_of(market: Instrument) -> schema.SessionConfig:
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: schema.Config, source: Source) -> AsyncIterator[Front]:
+async def serving(settings: schema.Config, source: Source) -> AsyncIterator[Gateway]:
     """The front of a running daemon."""
-    front = make_front(settings, source=source)
+    gateway = make_gateway(settings, source=source)
     try:
-        await front.start()
-        yield front
+        await gateway.start()
+        yield gateway
     finally:
-        await front.stop()
+        await gateway.stop()
 
 
 @contextlib.asynccontextmanager
@@ -78,7 +78,7 @@ async def echoing() -> AsyncIterator[str]:
         context.term()
 
 
-async def rest(front: Front) -> None:
+async def rest(gateway: Gateway) -> None:
     """Wait until the first records are answered and the engine has been idle for a second.
 
     Raises MeasurementFailed when it is not in time.
@@ -88,7 +88,7 @@ async def rest(front: Front) -> None:
     while still < _STILL:
         if time.monotonic() > deadline:
             raise MeasurementFailed(f"the engine was not idle within {_REST_S:.0f} s")
-        batches = front.store.value("foretick_batches_total")
+        batches = gateway.store.value("foretick_batches_total")
         still = still + 1 if batches == before > 0 else 0
         before = batches
         await asyncio.sleep(_LOOK_S)

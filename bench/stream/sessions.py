@@ -16,10 +16,10 @@ from bench.run import MeasurementFailed, SuiteRun
 from bench.stream.flood import incoming, instruments, payloads
 from bench.stream.serving import config, rest, serving, session_of
 from daemon.config import schema
-from daemon.front.server import Front
+from daemon.gateway.gateway import Gateway
 from feeds.queued import QueuedSource
 from feeds.synthetic import Instrument
-from flash.questions import PAPER_SIX
+from flash.question import PAPER_SIX
 
 TRADES = 3
 """In a bar."""
@@ -80,15 +80,15 @@ async def _measure(plan: SessionsPlan, sessions: int, model: str, threads: int) 
         schema.ModelConfig(path=model, threads=threads),
         (bench_session(market, plan.window) for market in markets),
     )
-    async with serving(settings, source) as front:
+    async with serving(settings, source) as gateway:
         source.round(records[: plan.window * a_second])
-        await rest(front)
+        await rest(gateway)
         for number in range(plan.window, plan.window + plan.rounds):
-            answered = answers_of(front)
+            answered = answers_of(gateway)
             began = time.perf_counter()
             # a second's trades close the bars of the one before
             source.round(records[number * a_second : (number + 1) * a_second])
-            await _until(front, answered + sessions * len(PAPER_SIX))
+            await _until(gateway, answered + sessions * len(PAPER_SIX))
             took.append(time.perf_counter() - began)
     return took
 
@@ -100,16 +100,19 @@ def bench_session(market: Instrument, window: int) -> schema.SessionConfig:
     )
 
 
-def answers_of(front: Front) -> int:
+def answers_of(gateway: Gateway) -> int:
     """Answers acknowledged so far."""
     return int(
-        sum(front.store.value("foretick_answers_total", session=each.name) for each in front.config.sessions)
+        sum(
+            gateway.store.value("foretick_answers_total", session=each.name)
+            for each in gateway.config.sessions
+        )
     )
 
 
-async def _until(front: Front, answers: int) -> None:
+async def _until(gateway: Gateway, answers: int) -> None:
     deadline = time.monotonic() + _LONGEST_S
-    while (found := answers_of(front)) < answers:
+    while (found := answers_of(gateway)) < answers:
         if time.monotonic() > deadline:
             raise MeasurementFailed(f"{found} of {answers} answers within {_LONGEST_S:.0f} s")
         await asyncio.sleep(0.002)

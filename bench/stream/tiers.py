@@ -15,7 +15,7 @@ from bench.stream.flood import FloodSource, instruments, payloads
 from bench.stream.processes import TierSamples, asks_by_tier, child
 from bench.stream.serving import config, rest, serving, session_of
 from daemon.config import schema
-from engine.model.prompt import PromptFormat
+from engine.model.chat_format import PromptFormat
 
 _RECORDS = 400
 MIXES = ((0.0, 0.0), (0.6, 0.0), (0.8, 0.0), (0.6, 0.2))
@@ -60,11 +60,11 @@ async def _measure(choices: tuple[str, ...], threads: int, asks: int) -> TierSam
     settings = config(schema.ModelConfig(path=schema.UNTRAINED, threads=threads), map(session_of, markets))
     settings = replace(settings, flash=schema.FlashConfig(early_exit=2.0))
     source = FloodSource(payloads(markets, _RECORDS), [], 1)
-    async with serving(settings, source) as front:
-        await rest(front)
-        assert front.query is not None  # configured
+    async with serving(settings, source) as gateway:
+        await rest(gateway)
+        assert gateway.query is not None  # configured
         name = settings.sessions[0].name
-        return await asyncio.to_thread(_client, front.query.endpoint, name, choices, asks)
+        return await asyncio.to_thread(_client, gateway.query.endpoint, name, choices, asks)
 
 
 def _client(*arguments: object) -> TierSamples:

@@ -23,8 +23,8 @@ MODULES = {
     "daemon.api.subscriptions": "subscriptions",
     "feeds.decimals": "decimals",
     "feeds.decoding": "decoding",
-    "feeds.messages": "records",
-    "flash.questions": "questions",
+    "feeds.market_data": "records",
+    "flash.question": "questions",
 }
 """Modules of the tree, and their names in the package."""
 ALLOWED = {*sys.stdlib_module_names, "foretick_client", "msgspec", "zmq"}

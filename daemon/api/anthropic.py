@@ -12,7 +12,7 @@ from msgspec import Meta
 from daemon.api.api_errors import ApiError, Reason, refuse, refuse_tools, stops_of
 from daemon.api.extension import Extension, extended
 from daemon.api.generation import (
-    MOST_MESSAGES,
+    MAX_MESSAGES,
     Begun,
     CountTokens,
     Delta,
@@ -20,12 +20,12 @@ from daemon.api.generation import (
     Finish,
     Finished,
     Generate,
+    ModelCatalog,
     Role,
-    Served,
     Turn,
 )
 from daemon.api.messages import Count, Natural
-from daemon.api.streams import Made, Writer, sse
+from daemon.api.reply_writer import ReplyIdentity, Writer, sse
 
 Object = dict[str, Any]
 _TEXT: Object = {
@@ -33,7 +33,7 @@ _TEXT: Object = {
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
 }
 _Part = Annotated[Object, Meta(extra_json_schema=_TEXT)]
-Content = str | Annotated[list[_Part], Meta(max_length=MOST_MESSAGES)]
+Content = str | Annotated[list[_Part], Meta(max_length=MAX_MESSAGES)]
 _TYPES: dict[Reason, str] = {
     "unauthenticated": "authentication_error",
     "forbidden": "permission_error",
@@ -60,7 +60,7 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
 }
 
 
-class Message(msgspec.Struct, frozen=True):
+class AnthropicMessage(msgspec.Struct, frozen=True):
     """A message of a request; several of one role in a row count as one conversation."""
 
     role: Role
@@ -77,7 +77,7 @@ class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What is counted."""
 
     model: str
-    messages: Annotated[list[Message], Meta(max_length=MOST_MESSAGES)]
+    messages: Annotated[list[AnthropicMessage], Meta(max_length=MAX_MESSAGES)]
     system: Content | None = None
     tools: Any = None
     tool_choice: Any = None
@@ -116,7 +116,7 @@ class CacheCreation(msgspec.Struct, frozen=True):
     ephemeral_5m_input_tokens: int = 0
 
 
-class OutputDetails(msgspec.Struct, frozen=True):
+class AnthropicOutputDetails(msgspec.Struct, frozen=True):
     """Of the output's tokens."""
 
     thinking_tokens: int = 0
@@ -129,11 +129,11 @@ class UsageSoFar(msgspec.Struct, frozen=True, kw_only=True):
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int
     output_tokens: int
-    output_tokens_details: OutputDetails = OutputDetails()
+    output_tokens_details: AnthropicOutputDetails = AnthropicOutputDetails()
     server_tool_use: None = None
 
 
-class Usage(UsageSoFar, frozen=True, kw_only=True):
+class AnthropicUsage(UsageSoFar, frozen=True, kw_only=True):
     """Tokens, and how they were served."""
 
     cache_creation: CacheCreation = CacheCreation()
@@ -156,7 +156,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: str | None
     stop_sequence: str | None
     stop_details: None = None
-    usage: Usage
+    usage: AnthropicUsage
     container: None = None
     diagnostics: None = None
     foretick: Facts | None
@@ -177,7 +177,7 @@ class BlockStart(msgspec.Struct, frozen=True):
     type: str = "content_block_start"
 
 
-class TextDelta(msgspec.Struct, frozen=True):
+class AnthropicTextDelta(msgspec.Struct, frozen=True):
     """More text."""
 
     text: str
@@ -187,7 +187,7 @@ class TextDelta(msgspec.Struct, frozen=True):
 class BlockDelta(msgspec.Struct, frozen=True):
     """More text."""
 
-    delta: TextDelta
+    delta: AnthropicTextDelta
     index: int = 0
     type: str = "content_block_delta"
 
@@ -229,7 +229,7 @@ class Ping(msgspec.Struct, frozen=True):
     type: str = "ping"
 
 
-class ErrorBody(msgspec.Struct, frozen=True):
+class AnthropicErrorBody(msgspec.Struct, frozen=True):
     """An error in Anthropic's shape."""
 
     type: str
@@ -267,7 +267,7 @@ class ModelList(msgspec.Struct, frozen=True):
     has_more: bool = False
 
 
-def models(served: Served) -> ModelList:
+def models(served: ModelCatalog) -> ModelList:
     """The reply to `GET /v1/models`."""
     since = datetime.fromtimestamp(served.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     found = tuple(
@@ -284,11 +284,11 @@ def models(served: Served) -> ModelList:
 
 
 class Messages:
-    """See `daemon.api.streams.Api`."""
+    """See `daemon.api.reply_writer.Api`."""
 
     name = "messages"
 
-    def wanted(self, asked: MessageRequest, served: Served) -> list[Generate]:
+    def wanted(self, asked: MessageRequest, served: ModelCatalog) -> list[Generate]:
         """The system's text, then the messages; a last one of the assistant is gone on with."""
         counted = self.counted(asked, served)
         schema = _schema(asked)
@@ -312,7 +312,7 @@ class Messages:
             )
         ]
 
-    def counted(self, asked: CountRequest, served: Served) -> CountTokens:
+    def counted(self, asked: CountRequest, served: ModelCatalog) -> CountTokens:
         """The prompt alone. Raises ApiError."""
         session = _session(asked.model, served)
         for name in UNSUPPORTED:
@@ -335,7 +335,7 @@ class Messages:
         """See `Api`."""
         return asked.model
 
-    def whole(self, asked: MessageRequest, made: Made, done: Sequence[Finished]) -> Reply:
+    def whole(self, asked: MessageRequest, made: ReplyIdentity, done: Sequence[Finished]) -> Reply:
         """See `Api`."""
         (one,) = done
         return Reply(
@@ -344,11 +344,11 @@ class Messages:
             content=(Text(one.text),),
             stop_reason=_REASONS[one.finish],
             stop_sequence=one.stop,
-            usage=_usage(Usage, one),
+            usage=_usage(AnthropicUsage, one),
             foretick=one.facts,
         )
 
-    def writer(self, asked: MessageRequest, made: Made) -> Writer:
+    def writer(self, asked: MessageRequest, made: ReplyIdentity) -> Writer:
         """See `Api`."""
         return MessageWriter(made)
 
@@ -360,7 +360,7 @@ class Messages:
 class MessageWriter:
     """message_start, content_block_start, ping, deltas, content_block_stop, message_delta, message_stop."""
 
-    def __init__(self, made: Made) -> None:
+    def __init__(self, made: ReplyIdentity) -> None:
         self._made = made
 
     def begun(self, index: int, event: Begun) -> Iterator[bytes]:
@@ -371,7 +371,7 @@ class MessageWriter:
             content=(),
             stop_reason=None,
             stop_sequence=None,
-            usage=Usage(
+            usage=AnthropicUsage(
                 input_tokens=event.prompt_tokens - event.reused_tokens,
                 cache_read_input_tokens=event.reused_tokens,
                 output_tokens=0,
@@ -384,7 +384,7 @@ class MessageWriter:
 
     def delta(self, index: int, event: Delta) -> Iterator[bytes]:
         """See `Writer`."""
-        yield _event(BlockDelta(TextDelta(event.text)))
+        yield _event(BlockDelta(AnthropicTextDelta(event.text)))
 
     def finished(self, index: int, event: Finished) -> Iterator[bytes]:
         """See `Writer`."""
@@ -409,7 +409,7 @@ class MessageWriter:
 def error_body(problem: ApiError) -> dict[str, Any]:
     """The body of a failed request, and of a stream that fails."""
     kind = _TYPES.get(problem.reason, "invalid_request_error")
-    return {"type": "error", "error": ErrorBody(kind, problem.message)}
+    return {"type": "error", "error": AnthropicErrorBody(kind, problem.message)}
 
 
 def _event(event: Any) -> bytes:
@@ -424,7 +424,7 @@ def _usage(kind: type[U], done: Finished) -> U:
     )
 
 
-def _session(model: str, served: Served) -> str:
+def _session(model: str, served: ModelCatalog) -> str:
     session = served.session_of(model)
     if session is not None:
         return session

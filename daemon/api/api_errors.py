@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from daemon.api.generation import MOST_STOP_CHARS, MOST_STOPS
+from daemon.api.generation import MAX_STOP_CHARS, MAX_STOPS
 from daemon.api.messages import QueryError
 from feeds.decoding import shortened
 
@@ -84,8 +84,8 @@ def api_error_of(error: QueryError) -> ApiError:
 def stops_of(stop: str | list[str] | None, param: str = "stop") -> tuple[str, ...]:
     """Stop sequences. Raises ApiError for too many, and for one that is empty or too long."""
     found = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if len(found) > MOST_STOPS or not all(0 < len(each) <= MOST_STOP_CHARS for each in found):
-        why = f"{param}: give at most {MOST_STOPS} texts of 1 to {MOST_STOP_CHARS} characters"
+    if len(found) > MAX_STOPS or not all(0 < len(each) <= MAX_STOP_CHARS for each in found):
+        why = f"{param}: give at most {MAX_STOPS} texts of 1 to {MAX_STOP_CHARS} characters"
         raise ApiError("bad_request", why, param)
     return found
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from daemon.api.errors import Problem
+from daemon.api.http_errors import Problem
 from daemon.api.limits import Connections
 
 HEADER_BYTES = 1 << 14
@@ -80,7 +80,7 @@ class HttpConnection(HttpToolsProtocol):
     """One connection of HTTP/1.1.
 
     It overrides what asyncio and httptools call, and uvicorn's reply to bytes that are no request. Complete
-    headers are measured by `daemon.api.guard`.
+    headers are measured by `daemon.api.auth_middleware`.
     """
 
     limit: Connections
@@ -104,7 +104,9 @@ class HttpConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Read some of a request, and bound the time and the size of the rest."""
         super().data_received(data)
-        if self.transport.get_protocol() is not self:  # a WebSocket, which `daemon.api.guard` counts
+        if (
+            self.transport.get_protocol() is not self
+        ):  # a WebSocket, which `daemon.api.auth_middleware` counts
             self._leave()
             return
         # the line ends that may precede a request are part of it

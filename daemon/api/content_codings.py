@@ -22,7 +22,7 @@ class UnknownCoding(ValueError):
     """A body is packed in a way that is not read here."""
 
 
-class Corrupt(ValueError):
+class CorruptBody(ValueError):
     """A body is not what its coding says, or its end is missing."""
 
 
@@ -44,9 +44,9 @@ def unpacked(body: bytes, coding: str, max_bytes: int) -> bytes | None:
     try:
         return _UNPACK[coding](body, max_bytes)
     except EOFError:
-        raise Corrupt(f"the body's {coding} has no end") from None
+        raise CorruptBody(f"the body's {coding} has no end") from None
     except (OSError, zlib.error, zstd.ZstdError) as error:
-        raise Corrupt(f"the body is not {coding}: {error}") from None
+        raise CorruptBody(f"the body is not {coding}: {error}") from None
 
 
 def _gunzip(body: bytes, max_bytes: int) -> bytes | None:

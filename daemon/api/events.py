@@ -15,11 +15,11 @@ from typing import Literal, Protocol, get_args
 
 import msgspec
 
-from daemon.api.limits import Share
+from daemon.api.limits import Quota
 from daemon.api.messages import EventKind, LostReason, QueryError
 from daemon.tenants import ALL, Client, Tenant
 from feeds.codec import encode
-from feeds.messages import Answer, AnyMessage, DataUpdated, FlashReady
+from feeds.market_data import Answer, AnyMessage, DataUpdated, FlashReady
 from metrics.store import MetricStore
 
 KINDS: tuple[EventKind, ...] = get_args(EventKind)
@@ -30,7 +30,7 @@ KEPT = 4096
 """Events that are kept for clients that come back, and most that wait for one client."""
 
 
-class Event:
+class PublishedEvent:
     """One event. Its bytes are made when the first client gets it, and shared."""
 
     __slots__ = ("_json", "_msgpack", "_sse", "id", "kind", "message", "question", "session")
@@ -69,14 +69,14 @@ class Lost(msgspec.Struct, frozen=True, omit_defaults=True):
     after: str = ""
 
 
-class Filter(msgspec.Struct, frozen=True):
+class EventFilter(msgspec.Struct, frozen=True):
     """Which events a client gets; empty is all. A question selects among answers only."""
 
     sessions: frozenset[str] = frozenset()
     questions: frozenset[str] = frozenset()
     kinds: frozenset[str] = frozenset()
 
-    def matches(self, event: Event) -> bool:
+    def matches(self, event: PublishedEvent) -> bool:
         """Whether the client gets it."""
         return (
             (not self.sessions or event.session in self.sessions)
@@ -131,26 +131,26 @@ class Subscription:
     """
 
     def __init__(
-        self, client: Client, chosen: Filter, transport: Transport, on: Connection | None = None
+        self, client: Client, chosen: EventFilter, transport: Transport, on: Subscriber | None = None
     ) -> None:
         self.client, self.chosen, self.transport, self.on = client, chosen, transport, on
         self.wanted = client.tenant, chosen
         self.news = News()
         self.closed = self.dismissed = False
-        self._waiting: deque[Event] = deque()
+        self._waiting: deque[PublishedEvent] = deque()
         self._missed: Lost | None = None
         self._dropped = 0
 
-    def matches(self, event: Event) -> bool:
+    def matches(self, event: PublishedEvent) -> bool:
         """Whether the client may see it, and wants it."""
         return self.client.tenant.sees(event.session) and self.chosen.matches(event)
 
     @property
     def selects(self) -> bool:
         """Whether anything is left out."""
-        return self.chosen != Filter() or self.client.tenant.sessions != ALL
+        return self.chosen != EventFilter() or self.client.tenant.sessions != ALL
 
-    def take(self) -> tuple[list[Lost], list[Event]]:
+    def take(self) -> tuple[list[Lost], list[PublishedEvent]]:
         """What was lost since the last call, and what waits after it."""
         lost = [] if self._missed is None else [self._missed]
         if self._dropped:
@@ -167,14 +167,14 @@ class Subscription:
         self.closed = True
         self.news.set()
 
-    def begin(self, missed: Lost | None, waiting: Iterable[Event]) -> None:
+    def begin(self, missed: Lost | None, waiting: Iterable[PublishedEvent]) -> None:
         """What a client that comes back has missed."""
         self._missed = missed
         self._waiting.extend(waiting)
         if missed is not None or self._waiting:
             self.news.set()
 
-    def put(self, event: Event, most: int) -> bool:
+    def put(self, event: PublishedEvent, most: int) -> bool:
         """Append; returns whether nothing had to be dropped for it."""
         fits = len(self._waiting) < most
         if not fits:
@@ -185,7 +185,7 @@ class Subscription:
         return fits
 
 
-class Connection(Protocol):
+class Subscriber(Protocol):
     """A connection that lasts, and whose client may lose its key meanwhile."""
 
     client: Client
@@ -208,14 +208,14 @@ class Events:
     def __init__(self, epoch: int, store: MetricStore, *, max_clients: int, kept: int = KEPT) -> None:
         self._epoch, self._store = f"{epoch:x}", store
         self._most = kept
-        self._kept: deque[Event] = deque(maxlen=kept)
+        self._kept: deque[PublishedEvent] = deque(maxlen=kept)
         self._number = 0
-        self._groups: dict[str, dict[tuple[Tenant, Filter], set[Subscription]]] = {}
+        self._groups: dict[str, dict[tuple[Tenant, EventFilter], set[Subscription]]] = {}
         """By session, "" for all of them, and by what is wanted: so often is an event matched."""
         self._clients: dict[Transport, int] = dict.fromkeys(get_args(Transport), 0)
-        self._share = Share(max_clients, "clients", "listening")
+        self._share = Quota(max_clients, "clients", "listening")
         self._closed = False
-        self.connections: dict[Connection, _Open] = {}
+        self.connections: dict[Subscriber, _Open] = {}
         """Those that last, with or without subscriptions. One without takes the place of one with one."""
         self._dropped = {kind: store.counter("foretick_events_dropped_total", transport=kind)
                          for kind in get_args(Transport)}  # fmt: skip
@@ -226,12 +226,12 @@ class Events:
         return f"{self._epoch}.{self._number}"
 
     def publish(self, message: AnyMessage) -> None:
-        """Tell the clients that listen for it; dead letters are not for them."""
+        """Tell the clients that listen for it; DLQ records are not for them."""
         kind = str(message.__struct_config__.tag)
         if not isinstance(message, Answer | DataUpdated | FlashReady) or kind not in KINDS:
             return
         self._number += 1
-        event = Event(self.newest, kind, message)
+        event = PublishedEvent(self.newest, kind, message)
         self._kept.append(event)
         for name in ("", event.session):
             for (tenant, chosen), clients in self._groups.get(name, {}).items():
@@ -239,24 +239,24 @@ class Events:
                     if not client.put(event, self._most):
                         self._dropped[client.transport].inc()
 
-    def connect(self, connection: Connection) -> None:
+    def connect(self, connection: Subscriber) -> None:
         """A WebSocket is there, and counts as a client that listens. Raises QueryError."""
         tenant = connection.client.tenant
         self._check(tenant)
         self.connections[connection] = _Open(tenant)
         self._enter(tenant, "websocket", 1)
 
-    def disconnect(self, connection: Connection) -> None:
+    def disconnect(self, connection: Subscriber) -> None:
         """It is gone, and has unsubscribed before."""
         self._enter(self.connections.pop(connection).tenant, "websocket", -1)
 
     def subscribe(
         self,
         client: Client,
-        chosen: Filter,
+        chosen: EventFilter,
         transport: Transport,
         after: str = "",
-        on: Connection | None = None,
+        on: Subscriber | None = None,
     ) -> Subscription:
         """Events from now on, or from the one after ``after``. Raises QueryError where there is no room.
 
@@ -300,7 +300,7 @@ class Events:
         """Whether one more client may listen. Raises QueryError."""
         if self._closed:
             raise QueryError("shutting_down", "the daemon is stopping")
-        self._share.check(tenant.name, most_each=tenant.max_listeners)
+        self._share.check(tenant.name, max_each=tenant.max_listeners)
 
     def _enter(self, tenant: Tenant, transport: Transport, n: int) -> None:
         self._clients[transport] += n
@@ -331,7 +331,7 @@ class Events:
     def _note(self, transport: Transport) -> None:
         self._store.set("foretick_listeners", self._clients[transport], transport=transport)
 
-    def _since(self, made: Subscription, after: str) -> tuple[Lost | None, list[Event]]:
+    def _since(self, made: Subscription, after: str) -> tuple[Lost | None, list[PublishedEvent]]:
         """What is gone and what is kept of the events after the one with this id."""
         found = _ID.fullmatch(after)
         epoch, number = (found[1], int(found[2])) if found else ("", 0)

@@ -1,4 +1,4 @@
-"""What any API asks the daemon to generate, and what comes back: the structs between API, front and engine.
+"""What any API asks the daemon to generate, and what comes back: the structs between API, gateway and engine.
 
 Every endpoint translates its own request into `Generate`s and its own reply from these events.
 """
@@ -13,17 +13,17 @@ import msgspec
 from daemon.ages import Times
 from daemon.api.messages import ORDINARY, RETENTION_S
 from daemon.tenants import Client
-from flash.questions import Question
+from flash.question import Question
 
 Role = Literal["system", "user", "assistant"]
 Finish = Literal["stop", "stop_sequence", "length"]
 """Why an answer ended: by itself, at a stop sequence, or at its longest."""
 SESSION = "session:"
 """How the model of a session is named: this and the session's name."""
-MOST_LOGPROBS = 20
-MOST_STOPS, MOST_STOP_CHARS = 16, 1024
+MAX_LOGPROBS = 20
+MAX_STOPS, MAX_STOP_CHARS = 16, 1024
 """Stop sequences of a request, and characters of each."""
-MOST_MESSAGES = 1024
+MAX_MESSAGES = 1024
 """Messages of a chat, and parts of each."""
 
 
@@ -41,10 +41,10 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     an upper bound; None: as many as allowed. With a ``seed`` equal requests give equal answers. ``index``:
     number of the answer, of several to one prompt. The text is one of ``choices``, or JSON of ``schema``.
     ``question``: the standing question that the last turn means, whose text and choices the request has then;
-    the front says it. ``penalty``: the name of one; only a choice may have it, being one token. ``stream``:
+    the gateway says it. ``penalty``: the name of one; only a choice may have it, being one token. ``stream``:
     send the text as it comes. ``salt``: prefixes are shared under equal salts only.
     ``retention_priority``, ``retention_seconds``: of prompt and answer in the prefix cache. ``tenant``,
-    ``weight``: who shares a class with others; the front says it.
+    ``weight``: who shares a class with others; the gateway says it.
     """
 
     id: int = 0
@@ -155,7 +155,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="generation_finished"):
-    """The whole answer. ``times``: of the data version it was read from; the front has made ages of them."""
+    """The whole answer. ``times``: of the data version it was read from; the gateway has made ages of them."""
 
     id: int
     text: str
@@ -190,7 +190,7 @@ GenerationEvent = Begun | Delta | Finished | GenerationFailed | TokensCounted
 Event = Begun | Delta | Finished
 
 
-class Served(msgspec.Struct, frozen=True):
+class ModelCatalog(msgspec.Struct, frozen=True):
     """What the daemon serves: its own model, and each session under a model's name."""
 
     model: str
@@ -218,9 +218,9 @@ class Served(msgspec.Struct, frozen=True):
 
 
 class Generator(Protocol):
-    """Generates; implemented by the front. Every method raises `daemon.api.messages.QueryError`."""
+    """Generates; implemented by the gateway. Every method raises `daemon.api.messages.QueryError`."""
 
-    def served(self, client: Client) -> Served:
+    def served(self, client: Client) -> ModelCatalog:
         """What there is now, as far as the client sees it."""
 
     async def count(self, request: CountTokens, client: Client) -> int:

@@ -15,7 +15,7 @@ STANDBY = "this daemon stands by: another one answers"
 FILLING = "it has not read yet what the other one has answered"
 
 
-class Version(msgspec.Struct, frozen=True):
+class VersionInfo(msgspec.Struct, frozen=True):
     """Versions of the daemon and of this API, and the model that answers; empty before it is loaded."""
 
     version: str
@@ -36,7 +36,7 @@ class Health(msgspec.Struct, frozen=True):
     reasons: tuple[str, ...]
     silent: tuple[str, ...]
     late: tuple[str, ...]
-    version: Version
+    version: VersionInfo
 
 
 def health_of(not_ready: Sequence[str], sessions: Sequence[SessionInfo], model: str) -> Health:
@@ -50,7 +50,7 @@ def health_of(not_ready: Sequence[str], sessions: Sequence[SessionInfo], model: 
         tuple(not_ready),
         silent,
         late,
-        Version(version("foretick"), API_VERSION, model),
+        VersionInfo(version("foretick"), API_VERSION, model),
     )
 
 

@@ -10,18 +10,18 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from daemon.api.access import Access
-from daemon.api.errors import problem, refused, reply
-from daemon.api.event_stream import EventsReply, last_id, stream_head
-from daemon.api.events import KINDS, Events, Filter
-from daemon.api.guard import client_of, refuse
+from daemon.api.auth import Access
+from daemon.api.auth_middleware import client_of, refuse
+from daemon.api.events import KINDS, EventFilter, Events
 from daemon.api.health import Health
+from daemon.api.http_errors import problem, refused, reply
 from daemon.api.http_requests import Requests, request_routes
+from daemon.api.live_page import page
 from daemon.api.messages import QueryError
 from daemon.api.openapi import document
-from daemon.api.page import page
 from daemon.api.pushes import Pushes
-from daemon.api.sockets import Socket
+from daemon.api.sse import EventsReply, last_id, stream_head
+from daemon.api.websocket import Socket
 from daemon.tenants import Client
 from metrics.store import MetricStore
 
@@ -36,7 +36,7 @@ def api_routes(
     store: MetricStore,
     access: Access,
 ) -> list[BaseRoute]:
-    """All of them, for a Starlette application behind `daemon.api.guard`."""
+    """All of them, for a Starlette application behind `daemon.api.auth_middleware`."""
     to_streams = store.counter("foretick_events_sent_total", transport="sse").inc
     to_sockets = store.counter("foretick_events_sent_total", transport="websocket").inc
 
@@ -96,7 +96,7 @@ async def _describe(_: Request) -> Response:
     return Response(_description(), media_type="application/json")
 
 
-def _filter(request: Request) -> Filter:
+def _filter(request: Request) -> EventFilter:
     """From the parameters `session`, `question` and `event`, each any number of times. Raises QueryError."""
     given = request.query_params
     for name in given:
@@ -106,4 +106,4 @@ def _filter(request: Request) -> Filter:
     kinds = frozenset(given.getlist("event"))
     if not kinds <= set(KINDS):
         raise QueryError("bad_request", f"event: must be one of {', '.join(KINDS)}")
-    return Filter(frozenset(given.getlist("session")), frozenset(given.getlist("question")), kinds)
+    return EventFilter(frozenset(given.getlist("session")), frozenset(given.getlist("question")), kinds)

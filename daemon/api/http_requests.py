@@ -1,6 +1,6 @@
 """The query socket's requests over HTTP, as JSON: routes for each of `daemon.api.operations`.
 
-`daemon.api.guard` decides who may send them.
+`daemon.api.auth_middleware` decides who may send them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from daemon.api import messages
-from daemon.api.bodies import media_type_of, members_of
-from daemon.api.errors import NO_SUCH_TYPE, problem, refused, reply
-from daemon.api.guard import client_of
-from daemon.api.leaving import GONE, Gone, unless_gone
-from daemon.api.limits import REQUESTS, Share
+from daemon.api.auth_middleware import client_of
+from daemon.api.disconnect import GONE, ClientDisconnected, unless_gone
+from daemon.api.http_errors import NO_SUCH_TYPE, problem, refused, reply
+from daemon.api.limits import REQUESTS, Quota
 from daemon.api.messages import QueryError
 from daemon.api.operations import OPERATIONS, Operation
+from daemon.api.request_body import media_type_of, members_of
 from daemon.api.zmq import AnswerQuery, AtOnce, never
 from daemon.tenants import Client
 from feeds.decoding import Undecodable, decoded
@@ -42,13 +42,13 @@ class Requests:
         answer: AnswerQuery,
         observe: Observe = lambda request, reply, latency_ns: None,
         max_in_flight: int = 256,
-        at_once: AtOnce = never,
+        fast_path: AtOnce = never,
     ) -> None:
         """``observe(request, reply, latency_ns)``, per readable request."""
-        self._answer, self._observe, self._at_once = answer, observe, at_once
-        self._in_flight = Share(max_in_flight, *REQUESTS)
+        self._answer, self._observe, self._at_once = answer, observe, fast_path
+        self._in_flight = Quota(max_in_flight, *REQUESTS)
 
-    def at_once(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply | None:
+    def fast_path(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply | None:
         """See `daemon.api.zmq.AtOnce`."""
         found = self._at_once(request, client, since)
         if found is not None:
@@ -101,13 +101,13 @@ async def _serve(
     client = client_of(request)
     found: msgspec.Struct | None = None
     if operation.perform is None:
-        found = requests.at_once(asked, client, since)
+        found = requests.fast_path(asked, client, since)
     if found is None:
         ask = partial(requests.ask, client=client, since=since)
         work = ask(asked) if operation.perform is None else operation.perform(ask, asked)
         try:
             found = await unless_gone(request, work)
-        except Gone:
+        except ClientDisconnected:
             return Response(status_code=GONE)
     if isinstance(found, messages.ErrorReply):
         return refused(QueryError.of(found))

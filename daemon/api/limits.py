@@ -18,10 +18,10 @@ def half_of(most: int) -> int:
 
 
 REQUESTS = ("requests", "being answered")
-"""What a `Share` of requests says in a refusal."""
+"""What a `Quota` of requests says in a refusal."""
 
 
-class Share:
+class Quota:
     """At most ``most`` of something at a time, of which a tenant of the file has at most half.
 
     ``what`` and ``state`` say in a refusal what there is too much of. Tenants go by their names.
@@ -36,17 +36,17 @@ class Share:
         """How many there are."""
         return self._all
 
-    def check(self, name: str, n: int = 1, most_each: int = 0) -> None:
-        """Raise QueryError unless there is room for ``n`` more. ``most_each``: of a tenant; 0: half."""
+    def check(self, name: str, n: int = 1, max_each: int = 0) -> None:
+        """Raise QueryError unless there is room for ``n`` more. ``max_each``: of a tenant; 0: half."""
         if self._all + n > self._most:
             raise QueryError("busy", f"{self._most} {self._what} are already {self._state}")
-        each = most_each or half_of(self._most)
+        each = max_each or half_of(self._most)
         if name != LOCAL.name and self._held[name] + n > each:
             raise QueryError("busy", f"{each} {self._what} of this tenant are already {self._state}")
 
-    def enter(self, name: str, n: int = 1, most_each: int = 0) -> None:
+    def enter(self, name: str, n: int = 1, max_each: int = 0) -> None:
         """There are ``n`` more, if there is room as `check` says. Raises QueryError."""
-        self.check(name, n, most_each)
+        self.check(name, n, max_each)
         self.take(name, n)
 
     def take(self, name: str, n: int = 1) -> None:
@@ -69,7 +69,7 @@ class Connections:
     """
 
     def __init__(self, most: int) -> None:
-        self._most, self._share = most, Share(most, "connections", "open")
+        self._most, self._share = most, Quota(most, "connections", "open")
         self._owners: dict[Peer, str | None] = {}
         """Names of the tenants."""
 
@@ -93,11 +93,11 @@ class Connections:
         if held is not None:
             self._share.leave(held)
             self._owners[peer] = None
-        self._share.enter(tenant.name, most_each=max(half_of(self._most), tenant.max_listeners))
+        self._share.enter(tenant.name, max_each=max(half_of(self._most), tenant.max_listeners))
         self._owners[peer] = tenant.name
 
 
-class Bucket:
+class TokenBucket:
     """A token bucket: ``rate`` a second, at most ``burst`` at once. ``now``: monotonic seconds."""
 
     def __init__(self, rate: float, burst: float, now: float) -> None:

@@ -16,12 +16,12 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from daemon.api import messages
-from daemon.api.errors import refused
-from daemon.api.events import Events, Filter
-from daemon.api.guard import client_of
+from daemon.api.auth_middleware import client_of
+from daemon.api.events import EventFilter, Events
+from daemon.api.http_errors import refused
 from daemon.api.http_requests import Requests
-from daemon.api.limits import Share
-from daemon.api.mcp import Context, McpServer
+from daemon.api.limits import Quota
+from daemon.api.mcp_server import Context, McpServer
 from daemon.api.messages import QueryError
 from daemon.tenants import LOCAL, Client
 
@@ -44,7 +44,7 @@ class _Sessions(StreamableHTTPSessionManager):
         """Open one. Raises QueryError."""
         owners = [owner["client_id"] for owner in self._session_owners.values()]
         assert requestor is not None  # `_Agents` names one
-        Share(MAX_SESSIONS, "sessions of agents", "open", owners).check(requestor["client_id"])
+        Quota(MAX_SESSIONS, "sessions of agents", "open", owners).check(requestor["client_id"])
         return super()._admit_session(requestor)
 
 
@@ -81,7 +81,7 @@ class McpHttp:
         self._server = McpServer(self._ask, self._flashes, _tenant_of)
         self._sessions = _Sessions(
             self._server.sdk,
-            # `daemon.api.guard` has checked host and origin
+            # `daemon.api.auth_middleware` has checked host and origin
             security_settings=TransportSecuritySettings(enable_dns_rebinding_protection=False),
             max_request_body_size=MAX_BYTES,
             max_sessions=MAX_SESSIONS,
@@ -106,7 +106,7 @@ class McpHttp:
 
     async def _flashes(self) -> AsyncIterator[str]:
         # of all sessions; whether an agent may see one was asked when it subscribed
-        chosen = Filter(kinds=frozenset(("flash_ready",)))
+        chosen = EventFilter(kinds=frozenset(("flash_ready",)))
         subscription = self._events.subscribe(Client(LOCAL, "mcp"), chosen, "mcp")
         try:
             while not subscription.closed:

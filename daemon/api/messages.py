@@ -16,8 +16,8 @@ import msgspec
 from msgspec import Meta
 
 from feeds.decoding import Undecodable, decoded, shortened
-from feeds.messages import Answer, DataUpdated, FlashReady
-from flash.questions import AnswerForm, PublishWhen
+from feeds.market_data import Answer, DataUpdated, FlashReady
+from flash.question import AnswerForm, PublishWhen
 
 VERSION = 1
 """Of this protocol."""
@@ -76,11 +76,11 @@ Id = Natural
 Setting = str | Annotated[int, Meta(ge=-_MOST, le=_MOST)] | float | list[str]
 """A value of a configuration key: text is read as the key's type."""
 PromptId = Annotated[str, Meta(min_length=1, max_length=64)]
-MOST_QUESTION_CHARS, MOST_CHOICES, MOST_CHOICE_CHARS = 1 << 14, 1024, 256
+MAX_QUESTION_CHARS, MAX_CHOICES, MAX_CHOICE_CHARS = 1 << 14, 1024, 256
 """What is longer costs the engine more than it is worth before it can be refused."""
-QuestionText = Annotated[str, Meta(min_length=1, max_length=MOST_QUESTION_CHARS)]
-Choice = Annotated[str, Meta(max_length=MOST_CHOICE_CHARS)]
-Choices = Annotated[tuple[Choice, ...], Meta(max_length=MOST_CHOICES)]
+QuestionText = Annotated[str, Meta(min_length=1, max_length=MAX_QUESTION_CHARS)]
+Choice = Annotated[str, Meta(max_length=MAX_CHOICE_CHARS)]
+Choices = Annotated[tuple[Choice, ...], Meta(max_length=MAX_CHOICES)]
 DeadlineMs = Count | None
 
 
@@ -127,7 +127,7 @@ class Answers(msgspec.Struct, frozen=True, tag="answers", forbid_unknown_fields=
 
     id: Id
     session: Name
-    question: Annotated[str, Meta(max_length=MOST_QUESTION_CHARS)] = ""
+    question: Annotated[str, Meta(max_length=MAX_QUESTION_CHARS)] = ""
     min_version: Natural = 0
     timeout_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0
 
@@ -224,7 +224,7 @@ class Label(msgspec.Struct, frozen=True, tag="label", forbid_unknown_fields=True
     session: Name
     question: QuestionText
     data_version: Count
-    choice: Annotated[str, Meta(min_length=1, max_length=MOST_CHOICE_CHARS)]
+    choice: Annotated[str, Meta(min_length=1, max_length=MAX_CHOICE_CHARS)]
 
 
 class Stats(msgspec.Struct, frozen=True, tag="stats", forbid_unknown_fields=True):
@@ -421,7 +421,7 @@ class SessionInfo(msgspec.Struct, frozen=True):
     promises_missed: int = 0
     bars_skipped: int = 0
     bars_waiting: int = 0
-    heard_age_ns: int = 0
+    last_seen_age_ns: int = 0
     silent: bool = False
     more_symbols: tuple[str, ...] = ()
 
@@ -639,7 +639,7 @@ class LineError(msgspec.Struct, frozen=True):
 
 
 class Pushed(msgspec.Struct, frozen=True):
-    """What became of a body: ``accepted`` records wait to be read, ``refused`` ones went to the dead letters.
+    """What became of a body: ``accepted`` records wait to be read, ``refused`` ones went to the DLQ.
 
     Lines of a declared format that cannot be read are refused and only counted. ``errors``: the first of
     what was refused. ``passed_over``: lines that the format knows to hold no record. ``late``: accepted

@@ -11,13 +11,13 @@ from typing import Any, get_args
 import msgspec
 
 from daemon.api import openapi_compatible
-from daemon.api.errors import NO_SUCH_TYPE, STATUS, Problem
-from daemon.api.health import Health, Version
+from daemon.api.health import Health, VersionInfo
+from daemon.api.http_errors import NO_SUCH_TYPE, STATUS, Problem
 from daemon.api.messages import EventKind, Pushed
 from daemon.api.operations import EVERY, OPERATIONS, Operation
 from daemon.api.pushes import CSV, JSON, LINES, MSGPACK, PushOptions
 from feeds.decimals import Fixed
-from feeds.messages import Received
+from feeds.market_data import Received
 
 Schema = dict[str, Any]
 _KEYS: Schema = {
@@ -55,7 +55,7 @@ def document() -> bytes:
 def described() -> Schema:
     """The document: every route but those for metrics and the live page."""
     shapes = {name: shape for each in OPERATIONS for name, shape in _shapes(each)}
-    types = [*shapes.values(), Problem, Pushed, Health, Version, list[_records()]]  # type: ignore[misc]  # made here
+    types = [*shapes.values(), Problem, Pushed, Health, VersionInfo, list[_records()]]  # type: ignore[misc]  # made here
     found, components = msgspec.json.schema_components(types, ref_template=_REF, schema_hook=_hook)
     schemas: Schema = dict(zip(shapes, found, strict=False))
     paths: dict[str, Schema] = {}
@@ -201,7 +201,7 @@ def _fixed() -> Iterator[tuple[str, Schema]]:
     forbidden = _errors(_REFUSED)
     for path, name, summary, schema in (
         ("/v1/health", "health", "Whether it is ready, which venues are silent, which tapes late", "Health"),
-        ("/v1/version", "version", "Versions, and the model", "Version"),
+        ("/v1/version", "version", "Versions, and the model", "VersionInfo"),
     ):
         responses = {"200": _response("Done.", _ref(schema)), **forbidden}
         yield path, {"get": {"operationId": name, "summary": summary, "responses": responses}}
@@ -233,7 +233,7 @@ def _data(records: Schema) -> Schema:
         "operationId": "pushData",
         "summary": "Push records into the source `[source.http]`",
         "description": "One record, an array (JSON, msgpack) or one a line, in our own form or in a declared "
-        "format. Usable records are accepted; the others are listed, and go to the dead letters.",
+        "format. Usable records are accepted; the others are listed, and go to the DLQ.",
         "parameters": _parameters(PushOptions, PushOptions.__struct_fields__, "query"),
         "requestBody": {"required": True, "content": {
             JSON: {"schema": {"anyOf": [one, records]}}, LINES: text, CSV: text,

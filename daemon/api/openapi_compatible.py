@@ -40,13 +40,13 @@ _OF_A_BODY = ("bad_request", "too_large", "no_json", "timeout")
 class OpenAIError(msgspec.Struct, frozen=True):
     """An error as the OpenAI API writes it."""
 
-    error: common.ErrorBody
+    error: common.OpenAIErrorBody
 
 
 class AnthropicError(msgspec.Struct, frozen=True):
     """An error as the Anthropic API writes it."""
 
-    error: anthropic.ErrorBody
+    error: anthropic.AnthropicErrorBody
     type: Literal["error"] = "error"
 
 

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from daemon.api import messages
 from daemon.api.messages import ErrorReply, Id
-from feeds.messages import Answer
+from feeds.market_data import Answer
 
 Ask = Callable[[messages.ClientRequest], Awaitable[messages.Reply]]
 """Sends a request of the query socket and awaits its reply."""

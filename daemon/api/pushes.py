@@ -13,19 +13,19 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from daemon.api.bodies import body_of, media_type_of
-from daemon.api.errors import NO_SUCH_TYPE, problem, refused, reply
-from daemon.api.guard import client_of
+from daemon.api.auth_middleware import client_of
+from daemon.api.http_errors import NO_SUCH_TYPE, problem, refused, reply
 from daemon.api.messages import LineError, Push, Pushed, PushReply, QueryError
+from daemon.api.request_body import body_of, media_type_of
 from daemon.tenants import Tenant
-from feeds.bodies import Body, TooMany, convert, split
+from feeds.batch_body import Body, TooMany, convert, split
 from feeds.decoding import Undecodable, decoded
 from feeds.file_format import FormatError
 from feeds.moments import in_order
-from feeds.pushed import Closed, Full, PushedSource
+from feeds.push_source import Closed, Full, PushedSource
 from metrics.store import MetricStore
 
-MOST_ERRORS = 20
+MAX_ERRORS = 20
 """Errors that a reply lists; all are counted."""
 JSON, LINES, MSGPACK, CSV = "application/json", "application/x-ndjson", "application/msgpack", "text/csv"
 OWN_TYPES = (JSON, LINES, MSGPACK)
@@ -119,7 +119,7 @@ class Pushes:
         except Closed as error:
             raise QueryError("engine", str(error)) from None
         self._count("accepted" if not found.errors else "partly" if found.usable else "refused")
-        errors = tuple(LineError(n, e.reason, e.message) for n, e in found.errors[:MOST_ERRORS])
+        errors = tuple(LineError(n, e.reason, e.message) for n, e in found.errors[:MAX_ERRORS])
         closed = self._closed_until(tenant, {key for key, _ in found.moments})
         late = sum(moment < closed.get(key, 0) for key, moment in found.moments)
         return Pushed(found.usable, len(found.errors), found.passed_over, errors, late)

@@ -27,21 +27,21 @@ from starlette.types import Receive, Scope, Send
 
 from daemon.api import anthropic
 from daemon.api.api_errors import ApiError, api_error_of
-from daemon.api.bodies import media_type_of, read_body, read_json
-from daemon.api.content_codings import Corrupt, UnknownCoding
-from daemon.api.errors import headers_of
-from daemon.api.generation import Begun, Delta, Event, Finished, Generator, Served
-from daemon.api.guard import client_of
-from daemon.api.leaving import GONE, Gone, gone, unless_gone
+from daemon.api.auth_middleware import client_of
+from daemon.api.content_codings import CorruptBody, UnknownCoding
+from daemon.api.disconnect import GONE, ClientDisconnected, gone, unless_gone
+from daemon.api.generation import Begun, Delta, Event, Finished, Generator, ModelCatalog
+from daemon.api.http_errors import headers_of
 from daemon.api.messages import QueryError
 from daemon.api.openai import chat, common, completions, responses
-from daemon.api.streams import Api, Made, Writer, encode
+from daemon.api.reply_writer import Api, ReplyIdentity, Writer, encode
+from daemon.api.request_body import media_type_of, read_body, read_json
 from daemon.tenants import Client
 from feeds.decoding import Undecodable
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 JSON = "application/json"
 PING_S = 10.0
 """A stream without an event for so long gets a ping."""
@@ -109,7 +109,7 @@ class Endpoints:
             wanted = [
                 msgspec.structs.replace(each, salt=salt(each.salt)) for each in api.wanted(asked, served)
             ]
-            made = Made(key, int(time.time()), api.model(asked), f"fp_{served.revision}")
+            made = ReplyIdentity(key, int(time.time()), api.model(asked), f"fp_{served.revision}")
             events = self._timed(api.name, since, self._generator.run(wanted, client))
             if not api.streams(asked):
                 done = await unless_gone(request, _all(events, len(wanted)))
@@ -154,7 +154,7 @@ class Endpoints:
         error = anthropic.error_body if anthropics else common.error_body
         return await self._answered("models", error, key, answer)
 
-    def _served(self, client: Client) -> Served:
+    def _served(self, client: Client) -> ModelCatalog:
         try:
             return self._generator.served(client)
         except QueryError as error:
@@ -169,7 +169,7 @@ class Endpoints:
                 response = await answer()
             except QueryError as failed:
                 raise api_error_of(failed) from None
-        except Gone:
+        except ClientDisconnected:
             self._meter.ended(name, "gone")
             return Response(status_code=GONE)
         except ApiError as problem:
@@ -302,15 +302,15 @@ async def _read(request: Request, kind: type[Asked]) -> tuple[Client, Asked]:
     if media_type_of(request) != JSON:
         raise ApiError("no_json", f"the content type must be {JSON}")
     try:
-        body = await read_body(request, MOST_BYTES)
+        body = await read_body(request, MAX_BYTES)
     except ClientDisconnect:
-        raise Gone from None
+        raise ClientDisconnected from None
     except UnknownCoding as error:
         raise ApiError("no_json", str(error)) from None
-    except Corrupt as error:
+    except CorruptBody as error:
         raise ApiError("bad_request", str(error)) from None
     if body is None:
-        raise ApiError("too_large", f"a request has at most {MOST_BYTES} bytes")
+        raise ApiError("too_large", f"a request has at most {MAX_BYTES} bytes")
     try:
         return client_of(request), read_json(body, kind)
     except Undecodable as error:

@@ -41,7 +41,7 @@ BEAT_S = 5.0
 
 
 @dataclass(frozen=True)
-class Update:
+class SubscriptionUpdate:
     """An event. ``id``: the next subscription can go on behind it (``after``)."""
 
     id: str
@@ -87,12 +87,12 @@ class Feed:
         """Time until something is due."""
         return max(0.0, self._next - now)
 
-    def heard(self, payload: bytes) -> Update | LostMessage | SocketRequest | None:
+    def on_event(self, payload: bytes) -> SubscriptionUpdate | LostMessage | SocketRequest | None:
         """What a message brings the reader, or what is to be sent because of it. Raises QueryError."""
         try:
             message = decode_reply(payload)
             if isinstance(message, EventMessage) and message.subscription == self._subscription:
-                update = Update(message.event, decode_event(message.data))
+                update = SubscriptionUpdate(message.event, decode_event(message.data))
                 self.last = update.id
                 return update
         except Undecodable as error:
@@ -131,7 +131,7 @@ class EventStream:
     ) -> None:
         """Raises QueryError if the daemon refuses, or has not confirmed within ``timeout_s``."""
         self._feed = Feed(chosen)
-        self._ahead: list[Update | LostMessage] = []
+        self._ahead: list[SubscriptionUpdate | LostMessage] = []
         self._context = zmq.Context()
         try:
             self._socket = connect(self._context, endpoint, keys)
@@ -154,7 +154,7 @@ class EventStream:
         """Id of the newest event that was read."""
         return self._feed.last
 
-    def get(self, timeout_s: float | None = None) -> Update | LostMessage:
+    def get(self, timeout_s: float | None = None) -> SubscriptionUpdate | LostMessage:
         """The next event, or what was lost before it. Raises QueryError when the time is up."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._ahead:
@@ -172,7 +172,7 @@ class EventStream:
     def __iter__(self) -> EventStream:
         return self
 
-    def __next__(self) -> Update | LostMessage:
+    def __next__(self) -> SubscriptionUpdate | LostMessage:
         return self.get()
 
     def __enter__(self) -> EventStream:
@@ -181,15 +181,15 @@ class EventStream:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _step(self, until: float | None) -> Update | LostMessage | None:
+    def _step(self, until: float | None) -> SubscriptionUpdate | LostMessage | None:
         now = time.monotonic()
         if (due := self._feed.due(now)) is not None:
             self._send(due)
         wait_s = self._feed.wait_s(now) if until is None else min(self._feed.wait_s(now), until - now)
         if not self._socket.poll(max(0, round(wait_s * 1000))):
             return None
-        found = self._feed.heard(self._socket.recv())
-        if isinstance(found, Update | LostMessage) or found is None:
+        found = self._feed.on_event(self._socket.recv())
+        if isinstance(found, SubscriptionUpdate | LostMessage) or found is None:
             return found
         self._send(found)
         return None
@@ -207,7 +207,7 @@ class AsyncEventStream:
     def __init__(self, endpoint: str, chosen: Subscribe, keys: CurvePair | None = None) -> None:
         """`begin` waits for the daemon. Raises QueryError."""
         self._feed, self._endpoint = Feed(chosen), endpoint
-        self._ahead: list[Update | LostMessage] = []
+        self._ahead: list[SubscriptionUpdate | LostMessage] = []
         self._context = zmq.asyncio.Context()
         try:
             self._socket = connect(self._context, endpoint, keys)
@@ -242,7 +242,7 @@ class AsyncEventStream:
     def __aiter__(self) -> AsyncEventStream:
         return self
 
-    async def __anext__(self) -> Update | LostMessage:
+    async def __anext__(self) -> SubscriptionUpdate | LostMessage:
         while not self._ahead:
             if (item := await self._step()) is not None:
                 return item
@@ -254,14 +254,14 @@ class AsyncEventStream:
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
-    async def _step(self) -> Update | LostMessage | None:
+    async def _step(self) -> SubscriptionUpdate | LostMessage | None:
         now = time.monotonic()
         if (due := self._feed.due(now)) is not None:
             await self._send(due)
         if not await self._socket.poll(max(1, round(self._feed.wait_s(now) * 1000))):
             return None
-        found = self._feed.heard(await self._socket.recv(zmq.NOBLOCK))
-        if isinstance(found, Update | LostMessage) or found is None:
+        found = self._feed.on_event(await self._socket.recv(zmq.NOBLOCK))
+        if isinstance(found, SubscriptionUpdate | LostMessage) or found is None:
             return found
         await self._send(found)
         return None

@@ -23,9 +23,9 @@ import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 
 from daemon.api import messages
-from daemon.api.access import Access
-from daemon.api.events import Events, Filter, Subscription
-from daemon.api.limits import REQUESTS, Share
+from daemon.api.auth import Access
+from daemon.api.events import EventFilter, Events, Subscription
+from daemon.api.limits import REQUESTS, Quota
 from daemon.api.messages import (
     ClientRequest,
     ErrorReply,
@@ -67,7 +67,7 @@ _AT_ONCE = 64
 """Messages that are taken, or events that are sent, before other work gets its turn."""
 
 AnswerQuery = Callable[[ClientRequest, Client, int], Awaitable[Reply]]
-"""``answer(request, client, since)``; see `daemon.front.queries`."""
+"""``answer(request, client, since)``; see `daemon.gateway.queries`."""
 AtOnce = Callable[[ClientRequest, Client, int], Reply | None]
 """The same for a reply that is there; None where it has to be waited for, or is an error."""
 Route = Sequence[bytes]
@@ -80,12 +80,12 @@ _ControlRequest = (
 
 @dataclass(eq=False)
 class _Peer:
-    """What one connection has under way, by the ids of its requests. ``heard``: monotonic seconds.
+    """What one connection has under way, by the ids of its requests. ``last_seen``: monotonic seconds.
 
     ``sending``: replies that wait for it to read.
     """
 
-    heard: float
+    last_seen: float
     client: Client
     route: Route
     sending: int = 0
@@ -155,13 +155,13 @@ class QueryServer:
         access: Access | None = None,
         keys: Keys | None = None,
         observe: Observe = lambda request, reply, latency_ns: None,
-        at_once: AtOnce = never,
+        fast_path: AtOnce = never,
     ) -> None:
         """`observe(request, reply, latency_ns)`, per readable request. Without ``events`` none may subscribe.
 
         ``max_in_flight_each``: requests of one connection that are answered at a time. ``keys``: for CURVE.
         """
-        self._answer, self._ready = answer, at_once
+        self._answer, self._ready = answer, fast_path
         self._access, self._keys = access or Access(), keys
         self._authenticator: AsyncioAuthenticator | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -170,7 +170,7 @@ class QueryServer:
         self._store = store or MetricStore.local({})
         self._events = events or Events(0, self._store, max_clients=0)
         self._sent = self._store.counter("foretick_events_sent_total", transport="zeromq").inc
-        self._answering, self._max_each = Share(max_in_flight, *REQUESTS), max_in_flight_each
+        self._answering, self._max_each = Quota(max_in_flight, *REQUESTS), max_in_flight_each
         self._answered: set[asyncio.Task[None]] = set()
         self._max_request_bytes = max_request_bytes
         self._lease_s = lease_s
@@ -280,7 +280,7 @@ class QueryServer:
                 if known is not None and known.client.credential != client.credential:
                     known = None
                 if known is not None:
-                    known.heard = since / 1e9  # whatever becomes of its request
+                    known.last_seen = since / 1e9  # whatever becomes of its request
                 self._access.request(client)
             except QueryError as error:
                 if error.code == "bad_request":
@@ -335,7 +335,7 @@ class QueryServer:
             peer = None
         if peer is None:
             peer = self._peers[route[0]] = _Peer(now, client, route)
-        peer.heard, peer.client, peer.route = now, client, route
+        peer.last_seen, peer.client, peer.route = now, client, route
         try:
             yield peer
         finally:
@@ -484,7 +484,7 @@ class QueryServer:
         if len(peer.subscriptions) >= MAX_SUBSCRIPTIONS:
             why = f"a connection has at most {MAX_SUBSCRIPTIONS} subscriptions"
             return ErrorReply(asked.id, "busy", why)
-        chosen = Filter(frozenset(asked.sessions), frozenset(asked.questions), frozenset(asked.events))
+        chosen = EventFilter(frozenset(asked.sessions), frozenset(asked.questions), frozenset(asked.events))
         try:
             newest = self._events.newest
             subscription = self._events.subscribe(peer.client, chosen, "zeromq", asked.after)
@@ -543,7 +543,7 @@ class QueryServer:
             await asyncio.sleep(self._lease_s / 4)
             oldest = time.monotonic() - self._lease_s
             for peer in list(self._peers.values()):
-                if peer.subscriptions and peer.heard < oldest:
+                if peer.subscriptions and peer.last_seen < oldest:
                     self._end(peer, "lease")
 
     # Sending.

@@ -1,1 +1,1 @@
-"""Looking back: dead letters, what an answer was read from, and deriving it again."""
+"""Looking back: DLQ records, what an answer was read from, and deriving it again."""

@@ -34,11 +34,11 @@ class Broker:
 
 
 def of_sink(config: Config) -> tuple[Broker, KafkaSinkConnector]:
-    """Where answers and dead letters go. Raises SettingError where that is not Kafka."""
+    """Where answers and DLQ records go. Raises SettingError where that is not Kafka."""
     sink = config.sink.connectors.get("kafka")
     if not isinstance(sink, KafkaSinkConnector):
         raise SettingError(
-            "sink.kafka", "there is no such table, so answers and dead letters are not in Kafka"
+            "sink.kafka", "there is no such table, so answers and DLQ records are not in Kafka"
         )
     return Broker(sink.bootstrap, _options(sink, "sink.kafka")), sink
 

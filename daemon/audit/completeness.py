@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from daemon.progress import Progress
-from feeds.messages import Answer
+from feeds.market_data import Answer
 
 Range = tuple[int, int]
 """First and last number, both included."""

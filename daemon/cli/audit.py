@@ -20,7 +20,7 @@ from feeds.connector import SettingError
 from feeds.durations import parse_duration
 from feeds.kafka_client import BrokerError
 from feeds.kafka_range import OffsetsGone, Span
-from feeds.messages import Answer
+from feeds.market_data import Answer
 from feeds.timestamps import parse_instant
 
 _SHOWN = 5

@@ -10,15 +10,15 @@ from typing import NoReturn, TypeVar
 
 import click
 
-from daemon.audit.answers import NoSuchAnswer, by_id, in_file
 from daemon.audit.broker import of_sink, of_sources
-from daemon.audit.reproduce import CannotReproduce
+from daemon.audit.published_answers import NoSuchAnswer, by_id, in_file
+from daemon.audit.reproduction import CannotReproduce
 from daemon.cli.options import EXIT_CONFIG, EXIT_FAILED, config_option, read_config, set_option
 from daemon.config.schema import Config, LogConfig
 from daemon.logs import set_up_logging
 from feeds.connector import SettingError
 from feeds.kafka_client import BrokerError
-from feeds.messages import Answer, Basis
+from feeds.market_data import Answer, Basis
 from feeds.source import Partition
 from feeds.timestamps import parse_instant
 

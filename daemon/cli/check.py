@@ -18,7 +18,7 @@ from daemon.config.schema import Config
 from daemon.config.standing import questions_of
 from daemon.cores import cores_of, usable
 from daemon.engine.build import build, register
-from daemon.front.keys import query_keys, tenants_of, tls_of
+from daemon.gateway.credentials import query_keys, tenants_of, tls_of
 from feeds.connector import Finding, SettingError
 from flash.registry import Registry
 

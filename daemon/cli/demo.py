@@ -39,18 +39,18 @@ from daemon.config.schema import (
     SinkConfig,
     SourceConfig,
 )
-from daemon.front.server import Front
-from daemon.front.wiring import make_front
+from daemon.gateway.gateway import Gateway
+from daemon.gateway.wiring import make_gateway
 from daemon.logs import set_up_logging
 from feeds.codec import decode_message, encode, make_headers
 from feeds.connectors.kafka import KafkaSinkConnector, KafkaSourceConnector
 from feeds.durations import Duration, parse_duration
 from feeds.kafka_sink import KafkaSink
 from feeds.kafka_source import KafkaSource
-from feeds.messages import Answer, Trade
+from feeds.market_data import Answer, Trade
 from feeds.mock_broker import NOTICE, MockBroker
 from feeds.synthetic import INSTRUMENTS, Instrument, SyntheticTape
-from flash.questions import PAPER_SIX
+from flash.question import PAPER_SIX
 from ingest.compact import CompactSpec
 from metrics.catalogue import BY_NAME
 from tapes.rules import RULES
@@ -184,18 +184,18 @@ async def _demo(
     with stopping_on_signals(stop):
         console.print("starting the engine process ...")
         began = time.monotonic()
-        front = make_front(config)
-        await front.start()
+        gateway = make_gateway(config)
+        await gateway.start()
         console.print(
-            f"ready in {time.monotonic() - began:.1f} s: model [bold]{front.model}[/bold], "
-            f"trained on generated tapes; HTTP on port {front.http.port}"
+            f"ready in {time.monotonic() - began:.1f} s: model [bold]{gateway.model}[/bold], "
+            f"trained on generated tapes; HTTP on port {gateway.http.port}"
         )
         async with _running(_consume(bootstrap, seen, kept)):
             async with _running(_produce(bootstrap, seed, seen.truth, stop)):
-                reply = await _watch(console, front, seen, seconds, stop)
-            clean = await front.stop()
-            await _read_back(front, seen)
-    _close(console, front, seen, reply)
+                reply = await _watch(console, gateway, seen, seconds, stop)
+            clean = await gateway.stop()
+            await _read_back(gateway, seen)
+    _close(console, gateway, seen, reply)
     return 0 if clean else 1
 
 
@@ -244,36 +244,36 @@ async def _consume(bootstrap: str, seen: Seen, kept: Path | None) -> None:
         await source.stop()
 
 
-async def _read_back(front: Front, seen: Seen) -> None:
+async def _read_back(gateway: Gateway, seen: Seen) -> None:
     """Give the consumer a moment to read the last acknowledged answers."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(5):
-            while seen.count < _total(front, "foretick_answers_total"):
+            while seen.count < _total(gateway, "foretick_answers_total"):
                 seen.arrived.clear()
                 await seen.arrived.wait()
 
 
-def _total(front: Front, counter: str) -> int:
+def _total(gateway: Gateway, counter: str) -> int:
     """A counter's sum over the sessions."""
-    return int(sum(front.store.value(counter, session=session.name) for session in front.config.sessions))
+    return int(sum(gateway.store.value(counter, session=session.name) for session in gateway.config.sessions))
 
 
 async def _watch(
-    console: Console, front: Front, seen: Seen, seconds: int | None, stop: asyncio.Event
+    console: Console, gateway: Gateway, seen: Seen, seconds: int | None, stop: asyncio.Event
 ) -> AskReply | None:
     """Show the answers as they arrive; halfway, ask one question over the query socket."""
     began = time.monotonic()
     ask_at = (seconds or 30) / 2
     asking: asyncio.Task[AskReply] | None = None
     reply: AskReply | None = None
-    failed = front.failed
+    failed = gateway.failed
     with Live(_table(seen), console=console, auto_refresh=False, transient=False) as live:
         while not stop.is_set() and not failed.done():
             elapsed = time.monotonic() - began
             if seconds is not None and elapsed > seconds:
                 break
-            if asking is None and elapsed > ask_at and front.query is not None:
-                asking = asyncio.create_task(asyncio.to_thread(_ask, front.query.endpoint))
+            if asking is None and elapsed > ask_at and gateway.query is not None:
+                asking = asyncio.create_task(asyncio.to_thread(_ask, gateway.query.endpoint))
             if asking is not None and reply is None and asking.done():
                 reply = asking.result()
             if console.is_terminal:
@@ -316,25 +316,25 @@ def _table(seen: Seen) -> Table:
     return table
 
 
-def _close(console: Console, front: Front, seen: Seen, reply: AskReply | None) -> None:
+def _close(console: Console, gateway: Gateway, seen: Seen, reply: AskReply | None) -> None:
     if reply is not None:
         console.print(
             f"\n[bold]asked over the query socket:[/bold] {ASKED.text}\n  [bold]{reply.text}[/bold], "
             f"version {reply.data_version}, logit gap {reply.logit_gap:.2f}, "
             f"{reply.latency_ns / 1e6:.1f} ms\n"
         )
-    store = front.store
+    store = gateway.store
     counts = Table(title="counts")
     counts.add_column("")
     counts.add_column("", justify="right")
     rows = {
         "records read": store.value("foretick_records_total", source="kafka"),
-        "bars": _total(front, "foretick_bars_total"),
-        "data versions": _total(front, "foretick_versions_total"),
-        "answers acknowledged": _total(front, "foretick_answers_total"),
+        "bars": _total(gateway, "foretick_bars_total"),
+        "data versions": _total(gateway, "foretick_versions_total"),
+        "answers acknowledged": _total(gateway, "foretick_answers_total"),
         "answers read back": seen.count,
-        "updates coalesced": _total(front, "foretick_flash_coalesced_total"),
-        "records late": _total(front, "foretick_records_late_total"),
+        "updates coalesced": _total(gateway, "foretick_flash_coalesced_total"),
+        "records late": _total(gateway, "foretick_records_late_total"),
         "forward passes": store.value("foretick_batches_total"),
     }
     for name, value in rows.items():

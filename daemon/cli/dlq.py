@@ -1,4 +1,4 @@
-"""`foretick dlq`: list, show and send again what ended in the dead letters."""
+"""`foretick dlq`: list, show and send again what ended in the DLQ."""
 
 from __future__ import annotations
 
@@ -19,14 +19,23 @@ from rich.console import Console
 from rich.table import Table
 
 from daemon.audit.broker import Broker, any_sources, of_sink
-from daemon.audit.letters import Cluster, Contents, Filter, Letter, Outcome, Place, contents, redrive
+from daemon.audit.redrive import (
+    Cluster,
+    Contents,
+    DeadLetterEntry,
+    Place,
+    RecordFilter,
+    RedriveOutcome,
+    contents,
+    redrive,
+)
 from daemon.cli.options import EXIT_FAILED, read_config, refuse, set_option
 from daemon.config.schema import Config
 from feeds.codec import header_encoding
 from feeds.connector import SettingError
 from feeds.kafka_client import BrokerError
 from feeds.kafka_range import KafkaRange
-from feeds.messages import DeadLetter
+from feeds.market_data import DeadLetter
 from feeds.source import SinkStopped
 from feeds.timestamps import parse_instant
 
@@ -55,14 +64,14 @@ class _Place(click.ParamType[Place]):
 
 
 def _where(function: Callable[..., None]) -> Callable[..., None]:
-    """Options that name the broker and the dead letter topic."""
+    """Options that name the broker and the DLQ topic."""
     for option in (
         click.option(
             "--config", "config_path", type=click.Path(path_type=Path), help="configuration with [sink.kafka]"
         ),
         set_option,
         click.option("--bootstrap", help="brokers, host:port, instead of a configuration"),
-        click.option("--dlq", help="dead letter topic; default the configuration's, or dlq.v1"),
+        click.option("--dlq", help="DLQ topic; default the configuration's, or dlq.v1"),
         click.option("--json", "as_json", is_flag=True, help="one JSON object a line"),
     ):
         function = option(function)
@@ -70,7 +79,7 @@ def _where(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _which(function: Callable[..., None]) -> Callable[..., None]:
-    """Options that choose letters."""
+    """Options that choose records."""
     for option in (
         click.option("--reason", "reasons", multiple=True, help="only of this reason; may be repeated"),
         click.option(
@@ -92,47 +101,47 @@ def _which(function: Callable[..., None]) -> Callable[..., None]:
 
 @click.group("dlq")
 def command() -> None:
-    """List, show and send again what ended in the dead letters."""
+    """List, show and send again what ended in the DLQ."""
 
 
 @command.command("list")
 @_which
 @_where
-@click.option("--all", "also_sent", is_flag=True, help="also letters that were sent again")
+@click.option("--all", "also_sent", is_flag=True, help="also records that were sent again")
 def list_(also_sent: bool, as_json: bool, **options: Any) -> None:
-    """Letters, oldest first; those that were sent again are left out."""
+    """Records, oldest first; those that were sent again are left out."""
     broker, topic, _ = _broker_of(options)
-    wanted = Filter(**options)
+    wanted = RecordFilter(**options)
     found = _run(broker, lambda reader: contents(reader, topic))
-    letters = [each for each in _chosen(found, wanted) if also_sent or each.state != "sent"]
+    dead_letters = [each for each in _chosen(found, wanted) if also_sent or each.state != "sent"]
     if as_json:
-        for each in letters:
+        for each in dead_letters:
             click.echo(json.dumps(_row(each)))
     else:
-        _print_table(letters, found, topic)
+        _print_table(dead_letters, found, topic)
 
 
 @command.command("show")
 @click.argument("place", type=_Place())
 @_where
 def show(place: Place, as_json: bool, **options: Any) -> None:
-    """The letter at PARTITION:OFFSET of the dead letter topic: all it says, its payload readable and raw."""
+    """The record at PARTITION:OFFSET of the DLQ topic: all it says, its payload readable and raw."""
     broker, topic, _ = _broker_of(options)
     found = _run(broker, lambda reader: contents(reader, topic))
-    letter = found.letters.get(place)
-    if letter is None:
-        click.echo(f"{topic} has no letter at {place}", err=True)
+    dead_letter = found.dead_letters.get(place)
+    if dead_letter is None:
+        click.echo(f"{topic} has no record at {place}", err=True)
         sys.exit(EXIT_FAILED)
     if as_json:
-        whole = msgspec.to_builtins(letter.letter, builtin_types=())
-        click.echo(json.dumps(_row(letter) | {"letter": whole, "readable": readable(letter)}))
+        whole = msgspec.to_builtins(dead_letter.dead_letter, builtin_types=())
+        click.echo(json.dumps(_row(dead_letter) | {"record": whole, "readable": readable(dead_letter)}))
         return
-    for name, value in _row(letter).items():
+    for name, value in _row(dead_letter).items():
         click.echo(f"{name + ':':<11}{value}")
-    for name, header in letter.letter.headers.items():
+    for name, header in dead_letter.dead_letter.headers.items():
         click.echo(f"{'header:':<11}{name} = {_text(header)}")
-    click.echo("\n" + (readable(letter) or "(not readable)"))
-    click.echo("\n" + hexdump(letter.letter.payload))
+    click.echo("\n" + (readable(dead_letter) or "(not readable)"))
+    click.echo("\n" + hexdump(dead_letter.dead_letter.payload))
 
 
 @command.command("redrive")
@@ -140,33 +149,33 @@ def show(place: Place, as_json: bool, **options: Any) -> None:
 @_which
 @_where
 @click.option("--to", default="", help="send to this topic instead of the one each came from")
-@click.option("--again", is_flag=True, help="also letters that were sent, or may have been")
+@click.option("--again", is_flag=True, help="also records that were sent, or may have been")
 @click.option("--dry-run", is_flag=True, help="say what would be sent")
-@click.option("--every", is_flag=True, help="all letters, if neither places nor filters are given")
+@click.option("--every", is_flag=True, help="all records, if neither places nor filters are given")
 def redrive_(
     places: Sequence[Place], to: str, again: bool, dry_run: bool, every: bool, as_json: bool, **options: Any
 ) -> None:
     """Send originals back to their sources and topics, each once, with the header `redriven`.
 
-    Which: those at PLACES (PARTITION:OFFSET of the dead letter topic), or those that the filters choose. A
-    claim in the dead letter topic remembers what was sent, so a letter is not sent twice by accident, whoever
+    Which: those at PLACES (PARTITION:OFFSET of the DLQ topic), or those that the filters choose. A
+    claim in the DLQ topic remembers what was sent, so a record is not sent twice by accident, whoever
     redrives and from wherever.
     """
     broker, topic, config = _broker_of(options)
     sources, others = _sources_of(config, broker)
-    wanted = Filter(**options)
-    if not (places or every or wanted != Filter()):
-        raise click.UsageError("name letters by PARTITION:OFFSET or by filters, or say --every")
+    wanted = RecordFilter(**options)
+    if not (places or every or wanted != RecordFilter()):
+        raise click.UsageError("name records by PARTITION:OFFSET or by filters, or say --every")
 
-    async def work(reader: KafkaRange) -> list[Outcome]:
+    async def work(reader: KafkaRange) -> list[RedriveOutcome]:
         found = await contents(reader, topic)
-        missing = [place for place in places if place not in found.letters]
+        missing = [place for place in places if place not in found.dead_letters]
         if missing:
-            raise BrokerError(f"{topic} has no letter at {', '.join(map(str, missing))}")
+            raise BrokerError(f"{topic} has no record at {', '.join(map(str, missing))}")
         chosen = [each for each in _chosen(found, wanted) if not places or each.place in places]
         if not places and not again:  # filters speak of what is left to do
             chosen = [each for each in chosen if each.state != "sent"]
-        homes = [home_of(each.letter, sources, others, to) for each in chosen]
+        homes = [home_of(each.dead_letter, sources, others, to) for each in chosen]
         async with AsyncExitStack() as opened:
             clusters: dict[str, Cluster] = {}
             for name in {"", *(name for name, _ in homes)}:
@@ -177,8 +186,8 @@ def redrive_(
                 if not dry_run:
                     await clusters[name].sink.start()
 
-            def origin(letter: DeadLetter) -> Cluster | str:
-                name, why = home_of(letter, sources, others, to)
+            def origin(dead_letter: DeadLetter) -> Cluster | str:
+                name, why = home_of(dead_letter, sources, others, to)
                 return why or clusters[name]
 
             return await redrive(
@@ -211,32 +220,36 @@ def redrive_(
 
 
 def home_of(
-    letter: DeadLetter, sources: Collection[str], others: Collection[str], to: str
+    dead_letter: DeadLetter, sources: Collection[str], others: Collection[str], to: str
 ) -> tuple[str, str]:
     """Whose cluster the original goes to: a source's, or the sink's (""); and why that is not known.
 
     ``sources``: those of Kafka; ``others``: those that are not. ``to``: where it was asked to go.
     """
-    if letter.stage == "produce":
+    if dead_letter.stage == "produce":
         return "", ""
-    if letter.source in sources:
-        return letter.source, ""
-    if len(sources) == 1 and letter.source not in others:
+    if dead_letter.source in sources:
+        return dead_letter.source, ""
+    if len(sources) == 1 and dead_letter.source not in others:
         return next(iter(sources)), ""
     if to:
         return "", ""
-    if letter.source in others:
-        why = f"its source {letter.source} is not Kafka"
+    if dead_letter.source in others:
+        why = f"its source {dead_letter.source} is not Kafka"
     else:
-        named = f"its source {letter.source} is not configured" if letter.source else "it names no source"
+        named = (
+            f"its source {dead_letter.source} is not configured"
+            if dead_letter.source
+            else "it names no source"
+        )
         why = f"{named}, and there are {len(sources)} Kafka sources"
-    return "", f"{why} (--to sends it to a topic beside the dead letters)"
+    return "", f"{why} (--to sends it to a topic beside the DLQ)"
 
 
-def readable(letter: Letter) -> str:
+def readable(dead_letter: DeadLetterEntry) -> str:
     """The payload for people: indented JSON of JSON and msgpack, or its text; "" if it is neither."""
-    payload = letter.letter.payload
-    if header_encoding(letter.letter.headers) == "msgpack":
+    payload = dead_letter.dead_letter.payload
+    if header_encoding(dead_letter.dead_letter.headers) == "msgpack":
         try:
             payload = msgspec.json.encode(msgspec.msgpack.decode(payload))
         except (msgspec.DecodeError, ValueError, TypeError, RecursionError):
@@ -263,7 +276,7 @@ def hexdump(payload: bytes) -> str:
 
 
 def _broker_of(options: dict[str, Any]) -> tuple[Broker, str, Config | None]:
-    """Of the dead letters, their topic, and the configuration, if any. Takes its options out.
+    """Of the DLQ, their topic, and the configuration, if any. Takes its options out.
 
     Exits with status 2 where they do not name a broker.
     """
@@ -306,12 +319,12 @@ def _run(broker: Broker, work: Callable[[KafkaRange], Awaitable[T]]) -> T:
         sys.exit(EXIT_FAILED)
 
 
-def _chosen(found: Contents, wanted: Filter) -> list[Letter]:
-    return sorted(filter(wanted, found.letters.values()), key=lambda each: (each.failed_at, each.place))
+def _chosen(found: Contents, wanted: RecordFilter) -> list[DeadLetterEntry]:
+    return sorted(filter(wanted, found.dead_letters.values()), key=lambda each: (each.failed_at, each.place))
 
 
-def _row(each: Letter) -> dict[str, Any]:
-    it = each.letter
+def _row(each: DeadLetterEntry) -> dict[str, Any]:
+    it = each.dead_letter
     return {
         "place": str(each.place),
         "time": _time(each.failed_at),
@@ -341,21 +354,21 @@ def _text(value: bytes) -> str:
     return text if text.isprintable() else f"base64 {b64encode(value).decode()}"
 
 
-def _print_table(letters: Sequence[Letter], found: Contents, topic: str) -> None:
+def _print_table(dead_letters: Sequence[DeadLetterEntry], found: Contents, topic: str) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=160)
-    table = Table(title=f"{len(letters)} of {len(found.letters)} letters in {topic}")
+    table = Table(title=f"{len(dead_letters)} of {len(found.dead_letters)} records in {topic}")
     for column in ("place", "time", "stage", "reason", "from", "key", "bytes", "state", "error"):
         table.add_column(column, overflow="fold" if column == "error" else "ellipsis")
-    for each in letters:
+    for each in dead_letters:
         row = _row(each)
         came = row["topic"] if row["partition"] < 0 else f"{row['topic']}/{row['partition']}@{row['offset']}"
         cells = (row["place"], row["time"], row["stage"], row["reason"], came, row["key"] or "")
         table.add_row(*map(_plain, cells), str(row["bytes"]), row["state"], _plain(row["error"]))
     console.print(table)
     if found.unreadable:
-        console.print(f"{found.unreadable} messages in {topic} are no dead letters")
+        console.print(f"{found.unreadable} messages in {topic} are no DLQ records")
 
 
 def _plain(text: str) -> str:

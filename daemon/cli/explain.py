@@ -10,13 +10,13 @@ from typing import Any
 import click
 import msgspec
 
-from daemon.audit.replay import Version
-from daemon.audit.reproduce import basis_of, derive, window_plan
+from daemon.audit.reproduction import basis_of, derive, window_plan
+from daemon.audit.session_replay import ReplayedVersion
 from daemon.cli.audited import carry_out, configuration, find, naming_an_answer
 from daemon.cli.options import EXIT_FAILED
 from daemon.config.fingerprint import settings_of
 from daemon.config.standing import questions_of
-from feeds.messages import Answer
+from feeds.market_data import Answer
 
 
 @click.command("explain")
@@ -29,7 +29,7 @@ def command(answer: str, config_path: Path, settings: tuple[str, ...], as_json: 
     """
     config = configuration(config_path, settings)
 
-    async def work() -> tuple[Answer, Version | None, dict[str, Any]]:
+    async def work() -> tuple[Answer, ReplayedVersion | None, dict[str, Any]]:
         published = await find(config, answer)
         session, basis = basis_of(config, published)
         derived = await derive(config, published, window_plan(basis, session))
@@ -46,7 +46,7 @@ def command(answer: str, config_path: Path, settings: tuple[str, ...], as_json: 
         _print(published, version, known)
 
 
-def shown(published: Answer, version: Version, known: dict[str, Any]) -> dict[str, Any]:
+def shown(published: Answer, version: ReplayedVersion, known: dict[str, Any]) -> dict[str, Any]:
     """The explanation as JSON has it."""
     return {
         "answer": msgspec.to_builtins(published),
@@ -60,7 +60,7 @@ def shown(published: Answer, version: Version, known: dict[str, Any]) -> dict[st
     }
 
 
-def _print(published: Answer, version: Version, known: dict[str, Any]) -> None:
+def _print(published: Answer, version: ReplayedVersion, known: dict[str, Any]) -> None:
     basis = published.basis
     assert basis is not None  # it was checked
     say = click.echo

@@ -11,7 +11,7 @@ COMMANDS = {
     "ask": "Ask a running daemon; the answer names its data version.",
     "audit": "Prove that a topic of answers is complete.",
     "check": "Check the file, model, tokenizer, topics and sockets.",
-    "dlq": "List, show and send again what ended in the dead letters.",
+    "dlq": "List, show and send again what ended in the DLQ.",
     "demo": "Run the whole pipeline: no broker, no GPU, no download.",
     "explain": "Show what a published answer saw: records, tokens, settings.",
     "feasible": "Find a schedule that meets a TTFT bound, or show that none does.",

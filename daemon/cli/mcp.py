@@ -11,12 +11,12 @@ import click
 
 from daemon.api.client import AsyncQueryClient
 from daemon.api.messages import ClientRequest, Reply
-from daemon.api.subscriptions import Update
+from daemon.api.subscriptions import SubscriptionUpdate
 from daemon.cli.options import EXIT_CONFIG, endpoint_option, exiting_on_refusal, given_keys
 from feeds.curve import Keys
 
 if TYPE_CHECKING:
-    from daemon.api.mcp import Context
+    from daemon.api.mcp_server import Context
 
 
 @click.command("mcp")
@@ -34,7 +34,7 @@ def command(endpoint: str, timeout: float) -> None:
 async def _serve(endpoint: str, timeout_s: float, keys: Keys | None) -> None:
     from mcp.server.stdio import stdio_server
 
-    from daemon.api.mcp import McpServer
+    from daemon.api.mcp_server import McpServer
 
     async with AsyncQueryClient(endpoint, timeout_s, keys=keys) as client:
 
@@ -45,7 +45,7 @@ async def _serve(endpoint: str, timeout_s: float, keys: Keys | None) -> None:
             stream = await client.subscribe(events=("flash_ready",))
             async with stream:
                 async for item in stream:
-                    yield item.message.session if isinstance(item, Update) else ""
+                    yield item.message.session if isinstance(item, SubscriptionUpdate) else ""
 
         server = McpServer(ask, flashes).sdk
         async with stdio_server() as (read, write):

@@ -24,7 +24,7 @@ from engine.profile.timing import Ladder, Sample, Samples, Span, measure
 from engine.step import OutOfMemory
 from feeds.connector import SettingError
 from scheduler.costs import CostModel, save
-from scheduler.curves import Curve, Point, error_of, fit
+from scheduler.curves import CostCurve, Point, error_of, fit
 
 KNOTS = 8
 """Most knots of a curve above 0."""
@@ -102,7 +102,7 @@ def model_of(samples: Samples, engine: Engine, chunk: int, device: str, source: 
         pass_tokens=chunk,
         pass_s=pass_s,
         floor_s=max(floor, pass_s),  # on a CPU a pass of one token can be faster than any other
-        recompute=Curve((0.0, 1.0), (0.0, 0.0)),
+        recompute=CostCurve((0.0, 1.0), (0.0, 0.0)),
         swap_out=swap_out,
         swap_in=swap_in,
         errors={"swap_out": out_error, "swap_in": in_error},
@@ -116,14 +116,14 @@ def model_of(samples: Samples, engine: Engine, chunk: int, device: str, source: 
     if not samples.batches:
         return model
     off: list[float] = []
-    for left_out in dict.fromkeys(spans for spans, _ in samples.batches):
-        refitted = with_rows(model, [batch for batch in samples.batches if batch[0] != left_out])
-        found = [seconds for spans, seconds in samples.batches if spans == left_out]
-        off += [abs(refitted.batch_ns(left_out) / 1e9 / seconds - 1) for seconds in found]
+    for excluded in dict.fromkeys(spans for spans, _ in samples.batches):
+        refitted = with_rows(model, [batch for batch in samples.batches if batch[0] != excluded])
+        found = [seconds for spans, seconds in samples.batches if spans == excluded]
+        off += [abs(refitted.batch_ns(excluded) / 1e9 / seconds - 1) for seconds in found]
     return replace(model, errors=model.errors | {"batch": error_of(off)})
 
 
-def waking(paused: Sequence[tuple[float, float]]) -> Curve:
+def waking(paused: Sequence[tuple[float, float]]) -> CostCurve:
     """What a pass takes longer after a pause, from (seconds of the pause, seconds of the pass)."""
     found: dict[float, list[float]] = {}
     for pause, seconds in paused:
@@ -132,7 +132,7 @@ def waking(paused: Sequence[tuple[float, float]]) -> Curve:
     longer = [max(0.0, median(found[pause]) - median(found[0.0])) for pause in pauses]
     rising = np.maximum.accumulate(longer).tolist()
     # as long again changes nothing
-    return Curve((*pauses, 2 * pauses[-1]), (*rising, rising[-1]))
+    return CostCurve((*pauses, 2 * pauses[-1]), (*rising, rising[-1]))
 
 
 def with_rows(model: CostModel, batches: Sequence[tuple[tuple[Span, ...], float]]) -> CostModel:

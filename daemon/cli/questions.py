@@ -13,12 +13,12 @@ from daemon.api.client import QueryClient
 from daemon.api.messages import QuestionInfo, QuestionsReply
 from daemon.cli.options import connect, endpoint_option, exiting_on_refusal
 from daemon.config.errors import ConfigError
-from daemon.config.layers import bare
+from daemon.config.key_reference import description
 from daemon.config.load import load_table
-from daemon.config.reference import description
+from daemon.config.overrides import bare
 from daemon.config.schema import QuestionConfig
 from daemon.config.standing import question_of
-from flash.questions import Question
+from flash.question import Question
 
 _NAMED = {"name", "text", "choices", "sessions"}
 """Keys of a standing question that `set` takes under other names."""

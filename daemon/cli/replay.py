@@ -33,27 +33,27 @@ from daemon.config.schema import (
     RecoveryConfig,
     SessionConfig,
 )
-from daemon.front.server import Front
-from daemon.front.wiring import make_front
+from daemon.gateway.gateway import Gateway
+from daemon.gateway.wiring import make_gateway
 from daemon.ledger import ledger
 from daemon.logs import set_up_logging
 from daemon.ring_numbers import price_scale_for, prices_of
 from feeds.backoff import until
-from feeds.connector import Route
+from feeds.connector import SinkRoute
 from feeds.decimals import decimals_of
 from feeds.durations import Duration
 from feeds.file_format import FileFormat, FormatError, load_format
 from feeds.kafka_sink import KafkaSink
-from feeds.messages import Answer, AnyRecord, Bar
-from feeds.replay import read_records
+from feeds.market_data import Answer, AnyRecord, Bar
+from feeds.recorded_file import read_records
 from feeds.replay_source import ReplaySource
 from feeds.source import Incoming, PublishRefused, Sink
 from feeds.timestamps import parse_instant
-from feeds.zeromq import ZmqSink
+from feeds.zmq_feed import ZmqSink
 
 log = logging.getLogger(__name__)
 
-MOST_SYMBOLS = 8
+MAX_SYMBOLS = 8
 MAX_LATE = 1.0
 """Percent of a session's records."""
 _LOOKED_AT = 20_000
@@ -96,7 +96,7 @@ class ReplayError(Exception):
 @click.option(
     "--symbols",
     type=click.IntRange(1),
-    default=MOST_SYMBOLS,
+    default=MAX_SYMBOLS,
     show_default=True,
     help="how many of the file's symbols get a session, unless a configuration has sessions (inproc)",
 )
@@ -142,11 +142,11 @@ def replay(
     topic: str = "",
     endpoint: str | None = None,
     config: Config | None = None,
-    symbols: int = MOST_SYMBOLS,
+    symbols: int = MAX_SYMBOLS,
     as_json: bool = False,
     max_late: float = MAX_LATE,
     bars_path: Path | None = None,
-    make: Callable[..., Front] = make_front,
+    make: Callable[..., Gateway] = make_gateway,
 ) -> int:
     """Play ``file`` to the target; returns the exit status. Raises ReplayError. ``make``: for "inproc"."""
     try:
@@ -278,23 +278,23 @@ def _bars_file(path: Path, config: Config) -> BarsFile:
 
 
 async def _through_daemon(
-    source: ReplaySource, config: Config, as_json: bool, max_late: float, make: Callable[..., Front]
+    source: ReplaySource, config: Config, as_json: bool, max_late: float, make: Callable[..., Gateway]
 ) -> int:
     set_up_logging(config.log, "replay")
     stop = asyncio.Event()
     # the progress bar replaces sys.stdout while it is shown
     printer = AnswerPrinter(lambda text: sys.stdout.write(text), as_json)
     with stopping_on_signals(stop):
-        front = make(config, source=source, routes=[Route(printer, "answers")])
+        gateway = make(config, source=source, routes=[SinkRoute(printer, "answers")])
         try:
-            await front.start()
+            await gateway.start()
             async with showing_progress(source, shown=not as_json):
-                await until(stop, front.finish())
+                await until(stop, gateway.finish())
         except Exception as error:
             raise ReplayError(f"{type(error).__name__}: {error}") from error
         finally:
-            clean = await front.stop()
-            found = ledger(front.store)
+            clean = await gateway.stop()
+            found = ledger(gateway.store)
     if found.read.unknown_symbol:
         read = ", ".join(session.symbol for session in config.sessions)
         click.echo(f"{found.read.unknown_symbol} records of other symbols than {read} were skipped", err=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from daemon.ledger import Kept, Ledger, Read
+from daemon.ledger import Kept, Ledger, RecordsRead
 
 _COLUMNS = ("session", "records", "in bars", "late", "repeated", "refused", "other kinds")
 
@@ -38,7 +38,7 @@ def too_late(found: Ledger, max_percent: float, late: Mapping[str, str]) -> list
     ]
 
 
-def _read(read: Read) -> str:
+def _read(read: RecordsRead) -> str:
     parts = [
         (read.unknown_symbol, "of other symbols"),
         (sum(read.malformed.values()), f"malformed ({_reasons(read.malformed)})"),

@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 import msgspec
 
-from daemon.audit.reproduce import Verdict, basis_of, compare, derive, deterministic, plan
+from daemon.audit.reproduction import ReproductionVerdict, basis_of, compare, derive, deterministic, plan
 from daemon.cli.audited import begin_at, carry_out, configuration, find, naming_an_answer
 from daemon.cli.options import EXIT_FAILED
-from feeds.messages import Answer
+from feeds.market_data import Answer
 
 
 @click.command("reproduce")
@@ -38,7 +38,7 @@ def command(
     config = configuration(config_path, settings)
     config = deterministic(config) if bits else config
 
-    async def work() -> tuple[Answer, Verdict]:
+    async def work() -> tuple[Answer, ReproductionVerdict]:
         published = await find(config, answer)
         session, basis = basis_of(config, published)
         start = None if from_ is None else await begin_at(config, basis, from_)

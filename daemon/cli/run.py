@@ -26,7 +26,7 @@ from daemon.collector import freeze_startup
 from daemon.config.checks import exposure_warnings
 from daemon.config.load import load_config
 from daemon.config.schema import Config
-from daemon.front.wiring import make_front
+from daemon.gateway.wiring import make_gateway
 from daemon.logs import set_up_logging
 from feeds.backoff import until
 from feeds.connector import SettingError
@@ -48,7 +48,7 @@ def serve(config: Config, read_again: Callable[[], Config]) -> int:
 
     At SIGHUP the sessions and standing questions of ``read_again()`` are taken over.
     """
-    set_up_logging(config.log, "front")
+    set_up_logging(config.log, "gateway")
     for warning in exposure_warnings(config):
         log.warning("%s", warning)
     try:
@@ -63,21 +63,21 @@ async def _serve(config: Config, read_again: Callable[[], Config]) -> int:
 
     async def reload() -> None:
         async with reading:
-            await front.reload(read_again)
+            await gateway.reload(read_again)
 
     with stopping_on_signals(stop), calling_on_hangup(reload):
-        front = make_front(config)
+        gateway = make_gateway(config)
         status = 0
         try:
             # a signal during start-up cancels it
-            if await until(stop, front.start()):
+            if await until(stop, gateway.start()):
                 freeze_startup()
-                await front.run(stop)
+                await gateway.run(stop)
         except SettingError as error:
             log.error("%s", error)
             status = EXIT_CONFIG
         except Exception as error:
             log.error("%s: %s", type(error).__name__, error)
             status = EXIT_FAILED
-        clean = await front.stop()
+        clean = await gateway.stop()
         return status or (0 if clean else EXIT_FAILED)

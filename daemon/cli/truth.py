@@ -6,12 +6,12 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from daemon.ring_numbers import ring_values
-from feeds.messages import Answer, Trade
-from flash.questions import EXACT_VALUE
+from feeds.market_data import Answer, Trade
+from flash.question import EXACT_VALUE
 from ingest.bars import Bars
 from ingest.compact import CompactSpec
 from ingest.lines import decimal
-from tapes.bars import anchor_of, bars_of, levels_of
+from tapes.real_bars import anchor_of, bars_of, levels_of
 from tapes.rules import RULES, UNDEFINED
 
 _RULES = {rule.name: rule for rule in RULES}

@@ -8,7 +8,7 @@ import msgspec
 
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.standing import questions_of
-from flash.questions import Question
+from flash.question import Question
 
 WINDOW = (
     "symbol",

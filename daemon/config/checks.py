@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from daemon.config.errors import Problem
+from daemon.config.errors import ConfigProblem
 from daemon.config.schema import ALL, BarsConfig, Config, required_keys
 from feeds.connector import Connector
 from feeds.connectors import SOURCES
@@ -16,7 +16,7 @@ from feeds.decimals import decimals_of
 _TCP = re.compile(r"tcp://(.*):[^:]*")
 
 
-def cross_check(config: Config) -> list[Problem]:
+def cross_check(config: Config) -> list[ConfigProblem]:
     """Every contradiction between settings."""
     checks = (
         _sessions,
@@ -41,14 +41,14 @@ def cross_check(config: Config) -> list[Problem]:
     return [problem for check in checks for problem in check(config)]
 
 
-def exposure_warnings(config: Config) -> list[Problem]:
+def exposure_warnings(config: Config) -> list[ConfigProblem]:
     """One warning for each socket that other machines can use or read without a key."""
     bound: dict[str, str] = {}
     for table, connector in connectors_of(config).items():
         if not connector.authenticates():
             bound |= {f"{table}.{key}": _tcp_host(each) for key, each in connector.bound().items()}
     found = [
-        Problem(
+        ConfigProblem(
             key,
             f"{host} is not a loopback address: clients of other machines can use it unauthenticated",
         )
@@ -59,7 +59,7 @@ def exposure_warnings(config: Config) -> list[Problem]:
         why = (
             "without http.tls_certificate_file, or a proxy in front that has one, keys are sent in the clear"
         )
-        found.append(Problem("http.host", f"{config.http.host} is not a loopback address: {why}"))
+        found.append(ConfigProblem("http.host", f"{config.http.host} is not a loopback address: {why}"))
     return found
 
 
@@ -98,111 +98,115 @@ def _repeated(values: list[str]) -> Iterator[tuple[int, int]]:
             yield index, first[value]
 
 
-def _sessions(config: Config) -> Iterator[Problem]:
+def _sessions(config: Config) -> Iterator[ConfigProblem]:
     names = [session.name for session in config.sessions]
     for index, first in _repeated(names):
-        yield Problem(f"sessions[{index}].name", f"{names[index]!r} is already sessions[{first}].name")
+        yield ConfigProblem(f"sessions[{index}].name", f"{names[index]!r} is already sessions[{first}].name")
     for index, session in enumerate(config.sessions):
         here = f"sessions[{index}].more_symbols"
         for at, _ in _repeated(list(session.symbols)):
-            yield Problem(here, f"{session.symbols[at]!r} appears twice: remove one")
+            yield ConfigProblem(here, f"{session.symbols[at]!r} appears twice: remove one")
         if session.more_symbols and session.lines == "compact":
-            yield Problem(
+            yield ConfigProblem(
                 here, 'compact lines are relative to one price: remove it, or set lines = "decimal"'
             )
 
 
-def _aliases(config: Config) -> Iterator[Problem]:
+def _aliases(config: Config) -> Iterator[ConfigProblem]:
     for index, alias in enumerate(config.model.aliases):
         if not alias or alias.startswith("session:"):
-            yield Problem(
+            yield ConfigProblem(
                 f"model.aliases[{index}]",
                 f"{alias!r} must not be empty or begin with session:, as sessions do",
             )
 
 
-def _units(config: Config) -> Iterator[Problem]:
+def _units(config: Config) -> Iterator[ConfigProblem]:
     for index, session in enumerate(config.sessions):
         here = f"sessions[{index}].unit"
         if session.unit < 0:
-            yield Problem(here, f"{session.unit} is below 0")
+            yield ConfigProblem(here, f"{session.unit} is below 0")
         elif session.unit and session.lines == "decimal":
-            yield Problem(here, 'is for compact lines: remove it, or set lines = "compact"')
+            yield ConfigProblem(here, 'is for compact lines: remove it, or set lines = "compact"')
         elif decimals_of(session.unit) > session.price_decimals:
-            yield Problem(
+            yield ConfigProblem(
                 here, f"{session.unit} has more than {session.price_decimals} (price_decimals) decimals"
             )
 
 
-def _price_scales(config: Config) -> Iterator[Problem]:
+def _price_scales(config: Config) -> Iterator[ConfigProblem]:
     scales: dict[str, tuple[int, int]] = {}
     for index, session in enumerate(config.sessions):
         if session.price_decimals > session.scale:
-            yield Problem(
+            yield ConfigProblem(
                 f"sessions[{index}].price_decimals",
                 f"{session.price_decimals} decimals are more than the price_scale of {session.scale} keeps",
             )
         for symbol in session.symbols:
             first, scale = scales.setdefault(symbol, (index, session.scale))
             if scale != session.scale:
-                yield Problem(
+                yield ConfigProblem(
                     f"sessions[{index}].price_scale",
                     f"{session.scale}, but sessions[{first}] has {scale} for {symbol}: all sessions of a "
                     "symbol have the same",
                 )
 
 
-def _rollups(config: Config) -> Iterator[Problem]:
+def _rollups(config: Config) -> Iterator[ConfigProblem]:
     for index, session in enumerate(config.sessions):
         here, shorter = f"sessions[{index}].rollup", session.bars(config.bars).interval
         if session.rollup and session.bars(config.bars).late == "amend":
-            yield Problem(here, 'longer bars are not amended: remove it, or set late = "drop" or "refuse"')
+            yield ConfigProblem(
+                here, 'longer bars are not amended: remove it, or set late = "drop" or "refuse"'
+            )
         if session.rollup and session.lines == "compact":
             why = "compact lines have no room for the prices and volumes of longer bars"
-            yield Problem(here, f'{why}: remove it, or set lines = "decimal"')
+            yield ConfigProblem(here, f'{why}: remove it, or set lines = "decimal"')
         for at, tier in enumerate(session.rollup):
             if shorter and (tier.interval <= shorter or tier.interval % shorter):
-                yield Problem(
+                yield ConfigProblem(
                     f"{here}[{at}].interval",
                     f"{tier.interval} is no multiple of {shorter}, the length of the bars it sums up",
                 )
             shorter = tier.interval
 
 
-def _questions(config: Config) -> Iterator[Problem]:
+def _questions(config: Config) -> Iterator[ConfigProblem]:
     known = {session.name for session in config.sessions}
     limit = config.scheduler.max_new_tokens
     for index, first in _repeated([question.name for question in config.questions]):
         name = config.questions[index].name
-        yield Problem(f"questions[{index}].name", f"{name!r} is already questions[{first}].name")
+        yield ConfigProblem(f"questions[{index}].name", f"{name!r} is already questions[{first}].name")
     for index, question in enumerate(config.questions):
         here = f"questions[{index}]"
         for name in question.sessions:
             if name not in known:
-                yield Problem(f"{here}.sessions", f"there is no session named {name!r}")
+                yield ConfigProblem(f"{here}.sessions", f"there is no session named {name!r}")
         for at, _ in _repeated(list(question.choices)):
-            yield Problem(f"{here}.choices", f"{question.choices[at]!r} appears twice: remove one")
+            yield ConfigProblem(f"{here}.choices", f"{question.choices[at]!r} appears twice: remove one")
         if len(question.choices) == 1:
-            yield Problem(f"{here}.choices", "a single choice decides nothing: give two or more, or none")
+            yield ConfigProblem(
+                f"{here}.choices", "a single choice decides nothing: give two or more, or none"
+            )
         if question.answer == "number" and question.choices:
-            yield Problem(f"{here}.answer", "is a number or one of the choices: remove one of the keys")
+            yield ConfigProblem(f"{here}.answer", "is a number or one of the choices: remove one of the keys")
         if question.publish_when == "crossed" and question.choices:
-            yield Problem(f"{here}.publish_when", "only a number crosses a level: remove the choices")
+            yield ConfigProblem(f"{here}.publish_when", "only a number crosses a level: remove the choices")
         if question.ask_every and question.ask_every_bars > 1:
-            yield Problem(f"{here}.ask_every", "contradicts ask_every_bars: remove one")
+            yield ConfigProblem(f"{here}.ask_every", "contradicts ask_every_bars: remove one")
         if question.max_tokens > limit:
-            yield Problem(
+            yield ConfigProblem(
                 f"{here}.max_tokens", f"{question.max_tokens} is above scheduler.max_new_tokens {limit}"
             )
 
 
-def _positions(config: Config) -> Iterator[Problem]:
+def _positions(config: Config) -> Iterator[ConfigProblem]:
     """Positions cover the frozen prefix, rollup, tape, the question and its answer (see regions)."""
     question = config.scheduler.max_prompt_tokens + config.scheduler.max_new_tokens
     for index, session in enumerate(config.sessions):
         rollup = f", rollup_tokens {session.rollup_tokens}" if session.rollup else ""
         if session.retention_tokens + session.summed_tokens + question >= config.pool.frame_limit:
-            yield Problem(
+            yield ConfigProblem(
                 "pool.frame_limit",
                 f"{config.pool.frame_limit} is too small for the system prompt,"
                 f" sessions[{index}].retention_tokens {session.retention_tokens}{rollup}"
@@ -210,7 +214,7 @@ def _positions(config: Config) -> Iterator[Problem]:
             )
 
 
-def pool_size(config: Config) -> Iterator[Problem]:
+def pool_size(config: Config) -> Iterator[ConfigProblem]:
     """Whether the pool holds all windows. The engine checks again: with lines = "auto" the model decides."""
     tokens = config.pool.blocks * config.pool.block_size
     # an exact session has two windows during a refresh, a compact one while it gets another anchor, and one
@@ -233,7 +237,7 @@ def pool_size(config: Config) -> Iterator[Problem]:
     question = limits.max_prompt_tokens + limits.max_new_tokens
     needed = kept + appends + question
     if tokens and tokens < needed:
-        yield Problem(
+        yield ConfigProblem(
             "pool.blocks",
             f"{config.pool.blocks} blocks of {config.pool.block_size} have room for {tokens} tokens, but"
             f" {needed} are needed ({kept} for windows, {appends} for appends, {question} for a question):"
@@ -241,119 +245,127 @@ def pool_size(config: Config) -> Iterator[Problem]:
         )
 
 
-def _batches(config: Config) -> Iterator[Problem]:
+def _batches(config: Config) -> Iterator[ConfigProblem]:
     limits = config.scheduler
     for key, most in (("chunk_max", limits.chunk_max), ("max_batch_tokens", limits.max_batch_tokens)):
         if limits.chunk_min > most:
-            yield Problem("scheduler.chunk_min", f"{limits.chunk_min} is above scheduler.{key} {most}")
+            yield ConfigProblem("scheduler.chunk_min", f"{limits.chunk_min} is above scheduler.{key} {most}")
 
 
-def _eviction(config: Config) -> Iterator[Problem]:
+def _eviction(config: Config) -> Iterator[ConfigProblem]:
     if config.scheduler.eviction == "swap" and not config.pool.host_blocks:
-        yield Problem("scheduler.eviction", "swap needs a host tier: set pool.host_blocks")
+        yield ConfigProblem("scheduler.eviction", "swap needs a host tier: set pool.host_blocks")
 
 
-def _bars(config: Config) -> Iterator[Problem]:
+def _bars(config: Config) -> Iterator[ConfigProblem]:
     here: list[tuple[str, BarsConfig]] = [("bars", config.bars)]
     here += [(f"sessions[{i}]", s.bars(config.bars)) for i, s in enumerate(config.sessions)]
     for table, bars in here:
         own = table == "bars" or bars != config.bars
         if own and bars.interval == 0:
-            yield Problem(f"{table}.interval", "a bar needs a length above 0, such as 1s")
+            yield ConfigProblem(f"{table}.interval", "a bar needs a length above 0, such as 1s")
         if own and 0 < bars.price_jump <= 1:
             why = f"a factor between two prices must be above 1, or 0 for no limit, not {bars.price_jump:g}"
-            yield Problem(f"{table}.price_jump", why)
+            yield ConfigProblem(f"{table}.price_jump", why)
 
 
-def _source(config: Config) -> Iterator[Problem]:
+def _source(config: Config) -> Iterator[ConfigProblem]:
     kind = config.source.kind
     if kind != "none" and config.source.connector is None:
         needed = f"the table [source.{kind}] is needed, with {', '.join(required_keys(SOURCES[kind]))}"
-        yield Problem(f"source.{kind}", f'source.kind is "{kind}", so {needed}')
+        yield ConfigProblem(f"source.{kind}", f'source.kind is "{kind}", so {needed}')
     if kind != "none" and not config.sessions:
-        yield Problem("sessions", "the source has no session to read its records: add a [[sessions]] table")
+        yield ConfigProblem(
+            "sessions", "the source has no session to read its records: add a [[sessions]] table"
+        )
     if config.sources and not config.sessions:
-        yield Problem("sessions", "the sources have no session to read them: add a [[sessions]] table")
+        yield ConfigProblem("sessions", "the sources have no session to read them: add a [[sessions]] table")
     names = [kind, *(source.name for source in config.sources)]
     for index, first in _repeated(names):
         other = f"sources[{first - 1}].name" if first else "source.kind"
-        yield Problem(f"sources[{index - 1}].name", f"{names[index]!r} is already {other}")
+        yield ConfigProblem(f"sources[{index - 1}].name", f"{names[index]!r} is already {other}")
     for index, source in enumerate(config.sources):
         if source.name == ALL:
-            yield Problem(f"sources[{index}].name", f"{ALL!r} names all sources together: take another")
+            yield ConfigProblem(f"sources[{index}].name", f"{ALL!r} names all sources together: take another")
         if len(source.tables) != 1:
             given = ", ".join(source.tables) or "none"
-            yield Problem(f"sources[{index}]", f"needs one table of {', '.join(SOURCES)}; there is: {given}")
+            yield ConfigProblem(
+                f"sources[{index}]", f"needs one table of {', '.join(SOURCES)}; there is: {given}"
+            )
     capacity = config.source.ring_capacity
     if capacity & (capacity - 1):
         nearest = 1 << (capacity.bit_length())
-        yield Problem("source.ring_capacity", f"{capacity} is not a power of two (the next one is {nearest})")
+        yield ConfigProblem(
+            "source.ring_capacity", f"{capacity} is not a power of two (the next one is {nearest})"
+        )
 
 
-def _delivery(config: Config) -> Iterator[Problem]:
+def _delivery(config: Config) -> Iterator[ConfigProblem]:
     sink = config.sink.kafka
     if sink is None or sink.delivery != "exactly_once":
         return
     here, feeds = "sink.kafka.delivery", [connector for _, connector in config.feeds.values()]
     if len(feeds) != 1 or config.source.kind != "kafka":
-        yield Problem(here, 'exactly_once commits offsets with answers: set source.kind = "kafka", alone')
+        yield ConfigProblem(
+            here, 'exactly_once commits offsets with answers: set source.kind = "kafka", alone'
+        )
     elif (mine := _brokers(sink.bootstrap)) != (theirs := _brokers(config.source.kafka.bootstrap)):
         shown = f"{', '.join(sorted(mine))}, the source's are {', '.join(sorted(theirs))}"
-        yield Problem(here, f"a transaction is of one cluster: the sink's brokers are {shown}")
+        yield ConfigProblem(here, f"a transaction is of one cluster: the sink's brokers are {shown}")
 
 
-def _standby(config: Config) -> Iterator[Problem]:
+def _standby(config: Config) -> Iterator[ConfigProblem]:
     if not config.recovery.standby:
         return
     here = "recovery.standby"
     if len(config.feeds) != 1 or config.source.kind != "kafka":
         kinds = ", ".join(sorted(name for name, _ in config.feeds.values())) or "none"
         why = f'only a Kafka source has a consumer group: set source.kind = "kafka", alone, not {kinds}'
-        yield Problem(here, why)
+        yield ConfigProblem(here, why)
     elif config.source.kafka.start_at != "committed":
         why = f'a standby goes on from what is committed: set start_at = "committed", not {here}'
-        yield Problem("source.kafka.start_at", why)
+        yield ConfigProblem("source.kafka.start_at", why)
 
 
 def _brokers(bootstrap: str) -> frozenset[str]:
     return frozenset(each.strip() for each in bootstrap.split(","))
 
 
-def _process(config: Config) -> Iterator[Problem]:
+def _process(config: Config) -> Iterator[ConfigProblem]:
     if config.process.reserve_core and config.process.mode != "two":
-        yield Problem("process.reserve_core", 'front and engine share a process: set mode = "two"')
+        yield ConfigProblem("process.reserve_core", 'gateway and engine share a process: set mode = "two"')
 
 
-def _http(config: Config) -> Iterator[Problem]:
+def _http(config: Config) -> Iterator[ConfigProblem]:
     if config.http.mcp and find_spec("mcp") is None:
-        yield Problem("http.mcp", "the MCP SDK is not installed: pip install 'foretick[mcp]'")
+        yield ConfigProblem("http.mcp", "the MCP SDK is not installed: pip install 'foretick[mcp]'")
 
 
-def _query(config: Config) -> Iterator[Problem]:
+def _query(config: Config) -> Iterator[ConfigProblem]:
     if config.query.max_wait == 0:
-        yield Problem("query.max_wait", "a request needs a time limit above 0, such as 30s")
+        yield ConfigProblem("query.max_wait", "a request needs a time limit above 0, such as 30s")
     if 0 < config.query.max_prompts < config.query.max_prompts_each:
-        yield Problem(
+        yield ConfigProblem(
             "query.max_prompts_each",
             f"{config.query.max_prompts_each} is above query.max_prompts {config.query.max_prompts}",
         )
 
 
-def _access(config: Config) -> Iterator[Problem]:
+def _access(config: Config) -> Iterator[ConfigProblem]:
     """Keys, where other machines can reach a socket; CURVE where there are keys."""
     keyed, query = bool(config.tenants.file), config.query
     bound = {"http.host": config.http.host, "query.endpoint": _tcp_host(query.endpoint)}
     for key, host in bound.items():
         if host and not keyed and not _is_loopback(host):
             why = "clients of other machines need keys: name a tenants file (tenants.file)"
-            yield Problem(key, f"{host} is not a loopback address, and {why}")
+            yield ConfigProblem(key, f"{host} is not a loopback address, and {why}")
     if keyed and query.endpoint and not query.secret_key_file:
         why = (
             'with a tenants file clients of this socket have CURVE keys, and so must it; or set endpoint = ""'
         )
-        yield Problem("query.secret_key_file", f"missing: {why}")
+        yield ConfigProblem("query.secret_key_file", f"missing: {why}")
     if query.secret_key_file and not keyed:
-        yield Problem("query.secret_key_file", "needs tenants.file, which says who may connect")
+        yield ConfigProblem("query.secret_key_file", "needs tenants.file, which says who may connect")
     if bool(config.http.tls_certificate_file) != bool(config.http.tls_key_file):
         missing = "tls_key_file" if config.http.tls_certificate_file else "tls_certificate_file"
-        yield Problem(f"http.{missing}", "missing: TLS needs a certificate and its key")
+        yield ConfigProblem(f"http.{missing}", "missing: TLS needs a certificate and its key")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ConfigProblem:
     """One problem: `key` is its dotted path ("" for the whole file), `message` says what is wrong."""
 
     key: str
@@ -20,6 +20,6 @@ class Problem:
 class ConfigError(Exception):
     """The configuration is unusable; `problems` is not empty. The CLI prints them and exits with 2."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[ConfigProblem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(map(str, self.problems)))

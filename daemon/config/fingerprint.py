@@ -14,7 +14,7 @@ from zlib import crc32
 import msgspec
 
 from daemon.config.schema import Config, SessionConfig
-from flash.questions import Question
+from flash.question import Question
 
 _SESSION = (
     "symbol",

@@ -18,15 +18,15 @@ from typing import Any, TypeVar
 import msgspec
 
 from daemon.config.checks import cross_check
-from daemon.config.errors import ConfigError, Problem
-from daemon.config.layers import Layered
+from daemon.config.errors import ConfigError, ConfigProblem
+from daemon.config.overrides import Layered
 from daemon.config.schema import Config, Table
 from feeds.decimals import Fixed, parse_fixed
 from feeds.durations import Duration, parse_duration
 from feeds.timestamps import Instant, parse_instant
 from scheduler.policies import NAMES
 
-__all__ = ["RESERVED_VARIABLES", "Config", "ConfigError", "Problem", "load_config", "load_table"]
+__all__ = ["RESERVED_VARIABLES", "Config", "ConfigError", "ConfigProblem", "load_config", "load_table"]
 
 T = TypeVar("T", bound=Table)
 
@@ -84,7 +84,7 @@ def _policy(name: str) -> str:
     """Our name for a policy of `SCHEDULER_TYPE`."""
     if name not in POLICIES:
         message = f"{SCHEDULER_TYPE} is {name!r} in the environment; known are {', '.join(POLICIES)}"
-        raise ConfigError([Problem("scheduler.policy", message)])
+        raise ConfigError([ConfigProblem("scheduler.policy", message)])
     return POLICIES[name]
 
 
@@ -94,13 +94,13 @@ def read_toml(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         values = tomllib.loads(text)
     except OSError as error:
-        raise ConfigError([Problem("", f"cannot read {path}: {error.strerror}")]) from None
+        raise ConfigError([ConfigProblem("", f"cannot read {path}: {error.strerror}")]) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError([Problem("", f"{path} is not valid TOML: {error}")]) from None
+        raise ConfigError([ConfigProblem("", f"{path} is not valid TOML: {error}")]) from None
     if found := _FINER_TIME.search(text):
         line = text.count("\n", 0, found.end()) + 1
         why = "times of TOML are read to the microsecond; write a finer one as text, in quotation marks"
-        raise ConfigError([Problem("", f"{path}, line {line}: {why}")])
+        raise ConfigError([ConfigProblem("", f"{path}, line {line}: {why}")])
     return values
 
 
@@ -128,7 +128,7 @@ def _parse_number(value: object) -> Fixed:
     return parse_fixed(str(value))
 
 
-def _explain(message: str, origins: Mapping[str, str]) -> Problem:
+def _explain(message: str, origins: Mapping[str, str]) -> ConfigProblem:
     """Turn "Expected `int`, got `str` - at `$.pool.blocks`" into the key and a message about it."""
     what, _, where = message.partition(" - at `$")
     key = where.removesuffix("`").removeprefix(".")
@@ -137,6 +137,6 @@ def _explain(message: str, origins: Mapping[str, str]) -> Problem:
         key = f"{key}.{unknown[1]}" if key else unknown[1]
         what = "there is no such key"
     origin = origins.get(key.replace("[", ".").replace("]", ""))
-    return Problem(
+    return ConfigProblem(
         key, (what[:1].lower() + what[1:]).replace("`", "") + (f" (from {origin})" if origin else "")
     )

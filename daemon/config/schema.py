@@ -18,10 +18,10 @@ from feeds.connector import SOCKET, Connector, SinkConnector, SourceConnector, a
 from feeds.connectors import SINKS, SOURCES
 from feeds.decimals import Fixed
 from feeds.durations import Duration, parse_duration
-from flash.questions import AnswerForm, PublishWhen
-from metrics.cache_home import state_home
+from flash.question import AnswerForm, PublishWhen
+from scheduler.interfaces import Eviction
 from scheduler.policies import PolicyName
-from scheduler.types import Eviction
+from support.directories import state_home
 
 SECOND = parse_duration("1s")
 OFF = Duration(0)
@@ -228,7 +228,7 @@ class BarsConfig(Table, frozen=True):
         Literal["drop", "amend", "refuse"],
         about(
             "a record whose bar has closed is dropped, or amends it by a further line while the window still "
-            "has the bar (decimal lines only), or goes to the dead letters (refuse)"
+            "has the bar (decimal lines only), or goes to the DLQ (refuse)"
         ),
     ] = "drop"
     price_jump: Annotated[
@@ -242,7 +242,7 @@ class BarsConfig(Table, frozen=True):
     on_price_jump: Annotated[
         Literal["flag", "refuse"],
         about(
-            "a price beyond the limit flags the answers, or goes to the dead letters; ten in a row that "
+            "a price beyond the limit flags the answers, or goes to the DLQ; ten in a row that "
             "agree are a new price level"
         ),
     ] = "flag"
@@ -654,12 +654,12 @@ class ProcessConfig(Table, frozen=True):
 
     mode: Annotated[
         Literal["two", "inproc"],
-        about("two: the engine has its own process; inproc: it shares the front's (for tests)"),
+        about("two: the engine has its own process; inproc: it shares the gateway's (for tests)"),
     ] = "two"
     reserve_core: Annotated[
         bool,
         about(
-            "two only: the front runs on the first CPU that the daemon may use and the engine on the others; "
+            "two only: the gateway runs on the first CPU that the daemon may use and the engine on the others; "
             "needs Linux and two CPUs"
         ),
     ] = False

@@ -9,10 +9,10 @@ from typing import NamedTuple
 from daemon.config.schema import Config, QuestionConfig
 from feeds.decimals import parse_fixed
 from feeds.durations import Duration
-from flash.questions import PAPER_SIX, Question
+from flash.question import PAPER_SIX, Question
 
 
-class Asked(NamedTuple):
+class StandingQuestion(NamedTuple):
     """A standing question of one session. ``key`` names the setting that declares it."""
 
     key: str
@@ -20,15 +20,15 @@ class Asked(NamedTuple):
     question: Question
 
 
-def questions_of(config: Config) -> Iterator[Asked]:
+def questions_of(config: Config) -> Iterator[StandingQuestion]:
     """In the order they are asked."""
     preset = PAPER_SIX if config.standing == "paper_six" else ()
     for session in config.sessions:
         for question in preset:
-            yield Asked("standing", session.name, question)
+            yield StandingQuestion("standing", session.name, question)
         for index, asked in enumerate(config.questions):
             if not asked.sessions or session.name in asked.sessions:
-                yield Asked(f"questions[{index}]", session.name, question_of(asked))
+                yield StandingQuestion(f"questions[{index}]", session.name, question_of(asked))
 
 
 def question_of(asked: QuestionConfig) -> Question:

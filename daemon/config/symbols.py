@@ -8,7 +8,7 @@ from typing import NamedTuple
 from daemon.config.schema import SessionConfig
 
 
-class Route(NamedTuple):
+class SymbolRoute(NamedTuple):
     """Where a symbol's records go: its number in the ring, and the names of the sessions that read it.
 
     ``price_scale``: that of its prices in the ring, on which its sessions agree.
@@ -31,13 +31,13 @@ def numbered(sessions: Iterable[SessionConfig], before: Mapping[str, int] | None
     return numbers
 
 
-def routes(sessions: Iterable[SessionConfig], numbers: Mapping[str, int]) -> dict[str, Route]:
+def routes(sessions: Iterable[SessionConfig], numbers: Mapping[str, int]) -> dict[str, SymbolRoute]:
     """The route of each symbol that some session reads."""
     readers: dict[str, list[SessionConfig]] = {}
     for session in sessions:
         for symbol in session.symbols:
             readers.setdefault(symbol, []).append(session)
     return {
-        symbol: Route(numbers[symbol], tuple(each.name for each in own), own[0].scale)
+        symbol: SymbolRoute(numbers[symbol], tuple(each.name for each in own), own[0].scale)
         for symbol, own in readers.items()
     }

@@ -1,6 +1,6 @@
 """What the engine reports about its sessions: data versions, standing answers, replies to asks.
 
-The engine fills each answer once. The front adds only what it alone knows: input offsets, ages, publication
+The engine fills each answer once. The gateway adds only what it alone knows: input offsets, ages, publication
 time.
 """
 
@@ -18,15 +18,15 @@ from daemon.ages import Times
 from daemon.api.messages import READY_EXIT, Ask, AskReply
 from daemon.config.schema import Config, SessionConfig
 from daemon.engine.build import Built
-from daemon.engine.confidence import Confidence
-from daemon.engine.input import Appended, has_gap, inputs_of, is_history, missed, newest
-from daemon.engine.lineage import Lineages, Read
-from daemon.engine.records import VersionRecords
+from daemon.engine.confidence_metrics import Confidence
+from daemon.engine.provenance import Lineages, OffsetSpan
+from daemon.engine.tape_feeder import Appended, has_gap, inputs_of, is_history, missed, newest
+from daemon.engine.version_records import VersionRecords
 from feeds.decimals import parse_fixed
-from feeds.messages import Answer, Basis, Flag, Latency
+from feeds.market_data import Answer, Basis, Flag, Latency
 from flash.confidence import Judged
-from flash.evaluator import AskedCut, Evaluated, FlashEvaluator
-from flash.questions import Prepared, Question
+from flash.evaluator import AskedState, Evaluated, FlashEvaluator
+from flash.question import PreparedQuestion, Question
 from flash.ready import ReadyPosition, exits
 from flash.registry import Registry, Standing, check_choices
 from ingest.bars import AMENDS, INCOMPLETE, JUMP, LACKS_LATE, REPLAYED, SKEWED
@@ -34,10 +34,10 @@ from ingest.plane import TapeRecord
 from metrics.store import GrowthHandle, MetricStore
 from regions.ephemeral import Fork
 from regions.tape import Tape
+from scheduler.interfaces import PriorityClass
 from scheduler.request import Failure, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItem
-from scheduler.types import PriorityClass
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def number_in(text: str) -> str | None:
 
 
 def decoder(
-    decode: Callable[[list[int]], str], prepared: Prepared, record: TapeRecord | None
+    decode: Callable[[list[int]], str], prepared: PreparedQuestion, record: TapeRecord | None
 ) -> Callable[[list[int]], str]:
     """``decode``, for an answer at the version of ``record``: a level of a compact session is its price."""
     anchor = record.anchor if record is not None and prepared.is_price else None
@@ -77,7 +77,7 @@ def decoder(
 
 
 class Versions:
-    """Reports every new data version to the front. Called on the scheduler's thread."""
+    """Reports every new data version to the gateway. Called on the scheduler's thread."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Versions:
         record = newest(records)
         payloads = [each.payload for each in records]
         made = self._lineages.of(tape).committed(
-            [Read(*each.record.read, has_gap(each)) for each in payloads],
+            [OffsetSpan(*each.record.read, has_gap(each)) for each in payloads],
             tape.live_records,
             state=tape.states,
             state_bars=tape.state_records,
@@ -163,11 +163,11 @@ class StandingAnswers:
             self._coalesced[name] = self._store.growth("foretick_flash_coalesced_total", session=name)
         self._sessions[name] = session
 
-    def cut(self, name: str) -> AskedCut:
+    def cut(self, name: str) -> AskedState:
         """What was asked of a session so far."""
         return self._evaluator.cut(name)
 
-    def restore(self, name: str, cut: AskedCut) -> None:
+    def restore(self, name: str, cut: AskedState) -> None:
         """Go on from a cut, before the session's first version."""
         self._evaluator.restore(name, cut)
 
@@ -369,7 +369,7 @@ class EngineAsks:
         """A session is removed."""
         self.records.remove(name)
 
-    def _exited(self, ask: Ask, prepared: Prepared, version: int) -> bool:
+    def _exited(self, ask: Ask, prepared: PreparedQuestion, version: int) -> bool:
         """Answer from the ready position, if that is allowed and sure enough."""
         tau = self._tau if ask.early_exit is None else ask.early_exit
         ready = self._ready.newest(ask.session) if self._ready is not None else None
@@ -388,7 +388,7 @@ class EngineAsks:
             self._scheduler.cancel(request.id)
 
     def _done(
-        self, command: protocol.ComputeAsk, question: Question, prepared: Prepared, request: Request
+        self, command: protocol.ComputeAsk, question: Question, prepared: PreparedQuestion, request: Request
     ) -> None:
         ask = command.request
         self._open.pop(ask.id, None)

@@ -12,39 +12,39 @@ from msgspec import structs
 
 from daemon.config.checks import pool_size
 from daemon.config.schema import UNTRAINED, BarsConfig, Config, ModelConfig, PoolConfig, SessionConfig
-from daemon.config.standing import Asked, questions_of
-from daemon.engine.confidence import calibration_of
+from daemon.config.standing import StandingQuestion, questions_of
+from daemon.engine.confidence_metrics import calibration_of
 from daemon.engine.maintenance import Tiers, identity_of, tiers_of
-from daemon.engine.memory import check_memory
-from daemon.engine.prefixes import Prefixes
-from daemon.engine.recovery import (
-    Found,
+from daemon.engine.memory_budget import check_memory
+from daemon.engine.prefixes import EnginePrefixes
+from daemon.engine.snapshot_store import (
     Recovery,
-    SessionState,
+    SavedSession,
     SnapshotFiles,
     SnapshotNoRoom,
+    UsableSnapshot,
 )
 from daemon.progress import Progress
 from engine.device import in_own_thread, out_of_memory, use_threads
 from engine.engine import Engine
 from engine.model import canary
 from engine.model.architectures import ModelError
+from engine.model.chat_format import PromptFormat, Terse, TerseQuestion
 from engine.model.embedded import TAPE_MODEL, embedded_directory
 from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model, resolve_device
-from engine.model.prompt import PromptFormat, Terse, TerseQuestion
 from feeds.connector import SettingError
 from feeds.decimals import to_units
 from flash.confidence import Calibration
-from flash.questions import EXACT_VALUE, PAPER_SIX, Prepared, Question
+from flash.question import EXACT_VALUE, PAPER_SIX, PreparedQuestion, Question
 from flash.registry import BadQuestion, Registry, Standing
 from ingest.compact import WIDEST, CompactSpec
 from ingest.lines import LineSpec
-from regions.offload.disk import ForeignSnapshot, Identity, Restoring, SnapshotError
+from regions.offload.snapshot_format import ForeignSnapshot, Identity, Restoring, SnapshotError
 from regions.tape import Retention, Tape
 from scheduler.costs import OnlineCosts, guess
 from scheduler.costs import load as load_profile
-from scheduler.types import Limits
+from scheduler.interfaces import Limits
 
 log = logging.getLogger(__name__)
 
@@ -67,12 +67,12 @@ class Built:
     costs: OnlineCosts
     lines: dict[str, LineSpec | CompactSpec]
     """How bars are written, by session."""
-    prefixes: Prefixes
+    prefixes: EnginePrefixes
     recovery: Recovery
     calibration: Calibration | None = None
     progress: dict[str, Progress] = field(default_factory=dict)
     """What each session goes on from."""
-    restored: dict[str, SessionState] = field(default_factory=dict)
+    restored: dict[str, SavedSession] = field(default_factory=dict)
     """Sessions whose tape came back from a snapshot."""
 
     @cached_property
@@ -109,7 +109,7 @@ class Built:
             self.tiers.residency.attach(tape, self.identity.behind(tape.prefix))
         return tape
 
-    def restore(self, session: SessionConfig, found: Found, progress: Progress) -> Tape:
+    def restore(self, session: SessionConfig, found: UsableSnapshot, progress: Progress) -> Tape:
         """The tape of a snapshot. Raises SnapshotError where it does not fit; the prefix has changed then."""
         (snapshot, state), name = found, session.name
         self.prefixes.restore(name, state.header, state.rollup)
@@ -153,7 +153,7 @@ class Built:
             kept.pop(tape.name, None)
         self.prefixes.remove(tape.name)
 
-    def prepare(self, question: Question) -> Prepared:
+    def prepare(self, question: Question) -> PreparedQuestion:
         """Render and encode a question for this model.
 
         Raises ValueError for a choice that is empty or not the model's, and BadQuestion for a question that
@@ -177,7 +177,7 @@ def known(prompt: PromptFormat, question: Question, terse: Terse) -> TerseQuesti
         raise BadQuestion(f"question {question.name!r}: {error}", "text") from error
 
 
-def prepared(prompt: PromptFormat, question: Question) -> Prepared:
+def prepared(prompt: PromptFormat, question: Question) -> PreparedQuestion:
     """See `Built.prepare`."""
     terse, text = prompt.terse, text_of(prompt, question)
     try:
@@ -188,10 +188,10 @@ def prepared(prompt: PromptFormat, question: Question) -> Prepared:
     grammar = prompt.numbers.allowed if question.answer == "number" else None
     if terse is None:
         is_price = question.text == EXACT_VALUE.text
-        return Prepared(tokens, choices, prompt.stop_ids, None, is_price, grammar)
+        return PreparedQuestion(tokens, choices, prompt.stop_ids, None, is_price, grammar)
     is_price = not terse.find(text).choices
     most = len(prompt.encode(_LEVEL)) if is_price else 1
-    return Prepared(tokens, choices, prompt.stop_ids, most, is_price, grammar)
+    return PreparedQuestion(tokens, choices, prompt.stop_ids, most, is_price, grammar)
 
 
 def text_of(prompt: PromptFormat, question: Question) -> str:
@@ -208,7 +208,7 @@ def _worded(text: str) -> str:
     return Question(text, text, None).hash
 
 
-def register(registry: Registry, asked: Asked) -> Standing:
+def register(registry: Registry, asked: StandingQuestion) -> Standing:
     """Register a declared standing question. Raises SettingError naming its key."""
     try:
         return registry.register(asked.session, asked.question)
@@ -434,7 +434,7 @@ def retained_records(session: SessionConfig, prompt: PromptFormat) -> int:
 
 def prefixes_of(
     config: Config, prompt: PromptFormat, lines: Mapping[str, LineSpec | CompactSpec]
-) -> Prefixes:
+) -> EnginePrefixes:
     """The frozen prefixes before the first bar. Raises SettingError for questions that cannot be numbered."""
     headers = {n: None if isinstance(spec, LineSpec) else spec.blank.header for n, spec in lines.items()}
     numbered: dict[str, list[Question]] | None = None
@@ -446,7 +446,7 @@ def prefixes_of(
     try:
         several = (session.name for session in config.sessions if session.more_symbols)
         rollups = {session.name: session.summed_tokens for session in config.sessions}
-        return Prefixes(prompt, partial(text_of, prompt), headers, numbered, several, rollups)
+        return EnginePrefixes(prompt, partial(text_of, prompt), headers, numbered, several, rollups)
     except ValueError as error:
         raise SettingError("flash.placement", str(error)) from error
 

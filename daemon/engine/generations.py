@@ -33,9 +33,9 @@ from daemon.api.generation import (
 )
 from daemon.engine.answers import CANCELLED, REBUILDING, decoder, lacking, times_of
 from daemon.engine.build import Built
-from daemon.engine.confidence import Confidence
+from daemon.engine.confidence_metrics import Confidence
 from daemon.engine.prompts import retention_of
-from daemon.engine.records import VersionRecords
+from daemon.engine.version_records import VersionRecords
 from daemon.lru import Lru
 from engine.model.constrained import (
     BadSchema,
@@ -49,14 +49,14 @@ from engine.model.constrained import (
 from engine.model.detokenise import Detokeniser, StopText
 from engine.model.vocabulary import Vocabulary, token_bytes
 from engine.step import SampledToken
-from flash.questions import Grammar, Prepared, Question
+from flash.question import Grammar, PreparedQuestion, Question
 from flash.registry import check_choices
 from ingest.plane import TapeRecord
 from metrics.store import MetricStore
 from regions.tape import Tape
+from scheduler.interfaces import Limits, PriorityClass
 from scheduler.request import Failure, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
-from scheduler.types import Limits, PriorityClass
 
 log = logging.getLogger(__name__)
 
@@ -82,9 +82,9 @@ class Prompt:
 
     tokens: Sequence[int]
     stop_ids: frozenset[int]
-    most_tokens: int | None = None
+    max_tokens: int | None = None
     """Longest answer; None: no limit."""
-    prepared: Prepared | None = None
+    prepared: PreparedQuestion | None = None
     """Of a session: the question."""
     question: Question | None = None
     whole: bool = False
@@ -363,12 +363,12 @@ class EngineGenerations:
 
     def _most(self, asked: Generate, prompt: Prompt) -> int:
         """The longest answer."""
-        if prompt.most_tokens is not None and not prompt.cuttable:
-            return prompt.most_tokens
+        if prompt.max_tokens is not None and not prompt.cuttable:
+            return prompt.max_tokens
         most = min(asked.max_tokens or self._limits.max_new_tokens, self._limits.max_new_tokens)
         if not asked.session:
             most = min(most, self._built.engine.frame_limit - len(prompt.tokens))
-        return max(1, most if prompt.most_tokens is None else min(most, prompt.most_tokens))
+        return max(1, most if prompt.max_tokens is None else min(most, prompt.max_tokens))
 
     def _grammar(self, asked: Generate, prompt: Prompt) -> TextGrammar | None:
         if prompt.written or (asked.schema is None and (not asked.choices or asked.session)):
@@ -531,4 +531,4 @@ def _finish(running: Running, request: Request) -> Finish:
         return "stop"
     if grammar is not None:
         return "stop" if grammar.complete(output) else "length"
-    return "stop" if running.prompt.most_tokens == len(output) else "length"
+    return "stop" if running.prompt.max_tokens == len(output) else "length"

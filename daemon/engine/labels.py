@@ -7,10 +7,10 @@ from functools import partial
 from daemon import protocol
 from daemon.api.messages import Label, LabelReply
 from daemon.engine.answers import Emit
-from daemon.engine.confidence import Confidence
-from flash.labels import LabelError
+from daemon.engine.confidence_metrics import Confidence
+from flash.late_labels import LabelError
 from flash.registry import Registry
-from scheduler.live import STOPPING
+from scheduler.lifecycle import STOPPING
 from scheduler.scheduler import Scheduler
 
 

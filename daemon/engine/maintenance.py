@@ -14,14 +14,14 @@ from typing import Any
 from daemon.config.schema import Config, PoolConfig
 from engine.engine import Engine
 from feeds.connector import SettingError
-from metrics.cache_home import cache_home
 from metrics.store import MetricStore
+from regions.kv_tensors import KVPool
 from regions.offload.directory import OwnDirectory
-from regions.offload.disk import Identity
-from regions.offload.host import HostTier
+from regions.offload.host_tier import HostTier
 from regions.offload.residency import Idleness, Residency
-from regions.pool import KVPool
+from regions.offload.snapshot_format import Identity
 from regions.tape import Tape, compact_one
+from support.directories import cache_home
 
 log = logging.getLogger(__name__)
 

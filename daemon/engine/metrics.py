@@ -6,23 +6,23 @@ import logging
 from collections.abc import Mapping, Sequence
 from itertools import product
 
-from daemon.api.access import LOCAL_LABEL, OTHER_LABEL
+from daemon.api.auth import LOCAL_LABEL, OTHER_LABEL
 from daemon.engine.maintenance import Tiers
-from engine.compiled.verdict import Choice
+from engine.compiled.verdict import LayerChoice
 from engine.divergence import Divergence
 from engine.engine import Engine
 from metrics.catalogue import DRAFTS, LAYERS, ORIGINS
 from metrics.store import GrowthHandle, MetricStore
-from regions.pool import KVPool
+from regions.kv_tensors import KVPool
+from scheduler.interfaces import PriorityClass, Work
 from scheduler.observer import Observer
-from scheduler.request import Event, Request, State
-from scheduler.types import PriorityClass, Work
+from scheduler.request import LifecycleEvent, Request, State
 
 log = logging.getLogger(__name__)
 
 SHARED = (PriorityClass.SESSION, PriorityClass.POOL)
 """Classes that tenants share."""
-_KINDS = {Event.PREEMPTED_RECOMPUTE: "recompute", Event.PREEMPTED_SWAP: "swap"}
+_KINDS = {LifecycleEvent.PREEMPTED_RECOMPUTE: "recompute", LifecycleEvent.PREEMPTED_SWAP: "swap"}
 
 
 class EngineObserver(Observer):
@@ -47,7 +47,7 @@ class EngineObserver(Observer):
         used = self._pool.total_blocks - self._pool.free_blocks
         self._store.set("foretick_pool_blocks", used, state="used")
 
-    def preempted(self, request: Request, how: Event, by: Work) -> None:
+    def preempted(self, request: Request, how: LifecycleEvent, by: Work) -> None:
         """A request was preempted."""
         cls, by_class = self._names[request.cls], self._names[by.cls]
         self._store.inc("foretick_preemptions_total", kind=_KINDS[how], cls=cls, by_class=by_class)
@@ -62,10 +62,10 @@ class EngineObserver(Observer):
         store, cls = self._store, self._names[request.cls]
         for reason, ns in request.waits.items():
             store.inc("foretick_wait_seconds_total", ns, cls=cls, reason=reason)
-        first = request.first(Event.KV_ON_GPU)
+        first = request.first(LifecycleEvent.KV_ON_GPU)
         if request.output and first is not None:
             store.observe("foretick_ttft_seconds", first - request.last_chunk_ns, cls=cls)
-        if (began := request.first(Event.SCHEDULED)) is not None and request.cls in SHARED:
+        if (began := request.first(LifecycleEvent.SCHEDULED)) is not None and request.cls in SHARED:
             self._waited(request, began - request.events[0][1])
         if request.cached_tokens and request.state is State.FINISHED:
             store.inc("foretick_reused_tokens_total", request.cached_tokens, cls=cls)
@@ -132,7 +132,7 @@ def history(request: Request) -> str:
     )
 
 
-def note_layers(store: MetricStore, choice: Choice | None) -> None:
+def note_layers(store: MetricStore, choice: LayerChoice | None) -> None:
     """Write which layers run and why; an engine before this one may have chosen otherwise."""
     chosen = None
     if choice is not None:

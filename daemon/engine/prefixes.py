@@ -12,21 +12,21 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from engine.model.prompt import PromptFormat
-from flash.questions import Question
+from engine.model.chat_format import PromptFormat
+from flash.question import Question
 from flash.registry import Standing
 from ingest.compact import WIDEST
 from regions.ephemeral import Fork
 
 
-class Listing(NamedTuple):
+class QuestionList(NamedTuple):
     """What one frozen prefix says. ``asked``: the tokens that ask each numbered question, by its text."""
 
     prefix: tuple[int, ...]
     asked: Mapping[str, tuple[int, ...]]
 
 
-class Prefixes:
+class EnginePrefixes:
     """Makes prefixes, and remembers those that may still be read. Called from several threads.
 
     ``text_of`` gives a question as the model knows it. ``headers``, by session, say what compact lines mean
@@ -52,7 +52,7 @@ class Prefixes:
         self.numbers = questions is not None
         """Questions are numbered."""
         self._questions: dict[str, tuple[Question, ...]] = {}
-        self._listings: defaultdict[str, deque[Listing]] = defaultdict(deque)  # oldest first
+        self._listings: defaultdict[str, deque[QuestionList]] = defaultdict(deque)  # oldest first
         self._lock = threading.Lock()
         for name, header in headers.items():
             asked, rollup = (questions or {}).get(name, ()), (rollups or {}).get(name, 0)
@@ -174,9 +174,9 @@ class Prefixes:
 
     def _made(
         self, session: str, header: str | None, questions: tuple[Question, ...], rollup: tuple[int, ...]
-    ) -> Listing:
+    ) -> QuestionList:
         questions = tuple(each for each in questions if self._prompt.answers_by_number(self._text_of(each)))
         texts = list(map(self._text_of, questions))
         prefix = self._prompt.frozen(header, texts, symbols=session in self._several)
         asked = {question.text: tuple(self._prompt.numbered(n)) for n, question in enumerate(questions, 1)}
-        return Listing(prefix + rollup, asked)
+        return QuestionList(prefix + rollup, asked)

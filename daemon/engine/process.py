@@ -1,7 +1,7 @@
 """The engine in its own process: attaches the ring and the metrics, serves commands over ZeroMQ ipc.
 
-The front starts it as ``python -m daemon.engine.process`` with a pickled `EngineSpec` on standard input,
-which then stays open: end of file means that the front is gone. A `Spare` may come first, long before.
+The gateway starts it as ``python -m daemon.engine.process`` with a pickled `EngineSpec` on standard input,
+which then stays open: end of file means that the gateway is gone. A `Spare` may come first, long before.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from metrics.store import MetricStore
 
 if TYPE_CHECKING:
     from daemon.engine.build import Loaded
-    from daemon.engine.host import EngineHost
+    from daemon.engine.service import EngineHost
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +49,12 @@ class EventSocket:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self._lock = threading.Lock()
         self._socket = context.socket(zmq.PUSH)
-        self._socket.set_hwm(0)  # never block the worker; the front bounds what is in flight
+        self._socket.set_hwm(0)  # never block the worker; the gateway bounds what is in flight
         self._socket.linger = 1000
         self._socket.connect(endpoint)
 
     def emit(self, event: protocol.EngineEvent) -> None:
-        """Queue one event for the front."""
+        """Queue one event for the gateway."""
         with self._lock:
             self._socket.send(protocol.encode(event))
 
@@ -65,8 +65,8 @@ class EventSocket:
 
 
 def main() -> int:
-    """Run until the front says stop or disappears; returns the exit status."""
-    # Signals from Ctrl-C or a service manager reach the whole group; the front decides what happens.
+    """Run until the gateway says stop or disappears; returns the exit status."""
+    # Signals from Ctrl-C or a service manager reach the whole group; the gateway decides what happens.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -81,22 +81,22 @@ def main() -> int:
         told = _in_thread(lambda: _connected(pickle.load(sys.stdin.buffer)))
         ahead = _load_ahead(first)
         try:
-            front = told.result()
-        except EOFError:  # the front needs no spare any more
+            gateway = told.result()
+        except EOFError:  # the gateway needs no spare any more
             return 0
     else:
-        front = _connected(first)
-    front_gone = partial(_wait_for_end, sys.stdin.fileno())
-    Threads(_exit).make(front_gone, "standard input").start()
-    commands = front.context.socket(zmq.PULL)
-    commands.connect(front.spec.commands)
+        gateway = _connected(first)
+    gateway_gone = partial(_wait_for_end, sys.stdin.fileno())
+    Threads(_exit).make(gateway_gone, "standard input").start()
+    commands = gateway.context.socket(zmq.PULL)
+    commands.connect(gateway.spec.commands)
     try:
-        return _serve(front, commands, ahead)
+        return _serve(gateway, commands, ahead)
     finally:
         commands.close()
-        front.beats.stop()
-        front.events.close()
-        front.context.term()
+        gateway.beats.stop()
+        gateway.events.close()
+        gateway.context.term()
 
 
 class Beats:
@@ -116,13 +116,13 @@ class Beats:
 
     def _run(self) -> None:
         while True:
-            self._emit(protocol.Heartbeat(0, idle=True))
+            self._emit(protocol.EngineHeartbeat(0, idle=True))
             if self._ended.wait(self._every_s):
                 return
 
 
 class _Front(NamedTuple):
-    """The front that this engine is told to serve, which hears its heartbeats."""
+    """The gateway that this engine is told to serve, which hears its heartbeats."""
 
     spec: EngineSpec
     context: zmq.Context[zmq.Socket[bytes]]
@@ -174,16 +174,16 @@ def _load_ahead(spare: Spare) -> Loaded | None:
         return None
 
 
-def _serve(front: _Front, commands: zmq.Socket[bytes], ahead: Loaded | None = None) -> int:
+def _serve(gateway: _Front, commands: zmq.Socket[bytes], ahead: Loaded | None = None) -> int:
     try:
-        host = _loaded(front.spec, front.events, ahead)
+        host = _loaded(gateway.spec, gateway.events, ahead)
     except SettingError as error:
-        front.events.emit(protocol.Fatal(error.key, error.message))
+        gateway.events.emit(protocol.Fatal(error.key, error.message))
         return EXIT_FATAL
     if ahead is None:
         freeze_startup()
     host.start()
-    front.beats.stop()
+    gateway.beats.stop()
     while True:
         command = protocol.decode_command(commands.recv())
         host.handle(command)
@@ -194,8 +194,8 @@ def _serve(front: _Front, commands: zmq.Socket[bytes], ahead: Loaded | None = No
 def _loaded(spec: EngineSpec, events: EventSocket, ahead: Loaded | None) -> EngineHost:
     """The engine, with its model loaded. Raises SettingError."""
     # imported here: OpenMP, which comes with torch, reads its settings and counts the CPUs as it loads
+    from daemon.engine.assembly import wire_engine
     from daemon.engine.build import build
-    from daemon.engine.wiring import wire_engine
 
     ring = Ring.attach(spec.ring, wake_fd=spec.wake_fd)
     store = MetricStore.attach(spec.store)
@@ -220,8 +220,8 @@ def _wait_for_end(descriptor: int) -> None:
 
 
 def _exit(name: str, why: str) -> None:
-    """Exit: without standard input this process could not notice that the front is gone."""
-    log.error("%s ended (%s): the front is gone; ending", name, why)
+    """Exit: without standard input this process could not notice that the gateway is gone."""
+    log.error("%s ended (%s): the gateway is gone; ending", name, why)
     os._exit(1)
 
 

@@ -16,14 +16,14 @@ from daemon import protocol
 from daemon.api.generation import Generate
 from daemon.api.messages import Append, Close, Complete, Finish, FinishReply, Open, PromptReply, Update
 from daemon.engine.answers import CANCELLED, Emit, generated
-from engine.model.prompt import PromptFormat
-from flash.questions import Prepared, Question
+from engine.model.chat_format import PromptFormat
+from flash.question import PreparedQuestion, Question
 from flash.registry import check_choices
-from regions.prompt import StreamingPrompt
-from regions.retention import PrefixRetention
-from scheduler.request import Event, Request, RequestSpec, State
+from regions.cache_priority import PrefixRetention
+from regions.streaming_kv import StreamingPrompt
+from scheduler.interfaces import PriorityClass
+from scheduler.request import LifecycleEvent, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
-from scheduler.types import PriorityClass
 
 NAME = "prompt"
 """Name of such a request in messages, in place of a session's."""
@@ -46,7 +46,7 @@ class EnginePrompts:
     """All live prompts. Commands come from one thread; answers go out on the scheduler's.
 
     ``open_prompt`` makes a prompt's reader, for a salt. Prompt and answer together may take at most
-    ``most_tokens`` positions.
+    ``max_tokens`` positions.
     """
 
     def __init__(
@@ -54,20 +54,20 @@ class EnginePrompts:
         prompt: PromptFormat,
         scheduler: Scheduler,
         open_prompt: Callable[[str], StreamingPrompt],
-        most_tokens: int,
+        max_tokens: int,
         untrained: bool,
         emit: Emit,
     ) -> None:
         self._format = prompt
         self._scheduler = scheduler
         self._open_prompt = open_prompt
-        self._most_tokens = most_tokens
+        self._most_tokens = max_tokens
         self._untrained = untrained
         self._emit = emit
         self._live: dict[str, LivePrompt] = {}
 
     def handle(self, command: protocol.PromptCommand) -> None:
-        """Carry out one command. Commands for an ended prompt are ignored: the front knows of its end."""
+        """Carry out one command. Commands for an ended prompt are ignored: the gateway knows of its end."""
         if isinstance(command, protocol.OpenPrompt):
             self._open(command)
             return
@@ -158,7 +158,7 @@ class EnginePrompts:
         if not all(choices):
             raise ValueError("an empty choice")
         tokens = tuple(self._format.encode(choice)[0] for choice in choices)
-        check_choices(Question(NAME, NAME, choices), Prepared((), tokens, frozenset()))
+        check_choices(Question(NAME, NAME, choices), PreparedQuestion((), tokens, frozenset()))
         return tokens
 
     def _done(self, command: protocol.OpenPrompt, request: Request) -> None:
@@ -168,7 +168,7 @@ class EnginePrompts:
             failure = request.error or CANCELLED
             self._emit(protocol.PromptFailed(command.prompt, failure.code, failure.message))
             return
-        first = request.first(Event.KV_ON_GPU)
+        first = request.first(LifecycleEvent.KV_ON_GPU)
         assert first is not None  # already answered
         self._emit(
             FinishReply(

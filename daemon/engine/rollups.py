@@ -15,9 +15,9 @@ from functools import partial
 
 from daemon.config.schema import BarsConfig, Config, SessionConfig
 from daemon.engine.build import Built
-from ingest.cut import RolledCut
 from ingest.lines import LineSpec
-from ingest.rollup import END, Rollup, SummedBar, Tier, introduction, newest_within, rollup_line
+from ingest.plane_state import RollupState
+from ingest.rollup import END, Rollup, RollupTier, SummedBar, introduction, newest_within, rollup_line
 from metrics.store import MetricStore
 from regions.tape import Tape
 from scheduler.request import Failure
@@ -128,12 +128,12 @@ class Rollups:
         rolled = self._rolled.get(tape)
         return rolled is None or not rolled.moving
 
-    def cut(self, tape: Tape) -> RolledCut | None:
+    def cut(self, tape: Tape) -> RollupState | None:
         """The bars of a session; None without a rollup."""
         rolled = self._rolled.get(tape)
         if rolled is None:
             return None
-        return RolledCut(
+        return RollupState(
             rolled.rollup.cut(),
             tuple(rolled.window),
             rolled.summed,
@@ -143,7 +143,7 @@ class Rollups:
             rolled.lost,
         )
 
-    def restore(self, tape: Tape, cut: RolledCut) -> None:
+    def restore(self, tape: Tape, cut: RollupState) -> None:
         """Go on from a cut of a session with the same rollup."""
         rolled = self._rolled[tape]
         rolled.rollup.restore(cut.rollup)
@@ -195,5 +195,5 @@ class Rollups:
 
 
 def _rolled(session: SessionConfig, spec: LineSpec, bars: BarsConfig) -> _Rolled:
-    tiers = [Tier(tier.interval, tier.bars) for tier in session.rollup]
+    tiers = [RollupTier(tier.interval, tier.bars) for tier in session.rollup]
     return _Rolled(session, spec, session.bars(bars).interval, Rollup(tiers))

@@ -1,4 +1,4 @@
-"""What the engine process is started with. A separate module, so that the front never imports torch."""
+"""What the engine process is started with. A separate module, so that the gateway never imports torch."""
 
 from __future__ import annotations
 

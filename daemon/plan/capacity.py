@@ -17,10 +17,10 @@ from daemon.plan.load import Load
 from daemon.plan.sources import Sources
 from daemon.plan.world import Beside
 from scheduler.costs import CostModel, Span
+from scheduler.interfaces import Limits
 from scheduler.theory.capacity import background_time, k_max, sessions_max
-from scheduler.types import Limits
 
-MOST_SESSIONS = 1 << 20
+MAX_SESSIONS = 1 << 20
 """Where the search for a limit stops: more are said to be as many."""
 
 
@@ -44,8 +44,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """Time in forward passes over time: background, computed asks and prompts."""
     worker_ratio: float
     """As `utilisation_ratio`, with what the host spends beside each pass."""
-    front_ratio: float
-    """Time of the front over time: records and answers."""
+    gateway_ratio: float
+    """Time of the gateway over time: records and answers."""
     sessions_by_compute: int | None
     """The most sessions with a `worker_ratio` below 1 (equation 15)."""
     sessions_by_kv_memory: int
@@ -130,14 +130,14 @@ def capacity(sources: Sources, shape: Shape, load: Load, memory: int) -> Capacit
         k_max=k_max(data, min(data, ingest + others() * data), header, flash or device.one()),
         utilisation_ratio=used(sessions, bare),
         worker_ratio=used(sessions),
-        front_ratio=load.ticks * sources.costs.record_s + answers * sources.costs.answer_s,
-        sessions_by_compute=most_sessions(lambda n: used(n) < 1),
+        gateway_ratio=load.ticks * sources.costs.record_s + answers * sources.costs.answer_s,
+        sessions_by_compute=max_sessions(lambda n: used(n) < 1),
         sessions_by_kv_memory=sessions_max(
             pool_bytes if fixed else memory,
             (0 if fixed else sources.outline.weight_bytes) + shared,
             session_bytes,
         ),
-        sessions_by_promise=most_sessions(lambda n: device.ingest(n) + full <= promise) if promise else None,
+        sessions_by_promise=max_sessions(lambda n: device.ingest(n) + full <= promise) if promise else None,
         session_bytes=session_bytes,
         promise_s=promise,
     )
@@ -152,12 +152,12 @@ def bars_per_s(sources: Sources, ticks: float) -> list[float]:
     ]
 
 
-def most_sessions(fits: Callable[[int], bool]) -> int | None:
-    """The largest number that ``fits``, which holds up to some number only; None: `MOST_SESSIONS` fit."""
+def max_sessions(fits: Callable[[int], bool]) -> int | None:
+    """The largest number that ``fits``, which holds up to some number only; None: `MAX_SESSIONS` fit."""
     low, high = 0, 1
     while fits(high):
         low, high = high, 2 * high
-        if high > MOST_SESSIONS:
+        if high > MAX_SESSIONS:
             return None
     while high - low > 1:
         middle = (low + high) // 2

@@ -27,10 +27,10 @@ from daemon.config.schema import (
     SinkConfig,
     SourceConfig,
 )
-from daemon.front.server import Front
-from daemon.front.wiring import make_front
+from daemon.gateway.gateway import Gateway
+from daemon.gateway.wiring import make_gateway
 from daemon.plan.messages import trade
-from feeds.connector import Route
+from feeds.connector import SinkRoute
 from feeds.queued import QueuedSource
 from feeds.source import Incoming
 from scheduler.costs import CostModel
@@ -93,15 +93,15 @@ def _config(config: Config, sessions: int) -> Config:
 async def _measured(config: Config, sessions: int, rounds: int) -> tuple[_Round, float]:
     """One size: a round, and seconds of a record."""
     source, sink = RoundSource(), CountingSink()
-    front = make_front(config, source=source, routes=[Route(sink, "answers")])
+    gateway = make_gateway(config, source=source, routes=[SinkRoute(sink, "answers")])
     symbols = [session.symbol for session in config.sessions]
     newest = time.time_ns() // _SECOND * _SECOND - (_WINDOW + rounds + 2) * _SECOND
     samples: list[tuple[float, float]] = []
     try:
-        await front.start()
+        await gateway.start()
         answers = 6 * sessions
         for number in range(_WINDOW + rounds):
-            before = _spent(front)
+            before = _spent(gateway)
             began = time.perf_counter()
             arrived = sink.expect(answers if number else 0)
             source.round(
@@ -110,37 +110,37 @@ async def _measured(config: Config, sessions: int, rounds: int) -> tuple[_Round,
             await _in_time(arrived)
             took = time.perf_counter() - began
             await asyncio.sleep(0.01)  # its last pass is counted by then
-            after = _spent(front)
+            after = _spent(gateway)
             if number >= _WINDOW:
                 samples.append((took - (after[0] - before[0]), after[1] - before[1]))
-        record_s = await _record_s(front, source, symbols[0], newest + (_WINDOW + rounds) * _SECOND)
+        record_s = await _record_s(gateway, source, symbols[0], newest + (_WINDOW + rounds) * _SECOND)
     finally:
-        await front.stop()
+        await gateway.stop()
     host, passes = (median(column) for column in zip(*samples, strict=True))
     return _Round(host, passes, answers), record_s
 
 
-async def _record_s(front: Front, source: RoundSource, symbol: str, at: int) -> float:
-    """Seconds of the front for a record that closes no bar."""
+async def _record_s(gateway: Gateway, source: RoundSource, symbol: str, at: int) -> float:
+    """Seconds of the gateway for a record that closes no bar."""
     batch = [trade(symbol, at + n, 20_000) for n in range(RECORDS)]
-    before = front.store.value("foretick_records_total", source=source.name)
-    pushed = front.store.count(_SECONDS, stage="ring_wait")
+    before = gateway.store.value("foretick_records_total", source=source.name)
+    pushed = gateway.store.count(_SECONDS, stage="ring_wait")
     began = time.perf_counter()
     source.round(batch)
     deadline = began + _LONGEST_S
-    while front.store.count(_SECONDS, stage="ring_wait") < pushed + RECORDS:
+    while gateway.store.count(_SECONDS, stage="ring_wait") < pushed + RECORDS:
         if time.perf_counter() > deadline:
-            read = front.store.value("foretick_records_total", source=source.name) - before
+            read = gateway.store.value("foretick_records_total", source=source.name) - before
             raise HostFailed(f"{read:g} of {RECORDS} records were read within {_LONGEST_S:g} s")
         await asyncio.sleep(0.002)
     return (time.perf_counter() - began) / RECORDS
 
 
-def _spent(front: Front) -> tuple[float, float]:
+def _spent(gateway: Gateway) -> tuple[float, float]:
     """Seconds in passes, and passes, so far."""
     return (
-        front.store.total_seconds(_SECONDS, stage="forward"),
-        front.store.value("foretick_batches_total"),
+        gateway.store.total_seconds(_SECONDS, stage="forward"),
+        gateway.store.value("foretick_batches_total"),
     )
 
 

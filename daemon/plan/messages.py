@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from feeds.codec import encode
 from feeds.decimals import from_units
-from feeds.messages import Trade
+from feeds.market_data import Trade
 
 TICK = 10_000_000
 """0.01, in 1e-9."""

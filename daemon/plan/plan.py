@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from daemon.config.schema import Config, SessionConfig
 from daemon.plan.arrivals import Rates, arrivals
-from daemon.plan.capacity import Capacity, Shape, capacity, most_sessions
+from daemon.plan.capacity import Capacity, Shape, capacity, max_sessions
 from daemon.plan.load import Load
 from daemon.plan.sources import Sources, sources_of
 from daemon.plan.world import World
@@ -240,7 +240,7 @@ def _search(config: Config, load: Load, costs: CostModel, about: int) -> int:
         found = simulate(sources_of(repeated(config, n), costs), replace(load, ticks=each * n))
         return found.promise_kept_ratio >= KEPT and found.coalesced_ratio <= 1 - KEPT
 
-    return most_sessions(fits) or 0
+    return max_sessions(fits) or 0
 
 
 def _hit_mix(load: Load, costs: CostModel, simulated: Simulated) -> HitMix:
@@ -268,9 +268,9 @@ def _overload(sessions: int, found: Capacity, simulated: Simulated) -> list[str]
             f"{found.sessions_by_compute or 0} sessions or {found.k_max} questions each: ask less often "
             "(ask_every, ask_every_bars), or use longer bars"
         )
-    if found.front_ratio >= 1:
+    if found.gateway_ratio >= 1:
         said.append(
-            f"front: records and answers would take {found.front_ratio:.0%} of its time: publish less "
+            f"gateway: records and answers would take {found.gateway_ratio:.0%} of its time: publish less "
             "(publish_when), or split the symbols between daemons"
         )
     if simulated.seconds and simulated.promise_kept_ratio < KEPT:

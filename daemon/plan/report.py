@@ -23,7 +23,7 @@ def table(plans: Sequence[Plan]) -> str:
         ("  background (T_ingest + T_header + k T_f)", lambda p: _time(p.capacity.t_background_s)),
         ("  utilisation", lambda p: f"{p.capacity.utilisation_ratio:.1%}"),
         ("  utilisation with the host's part", lambda p: f"{p.capacity.worker_ratio:.1%}"),
-        ("  utilisation of the front", lambda p: f"{p.capacity.front_ratio:.1%}"),
+        ("  utilisation of the gateway", lambda p: f"{p.capacity.gateway_ratio:.1%}"),
         ("  questions a bar, of k_max", lambda p: f"{p.capacity.k:g} of {p.capacity.k_max}"),
         ("  sessions by compute", lambda p: _count(p.capacity.sessions_by_compute)),
         ("  sessions by KV memory", lambda p: _count(p.capacity.sessions_by_kv_memory)),

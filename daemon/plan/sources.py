@@ -21,16 +21,16 @@ from daemon.engine.build import (
     prepared,
     register,
 )
-from daemon.engine.prefixes import Prefixes
+from daemon.engine.prefixes import EnginePrefixes
 from engine.model.architectures import ModelError
+from engine.model.chat_format import PromptFormat
 from engine.model.outline import Outline, outline_of
-from engine.model.prompt import PromptFormat
 from feeds.connector import SettingError
 from flash.registry import Registry
 from ingest.compact import WIDEST, CompactSpec
 from ingest.lines import LineSpec
 from scheduler.costs import CostModel
-from scheduler.types import Limits
+from scheduler.interfaces import Limits
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Sources:
     outline: Outline
     prompt: PromptFormat
     lines: dict[str, LineSpec | CompactSpec]
-    prefixes: Prefixes
+    prefixes: EnginePrefixes
     registry: Registry
     limits: Limits
     costs: CostModel

@@ -2,7 +2,7 @@
 
 Ring, bars, lines, credits, scheduler, evaluations and refreshes are the daemon's own code; pool and tapes are
 its block metadata. Simulated are the device (a pass takes what the profile says), the host beside a pass
-(`CostModel.step_s`, `step_row_s`) and the front, which takes `CostModel.answer_s` for one answer after the
+(`CostModel.step_s`, `step_row_s`) and the gateway, which takes `CostModel.answer_s` for one answer after the
 other.
 """
 
@@ -19,8 +19,8 @@ from typing import cast
 from daemon.api.messages import RETRY_AFTER_S
 from daemon.config.schema import SessionConfig
 from daemon.engine.build import Built, retention_of
-from daemon.engine.input import Appended, EngineInput, has_gap, missed
-from daemon.engine.sessions import refresh_policy
+from daemon.engine.session_lifecycle import refresh_policy
+from daemon.engine.tape_feeder import Appended, TapeFeeder, has_gap, missed
 from daemon.plan.arrivals import Arrival
 from daemon.plan.sources import Sources
 from flash.evaluator import Evaluated, FlashEvaluator
@@ -32,15 +32,15 @@ from regions.ephemeral import Fork
 from regions.frozen import Context
 from regions.tape import Tape
 from scheduler.costs import CostModel, Span
+from scheduler.interfaces import PriorityClass
 from scheduler.observer import Observer
 from scheduler.policies import Ordering
 from scheduler.refresh import Comparison, Refresher
-from scheduler.request import Event, Request, RequestSpec, State
+from scheduler.request import LifecycleEvent, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.simulation.device import SimDevice
 from scheduler.simulation.tokens import Segments
 from scheduler.tapes import TapeItem
-from scheduler.types import PriorityClass
 
 EPOCH_NS = 1_750_000_000 * 10**9
 """Event time and wall clock at virtual time 0."""
@@ -161,7 +161,7 @@ class World:
             progress={},
             restored={},
         )
-        self._input = EngineInput(
+        self._input = TapeFeeder(
             config,
             self._ring,
             "plan",
@@ -287,7 +287,7 @@ class World:
         )
 
     def _prompt(self) -> None:
-        """A prompt that has nothing in common with another; refused while tapes are late, as by the front."""
+        """A prompt that has nothing in common with another; refused while tapes are late, as by the gateway."""
         if self.device.clock.now < self._late_until:
             self.unanswered["late"] += 1
             return
@@ -295,7 +295,7 @@ class World:
         self._prompts += 1
 
         def done(request: Request) -> None:
-            first = request.first(Event.KV_ON_GPU)
+            first = request.first(LifecycleEvent.KV_ON_GPU)
             if request.state is State.FINISHED and first is not None:
                 self.prompts.append(first - request.last_chunk_ns)
             elif request.error is not None:
@@ -338,7 +338,7 @@ class World:
             self.unanswered[done.request.error.code] += 1
 
     def _delivered(self) -> int:
-        """When the front is done with one more answer."""
+        """When the gateway is done with one more answer."""
         took = round(self.sources.costs.answer_s * 1e9)
         self._front_free = max(self._front_free, self.device.clock.now) + took
         return self._front_free

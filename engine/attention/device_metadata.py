@@ -3,7 +3,7 @@
 The host lists, for every row of the batch, the runs of slots it reads, including its own new slots. A row
 sees one interval of each run, which covers causal and sliding-window masks. Rows that read the same run are
 processed together in tiles, and tiles are split along their keys until the device has enough programs
-(split-K, as in flash decoding). Sizes are rounded up to a `Bucket`: passes with equal buckets use the same
+(split-K, as in flash decoding). Sizes are rounded up to a `ShapeBucket`: passes with equal buckets use the same
 tensors at the same addresses and the same grids, so a captured CUDA graph can be replayed for them.
 """
 
@@ -49,7 +49,7 @@ class View:
             raise ValueError(f"{self.groups} query heads share a KV head: at most {self.largest_tile} can")
 
 
-class Bucket(NamedTuple):
+class ShapeBucket(NamedTuple):
     """The sizes that determine tensors and grids.
 
     ``rows`` of the batch, work ``items``, rows of a ``tile``, and ``parts``: the rows of all items together.
@@ -78,11 +78,11 @@ class Layout:
     shifts: Ints
 
     @cached_property
-    def bucket(self) -> Bucket:
+    def bucket(self) -> ShapeBucket:
         """The smallest bucket that fits it."""
         items = max(32, len(self.items), len(self.shifts))
         parts = max(LEAST_PARTS, len(self.targets))
-        return Bucket(round_up(len(self.offsets) - 1), round_up(items), self.tile, round_up(parts))
+        return ShapeBucket(round_up(len(self.offsets) - 1), round_up(items), self.tile, round_up(parts))
 
 
 def lay_out(reads: Reads, rows: int, view: View, programs: int) -> Layout:
@@ -140,7 +140,7 @@ def _split(start: Ints, stop: Ints, wanted: int) -> tuple[Ints, Ints, Ints]:
 class DeviceMetadata:
     """The tensors of one view and bucket; `fill` rewrites them in place with a single copy to the device."""
 
-    def __init__(self, view: View, bucket: Bucket, device: torch.device) -> None:
+    def __init__(self, view: View, bucket: ShapeBucket, device: torch.device) -> None:
         self.view = view
         self.bucket = bucket
         sizes = {

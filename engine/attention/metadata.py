@@ -29,7 +29,7 @@ WINDOWED_PIECE_ROWS = 512
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedRows:
     """Rows ``start`` to ``stop`` (exclusive) of the packed batch: the new tokens of one target."""
 
     start: int
@@ -47,14 +47,16 @@ class Packed:
         first = self.placement.coord - self.placement.origin
         return range(first, first + self.rows)
 
-    def sequences(self) -> list[Packed]:
+    def sequences(self) -> list[PackedRows]:
         """Itself, or one for each window that its rows see: earlier rows are context of the later ones."""
         whole = self.placement
         firsts = [first for first, _ in whole.windows if first < self.rows]
         if len(firsts) < 2:
             return [self]
         return [
-            Packed(self.start + first, self.start + stop, _part(replace(whole, context=context), first, stop))
+            PackedRows(
+                self.start + first, self.start + stop, _part(replace(whole, context=context), first, stop)
+            )
             for (first, context), stop in zip(whole.windows, [*firsts[1:], self.rows], strict=False)
         ]
 
@@ -89,7 +91,7 @@ class NewPart:
 class AttentionMetadata:
     """The attention metadata of one packed batch."""
 
-    sequences: Sequence[Packed]
+    sequences: Sequence[PackedRows]
     device: torch.device | str = "cpu"
     piece_rows: int = PIECE_ROWS
     windowed_piece_rows: int = WINDOWED_PIECE_ROWS
@@ -108,13 +110,13 @@ class AttentionMetadata:
 
     def only(self, rows: Sequence[int]) -> AttentionMetadata:
         """The metadata of a pass over only ``rows`` (ascending), whose keys are all in the pool."""
-        kept: list[Packed] = []
+        kept: list[PackedRows] = []
         for sequence in self.sequences:
             mine = rows[bisect_left(rows, sequence.start) : bisect_left(rows, sequence.stop)]
             for _, numbered in groupby(enumerate(mine), key=lambda pair: pair[1] - pair[0]):
                 run = [row for _, row in numbered]
                 at = kept[-1].stop if kept else 0
-                kept.append(Packed(at, at + len(run), after(sequence.placement, run[0] - sequence.start)))
+                kept.append(PackedRows(at, at + len(run), after(sequence.placement, run[0] - sequence.start)))
         return AttentionMetadata(kept, self.device, self.piece_rows, self.windowed_piece_rows)
 
     def context(self, window: int | None) -> list[ContextPart]:
@@ -131,17 +133,19 @@ class AttentionMetadata:
             self._new[window] = [NewPart(rows_of(group, self.device), len(group)) for group in groups]
         return self._new[window]
 
-    def _pieces(self, window: int | None) -> list[Packed]:
+    def _pieces(self, window: int | None) -> list[PackedRows]:
         """The sequences, cut so that all rows of a piece are within each other's window."""
         most = self.piece_rows if window is None else min(window, self.windowed_piece_rows)
         return [
-            Packed(start, min(start + most, sequence.stop), after(sequence.placement, start - sequence.start))
+            PackedRows(
+                start, min(start + most, sequence.stop), after(sequence.placement, start - sequence.start)
+            )
             for sequence in self.sequences
             for start in range(sequence.start, sequence.stop, most)
         ]
 
     def _context_parts(self, window: int | None) -> list[ContextPart]:
-        shared: dict[tuple[int, int], list[tuple[Packed, int]]] = {}
+        shared: dict[tuple[int, int], list[tuple[PackedRows, int]]] = {}
         parts: list[ContextPart] = []
         for piece in self._pieces(window):
             for extent in piece.placement.context:
@@ -163,7 +167,7 @@ class AttentionMetadata:
         )
         return parts
 
-    def _masked(self, piece: Packed, extent: Extent, shift: int, window: int) -> ContextPart:
+    def _masked(self, piece: PackedRows, extent: Extent, shift: int, window: int) -> ContextPart:
         seeing = min(piece.rows, extent.coord + extent.length - 1 + window - piece.placement.coord)
         seers = replace(piece, stop=piece.start + seeing)
         queries = torch.arange(piece.placement.coord, piece.placement.coord + seeing)
@@ -176,13 +180,13 @@ class AttentionMetadata:
             (queries[:, None] - keys[None] < window).to(self.device),
         )
 
-    def _shifts(self, readers: list[tuple[Packed, int]]) -> torch.Tensor | None:
+    def _shifts(self, readers: list[tuple[PackedRows, int]]) -> torch.Tensor | None:
         if not any(shift for _, shift in readers):
             return None
         return torch.cat([torch.full((s.rows,), shift) for s, shift in readers]).to(self.device)
 
 
-def rows_of(spans: Sequence[Packed | slice], device: torch.device | str) -> slice | torch.Tensor:
+def rows_of(spans: Sequence[PackedRows | slice], device: torch.device | str) -> slice | torch.Tensor:
     """The rows of ``spans``, in order; a slice when they are adjacent."""
     if all(a.stop == b.start for a, b in pairwise(spans)):
         return slice(spans[0].start, spans[-1].stop)

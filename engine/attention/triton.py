@@ -14,9 +14,9 @@ import torch
 from engine.attention.base import LayerCall
 from engine.attention.device_metadata import (
     TILES,
-    Bucket,
     DeviceMetadata,
     Layout,
+    ShapeBucket,
     View,
     lay_out,
 )
@@ -71,7 +71,7 @@ class TritonAttention:
 
     def __init__(self, *, programs: int | None = None) -> None:
         self._programs = programs
-        self._plans: dict[tuple[View, Bucket], DeviceMetadata] = {}
+        self._plans: dict[tuple[View, ShapeBucket], DeviceMetadata] = {}
         self._views: dict[View, torch.device] = {}
         self._tables: dict[tuple[DeviceMetadata, FrameRotation], torch.Tensor] = {}
         self._batch: AttentionMetadata | None = None
@@ -79,7 +79,7 @@ class TritonAttention:
         self._filled: dict[View, DeviceMetadata] = {}
         self._filled_tables: set[tuple[DeviceMetadata, FrameRotation]] = set()
 
-    def prepare(self, metadata: AttentionMetadata) -> tuple[Bucket, ...]:
+    def prepare(self, metadata: AttentionMetadata) -> tuple[ShapeBucket, ...]:
         """Fill the device tensors for ``metadata``, for every kind of layer seen in earlier passes.
 
         Passes with equal results launch the same kernels on the same addresses. To capture a graph, run one

@@ -23,10 +23,10 @@ from torch import nn
 from engine.attention.base import LayerCall
 from engine.attention.cpu_kernel.backend import CpuKernelAttention
 from engine.attention.cpu_kernel.flash import worker
-from engine.attention.cpu_kernel.memory import CALL
+from engine.attention.cpu_kernel.scratch import CALL
 from engine.attention.metadata import AttentionMetadata
 from engine.compiled.layers import AFTER, ATTENTION, BEFORE, LAYER, PASS, PASS_FIELDS, STEPS, forward
-from engine.compiled.products import PANEL
+from engine.compiled.packed_products import PANEL
 from engine.cpu import team
 
 _ALONE_OPERATIONS = 1 << 21

@@ -21,7 +21,7 @@ import numba
 import numpy as np
 from numba import types
 
-from engine.compiled.products import (
+from engine.compiled.packed_products import (
     HALF,
     PAIRS,
     PANEL,
@@ -39,8 +39,8 @@ from engine.compiled.products import (
     weighted,
     word_pointer,
 )
-from engine.cpu.vectors import LANES, MOST_LINES
-from metrics.kernel import callback, kernel
+from engine.cpu.vectors import LANES, MAX_LINES
+from support.numba_kernel import callback, kernel
 
 DEPTH = 1024
 """Inputs at a time, so that a panel's weights (256 KiB) stay in the second cache for all rows."""
@@ -113,8 +113,8 @@ def linear(
             place, step = sums.ctypes.data, PANEL * 4
         for k in range(0, depth, DEPTH):
             count = min(DEPTH, depth - k)
-            for r in range(0, rows, MOST_LINES):
-                some = min(MOST_LINES, rows - r)
+            for r in range(0, rows, MAX_LINES):
+                some = min(MAX_LINES, rows - r)
                 values = (
                     x + r * x_step + 4 * k, x_step, count, w + k * PANEL * size, begin + r * begin_step,
                     begin_step, place + r * step, step,
@@ -208,8 +208,8 @@ def _share(count: int, team: Any) -> Any:
 def _rows(call: Any, team: Any) -> Any:
     """The thread's rows, in whole tiles."""
     if call.by_rows:
-        first, last = _share(-(-call.rows // MOST_LINES), team)
-        return min(first * MOST_LINES, call.rows), min(last * MOST_LINES, call.rows)
+        first, last = _share(-(-call.rows // MAX_LINES), team)
+        return min(first * MAX_LINES, call.rows), min(last * MAX_LINES, call.rows)
     return 0, call.rows
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from engine.compiled.decoder import Decoder, Layer, padded
 from engine.compiled.layers import LAYER
-from engine.compiled.products import FLOATS, HALF, PAIRS, PANEL
+from engine.compiled.packed_products import FLOATS, HALF, PAIRS, PANEL
 from engine.cpu.emit import host_has
 from engine.cpu.vectors import PAIRED
 

@@ -51,7 +51,7 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class Choice:
+class LayerChoice:
     """A verdict that decided how layers run, and where it is kept. ``remembered``: from an earlier start."""
 
     verdict: Verdict

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from metrics.kernel import kernel
+from support.numba_kernel import kernel
 
 FIELDS = 4
 """Of a row, before the logits of its choices: token, highest and second logit, spread."""

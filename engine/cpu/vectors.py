@@ -56,7 +56,7 @@ _ONE = 0x3F800000
 _NAN_BFLOAT16 = 0x7FC0
 
 
-MOST_LINES = 6
+MAX_LINES = 6
 """Lines of a register tile."""
 
 

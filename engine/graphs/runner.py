@@ -24,15 +24,15 @@ from engine.device import out_of_memory
 from engine.graphs.static import Staging, round_up
 from engine.model.loaded import ATTENTION, ForwardContext, LoadedModel
 from regions.frozen import SharedBlocks
-from regions.pool import KVPool
+from regions.kv_tensors import KVPool
 
 log = logging.getLogger(__name__)
 
 _TRACE = "foretick_trace"
 
-MOST_ROWS = 256
+MAX_ROWS = 256
 """Most rows of a captured pass; in larger ones arithmetic hides the launches."""
-MOST_GRAPHS = 48
+MAX_GRAPHS = 48
 """Most captured graphs kept; the least recently used is dropped."""
 
 Replay = Callable[[], torch.Tensor]
@@ -81,12 +81,12 @@ class GraphRunner:
         attention: StaticAttention,
         *,
         capture: Capture | None = None,
-        most_rows: int = MOST_ROWS,
-        most_graphs: int = MOST_GRAPHS,
+        max_rows: int = MAX_ROWS,
+        max_graphs: int = MAX_GRAPHS,
     ) -> None:
         self._model, self._pool, self._attention = model, pool, attention
         self._capture = capture or CudaCapture()
-        self._most_rows, self._most_graphs = most_rows, most_graphs
+        self._most_rows, self._most_graphs = max_rows, max_graphs
         self._inputs: dict[tuple[int, int], Staging] = {}
         # contexts are kept because a `Capture` may run the pass again with other metadata
         self._captured: OrderedDict[Key, tuple[ForwardContext, Replay]] = OrderedDict()

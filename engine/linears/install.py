@@ -17,9 +17,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from engine.linears.products import ONEDNN, TORCH, Library, Part, Way, build
-from engine.linears.selftest import Layers, SelfTest
-from engine.memory import Memory
+from engine.linears.linear_selftest import Layers, SelfTest
+from engine.linears.products import ONEDNN, TORCH, MatmulLibrary, Part, Way, build
+from engine.measurement_cache import Memory
 from engine.model.architectures import ModelError
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ def install_linears(
     run: Callable[[], object],
     mode: Mode = "auto",
     self_test: SelfTest = SELF_TEST,
-    packed: Library | None = ONEDNN,
+    packed: MatmulLibrary | None = ONEDNN,
 ) -> Linears:
     """Let ``model``'s linear layers run the fastest way; ``run`` makes one pass over a token.
 
@@ -104,7 +104,7 @@ def lent(
     model: Any,
     run: Callable[[], object],
     self_test: SelfTest = SELF_TEST,
-    packed: Library | None = ONEDNN,
+    packed: MatmulLibrary | None = ONEDNN,
 ) -> Iterator[None]:
     """Let the linear layers of a model on the CPU run as `install_linears` would, meanwhile.
 
@@ -132,7 +132,7 @@ def _uses(model: nn.Module) -> Counter[int]:
 
 
 def _way(
-    modules: Sequence[nn.Linear], mode: Mode, self_test: SelfTest, packed: Library | None
+    modules: Sequence[nn.Linear], mode: Mode, self_test: SelfTest, packed: MatmulLibrary | None
 ) -> tuple[Layers, Way]:
     """Siblings' weights, and the way for them."""
     layers = Layers([module.weight for module in modules], [module.bias for module in modules])

@@ -24,7 +24,7 @@ def _same(weight: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Library:
+class MatmulLibrary:
     """Multiplies rows with a weight [out, in] in a layout of its own.
 
     ``pack`` makes that layout, ``unpack`` reverts it exactly, ``apply(rows, packed, bias)`` is `F.linear`.
@@ -38,11 +38,11 @@ class Library:
     packs: bool = False
 
 
-TORCH = Library("torch", linear)
+TORCH = MatmulLibrary("torch", linear)
 """PyTorch's own choice: BLAS in float32, oneDNN with weights as they are in bf16."""
 
 
-def _onednn() -> Library | None:
+def _onednn() -> MatmulLibrary | None:
     operators: Any = torch.ops.mkldnn
     # not a public interface; torch.compile's own CPU code calls the same two
     names = ("_reorder_linear_weight", "_linear_pointwise")
@@ -54,7 +54,7 @@ def _onednn() -> Library | None:
         output: torch.Tensor = product(rows, packed, bias, "none", [], None)
         return output
 
-    return Library("onednn", apply, pack, torch.Tensor.to_dense, packs=True)
+    return MatmulLibrary("onednn", apply, pack, torch.Tensor.to_dense, packs=True)
 
 
 ONEDNN = _onednn()
@@ -65,7 +65,7 @@ ONEDNN = _onednn()
 class Way:
     """How the linear layers of one input are computed: each alone, or all in one ``joint`` product."""
 
-    library: Library
+    library: MatmulLibrary
     joint: bool = False
 
     def __str__(self) -> str:
@@ -112,7 +112,7 @@ class Product:
     """One product for layers with ``weights`` [out, in] and ``biases`` [out] that get the same input."""
 
     def __init__(
-        self, library: Library, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
+        self, library: MatmulLibrary, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
     ) -> None:
         self.library = library
         self._sizes = [weight.shape[0] for weight in weights]

@@ -20,9 +20,9 @@ import msgspec
 
 from engine.model.vocabulary import Vocabulary
 
-MOST_CHOICES = 1024
-MOST_PARTS = 256
-MOST_SCHEMA_BYTES = 1 << 14
+MAX_CHOICES = 1024
+MAX_PARTS = 256
+MAX_SCHEMA_BYTES = 1 << 14
 """Longest schema, as JSON: other requests wait while it is read."""
 ANNOTATIONS = frozenset({"title", "description", "default", "examples", "$schema", "$id", "$comment"})
 _NUMBER = re.compile(rb"-?(0|[1-9][0-9]{0,8})(\.[0-9]{1,9})?")
@@ -92,8 +92,8 @@ Places = frozenset[Place]
 
 def choice_parts(choices: Sequence[str]) -> tuple[Part, ...]:
     """The grammar of one of ``choices``, as written. Raises BadSchema for an empty or too long list."""
-    if not choices or not all(choices) or len(choices) > MOST_CHOICES:
-        raise BadSchema(f"choices: give 1 to {MOST_CHOICES} texts, none of them empty")
+    if not choices or not all(choices) or len(choices) > MAX_CHOICES:
+        raise BadSchema(f"choices: give 1 to {MAX_CHOICES} texts, none of them empty")
     return (OneOf.of(choices),)
 
 
@@ -108,8 +108,8 @@ def schema_parts(schema: Any) -> tuple[Part, ...]:
         parts = _merged(_parts(schema, ("schema",)))
     except RecursionError:
         raise _too_deep() from None
-    if len(parts) > MOST_PARTS:
-        raise BadSchema(f"the schema has more than {MOST_PARTS} parts")
+    if len(parts) > MAX_PARTS:
+        raise BadSchema(f"the schema has more than {MAX_PARTS} parts")
     return parts
 
 
@@ -119,8 +119,8 @@ def schema_json(schema: Any) -> bytes:
         written = msgspec.json.encode(schema)
     except RecursionError:
         raise _too_deep() from None
-    if len(written) > MOST_SCHEMA_BYTES:
-        raise BadSchema(f"the schema has {len(written)} bytes, the limit is {MOST_SCHEMA_BYTES}")
+    if len(written) > MAX_SCHEMA_BYTES:
+        raise BadSchema(f"the schema has {len(written)} bytes, the limit is {MAX_SCHEMA_BYTES}")
     return written
 
 
@@ -153,8 +153,8 @@ def _parts(schema: Any, here: Path) -> list[Part]:
     if "enum" in members or "const" in members:
         listed = members.pop("enum") if "enum" in members else [members.pop("const")]
         _nothing_else(members, here)
-        if not isinstance(listed, list) or not 0 < len(listed) <= MOST_CHOICES:
-            raise _bad(here, f".enum must have 1 to {MOST_CHOICES} values")
+        if not isinstance(listed, list) or not 0 < len(listed) <= MAX_CHOICES:
+            raise _bad(here, f".enum must have 1 to {MAX_CHOICES} values")
         return [OneOf.of(map(_json, listed))]
     match kind:
         case "boolean":

@@ -17,7 +17,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from metrics.cache_home import cache_home
+from support.directories import cache_home
 
 TAPE_MODEL = Path(__file__).with_name("foretick-tape")
 """Directory of the embedded default, as `foretick train` exports it."""
@@ -105,7 +105,7 @@ def build_model(
 
 
 def embedded_directory(cache: Path | None = None, **changes: int) -> Path:
-    """The directory of the model in ``cache`` (`metrics.cache_home`), built on first use.
+    """The directory of the model in ``cache`` (`support.directories`), built on first use.
 
     ``changes`` to `SHAPE` build another model.
     """

@@ -22,10 +22,10 @@ from engine.attention.metadata import AttentionMetadata
 from engine.attention.rotary import FrameRotation
 from engine.compiled.decoder import Decoder
 from engine.compiled.packing import decoder_of, release_plain
-from engine.compiled.verdict import Choice
+from engine.compiled.verdict import LayerChoice
 from engine.linears.install import Linears
 from engine.model.architectures import ModelError
-from regions.pool import KVPool, LayerShape
+from regions.kv_tensors import KVPool, LayerShape
 
 ATTENTION = "foretick_regions"
 
@@ -127,7 +127,7 @@ class LoadedModel:
     """Runs the layers instead of transformers' code."""
     end_ids: frozenset[int] = frozenset()
     """Tokens that end an answer, as the model's configurations name them."""
-    choice: Choice | None = None
+    choice: LayerChoice | None = None
     """The measurement that decided it; None where nothing was to be decided."""
 
     @property

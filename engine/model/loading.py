@@ -23,11 +23,11 @@ from transformers.utils.logging import disable_progress_bar
 from engine.attention.last_layer import install
 from engine.compiled.decoder import Decoder
 from engine.compiled.packing import decoder_of, serves
-from engine.compiled.selftest import compare, question_of
-from engine.compiled.verdict import Choice, Verdict
+from engine.compiled.pass_selftest import compare, question_of
+from engine.compiled.verdict import LayerChoice, Verdict
 from engine.device import out_of_memory
 from engine.linears.install import Mode, install_linears
-from engine.memory import Memory
+from engine.measurement_cache import Memory
 from engine.model.architectures import ModelError, check_known
 from engine.model.loaded import ATTENTION, LoadedModel, wanted_of_last
 from engine.model.revision import revision_of
@@ -131,7 +131,7 @@ def _with_layers(plain: LoadedModel, layers: Layers, memory: Memory) -> LoadedMo
     return replace(plain, linears=linears, choice=choice)
 
 
-def _chosen(plain: LoadedModel, memory: Memory) -> tuple[Decoder | None, Choice]:
+def _chosen(plain: LoadedModel, memory: Memory) -> tuple[Decoder | None, LayerChoice]:
     """Compiled layers if they pay, as an earlier start on this machine found, or else as is measured now."""
     question = question_of(plain)
     verdict, decoder = memory.recall(question, Verdict), None
@@ -143,7 +143,7 @@ def _chosen(plain: LoadedModel, memory: Memory) -> tuple[Decoder | None, Choice]
         assert decoder is not None
         verdict = compare(plain, decoder)
         memory.remember(question, verdict)
-    return decoder if verdict.compiled else None, Choice(verdict, remembered, memory.path(question))
+    return decoder if verdict.compiled else None, LayerChoice(verdict, remembered, memory.path(question))
 
 
 def end_ids_of(model: Any) -> frozenset[int]:

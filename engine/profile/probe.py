@@ -22,7 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from engine.attention.rotary import FrameRotation, rotations_of
 from engine.model.architectures import ModelError
-from regions.pool import LayerShape
+from regions.kv_tensors import LayerShape
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import torch
 from engine.engine import Engine
 from engine.step import Chunk
 from regions.ephemeral import Fork
-from regions.offload.host import HostTier
+from regions.offload.host_tier import HostTier
 
 Span = tuple[int, int]
 """(tokens in KV, tokens to compute) of one row of a pass."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from feeds.columns.kernel import JSON, MSGPACK, decode, fill_table
+from feeds.columns.decode_kernel import JSON, MSGPACK, decode, fill_table
 
 COLUMNS = np.dtype(
     [
@@ -17,7 +17,7 @@ COLUMNS = np.dtype(
         ("key", "i4"),  # index among the decoder's keys, -1 for another
         ("ts_event", "i8"),
         ("ts_recv", "i8"),
-        ("token", "u4"),  # see `feeds.identity`; of its id
+        ("token", "u4"),  # see `feeds.record_identity`; of its id
         ("seq", "u8"),
         ("a", "i8"),  # price, bid or open
         ("b", "i8"),  # size, ask or high

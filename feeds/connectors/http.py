@@ -23,7 +23,7 @@ class HttpSourceConnector(SourceConnector, frozen=True):
 
     def open(self, name: str, stop_timeout_s: float) -> Source:
         """A queue; it stops at once."""
-        from feeds.pushed import PushedSource, PushLimits
+        from feeds.push_source import PushedSource, PushLimits
 
         return PushedSource(name, PushLimits(self.max_waiting, self.max_body_bytes, self._formats()))
 

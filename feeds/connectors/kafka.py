@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
-from feeds.connector import Finding, Route, SettingError, SinkConnector, SourceConnector, about
+from feeds.connector import Finding, SettingError, SinkConnector, SinkRoute, SourceConnector, about
 from feeds.durations import Duration
 from feeds.kafka_security import KafkaSecurity
 from feeds.source import Sink, Source
@@ -39,7 +39,7 @@ class KafkaSourceConnector(SourceConnector, frozen=True):
         Literal["skip", "stop"],
         about(
             "what to do at a batch that cannot be read, because it is damaged or packed by an unknown codec: "
-            "skip (a dead-letter record without a payload names its offsets) or stop (the daemon ends, and "
+            "skip (a dead-record record without a payload names its offsets) or stop (the daemon ends, and "
             "names them)"
         ),
     ] = "skip"
@@ -113,12 +113,12 @@ class KafkaSinkConnector(SinkConnector, frozen=True):
         ),
     ] = "foretick"
 
-    def open(self, name: str, stop_timeout_s: float) -> Route:
+    def open(self, name: str, stop_timeout_s: float) -> SinkRoute:
         """An idempotent producer, or a transactional one."""
         sink = (
             self._transactions(name) if self.delivery == "exactly_once" else self._sink(name, stop_timeout_s)
         )
-        return Route(sink, self.topic, self.events, self.dlq, self.events)
+        return SinkRoute(sink, self.topic, self.events, self.dlq, self.events)
 
     def _sink(self, name: str, stop_timeout_s: float) -> Sink:
         from feeds.kafka_sink import KafkaSink
@@ -131,7 +131,7 @@ class KafkaSinkConnector(SinkConnector, frozen=True):
         except ImportError as error:
             needs = "exactly_once needs confluent-kafka: pip install 'foretick[exactly-once]'"
             raise SettingError("delivery", f"{needs} ({error})") from error
-        from feeds.transactions import KafkaTransactions
+        from feeds.kafka_transactions import KafkaTransactions
 
         try:
             options = self.security.librdkafka_options()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from feeds.connector import Finding, SettingError, SourceConnector, about
-from feeds.containers import Corrupt, texts
+from feeds.containers import CorruptFile, texts
 from feeds.file_format import FileFormat, FormatError, load_format
 from feeds.source import Source
 from feeds.timestamps import Instant
@@ -66,12 +66,12 @@ class ReplayConnector(SourceConnector, frozen=True, rename={"from_": "from"}):
 
     def _look(self, form: FileFormat) -> Iterator[Finding]:
         """What the beginning of the file says, held against its format."""
-        from feeds.replay import look
+        from feeds.recorded_file import look
 
         notices: list[str] = []
         try:
             look(Path(self.file), form, notices.append)
-        except (OSError, Corrupt, FormatError) as error:
+        except (OSError, CorruptFile, FormatError) as error:
             yield Finding("file", str(error), ok=False)
         for notice in notices:
             yield Finding("file", notice)
@@ -88,7 +88,7 @@ class ReplayConnector(SourceConnector, frozen=True, rename={"from_": "from"}):
         try:
             name = next((name for name, _ in texts(Path(self.file), members=form.members)), "")
             return form.date_of(Path(self.file).name, name)
-        except (OSError, Corrupt):
+        except (OSError, CorruptFile):
             return None
         except FormatError as error:
             raise SettingError("date", str(error)) from error

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Annotated
 
-from feeds.connector import SOCKET, Finding, Route, SettingError, SinkConnector, SourceConnector, about
+from feeds.connector import SOCKET, Finding, SettingError, SinkConnector, SinkRoute, SourceConnector, about
 from feeds.curve import CurveKeys, Keys
 from feeds.source import Source
 
@@ -29,7 +29,7 @@ class ZmqSourceConnector(SourceConnector, frozen=True):
 
     def open(self, name: str, stop_timeout_s: float) -> Source:
         """A subscriber; it stops at once."""
-        from feeds.zeromq import ZmqSource
+        from feeds.zmq_feed import ZmqSource
 
         keys = _keys(self.curve, self.bind)
         return ZmqSource(name, self.endpoint, self.topics, bind=self.bind, rcvhwm=self.hwm, keys=keys)
@@ -54,12 +54,12 @@ class ZmqSinkConnector(SinkConnector, frozen=True):
         """Whether clients need a key."""
         return self.curve.secret_key_file != ""
 
-    def open(self, name: str, stop_timeout_s: float) -> Route:
+    def open(self, name: str, stop_timeout_s: float) -> SinkRoute:
         """A publisher with a topic for each kind of message; it stops at once."""
-        from feeds.zeromq import ZmqSink
+        from feeds.zmq_feed import ZmqSink
 
         sink = ZmqSink(name, self.endpoint, bind=self.bind, keys=_keys(self.curve, self.bind))
-        return Route(sink, "answers.v1", "data_updated.v1", "dlq.v1", "flash_ready.v1")
+        return SinkRoute(sink, "answers.v1", "data_updated.v1", "dlq.v1", "flash_ready.v1")
 
     def check(self) -> Iterator[Finding]:
         """The keys can be used."""

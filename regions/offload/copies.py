@@ -10,7 +10,7 @@ import torch
 
 from regions.allocator import Run
 from regions.frozen import SharedBlocks
-from regions.pool import KVPool
+from regions.kv_tensors import KVPool
 
 
 class Transfer(Protocol):

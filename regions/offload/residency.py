@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
-from regions.offload.disk import DiskCopy, Identity, SnapshotError, SnapshotHeader, write_snapshot
-from regions.offload.host import HostTier
-from regions.offload.store import StoredLost
-from regions.pool import KVPool
+from regions.kv_tensors import KVPool
+from regions.offload.host_tier import HostTier
+from regions.offload.kv_store import StoredLost
+from regions.offload.snapshot_format import DiskCopy, Identity, SnapshotError, SnapshotHeader, write_snapshot
 from regions.tape import Tape
 
 log = logging.getLogger(__name__)

@@ -13,12 +13,12 @@ from typing import Protocol
 
 from engine.step import Chunk, SampledToken
 from regions.allocator import Run
-from regions.block_pool import BlockPool
-from regions.prompt import StreamingPrompt
+from regions.pool_metadata import BlockPool
+from regions.prefix_index import PrefixIndex
 from regions.radix import RadixCache
-from regions.watch import PrefixWatch
+from regions.streaming_kv import StreamingPrompt
 from scheduler.costs import spans_of
-from scheduler.types import Costs
+from scheduler.interfaces import Costs
 
 NO_FRAME_LIMIT = 1 << 62
 
@@ -45,7 +45,7 @@ class SimClock:
 
 
 class SimTier:
-    """``free_blocks`` blocks of host memory: a `scheduler.types.Tier`, and the `Store` of its prompts.
+    """``free_blocks`` blocks of host memory: a `scheduler.interfaces.Tier`, and the `Store` of its prompts.
 
     Transfers run one after the other; the last one ends at ``done_at`` (ns).
     """
@@ -56,7 +56,7 @@ class SimTier:
         self._costs, self._clock = costs, clock
 
     def swap_out(self, reader: StreamingPrompt) -> bool:
-        """See `scheduler.types.Tier`. Also False when others read all of its KV."""
+        """See `scheduler.interfaces.Tier`. Also False when others read all of its KV."""
         return bool(reader.exclusive_tokens) and reader.swap_out(self)
 
     def put(self, blocks: Sequence[Run]) -> SimStored | None:
@@ -116,7 +116,7 @@ class SimDevice:
         self.clock = SimClock()
         self.pool = BlockPool(blocks, block_size=block_size)
         self.cache = RadixCache(self.pool, blocks * block_size if keep_prefixes else 0)
-        self.index = PrefixWatch(self.cache)
+        self.index = PrefixIndex(self.cache)
         self.tier = SimTier(host_blocks, costs, self.clock)
         self.passes = self.tokens = self.busy_ns = self.copying_ns = 0
         """Passes run, tokens computed, time in passes, and time that passes waited for transfers; ns."""

@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 
 from scheduler.costs import load
+from scheduler.interfaces import Eviction
 from scheduler.policies import Ordering
 from scheduler.simulation.inputs import Input, read_trace, write_trace
 from scheduler.simulation.report import NON_STREAMING, Summary, summarize
 from scheduler.simulation.run import Setup, paper_limits, simulate
 from scheduler.simulation.workload import WORKLOADS, Load, whole
-from scheduler.types import Eviction
 
 
 class Experiment(msgspec.Struct, frozen=True):

@@ -15,9 +15,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from scheduler.shares import check_weight
-from scheduler.simulation.tokens import MOST_ID, Segments
-from scheduler.traces import TraceError, decoded
+from scheduler.fair_queue import check_weight
+from scheduler.jsonl import TraceError, decoded
+from scheduler.simulation.tokens import MAX_ID, Segments
 
 Op = Literal["open", "append", "update"]
 
@@ -74,8 +74,8 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
         check_weight(self.weight)
         if (self.segments is None) == (self.tokens is None):
             raise ValueError("needs either `segments` or `tokens`")
-        if any(first < 0 or n < 1 or first + n - 1 > MOST_ID for first, n in self.runs):
-            raise ValueError(f"a segment is [first id, count of at least 1], with ids from 0 to {MOST_ID}")
+        if any(first < 0 or n < 1 or first + n - 1 > MAX_ID for first, n in self.runs):
+            raise ValueError(f"a segment is [first id, count of at least 1], with ids from 0 to {MAX_ID}")
 
     @property
     def runs(self) -> Sequence[tuple[int, int]]:

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler.interfaces import Limits, PriorityClass
 from scheduler.policies import Ordering
-from scheduler.request import Event, Request, RequestSpec, State
+from scheduler.request import LifecycleEvent, Request, RequestSpec, State
 from scheduler.scheduler import FIFO, Scheduler
 from scheduler.simulation.device import DeviceCosts, SimDevice
 from scheduler.simulation.inputs import Input
-from scheduler.types import Limits, PriorityClass
 
 PAPER_BATCH_TOKENS = 8192
 COLUMNS = (
@@ -217,7 +217,7 @@ class _Run:
 
     def done(self, number: int, request: Request) -> None:
         query = self.live.pop(number)
-        first = request.first(Event.KV_ON_GPU) if request.state is State.FINISHED else None
+        first = request.first(LifecycleEvent.KV_ON_GPU) if request.state is State.FINISHED else None
         if request.error is not None:
             self.failures[request.error.code] += 1
         kinds = [event for event, _ in request.events]
@@ -230,8 +230,8 @@ class _Run:
                 self.clock.now,
                 len(request.prompt),
                 request.cached_tokens,
-                kinds.count(Event.PREEMPTED_SWAP),
-                kinds.count(Event.PREEMPTED_RECOMPUTE),
+                kinds.count(LifecycleEvent.PREEMPTED_SWAP),
+                kinds.count(LifecycleEvent.PREEMPTED_RECOMPUTE),
                 request.total_tokens_invalidated,
                 request.recomputed_tokens,
                 request.swapped_tokens,

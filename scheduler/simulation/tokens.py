@@ -13,7 +13,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-MOST_ID = 2**31 - 1
+MAX_ID = 2**31 - 1
 """The memory model keeps token ids as int32."""
 
 

@@ -17,7 +17,7 @@ from random import Random
 
 from scheduler.simulation.distributions import Counts, QuantileDistribution, humped, shares, skewed
 from scheduler.simulation.inputs import Input, merged
-from scheduler.simulation.tokens import EMPTY, MOST_ID, Segments
+from scheduler.simulation.tokens import EMPTY, MAX_ID, Segments
 
 QUESTION_TOKENS = 32
 TOP_K = 10
@@ -86,7 +86,7 @@ class Library:
 
     def document(self, tokens: int) -> range:
         """A new one."""
-        start = self._next if self._next + tokens <= MOST_ID else 0
+        start = self._next if self._next + tokens <= MAX_ID else 0
         self._next = start + tokens + 1
         return range(start, start + tokens)
 

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.traces import TraceError, decoded
+from scheduler.jsonl import TraceError, decoded
 
 Lengths = NDArray[np.int64]
 Prompt = tuple[int, ...]

@@ -19,7 +19,7 @@ from bench.figures import Figure
 from bench.run import read
 from bench.suites import SUITES
 from engine.attention.reference import ReferenceAttention
-from flash.ready import Ready
+from flash.ready import ReadyAnswer
 
 COSTS = PassCosts(
     weight_bytes=100 * 4,
@@ -48,10 +48,10 @@ def test_floors_are_the_larger_of_arithmetic_and_reading() -> None:
 def test_early_exits_are_counted_by_tau_and_compared_with_the_forward_pass() -> None:
     """Of four asks two exit at 2, of which one agrees; one of the two exits at 4, and none at 8."""
     cases = [
-        Case(Ready(1, 7, 3.0), (7, 8), 7),
-        Case(Ready(1, 7, 5.0), (7, 8), 8),
-        Case(Ready(1, 7, 1.0), (7, 8), 7),
-        Case(Ready(1, 6, 9.0), (7, 8), 7),
+        Case(ReadyAnswer(1, 7, 3.0), (7, 8), 7),
+        Case(ReadyAnswer(1, 7, 5.0), (7, 8), 8),
+        Case(ReadyAnswer(1, 7, 1.0), (7, 8), 7),
+        Case(ReadyAnswer(1, 6, 9.0), (7, 8), 7),
     ]
     found = [(f.name, f.setting["tau"], f.ours) for f in figures(cases)]
     agreed = "early exits with the computed answer"

@@ -26,8 +26,8 @@ from bench.peers.protocol import Answered, Ask, Opened, Opening, Took, Update, d
 from bench.peers.scenarios import BURST, GROW, MULTI, SLIDE, Plan, Run, run_of
 from bench.run import SuiteRun
 from bench.suites import SUITES
+from engine.model.chat_format import PromptFormat
 from engine.model.embedded import embedded_directory
-from engine.model.prompt import PromptFormat
 
 OPENING = Opening("nowhere", "float32", 1, [1, 2, 3], 2, None, 100, 1, 10)
 UPDATE, ASK = Update([[[5, 6], [7]], [[8]]]), Ask([(1, [9]), (0, [4, 4])], 2)

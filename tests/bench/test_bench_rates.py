@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 from bench.figures import Figure
 from bench.stream import hits, idle, kafka, processes, ring, sessions, tiers
 from bench.stream.flood import FloodSource, instruments, payloads
+from engine.model.chat_format import PromptFormat
 from engine.model.embedded import embedded_directory
-from engine.model.prompt import PromptFormat
 from ingest.tokens import Tokeniser
 
 
@@ -71,8 +71,8 @@ async def test_the_flood_waits_until_it_is_let_in() -> None:
     assert source.dry
 
 
-def test_hits_come_from_the_cache_of_a_real_front() -> None:
-    """Front, engine and client are three processes; every ask of an idle session is a hit."""
+def test_hits_come_from_the_cache_of_a_real_gateway() -> None:
+    """Gateway, engine and client are three processes; every ask of an idle session is a hit."""
     found = list(
         hits.figures(hits.HitsPlan(threads=(1,), seconds=0.3, fill_s=0.1, records=80_000, batch=500))
     )
@@ -123,9 +123,9 @@ def test_cpu_time_is_the_process_s_own() -> None:
 def test_what_a_waiting_daemon_burns_is_told_by_process_and_condition() -> None:
     found = list(idle.figures(idle.IdlePlan(sessions=2, window=3, seconds=2), threads=1))
     assert [(f.name, f.setting["condition"]) for f in found] == [
-        ("CPU of the front", "nothing arrives"),
+        ("CPU of the gateway", "nothing arrives"),
         ("CPU of the engine", "nothing arrives"),
-        ("CPU of the front", "a bar a second"),
+        ("CPU of the gateway", "a bar a second"),
         ("CPU of the engine", "a bar a second"),
         ("CPU time a bar", "a bar a second"),
     ]

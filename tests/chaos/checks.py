@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from feeds.messages import Answer
+from feeds.market_data import Answer
 from tests.chaos.feed import SYMBOLS, as_of
 from tests.chaos.reading import Published
 

@@ -9,7 +9,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from feeds.codec import decode_message
 from feeds.kafka_source import KafkaSource
-from feeds.messages import Answer
+from feeds.market_data import Answer
 
 
 class Published(NamedTuple):

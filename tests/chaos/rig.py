@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from feeds.kafka_sink import KafkaSink
-from flash.questions import PAPER_SIX
+from flash.question import PAPER_SIX
 from regions.offload.residency import Idleness
 from tests.chaos import schedule
 from tests.chaos.feed import SYMBOLS, as_of, bar
@@ -209,7 +209,7 @@ class Rig:
     async def strike(self, fault: schedule.Fault) -> None:
         """Let something go wrong, and see to it that it is over one day, as an operator would."""
         match fault:
-            case "kill front":
+            case "kill gateway":
                 await self._kill(self.daemon.pid)
             case "kill engine":
                 # one that dies while it loads ends the daemon; until it starts, the last one may seem ready
@@ -241,19 +241,19 @@ class Rig:
                 raise AssertionError("there is none")
 
     async def _kill(self, *pids: int) -> None:
-        """Kill processes, the front among them, and start a daemon again."""
+        """Kill processes, the gateway among them, and start a daemon again."""
         await self._end(*pids)
         self._replace()
 
     async def _end(self, *pids: int) -> None:
-        """Kill processes, the front among them, and wait until its engine is gone, too."""
+        """Kill processes, the gateway among them, and wait until its engine is gone, too."""
         engine = self.daemon.engine()
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         await asyncio.to_thread(self.daemon.wait, STOP_S)
         if engine is not None:
-            await until(lambda: gone(engine), STOP_S, "the engine's end after its front's")
+            await until(lambda: gone(engine), STOP_S, "the engine's end after its gateway's")
 
     def _replace(self) -> None:
         """The daemon has ended."""
@@ -523,7 +523,7 @@ class Pair(Rig):
             await asyncio.to_thread(self._other.wait, STOP_S)
             self._other = self._new()
             return
-        if fault in ("kill front", "kill both", "kill broker"):
+        if fault in ("kill gateway", "kill both", "kill broker"):
             await asyncio.to_thread(self._settled)
         else:
             await self._settle()

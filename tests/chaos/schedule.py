@@ -7,7 +7,7 @@ from random import Random
 from typing import Literal
 
 Fault = Literal[
-    "kill front", "kill engine", "kill both", "terminate", "stop broker", "kill broker", "power loss",
+    "kill gateway", "kill engine", "kill both", "terminate", "stop broker", "kill broker", "power loss",
     "fill disk", "zombie", "idle past expiry", "bad network", "delay commit", "kill standby",
 ]  # fmt: skip
 Moment = Literal["settled", "sent", "answering"]
@@ -34,17 +34,17 @@ class Deck:
 
 DECK = Deck(
     (
-        "kill engine", "kill broker", "zombie", "kill front", "bad network",
+        "kill engine", "kill broker", "zombie", "kill gateway", "bad network",
         "power loss", "fill disk", "delay commit", "kill both", "terminate",
     ),
     (
-        "kill engine", "kill broker", "zombie", "kill front", "bad network",
+        "kill engine", "kill broker", "zombie", "kill gateway", "bad network",
         "power loss", "fill disk", "delay commit", "stop broker", "idle past expiry",
     ),
 )  # fmt: skip
 """Idle past expiry takes a minute, and concerns transactions alone."""
 _PAIR: tuple[Fault, ...] = (
-    "kill front", "kill engine", "zombie", "terminate", "kill broker", "bad network",
+    "kill gateway", "kill engine", "zombie", "terminate", "kill broker", "bad network",
     "kill standby", "kill both", "power loss", "stop broker", "fill disk", "delay commit",
 )  # fmt: skip
 PAIR_DECK = Deck(_PAIR, _PAIR)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from feeds.messages import Answer, InputRange, Latency
+from feeds.market_data import Answer, InputRange, Latency
 from tests.chaos.checks import ahead, by_key, conflicts, different, gaps, missing, repeats
 from tests.chaos.feed import SYMBOLS, as_of
 from tests.chaos.reading import Published
@@ -113,7 +113,7 @@ def test_a_run_of_seeds_has_every_first_fault_in_both_deliveries(deck: Deck) -> 
     for exactly_once, faults in ((False, deck.at_least_once), (True, deck.exactly_once)):
         met = [each.events[0].fault for each in drawn if each.exactly_once is exactly_once]
         assert sorted(met) == sorted(faults)
-        assert {"kill front", "kill engine", "kill broker", "zombie", "fill disk", "power loss"} <= set(met)
+        assert {"kill gateway", "kill engine", "kill broker", "zombie", "fill disk", "power loss"} <= set(met)
         assert {"bad network", "delay commit"} <= set(met)
 
 

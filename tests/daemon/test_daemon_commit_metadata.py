@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from daemon.commit_metadata import MOST_BYTES, Stored, pack, unpack
-from daemon.progress import Position, Progress, Window
+from daemon.commit_metadata import MAX_BYTES, StoredProgress, pack, unpack
+from daemon.progress import Position, Progress, WindowStart
 from feeds.decoding import Undecodable
 
 numbers = st.integers(0, 2**63 - 1)
@@ -22,7 +22,7 @@ progress = st.builds(
     numbers,
     numbers,
     st.lists(st.integers(-(2**63), 2**63 - 1)).map(tuple),
-    st.builds(Window, st.integers(0, 2**32 - 1), st.lists(positions, max_size=2).map(tuple)),
+    st.builds(WindowStart, st.integers(0, 2**32 - 1), st.lists(positions, max_size=2).map(tuple)),
 )
 standings = st.dictionaries(st.text(max_size=64), progress, max_size=8)
 
@@ -30,24 +30,26 @@ standings = st.dictionaries(st.text(max_size=64), progress, max_size=8)
 @given(numbers, standings)
 def test_what_fits_comes_back(epoch: int, sessions: dict[str, Progress]) -> None:
     packed = pack(epoch, sessions)
-    assert len(packed.text) <= MOST_BYTES
+    assert len(packed.text) <= MAX_BYTES
     assert packed.text.isascii()
-    kept = {name: each for name, each in sessions.items() if name not in packed.left_out}
-    bare = {name: replace(each, window=Window()) for name, each in kept.items()}
+    kept = {name: each for name, each in sessions.items() if name not in packed.excluded}
+    bare = {name: replace(each, window=WindowStart()) for name, each in kept.items()}
     found = unpack(packed.text)
-    assert found == Stored(epoch, kept) or found == Stored(epoch, bare)
+    assert found == StoredProgress(epoch, kept) or found == StoredProgress(epoch, bare)
     # where windows begin is told first of what may be left out
     if found.sessions != kept:
-        assert len(pack(epoch, sessions, 1 << 24).text) > MOST_BYTES
+        assert len(pack(epoch, sessions, 1 << 24).text) > MAX_BYTES
 
 
 @given(numbers, standings, st.integers(200, 700))
 def test_no_further_session_would_fit(epoch: int, sessions: dict[str, Progress], most: int) -> None:
     packed = pack(epoch, sessions, most)
-    left = packed.left_out
+    left = packed.excluded
     if left:
         more = {
-            name: replace(each, window=Window()) for name, each in sessions.items() if name not in left[1:]
+            name: replace(each, window=WindowStart())
+            for name, each in sessions.items()
+            if name not in left[1:]
         }
         assert len(packed.text) <= most < len(pack(epoch, more, 1 << 20).text)
 
@@ -57,13 +59,13 @@ def test_seventy_sessions_of_one_symbol_fit_and_three_hundred_do_not() -> None:
     every = {
         f"session-{n}": Progress(
             *(7, 40_000 + n * 977, 250_000 + n * 7919, (opened + n * 10**9,)),
-            Window(n * 69_069 % 2**32, (Position("", "md.trades.v1", 3, 17_000_000 + n * 104_729),)),
+            WindowStart(n * 69_069 % 2**32, (Position("", "md.trades.v1", 3, 17_000_000 + n * 104_729),)),
         )
         for n in range(300)
     }
     packed = pack(7, every)
-    assert len(packed.text) <= MOST_BYTES
-    assert 70 <= 300 - len(packed.left_out) < 300
+    assert len(packed.text) <= MAX_BYTES
+    assert 70 <= 300 - len(packed.excluded) < 300
     assert not any(each.window.firsts for each in unpack(packed.text).sessions.values())
     hundred = dict(list(every.items())[:100])
     assert unpack(pack(7, hundred).text).sessions == hundred, "with where their windows begin"
@@ -75,7 +77,7 @@ def test_a_foreign_text_is_refused(text: str) -> None:
         with pytest.raises(Undecodable):
             unpack(text)
     else:
-        assert unpack(text) == Stored()
+        assert unpack(text) == StoredProgress()
 
 
 @given(standings, st.data())

@@ -1,4 +1,4 @@
-"""CPUs of the front and of the engine: how they are shared out, refusals, and what the kernel says."""
+"""CPUs of the gateway and of the engine: how they are shared out, refusals, and what the kernel says."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def config(threads: int = 0, *, reserve: bool = True, mode: str = "two") -> Conf
 def test_the_front_gets_the_first_cpu_and_the_engine_the_others() -> None:
     found = cores_of(config(threads=4), {9, 3, 5, 4, 7})
     assert found == Cores(frozenset({3}), frozenset({4, 5, 7, 9}))
-    assert str(found) == "front on CPU 3, engine on CPU 4-5,7,9"
+    assert str(found) == "gateway on CPU 3, engine on CPU 4-5,7,9"
 
 
 @pytest.mark.parametrize("shared", [config(reserve=False), config(mode="inproc")])

@@ -13,7 +13,7 @@ from daemon.engine.metrics import EngineObserver
 from engine.divergence import Divergence
 from feeds.durations import Duration
 from metrics.store import MetricStore
-from regions.pool import KVPool, LayerShape
+from regions.kv_tensors import KVPool, LayerShape
 from tests.kit import MemorySink, QueueSource, inproc_config, sessions, until
 from tests.kit.inproc import Tape as Trades
 from tests.kit.inproc import answers, count, running
@@ -59,16 +59,16 @@ async def test_the_daemon_refreshes_compares_and_keeps_event_time() -> None:
         scheduler=SchedulerConfig(chunk_min=64, max_new_tokens=64),
         standing="none",
     )
-    async with running(config, source, sink) as front:
+    async with running(config, source, sink) as gateway:
         for n in range(40):
             source.put(tape.second(n))
             await until(lambda n=n: len(answers(sink)) == n)
-            assert front.sessions.states["aaa"].live_records <= 10
-        assert front.sessions.states["aaa"].live_records == 10
-        await until(lambda: count(front, "refreshes", session="aaa") >= 4)
-        samples = count(front, "divergence_samples", session="aaa")
-        assert samples == count(front, "refreshes", session="aaa")
-        assert await front.stop()
+            assert gateway.sessions.states["aaa"].live_records <= 10
+        assert gateway.sessions.states["aaa"].live_records == 10
+        await until(lambda: count(gateway, "refreshes", session="aaa") >= 4)
+        samples = count(gateway, "divergence_samples", session="aaa")
+        assert samples == count(gateway, "refreshes", session="aaa")
+        assert await gateway.stop()
 
 
 def test_refreshes_and_comparisons_are_counted_by_session() -> None:

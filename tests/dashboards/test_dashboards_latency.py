@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import dashboards
-from daemon.api.http import HttpServer
+from daemon.api.http_server import HttpServer
 from daemon.supervision import Tasks
 from dashboards import latency
 from dashboards.expressions import (

@@ -18,14 +18,14 @@ from daemon.api import messages as query_messages
 from daemon.api.messages import Code, decode_reply, decode_request
 from daemon.cli.main import main
 from daemon.config.load import Config, load_config
-from daemon.config.tenants import read_tenants
-from feeds import messages
+from daemon.config.tenants_file import read_tenants
+from feeds import market_data
 from feeds.codec import decode_message, decode_record, encode
 from feeds.file_format import FileFormat, RecordFormat, TimeFormat, load_format
-from feeds.messages import Answer, Bar, Flag, Record
-from feeds.replay import read_records
-from feeds.zeromq import Header
-from flash.questions import PAPER_SIX
+from feeds.market_data import Answer, Bar, Flag, Record
+from feeds.recorded_file import read_records
+from feeds.zmq_feed import Header
+from flash.question import PAPER_SIX
 from metrics.catalogue import REASONS, STAGES
 from tests.docs import metrics_table
 

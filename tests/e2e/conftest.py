@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from metrics.cache_home import cache_home
+from support.directories import cache_home
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -22,12 +22,12 @@ def main() -> None:
     commands, events = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     commands.connect(spec.commands)
     events.connect(spec.events)
-    events.send(protocol.encode(protocol.Ready("idle", "", True, "cpu", 1)))
+    events.send(protocol.encode(protocol.EngineReady("idle", "", True, "cpu", 1)))
     while True:
         if commands.poll(500) and isinstance(protocol.decode_command(commands.recv()), protocol.StopEngine):
             break
-        events.send(protocol.encode(protocol.Heartbeat(0, True)))
-    events.send(protocol.encode(protocol.Stopped(True)))
+        events.send(protocol.encode(protocol.EngineHeartbeat(0, True)))
+    events.send(protocol.encode(protocol.EngineStopped(True)))
     events.close()
     commands.close()
     context.term()

@@ -14,18 +14,18 @@ STAGE = "foretick_stage_seconds"
 async def test_a_running_daemon_shows_its_capacity() -> None:
     config = inproc_config(sessions=sessions("V:AAA", "V:BBB", retention_tokens=1024))
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA", "V:BBB")
-    async with running(config, source, sink) as front:
+    async with running(config, source, sink) as gateway:
         for second in range(6):
             source.put(tape.second(second))
         closed = await until(
-            lambda: front.store.count(STAGE, stage="close_to_answer"), what="a stage of an answer"
+            lambda: gateway.store.count(STAGE, stage="close_to_answer"), what="a stage of an answer"
         )
-        assert closed <= front.store.count(STAGE, stage="end_to_end")
-        await until(lambda: front.store.value("foretick_utilisation_ratio"), what="a utilisation")
+        assert closed <= gateway.store.count(STAGE, stage="end_to_end")
+        await until(lambda: gateway.store.value("foretick_utilisation_ratio"), what="a utilisation")
         for limit in ("compute", "kv_memory"):
-            assert front.store.value("foretick_sessions_capacity", limit=limit) >= 2
-        took = front.store.quantile(STAGE, 0.5, stage="close_to_answer")
-        assert 0 < took <= 1.1 * front.store.quantile(STAGE, 1.0, stage="end_to_end")
+            assert gateway.store.value("foretick_sessions_capacity", limit=limit) >= 2
+        took = gateway.store.quantile(STAGE, 0.5, stage="close_to_answer")
+        assert 0 < took <= 1.1 * gateway.store.quantile(STAGE, 1.0, stage="end_to_end")
     predicted = simulate(sources_of(config), Load(ticks=8, seconds=6))
     assert predicted.sessions_capacity.keys() == {"compute", "kv_memory"}
     assert predicted.close_to_answer_s is not None

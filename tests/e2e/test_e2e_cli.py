@@ -19,17 +19,17 @@ from click.testing import Result
 from transformers import BloomConfig, BloomForCausalLM
 
 from daemon.cli.replay import replay
-from daemon.front.server import Front
-from daemon.front.wiring import make_front
-from engine.memory import Memory
+from daemon.gateway.gateway import Gateway
+from daemon.gateway.wiring import make_gateway
+from engine.measurement_cache import Memory
 from engine.model import loading
 from engine.model.embedded import build_tokenizer
 from feeds.codec import decode_record
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_source import KafkaSource
-from feeds.messages import Answer, AnyRecord
+from feeds.market_data import Answer, AnyRecord
 from feeds.mock_broker import MockBroker
-from flash.questions import PAPER_SIX
+from flash.question import PAPER_SIX
 from tests.kit import TOPIC
 from tests.kit.daemon import FORETICK, command, invoke, logging_put_back
 from tests.kit.kafka import REPOSITORY, free_ports
@@ -57,16 +57,16 @@ class Replayed:
 
     status: int
     output: str
-    front: Front
+    gateway: Gateway
 
 
 @pytest.fixture
 def replayed(capsys: pytest.CaptureFixture[str]) -> Callable[..., Replayed]:
     def replayed(path: Path, sample: Sample, until: str | None = None) -> Replayed:
-        made: list[Front] = []
+        made: list[Gateway] = []
 
-        def remembered(*arguments: Any, **options: Any) -> Front:
-            made.append(make_front(*arguments, **options))
+        def remembered(*arguments: Any, **options: Any) -> Gateway:
+            made.append(make_gateway(*arguments, **options))
             return made[-1]
 
         with logging_put_back():
@@ -76,9 +76,9 @@ def replayed(capsys: pytest.CaptureFixture[str]) -> Callable[..., Replayed]:
     return replayed
 
 
-def bars(front: Front) -> int:
-    (session,) = front.config.sessions
-    return int(front.store.value("foretick_bars_total", session=session.name))
+def bars(gateway: Gateway) -> int:
+    (session,) = gateway.config.sessions
+    return int(gateway.store.value("foretick_bars_total", session=session.name))
 
 
 def printed(text: str) -> list[re.Match[str]]:
@@ -97,8 +97,8 @@ def test_a_file_through_the_daemon_is_answered_to_its_last_bar(
     assert not any("untrained" in line[5] for line in lines)
     assert ("skewed_clock" in done.output) == (sample.form == "binance_capture")
     assert done.output.splitlines()[-1] == f"{len(lines)} answers, 0 malformed lines"
-    assert bars(done.front) == sample.bars
-    assert done.front.input.tracker.outstanding() == 0, "an answer covers every record, the last bar's too"
+    assert bars(done.gateway) == sample.bars
+    assert done.gateway.input.tracker.outstanding() == 0, "an answer covers every record, the last bar's too"
     assert ("warm_up" in lines[-1][5]) == (sample.bars <= 10)
 
 
@@ -108,8 +108,8 @@ def test_a_real_file_through_the_daemon(sample: Sample, replayed: Callable[..., 
     lines = printed(done.output)
     assert lines
     assert {line[1] for line in lines} == {sample.symbol}
-    assert bars(done.front) == sample.real_bars
-    assert done.front.input.tracker.outstanding() == 0
+    assert bars(done.gateway) == sample.real_bars
+    assert done.gateway.input.tracker.outstanding() == 0
     assert done.output.splitlines()[-1] == f"{len(lines)} answers, 0 malformed lines"
 
 

@@ -19,14 +19,14 @@ from mcp.shared.exceptions import MCPError
 
 from daemon.api.client import AsyncQueryClient
 from daemon.api.messages import LostMessage, QueryError
-from daemon.api.subscriptions import Update
+from daemon.api.subscriptions import SubscriptionUpdate
 from daemon.config.schema import HttpConfig
-from daemon.front.server import Front
-from daemon.front.wiring import make_front
-from feeds.connector import Route
+from daemon.gateway.gateway import Gateway
+from daemon.gateway.wiring import make_gateway
+from feeds.connector import SinkRoute
 from feeds.connectors.http import HttpSourceConnector
-from feeds.messages import Answer, FlashReady
-from feeds.pushed import PushedSource
+from feeds.market_data import Answer, FlashReady
+from feeds.push_source import PushedSource
 from tests.kit import SECOND, START, MemorySink, QueueSource, inproc_config, until
 from tests.kit.http import request
 from tests.kit.inproc import ANSWERS, DEAD, UPDATES, Recorder, Tape
@@ -41,7 +41,7 @@ URI = "foretick://sessions/aaa"
 class Desk:
     """A daemon, its sources, and how long each of its passes takes at least."""
 
-    front: Front
+    gateway: Gateway
     source: QueueSource
     pushed: PushedSource
     tape: Tape = field(default_factory=lambda: Tape("V:AAA"))
@@ -49,12 +49,12 @@ class Desk:
 
     @property
     def endpoint(self) -> str:
-        assert self.front.query is not None
-        return self.front.query.endpoint
+        assert self.gateway.query is not None
+        return self.gateway.query.endpoint
 
     async def advance(self) -> int:
         """One more version of the session aaa, all of it answered; returns its number."""
-        state = self.front.sessions.states["aaa"]
+        state = self.gateway.sessions.states["aaa"]
         wanted = state.version + 1
         for _ in range(1 if self.second else 2):  # a bar closes with the next one's first trade
             self.source.put(self.tape.second(self.second))
@@ -68,20 +68,20 @@ async def desk() -> AsyncIterator[Desk]:
     source, sink = QueueSource(), MemorySink()
     pushed = HttpSourceConnector(max_waiting=50, max_body_bytes=4096).open("http", 1.0)
     assert isinstance(pushed, PushedSource)
-    front = make_front(
+    gateway = make_gateway(
         inproc_config(("V:AAA", "V:PPP"), http=HttpConfig(port=0, mcp=True)),
         source=[source, pushed],
-        routes=[Route(sink, ANSWERS, UPDATES, DEAD)],
+        routes=[SinkRoute(sink, ANSWERS, UPDATES, DEAD)],
         executor=Recorder(0.02),
     )
     try:
-        await asyncio.wait_for(front.start(), 200)
-        made = Desk(front, source, pushed)
+        await asyncio.wait_for(gateway.start(), 200)
+        made = Desk(gateway, source, pushed)
         await made.advance()
         yield made
     finally:
-        if not front.stopping:
-            await front.stop()
+        if not gateway.stopping:
+            await gateway.stop()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -102,10 +102,12 @@ async def test_a_session_is_described_paused_and_asked_again(desk: Desk, client:
     none = await client.pause("aaa")
     assert all(q.paused for q in none.questions)
     assert (await client.describe("aaa")).answers == ()
-    version = desk.front.sessions.states["aaa"].version
+    version = desk.gateway.sessions.states["aaa"].version
     desk.source.put(desk.tape.second(desk.second))
     desk.second += 1
-    await until(lambda: desk.front.sessions.states["aaa"].version > version)  # its data is read all the same
+    await until(
+        lambda: desk.gateway.sessions.states["aaa"].version > version
+    )  # its data is read all the same
     again = await client.pause("aaa", paused=False)
     assert sorted(q.name for q in again.questions) == sorted(names)
     assert not any(q.paused for q in again.questions)
@@ -134,7 +136,7 @@ async def test_answers_come_to_subscribers_and_pushed_records_make_them(
         async with asyncio.timeout(60):
             seen = []
             async for item in stream:
-                assert isinstance(item, Update)
+                assert isinstance(item, SubscriptionUpdate)
                 seen.append(item)
                 if isinstance(item.message, FlashReady):
                     break
@@ -168,8 +170,8 @@ async def test_deadlines_and_cancelled_asks_end_in_the_engine_too(
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     cancelled = "foretick_asks_total"
-    await until(lambda: desk.front.store.value(cancelled, outcome="cancelled") == 1)
-    assert desk.front.store.value(cancelled, outcome="timeout") == 1
+    await until(lambda: desk.gateway.store.value(cancelled, outcome="cancelled") == 1)
+    assert desk.gateway.store.value(cancelled, outcome="timeout") == 1
 
 
 ELSEWHERE = """
@@ -232,7 +234,7 @@ async def test_the_node_example_asks_and_listens(desk: Desk, tmp_path: Path) -> 
         await run(npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent", cwd=example)
     except subprocess.CalledProcessError as error:
         unavailable(f"needs the package index: {error}")
-    name = desk.front.sessions.states["aaa"].questions[0].name
+    name = desk.gateway.sessions.states["aaa"].questions[0].name
     command = (node, "desk.mjs", "aaa", name, desk.endpoint, "3")
     lines = (await while_advancing(desk, asyncio.create_task(run(*command, cwd=example)))).splitlines()
     assert lines[0].startswith("protocol 1, daemon ")
@@ -247,7 +249,7 @@ async def test_the_node_example_asks_and_listens(desk: Desk, tmp_path: Path) -> 
 def agents(desk: Desk, transport: str, mode: str) -> Client:
     """The SDK's client, by streamable HTTP or over stdin and stdout of `foretick mcp`."""
     if transport == "http":
-        return Client(f"http://127.0.0.1:{desk.front.http.port}/mcp", mode=mode)
+        return Client(f"http://127.0.0.1:{desk.gateway.http.port}/mcp", mode=mode)
     args = ["-c", "from daemon.cli.main import main; main()", "mcp", "--endpoint", desk.endpoint]
     environment = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
     return Client(StdioServerParameters(command=sys.executable, args=args, env=environment), mode=mode)
@@ -289,18 +291,18 @@ async def test_an_agent_asks_and_is_told_of_new_answers(desk: Desk, transport: s
                 await asyncio.sleep(0.5)
                 await desk.advance()
                 assert (await asyncio.wait_for(anext(aiter(stream)), 20)).uri == URI
-        computed = desk.front.store.value("foretick_asks_total", outcome="computed")
-        asks = desk.front.sessions._asks._futures  # those that wait for the engine
+        computed = desk.gateway.store.value("foretick_asks_total", outcome="computed")
+        asks = desk.gateway.sessions._asks._futures  # those that wait for the engine
         long = {"session": "aaa", "question": "Tell all.", "max_tokens": 60}  # over a second of passes
         asking = asyncio.create_task(agent.call_tool("ask", long))
         await until(lambda: asks)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         await until(lambda: not asks)
-        assert desk.front.store.value("foretick_asks_total", outcome="computed") == computed
+        assert desk.gateway.store.value("foretick_asks_total", outcome="computed") == computed
 
 
 async def test_agents_pass_the_guard_as_all_do(desk: Desk) -> None:
-    port = desk.front.http.port
+    port = desk.gateway.http.port
     foreign = await request(port, "POST", "/mcp", {}, headers={"origin": "http://evil.example"})
     assert foreign.status == 403

@@ -12,12 +12,12 @@ import pytest
 
 from daemon.api.messages import Ask
 from daemon.config.schema import FlashConfig, ModelConfig
+from engine.model.chat_format import PromptFormat
 from engine.model.embedded import TAPE_MODEL, embedded_directory
 from engine.model.loading import load_model
-from engine.model.prompt import PromptFormat
 from engine.step import Chunk, Executor, SampledToken
-from feeds.messages import Answer
-from flash.questions import PAPER_SIX
+from feeds.market_data import Answer
+from flash.question import PAPER_SIX
 from ingest.bars import BAR
 from ingest.compact import Anchor, CompactEncoder, CompactSpec
 from ingest.lines import decimal
@@ -154,7 +154,7 @@ async def test_answers_equal_the_dense_model_and_prices_are_printed_by_their_ver
         flash=FlashConfig(placement=placement),
         standing="paper_six",
     )
-    async with running(config, source, sink, SaysALevel(tokens[5][-1], level, end)) as front:
+    async with running(config, source, sink, SaysALevel(tokens[5][-1], level, end)) as gateway:
         offset = 0
         for n in range(seconds + 1):
             batch = []
@@ -182,14 +182,14 @@ async def test_answers_equal_the_dense_model_and_prices_are_printed_by_their_ver
                 assert answer.logit_gap == tolerance.near(abs(first - second), bound)
                 assert answer.choice == choices[first < second] or abs(first - second) <= bound
         assert (
-            count(front, "anchors", session="aaa")
-            == count(front, "refreshes", session="aaa")
+            count(gateway, "anchors", session="aaa")
+            == count(gateway, "refreshes", session="aaa")
             == len(histories)
         )
-        assert count(front, "versions", session="aaa") == seconds
-        assert count(front, "bars_rounded", session="aaa") > 0
+        assert count(gateway, "versions", session="aaa") == seconds
+        assert count(gateway, "bars_rounded", session="aaa") > 0
 
-        reply = await front.sessions.ask_engine(Ask(1, "aaa", asked[5], 8))
+        reply = await gateway.sessions.ask_engine(Ask(1, "aaa", asked[5], 8))
         price = decimal(expected[-1].anchor.price(int(LEVEL)), 2)
         flags = ("untrained",) if loaded.untrained else ()
         assert (reply.data_version, reply.text, reply.flags) == (seconds, price, flags)
@@ -198,7 +198,7 @@ async def test_answers_equal_the_dense_model_and_prices_are_printed_by_their_ver
 async def test_bars_that_arrive_faster_than_anchors_change_are_all_answered_in_order(directory: Path) -> None:
     source, sink = QueueSource(), MemorySink()
     config = inproc_config(sessions=sessions("V:AAA"), model=ModelConfig(path=str(directory)))
-    async with running(config, source, sink) as front:
+    async with running(config, source, sink) as gateway:
         batch = []
         for n in range(120):
             price = 100 * 2.0 ** (n % 24)
@@ -213,4 +213,4 @@ async def test_bars_that_arrive_faster_than_anchors_change_are_all_answered_in_o
 
         await until(complete, what="the last bar's answers")
         assert [first for first, _ in ranges] == [0, *(last + 1 for _, last in ranges[:-1])]
-        assert count(front, "anchors", session="aaa") == count(front, "refreshes", session="aaa") > 20
+        assert count(gateway, "anchors", session="aaa") == count(gateway, "refreshes", session="aaa") > 20

@@ -20,11 +20,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from daemon.cli.demo import demo_config
 from daemon.config.schema import ModelConfig, QueryConfig, SchedulerConfig
-from daemon.front.server import Front
+from daemon.gateway.gateway import Gateway
 from engine.model.embedded import embedded_directory
 from engine.step import Executor
 from feeds.durations import Duration
-from flash.questions import PAPER_SIX
+from flash.question import PAPER_SIX
 from tests.kit import MemorySink, QueueSource, inproc_config, tolerance, until
 from tests.kit.inproc import Recorder, Tape, answers, count, running
 
@@ -37,12 +37,12 @@ SAID = [
 class Clients:
     """The SDKs' clients of one daemon."""
 
-    def __init__(self, front: Front) -> None:
-        url = f"http://127.0.0.1:{front.http.port}"
+    def __init__(self, gateway: Gateway) -> None:
+        url = f"http://127.0.0.1:{gateway.http.port}"
         self.openai = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
         self.anthropic = anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0, timeout=60)
-        self.front = front
-        self.model = front.model
+        self.gateway = gateway
+        self.model = gateway.model
 
     async def text(self, **more: Any) -> str:
         """Of one chat, by default the likeliest."""
@@ -56,17 +56,17 @@ async def served(
     executor: Callable[[Executor], Executor] | None = None, bars: int = 0, **settings: Any
 ) -> AsyncIterator[Clients]:
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
-    async with running(inproc_config(**settings), source, sink, executor) as front:
+    async with running(inproc_config(**settings), source, sink, executor) as gateway:
         source.put(*(tape.second(n) for n in range(bars)))
         if bars:
             await until(lambda: any(a.data_version for a in answers(sink)), what="answers")
-        clients = Clients(front)
+        clients = Clients(gateway)
         try:
             yield clients
         finally:
             await clients.openai.close()
             await clients.anthropic.close()
-        await until(lambda: not len(front.generations), what="the end of all generations")
+        await until(lambda: not len(gateway.generations), what="the end of all generations")
 
 
 @torch.inference_mode()
@@ -189,13 +189,13 @@ async def test_seeds_answers_to_one_prompt_and_kept_responses() -> None:
         hot = {"temperature": 1.5, "top_p": 0.9}
         one = await on.text(**hot, seed=1)
         assert one == await on.text(**hot, seed=1)
-        assert count(on.front, "api_cache", cache="response", outcome="hit") == 1
+        assert count(on.gateway, "api_cache", cache="response", outcome="hit") == 1
         shorter = await on.text(**hot, seed=1, max_tokens=5)  # not from the cache
         assert one.startswith(shorter.rstrip("\ufffd"))
         assert len({await on.text(**hot, seed=seed) for seed in range(4)}) > 1
         assert len({await on.text(**hot) for _ in range(4)}) > 1  # without a seed each is drawn anew
 
-        before = on.front.store.value("foretick_batch_tokens_total", **{"class": "pool"})
+        before = on.gateway.store.value("foretick_batch_tokens_total", **{"class": "pool"})
         words = " ".join(f"price {n}" for n in range(200))
         found = await on.openai.chat.completions.create(
             model=on.model,
@@ -205,12 +205,12 @@ async def test_seeds_answers_to_one_prompt_and_kept_responses() -> None:
             seed=5,
             temperature=1.5,
         )
-        computed = on.front.store.value("foretick_batch_tokens_total", **{"class": "pool"}) - before
+        computed = on.gateway.store.value("foretick_batch_tokens_total", **{"class": "pool"}) - before
         assert len({each.message.content for each in found.choices}) > 1
         # one prefill, and of each answer the last token of the prompt and its own
         assert computed <= found.usage.prompt_tokens + 4 * 5
-        assert count(on.front, "api_cache", cache="render", outcome="hit") > 0
-        assert count(on.front, "api_cache", cache="tokenise", outcome="hit") > 0
+        assert count(on.gateway, "api_cache", cache="render", outcome="hit") > 0
+        assert count(on.gateway, "api_cache", cache="tokenise", outcome="hit") > 0
 
 
 async def test_constrained_text() -> None:
@@ -249,7 +249,7 @@ async def test_a_session_answers_from_its_newest_version_and_a_standing_question
         assert facts["cached"]
         assert ready.choices[0].message.content == facts["choice"]
         assert facts["choice"] in ("UP", "DOWN")
-        state = on.front.sessions.states["aaa"]
+        state = on.gateway.sessions.states["aaa"]
         chosen = await ask(
             model="session:aaa",
             messages=[
@@ -303,10 +303,10 @@ async def test_a_client_that_leaves_frees_the_engine_and_limits_are_said() -> No
         assert busy.value.response.headers["retry-after"] == "1"
         for stream in streams:
             await stream.close()
-        await until(lambda: not len(on.front.generations), what="the streams to be given up")
-        computed = on.front.store.value("foretick_batch_tokens_total", **{"class": "pool"})
+        await until(lambda: not len(on.gateway.generations), what="the streams to be given up")
+        computed = on.gateway.store.value("foretick_batch_tokens_total", **{"class": "pool"})
         await asyncio.sleep(0.5)  # of ten passes
-        later = on.front.store.value("foretick_batch_tokens_total", **{"class": "pool"})
+        later = on.gateway.store.value("foretick_batch_tokens_total", **{"class": "pool"})
         assert later - computed <= 2
         with pytest.raises(openai.APITimeoutError):
             await on.openai.with_options(timeout=0.3).chat.completions.create(**long)
@@ -317,9 +317,9 @@ async def test_a_client_that_leaves_frees_the_engine_and_limits_are_said() -> No
             await on.openai.completions.create(model=on.model, prompt=[2**30])
         texts = await asyncio.gather(*(on.text(max_tokens=3, seed=n) for n in range(2)))
         assert len(set(texts)) == 1  # the likeliest
-        await until(lambda: count(on.front, "api_requests", api="chat", outcome="gone") == 3)
-        assert count(on.front, "api_requests", api="chat", outcome="busy") == 1
-        assert on.front.store.count("foretick_api_first_token_seconds", api="chat") >= 4
+        await until(lambda: count(on.gateway, "api_requests", api="chat", outcome="gone") == 3)
+        assert count(on.gateway, "api_requests", api="chat", outcome="busy") == 1
+        assert on.gateway.store.count("foretick_api_first_token_seconds", api="chat") >= 4
 
 
 async def test_an_answer_at_once_has_time_while_tokens_come_and_is_paid_for_by_who_leaves() -> None:
@@ -333,14 +333,14 @@ async def test_an_answer_at_once_has_time_while_tokens_come_and_is_paid_for_by_w
         usage = (await ask(model=on.model, messages=SAID, max_tokens=12, temperature=0)).usage
 
         def charged() -> int:
-            return count(on.front, "tenant_tokens", tenant="local")
+            return count(on.gateway, "tenant_tokens", tenant="local")
 
         assert charged() == usage.total_tokens
         with pytest.raises(openai.APITimeoutError):
             await on.openai.with_options(timeout=0.6).chat.completions.create(
                 model=on.model, messages=SAID, max_tokens=50, seed=1
             )
-        await until(lambda: not len(on.front.generations))
+        await until(lambda: not len(on.gateway.generations))
         assert charged() > usage.total_tokens + 1
 
 
@@ -418,12 +418,12 @@ async def test_the_snippets_of_the_page_run_word_for_word(capsys) -> None:
     source, sink = QueueSource(), MemorySink()
     tape = Tape(*(session.symbol for session in demo.sessions))
     config = inproc_config(sessions=demo.sessions, model=ModelConfig())
-    async with running(config, source, sink) as front:
+    async with running(config, source, sink) as gateway:
         source.put(*(tape.second(n) for n in range(12)))
-        await until(lambda: all(len(each.answers) == 6 for each in front.sessions.states.values()))
-        assert front.query is not None, "configured"
-        code = "".join(blocks).replace("7800", str(front.http.port))
-        code = code.replace("tcp://127.0.0.1:7801", front.query.endpoint)
+        await until(lambda: all(len(each.answers) == 6 for each in gateway.sessions.states.values()))
+        assert gateway.query is not None, "configured"
+        code = "".join(blocks).replace("7800", str(gateway.http.port))
+        code = code.replace("tcp://127.0.0.1:7801", gateway.query.endpoint)
         # the distribution's modules are the tree's, under another name
         code = code.replace("from foretick_client import LostMessage, QueryClient", _FROM_TREE)
         done: dict[str, Any] = {}

@@ -13,13 +13,13 @@ from msgspec.structs import replace
 
 from daemon.api.messages import Ask, AskReply, QueryError
 from daemon.config.schema import FlashConfig, ModelConfig, ProcessConfig
-from daemon.engine.confidence import calibration_of
+from daemon.engine.confidence_metrics import calibration_of
 from engine.model.revision import CALIBRATION, revision_of
 from feeds.connector import SettingError
 from feeds.durations import Duration
-from feeds.messages import Answer
+from feeds.market_data import Answer
 from flash.confidence import AdaptiveCoverage, Calibration, QuestionCalibration, write_calibration
-from flash.questions import PAPER_SIX
+from flash.question import PAPER_SIX
 from tests.kit import (
     SECOND,
     START,
@@ -33,7 +33,7 @@ from tests.kit import (
     until,
 )
 from tests.kit.daemon import invoke
-from tests.kit.inproc import answers, ask_front, count, running
+from tests.kit.inproc import answers, ask_gateway, count, running
 from tests.kit.models import terse_directory
 
 OTHER: dict[str | None, str] = {"UP": "DOWN", "DOWN": "UP"}
@@ -74,11 +74,11 @@ async def test_answers_carry_what_the_calibration_says_of_their_logits(directory
     source, sink = QueueSource(), MemorySink()
     model = ModelConfig(path=str(directory), coverage=COVERAGE, abstain_below=ABSTAIN_BELOW)
     config = inproc_config(sessions=sessions("V:AAA"), model=model, standing="paper_six")
-    async with running(config, source, sink) as front:
+    async with running(config, source, sink) as gateway:
         await feed(source, sink, range(31))
         trend = [answer for answer in answers(sink) if answer.question == "trend"]
         sizes = {
-            size: count(front, "choice_sets", session="aaa", size=size)
+            size: count(gateway, "choice_sets", session="aaa", size=size)
             for size in ("empty", "one", "several")
         }
     others = [answer for answer in answers(sink) if answer.question != "trend"]
@@ -108,9 +108,9 @@ async def test_a_question_asked_by_number_is_judged_by_what_was_fitted_so(direct
         standing="paper_six",
         flash=FlashConfig(placement="frozen"),
     )
-    async with running(config, source, sink) as front:
+    async with running(config, source, sink) as gateway:
         await feed(source, sink, range(4))
-        asked = await front.sessions.ask_engine(Ask(1, "aaa", "trend"))
+        asked = await gateway.sessions.ask_engine(Ask(1, "aaa", "trend"))
     trend = [answer for answer in answers(sink) if answer.question == "trend"]
     assert len(trend) == 3
     found = [(answer, numbered) for answer in trend] + [(asked, FITTED)]
@@ -125,18 +125,18 @@ async def test_asks_are_judged_as_standing_answers_are(directory: Path) -> None:
     source, sink = QueueSource(), MemorySink()
     model = ModelConfig(path=str(directory), coverage=COVERAGE, abstain_below=0.99)
     config = inproc_config(sessions=sessions("V:AAA"), model=model, standing="paper_six")
-    async with running(config, source, sink) as front:
+    async with running(config, source, sink) as gateway:
         await feed(source, sink, range(4))
-        counted = count(front, "choice_sets", session="aaa", size="one")
-        standing = front.sessions.states["aaa"].answers[PAPER_SIX[0].hash].answer
-        cached = await ask_front(front, "ask", "aaa", PAPER_SIX[0].text, 1, ("UP", "DOWN"))
-        computed = await front.sessions.ask_engine(Ask(1, "aaa", "trend"))
+        counted = count(gateway, "choice_sets", session="aaa", size="one")
+        standing = gateway.sessions.states["aaa"].answers[PAPER_SIX[0].hash].answer
+        cached = await ask_gateway(gateway, "ask", "aaa", PAPER_SIX[0].text, 1, ("UP", "DOWN"))
+        computed = await gateway.sessions.ask_engine(Ask(1, "aaa", "trend"))
         others = [
-            await ask_front(front, "ask", "aaa", "trend", 1, ("DOWN", "UP")),
-            await ask_front(front, "ask", "aaa", "pullback", 1, ("YES", "NO")),
-            await ask_front(front, "ask", "aaa", "exact_value", 4),
+            await ask_gateway(gateway, "ask", "aaa", "trend", 1, ("DOWN", "UP")),
+            await ask_gateway(gateway, "ask", "aaa", "pullback", 1, ("YES", "NO")),
+            await ask_gateway(gateway, "ask", "aaa", "exact_value", 4),
         ]
-        assert count(front, "choice_sets", session="aaa", size="one") == counted
+        assert count(gateway, "choice_sets", session="aaa", size="one") == counted
     assert (cached.cached, computed.cached) == (True, False)
     assert (cached.probability, list(cached.choice_set)) == (standing.probability, standing.choice_set)
     expected = 1 / (1 + exp(-computed.logit_gap / TEMPERATURE))
@@ -163,14 +163,14 @@ async def test_labels_that_come_later_adapt_the_coverage_of_their_question(
     model = ModelConfig(path=str(directory), coverage=COVERAGE)
     process = ProcessConfig(mode=mode, drain=Duration(5 * SECOND))
     config = inproc_config(sessions=sessions("V:AAA"), model=model, standing="paper_six", process=process)
-    async with running(config, source, sink) as front:
-        assert front.query is not None
+    async with running(config, source, sink) as gateway:
+        assert gateway.query is not None
         await feed(source, sink, range(11))
         trend = [answer for answer in answers(sink) if answer.question == "trend"]
         state, in_set = AdaptiveCoverage.of(COVERAGE), 0
         for answer in trend[:1:-1]:  # in any order
             told = answer.choice if answer.data_version > 7 else OTHER[answer.choice]
-            reply = await ask_front(front, "label", "aaa", "trend", answer.data_version, told)
+            reply = await ask_gateway(gateway, "label", "aaa", "trend", answer.data_version, told)
             state = state.after(told in FITTED.choice_set(judged(answer), state.asked))
             covered = told in (answer.choice_set or ())
             in_set += covered
@@ -178,7 +178,7 @@ async def test_labels_that_come_later_adapt_the_coverage_of_their_question(
             assert (reply.right, reply.covered) == (answer.choice == told, covered)
             assert reply.coverage == state.asked
         told = OTHER[trend[1].choice]
-        typed = ["label", "aaa", "trend", "2", told, "--endpoint", front.query.endpoint]
+        typed = ["label", "aaa", "trend", "2", told, "--endpoint", gateway.query.endpoint]
         state = state.after(told in FITTED.choice_set(judged(trend[1]), state.asked))
         in_set += told in (trend[1].choice_set or ())
         done, again = [await asyncio.to_thread(invoke, *typed) for _ in range(2)]
@@ -198,14 +198,14 @@ async def test_labels_that_come_later_adapt_the_coverage_of_their_question(
         for code, labels in refused.items():
             for label in labels:
                 with pytest.raises(QueryError) as error:
-                    await ask_front(front, "label", *label)
+                    await ask_gateway(gateway, "label", *label)
                 assert error.value.code == code
         newest = next(answer for answer in reversed(answers(sink)) if answer.question == "trend")
         assert newest.data_version == 11
         assert newest.choice_set == list(FITTED.choice_set(judged(newest), state.asked))
-        asked = await ask_front(front, "ask", "aaa", PAPER_SIX[0].text, 1, ("UP", "DOWN"))
+        asked = await ask_gateway(gateway, "ask", "aaa", PAPER_SIX[0].text, 1, ("UP", "DOWN"))
         assert list(asked.choice_set) == newest.choice_set
-        values = (await ask_front(front, "stats")).values
+        values = (await ask_gateway(gateway, "stats")).values
     counted = {code: len(labels) for code, labels in refused.items()}
     counted |= {"right": 3, "wrong": 6, "repeated": 2}
     for outcome, n in counted.items():

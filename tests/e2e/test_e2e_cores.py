@@ -52,7 +52,7 @@ async def test_the_front_has_a_core_of_its_own(tmp_path: Path) -> None:
         (of_engine,) = cpus_of(engine)
         assert cpus(of_engine) == set(others)
         assert cpus_of(daemon.pid) == {str(first)}
-        assert f"front on CPU {first}, engine on CPU {of_engine}" in daemon.log
+        assert f"gateway on CPU {first}, engine on CPU {of_engine}" in daemon.log
         assert daemon.terminate(60) == 0
 
 
@@ -67,6 +67,6 @@ def test_with_one_cpu_the_daemon_does_not_start(tmp_path: Path) -> None:
             capture_output=True, text=True, timeout=120, env=os.environ | {"FORETICK_HTTP__PORT": "0"},
         )  # fmt: skip
         assert done.returncode == 2
-        assert f"process.reserve_core: front and engine need a CPU each, but there is CPU {only} only" in (
+        assert f"process.reserve_core: gateway and engine need a CPU each, but there is CPU {only} only" in (
             done.stdout + done.stderr
         )

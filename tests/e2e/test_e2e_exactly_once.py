@@ -17,7 +17,7 @@ from aiokafka.partitioner import DefaultPartitioner
 from daemon.audit.completeness import Audit
 from daemon.config.schema import UNTRAINED
 from feeds.kafka_client import quiet_client_log
-from feeds.messages import Answer
+from feeds.market_data import Answer
 from tests.e2e.test_e2e_process import NAMES, SYMBOLS, kafka_config, second
 from tests.kit import SECOND, START, trade, until, until_slowly
 from tests.kit.daemon import Daemon, Topics, committed
@@ -77,7 +77,7 @@ async def check(topics: Topics, seconds: int) -> None:
 
 
 async def test_kills_and_faults_of_a_daemon(tmp_path: Path, server: KafkaServer) -> None:
-    """Requests fail, engine and front are killed: nothing is lost, and nothing comes twice."""
+    """Requests fail, engine and gateway are killed: nothing is lost, and nothing comes twice."""
     suffix = f".{uuid.uuid4().hex[:8]}"
     trades, answers = f"md.trades.v1{suffix}", f"answers.v1{suffix}"
     await create_topics(server.bootstrap, {trades: 2, answers: 1, f"dlq.v1{suffix}": 1})
@@ -152,9 +152,9 @@ async def test_a_second_daemon_with_the_same_id_ends_the_first(tmp_path: Path, s
 def markets(partitions: int) -> dict[str, str]:
     """A symbol for each partition, by session."""
     found: dict[int, str] = {}
-    for letter in "ABCDEFGHIJKLM":
+    for dead_letter in "ABCDEFGHIJKLM":
         every = list(range(partitions))
-        found.setdefault(DefaultPartitioner()(f"V:{letter * 3}".encode(), every, every), letter * 3)
+        found.setdefault(DefaultPartitioner()(f"V:{dead_letter * 3}".encode(), every, every), dead_letter * 3)
     assert len(found) == partitions
     return {symbol.lower(): f"V:{symbol}" for symbol in found.values()}
 

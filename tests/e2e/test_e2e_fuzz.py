@@ -15,12 +15,12 @@ import zmq
 import zmq.asyncio
 
 from daemon.api.client import QueryClient
-from daemon.api.errors import STATUS
+from daemon.api.http_errors import STATUS
 from daemon.api.messages import ErrorReply, decode_reply
 from daemon.config.schema import QueryConfig, SchedulerConfig
-from daemon.front.server import Front
-from daemon.front.wiring import make_front
-from feeds.connector import Route
+from daemon.gateway.gateway import Gateway
+from daemon.gateway.wiring import make_gateway
+from feeds.connector import SinkRoute
 from feeds.source import Incoming
 from metrics.catalogue import REASONS
 from tests.kit import START, TOPIC, MemorySink, QueueSource, inproc_config, trade, until
@@ -118,13 +118,13 @@ def record(rng: random.Random) -> bytes:
     return damaged(rng, payload) if rng.random() < 0.5 else payload
 
 
-async def queries(front: Front, rng: random.Random) -> Counter[str]:
+async def queries(gateway: Gateway, rng: random.Random) -> Counter[str]:
     """Send them, with fewer than a hundred unanswered at a time; returns the replies by kind."""
-    assert front.query is not None
+    assert gateway.query is not None
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.DEALER)
     socket.linger = 0
-    socket.connect(front.query.endpoint)
+    socket.connect(gateway.query.endpoint)
     replies: Counter[str] = Counter()
     try:
         for n in range(QUERIES):
@@ -163,17 +163,19 @@ async def test_every_random_message_is_answered_or_counted_and_the_daemon_keeps_
         query=QueryConfig(endpoint="tcp://127.0.0.1:*", max_prompts=10_000, max_prompts_each=10_000),
         scheduler=SchedulerConfig(max_new_tokens=8, max_prompt_tokens=400),
     )
-    front = make_front(config, source=source, routes=[Route(sink, "answers.v1", dead_letters="dlq.v1")])
+    gateway = make_gateway(
+        config, source=source, routes=[SinkRoute(sink, "answers.v1", dead_letters="dlq.v1")]
+    )
 
     def count(name: str, **labels: str) -> int:
-        return int(front.store.value(f"foretick_{name}_total", **labels))
+        return int(gateway.store.value(f"foretick_{name}_total", **labels))
 
     try:
-        await asyncio.wait_for(front.start(), 180)
+        await asyncio.wait_for(gateway.start(), 180)
         for offset in range(RECORDS):
             source.put([Incoming(TOPIC, 0, offset, None, record(rng), {}, START)])
-        replies = await queries(front, rng)
-        statuses = await asyncio.to_thread(bodies, front.http.port, rng)
+        replies = await queries(gateway, rng)
+        statuses = await asyncio.to_thread(bodies, gateway.http.port, rng)
         assert replies.total() == QUERIES
         assert statuses.total() == BODIES
         assert {"ok", "bad_request", "unknown_prompt"} <= set(replies)
@@ -185,13 +187,13 @@ async def test_every_random_message_is_answered_or_counted_and_the_daemon_keeps_
         malformed = sum(count("records_malformed", reason=reason) for reason in REASONS)
         unknown = count("records_unknown_symbol")
         assert min(malformed, unknown) > 0
-        assert front.input.tracker._next == {(TOPIC, 0): RECORDS}
-        assert malformed + unknown + front.input.tracker.outstanding() == RECORDS
+        assert gateway.input.tracker._next == {(TOPIC, 0): RECORDS}
+        assert malformed + unknown + gateway.input.tracker.outstanding() == RECORDS
         await until(lambda: count("dead_letters", stage="read") == malformed)
-        assert front.not_ready() == []
+        assert gateway.not_ready() == []
         assert "Traceback" not in caplog.text
-        with QueryClient(front.query.endpoint, 10.0) as client:  # type: ignore[union-attr]  # configured
+        with QueryClient(gateway.query.endpoint, 10.0) as client:  # type: ignore[union-attr]  # configured
             answer = await asyncio.to_thread(client.complete, "One two", 1)
             assert answer.answer_tokens == 1
     finally:
-        assert await front.stop()
+        assert await gateway.stop()

@@ -17,14 +17,14 @@ from daemon.api.client import AsyncQueryClient
 from daemon.api.messages import Answers, AnswersReply, ErrorReply
 from daemon.audit.completeness import Audit
 from daemon.config.schema import Config, QueryConfig, RecoveryConfig, SinkConfig, SourceConfig
-from daemon.front.server import Front
-from daemon.front.wiring import make_front
+from daemon.gateway.gateway import Gateway
+from daemon.gateway.wiring import make_gateway
 from feeds.codec import decode_message
 from feeds.connectors.kafka import KafkaSinkConnector, KafkaSourceConnector
 from feeds.durations import Duration
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_sink import KafkaSink
-from feeds.messages import Answer
+from feeds.market_data import Answer
 from tests.kit import SECOND, START, inproc_config, trade, until
 from tests.kit.fixtures import RealKafka
 from tests.kit.kafka import create_topics
@@ -35,8 +35,8 @@ Delivery = Literal["at_least_once", "exactly_once"]
 def symbols() -> list[str]:
     """A symbol for each of two partitions."""
     found: dict[int, str] = {}
-    for letter in "ABCDEFGH":
-        key = f"V:{letter * 3}"
+    for dead_letter in "ABCDEFGH":
+        key = f"V:{dead_letter * 3}"
         found.setdefault(DefaultPartitioner()(key.encode(), [0, 1], [0, 1]), key)
     return [found[0], found[1]]
 
@@ -67,7 +67,7 @@ class Group:
         self, kafka: RealKafka, name: str, snapshots: Path, delivery: Delivery = "at_least_once"
     ) -> None:
         self.kafka, self.name, self.snapshots, self.delivery = kafka, name, snapshots, delivery
-        self.fronts: list[Front] = []
+        self.gateways: list[Gateway] = []
         self.published: list[Answer] = []
 
     def config(self, member: str, **query: object) -> Config:
@@ -92,11 +92,11 @@ class Group:
             return found
         return replace(found, delivery=self.delivery, transactional_id=f"{self.name}.{member}")
 
-    async def join(self, member: str, **query: object) -> Front:
-        front = make_front(self.config(member, **query), commit_every_s=0.1)
-        self.fronts.append(front)
-        await asyncio.wait_for(front.start(), 120)
-        return front
+    async def join(self, member: str, **query: object) -> Gateway:
+        gateway = make_gateway(self.config(member, **query), commit_every_s=0.1)
+        self.gateways.append(gateway)
+        await asyncio.wait_for(gateway.start(), 120)
+        return gateway
 
     async def read(self) -> None:
         consumer = AIOKafkaConsumer(
@@ -119,7 +119,7 @@ class Group:
 
     async def answered(self, market: Market) -> None:
         """Wait until every session has all six answers about the newest closed bar."""
-        names = [session.name for session in self.fronts[0].config.sessions]
+        names = [session.name for session in self.gateways[0].config.sessions]
 
         def done() -> bool:
             newest = [a for a in self.published if a.as_of >= market.newest]
@@ -129,7 +129,7 @@ class Group:
 
     async def shared(self) -> None:
         """Wait until each daemon has one partition, and knows of the other's."""
-        one, other = self.fronts[-2:]
+        one, other = self.gateways[-2:]
 
         def split() -> bool:
             names = [session.name for session in one.config.sessions]
@@ -152,9 +152,9 @@ async def group(
     reading = asyncio.create_task(made.read())
     yield made
     reading.cancel()
-    for front in made.fronts:
-        if not front.stopping:
-            await front.stop()
+    for gateway in made.gateways:
+        if not gateway.stopping:
+            await gateway.stop()
     await asyncio.gather(reading, return_exceptions=True)
 
 
@@ -194,7 +194,7 @@ async def test_sessions_move_between_daemons_and_questions_find_them(group: Grou
         audit = Audit(whole=True)
         for answer in group.published:
             audit.take(answer)
-        assert not any(front.failed.done() for front in group.fronts), "none ends by itself"
+        assert not any(gateway.failed.done() for gateway in group.gateways), "none ends by itself"
         for each in audit.result():
             assert each.holds(exactly_once=group.delivery == "exactly_once"), each
             assert each.epochs > 1 or each.session == mine

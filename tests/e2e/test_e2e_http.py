@@ -10,15 +10,15 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from daemon.front.server import Front
-from daemon.front.sessions import SessionState
-from daemon.front.wiring import make_front
-from feeds.connector import Route
+from daemon.gateway.answer_cache import SessionState
+from daemon.gateway.gateway import Gateway
+from daemon.gateway.wiring import make_gateway
+from feeds.connector import SinkRoute
 from feeds.connectors.http import HttpSourceConnector
-from feeds.pushed import PushedSource
+from feeds.push_source import PushedSource
 from tests.kit import SECOND, START, MemorySink, QueueSource, inproc_config, trade, until
 from tests.kit.http import conversing, listening, request
-from tests.kit.inproc import ANSWERS, DEAD, UPDATES, Tape, ask_front, count
+from tests.kit.inproc import ANSWERS, DEAD, UPDATES, Tape, ask_gateway, count
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LINES, MSGPACK, CSV, OURS = (
@@ -31,7 +31,7 @@ LINES, MSGPACK, CSV, OURS = (
 class Desk:
     """A daemon, its sources and its sink. ``second``: the next second of the tape of AAA and BBB."""
 
-    front: Front
+    gateway: Gateway
     source: QueueSource
     pushed: PushedSource
     sink: MemorySink
@@ -40,11 +40,11 @@ class Desk:
 
     @property
     def port(self) -> int:
-        return self.front.http.port
+        return self.gateway.http.port
 
     async def advance(self, versions: int = 1) -> None:
         """So many more versions of each session, each of a bar, all answered."""
-        states = [self.front.sessions.states[name] for name in ("aaa", "bbb")]
+        states = [self.gateway.sessions.states[name] for name in ("aaa", "bbb")]
         for _ in range(versions):
             wanted = states[0].version + 1
             # a bar closes with the next one's first trade
@@ -63,30 +63,30 @@ async def desk() -> AsyncIterator[Desk]:
     source, sink = QueueSource(), MemorySink()
     pushed = HttpSourceConnector(max_waiting=50, max_body_bytes=4096).open("http", 1.0)
     assert isinstance(pushed, PushedSource)
-    front = make_front(
+    gateway = make_gateway(
         inproc_config(("V:AAA", "V:BBB", "V:PPP")),
         source=[source, pushed],
-        routes=[Route(sink, ANSWERS, UPDATES, DEAD)],
+        routes=[SinkRoute(sink, ANSWERS, UPDATES, DEAD)],
     )
     try:
-        await asyncio.wait_for(front.start(), 200)
-        yield Desk(front, source, pushed, sink)
+        await asyncio.wait_for(gateway.start(), 200)
+        yield Desk(gateway, source, pushed, sink)
     finally:
-        if not front.stopping:
-            await front.stop()
+        if not gateway.stopping:
+            await gateway.stop()
 
 
 async def test_every_read_is_that_of_the_query_socket(desk: Desk) -> None:
-    port, front = desk.port, desk.front
+    port, gateway = desk.port, desk.gateway
     await desk.advance(2)
     listed = (await request(port, "GET", "/v1/sessions")).json["sessions"]
     assert [each["name"] for each in listed] == ["aaa", "bbb", "ppp"]
-    assert listed[0]["data_version"] == (await ask_front(front, "sessions")).sessions[0].data_version
+    assert listed[0]["data_version"] == (await ask_gateway(gateway, "sessions")).sessions[0].data_version
     one = (await request(port, "GET", "/v1/sessions/bbb")).json
     assert (one["name"], one["symbol"], len(one["questions"])) == ("bbb", "V:BBB", 6)
     questions = (await request(port, "GET", "/v1/questions")).json["sessions"]
     assert [each["session"] for each in questions] == ["aaa", "bbb", "ppp"]
-    expected = msgspec.to_builtins((await ask_front(front, "questions", "aaa")).questions)
+    expected = msgspec.to_builtins((await ask_gateway(gateway, "questions", "aaa")).questions)
     assert questions[0]["questions"] == msgspec.json.decode(msgspec.json.encode(expected))
     assert (await request(port, "GET", "/v1/questions?session=aaa")).json["sessions"] == questions[:1]
     answers = (await request(port, "GET", "/v1/answers")).json["answers"]
@@ -106,7 +106,7 @@ async def test_every_read_is_that_of_the_query_socket(desk: Desk) -> None:
 
 
 async def test_sessions_and_questions_change_as_on_the_query_socket(desk: Desk) -> None:
-    port, states = desk.port, desk.front.sessions.states
+    port, states = desk.port, desk.gateway.sessions.states
     session = {"name": "ccc", "symbol": "V:CCC", "retention_tokens": 512}
     added = await request(port, "POST", "/v1/sessions", session)
     assert (added.status, [s["name"] for s in added.json["sessions"]][-1]) == (201, "ccc")
@@ -179,7 +179,7 @@ async def test_a_stream_goes_on_where_it_ended(desk: Desk) -> None:
         after = lost.data.pop("after")
         assert lost.data == {"events": "unknown", "exact": False, "reason": "restarted"}
         assert (lost.id, after.endswith(".0")) == (after, True)
-    assert count(desk.front, "events_sent", transport="sse") >= 10
+    assert count(desk.gateway, "events_sent", transport="sse") >= 10
 
 
 async def test_a_socket_asks_and_listens(desk: Desk) -> None:
@@ -229,8 +229,8 @@ async def test_pushed_records_are_answered_in_each_of_their_forms(desk: Desk) ->
 
     await until(found, 60)
     assert {(each.topic, each.source) for each in found()[0].inputs} == {("http", "http")}  # type: ignore[attr-defined]  # an Answer
-    assert count(desk.front, "records", source="http") == 6
-    assert count(desk.front, "pushes", outcome="accepted") == 5
+    assert count(desk.gateway, "records", source="http") == 6
+    assert count(desk.gateway, "pushes", outcome="accepted") == 5
     assert reply.json["late"] == 0
     reply = await request(desk.port, "POST", "/v1/data?replay=true", b"\n".join(trades(0, 99)), LINES)
     assert (reply.json["accepted"], reply.json["late"]) == (2, 1)
@@ -243,15 +243,15 @@ async def test_a_declared_format_is_read_line_by_line(desk: Desk) -> None:
         b"2024-08-08T23:55:00,100,101,99,nonsense,3\n"
         b"2024-08-08T23:56:00,100,101,99,100.5,3\n"
     )
-    before = count(desk.front, "records", source="http")
+    before = count(desk.gateway, "records", source="http")
     reply = await request(desk.port, "POST", "/v1/data?format=btc_perp_bars", text, CSV)
     told = reply.json
     assert (reply.status, told["accepted"], told["refused"]) == (202, 2, 1)
     assert [(e["line"], e["reason"]) for e in told["errors"]] == [(3, "price")]
     assert "nonsense" in told["errors"][0]["message"]
-    await until(lambda: count(desk.front, "records", source="http") == before + 3)
-    assert count(desk.front, "records_malformed", reason="price") == 1
-    assert count(desk.front, "pushes", outcome="partly") == 1
+    await until(lambda: count(desk.gateway, "records", source="http") == before + 3)
+    assert count(desk.gateway, "records_malformed", reason="price") == 1
+    assert count(desk.gateway, "pushes", outcome="partly") == 1
 
 
 async def test_unusable_records_are_listed_and_go_to_the_dead_letters(desk: Desk) -> None:
@@ -261,11 +261,14 @@ async def test_unusable_records_are_listed_and_go_to_the_dead_letters(desk: Desk
     told = reply.json
     assert (reply.status, told["accepted"], told["refused"]) == (202, 1, 2)
     assert [(e["line"], e["reason"]) for e in told["errors"]] == [(2, "price"), (3, "json")]
-    letters = await until(lambda: len(found := desk.sink.messages(DEAD)) == 2 and found)
-    assert {(letter.topic, letter.reason) for letter in letters} == {("http", "price"), ("http", "json")}
+    dead_letters = await until(lambda: len(found := desk.sink.messages(DEAD)) == 2 and found)
+    assert {(dead_letter.topic, dead_letter.reason) for dead_letter in dead_letters} == {
+        ("http", "price"),
+        ("http", "json"),
+    }
     reply = await request(desk.port, "POST", "/v1/data", b"[1,", OURS)
     assert (reply.status, reply.json["accepted"], reply.json["errors"][0]["line"]) == (422, 0, 0)
-    assert count(desk.front, "pushes", outcome="refused") == 1
+    assert count(desk.gateway, "pushes", outcome="refused") == 1
 
 
 @pytest.mark.parametrize(
@@ -292,7 +295,7 @@ async def test_a_body_that_cannot_be_taken_is_refused(
 
 async def test_a_full_queue_refuses_the_whole_body_and_takes_it_later(desk: Desk) -> None:
     desk.pushed.pause()  # as a full ring does
-    before = count(desk.front, "records", source="http")
+    before = count(desk.gateway, "records", source="http")
     body = b"\n".join(trades(*range(20, 44)))
     push = "/v1/data?replay=1"
     statuses = [(await request(desk.port, "POST", push, body, LINES)).status for _ in range(4)]
@@ -302,14 +305,14 @@ async def test_a_full_queue_refuses_the_whole_body_and_takes_it_later(desk: Desk
     await until(lambda: desk.pushed.waiting == 0)
     statuses.append((await request(desk.port, "POST", push, body, LINES)).status)
     assert statuses[-1] == 202
-    await until(lambda: count(desk.front, "records", source="http") == before + 24 * statuses.count(202))
+    await until(lambda: count(desk.gateway, "records", source="http") == before + 24 * statuses.count(202))
 
 
 async def test_streams_and_sockets_end_with_the_daemon(desk: Desk) -> None:
     """The last test: it stops the daemon."""
     async with listening(desk.port) as stream, conversing(desk.port) as socket:
         await socket.ask(type="subscribe", id=1)
-        stopping = asyncio.ensure_future(desk.front.stop())
+        stopping = asyncio.ensure_future(desk.gateway.stop())
         assert await stream.ended()
         with pytest.raises(EOFError, match="1012"):
             await socket.next("never")

@@ -28,18 +28,18 @@ from daemon.config.schema import (
     SourceConfig,
 )
 from daemon.engine.build import build, limits_of
-from daemon.front.server import Front
-from daemon.front.wiring import make_front
+from daemon.gateway.gateway import Gateway
+from daemon.gateway.wiring import make_gateway
 from daemon.supervision import TaskEnded
 from feeds.connector import SettingError
 from feeds.durations import Duration
-from feeds.messages import Answer, DataUpdated, DeadLetter
+from feeds.market_data import Answer, DataUpdated, DeadLetter
 from feeds.source import Incoming
-from flash.questions import PAPER_SIX
+from flash.question import PAPER_SIX
+from scheduler.interfaces import PriorityClass
 from scheduler.request import Request, RequestSpec, State
 from scheduler.scheduler import Scheduler as Steps
 from scheduler.tapes import TapeItem
-from scheduler.types import PriorityClass
 from tests.kit import (
     SECOND,
     START,
@@ -61,7 +61,7 @@ async def test_every_version_answers_all_questions_in_two_stages_and_says_what_i
     recorder = Recorder()
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
     config = inproc_config(sessions=sessions("V:AAA", warm_up_records=5), standing="paper_six")
-    async with running(config, source, sink, recorder) as front:
+    async with running(config, source, sink, recorder) as gateway:
         for n in range(13):
             source.put(tape.second(n))
             await until(lambda n=n: len(answers(sink)) == 6 * n)  # second n closes the bar of n - 1
@@ -102,32 +102,32 @@ async def test_every_version_answers_all_questions_in_two_stages_and_says_what_i
         )
         # committed up to the open bar, and no further
         await until(lambda: source.committed == {(TOPIC, 0): 48}, what="commit of everything answered")
-        assert count(front, "versions", session="aaa") == 12
-        assert count(front, "answers", session="aaa") == 72
-        assert await front.stop()
+        assert count(gateway, "versions", session="aaa") == 12
+        assert count(gateway, "answers", session="aaa") == 72
+        assert await gateway.stop()
     assert source.committed == {(TOPIC, 0): 48}
 
 
 async def test_asked_one_by_one_the_questions_get_the_answers_they_got_together():
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
-    async with running(inproc_config(), source, sink) as front:
+    async with running(inproc_config(), source, sink) as gateway:
         source.put(*(tape.second(n) for n in range(12)))
         await until(
-            lambda: [a for a in answers(sink) if a.data_version == front.sessions.states["aaa"].version]
+            lambda: [a for a in answers(sink) if a.data_version == gateway.sessions.states["aaa"].version]
         )
-        await until(lambda: Counter(a.data_version for a in answers(sink))[_newest(front)] == 6)
-        version = _newest(front)
+        await until(lambda: Counter(a.data_version for a in answers(sink))[_newest(gateway)] == 6)
+        version = _newest(gateway)
         together = {a.question: a for a in answers(sink) if a.data_version == version}
         for question in PAPER_SIX:
             ask = Ask(1, "aaa", question.text, question.max_tokens, question.choices or ())
-            alone = await front.sessions.ask_engine(ask)  # past the cache
+            alone = await gateway.sessions.ask_engine(ask)  # past the cache
             batched = together[question.name]
             assert (alone.data_version, alone.text, alone.choice) == (version, batched.text, batched.choice)
             assert alone.logit_gap == tolerance.near(batched.logit_gap, tolerance.of_embedded_gap())
         # Over the socket the same question is served from the cache, reordered choices are computed.
-        assert front.query is not None
+        assert gateway.query is not None
         trend = PAPER_SIX[0]
-        with QueryClient(front.query.endpoint) as client:
+        with QueryClient(gateway.query.endpoint) as client:
             cached = await asyncio.to_thread(client.ask, "aaa", trend.text, 1, trend.choices)
             computed = await asyncio.to_thread(client.ask, "aaa", trend.text, 1, trend.choices[::-1])
             assert (cached.cached, computed.cached) == (True, False)
@@ -143,23 +143,23 @@ async def test_asked_one_by_one_the_questions_get_the_answers_they_got_together(
             }
 
 
-def _newest(front: Front) -> int:
-    return front.sessions.states["aaa"].version
+def _newest(gateway: Gateway) -> int:
+    return gateway.sessions.states["aaa"].version
 
 
 async def test_an_ad_hoc_answer_has_the_times_of_the_version_that_it_read():
     """Newer versions arrive while it is computed."""
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
-    async with running(inproc_config(standing="none"), source, sink, Recorder(pass_s=0.005)) as front:
+    async with running(inproc_config(standing="none"), source, sink, Recorder(pass_s=0.005)) as gateway:
         for n in range(3):
             source.put(tape.second(n))
-            await until(lambda n=n: _newest(front) == n)
-        asking = asyncio.create_task(front.sessions.ask(Ask(1, "aaa", "What comes next?", 60)))
-        await until(lambda: count(front, "batches") > 10)
+            await until(lambda n=n: _newest(gateway) == n)
+        asking = asyncio.create_task(gateway.sessions.ask(Ask(1, "aaa", "What comes next?", 60)))
+        await until(lambda: count(gateway, "batches") > 10)
         began = time.monotonic_ns()
         for n in range(3, 9):
             source.put(tape.second(n))
-            await until(lambda n=n: _newest(front) == n)
+            await until(lambda n=n: _newest(gateway) == n)
         assert not asking.done(), "the answer must outlast the versions"
         reply = await asking
         assert reply.data_version == 2
@@ -171,15 +171,15 @@ async def test_a_standing_question_gets_its_ready_answer_over_every_transport_un
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
     once = QuestionConfig(name="up", text="Up?", choices=("YES", "NO"), ask_every_bars=1000)
     config = inproc_config(standing="none", questions=(once,))
-    async with running(config, source, sink) as front:
+    async with running(config, source, sink) as gateway:
         source.put(tape.second(0), tape.second(1))
         first = (await until(lambda: answers(sink)))[0]
         for n in range(2, 7):
             source.put(tape.second(n))
-            await until(lambda n=n: _newest(front) == n)
+            await until(lambda n=n: _newest(gateway) == n)
         ask = {"session": "aaa", "question": "Up?", "choices": ["YES", "NO"]}
-        assert front.query is not None
-        with QueryClient(front.query.endpoint) as client:
+        assert gateway.query is not None
+        with QueryClient(gateway.query.endpoint) as client:
 
             async def asked(**more: Any) -> AskReply:
                 return await asyncio.to_thread(client.ask, **ask | {"choices": ("YES", "NO")}, **more)
@@ -190,7 +190,7 @@ async def test_a_standing_question_gets_its_ready_answer_over_every_transport_un
         assert (ready.text, ready.logit_gap, ready.as_of) == (first.text, first.logit_gap, first.as_of)
         assert ready.as_of < younger.as_of
         assert ready.daemon_age_ns > younger.daemon_age_ns > 0
-        post = partial(asyncio.to_thread, _post, front.http.port, "/v1/ask")
+        post = partial(asyncio.to_thread, _post, gateway.http.port, "/v1/ask")
         posted = [await post(ask | more) for more in ({}, {"max_age_s": 0})]
         assert [(status, body["data_version"], body["cached"]) for status, body in posted] == [
             (200, 1, True),
@@ -198,8 +198,8 @@ async def test_a_standing_question_gets_its_ready_answer_over_every_transport_un
         ]
         status, body = await post(ask | {"max_age_s": -1})
         assert (status, body["code"]) == (400, "bad_request")
-        assert front.store.value("foretick_asks_total", outcome="cached") == 3
-        assert front.store.value("foretick_asks_total", outcome="computed") == 2
+        assert gateway.store.value("foretick_asks_total", outcome="cached") == 3
+        assert gateway.store.value("foretick_asks_total", outcome="computed") == 2
 
 
 async def test_a_question_that_cannot_be_answered_in_time_is_skipped_counted_and_holds_nothing_up():
@@ -209,13 +209,13 @@ async def test_a_question_that_cannot_be_answered_in_time_is_skipped_counted_and
     up = QuestionConfig(name="up", text="Up?", choices=("YES", "NO"))
     soon = msgspec.structs.replace(up, name="soon", text="Soon?", answer_within=Duration(SECOND // 1000))
     config = inproc_config(standing="none", questions=(up, soon))
-    async with running(config, source, sink, recorder) as front:
+    async with running(config, source, sink, recorder) as gateway:
         source.put(*(tape.second(n) for n in range(6)))
         await until(lambda: source.committed == {(TOPIC, 0): 20}, what="commit of everything answered")
         answered = [a.data_version for a in answers(sink) if a.question == "up"]
         assert answered == sorted(set(answered)) == [a.data_version for a in answers(sink)]
-        assert count(front, "answers_suppressed", reason="skipped") == len(answered)
-        assert count(front, "answers_suppressed", reason="late") == 0
+        assert count(gateway, "answers_suppressed", reason="skipped") == len(answered)
+        assert count(gateway, "answers_suppressed", reason="late") == 0
     asked = [version for rows in recorder.passes for version, _ in rows]
     assert sorted(asked) == answered, "no pass computed it"
 
@@ -233,21 +233,21 @@ def _post(port: int, path: str, body: object) -> tuple[int, Any]:
 async def test_a_flood_is_coalesced_counted_and_answered_for_to_the_last_record():
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA", "V:BBB")
     superseded = 0
-    async with running(inproc_config(["V:AAA", "V:BBB"]), source, sink) as front:
+    async with running(inproc_config(["V:AAA", "V:BBB"]), source, sink) as gateway:
         batches = [tape.second(n, trades=2) for n in range(200)]
         last = batches[-1][0].offset - 1
         source.put(*batches)
         await until(lambda: source.committed.get((TOPIC, 0)) == last + 1, 60, "everything committed")
         for session in ("aaa", "bbb"):
-            versions = count(front, "versions", session=session)
-            assert count(front, "bars", session=session) == 199
+            versions = count(gateway, "versions", session=session)
+            assert count(gateway, "bars", session=session) == 199
             found = answers(sink, session)
             evaluated = Counter(a.data_version for a in found if a.choice)
             assert set(evaluated.values()) == {5}
             exact = [a.data_version for a in found if a.question == "exact_value"]
             superseded += len(evaluated) - len(exact)
             assert exact[-1] == max(evaluated)
-            assert count(front, "flash_coalesced", session=session) == 199 - len(evaluated) > 0
+            assert count(gateway, "flash_coalesced", session=session) == 199 - len(evaluated) > 0
             # Skipped versions pass their inputs on: the answers' ranges have no hole and no overlap.
             trend = [a for a in answers(sink, session) if a.question == "trend"]
             read = [(i.first_offset, i.last_offset) for a in trend for i in a.inputs]
@@ -255,8 +255,8 @@ async def test_a_flood_is_coalesced_counted_and_answered_for_to_the_last_record(
             assert [o for o in mine if not any(first <= o <= to for first, to in read)] == []
             assert all(to < first for (_, to), (first, _) in pairwise(read))
             assert max(evaluated) == versions
-        assert count(front, "answers_suppressed", reason="superseded") == superseded
-        assert count(front, "ring_dropped", source="test") == 0
+        assert count(gateway, "answers_suppressed", reason="superseded") == superseded
+        assert count(gateway, "ring_dropped", source="test") == 0
 
 
 def of_bar(sink: MemorySink, n: int) -> list[Answer]:
@@ -267,14 +267,14 @@ def of_bar(sink: MemorySink, n: int) -> list[Answer]:
 async def test_what_a_dropping_ring_loses_is_counted_and_flagged():
     source, sink, tape = QueueSource("dropping"), MemorySink(), Tape("V:AAA")
     config = inproc_config(source=SourceConfig(ring_capacity=64))
-    async with running(config, source, sink) as front:
+    async with running(config, source, sink) as gateway:
         source.put(tape.second(0), tape.second(1))
         await until(lambda: len(answers(sink)) == 6)
         assert "gap" not in answers(sink)[0].flags
         source.put([m for n in range(2, 4) for m in tape.second(n, trades=2000)])  # one push of 4000
         source.put(tape.second(4))
         await until(
-            lambda: count(front, "ring_dropped", source="test") and answers(sink)[-1].data_version > 1
+            lambda: count(gateway, "ring_dropped", source="test") and answers(sink)[-1].data_version > 1
         )
         source.put(tape.second(5), tape.second(6))
         await until(lambda: answers(sink)[-1].as_of >= START + 5 * SECOND)
@@ -292,7 +292,7 @@ async def test_late_and_out_of_order_ticks():
     source, sink = QueueSource(), MemorySink()
     config = inproc_config(bars=BarsConfig(interval=Duration(SECOND), lateness=Duration(SECOND)))
     tape = Tape("V:AAA")
-    async with running(config, source, sink) as front:
+    async with running(config, source, sink) as gateway:
 
         def tick(at_s: float) -> Incoming:
             return tape.message(trade("V:AAA", START + int(at_s * SECOND)))
@@ -300,27 +300,27 @@ async def test_late_and_out_of_order_ticks():
         # 0.9 arrives after 1.1, in time for its bar; 0.5 arrives when that bar is closed: late
         source.put([tick(0.1), tick(1.1), tick(0.9), tick(2.2), tick(0.5), tick(3.3)])
         await until(lambda: len([a for a in answers(sink) if a.question == "trend"]) >= 1)
-        await until(lambda: count(front, "bars", session="aaa") == 2)
-        await until(lambda: answers(sink)[-1].data_version == front.sessions.states["aaa"].version > 0)
-        assert count(front, "records_late", session="aaa") == 1
+        await until(lambda: count(gateway, "bars", session="aaa") == 2)
+        await until(lambda: answers(sink)[-1].data_version == gateway.sessions.states["aaa"].version > 0)
+        assert count(gateway, "records_late", session="aaa") == 1
         await until(lambda: answers(sink)[-1].as_of == START + int(1.1 * SECOND))
 
 
 async def test_bad_messages_between_good_ones_change_nothing_but_the_counters():
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
-    async with running(inproc_config(), source, sink) as front:
+    async with running(inproc_config(), source, sink) as gateway:
         for n in range(4):
             good = tape.second(n)
             bad = [tape.message(p) for p in (b"{", b"x" * 10_000_000, trade("V:ZZZ", START))]
             source.put(good[:2] + bad + good[2:])
         await until(lambda: source.committed.get((TOPIC, 0)) == 21, what="commit up to the open bar")
-        assert count(front, "bars", session="aaa") == 3
-        letters = [m for m in sink.messages(DEAD) if isinstance(m, DeadLetter)]
-        assert Counter(letter.reason for letter in letters) == {"json": 4, "oversize": 4}
-        assert count(front, "records_malformed", reason="json") == 4
-        assert count(front, "records_malformed", reason="oversize") == 4
-        assert count(front, "records_unknown_symbol") == 4
-        assert count(front, "dead_letters", stage="read") == 8
+        assert count(gateway, "bars", session="aaa") == 3
+        dead_letters = [m for m in sink.messages(DEAD) if isinstance(m, DeadLetter)]
+        assert Counter(dead_letter.reason for dead_letter in dead_letters) == {"json": 4, "oversize": 4}
+        assert count(gateway, "records_malformed", reason="json") == 4
+        assert count(gateway, "records_malformed", reason="oversize") == 4
+        assert count(gateway, "records_unknown_symbol") == 4
+        assert count(gateway, "dead_letters", stage="read") == 8
 
 
 async def test_a_question_longer_than_the_budget_fails_alone():
@@ -331,14 +331,14 @@ async def test_a_question_longer_than_the_budget_fails_alone():
         scheduler=SchedulerConfig(max_prompt_tokens=100, max_new_tokens=64),
         standing="none",
     )
-    async with running(config, source, sink) as front:
+    async with running(config, source, sink) as gateway:
         source.put(tape.second(0), tape.second(1))
         await until(lambda: answers(sink))
         assert [a.question for a in answers(sink)] == ["short"]
-        assert count(front, "answers_failed", reason="too_long") == 1
+        assert count(gateway, "answers_failed", reason="too_long") == 1
         await until(lambda: source.committed.get((TOPIC, 0)) == 4, what="its records count as done with")
-        assert front.query is not None
-        with QueryClient(front.query.endpoint) as client:
+        assert gateway.query is not None
+        with QueryClient(gateway.query.endpoint) as client:
             with pytest.raises(QueryError, match="the limit is 100") as raised:
                 await asyncio.to_thread(client.ask, "aaa", long)
             assert raised.value.code == "too_long"
@@ -361,15 +361,15 @@ async def test_a_commit_that_fails_is_made_up_for():
 
 async def test_a_clean_stop_drains_and_leaves_nothing_behind():
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
-    async with running(inproc_config(), source, sink) as front:
-        names = [front.store.blocks[0].name, front.engine.ring.name if front.engine.ring else ""]
+    async with running(inproc_config(), source, sink) as gateway:
+        names = [gateway.store.blocks[0].name, gateway.engine.ring.name if gateway.engine.ring else ""]
         assert all((Path("/dev/shm") / name.lstrip("/")).exists() for name in names)
         source.put(*(tape.second(n) for n in range(30)))
-        await until(lambda: front.sessions.states["aaa"].version)
-        assert await front.stop(), "stopped in the middle of the work, nothing is lost"
+        await until(lambda: gateway.sessions.states["aaa"].version)
+        assert await gateway.stop(), "stopped in the middle of the work, nothing is lost"
         found = answers(sink)
-        assert front.publisher.delivery.waiting == 0
-        assert found[-1].data_version == front.sessions.states["aaa"].version
+        assert gateway.publisher.delivery.waiting == 0
+        assert found[-1].data_version == gateway.sessions.states["aaa"].version
         assert source.committed[TOPIC, 0] == max(i.last_offset for a in found for i in a.inputs) + 1
     assert not any((Path("/dev/shm") / name.lstrip("/")).exists() for name in names)
     assert {task.get_name() for task in asyncio.all_tasks()} == {asyncio.current_task().get_name()}  # type: ignore[union-attr]  # we are one
@@ -379,14 +379,14 @@ async def test_a_clean_stop_drains_and_leaves_nothing_behind():
 
 async def test_a_model_that_is_not_there_is_a_setting_s_fault(tmp_path):
     config = inproc_config(model=ModelConfig(path=str(tmp_path / "nowhere")))
-    front = make_front(config, source=QueueSource(), routes=[])
+    gateway = make_gateway(config, source=QueueSource(), routes=[])
     try:
         with pytest.raises(SettingError, match=r"no config\.json") as raised:
-            await asyncio.wait_for(front.start(), 180)
+            await asyncio.wait_for(gateway.start(), 180)
         assert raised.value.key == "model.path"
-        assert front.not_ready() == ["the engine is not up", "the source is not connected"]
+        assert gateway.not_ready() == ["the engine is not up", "the source is not connected"]
     finally:
-        await front.stop()
+        await gateway.stop()
 
 
 async def test_a_source_that_fails_ends_the_daemon_with_its_error():
@@ -395,9 +395,9 @@ async def test_a_source_that_fails_ends_the_daemon_with_its_error():
             raise ConnectionError("the feed is gone for good")
             yield []
 
-    async with running(inproc_config(), Broken(), MemorySink()) as front:
+    async with running(inproc_config(), Broken(), MemorySink()) as gateway:
         with pytest.raises(TaskEnded, match="ingest ended: ConnectionError: the feed is gone for good"):
-            await asyncio.wait_for(front.run(asyncio.Event()), 10)
+            await asyncio.wait_for(gateway.run(asyncio.Event()), 10)
 
 
 def test_an_answer_under_way_does_not_notice_that_the_tape_moves_on():
@@ -463,12 +463,12 @@ def _answer_while(question: str, new_bars: int) -> list[int]:
 async def test_an_unusable_standing_question_is_a_setting_error(question, key):
     """Choices with the same first token; a name that is taken."""
     config = inproc_config(questions=(QuestionConfig(name="even", text="Which one?"), question))
-    front = make_front(config, source=QueueSource(), routes=[])
+    gateway = make_gateway(config, source=QueueSource(), routes=[])
     try:
         with pytest.raises(SettingError) as raised:
-            await asyncio.wait_for(front.start(), 180)
+            await asyncio.wait_for(gateway.start(), 180)
         assert raised.value.key == key
         findings = [each for each in check_all(config) if not each.ok]
         assert [each.key for each in findings] == [key]
     finally:
-        await front.stop()
+        await gateway.stop()

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from daemon.config.schema import QueryConfig, SchedulerConfig
-from daemon.front.wiring import make_front
-from feeds.connector import Route
+from daemon.gateway.wiring import make_gateway
+from feeds.connector import SinkRoute
 from feeds.connectors.http import HttpSourceConnector
 from feeds.durations import Duration
 from metrics.catalogue import GENERATING
@@ -73,21 +73,21 @@ async def test_the_daemon_does_what_its_document_says(tmp_path: Path, schemathes
         scheduler=SchedulerConfig(max_new_tokens=12),  # so that many requests are answered in time
     )
     pushed = HttpSourceConnector().open("http", 1.0)
-    front = make_front(config, source=[source, pushed], routes=[Route(MemorySink(), ANSWERS)])
+    gateway = make_gateway(config, source=[source, pushed], routes=[SinkRoute(MemorySink(), ANSWERS)])
     try:
-        await asyncio.wait_for(front.start(), 200)
+        await asyncio.wait_for(gateway.start(), 200)
         tape = Tape("V:AAA")
         source.put(tape.second(0), tape.second(1))
-        await until(lambda: front.sessions.states["aaa"].answers)
-        described = (await request(front.http.port, "GET", "/openapi.json")).json
+        await until(lambda: gateway.sessions.states["aaa"].answers)
+        described = (await request(gateway.http.port, "GET", "/openapi.json")).json
         for schema in described["components"]["schemas"].values():  # any other model is a 404
             if "model" in schema.get("properties", {}) and schema["title"].endswith("Request"):
-                schema["properties"]["model"] = {"enum": [front.model, "session:aaa"]}
+                schema["properties"]["model"] = {"enum": [gateway.model, "session:aaa"]}
         (tmp_path / "openapi.json").write_text(json.dumps(described), encoding="utf-8")
         (tmp_path / "schemathesis.toml").write_text(SETTINGS, encoding="utf-8")
         for chosen, seconds in RUNS:
             arguments = [
-                "run", "openapi.json", "--url", f"http://127.0.0.1:{front.http.port}",
+                "run", "openapi.json", "--url", f"http://127.0.0.1:{gateway.http.port}",
                 "--seed", "1", "--max-examples", "8",
                 "--phases", "coverage,fuzzing", "--exclude-checks", REFUSED_LATER,
                 "--no-shrink", "--max-failures", "8",
@@ -99,7 +99,7 @@ async def test_the_daemon_does_what_its_document_says(tmp_path: Path, schemathes
             )  # fmt: skip
             told, _ = await process.communicate()
             assert process.returncode == 0, told.decode()[-20_000:]
-        done = {api: count(front, "api_requests", api=api, outcome="done") for api in GENERATING}
+        done = {api: count(gateway, "api_requests", api=api, outcome="done") for api in GENERATING}
         assert all(done.values()), done
     finally:
-        await front.stop()
+        await gateway.stop()

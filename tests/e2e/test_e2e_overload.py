@@ -13,12 +13,12 @@ import pytest
 from daemon.api.connections import allow_connections
 from daemon.api.events import KEPT
 from daemon.api.messages import QueryError
-from daemon.front.server import Front
+from daemon.gateway.gateway import Gateway
 from feeds.durations import Duration
-from flash.questions import PAPER_SIX
+from flash.question import PAPER_SIX
 from tests.kit import SECOND, START, MemorySink, QueueSource, inproc_config, sessions, until
 from tests.kit.http import Sse, Ws, conversing, head, listening, request
-from tests.kit.inproc import Recorder, Tape, answers, ask_front, count, running
+from tests.kit.inproc import Recorder, Tape, answers, ask_gateway, count, running
 
 LISTENERS = 2000
 AT_ONCE = 64
@@ -40,9 +40,9 @@ def resident() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-async def idle(front: Front, number: int, opening: asyncio.Semaphore) -> Connection:
+async def idle(gateway: Gateway, number: int, opening: asyncio.Semaphore) -> Connection:
     """A client that waits for a version's answers: every other one by a WebSocket."""
-    port = front.http.port
+    port = gateway.http.port
     async with opening:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 14)
         host = {"host": f"127.0.0.1:{port}"}
@@ -89,18 +89,18 @@ async def versions_of(client: Sse | Ws, last: int) -> tuple[list[int], int]:
 async def test_two_thousand_listeners_and_readers_that_stop() -> None:
     allow_connections(2 * LISTENERS)
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
-    async with running(inproc_config(), source, sink) as front, AsyncExitStack() as stack:
+    async with running(inproc_config(), source, sink) as gateway, AsyncExitStack() as stack:
         source.put(tape.second(0), tape.second(1))
         await until(lambda: len(answers(sink)) >= 6, what="answers")
         before, opening = resident(), asyncio.Semaphore(AT_ONCE)
-        clients = await asyncio.gather(*(idle(front, n, opening) for n in range(LISTENERS)))
+        clients = await asyncio.gather(*(idle(gateway, n, opening) for n in range(LISTENERS)))
         stack.callback(lambda: [writer.close() for _, writer in clients])
         for transport in ("sse", "websocket"):
-            listeners = front.store.value("foretick_listeners", transport=transport)
+            listeners = gateway.store.value("foretick_listeners", transport=transport)
             assert listeners == LISTENERS / 2
         assert resident() - before < LISTENERS * EACH_BYTES
 
-        port = front.http.port
+        port = gateway.http.port
         quick = await stack.enter_async_context(listening(port, "?event=answer"))
         slow = await stack.enter_async_context(listening(port, "?event=answer"))
         stuck = await stack.enter_async_context(conversing(port))
@@ -109,7 +109,7 @@ async def test_two_thousand_listeners_and_readers_that_stop() -> None:
         before, some = resident(), answers(sink)[0]
         reading = asyncio.ensure_future(versions_of(quick, FLOOD - 1))
         for n in range(FLOOD):
-            front.publisher.listeners(msgspec.structs.replace(some, data_version=n, text="x" * TEXT))
+            gateway.publisher.listeners(msgspec.structs.replace(some, data_version=n, text="x" * TEXT))
             if n % 64 == 0:
                 await asyncio.sleep(0.005)
         assert await reading == (list(range(FLOOD)), 0)
@@ -124,9 +124,9 @@ async def test_two_thousand_listeners_and_readers_that_stop() -> None:
         source.put(tape.second(2), tape.second(3))
         async with asyncio.timeout(60):
             await asyncio.gather(*(reader.readuntil(b"flash_ready") for reader, _ in clients))
-        await until(lambda: count(front, "answers", session="aaa") == len(answers(sink)))
+        await until(lambda: count(gateway, "answers", session="aaa") == len(answers(sink)))
         dropped = {
-            transport: front.store.value("foretick_events_dropped_total", transport=transport)
+            transport: gateway.store.value("foretick_events_dropped_total", transport=transport)
             for transport in ("sse", "websocket")
         }
         assert all(dropped.values())
@@ -136,9 +136,9 @@ async def test_a_flood_of_bars_sheds_prompts_and_no_standing_question() -> None:
     """Every pass takes longer than the promise, so each version is late."""
     promised = sessions("V:AAA", retention_tokens=1024, max_staleness=Duration(1_000_000))
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
-    async with running(inproc_config(sessions=promised), source, sink, Recorder(0.01)) as front:
-        pool: dict[str, Any] = {"model": front.model, **CHAT}
-        assert (await request(front.http.port, "POST", "/v1/chat/completions", pool)).status == 200
+    async with running(inproc_config(sessions=promised), source, sink, Recorder(0.01)) as gateway:
+        pool: dict[str, Any] = {"model": gateway.model, **CHAT}
+        assert (await request(gateway.http.port, "POST", "/v1/chat/completions", pool)).status == 200
         flooding = True
 
         async def flood() -> int:
@@ -150,7 +150,7 @@ async def test_a_flood_of_bars_sheds_prompts_and_no_standing_question() -> None:
             return second
 
         seconds = asyncio.ensure_future(flood())
-        await until(lambda: count(front, "promises_missed", session="aaa") > 3, what="missed promises")
+        await until(lambda: count(gateway, "promises_missed", session="aaa") > 3, what="missed promises")
         for path, kind in (
             ("/v1/chat/completions", ("error", "type")),
             ("/v1/completions", ("error", "type")),
@@ -160,27 +160,30 @@ async def test_a_flood_of_bars_sheds_prompts_and_no_standing_question() -> None:
         ):
             asked = pool
             if path == "/v1/completions":
-                asked = {"model": front.model, "prompt": "one two"}
+                asked = {"model": gateway.model, "prompt": "one two"}
             elif path == "/v1/responses":
-                asked = {"model": front.model, "input": "one two"}
+                asked = {"model": gateway.model, "input": "one two"}
             elif path == "/v1/complete":
                 asked = {"text": "one two"}
-            reply = await request(front.http.port, "POST", path, asked)
+            reply = await request(gateway.http.port, "POST", path, asked)
             assert (reply.status, reply.headers["retry-after"]) == (429, "1")
             said = reply.json
             for name in kind:
                 said = said[name]
             assert said == ("late" if path == "/v1/complete" else "rate_limit_error")
         with pytest.raises(QueryError, match="late"):
-            await ask_front(front, "complete", "one two")
+            await ask_gateway(gateway, "complete", "one two")
         session = {"model": "session:aaa", **CHAT}
         ready = session | {"messages": [{"role": "user", "content": "trend"}]}
         for asked, cached in ((ready, True), (session, False)):
-            reply = await request(front.http.port, "POST", "/v1/chat/completions", asked)
+            reply = await request(gateway.http.port, "POST", "/v1/chat/completions", asked)
             assert (reply.status, reply.json["foretick"]["cached"]) == (200, cached)
         flooding = False
         bars = await seconds
-        state, last = front.sessions.states["aaa"], START + (bars - 2) * SECOND  # that a later bar has closed
+        state, last = (
+            gateway.sessions.states["aaa"],
+            START + (bars - 2) * SECOND,
+        )  # that a later bar has closed
         await until(lambda: state.times is not None and state.times.as_of >= last, 60, "the last bar")
         version = state.version
         flash = [question.name for question in PAPER_SIX if question.choices]
@@ -195,8 +198,8 @@ async def test_a_flood_of_bars_sheds_prompts_and_no_standing_question() -> None:
         # what is generated token by token may give way to a newer version, which is counted
 
         def all_accounted() -> bool:
-            superseded = count(front, "answers_suppressed", reason="superseded")
+            superseded = count(gateway, "answers_suppressed", reason="superseded")
             return all_published() and len(published - due) + superseded == version
 
         await until(all_accounted, what="the rest, or its count")
-        assert count(front, "prompts_refused") == 6
+        assert count(gateway, "prompts_refused") == 6

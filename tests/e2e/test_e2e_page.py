@@ -9,9 +9,9 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
-from daemon.front.server import Front
-from daemon.front.wiring import make_front
-from feeds.connector import Route
+from daemon.gateway.gateway import Gateway
+from daemon.gateway.wiring import make_gateway
+from feeds.connector import SinkRoute
 from tests.kit import MemorySink, QueueSource, inproc_config, until
 from tests.kit.browser import DESKTOP, PHONE, browser
 from tests.kit.inproc import ANSWERS, Tape
@@ -19,7 +19,7 @@ from tests.kit.programs import need
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TAPE = Tape("V:AAA", "V:BBB")
-Running = tuple[Front, QueueSource, Browser]
+Running = tuple[Gateway, QueueSource, Browser]
 CONTRAST = """() => {
   const rgb = (text) => text.match(/[0-9.]+/g).map(Number);
   const light = (text) => rgb(text).slice(0, 3).map((v) => v / 255)
@@ -48,25 +48,25 @@ CONTRAST = """() => {
 async def running() -> AsyncIterator[Running]:
     need("chromium")  # before a daemon starts in vain
     source = QueueSource()
-    front = make_front(
-        inproc_config(("V:AAA", "V:BBB")), source=source, routes=[Route(MemorySink(), ANSWERS)]
+    gateway = make_gateway(
+        inproc_config(("V:AAA", "V:BBB")), source=source, routes=[SinkRoute(MemorySink(), ANSWERS)]
     )
     try:
-        await asyncio.wait_for(front.start(), 200)
+        await asyncio.wait_for(gateway.start(), 200)
         source.put(TAPE.second(0), TAPE.second(1))
-        await until(lambda: all(len(state.answers) == 6 for state in front.sessions.states.values()), 60)
+        await until(lambda: all(len(state.answers) == 6 for state in gateway.sessions.states.values()), 60)
         async with browser() as chromium:
-            yield front, source, chromium
+            yield gateway, source, chromium
     finally:
-        await front.stop()
+        await gateway.stop()
 
 
 async def opened(running: Running, size: tuple[int, int], **options: object) -> tuple[Page, list[str]]:
     """The page at this size, and what goes wrong on it; it must use nothing from elsewhere."""
-    front, _, chromium = running
+    gateway, _, chromium = running
     page = await chromium.new_page(viewport={"width": size[0], "height": size[1]}, **options)  # type: ignore[arg-type]  # a page's
     wrong: list[str] = []
-    home = f"http://127.0.0.1:{front.http.port}/"
+    home = f"http://127.0.0.1:{gateway.http.port}/"
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
     page.on("request", lambda sent: None if sent.url.startswith((home, "data:")) else wrong.append(sent.url))
@@ -97,8 +97,8 @@ async def test_it_shows_every_session_and_answer_and_can_be_read(
 
 async def test_answers_come_in_and_ages_tick(running: Running) -> None:
     page, wrong = await opened(running, DESKTOP)
-    front, source, _ = running
-    state = front.sessions.states["aaa"]
+    gateway, source, _ = running
+    state = gateway.sessions.states["aaa"]
     version = state.version + 1
     source.put(TAPE.second(2))
     await until(lambda: len(state.answers_of(state.questions, version)) == 6, 60)

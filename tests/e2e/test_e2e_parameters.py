@@ -99,13 +99,13 @@ def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
             questions=QUESTIONS,
             http=HttpConfig(port=0, mcp=True),
         )
-        async with running(config, source, MemorySink()) as front:
+        async with running(config, source, MemorySink()) as gateway:
             source.put(*(tape.second(n) for n in range(bars + 1)))
-            state = front.sessions.states["aaa"]
+            state = gateway.sessions.states["aaa"]
             await until(lambda: state.live_records == bars, what="the bars")
             await until(lambda: len(state.answers_of(state.questions, state.version)) == len(QUESTIONS))
-            assert front.query is not None
-            made.put(Daemon.at(terse, front.http.port, front.query.endpoint))
+            assert gateway.query is not None
+            made.put(Daemon.at(terse, gateway.http.port, gateway.query.endpoint))
             await stop.wait()
 
     def run() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 
 from daemon.config.schema import QuestionConfig, SchedulerConfig
-from feeds.messages import FlashReady
+from feeds.market_data import FlashReady
 from tests.kit import MemorySink, QueueSource, inproc_config, until
 from tests.kit.inproc import Tape, answers, count, running
 
@@ -27,9 +27,9 @@ async def test_numbers_schedules_and_policies_together() -> None:
         ),
         scheduler=SchedulerConfig(max_new_tokens=64, chunk_min=64),
     )
-    async with running(config, source, sink, ready="flash_ready.v1") as front:
+    async with running(config, source, sink, ready="flash_ready.v1") as gateway:
         for second in range(7):
-            version = front.sessions.states["aaa"].version
+            version = gateway.sessions.states["aaa"].version
             source.put(tape.second(second))
             if second:
                 await until(lambda v=version: len(sink.messages("flash_ready.v1")) > v)
@@ -47,6 +47,6 @@ async def test_numbers_schedules_and_policies_together() -> None:
         assert [(event.data_version, event.answers) for event in ready] == [
             (version, 3 if version in (1, 4) else 2) for version in range(1, 7)
         ]
-        cached = front.sessions.states["aaa"].answers
+        cached = gateway.sessions.states["aaa"].answers
         assert sum(ready.answer.data_version == 6 for ready in cached.values()) == 2
-        await until(lambda: count(front, "answers_suppressed", reason="not_due") == 5)
+        await until(lambda: count(gateway, "answers_suppressed", reason="not_due") == 5)

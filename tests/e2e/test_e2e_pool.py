@@ -121,11 +121,11 @@ async def a_prompt_of_high_priority_outlives_others(on: Clients) -> None:
     assert await reused(1, choices=["q", "z"]) < 8, "it was evicted"
     assert await reused(0, choices=["q", "z"]) == 119
     memory = "foretick_prefix_cache_retained_tokens"
-    await until(lambda: on.front.store.value(memory) == 121, what="the next heartbeat")
+    await until(lambda: on.gateway.store.value(memory) == 121, what="the next heartbeat")
     assert await reused(7, retention_priority=90) < 8
     unretained = {"event": "unretained"}
     refused = "foretick_prefix_tokens_total"
-    await until(lambda: on.front.store.value(refused, **unretained) >= 100, what="the next heartbeat")
+    await until(lambda: on.gateway.store.value(refused, **unretained) >= 100, what="the next heartbeat")
     with pytest.raises(openai.BadRequestError, match="retention_priority"):
         await reused(8, retention_priority=101)
     with pytest.raises(openai.BadRequestError, match="retention_seconds"):
@@ -147,7 +147,7 @@ async def a_flood_of_one_tenant_delays_no_other(on: Clients, late: openai.AsyncO
         ended.append(name)
 
     def waits(tenant: str) -> int:
-        return on.front.store.count("foretick_tenant_wait_seconds", tenant=tenant)
+        return on.gateway.store.count("foretick_tenant_wait_seconds", tenant=tenant)
 
     before = waits("flood")
     async with asyncio.TaskGroup() as group:

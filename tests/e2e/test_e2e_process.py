@@ -16,14 +16,14 @@ import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from daemon.config.load import load_config
-from daemon.front.server import Front
-from daemon.front.wiring import make_front
+from daemon.gateway.gateway import Gateway
+from daemon.gateway.wiring import make_gateway
 from engine.model.embedded import build_tokenizer
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_source import KafkaSource
-from feeds.messages import Answer
+from feeds.market_data import Answer
 from feeds.mock_broker import MockBroker
-from flash.questions import PAPER_SIX
+from flash.question import PAPER_SIX
 from tests.kit import SECOND, START, trade, until, until_slowly
 from tests.kit.daemon import START_S, Daemon, Manager, Topics, command, committed, gone, invoke
 from tests.kit.fixtures import RealKafka
@@ -58,12 +58,12 @@ def kafka_config(
     )
 
 
-def front_of(folder: Path, config: str) -> Front:
+def gateway_of(folder: Path, config: str) -> Gateway:
     """The daemon of a configuration, to run in this process."""
     folder.mkdir()
     file = folder / "foretick.toml"
     file.write_text(f"{config}\n[http]\nport = 0\n")
-    return make_front(load_config(file))
+    return make_gateway(load_config(file))
 
 
 def second(n: int, trades: int = 3) -> list[tuple[str, bytes]]:
@@ -173,22 +173,22 @@ async def test_a_daemon_s_life_on_the_embedded_broker(tmp_path: Path, manager: M
 
 
 async def _bad_messages(daemon: Daemon, topics: Topics, broker: MockBroker) -> None:
-    """Malformed messages are counted and read back from the dead letters; nothing else changes."""
+    """Malformed messages are counted and read back from the DLQ; nothing else changes."""
     bad = [("V:AAA", b"{"), ("V:AAA", trade("V:AAA", START, "-1")), ("V:ZZZ", trade("V:ZZZ", START))]
     await topics.produce(bad)
     await until_slowly(lambda: daemon.metric("foretick_dead_letters_total") == 2)
     assert daemon.metric("foretick_records_malformed_total", reason="json") == 1
     assert daemon.metric("foretick_records_malformed_total", reason="price") == 1
     assert daemon.metric("foretick_records_unknown_symbol_total") == 1
-    letters = KafkaSource("test-letters", broker.bootstrap, ["dlq.v1"], None)
-    await letters.start()
+    dead_letters = KafkaSource("test-letters", broker.bootstrap, ["dlq.v1"], None)
+    await dead_letters.start()
     reasons: list[bytes] = []
     async with asyncio.timeout(20):
-        async for batch in letters.batches():
+        async for batch in dead_letters.batches():
             reasons += [message.headers["reason"] for message in batch]
             if len(reasons) == 2:
                 break
-    await letters.stop()
+    await dead_letters.stop()
     assert reasons == [b"json", b"price"]
 
 
@@ -218,7 +218,7 @@ async def _audited(bootstrap: str) -> None:
 
 
 async def _engine_killed(daemon: Daemon, topics: Topics) -> None:
-    """The front starts another engine and reads unanswered records again; version numbers continue."""
+    """The gateway starts another engine and reads unanswered records again; version numbers continue."""
     engine = daemon.engine()
     assert engine is not None
     os.kill(engine, signal.SIGKILL)
@@ -280,7 +280,7 @@ async def test_a_daemon_s_life_on_apache_kafka(
         }, "committed up to the open bars, and no further"
         before = {name: topics.answers(name) for name in SYMBOLS}
         topics.messages.clear()
-        again = front_of(tmp_path / "second", kafka_config(bootstrap, suffix, "inproc"))
+        again = gateway_of(tmp_path / "second", kafka_config(bootstrap, suffix, "inproc"))
         try:
             await asyncio.wait_for(again.start(), START_S)
             await play(topics, range(reached + 1, reached + 3))
@@ -334,7 +334,7 @@ def test_an_architecture_that_cannot_be_served_is_named(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """With the engine in the front's process; the test of architectures covers the other mode."""
+    """With the engine in the gateway's process; the test of architectures covers the other mode."""
     config = config_of_model(tmp_path, tmp_path / "missing")
     done = invoke("run", "--config", config, "--set", "process.mode=inproc")
     assert done.exit_code == 2, done.stderr

@@ -15,7 +15,7 @@ from daemon.engine.build import build
 from feeds.connectors.zeromq import ZmqSourceConnector
 from feeds.durations import Duration
 from tests.kit import MemorySink, QueueSource, inproc_config, sessions, until
-from tests.kit.inproc import Tape, answers, ask_front, count, running
+from tests.kit.inproc import Tape, answers, ask_gateway, count, running
 
 
 def config(promise_ns: int) -> Config:
@@ -26,12 +26,12 @@ def config(promise_ns: int) -> Config:
 async def test_prompts_are_refused_while_bars_are_read_later_than_promised() -> None:
     """No device reads a bar within a nanosecond."""
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
-    async with running(config(1), source, sink) as front:
-        await ask_front(front, "complete", "one two", choices=("YES", "NO"))
+    async with running(config(1), source, sink) as gateway:
+        await ask_gateway(gateway, "complete", "one two", choices=("YES", "NO"))
 
         def over_http() -> tuple[int, str | None, str]:
             body = json.dumps({"text": "one two", "choices": ["YES", "NO"]}).encode()
-            url = f"http://127.0.0.1:{front.http.port}/v1/complete"
+            url = f"http://127.0.0.1:{gateway.http.port}/v1/complete"
             request = urllib.request.Request(url, body, {"content-type": "application/json"})
             with pytest.raises(urllib.error.HTTPError) as refused:
                 urllib.request.urlopen(request)
@@ -40,28 +40,28 @@ async def test_prompts_are_refused_while_bars_are_read_later_than_promised() -> 
 
         for second in range(3):
             source.put(tape.second(second))
-        await until(lambda: count(front, "promises_missed", session="aaa") >= 2, what="a missed promise")
+        await until(lambda: count(gateway, "promises_missed", session="aaa") >= 2, what="a missed promise")
         with pytest.raises(QueryError) as refused:
-            await ask_front(front, "complete", "one two", choices=("YES", "NO"))
+            await ask_gateway(gateway, "complete", "one two", choices=("YES", "NO"))
         assert refused.value.code == "late"
         source.put(tape.second(3))
-        await until(lambda: count(front, "promises_missed", session="aaa") >= 3, what="a missed promise")
+        await until(lambda: count(gateway, "promises_missed", session="aaa") >= 3, what="a missed promise")
         assert await asyncio.to_thread(over_http) == (429, "1", "late")
-        assert count(front, "prompts_refused") == 2
-        (session,) = (await ask_front(front, "sessions")).sessions
+        assert count(gateway, "prompts_refused") == 2
+        (session,) = (await ask_gateway(gateway, "sessions")).sessions
         assert (session.promise_ns, session.promises_missed) == (1, 3)
         await asyncio.sleep(1)
-        await ask_front(front, "complete", "one two", choices=("YES", "NO"))
+        await ask_gateway(gateway, "complete", "one two", choices=("YES", "NO"))
 
 
 async def test_a_kept_promise_refuses_nothing() -> None:
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
-    async with running(config(3600 * 10**9), source, sink) as front:
+    async with running(config(3600 * 10**9), source, sink) as gateway:
         for second in range(3):
             source.put(tape.second(second))
         await until(lambda: len(answers(sink)) >= 1, what="an answer")
-        await ask_front(front, "complete", "one two", choices=("YES", "NO"))
-        assert (count(front, "promises_missed", session="aaa"), count(front, "prompts_refused")) == (0, 0)
+        await ask_gateway(gateway, "complete", "one two", choices=("YES", "NO"))
+        assert (count(gateway, "promises_missed", session="aaa"), count(gateway, "prompts_refused")) == (0, 0)
 
 
 def test_a_live_source_promises_three_bars_and_a_file_nothing() -> None:

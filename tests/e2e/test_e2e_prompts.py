@@ -13,11 +13,11 @@ import pytest
 from daemon.api.client import QueryClient
 from daemon.api.messages import FinishReply, PromptReply, QueryError
 from daemon.config.schema import PoolConfig, QueryConfig, SchedulerConfig
+from daemon.engine.assembly import scheduler_of
 from daemon.engine.build import build
-from daemon.engine.wiring import scheduler_of
 from feeds.durations import Duration
 from metrics.catalogue import BY_NAME
-from regions.offload.host import HostTier
+from regions.offload.host_tier import HostTier
 from scheduler.costs import load
 from scheduler.observer import Observer
 from scheduler.prefix_queue import PrefixQueue
@@ -37,16 +37,16 @@ async def test_many_prompts_in_a_small_pool_are_answered_like_one_alone(eviction
         ),
     )
     texts = [f"Report {n}.\n" + "".join(LINES[n : n + 7]) for n in range(5)]
-    async with running(config, QueueSource(), MemorySink()) as front:
-        assert front.query is not None
-        endpoint = front.query.endpoint
+    async with running(config, QueueSource(), MemorySink()) as gateway:
+        assert gateway.query is not None
+        endpoint = gateway.query.endpoint
 
         def computed() -> int:
-            return int(front.store.value("foretick_batch_tokens_total", **{"class": "pool"}))
+            return int(gateway.store.value("foretick_batch_tokens_total", **{"class": "pool"}))
 
         def preempted() -> int:
-            series = front.store.series(BY_NAME["foretick_preemptions_total"])
-            return int(sum(front.store.value("foretick_preemptions_total", **each) for each in series))
+            series = gateway.store.series(BY_NAME["foretick_preemptions_total"])
+            return int(sum(gateway.store.value("foretick_preemptions_total", **each) for each in series))
 
         def opened(text: str) -> PromptReply:
             with QueryClient(endpoint) as client:
@@ -63,7 +63,7 @@ async def test_many_prompts_in_a_small_pool_are_answered_like_one_alone(eviction
             with QueryClient(endpoint) as client:
                 return client.finish(prompt)
 
-        def at_once(text: str) -> FinishReply:
+        def fast_path(text: str) -> FinishReply:
             with QueryClient(endpoint) as client:
                 return client.complete(text, max_tokens=16)
 
@@ -74,7 +74,7 @@ async def test_many_prompts_in_a_small_pool_are_answered_like_one_alone(eviction
         await until(lambda: preempted() > 0, what="a preemption")
         prompts = (first.prompt, *others)
         got = await asyncio.gather(*(asyncio.to_thread(finished, prompt) for prompt in prompts))
-        alone = [await asyncio.to_thread(at_once, text) for text in texts]
+        alone = [await asyncio.to_thread(fast_path, text) for text in texts]
         assert [same(*pair) for pair in zip(got, alone, strict=True)] == [True] * len(texts)
         swapped, again = (sum(getattr(g, f"{how}_tokens") for g in got) for how in ("swapped", "recomputed"))
         assert swapped + again > 0
@@ -112,9 +112,9 @@ async def test_refusals_and_a_client_that_vanishes() -> None:
         ),
         query=QueryConfig(endpoint="tcp://127.0.0.1:*", max_prompts=3, max_prompts_each=2),
     )
-    async with running(config, QueueSource(), MemorySink()) as front:
-        assert front.query is not None
-        endpoint = front.query.endpoint
+    async with running(config, QueueSource(), MemorySink()) as gateway:
+        assert gateway.query is not None
+        endpoint = gateway.query.endpoint
 
         def refusals() -> list[str]:
             codes = []
@@ -153,7 +153,7 @@ async def test_refusals_and_a_client_that_vanishes() -> None:
             "unknown_prompt",
             "finished",
         ]
-        assert len(front.prompts) == 0
+        assert len(gateway.prompts) == 0
 
         def vanish() -> str:
             with QueryClient(endpoint) as client:
@@ -165,16 +165,16 @@ async def test_refusals_and_a_client_that_vanishes() -> None:
             return error.value.code
 
         prompt = await asyncio.to_thread(vanish)
-        assert len(front.prompts) == 1
-        await until(lambda: not len(front.prompts), what="the prompt to be closed")
+        assert len(gateway.prompts) == 1
+        await until(lambda: not len(gateway.prompts), what="the prompt to be closed")
         assert await asyncio.to_thread(late, prompt) == "abandoned"
 
 
 async def test_prompts_over_http_are_those_of_the_socket() -> None:
     config = inproc_config(sessions=(), standing="none")
-    async with running(config, QueueSource(), MemorySink()) as front:
-        assert front.query is not None
-        url, endpoint = f"http://127.0.0.1:{front.http.port}/v1", front.query.endpoint
+    async with running(config, QueueSource(), MemorySink()) as gateway:
+        assert gateway.query is not None
+        url, endpoint = f"http://127.0.0.1:{gateway.http.port}/v1", gateway.query.endpoint
 
         def call(path: str, body: dict[str, Any] | None = None, method: str = "POST") -> dict[str, Any]:
             data = None if body is None else json.dumps(body).encode()

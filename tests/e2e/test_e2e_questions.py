@@ -15,7 +15,7 @@ from daemon.api.messages import QueryError
 from daemon.config.schema import FlashConfig, QuestionConfig, SchedulerConfig
 from tests.kit import SECOND, MemorySink, QueueSource, inproc_config, until, until_slowly
 from tests.kit.daemon import START_S, Daemon, invoke
-from tests.kit.inproc import Tape, answers, ask_front, count, running
+from tests.kit.inproc import Tape, answers, ask_gateway, count, running
 from tests.kit.kafka import free_ports
 
 TREND = QuestionConfig(name="trend", text="Is it going up or down?", choices=("UP", "DOWN"))
@@ -32,7 +32,7 @@ async def test_questions_come_and_go_while_the_daemon_runs(placement: Any) -> No
         flash=FlashConfig(placement=placement),
         scheduler=SchedulerConfig(max_new_tokens=64, chunk_min=64),
     )
-    async with running(config, source, sink) as front:
+    async with running(config, source, sink) as gateway:
         second = 0
 
         async def bars(n: int) -> list[tuple[int, str]]:
@@ -40,55 +40,55 @@ async def test_questions_come_and_go_while_the_daemon_runs(placement: Any) -> No
             nonlocal second
             known = len(answers(sink))
             for _ in range(n):
-                version = front.sessions.states["aaa"].version
-                asked = len(front.sessions.states["aaa"].questions)
+                version = gateway.sessions.states["aaa"].version
+                asked = len(gateway.sessions.states["aaa"].questions)
                 before = len(answers(sink))
                 source.put(tape.second(second))
                 second += 1
                 if second > 1:
-                    await until(lambda v=version: front.sessions.states["aaa"].version == v + 1)
+                    await until(lambda v=version: gateway.sessions.states["aaa"].version == v + 1)
                     await until(lambda n=before + asked: len(answers(sink)) == n)
             return [(a.data_version, a.question) for a in answers(sink)[known:]]
 
         await bars(1)
         assert sorted(await bars(2)) == [(1, "free"), (1, "trend"), (2, "free"), (2, "trend")]
         full = answers(sink)[-1].computed_tokens
-        reply = await ask_front(front, "set_question", "aaa", "quiet", "Is it quiet?", ("YES", "NO"))
+        reply = await ask_gateway(gateway, "set_question", "aaa", "quiet", "Is it quiet?", ("YES", "NO"))
         assert [question.name for question in reply.questions] == ["trend", "free", "quiet"]
         if placement == "frozen":
-            await until(lambda: count(front, "refreshes", session="aaa") == 1)
+            await until(lambda: count(gateway, "refreshes", session="aaa") == 1)
         else:
-            assert count(front, "refreshes", session="aaa") == 0
+            assert count(gateway, "refreshes", session="aaa") == 0
         assert {name for _, name in await bars(2)} == {"trend", "free", "quiet"}
         by_name = {a.question: a.computed_tokens for a in answers(sink)}
         assert (by_name["quiet"] == by_name["trend"]) == (placement == "frozen")
         assert full > 0
-        reply = await ask_front(front, "remove_question", "aaa", "free")
+        reply = await ask_gateway(gateway, "remove_question", "aaa", "free")
         assert [question.name for question in reply.questions] == ["trend", "quiet"]
         assert {name for _, name in await bars(2)} == {"trend", "quiet"}
-        reply = await ask_front(front, "set_question", "aaa", "quiet", "Calm?", ("NO", "YES"))
+        reply = await ask_gateway(gateway, "set_question", "aaa", "quiet", "Calm?", ("NO", "YES"))
         assert {name for _, name in await bars(1)} == {"trend", "quiet"}
         newest = next(a for a in reversed(answers(sink)) if a.question == "quiet")
         assert newest.choice in ("YES", "NO")
         with pytest.raises(QueryError, match="begin with the same token"):
-            await ask_front(front, "set_question", "aaa", "same", "Same?", ("YES A", "YES B"))
+            await ask_gateway(gateway, "set_question", "aaa", "same", "Same?", ("YES A", "YES B"))
         with pytest.raises(QueryError, match="the limit is"):
-            await ask_front(front, "set_question", "aaa", "long", "Why? " * 3000)
-        assert await ask_front(front, "questions", "aaa") == msgspec.structs.replace(reply, id=1)
+            await ask_gateway(gateway, "set_question", "aaa", "long", "Why? " * 3000)
+        assert await ask_gateway(gateway, "questions", "aaa") == msgspec.structs.replace(reply, id=1)
         for name in ("trend", "quiet"):
-            await ask_front(front, "remove_question", "aaa", name)
+            await ask_gateway(gateway, "remove_question", "aaa", name)
         assert await bars(1) == []
-        assert front.query is not None
+        assert gateway.query is not None
         options = ["--publish-when", "changed", "--ask-every", "1m", "--choice", "UP", "--choice", "DOWN"]
         typed = ["questions", "set", "aaa", "typed", "Which way?", *options]
-        done = await asyncio.to_thread(invoke, *typed, "--endpoint", front.query.endpoint)
+        done = await asyncio.to_thread(invoke, *typed, "--endpoint", gateway.query.endpoint)
         assert (
             done.stdout == f"typed: Which way? [UP | DOWN] publish_when=changed ask_every_ns={60 * SECOND}\n"
         )
-        (question,) = front.sessions.states["aaa"].questions
+        (question,) = gateway.sessions.states["aaa"].questions
         assert (question.publish_when, question.ask_every_ns) == ("changed", 60 * SECOND)
-        await until(lambda: front.publisher._tracker.outstanding() <= 4)  # those of the open bar
-        assert await front.stop()
+        await until(lambda: gateway.publisher._tracker.outstanding() <= 4)  # those of the open bar
+        assert await gateway.stop()
 
 
 async def test_a_configuration_read_again_changes_the_questions_and_nothing_else(
@@ -96,19 +96,19 @@ async def test_a_configuration_read_again_changes_the_questions_and_nothing_else
 ) -> None:
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
     config = inproc_config(standing="none", questions=(TREND,))
-    async with running(config, source, sink) as front:
+    async with running(config, source, sink) as gateway:
         changed = msgspec.structs.replace(
             config, questions=(FREE,), scheduler=msgspec.structs.replace(config.scheduler, k=3)
         )
-        await front.reload(lambda: changed)
+        await gateway.reload(lambda: changed)
         assert "scheduler.k stays as it is" in caplog.text
         for n in range(3):
             source.put(tape.second(n))
         await until(lambda: {a.question for a in answers(sink)} == {"free"})
         again = msgspec.structs.replace(config, standing="paper_six", questions=(FREE,))
-        await front.reload(lambda: again)
-        assert len(front.sessions.states["aaa"].questions) == 7
-        assert await front.stop()
+        await gateway.reload(lambda: again)
+        assert len(gateway.sessions.states["aaa"].questions) == 7
+        assert await gateway.stop()
 
 
 async def test_a_hangup_makes_the_process_read_its_questions_again(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from daemon.config.schema import OFF, RecoveryConfig
 from feeds.codec import encode
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_source import KafkaSource
-from feeds.messages import Answer
+from feeds.market_data import Answer
 from tests.e2e.test_e2e_process import DRAIN_S, MARGIN_S, SYMBOLS, kafka_config, play, second
 from tests.kit import SECOND, START, MemorySink, QueueSource, inproc_config, until, until_slowly
 from tests.kit.daemon import Daemon, Topics, command
@@ -100,7 +100,7 @@ async def test_without_a_snapshot_the_whole_window_is_read_again_however_old_it_
             source = KafkaSource("kafka", real_kafka.bootstrap, [topic], group)
             source.hold(3 * SECOND, skips=False)
             sink = MemorySink()
-            async with running(config, source, sink) as front:
+            async with running(config, source, sink) as gateway:
                 for n in seconds:
                     for each in tape.second(n):
                         await producer.send_and_wait(
@@ -108,7 +108,7 @@ async def test_without_a_snapshot_the_whole_window_is_read_again_however_old_it_
                         )
                     at = START + (n - 1) * SECOND
                     await until(lambda s=sink, at=at: at < START or any(a.as_of >= at for a in answers_of(s)))
-                assert await front.stop()
+                assert await gateway.stop()
             found.append(answers_of(sink))
     finally:
         await producer.stop()
@@ -126,13 +126,13 @@ async def test_a_source_without_a_log_goes_on_from_the_file_of_progress(tmp_path
             (tmp_path / "state" / "progress").write_bytes(b"\xffdamaged")
         source, published = QueueSource("dropping"), len(sink.sent)
         again = MemorySink()
-        async with running(config, source, again) as front:
+        async with running(config, source, again) as gateway:
             for n in range(begin, begin + 4):
                 source.put(tape.second(n))
                 expected = 6 * (n - begin)
                 await until(lambda n=expected, to=again: len(to.messages(ANSWERS)) >= n, 60)
-            refused = front.store.value("foretick_recovery_progress_refused_total")
-            assert await front.stop()
+            refused = gateway.store.value("foretick_recovery_progress_refused_total")
+            assert await gateway.stop()
         sink.sent += again.sent
         answers = again.messages(ANSWERS)
         first = 1 if begin == 8 else 1 + sum(to == ANSWERS for to, *_ in sink.sent[:published])

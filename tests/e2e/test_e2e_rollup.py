@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from daemon.config.schema import Config, PoolConfig, QuestionConfig, RollupConfig
-from daemon.front.server import Front
+from daemon.gateway.gateway import Gateway
 from feeds.durations import Duration
 from ingest.lines import LineSpec
 from ingest.rollup import END, introduction
@@ -47,42 +47,42 @@ class Shown(msgspec.Struct, frozen=True):
         return max([line[3] for line in self.rollup] + [line[2] for line in self.window], key=float)
 
 
-def between(front: Front, read: Callable[[], T]) -> T:
+def between(gateway: Gateway, read: Callable[[], T]) -> T:
     """What ``read`` finds between two steps: all of a commit's consequences, or none."""
     found: list[T] = []
-    scheduler = front.engine._client._host.scheduler  # type: ignore[union-attr]  # it is in this process
+    scheduler = gateway.engine._client._host.scheduler  # type: ignore[union-attr]  # it is in this process
     assert scheduler.run_between(lambda: found.append(read()))
     while not found:
         time.sleep(0.001)
     return found[0]
 
 
-def read(front: Front, session: str, spec: LineSpec) -> tuple[list[list[str]], list[list[str]]]:
+def read(gateway: Gateway, session: str, spec: LineSpec) -> tuple[list[list[str]], list[list[str]]]:
     """The rollup and the window of a session, in fields."""
-    host = front.engine._client._host  # type: ignore[union-attr]  # it is in this process
+    host = gateway.engine._client._host  # type: ignore[union-attr]  # it is in this process
     tape, decode = host.asks._built.tapes[session], host.asks._built.prompt.tokenizer.decode
-    prefix, window = between(front, lambda: (decode(tape.prefix), decode(tape.window)))
+    prefix, window = between(gateway, lambda: (decode(tape.prefix), decode(tape.window)))
     _, begins, rollup = prefix.rpartition(introduction(spec))
     assert rollup.endswith(END) == bool(begins)
     lines = rollup.removesuffix(END).splitlines() if begins else []
     return [line.split(",") for line in lines], [line.split(",") for line in window.splitlines()]
 
 
-def shown(front: Front, session: str = "aaa") -> Shown:
-    return Shown(*read(front, session, LineSpec()))
+def shown(gateway: Gateway, session: str = "aaa") -> Shown:
+    return Shown(*read(gateway, session, LineSpec()))
 
 
-def committed(front: Front, session: str) -> int:
+def committed(gateway: Gateway, session: str) -> int:
     """Bars that a session has read."""
-    tape = front.engine._client._host.asks._built.tapes[session]  # type: ignore[union-attr]  # as above
+    tape = gateway.engine._client._host.asks._built.tapes[session]  # type: ignore[union-attr]  # as above
     return int(tape.evicted_records + tape.live_records)
 
 
-async def moved(front: Front) -> None:
+async def moved(gateway: Gateway) -> None:
     """Wait until no bars are on their way into a rollup: live data leaves time for that."""
-    host = front.engine._client._host  # type: ignore[union-attr]  # as above
+    host = gateway.engine._client._host  # type: ignore[union-attr]  # as above
     rollups, tapes = host.sessions.rollups, host.asks._built.tapes
-    await until(lambda: between(front, lambda: all(map(rollups.settled, tapes.values()))))
+    await until(lambda: between(gateway, lambda: all(map(rollups.settled, tapes.values()))))
 
 
 def prices(n: int) -> list[float]:
@@ -93,13 +93,13 @@ def prices(n: int) -> list[float]:
 async def test_the_high_is_read_after_its_bar_has_left_the_window() -> None:
     """Each version shows every bar once, in the rollup or in the window, and the highest price with it."""
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA", "V:BBB")
-    async with running(config("V:AAA", "V:BBB"), source, sink) as front:
+    async with running(config("V:AAA", "V:BBB"), source, sink) as gateway:
         source.put(tape.second(0))
         for n in range(1, 30):
             source.put([each for each in tape.second(n) if n < 20 or b"AAA" in each.payload])
-            await until(lambda n=n: committed(front, "aaa") == n)
-            await moved(front)
-            found = shown(front)
+            await until(lambda n=n: committed(gateway, "aaa") == n)
+            await moved(gateway)
+            found = shown(gateway)
             assert len(found.window) <= 12
             if n < 25:  # nothing is dropped yet
                 assert found.bars == n
@@ -109,67 +109,67 @@ async def test_the_high_is_read_after_its_bar_has_left_the_window() -> None:
             assert 1 <= int(line[7]) <= 20
         highest = max(price for second in range(12) for price in prices(second))
         assert highest > max(float(line[2]) for line in found.window)
-        await until(lambda: committed(front, "bbb") == 19)
-        assert shown(front, "bbb").bars == 19  # as before: another session's bars are its own
-        assert front.store.value("foretick_rollup_missing_bars", session="aaa") == 0
-        assert front.store.value("foretick_rollup_tokens", session="aaa") > 50
-        assert 0 < front.store.value("foretick_rollup_age_seconds", session="aaa") <= 12
-        assert count(front, "refreshes", session="aaa") >= 5
-        assert await front.stop()
+        await until(lambda: committed(gateway, "bbb") == 19)
+        assert shown(gateway, "bbb").bars == 19  # as before: another session's bars are its own
+        assert gateway.store.value("foretick_rollup_missing_bars", session="aaa") == 0
+        assert gateway.store.value("foretick_rollup_tokens", session="aaa") > 50
+        assert 0 < gateway.store.value("foretick_rollup_age_seconds", session="aaa") <= 12
+        assert count(gateway, "refreshes", session="aaa") >= 5
+        assert await gateway.stop()
 
 
 async def test_a_burst_leaves_a_hole_that_the_next_rollup_closes() -> None:
     """Bars are evicted faster than their rollup is prefilled: the window does not wait for it."""
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
-    async with running(config("V:AAA"), source, sink) as front:
+    async with running(config("V:AAA"), source, sink) as gateway:
         source.put(*(tape.second(n) for n in range(60)))
-        await until(lambda: count(front, "bars", session="aaa") == 59)
+        await until(lambda: count(gateway, "bars", session="aaa") == 59)
         for n in range(60, 70):
             source.put(tape.second(n))
-            await until(lambda n=n: committed(front, "aaa") == n)
-            await moved(front)
-        await until(lambda: front.store.value("foretick_rollup_missing_bars", session="aaa") == 0)
-        found = shown(front)
+            await until(lambda n=n: committed(gateway, "aaa") == n)
+            await moved(gateway)
+        await until(lambda: gateway.store.value("foretick_rollup_missing_bars", session="aaa") == 0)
+        found = shown(gateway)
         oldest = found.rollup[0][1]
         seconds = int(found.window[-1][0][2:4]) * 60 + int(found.window[-1][0][4:])
         seconds -= int(oldest[2:4]) * 60 + int(oldest[4:])
         assert found.bars == seconds + 1
-        assert await front.stop()
+        assert await gateway.stop()
 
 
 async def test_a_session_with_a_rollup_comes_changes_and_goes() -> None:
     """Other lengths of bars begin the window again; how many bars move at a time does not."""
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA", "V:BBB")
     both, alone = config("V:AAA", "V:BBB"), config("V:AAA")
-    async with running(alone, source, sink) as front:
-        await front.reload(lambda: both)
+    async with running(alone, source, sink) as gateway:
+        await gateway.reload(lambda: both)
         for n in range(20):
             source.put(tape.second(n))
-            await until(lambda n=n: committed(front, "bbb") == n)
-            await moved(front)
-        assert shown(front, "bbb").rollup
-        before = shown(front, "bbb").bars
+            await until(lambda n=n: committed(gateway, "bbb") == n)
+            await moved(gateway)
+        assert shown(gateway, "bbb").rollup
+        before = shown(gateway, "bbb").bars
         often = msgspec.structs.replace(both.sessions[1], rollup_every=2)
-        await front.reload(lambda: msgspec.structs.replace(both, sessions=(both.sessions[0], often)))
-        assert shown(front, "bbb").bars == before == 19
+        await gateway.reload(lambda: msgspec.structs.replace(both, sessions=(both.sessions[0], often)))
+        assert shown(gateway, "bbb").bars == before == 19
         coarse = msgspec.structs.replace(often, rollup=TIERS[1:])
-        await front.reload(lambda: msgspec.structs.replace(both, sessions=(both.sessions[0], coarse)))
-        assert shown(front, "bbb").bars == 0
-        await front.reload(lambda: alone)
-        assert list(front.sessions.states) == ["aaa"]
-        assert await front.stop()
+        await gateway.reload(lambda: msgspec.structs.replace(both, sessions=(both.sessions[0], coarse)))
+        assert shown(gateway, "bbb").bars == 0
+        await gateway.reload(lambda: alone)
+        assert list(gateway.sessions.states) == ["aaa"]
+        assert await gateway.stop()
 
 
 async def test_each_symbol_of_a_session_has_longer_bars_of_its_own() -> None:
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA", "V:BBB")
-    async with running(config("V:AAA", more_symbols=("V:BBB",)), source, sink) as front:
+    async with running(config("V:AAA", more_symbols=("V:BBB",)), source, sink) as gateway:
         for n in range(15):
             source.put(tape.second(n))
-            await until(lambda n=n: committed(front, "aaa") == 2 * n)
-            await moved(front)
-        lines, window = read(front, "aaa", LineSpec(symbols=("AAA", "BBB")))
+            await until(lambda n=n: committed(gateway, "aaa") == 2 * n)
+            await moved(gateway)
+        lines, window = read(gateway, "aaa", LineSpec(symbols=("AAA", "BBB")))
         bars = {symbol: sum(int(line[8]) for line in lines if line[0] == symbol) for symbol in ("AAA", "BBB")}
         for line in window:
             bars[line[0]] += 1
         assert bars == {"AAA": 14, "BBB": 14}
-        assert await front.stop()
+        assert await gateway.stop()

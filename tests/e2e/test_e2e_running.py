@@ -15,7 +15,7 @@ import pytest
 import dashboards
 from daemon.api.client import QueryClient
 from daemon.api.messages import FinishReply
-from flash.questions import PAPER_SIX
+from flash.question import PAPER_SIX
 from tests.e2e.texts import LINES, TEXT, same
 from tests.kit import until_slowly
 from tests.kit.daemon import Daemon, Replaying, command

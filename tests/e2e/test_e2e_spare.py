@@ -8,8 +8,8 @@ import signal
 from pathlib import Path
 
 from daemon.config.schema import ProcessConfig
-from daemon.front.wiring import make_front
-from feeds.connector import Route
+from daemon.gateway.wiring import make_gateway
+from feeds.connector import SinkRoute
 from feeds.durations import Duration
 from tests.kit import SECOND, START, MemorySink, QueueSource, incoming, inproc_config, trade, until
 from tests.kit.inproc import ANSWERS, answers
@@ -29,24 +29,24 @@ def engines() -> dict[int, str]:
 async def test_a_killed_engine_is_replaced_by_the_spare() -> None:
     source, sink = QueueSource(), MemorySink()
     config = inproc_config(process=ProcessConfig(mode="two", drain=Duration(5 * SECOND)))
-    front = make_front(
-        config, source=source, routes=[Route(sink, ANSWERS)], restart_after_s=(0.0,), spare_after_s=0.0
+    gateway = make_gateway(
+        config, source=source, routes=[SinkRoute(sink, ANSWERS)], restart_after_s=(0.0,), spare_after_s=0.0
     )
     try:
-        await asyncio.wait_for(front.start(), 180)
+        await asyncio.wait_for(gateway.start(), 180)
         (first,) = engines() if len(engines()) == 1 else (min(engines()),)
         source.put([incoming(trade("V:AAA", START + n * SECOND), n) for n in range(4)])
         await until(lambda: answers(sink), 60.0)
         await until(lambda: len(engines()) == 2, 30.0)
         (spare,) = engines().keys() - {first}
         os.kill(first, signal.SIGKILL)
-        await until(lambda: front.store.value("foretick_engine_restarts_total") == 1, 30.0)
-        await until(lambda: not front.not_ready(), 60.0)
+        await until(lambda: gateway.store.value("foretick_engine_restarts_total") == 1, 30.0)
+        await until(lambda: not gateway.not_ready(), 60.0)
         assert spare in engines()
         before = len(answers(sink))
         source.put([incoming(trade("V:AAA", START + n * SECOND), n) for n in range(4, 12)])
         await until(lambda: len(answers(sink)) > before, 60.0)
         await until(lambda: len(engines()) == 2, 30.0)  # and there is another spare
     finally:
-        await front.stop()
+        await gateway.stop()
     assert engines() == {}

@@ -21,8 +21,8 @@ from daemon.api.health import STANDBY
 from daemon.api.messages import Answers, AnswersReply, ErrorReply
 from daemon.audit.completeness import Audit
 from daemon.config.schema import Config
-from daemon.front.input import FeedInput
-from daemon.front.server import Front
+from daemon.gateway.gateway import Gateway
+from daemon.gateway.source_runner import SourceRunner
 from daemon.progress import Progress
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_sink import KafkaSink
@@ -49,13 +49,13 @@ class Pair(Group):
         source = replace(found.source, kafka=replace(found.source.kafka, instance=""))
         return replace(found, source=source, recovery=replace(found.recovery, standby=True))
 
-    async def warm(self, front: Front) -> None:
+    async def warm(self, gateway: Gateway) -> None:
         """Wait until a standby has read all that was answered."""
-        names = [session.name for session in front.config.sessions]
+        names = [session.name for session in gateway.config.sessions]
 
         def level() -> bool:
-            versions = [(self.fronts[0].sessions.states[n], front.sessions.states[n]) for n in names]
-            return front.not_ready() == [STANDBY] and all(
+            versions = [(self.gateways[0].sessions.states[n], gateway.sessions.states[n]) for n in names]
+            return gateway.not_ready() == [STANDBY] and all(
                 mine.times and theirs.times and theirs.times.as_of - mine.times.as_of <= 10**9
                 for theirs, mine in versions
             )
@@ -72,16 +72,16 @@ async def pair(real_kafka: RealKafka, tmp_path: Path) -> AsyncIterator[Pair]:
     reading = asyncio.create_task(made.read())
     yield made
     reading.cancel()
-    for front in made.fronts:
-        if not front.stopping:
-            await front.stop()
+    for gateway in made.gateways:
+        if not gateway.stopping:
+            await gateway.stop()
     await asyncio.gather(reading, return_exceptions=True)
 
 
-def http(front: Front, path: str = "/readyz", asked: object = None) -> tuple[int, dict[str, object]]:
+def http(gateway: Gateway, path: str = "/readyz", asked: object = None) -> tuple[int, dict[str, object]]:
     """Status and body of a reply; ``asked``: what is posted."""
     request = urllib.request.Request(
-        f"http://127.0.0.1:{front.http.port}{path}",
+        f"http://127.0.0.1:{gateway.http.port}{path}",
         None if asked is None else json.dumps(asked).encode(),
         {"content-type": "application/json"},
     )
@@ -176,10 +176,10 @@ async def test_snapshots_that_are_acknowledged_while_its_engine_loads_are_taken(
         await pair.answered(market)
         await until(lambda: len(list(pair.snapshots.glob("*.snapshot"))) >= len(SYMBOLS), 30.0)
 
-        async def too_early(self: FeedInput) -> None:
+        async def too_early(self: SourceRunner) -> None:
             """Nothing is committed yet when it asks."""
 
-        monkeypatch.setattr(FeedInput, "recover", too_early)
+        monkeypatch.setattr(SourceRunner, "recover", too_early)
         second = await pair.join("two")
         names = [session.name for session in second.config.sessions]
 
@@ -199,11 +199,11 @@ async def test_snapshots_that_are_acknowledged_while_its_engine_loads_are_taken(
 async def test_versions_count_on_from_those_of_the_other_daemon() -> None:
     """A standby makes a version of as many bars as it finds, so that it may have fewer versions."""
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
-    async with running(inproc_config(["V:AAA"]), source, sink) as front:
-        state = front.sessions.states["aaa"]
+    async with running(inproc_config(["V:AAA"]), source, sink) as gateway:
+        state = gateway.sessions.states["aaa"]
         source.put(tape.second(0), tape.second(1))
         await until(lambda: state.version == 1)
-        front.send(protocol.TakeOver(1 << 40, {"aaa": Progress(7, 50, 300), "gone": Progress(7, 9, 9)}))
+        gateway.send(protocol.TakeOver(1 << 40, {"aaa": Progress(7, 50, 300), "gone": Progress(7, 9, 9)}))
         source.put(tape.second(2))
         await until(lambda: state.version > 1)
         assert state.version == 51
@@ -283,7 +283,7 @@ def covered(found: Sequence[Published]) -> dict[tuple[str, str], list[int]]:
     return offsets
 
 
-def stands_by(daemon: Daemon) -> bool:
+def is_standby(daemon: Daemon) -> bool:
     return json.loads(daemon.get("/readyz")[1] or "{}").get("status") == "standby"
 
 
@@ -301,7 +301,7 @@ async def test_one_that_is_killed_and_one_that_hangs_are_replaced(
             await first.ready()
             await made.produce(4)
             with made.daemon("second") as second:
-                await until_slowly(lambda: stands_by(second), what="a standby")
+                await until_slowly(lambda: is_standby(second), what="a standby")
                 await made.answered()
                 await made.produce(2)
                 first.signal(signal.SIGKILL)
@@ -309,7 +309,7 @@ async def test_one_that_is_killed_and_one_that_hangs_are_replaced(
                 await second.ready(30)
                 await made.answered()
                 with made.daemon("third") as third:
-                    await until_slowly(lambda: stands_by(third), what="another standby")
+                    await until_slowly(lambda: is_standby(third), what="another standby")
                     await made.produce(1)
                     second.signal(signal.SIGSTOP)
                     await made.produce(3)

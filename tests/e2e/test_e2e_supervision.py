@@ -1,4 +1,4 @@
-"""Tasks of the front and threads of the engine, killed in turn: service resumes or the daemon says why."""
+"""Tasks of the gateway and threads of the engine, killed in turn: service resumes or the daemon says why."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import pytest
 
 from daemon.api.client import QueryClient
 from daemon.config.schema import ProcessConfig
-from daemon.front.notify import Notifier
-from daemon.front.server import Front
-from daemon.front.wiring import make_front
+from daemon.gateway.gateway import Gateway
+from daemon.gateway.notify import Notifier
+from daemon.gateway.wiring import make_gateway
 from daemon.supervision import TaskEnded
-from feeds.connector import Route
+from feeds.connector import SinkRoute
 from feeds.durations import Duration
 from tests.kit import SECOND, MemorySink, QueueSource, inproc_config, until
 
@@ -33,7 +33,7 @@ TASKS = [
     "http server",
     "ingest",
     "publish aaa to test",
-    "publish dead letters to test",
+    "publish DLQ records to test",
     "query leases",
     "query socket",
     "watchdog",
@@ -43,21 +43,21 @@ THREADS = ["data-plane", "device-worker", "heartbeat"]
 
 
 @contextlib.asynccontextmanager
-async def running(mode: str) -> AsyncIterator[Front]:
+async def running(mode: str) -> AsyncIterator[Gateway]:
     """In mode "two" the engine process has no model and does nothing."""
     environment = {"NOTIFY_SOCKET": "@foretick-nobody", "WATCHDOG_USEC": "1000000"}
-    front = make_front(
+    gateway = make_gateway(
         inproc_config(process=ProcessConfig(mode=mode, drain=Duration(SECOND))),
         source=QueueSource(),
-        routes=[Route(MemorySink(), "answers.v1", dead_letters="dlq.v1")],
+        routes=[SinkRoute(MemorySink(), "answers.v1", dead_letters="dlq.v1")],
         notifier=Notifier(environment),
         engine_command=ENGINE,
     )
     try:
-        await asyncio.wait_for(front.start(), 180)
-        yield front
+        await asyncio.wait_for(gateway.start(), 180)
+        yield gateway
     finally:
-        await asyncio.wait_for(front.stop(), 30)
+        await asyncio.wait_for(gateway.stop(), 30)
 
 
 def kill_task(name: str) -> None:
@@ -70,60 +70,60 @@ def kill_thread(thread: threading.Thread) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
 
 
-async def not_ready(front: Front) -> list[str]:
+async def not_ready(gateway: Gateway) -> list[str]:
     """What /readyz reports; without HTTP, what it would report."""
 
     def get() -> list[str]:
         with contextlib.suppress(urllib.error.HTTPError):
-            urllib.request.urlopen(f"http://127.0.0.1:{front.http.port}/readyz", timeout=5).close()
+            urllib.request.urlopen(f"http://127.0.0.1:{gateway.http.port}/readyz", timeout=5).close()
             return []
-        return list(front.not_ready())
+        return list(gateway.not_ready())
 
-    return front.not_ready() if "http server" in front.tasks.ended else await asyncio.to_thread(get)
+    return gateway.not_ready() if "http server" in gateway.tasks.ended else await asyncio.to_thread(get)
 
 
-def counted(front: Front, name: str, outcome: str) -> float:
+def counted(gateway: Gateway, name: str, outcome: str) -> float:
     task = name.partition(" ")[0]
-    return front.store.value("foretick_tasks_ended_total", task=task, outcome=outcome)
+    return gateway.store.value("foretick_tasks_ended_total", task=task, outcome=outcome)
 
 
 async def test_the_names_here_are_all_there_are():
-    async with running("two") as front:
-        assert sorted(front.tasks.names()) == TASKS
-    async with running("inproc") as front:
-        assert sorted({*front.tasks.names()} - {*TASKS}) == []
-        host = front.engine._client._host  # type: ignore[union-attr]  # in this process
+    async with running("two") as gateway:
+        assert sorted(gateway.tasks.names()) == TASKS
+    async with running("inproc") as gateway:
+        assert sorted({*gateway.tasks.names()} - {*TASKS}) == []
+        host = gateway.engine._client._host  # type: ignore[union-attr]  # in this process
         assert sorted(host.threads.all) == THREADS
 
 
 @pytest.mark.parametrize("name", TASKS)
 async def test_a_task_that_ends_is_restarted_or_ends_the_daemon_with_its_name(name):
-    async with running("two") as front:
-        assert await not_ready(front) == []
+    async with running("two") as gateway:
+        assert await not_ready(gateway) == []
         kill_task(name)
         reason = f"{name} ended: it was cancelled"
         if name not in RESTARTED:
             with pytest.raises(TaskEnded, match=reason):
-                await asyncio.wait_for(front.run(asyncio.Event()), 10)
-            assert reason in await not_ready(front)
-            assert counted(front, name, "failed") == 1
+                await asyncio.wait_for(gateway.run(asyncio.Event()), 10)
+            assert reason in await not_ready(gateway)
+            assert counted(gateway, name, "failed") == 1
             return
-        await until(lambda: counted(front, name, "restarted") == 1)
-        assert reason in front.not_ready()
-        await until(lambda: front.not_ready() == [])
-        assert front.query is not None
-        with QueryClient(front.query.endpoint, 5.0) as client:
+        await until(lambda: counted(gateway, name, "restarted") == 1)
+        assert reason in gateway.not_ready()
+        await until(lambda: gateway.not_ready() == [])
+        assert gateway.query is not None
+        with QueryClient(gateway.query.endpoint, 5.0) as client:
             listed = await asyncio.to_thread(client.sessions)
         assert [session.name for session in listed.sessions] == ["aaa"]
-        assert not front.failed.done()
+        assert not gateway.failed.done()
 
 
 @pytest.mark.parametrize("name", THREADS)
 async def test_a_thread_of_the_engine_that_ends_ends_the_daemon_with_its_name(name):
-    async with running("inproc") as front:
+    async with running("inproc") as gateway:
         kill_thread(next(thread for thread in threading.enumerate() if thread.name == name))
-        front.engine._client._host.scheduler.interrupt()  # type: ignore[union-attr]  # the worker may be asleep
+        gateway.engine._client._host.scheduler.interrupt()  # type: ignore[union-attr]  # the worker may be asleep
         with pytest.raises(TaskEnded, match=f"{name} ended: SystemExit"):
-            await asyncio.wait_for(front.run(asyncio.Event()), 10)
-        assert f"{name} ended: SystemExit" in await not_ready(front)
-        assert counted(front, name, "failed") == 1
+            await asyncio.wait_for(gateway.run(asyncio.Event()), 10)
+        assert f"{name} ended: SystemExit" in await not_ready(gateway)
+        assert counted(gateway, name, "failed") == 1

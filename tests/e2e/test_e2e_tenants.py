@@ -21,10 +21,10 @@ from daemon.api import messages
 from daemon.api.client import AsyncQueryClient
 from daemon.cli.main import main
 from daemon.config.schema import QueryConfig, SchedulerConfig, TenantsConfig
-from daemon.front.server import Front
-from daemon.front.wiring import make_front
+from daemon.gateway.gateway import Gateway
+from daemon.gateway.wiring import make_gateway
 from daemon.tenants import hash_of, new_key
-from feeds.connector import Route
+from feeds.connector import SinkRoute
 from feeds.connectors.http import HttpSourceConnector
 from feeds.curve import Keys, make_keys
 from tests.kit import MemorySink, QueueSource, inproc_config, until
@@ -55,7 +55,7 @@ def written(names: tuple[str, ...] = NAMES, **more: str) -> str:
 
 @dataclass
 class House:
-    front: Front
+    gateway: Gateway
     source: QueueSource
     tape: Tape
     file: Path
@@ -63,15 +63,15 @@ class House:
 
     @property
     def port(self) -> int:
-        return self.front.http.port
+        return self.gateway.http.port
 
     async def http(self, name: str, method: str, path: str, body: object = None, **headers: str) -> Reply:
         return await request(self.port, method, path, body, {"x-api-key": KEYS[name]} | headers)
 
     def query(self, name: str) -> AsyncQueryClient:
-        assert self.front.query is not None
+        assert self.gateway.query is not None
         public, secret = PAIRS[name]
-        return AsyncQueryClient(self.front.query.endpoint, 20.0, keys=Keys(public, secret, self.daemon_key))
+        return AsyncQueryClient(self.gateway.query.endpoint, 20.0, keys=Keys(public, secret, self.daemon_key))
 
     async def asked(self, name: str, asking: messages.ClientRequest) -> messages.Reply:
         async with self.query(name) as client:
@@ -79,7 +79,7 @@ class House:
 
     async def reload(self, text: str) -> None:
         self.file.write_text(text)
-        await self.front.reload(lambda: self.front.config)
+        await self.gateway.reload(lambda: self.gateway.config)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -96,15 +96,17 @@ async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House
         scheduler=SchedulerConfig(max_new_tokens=64),
     )
     pushed = HttpSourceConnector().open("http", 1.0)
-    front = make_front(config, source=[source, pushed], routes=[Route(MemorySink(), ANSWERS, UPDATES, DEAD)])
+    gateway = make_gateway(
+        config, source=[source, pushed], routes=[SinkRoute(MemorySink(), ANSWERS, UPDATES, DEAD)]
+    )
     try:
-        await asyncio.wait_for(front.start(), 200)
+        await asyncio.wait_for(gateway.start(), 200)
         source.put(tape.second(0), tape.second(1))
-        await until(lambda: all(len(state.answers) == 6 for state in front.sessions.states.values()), 60)
-        yield House(front, source, tape, file, public.read_bytes().strip())
+        await until(lambda: all(len(state.answers) == 6 for state in gateway.sessions.states.values()), 60)
+        yield House(gateway, source, tape, file, public.read_bytes().strip())
     finally:
-        if not front.stopping:
-            await front.stop()
+        if not gateway.stopping:
+            await gateway.stop()
 
 
 async def test_lists_have_what_the_tenant_sees(house: House) -> None:
@@ -184,14 +186,14 @@ async def test_a_stolen_prompt_is_unknown_and_stays_the_owners(house: House) -> 
 
 
 async def test_caches_of_one_tenant_are_no_hit_for_another(house: House) -> None:
-    body = {"model": house.front.model, "prompt": TEXT, "max_tokens": 3, "temperature": 0}
+    body = {"model": house.gateway.model, "prompt": TEXT, "max_tokens": 3, "temperature": 0}
 
     async def reused(name: str, **more: object) -> tuple[int, bool]:
         found = (await house.http(name, "POST", "/v1/completions", body | more)).json
         return found["usage"]["prompt_tokens_details"]["cached_tokens"], found["foretick"]["cached"]
 
     def hits(cache: str) -> int:
-        return count(house.front, "api_cache", cache=cache, outcome="hit")
+        return count(house.gateway, "api_cache", cache=cache, outcome="hit")
 
     # at most the begin-of-text token is there before
     assert (await reused("alpha"))[0] <= 1
@@ -223,7 +225,7 @@ async def test_caches_of_one_tenant_are_no_hit_for_another(house: House) -> None
 @pytest.mark.parametrize("api", ["completions", "chat", "messages"])
 async def test_what_one_tenant_has_asked_is_computed_whole_for_another(house: House, api: str) -> None:
     """By the tokens that the engine computes, which are what the time of a reply would tell."""
-    model, said = house.front.model, f"Secret of {api}: {TEXT}"
+    model, said = house.gateway.model, f"Secret of {api}: {TEXT}"
     messages_ = {"model": model, "messages": [{"role": "user", "content": said}], "max_tokens": 3}
     path, body = {
         "completions": ("/v1/completions", {"model": model, "prompt": said, "max_tokens": 3}),
@@ -234,14 +236,14 @@ async def test_what_one_tenant_has_asked_is_computed_whole_for_another(house: Ho
 
     async def asked(name: str, **more: object) -> tuple[int, int]:
         """Tokens of the prompt that were there, and tokens that were computed."""
-        before = count(house.front, "tenant_tokens", tenant=name)
+        before = count(house.gateway, "tenant_tokens", tenant=name)
         found = await house.http(name, "POST", path, body | more)
         assert found.status == 200
         usage = found.json["usage"]
         there = usage.get("cache_read_input_tokens")
         if there is None:
             there = usage["prompt_tokens_details"]["cached_tokens"]
-        return there, count(house.front, "tenant_tokens", tenant=name) - before
+        return there, count(house.gateway, "tenant_tokens", tenant=name) - before
 
     reused, whole = await asked("alpha")
     begins = reused  # the begin-of-text token, or what every chat begins with
@@ -293,7 +295,7 @@ async def test_only_operators_change_what_others_see(house: House) -> None:
     assert (await house.http("ops", "DELETE", "/v1/sessions/bbb-2")).status == 200
     assert (await house.http("alpha", "GET", "/metrics")).status == 403
     metrics = (await house.http("ops", "GET", "/metrics")).body.decode()
-    assert count(house.front, "tenant_requests", tenant="beta", outcome="forbidden") == 2
+    assert count(house.gateway, "tenant_requests", tenant="beta", outcome="forbidden") == 2
     assert 'tenant="beta"' in metrics
     assert not any(key in metrics for key in KEYS.values())
 
@@ -306,7 +308,7 @@ async def test_pushes_go_to_sources_of_the_tenant(house: House) -> None:
 async def test_a_tenant_has_so_many_prompts_and_listeners_and_others_have_theirs(house: House) -> None:
     opened = await house.asked("beta", messages.Open(1, "one"))
     assert isinstance(opened, messages.PromptReply)
-    body = {"model": house.front.model, "prompt": "two", "max_tokens": 2}
+    body = {"model": house.gateway.model, "prompt": "two", "max_tokens": 2}
     refused = await house.http("beta", "POST", "/v1/completions", body)
     assert (refused.status, "1 prompts" in refused.body.decode()) == (429, True)
     assert (await house.http("alpha", "POST", "/v1/completions", body)).status == 200
@@ -334,23 +336,23 @@ async def test_the_sdks_send_their_keys_and_understand_the_refusals(house: House
     said: Any = [{"role": "user", "content": "up?"}]
     async with anthropic.AsyncAnthropic(base_url=url, api_key="wrong", max_retries=0) as claude:
         with pytest.raises(anthropic.AuthenticationError):
-            await claude.messages.create(model=house.front.model, max_tokens=2, messages=said)
+            await claude.messages.create(model=house.gateway.model, max_tokens=2, messages=said)
 
 
 async def test_the_command_line_asks_with_keys(house: House, tmp_path: Path) -> None:
-    assert house.front.query is not None
+    assert house.gateway.query is not None
     public, secret = tmp_path / "daemon.public", tmp_path / "alpha.secret"
     public.write_bytes(house.daemon_key)
     secret.write_bytes(PAIRS["alpha"][1])
     secret.chmod(0o600)
 
     def listed(*options: str) -> str:
-        arguments = ["sessions", "list", "--endpoint", house.front.query.endpoint, *options]  # type: ignore[union-attr]  # as above
+        arguments = ["sessions", "list", "--endpoint", house.gateway.query.endpoint, *options]  # type: ignore[union-attr]  # as above
         return CliRunner().invoke(main, arguments).output
 
     alpha = await asyncio.to_thread(listed, "--secret-key", str(secret), "--server-key", str(public))
     assert [line.partition(":")[0] for line in alpha.splitlines()] == ["aaa"]
-    own = await asyncio.to_thread(listed, "--secret-key", house.front.config.query.secret_key_file)
+    own = await asyncio.to_thread(listed, "--secret-key", house.gateway.config.query.secret_key_file)
     assert [line.partition(":")[0] for line in own.splitlines()] == ["aaa", "bbb"]
     assert "cannot be read" in await asyncio.to_thread(listed, "--secret-key", str(tmp_path / "none"))
 
@@ -382,9 +384,9 @@ async def test_the_live_page_asks_for_a_key_and_keeps_it_in_its_tab(house: House
 
 
 async def test_what_is_read_again_applies_at_once_and_a_bad_file_changes_nothing(house: House) -> None:
-    front = house.front
+    gateway = house.gateway
     await house.reload("[[tenants]")
-    assert count(front, "tenants_reloads", outcome="refused") == 1
+    assert count(gateway, "tenants_reloads", outcome="refused") == 1
     assert (await house.http("alpha", "GET", "/v1/sessions")).status == 200
 
     key = {"sec-websocket-protocol": f"foretick, foretick-key.{KEYS['alpha']}"}
@@ -397,7 +399,7 @@ async def test_what_is_read_again_applies_at_once_and_a_bad_file_changes_nothing
         await client.request(messages.ListSessions(1))
         await socket.ask(type="sessions", id=1)
         await house.reload(written(("beta", "ops"), beta="tokens_per_minute = 60"))
-        assert count(front, "tenants_reloads", outcome="done") == 1
+        assert count(gateway, "tenants_reloads", outcome="done") == 1
         assert await gone.ended()
         with pytest.raises(EOFError, match="1008"):
             await socket.next()
@@ -408,7 +410,7 @@ async def test_what_is_read_again_applies_at_once_and_a_bad_file_changes_nothing
         assert (await stays.next("answer")).data["session"] in ("aaa", "bbb")
     assert (await house.http("alpha", "GET", "/v1/sessions")).status == 401
     # a budget of 60 tokens a minute: the first may overdraw it, the second waits
-    body = {"model": front.model, "prompt": f"Budget {TEXT}", "max_tokens": 2}
+    body = {"model": gateway.model, "prompt": f"Budget {TEXT}", "max_tokens": 2}
     first, second = [await house.http("beta", "POST", "/v1/completions", body) for _ in range(2)]
     assert (first.status, second.status) == (200, 429)
     used = first.json["usage"]["total_tokens"]

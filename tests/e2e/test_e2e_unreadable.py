@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from daemon.front.server import Front
-from daemon.front.wiring import make_front
+from daemon.gateway.gateway import Gateway
+from daemon.gateway.wiring import make_gateway
 from daemon.supervision import TaskEnded
-from feeds.connector import Route
-from feeds.messages import DeadLetter
+from feeds.connector import SinkRoute
+from feeds.market_data import DeadLetter
 from feeds.source import DataUnreadable, Fault, Incoming
 from tests.kit import (
     SECOND,
@@ -51,40 +51,40 @@ def ticks(symbol: str, *offsets: int) -> list[Incoming]:
     return [incoming(trade(symbol, START + n * SECOND), n) for n in offsets]
 
 
-async def make(*sources: Partitioned) -> tuple[Front, MemorySink]:
+async def make(*sources: Partitioned) -> tuple[Gateway, MemorySink]:
     sink = MemorySink()
     config = inproc_config(("V:AAA", "V:BBB"))
-    routes = [Route(sink, ANSWERS, UPDATES, DEAD)]
-    front = make_front(
+    routes = [SinkRoute(sink, ANSWERS, UPDATES, DEAD)]
+    gateway = make_gateway(
         config, source=sources if len(sources) > 1 else sources[0], routes=routes, commit_every_s=0.05
     )
-    await asyncio.wait_for(front.start(), 180)
-    return front, sink
+    await asyncio.wait_for(gateway.start(), 180)
+    return gateway, sink
 
 
 @pytest.mark.parametrize("names", [["test"], ["one", "two"]])
 async def test_ready_only_while_each_partition_is_read_and_the_end_at_damage_is_the_daemons(names):
     sources = [Partitioned(name) for name in names]
-    front, _ = await make(*sources)
+    gateway, _ = await make(*sources)
     prefix = "" if len(names) == 1 else f"source {names[0]}: "
     try:
-        assert front.not_ready() == []
+        assert gateway.not_ready() == []
         sources[0].not_read = [f"{TOPIC}/3 is not read yet"]
-        assert front.not_ready() == [f"{prefix}{TOPIC}/3 is not read yet"]
+        assert gateway.not_ready() == [f"{prefix}{TOPIC}/3 is not read yet"]
         sources[0].not_read = []
-        assert front.not_ready() == []
+        assert gateway.not_ready() == []
         sources[0].stops = True
         sources[0].put([])
         with pytest.raises(TaskEnded, match=WHY):
-            await asyncio.wait_for(front.run(asyncio.Event()), 20)
-        assert WHY in str(front.not_ready())
+            await asyncio.wait_for(gateway.run(asyncio.Event()), 20)
+        assert WHY in str(gateway.not_ready())
     finally:
-        await front.stop()
+        await gateway.stop()
 
 
 async def test_a_batch_that_cannot_be_read_is_a_dead_letter_record_and_the_next_answers_carry_gap():
     source = Partitioned()
-    front, sink = await make(source)
+    gateway, sink = await make(source)
     try:
         source.put(ticks("V:AAA", 0, 1, 2, 3))
         await until(lambda: answers(sink, "aaa"))
@@ -94,10 +94,15 @@ async def test_a_batch_that_cannot_be_read_is_a_dead_letter_record_and_the_next_
         )
         await until(lambda: any("gap" in a.flags for a in answers(sink, "aaa")))
         await until(lambda: sink.messages(DEAD))
-        (letter,) = [each for each in sink.messages(DEAD) if isinstance(each, DeadLetter)]
-        assert (letter.stage, letter.reason, letter.offset, letter.payload) == ("read", "corrupt", 4, b"")
-        assert WHY in letter.error
-        assert front.store.value("foretick_records_skipped_total", source="test") == 3
+        (dead_letter,) = [each for each in sink.messages(DEAD) if isinstance(each, DeadLetter)]
+        assert (dead_letter.stage, dead_letter.reason, dead_letter.offset, dead_letter.payload) == (
+            "read",
+            "corrupt",
+            4,
+            b"",
+        )
+        assert WHY in dead_letter.error
+        assert gateway.store.value("foretick_records_skipped_total", source="test") == 3
         await until(lambda: source.committed.get((TOPIC, 0), 0) > 6)
     finally:
-        await front.stop()
+        await gateway.stop()

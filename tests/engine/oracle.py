@@ -131,8 +131,8 @@ def random_weights(config: Any) -> Any:
 class Window:
     """What a tape's retention keeps, one record after the other: as if each came alone."""
 
-    def __init__(self, most_tokens: int, most_records: int = 0) -> None:
-        self._most_tokens, self._most_records = most_tokens, most_records
+    def __init__(self, max_tokens: int, max_records: int = 0) -> None:
+        self._most_tokens, self._most_records = max_tokens, max_records
         self._lengths: deque[int] = deque()
         self.tokens = self.evicted = 0
 

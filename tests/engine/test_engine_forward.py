@@ -20,11 +20,11 @@ from engine.seeding import Sampling, prompt_seed
 from engine.step import Chunk, OutOfMemory, SampledToken
 from regions.ephemeral import Fork
 from regions.tape import Retention
+from scheduler.interfaces import Limits, PriorityClass
 from scheduler.observer import Observer
 from scheduler.request import Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItem
-from scheduler.types import Limits, PriorityClass
 from tests.engine.oracle import VOCABULARY, History, oracle_logits, tiny
 from tests.kit import tolerance
 

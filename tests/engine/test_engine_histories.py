@@ -17,8 +17,8 @@ from engine.step import Chunk
 from regions.allocator import Run
 from regions.ephemeral import Fork
 from regions.frozen import SharedBlocks
-from regions.offload.disk import Identity, Restoring, Snapshot, SnapshotHeader, write_snapshot
-from regions.offload.host import HostTier
+from regions.offload.host_tier import HostTier
+from regions.offload.snapshot_format import Identity, Restoring, Snapshot, SnapshotHeader, write_snapshot
 from regions.tape import Retention, Tape
 from tests.engine.oracle import VOCABULARY, History, Window, oracle_logits, tiny
 from tests.kit import tolerance

@@ -11,9 +11,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine import memory as module
-from engine.cpu import host
-from engine.memory import Memory
+from engine import measurement_cache as module
+from engine.cpu import cpu_identity
+from engine.measurement_cache import Memory
 
 QUESTION = {"about": "a test", "shape": "1 x 2"}
 
@@ -114,9 +114,9 @@ def test_without_a_directory_every_start_measures(tmp_path: Path, caplog: pytest
     [
         ("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nflags\t: a b\n", "Some CPU @ 2 GHz"),
         ("processor\t: 0\nmodel name\t: A: B\nmodel name\t: C\n", "A: B"),
-        ("model name :\n", host.platform.machine()),
-        ("", host.platform.machine()),
+        ("model name :\n", cpu_identity.platform.machine()),
+        ("", cpu_identity.platform.machine()),
     ],
 )
 def test_the_cpu_has_its_makers_name(cpuinfo: str, name: str) -> None:
-    assert host.model_name(cpuinfo) == name
+    assert cpu_identity.model_name(cpuinfo) == name

@@ -18,8 +18,8 @@ from engine.engine import Engine
 from engine.model.canary import dense_logits
 from engine.model.loaded import LoadedModel
 from engine.step import Chunk, SampledToken
-from regions.offload.host import HostTier
-from regions.prompt import StreamingPrompt
+from regions.offload.host_tier import HostTier
+from regions.streaming_kv import StreamingPrompt
 from regions.tape import Retention
 from tests.engine.oracle import VOCABULARY, tiny
 from tests.kit import tolerance

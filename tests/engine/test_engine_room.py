@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.room import available_bytes
+from engine.free_memory import available_bytes
 
 CPU = torch.device("cpu")
 GROUPS = ("", "a", "a/b")

@@ -34,7 +34,7 @@ def test_rounds_go_on_for_the_budget_and_are_never_too_few(
         called += name
         clock.spend(wall / 2, wall / 4)
 
-    Stopwatch(rounds=3, most_rounds=20, budget_s=0.65)([lambda: call("a"), lambda: call("b")])
+    Stopwatch(rounds=3, max_rounds=20, budget_s=0.65)([lambda: call("a"), lambda: call("b")])
     assert called == "ab" * (rounds + 1)
 
 

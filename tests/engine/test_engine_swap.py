@@ -13,10 +13,10 @@ from engine.engine import Engine
 from engine.model.canary import dense_logits
 from engine.step import Chunk
 from regions.ephemeral import Fork
-from regions.offload.disk import Identity, Restoring, Snapshot, SnapshotHeader, write_snapshot
-from regions.offload.host import HostTier
+from regions.offload.host_tier import HostTier
+from regions.offload.kv_store import NotResident
 from regions.offload.residency import Idleness, Residency
-from regions.offload.store import NotResident
+from regions.offload.snapshot_format import Identity, Restoring, Snapshot, SnapshotHeader, write_snapshot
 from regions.tape import Retention, Tape, compact_one
 from tests.engine.oracle import VOCABULARY, History, oracle_logits, tiny
 from tests.kit import tolerance

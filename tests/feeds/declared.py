@@ -6,11 +6,11 @@ from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from feeds.bodies import Body, convert
+from feeds.batch_body import Body, convert
 from feeds.codec import MalformedRecord
 from feeds.file_format import FileFormat, load_format
-from feeds.messages import AnyRecord, Bar, Trade
-from feeds.replay import read_records, read_text
+from feeds.market_data import AnyRecord, Bar, Trade
+from feeds.recorded_file import read_records, read_text
 
 TRADES = """
 container = "csv"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from feeds.bodies import convert
+from feeds.batch_body import convert
 from feeds.codec import check_record
 from feeds.file_format import FormatError
 from tests.feeds.declared import BARS, TRADES, declared, read

@@ -17,7 +17,7 @@ from feeds.codec import (
     make_headers,
 )
 from feeds.decimals import LIMIT, Fixed, from_units, parse_fixed
-from feeds.messages import (
+from feeds.market_data import (
     Answer,
     AnyMessage,
     AnyRecord,

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from feeds.codec import MalformedRecord, decode_record, encode
 from feeds.columns import ENCODINGS, OTHER, ColumnDecoder
 from feeds.decimals import to_units
-from feeds.identity import token_of
-from feeds.messages import AnyRecord, Bar, Quote, Trade
+from feeds.market_data import AnyRecord, Bar, Quote, Trade
+from feeds.record_identity import token_of
 
 KEYS = ["V:AAA", "V:B", "VENUE:LONG-SYMBOL", "V:é"]
 DECODER = ColumnDecoder(KEYS)

@@ -10,7 +10,7 @@ import zmq
 from feeds.connector import SettingError
 from feeds.connectors.zeromq import ZmqSinkConnector, ZmqSourceConnector
 from feeds.curve import CurveKeys, Keys, make_keys
-from feeds.zeromq import ZmqSink, ZmqSource
+from feeds.zmq_feed import ZmqSink, ZmqSource
 from tests.kit import until
 from tests.kit.daemon import invoke
 

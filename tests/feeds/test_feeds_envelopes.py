@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feeds.array_frames import elements
 from feeds.codec import MalformedRecord, decode_record, header_encoding
 from feeds.envelopes import wrapping_of
-from feeds.frames import elements
 
 T = 1_709_632_800 * 10**9
 RECORD = {

@@ -12,7 +12,7 @@ from aiokafka.record.memory_records import MemoryRecords
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feeds.kafka_batches import CODECS, Damaged, Found, broken_codecs, read_batches
+from feeds.kafka_batches import CODECS, BatchRecord, Damaged, broken_codecs, read_batches
 from tests.kit.kafka_bytes import NAMES, Rec, batch, sized, varint
 
 ABORT = Rec(struct.pack(">hi", 0, 0), struct.pack(">hh", 0, 0))
@@ -34,12 +34,12 @@ records = st.lists(
 times = st.integers(-(2**62), 2**62)
 
 
-def by_aiokafka(data: bytes) -> list[Found]:
+def by_aiokafka(data: bytes) -> list[BatchRecord]:
     found, batches = [], MemoryRecords(data)
     while batches.has_next():
         one = batches.next_batch()
         assert one.validate_crc()
-        found += [Found(r.offset, r.timestamp, r.key, r.value, list(r.headers)) for r in one]
+        found += [BatchRecord(r.offset, r.timestamp, r.key, r.value, list(r.headers)) for r in one]
     return found
 
 
@@ -55,8 +55,8 @@ def test_whole_batches_are_read_as_by_aiokafka(batches):
     assert (read.next, read.needs) == (base, 0)
 
 
-def offsets(items: list[Found | Damaged]) -> list[object]:
-    return [i.offset if isinstance(i, Found) else (i.first, i.last) for i in items]
+def offsets(items: list[BatchRecord | Damaged]) -> list[object]:
+    return [i.offset if isinstance(i, BatchRecord) else (i.first, i.last) for i in items]
 
 
 @pytest.mark.parametrize("codec", sorted(NAMES))
@@ -192,9 +192,9 @@ def test_whatever_is_damaged_each_offset_has_one_outcome_and_reading_goes_on(see
     for _ in range(chance.randint(1, 4)):  # its first offset and length are the broker's own
         data[chance.randrange(12, len(data))] = chance.randrange(256)
     read = read_batches(bytes(data) + whole, 10)
-    spans = [(i.offset, i.offset) if isinstance(i, Found) else (i.first, i.last) for i in read.items]
+    spans = [(i.offset, i.offset) if isinstance(i, BatchRecord) else (i.first, i.last) for i in read.items]
     assert all(before[1] < after[0] for before, after in pairwise(spans))
-    assert read.items[-1] == Found(10 + count, 1_709_632_800_000, None, b"next", [])
+    assert read.items[-1] == BatchRecord(10 + count, 1_709_632_800_000, None, b"next", [])
     assert read.next == 11 + count
 
 

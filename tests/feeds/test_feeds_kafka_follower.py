@@ -12,7 +12,7 @@ from feeds.kafka_client import quiet_client_log
 from feeds.kafka_follower import KafkaFollower
 from feeds.kafka_source import KafkaSource
 from feeds.mock_broker import MockBroker
-from feeds.source import Begin, CommitPoint
+from feeds.source import CommitPoint, StartPosition
 from tests.feeds.test_feeds_kafka_log import QUICK, Notes, T, produce
 from tests.kit import until
 from tests.kit.fixtures import RealKafka
@@ -82,7 +82,7 @@ async def test_one_that_stands_by_alone_is_given_all_and_fences_before_it_reads_
         events: list[str] = []
 
         class Noting(Notes):
-            async def assigned(self, stored: object) -> dict[tuple[str, int], Begin]:
+            async def assigned(self, stored: object) -> dict[tuple[str, int], StartPosition]:
                 events.append("assigned")
                 return {}
 

@@ -14,7 +14,7 @@ from feeds import kafka_source
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_source import KafkaSource
 from feeds.mock_broker import MockBroker
-from feeds.source import Begin, CommitPoint, Incoming, LogSource, Partition
+from feeds.source import CommitPoint, Incoming, LogSource, Partition, StartPosition
 from tests.kit import until
 from tests.kit.fixtures import RealKafka
 from tests.kit.kafka import create_topics
@@ -40,16 +40,16 @@ class Notes:
     """A reader that notes what it is told, and commits what it has read, with a text."""
 
     def __init__(
-        self, source: KafkaSource, text: str, begin: Mapping[Partition, Begin] | None = None
+        self, source: KafkaSource, text: str, begin: Mapping[Partition, StartPosition] | None = None
     ) -> None:
         self.source, self.text, self.begin = source, text, begin or {}
         self.stored: dict[Partition, CommitPoint] = {}
         self.began: dict[Partition, int] = {}
         self.gone: list[Partition] = []
         self.got: list[Incoming] = []
-        source.attend(self)
+        source.set_rebalance_listener(self)
 
-    async def assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, Begin]:
+    async def assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, StartPosition]:
         self.stored.update(stored)
         return self.begin
 
@@ -100,7 +100,7 @@ async def test_the_embedded_broker_keeps_texts_and_begins_again_before_what_is_c
         await notes.commit()
         await first.stop()
         await reading
-        wanted = (None, Begin(4), Begin(9), Begin(4, fills=4))
+        wanted = (None, StartPosition(4), StartPosition(9), StartPosition(4, lookback_end=4))
         for begin, expected in zip(wanted, (0, 4, 6, 0), strict=True):
             again = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
             again.hold(10**9, skips=False)
@@ -221,7 +221,7 @@ async def test_the_broker_s_time_is_not_used_up_by_its_reader(monkeypatch: pytes
         notes = Notes(source, "text")
         calls = 0
 
-        async def slowly(stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, Begin]:
+        async def slowly(stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, StartPosition]:
             nonlocal calls
             calls += 1
             await asyncio.sleep(1.0)

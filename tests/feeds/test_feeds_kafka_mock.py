@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from aiokafka.consumer.subscription_state import SubscriptionState
 
-from feeds.backoff import CAP_S, Connection, delay_s
+from feeds.backoff import CAP_S, ConnectionLog, delay_s
 from feeds.connector import SettingError
 from feeds.connectors.kafka import KafkaSourceConnector
 from feeds.kafka_client import BrokerError, missing_topics, quiet_client_log
@@ -374,7 +374,7 @@ async def test_backoff_doubles_to_its_cap_and_starts_over() -> None:
     async def sleep(seconds: float) -> None:
         naps.append(seconds)
 
-    connection = Connection("x", "peer", logging.getLogger("feeds.test"), sleep)
+    connection = ConnectionLog("x", "peer", logging.getLogger("feeds.test"), sleep)
     for _ in range(8):
         await connection.wait_before_retry("away")
     assert naps == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, CAP_S, CAP_S]

@@ -13,8 +13,8 @@ from feeds.decimals import from_units
 from feeds.kafka_client import missing_topics, quiet_client_log
 from feeds.kafka_sink import KafkaSink
 from feeds.kafka_source import KafkaSource, StartAt
-from feeds.messages import Trade
-from feeds.source import Begin, CommitPoint, ConnectionState, Incoming, PublishRefused
+from feeds.market_data import Trade
+from feeds.source import CommitPoint, ConnectionState, Incoming, PublishRefused, StartPosition
 from tests.feeds.test_feeds_kafka_log import Notes
 from tests.kit import until
 from tests.kit.fixtures import RealKafka
@@ -261,7 +261,7 @@ async def test_a_start_finds_its_place_by_the_times_of_records(
     source = KafkaSource("in", real_kafka.bootstrap, [topic], topic, clock_ns=lambda: now, start_at=start_at)
     source.hold(10 * MINUTE_NS, few is not None, few or 0)
     if answered:
-        at = Begin(committed, committed, now - (180 - answered) * MINUTE_NS)
+        at = StartPosition(committed, committed, now - (180 - answered) * MINUTE_NS)
         Notes(source, "", {(topic, 0): at})
     await source.start()
     got = await take(source, 180 - first)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from feeds.pushed import PushedSource, PushLimits
+from feeds.push_source import PushedSource, PushLimits
 
 
 async def test_it_is_read_up_to_now_only_while_nothing_waits() -> None:

@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feeds.codec import MalformedRecord
-from feeds.containers import Corrupt, texts
+from feeds.containers import CorruptFile, texts
 from feeds.decimals import parse_fixed
 from feeds.file_format import FormatError, load_format
-from feeds.messages import AnyRecord, Bar, Quote, Trade
-from feeds.replay import read_records
+from feeds.market_data import AnyRecord, Bar, Quote, Trade
+from feeds.recorded_file import read_records
 from feeds.zstd import zstd
 
 MINUTE = 60 * 10**9
@@ -123,7 +123,7 @@ def test_an_encrypted_archive_is_refused(tmp_path: Path) -> None:
             packed[at + flags] |= 1
     path = tmp_path / "capture.zip"
     path.write_bytes(packed)
-    with pytest.raises(Corrupt, match="encrypted"):
+    with pytest.raises(CorruptFile, match="encrypted"):
         list(texts(path))
 
 

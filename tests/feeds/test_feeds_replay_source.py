@@ -7,7 +7,7 @@ import pytest
 
 from feeds.codec import decode_record, header_encoding
 from feeds.file_format import load_format
-from feeds.messages import Quote
+from feeds.market_data import Quote
 from feeds.replay_source import ReplaySource
 from feeds.source import ConnectionState, Incoming, Source
 

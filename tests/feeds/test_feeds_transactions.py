@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from feeds.kafka_transactions import Fenced, GroupOffsets, KafkaTransactions, OutgoingMessage
 from feeds.librdkafka import LibrdkafkaProducer
 from feeds.source import CommitPoint, Membership, Partition
-from feeds.transactions import Fenced, GroupOffsets, KafkaTransactions, Message
 from tests.kit import until
 from tests.kit.daemon import committed
 from tests.kit.kafka import KafkaServer, create_topics
@@ -35,7 +35,7 @@ class Producer:
     async def open(self) -> None:
         self.broker.newest = self
 
-    async def transact(self, messages: Sequence[Message], offsets: Sequence[GroupOffsets]) -> None:
+    async def transact(self, messages: Sequence[OutgoingMessage], offsets: Sequence[GroupOffsets]) -> None:
         if self.broker.newest is not self:
             raise Fenced("another process has this transactional id")
         self.broker.number = offsets[0].points[MARKER].offset
@@ -56,7 +56,7 @@ class Committed:
 
 
 async def write(sink: KafkaTransactions) -> None:
-    await sink.commit([Message("answers", None, b"")], {}, lambda: None)
+    await sink.commit([OutgoingMessage("answers", None, b"")], {}, lambda: None)
 
 
 async def test_a_standby_fences_when_it_begins_and_not_before_and_the_numbers_go_on() -> None:
@@ -92,7 +92,9 @@ async def test_a_producer_goes_on_when_its_only_broker_is_back(caplog: pytest.Lo
 
         async def write(number: int) -> None:
             points = {("ticks", 0): CommitPoint(number)}
-            await producer.transact([Message("answers", b"k", b"v", {})], [GroupOffsets(group, points)])
+            await producer.transact(
+                [OutgoingMessage("answers", b"k", b"v", {})], [GroupOffsets(group, points)]
+            )
 
         await write(1)
         await write(2)

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from feeds import text_lines
 from feeds.codec import MalformedRecord
 from feeds.connectors.replay import ReplayConnector
-from feeds.containers import Corrupt, texts
+from feeds.containers import CorruptFile, texts
 from feeds.file_format import FormatError
-from feeds.replay import MAX_MESSAGE, read_text
+from feeds.recorded_file import MAX_MESSAGE, read_text
 from feeds.zstd import zstd
 from tests.feeds.declared import BARS, TRADES, declared, pushed, read, read_file
 
@@ -252,7 +252,7 @@ def test_known_files_that_are_not_read_are_named(tmp_path: Path, kind: str) -> N
         with zipfile.ZipFile(content, "w") as outer:
             outer.writestr("inner.zip", inner.getvalue())
     path.write_bytes(content.getvalue())
-    with pytest.raises(Corrupt, match=f"{kind}, which is not read"):
+    with pytest.raises(CorruptFile, match=f"{kind}, which is not read"):
         list(texts(path))
     found = read_file(form(), path)
     assert [(line, reason) for line, reason, _ in found.bad] == [(0, "type")]

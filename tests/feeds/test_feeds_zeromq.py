@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feeds.source import Incoming, PublishRefused, Sink, SinkStopped, Source
-from feeds.zeromq import GapCounter, Header, ZmqSink, ZmqSource
+from feeds.zmq_feed import GapCounter, Header, ZmqSink, ZmqSource
 from tests.kit import until
 
 ANYWHERE = "tcp://127.0.0.1:*"

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from flash.confidence import (
     AdaptiveCoverage,
     Calibration,
+    CalibrationCurve,
     CalibrationError,
-    Curve,
     Flags,
     Floats,
     QuestionCalibration,
@@ -37,7 +37,9 @@ EXACT = of_float64(1.0)
 
 
 def fitted(
-    temperature: float = 2.0, curves: tuple[Curve, ...] = (), scores: tuple[float, ...] = (0.1, 0.3, 0.6, 0.9)
+    temperature: float = 2.0,
+    curves: tuple[CalibrationCurve, ...] = (),
+    scores: tuple[float, ...] = (0.1, 0.3, 0.6, 0.9),
 ) -> QuestionCalibration:
     return QuestionCalibration(
         name="trend",
@@ -70,7 +72,7 @@ class TestProbability:
         assert fitted(0.01).probabilities([5000.0, -5000.0]) == [1.0, 0.0]
 
     def test_curves_apply_behind_the_temperature_and_sum_to_one(self) -> None:
-        curves = (Curve([0.0, 1.0], [0.1, 0.5]), Curve([0.0, 1.0], [0.3, 0.3]))
+        curves = (CalibrationCurve([0.0, 1.0], [0.1, 0.5]), CalibrationCurve([0.0, 1.0], [0.3, 0.3]))
         up, down = fitted(1.0, curves).probabilities([0.0, 0.0])
         assert (up, down) == (near(0.5, EXACT), near(0.5, EXACT))
         up, down = fitted(1.0, curves).probabilities([50.0, 0.0])
@@ -80,7 +82,7 @@ class TestProbability:
     def test_a_curve_is_interpolation(self, value: float, n: int) -> None:
         x = [i / 5 for i in range(n)]
         y = [i * i / 25 for i in range(n)]
-        assert Curve(x, y)(value) == near(float(np.interp(value, x, y)), EXACT)
+        assert CalibrationCurve(x, y)(value) == near(float(np.interp(value, x, y)), EXACT)
 
 
 class TestChoiceSets:

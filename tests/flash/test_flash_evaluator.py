@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flash.evaluator import Evaluated, FlashEvaluator
-from flash.questions import PAPER_SIX, Prepared, Question
+from flash.question import PAPER_SIX, PreparedQuestion, Question
 from flash.registry import Registry
+from scheduler.interfaces import Limits, PriorityClass
 from scheduler.request import State
 from scheduler.tapes import TapeItem
-from scheduler.types import Limits, PriorityClass
 from tests.scheduler.fakes import FakeClock, FakeTape, one_by_one
 from tests.scheduler.harness import Harness
 
@@ -37,10 +37,10 @@ MS = 1_000_000
 """Far longer than a test runs by its clock."""
 
 
-def prepare(question: Question) -> Prepared:
+def prepare(question: Question) -> PreparedQuestion:
     prompt = tuple(question.text.encode()[:10])
     choices = tuple(ord(choice[0]) for choice in question.choices) if question.choices else None
-    return Prepared(prompt, choices, STOP if question is not LONG else frozenset())
+    return PreparedQuestion(prompt, choices, STOP if question is not LONG else frozenset())
 
 
 class Flash:
@@ -145,7 +145,7 @@ def test_answers_are_exact_while_the_tape_moves_on_under_them() -> None:
         flash.feed(tape)
         flash.h.scheduler.step()
     flash.h.run()
-    assert len(flash.results) >= 2 * len(flash.questions)
+    assert len(flash.results) >= 2 * len(flash.question)
     assert tape.live_tokens == 6
     for result in flash.results:
         flash.check(result, tape)
@@ -639,7 +639,7 @@ def test_every_record_is_answered_for_exactly_once_and_every_answer_is_exact(
         committed = [
             r.payload for name, _, records in flash.h.log.commits if name == tape.name for r in records
         ]
-        for question in flash.questions:
+        for question in flash.question:
             results = [
                 r
                 for r in sorted(flash.results + flash.failures, key=lambda each: each.version)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flash.confidence import AdaptiveCoverage, QuestionCalibration
-from flash.labels import AdaptedCut, JudgedAnswer, LabelError, LateLabels
+from flash.late_labels import AdaptationState, JudgedAnswer, LabelError, LateLabels
 from tests.kit import tolerance
 
 CHOICES = ["UP", "DOWN"]
@@ -131,4 +131,4 @@ def test_coverage_goes_on_from_a_cut(given: list[tuple[str, bool]], data: st.Dat
     assert (second if at < len(given) else first).cut() == whole.cut()
     other = LateLabels(0.5, 100)
     other.restore(whole.cut())
-    assert other.cut() == AdaptedCut(0.5, {})
+    assert other.cut() == AdaptationState(0.5, {})

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flash.lookup import Lookup
-from flash.questions import Question
+from flash.question import Question
 
 WORDS = st.sampled_from(
     ["trend", "up or down?", "up  or\ndown?", " up or down? ", "caf\u00e9", "cafe\u0301", "b"]

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from flash.publishing import Said, suppressed
-from flash.questions import Question
+from flash.publishing import PublishedValue, suppressed
+from flash.question import Question
 
 
 def series(question: Question, answers: Sequence[dict[str, Any]]) -> list[str | None]:
     """Why each answer is suppressed; None: it is published. Versions count from 1."""
-    last: Said | None = None
+    last: PublishedValue | None = None
     reasons: list[str | None] = []
     for version, members in enumerate(answers, 1):
-        said = replace(Said(version, "UP", None, None, 1.5), **members)
+        said = replace(PublishedValue(version, "UP", None, None, 1.5), **members)
         reasons.append(suppressed(question, said, last))
         if reasons[-1] is None:
             last = said

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from flash.questions import PAPER_SIX, Prepared, Question
+from flash.question import PAPER_SIX, PreparedQuestion, Question
 from flash.registry import BadQuestion, Registry
 
 
-def prepare(question: Question) -> Prepared:
+def prepare(question: Question) -> PreparedQuestion:
     """One token a character; a choice's token is its first letter, as a tokenizer might have it."""
     choices = tuple(ord(choice[0]) for choice in question.choices) if question.choices else None
-    return Prepared(tuple(map(ord, question.text)), choices, frozenset({0}))
+    return PreparedQuestion(tuple(map(ord, question.text)), choices, frozenset({0}))
 
 
 def test_the_papers_six_are_five_choices_and_one_exact_value() -> None:
@@ -83,7 +83,7 @@ def test_choices_that_begin_alike_are_refused_by_name() -> None:
 
 
 def test_choices_that_were_not_all_prepared_are_refused() -> None:
-    registry = Registry(lambda question: Prepared((1,), (2,), frozenset()))
+    registry = Registry(lambda question: PreparedQuestion((1,), (2,), frozenset()))
     with pytest.raises(BadQuestion, match="2 choices were prepared as 1 tokens"):
         registry.register("BTC", Question("q", "t", ("a", "b")))
 

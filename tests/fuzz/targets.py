@@ -29,37 +29,37 @@ from daemon import protocol
 from daemon.api import messages
 from daemon.api.anthropic import MessageRequest, Messages
 from daemon.api.api_errors import ApiError
-from daemon.api.generation import Served
+from daemon.api.generation import ModelCatalog
 from daemon.api.openai.chat import Chat, ChatRequest
 from daemon.api.openai.completions import CompletionRequest, Completions
 from daemon.api.openai.responses import ResponseRequest, Responses
-from daemon.api.streams import Api
+from daemon.api.reply_writer import Api
 from daemon.commit_metadata import pack, unpack
 from daemon.config.errors import ConfigError
 from daemon.config.load import load_config
 from daemon.progress import Progress
 from feeds import codec
+from feeds.array_frames import elements
 from feeds.codec import MalformedRecord, decode_message, decode_record, encode
 from feeds.columns.decode import ENCODINGS, ColumnDecoder
 from feeds.decimals import parse_fixed
 from feeds.decoding import Undecodable, decoded
 from feeds.durations import parse_duration
 from feeds.file_format import FormatError, load_format
-from feeds.frames import elements
-from feeds.messages import Answer, Bar, DataUpdated, DeadLetter, FlashReady, Latency, Quote, Trade
-from feeds.replay import read_records
+from feeds.market_data import Answer, Bar, DataUpdated, DeadLetter, FlashReady, Latency, Quote, Trade
+from feeds.recorded_file import read_records
 from feeds.timestamps import parse_instant, parse_zone
-from feeds.zeromq import Header, ZmqSource
+from feeds.zmq_feed import Header, ZmqSource
 from flash.confidence import CalibrationError, judge, read_calibration
-from regions.offload import disk
-from regions.offload.disk import Identity, Snapshot, SnapshotError, SnapshotHeader, write_snapshot
-from regions.offload.store import StoredLost
-from regions.pool import KVPool, LayerShape
+from regions.kv_tensors import KVPool, LayerShape
+from regions.offload import snapshot_format
+from regions.offload.kv_store import StoredLost
+from regions.offload.snapshot_format import Identity, Snapshot, SnapshotError, SnapshotHeader, write_snapshot
 from regions.tape import Retention, Tape
 from scheduler import costs
+from scheduler.jsonl import TraceError
 from scheduler.simulation.inputs import read_trace
 from scheduler.theory import query_stream
-from scheduler.traces import TraceError
 from tests.kit import SECOND, START, trade
 from tests.kit.samples import SAMPLES
 from tests.regions.numbered import FROZEN, append, tape_of
@@ -178,7 +178,7 @@ REQUESTS = [
     {"type": "label", "id": 11, "session": "aaa", "question": "trend", "data_version": 1, "choice": "UP"},
 ]
 EVENTS: list[msgspec.Struct] = [
-    protocol.NotDue("aaa", 1, protocol.Inputs(0, 1, 2)),
+    protocol.NotDue("aaa", 1, protocol.InputNumbers(0, 1, 2)),
     protocol.AskFailed(1, "engine", "no"),
     protocol.Fatal("model.path", "no"),
 ]
@@ -194,7 +194,7 @@ def _chat(api: Api[Any], kind: type[msgspec.Struct]) -> Callable[[bytes], None]:
     return run
 
 
-SERVED = Served("m", "r", False, 0, ("aaa",), 1000, 100)
+SERVED = ModelCatalog("m", "r", False, 0, ("aaa",), 1000, 100)
 MESSAGES = [{"role": "system", "content": "Short."}, {"role": "user", "content": "Up?"}]
 CHATS: dict[str, tuple[Api[Any], type[msgspec.Struct], dict[str, Any]]] = {
     "openai-chat": (
@@ -379,9 +379,9 @@ def _opened(path: Path) -> Snapshot:
 
 def _header(data: bytes) -> None:
     """The bytes are the header of a file whose checksums are right."""
-    size = sum(disk._sizes(_own_header()))
-    prefix = struct.pack("<8sIQQ", disk.MAGIC, disk.FORMAT, len(data), size)
-    seal = disk._digest(prefix + data)
+    size = sum(snapshot_format._sizes(_own_header()))
+    prefix = struct.pack("<8sIQQ", snapshot_format.MAGIC, snapshot_format.FORMAT, len(data), size)
+    seal = snapshot_format._digest(prefix + data)
     kv = bytes(size)
     whole = prefix + data + seal + kv + blake2b(seal + kv, digest_size=32).digest()
     with contextlib.suppress(SnapshotError):
@@ -401,7 +401,7 @@ def _header_of(data: bytes) -> SnapshotHeader:
 
 def _resume(snapshot: Snapshot) -> None:
     pool, tape = _pool(), tape_of(_pool(), Retention(20), frame_limit=30)
-    stored = disk.DiskCopy(pool, snapshot.path, _identity(), snapshot.seal, 0)
+    stored = snapshot_format.DiskCopy(pool, snapshot.path, _identity(), snapshot.seal, 0)
     try:
         with contextlib.suppress(ValueError, StoredLost):
             tape.resume(snapshot.header.state, stored)

@@ -9,7 +9,7 @@ from ingest.atomics import relax
 from ingest.record import TS_RING_WORD, WORDS
 from ingest.ring import CONTROL_WORDS, Ring, Words, pop_overwrite, pop_pause, push_overwrite, push_pause
 
-# Not `metrics.kernel`: a cached kernel would not notice a change of the ring's code, which it contains.
+# Not `support.numba_kernel`: a cached kernel would not notice a change of the ring's code, which it contains.
 kernel = njit(nogil=True)
 
 GO = CONTROL_WORDS - 1  # an unused control word: the tests' start signal

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingest.amend import Amender
-from ingest.backlog import Window
+from ingest.backlog import TapeWindow
 from ingest.bar_kernel import CONFIRMED
 from ingest.bars import AMENDS, BAR, GAP, JUMP, LATE, BarBuilder, BarPolicy, Bars, one_each
+from ingest.late_updates import Amender
 from ingest.lines import LineSpec, bar_line
 from ingest.record import BAR as READY
 from ingest.record import TRADE, Records, RecordWriter
 
 START = 1_000_000
-WIDE = Window(tokens=10**9)
+WIDE = TapeWindow(tokens=10**9)
 
 
 def trades(items: list[tuple[int, int]]) -> Records:
@@ -34,7 +34,7 @@ def lines_of(bars: Bars) -> list[list[int]]:
 
 
 def amended(
-    items: list[tuple[int, int]], policy: BarPolicy, cuts: list[int], window: Window = WIDE
+    items: list[tuple[int, int]], policy: BarPolicy, cuts: list[int], window: TapeWindow = WIDE
 ) -> tuple[Bars, BarBuilder, Amender]:
     """What is appended to the tape, of records in batches."""
     builder, amender = BarBuilder(one_each(1, policy)), Amender(lines_of, window)
@@ -96,11 +96,16 @@ def _in_time(items: list[tuple[int, int]], n: int, lateness: int) -> bool:
 @given(
     items=st.lists(ticks, min_size=1, max_size=60),
     window=st.builds(
-        Window, tokens=st.sampled_from([60, 200]), records=st.integers(0, 4), span_ns=st.sampled_from([0, 25])
+        TapeWindow,
+        tokens=st.sampled_from([60, 200]),
+        records=st.integers(0, 4),
+        span_ns=st.sampled_from([0, 25]),
     ),
 )
 @settings(max_examples=150, deadline=None)
-def test_only_bars_that_the_tape_retains_are_amended(items: list[tuple[int, int]], window: Window) -> None:
+def test_only_bars_that_the_tape_retains_are_amended(
+    items: list[tuple[int, int]], window: TapeWindow
+) -> None:
     rows, _, _ = amended(items, BarPolicy(10, late="amend"), [], window)
     tape: list[tuple[int, int, int]] = []  # opening of its bar (-1: a correction), tokens, event time
     for row, line in zip(rows, lines_of(rows), strict=True):

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingest.backlog import Backlog, Window
+from ingest.backlog import Backlog, TapeWindow
 from ingest.bars import BAR, GAP, Bars
 
-windows = st.builds(Window, st.integers(1, 60), st.integers(0, 8), st.integers(0, 12))
+windows = st.builds(TapeWindow, st.integers(1, 60), st.integers(0, 8), st.integers(0, 12))
 
 
 def bars(events: list[int], first: int = 0) -> Bars:
@@ -26,7 +26,7 @@ def bars(events: list[int], first: int = 0) -> Bars:
     st.booleans(),
 )
 def test_bars_leave_in_order_and_what_waits_fits_the_window(
-    window: Window, steps: list[tuple[list[int], int]], length: int, skips: bool
+    window: TapeWindow, steps: list[tuple[list[int], int]], length: int, skips: bool
 ) -> None:
     """Lines of one length: then what the window can hold is known after the first one."""
     newest = 0
@@ -60,18 +60,18 @@ def test_bars_leave_in_order_and_what_waits_fits_the_window(
 
 
 def test_the_shortest_line_tells_how_many_bars_a_window_holds() -> None:
-    backlog = Backlog(Window(100), skips=True)
+    backlog = Backlog(TapeWindow(100), skips=True)
     assert backlog.most == 100
     for length, most in ((20, 5), (25, 5), (10, 10)):
         backlog.learn([range(length)])
         assert backlog.most == most
-    assert Backlog(Window(100, records=3), skips=True).most == 3
+    assert Backlog(TapeWindow(100, records=3), skips=True).most == 3
 
 
 @pytest.mark.parametrize("jump", [-3600 * 10**9, 365 * 86400 * 10**9])
 def test_a_clock_that_jumps_holds_nothing_for_long(jump: int) -> None:
     """The source's clock goes back an hour or forward a year; ours, which is monotonic, does not."""
-    backlog, second = Backlog(Window(), skips=True), 10**9
+    backlog, second = Backlog(TapeWindow(), skips=True), 10**9
     waited = 0
     for n in range(10):
         bar = bars([n])
@@ -86,7 +86,7 @@ def test_a_clock_that_jumps_holds_nothing_for_long(jump: int) -> None:
 
 def test_a_quiet_market_is_not_taken_for_one_that_catches_up() -> None:
     """The bar before a pause is closed by the record after it, so two are closed soon after each other."""
-    backlog, second = Backlog(Window(), skips=True), 10**9
+    backlog, second = Backlog(TapeWindow(), skips=True), 10**9
     for traded, closed in ((1, 2), (2, 60), (60, 61), (61, 62)):
         bar = bars([traded])
         bar["ts_source"], bar["ts_ring"] = 10**18 + traded * second, traded * second

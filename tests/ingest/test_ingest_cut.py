@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingest.backlog import Window
+from ingest.backlog import TapeWindow
 from ingest.bars import BAR, EMPTY, GAP, BarPolicy, Feeds
 from ingest.compact import CompactSpec, Restart
-from ingest.cut import PlaneCut, Rows
 from ingest.lines import LineSpec
 from ingest.plane import DataPlane, SessionSpec, TapeRecord
+from ingest.plane_state import PlaneState, Rows
 from ingest.record import BAR as READY
 from ingest.record import HEARTBEAT, QUOTE, TRADE, RecordWriter, stream_number
 from ingest.ring import Ring
@@ -86,7 +86,7 @@ def packed(items: list[Item], first: int) -> np.ndarray:
 
 @contextmanager
 def opened(
-    policy: BarPolicy, line: LineSpec | CompactSpec, window: Window, now: Sequence[int] = (7,)
+    policy: BarPolicy, line: LineSpec | CompactSpec, window: TapeWindow, now: Sequence[int] = (7,)
 ) -> Iterator[Plane]:
     metrics = MetricStore.local({"session": ["s"], "source": ["kafka"]})
     ring = Ring.create(1024, "pause", clock=lambda: now[0])
@@ -146,13 +146,15 @@ POLICIES = st.builds(
     price_jump=st.sampled_from([0.0, 3.0]),
     refuse_jumps=st.booleans(),
 )
-WINDOWS = st.sampled_from([Window(10**6), Window(150), Window(10**6, 3), Window(10**6, 0, 8 * UNIT)])
+WINDOWS = st.sampled_from(
+    [TapeWindow(10**6), TapeWindow(150), TapeWindow(10**6, 3), TapeWindow(10**6, 0, 8 * UNIT)]
+)
 
 
 @given(data=st.data(), policy=POLICIES, window=WINDOWS, compact=st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_a_cut_session_goes_on_as_if_it_had_not_been(
-    data: st.DataObject, policy: BarPolicy, window: Window, compact: bool
+    data: st.DataObject, policy: BarPolicy, window: TapeWindow, compact: bool
 ) -> None:
     line: LineSpec | CompactSpec = LineSpec(0, 0, ("A", "B"))
     if compact:
@@ -171,7 +173,7 @@ def test_a_cut_session_goes_on_as_if_it_had_not_been(
         found = first.plane.cut("s")
         assert found is not None
         cut, taken = found
-        cut = msgspec.msgpack.decode(msgspec.msgpack.encode(cut), type=PlaneCut)
+        cut = msgspec.msgpack.decode(msgspec.msgpack.encode(cut), type=PlaneState)
         second.plane.restore("s", cut, [True] * len(taken))
         # each leg is read again from some message at or before the next one, perhaps from far before
         back = data.draw(st.integers(0, 3))
@@ -205,11 +207,11 @@ def test_a_cut_session_goes_on_as_if_it_had_not_been(
 
 
 def test_a_stream_that_is_not_read_again_leaves_a_gap() -> None:
-    with opened(BarPolicy(UNIT), LineSpec(0, 0, ("A", "B")), Window()) as first:
+    with opened(BarPolicy(UNIT), LineSpec(0, 0, ("A", "B")), TapeWindow()) as first:
         first.take([Item("trade", 0, n, 0, False, 1000 + n, 100) for n in range(3)])
         cut, taken = first.plane.cut("s") or pytest.fail("no cut")
     assert [each.stream != 0 for each in taken] == [True, False]
-    with opened(BarPolicy(UNIT), LineSpec(0, 0, ("A", "B")), Window()) as second:
+    with opened(BarPolicy(UNIT), LineSpec(0, 0, ("A", "B")), TapeWindow()) as second:
         second.plane.restore("s", cut, [False, False])
         # its numbers begin again: nothing is taken for what it had
         second.take([Item("trade", leg, 0, 0, False, 1010, 100) for leg in (0, 1)])
@@ -221,11 +223,11 @@ def test_a_stream_that_is_not_read_again_leaves_a_gap() -> None:
 def test_a_restored_session_waits_until_it_is_read() -> None:
     """Another daemon may answer its bars until then, or have done so."""
     policy, line = BarPolicy(UNIT, idle_close_ns=50), LineSpec(0, 0, ("A", "B"))
-    with opened(policy, line, Window()) as first:
+    with opened(policy, line, TapeWindow()) as first:
         first.take([Item("trade", 0, n, 0, False, 1000 + n, 100) for n in range(3)], room=0)
         cut, _ = first.plane.cut("s") or pytest.fail("no cut")
     for begins in (True, False):
-        with opened(policy, line, Window(), now := [7]) as second:
+        with opened(policy, line, TapeWindow(), now := [7]) as second:
             second.room[0] = 100
             second.plane.restore("s", cut, [True, True])
             now[0] += 1000
@@ -241,7 +243,7 @@ def test_a_restored_session_waits_until_it_is_read() -> None:
                 assert len(second.seen) == 2
                 now[0] += 49
                 second.plane.step()
-                assert len(second.seen) == 2, "its time begins anew"
+                assert len(second.seen) == 2, "its time reset"
                 now[0] += 1
                 second.plane.step()
                 assert len(second.seen) == 3
@@ -253,7 +255,7 @@ def test_a_restored_session_waits_until_it_is_read() -> None:
 
 
 def test_no_cut_of_a_session_whose_bars_are_on_their_way_or_that_is_unknown() -> None:
-    with opened(BarPolicy(UNIT), LineSpec(0, 0, ("A", "B")), Window()) as plane:
+    with opened(BarPolicy(UNIT), LineSpec(0, 0, ("A", "B")), TapeWindow()) as plane:
         plane.take([Item("trade", 0, 0, 0, False, 1000, 100)])
         assert plane.plane.cut("s", lambda: False) is None
         assert plane.plane.cut("other") is None
@@ -265,15 +267,15 @@ def test_rows_of_another_layout_and_another_policy_are_refused() -> None:
         Rows.of(np.zeros(2, BAR)).array(np.int64)
     with pytest.raises(ValueError, match="another layout"):
         Rows.of(np.zeros((2, 3), np.int64)).array(np.int64, 2)
-    with opened(BarPolicy(UNIT), LineSpec(0, 0, ("A", "B")), Window()) as first:
+    with opened(BarPolicy(UNIT), LineSpec(0, 0, ("A", "B")), TapeWindow()) as first:
         cut, _ = first.plane.cut("s") or pytest.fail("no cut")
     with (
-        opened(BarPolicy(2 * UNIT), LineSpec(0, 0, ("A", "B")), Window()) as second,
+        opened(BarPolicy(2 * UNIT), LineSpec(0, 0, ("A", "B")), TapeWindow()) as second,
         pytest.raises(ValueError, match="another policy"),
     ):
         second.plane.restore("s", cut, [True, True])
     with (
-        opened(BarPolicy(UNIT), CompactSpec(), Window()) as third,
+        opened(BarPolicy(UNIT), CompactSpec(), TapeWindow()) as third,
         pytest.raises(ValueError, match="other symbols"),
     ):
         third.plane.restore("s", cut, [True])

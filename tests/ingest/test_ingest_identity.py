@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from feeds.columns import ColumnDecoder
 from feeds.decimals import Fixed
-from feeds.identity import token_of
-from feeds.messages import Heartbeat, Quote, Trade
+from feeds.market_data import Quote, Trade, VenueHeartbeat
+from feeds.record_identity import token_of
 from ingest.bars import BarBuilder, BarPolicy, Bars, one_each
 from ingest.identity import IDENTITY, REMEMBERED, UNSURE, unpacked_tables
 from ingest.record import TRADE, Records, RecordWriter
@@ -140,7 +140,7 @@ def test_quotes_have_numbers_only_and_heartbeats_nothing() -> None:
     quote = Quote(venue="V", symbol="S", ts_event=1, ts_recv=1, bid=Fixed(1), ask=Fixed(2), seq=7)
     assert token_of(quote, numbered=True)
     assert not token_of(quote, numbered=False)
-    assert not token_of(Heartbeat(venue="V", symbol="S", ts_event=1, ts_recv=1, seq=7), numbered=True)
+    assert not token_of(VenueHeartbeat(venue="V", symbol="S", ts_event=1, ts_recv=1, seq=7), numbered=True)
 
 
 def test_a_quote_s_id_identifies_nothing_in_columns_either() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingest.backlog import Window
+from ingest.backlog import TapeWindow
 from ingest.bar_kernel import NEVER
 from ingest.bars import BAR, INCOMPLETE, LACKS_LATE, BarBuilder, BarPolicy, one_each
 from ingest.plane import DataPlane, SessionSpec, TapeRecord
@@ -106,7 +106,7 @@ def windows(found: list[Item], bars: int, restart: int = 0) -> list[TapeRecord]:
     for part in (records[:restart], records[restart:]) if restart else (records,):
         ring = Ring.create(256, "pause")
         feeds = one_each(1, BarPolicy(INTERVAL * UNIT))[0]
-        spec = SessionSpec("s", feeds, window=Window(10**6, bars))
+        spec = SessionSpec("s", feeds, window=TapeWindow(10**6, bars))
         metrics = MetricStore.local({"session": ["s"], "source": ["t"]})
         plane = DataPlane(ring, "t", Tokeniser(lambda text: list(map(ord, text))), [spec], submit, metrics)
         if state is not None:

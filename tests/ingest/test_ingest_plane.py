@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ingest
-from ingest.backlog import Window
+from ingest.backlog import TapeWindow
 from ingest.bars import EMPTY, GAP, BarPolicy, Feeds, one_each
 from ingest.compact import CompactSpec, Restart
 from ingest.lines import LineSpec
@@ -58,7 +58,7 @@ class Harness:
         capacity: int = 16,
         line: LineSpec | CompactSpec = LineSpec(2, 0),  # noqa: B008  # frozen
         wake_fd: int = -1,
-        window: Window = Window(),  # noqa: B008  # frozen
+        window: TapeWindow = TapeWindow(),  # noqa: B008  # frozen
         skips: bool = False,
     ) -> None:
         self.now = 1000
@@ -284,7 +284,7 @@ def test_idle_bars_stay_open_while_they_must_and_then_count_from_there(make: Mak
     harness.now += 10_000
     harness.plane.step()
     harness.may_close_idle = True
-    harness.plane.read_on()
+    harness.plane.partitions_assigned()
     harness.plane.step()
     assert harness.texts(0) == []
     harness.now += 500
@@ -294,7 +294,7 @@ def test_idle_bars_stay_open_while_they_must_and_then_count_from_there(make: Mak
 
 def test_back_pressure_reaches_the_writer_and_loses_nothing(make: Make) -> None:
     """The engine takes none of a session: its backlog fills, then the ring, and the writer waits."""
-    harness = make(window=Window(records=8))
+    harness = make(window=TapeWindow(records=8))
     harness.rooms[0] = 0
     burst = packed(*(trade(0, i, 1) for i in range(36)))
     assert harness.ring.push(burst[:16]) == 16
@@ -345,7 +345,7 @@ def test_late_records_that_correct_nothing_take_no_bar_s_turn(make: Make) -> Non
 
 def test_what_the_window_could_not_show_is_passed_over_in_one_jump(make: Make) -> None:
     """Its inputs count as done with the version of the jump, which has a gap; others have none."""
-    harness = make(window=Window(records=4), skips=True, capacity=64)
+    harness = make(window=TapeWindow(records=4), skips=True, capacity=64)
     harness.rooms[0] = 0
     harness.ring.push(packed(*(trade(n % 2, n, 5, n) for n in range(40))))
     harness.plane.step()
@@ -363,7 +363,7 @@ def test_what_the_window_could_not_show_is_passed_over_in_one_jump(make: Make) -
 
 def test_a_session_that_catches_up_is_read_when_it_has(make: Make) -> None:
     """Its source had the bars a second apart, and they come at once: none is read before they slow down."""
-    harness = make(window=Window(records=4), skips=True, capacity=64)
+    harness = make(window=TapeWindow(records=4), skips=True, capacity=64)
     for start in range(0, 200, 20):
         harness.ring.push(packed(*(trade(0, start + n, 5) for n in range(20))))
         harness.plane.step()
@@ -383,7 +383,7 @@ def test_a_session_that_catches_up_is_read_when_it_has(make: Make) -> None:
 
 def test_bars_that_were_answered_before_are_all_read_and_at_once(make: Make) -> None:
     """Those of an outage behind them are passed over as ever."""
-    harness = make(window=Window(records=4), skips=True, capacity=64)
+    harness = make(window=TapeWindow(records=4), skips=True, capacity=64)
     harness.rebuilding, harness.rooms[0] = True, 10
     harness.ring.push(packed(*(trade(0, n, 5) for n in range(20))))
     harness.plane.step()
@@ -395,7 +395,7 @@ def test_bars_that_were_answered_before_are_all_read_and_at_once(make: Make) -> 
 
 
 def test_a_source_whose_times_run_too_fast_is_read_once_a_minute(make: Make) -> None:
-    harness = make(window=Window(records=4), skips=True)
+    harness = make(window=TapeWindow(records=4), skips=True)
     versions = 0
     for n in range(1, 1300):
         harness.ring.push(packed(trade(0, 10 * n, 5)))

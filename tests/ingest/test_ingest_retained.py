@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingest import retained
-from ingest.backlog import Window
+from ingest.backlog import TapeWindow
 from ingest.retained import Retained
 
 Row = tuple[int, int, int]
 
 
-def expected(rows: list[Row], window: Window) -> list[Row]:
+def expected(rows: list[Row], window: TapeWindow) -> list[Row]:
     kept: list[Row] = []
     for row in rows:
         while kept and (
@@ -29,7 +29,7 @@ def expected(rows: list[Row], window: Window) -> list[Row]:
 
 
 steps_of = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 5)), max_size=40)
-windows = st.builds(Window, st.integers(1, 40), st.sampled_from([0, 1, 5]), st.sampled_from([0, 1, 12]))
+windows = st.builds(TapeWindow, st.integers(1, 40), st.sampled_from([0, 1, 5]), st.sampled_from([0, 1, 12]))
 
 
 def rows_of(steps: list[tuple[int, int]]) -> list[Row]:
@@ -37,7 +37,7 @@ def rows_of(steps: list[tuple[int, int]]) -> list[Row]:
 
 
 @given(steps_of, windows)
-def test_records_leave_one_by_one(steps: list[tuple[int, int]], window: Window) -> None:
+def test_records_leave_one_by_one(steps: list[tuple[int, int]], window: TapeWindow) -> None:
     rows, gone = rows_of(steps), []
     made: Retained[int] = Retained(window)
     for row in rows:
@@ -50,7 +50,7 @@ def test_records_leave_one_by_one(steps: list[tuple[int, int]], window: Window) 
     steps_of, windows, st.lists(st.integers(0, 40)), st.integers(1, 9), st.sampled_from(["add", "rows", ""])
 )
 def test_deferred_records_leave_as_they_would_one_by_one(
-    steps: list[tuple[int, int]], window: Window, borders: list[int], most: int, between: str
+    steps: list[tuple[int, int]], window: TapeWindow, borders: list[int], most: int, between: str
 ) -> None:
     rows = rows_of(steps)
     made: Retained[int] = Retained(window)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingest.lines import LineSpec
-from ingest.rollup import Rollup, SummedBar, Tier, introduction, newest_within, rollup_line
+from ingest.rollup import Rollup, RollupTier, SummedBar, introduction, newest_within, rollup_line
 from ingest.volumes import HIGH, Volume
 
 MINUTE = 60 * 10**9
@@ -28,7 +28,7 @@ bars = st.builds(
     volume_low=st.sampled_from([0, 0, 10**9 - 1]),
 ).map(lambda bar: bar if bar.volume_high == 0 else bar._replace(volume=bar.volume % HIGH))
 tiers = st.lists(
-    st.builds(Tier, st.sampled_from([MINUTE, 15 * MINUTE, 60 * MINUTE]), st.integers(1, 5)),
+    st.builds(RollupTier, st.sampled_from([MINUTE, 15 * MINUTE, 60 * MINUTE]), st.integers(1, 5)),
     min_size=1,
     max_size=3,
 ).map(lambda found: sorted(found))
@@ -53,7 +53,7 @@ def as_one(own: list[SummedBar]) -> SummedBar:
     )
 
 
-def reference(own: list[SummedBar], levels: list[Tier]) -> list[SummedBar]:
+def reference(own: list[SummedBar], levels: list[RollupTier]) -> list[SummedBar]:
     """Of one symbol: the newest bars of each tier are whole intervals of what the finer tiers passed on."""
     found: list[SummedBar] = []
     for tier in levels:
@@ -69,7 +69,7 @@ def reference(own: list[SummedBar], levels: list[Tier]) -> list[SummedBar]:
 
 @given(st.lists(bars, max_size=80), tiers)
 def test_every_bar_is_in_exactly_one_longer_bar_of_its_symbol(
-    drawn: list[SummedBar], levels: list[Tier]
+    drawn: list[SummedBar], levels: list[RollupTier]
 ) -> None:
     rollup, now, fed = Rollup(levels), 0, []
     for bar in drawn:

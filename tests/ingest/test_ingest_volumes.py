@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ingest.amend import merge
 from ingest.bar_kernel import BAR
+from ingest.late_updates import merge
 from ingest.volumes import MAX_INT64, Volume, add_volume, no_volume, put_volume, volume_of
 
 units = st.sampled_from([0, 1, 9, 10**9 - 1, 10**9, 10**18 - 1, 10**18, MAX_INT64]) | st.integers(

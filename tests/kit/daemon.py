@@ -31,7 +31,7 @@ from daemon.ledger import ledger
 from feeds.codec import decode_message
 from feeds.kafka_sink import KafkaSink
 from feeds.kafka_source import KafkaSource
-from feeds.messages import Answer, AnyMessage
+from feeds.market_data import Answer, AnyMessage
 from metrics.catalogue import Metric
 from tests.kit.kafka import free_ports
 from tests.kit.samples import Sample
@@ -142,7 +142,7 @@ class Daemon:
 
     @property
     def pid(self) -> int:
-        """Process id of the front."""
+        """Process id of the gateway."""
         return self._running.pid
 
     @property

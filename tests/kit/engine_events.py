@@ -9,8 +9,8 @@ import msgspec
 
 from daemon import protocol
 from daemon.ages import Times
-from feeds.messages import Answer, Latency
-from flash.questions import PAPER_SIX
+from feeds.market_data import Answer, Latency
+from flash.question import PAPER_SIX
 from tests.kit import START
 
 ANSWER = Answer(
@@ -41,7 +41,7 @@ def answered(
     version: int,
     low_watermark: int,
     *,
-    inputs: protocol.Inputs | None = None,
+    inputs: protocol.InputNumbers | None = None,
     times: Times | None = None,
     asked: int = len(PAPER_SIX),
     **fields: Any,
@@ -53,7 +53,7 @@ def answered(
     )
     return protocol.Answered(
         answer,
-        inputs or protocol.Inputs(low_watermark - 1, low_watermark - 1, low_watermark),
+        inputs or protocol.InputNumbers(low_watermark - 1, low_watermark - 1, low_watermark),
         Times(ANSWER.as_of, time.time_ns(), time.monotonic_ns()) if times is None else times,
         asked,
     )

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from feeds.codec import decode_message
-from feeds.messages import Answer, DataUpdated, DeadLetter
+from feeds.market_data import Answer, DataUpdated, DeadLetter
 from feeds.source import CommitFailed, CommitPoint, Incoming, Kind, Partition, PublishRefused, SinkStopped
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from daemon.api.client import QueryClient
 from daemon.config.schema import Config
-from daemon.front.server import Front
-from daemon.front.wiring import make_front
+from daemon.gateway.gateway import Gateway
+from daemon.gateway.wiring import make_gateway
 from daemon.ledger import ledger
 from engine.step import Chunk, Executor, SampledToken
-from feeds.connector import Route
-from feeds.messages import Answer
+from feeds.connector import SinkRoute
+from feeds.market_data import Answer
 from feeds.source import Incoming, Source
 from regions.ephemeral import Fork
 from tests.kit import SECOND, START, MemorySink, incoming, trade
@@ -71,21 +71,21 @@ async def running(
     sink: MemorySink,
     executor: Callable[[Executor], Executor] | None = None,
     ready: str = "",
-) -> AsyncIterator[Front]:
-    routes = [Route(sink, ANSWERS, UPDATES, DEAD, ready)]
-    front = make_front(config, source=source, routes=routes, executor=executor)
+) -> AsyncIterator[Gateway]:
+    routes = [SinkRoute(sink, ANSWERS, UPDATES, DEAD, ready)]
+    gateway = make_gateway(config, source=source, routes=routes, executor=executor)
     try:
-        await asyncio.wait_for(front.start(), 180)
-        yield front
+        await asyncio.wait_for(gateway.start(), 180)
+        yield gateway
     finally:
-        if not front.stopping:  # the test did not release it
-            await front.stop()
-            check_balance(front)
+        if not gateway.stopping:  # the test did not release it
+            await gateway.stop()
+            check_balance(gateway)
 
 
-def check_balance(front: Front) -> None:
+def check_balance(gateway: Gateway) -> None:
     """Every record that was read is in a bar, or dropped for a reason that is counted."""
-    found = ledger(front.store)
+    found = ledger(gateway.store)
     if not found.lost:
         assert found.unaccounted == {}, found
 
@@ -94,10 +94,10 @@ def answers(sink: MemorySink, session: str = "aaa") -> list[Answer]:
     return [a for a in sink.messages(ANSWERS) if isinstance(a, Answer) and a.session == session]
 
 
-async def ask_front(front: Front, method: str, *arguments: Any, **options: Any) -> Any:
+async def ask_gateway(gateway: Gateway, method: str, *arguments: Any, **options: Any) -> Any:
     """Call a method of a client of its own."""
-    assert front.query is not None
-    endpoint = front.query.endpoint
+    assert gateway.query is not None
+    endpoint = gateway.query.endpoint
 
     def work() -> Any:
         with QueryClient(endpoint) as client:
@@ -106,5 +106,5 @@ async def ask_front(front: Front, method: str, *arguments: Any, **options: Any) 
     return await asyncio.to_thread(work)
 
 
-def count(front: Front, name: str, **labels: str) -> int:
-    return int(front.store.value(f"foretick_{name}_total", **labels))
+def count(gateway: Gateway, name: str, **labels: str) -> int:
+    return int(gateway.store.value(f"foretick_{name}_total", **labels))

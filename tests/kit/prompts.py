@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regions.prompt import StreamingPrompt
+from regions.streaming_kv import StreamingPrompt
 
 
 def remaining(prompt: StreamingPrompt) -> int:

@@ -15,11 +15,11 @@ from typing import BinaryIO
 
 import pytest
 
-from metrics.durable import create, remove_abandoned, replacing, temporaries
+from support.durable_file import create, remove_abandoned, replacing, temporaries
 
 _WRITE = """
 import pathlib, sys, time
-from metrics.durable import replacing
+from support.durable_file import replacing
 with replacing(pathlib.Path(sys.argv[1])) as file:
     file.write(bytes(100))
     file.flush()

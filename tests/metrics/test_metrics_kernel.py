@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from metrics.kernel import PACKAGES, fingerprint
+from support.numba_kernel import PACKAGES, fingerprint
 
 _ROOT = Path(__file__).parents[2]
 
@@ -33,7 +33,7 @@ def test_every_package_with_kernels_is_part_of_it() -> None:
         for path in _ROOT.glob("*/**/*.py")
         if path.relative_to(_ROOT).parts[0] != "tests"
         and not path.relative_to(_ROOT).parts[0].startswith(".")  # environments
-        and any(word in path.read_text() for word in ("metrics.kernel import", "import intrinsic"))
+        and any(word in path.read_text() for word in ("support.numba_kernel import", "import intrinsic"))
     }
     assert defining == set(PACKAGES)
 

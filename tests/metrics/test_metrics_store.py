@@ -259,32 +259,32 @@ def test_a_closed_block_is_swept_although_its_views_live() -> None:
 
 
 def test_a_later_session_has_series_of_its_own_which_go_with_it() -> None:
-    front = MetricStore.create(LABELS)
-    engine = MetricStore.attach(front.blocks)
+    gateway = MetricStore.create(LABELS)
+    engine = MetricStore.attach(gateway.blocks)
     name = LABELS["session"][0]
     try:
-        block = front.add_session("late")
+        block = gateway.add_session("late")
         engine.attach_session(block)
         engine.inc("foretick_bars_total", 3, session="late")
         engine.inc("foretick_bars_total", 1, session=name)
-        assert front.value("foretick_bars_total", session="late") == 3
+        assert gateway.value("foretick_bars_total", session="late") == 3
         bars = next(metric for metric in METRICS if metric.name == "foretick_bars_total")
-        assert {"session": "late"} in list(front.series(bars))
-        again = MetricStore.attach(front.blocks)
+        assert {"session": "late"} in list(gateway.series(bars))
+        again = MetricStore.attach(gateway.blocks)
         assert again.value("foretick_bars_total", session="late") == 3
         again.close()
         held = engine.counter("foretick_bars_total", session="late")
-        for store in (front, engine):
+        for store in (gateway, engine):
             store.remove_session("late")
             store.remove_session(name)
         held.inc()  # a handle that is left over does no harm
-        assert {"session": "late"} not in list(front.series(bars))
+        assert {"session": "late"} not in list(gateway.series(bars))
         with pytest.raises(UnknownSeriesError):
-            front.value("foretick_bars_total", session=name)
-        engine.attach_session(front.add_session(name))
+            gateway.value("foretick_bars_total", session=name)
+        engine.attach_session(gateway.add_session(name))
         engine.inc("foretick_bars_total", session=name)
-        assert front.value("foretick_bars_total", session=name) == 1
+        assert gateway.value("foretick_bars_total", session=name) == 1
     finally:
         engine.close()
-        front.unlink()
-        front.close()
+        gateway.unlink()
+        gateway.close()

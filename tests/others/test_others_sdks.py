@@ -94,9 +94,9 @@ async def test_replies_fit_the_types_of_the_sdk(suite: Suite, path: str) -> None
         scheduler=SchedulerConfig(max_new_tokens=4),
         query=QueryConfig(endpoint="tcp://127.0.0.1:*", max_prompts_each=64),
     )
-    async with running(config, QueueSource(), MemorySink()) as front:
+    async with running(config, QueueSource(), MemorySink()) as gateway:
         found, told = await outcomes(
-            suite, {"TEST_API_BASE_URL": f"http://127.0.0.1:{front.http.port}{path}"}
+            suite, {"TEST_API_BASE_URL": f"http://127.0.0.1:{gateway.http.port}{path}"}
         )
     failed = {method_of(name) for name, why in found.items() if why}
     passed = {method_of(name) for name, why in found.items() if not why}

@@ -9,7 +9,7 @@ import torch
 from regions.ephemeral import Fork
 from regions.extents import Extent
 from regions.frozen import Context
-from regions.pool import KVPool, LayerShape
+from regions.kv_tensors import KVPool, LayerShape
 from regions.radix import RadixCache
 
 SYSTEM = list(range(100, 110))

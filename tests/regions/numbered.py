@@ -9,8 +9,8 @@ import torch
 from regions.allocator import Run
 from regions.ephemeral import Fork
 from regions.extents import Extent
-from regions.offload.host import HostTier
-from regions.pool import KVPool, LayerShape
+from regions.kv_tensors import KVPool, LayerShape
+from regions.offload.host_tier import HostTier
 from regions.tape import Retention, Tape
 
 FROZEN = 5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from regions.ephemeral import Fork
-from regions.pool import KVPool
+from regions.kv_tensors import KVPool
 from regions.tape import Retention, Tape, compact_one
 from tests.regions.numbered import append, pool, read, scribble, tape_of
 

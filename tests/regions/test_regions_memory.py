@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from regions.allocator import BlockAllocator, Run
 from regions.ephemeral import Fork
 from regions.frozen import Context, SharedBlocks
-from regions.pool import KVPool, LayerShape
+from regions.kv_tensors import KVPool, LayerShape
 from regions.tape import Retention, Tape
 
 FROZEN = 5

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regions.offload.host import HostTier
-from regions.pool import KVPool
-from regions.prompt import StreamingPrompt
+from regions.kv_tensors import KVPool
+from regions.offload.host_tier import HostTier
 from regions.radix import RadixCache
+from regions.streaming_kv import StreamingPrompt
 from tests.kit.prompts import next_tokens, remaining
 from tests.regions.contents import reads, small_pool, write
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from regions.cache_priority import DEFAULT, LONGEST_NS, ORDINARY, PrefixRetention
 from regions.radix import Node, RadixCache
-from regions.retention import DEFAULT, LONGEST_NS, ORDINARY, PrefixRetention
 from tests.regions.contents import prompt, small_pool
 
 Key = tuple[str, tuple[int, ...]]

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regions.ephemeral import Fork
-from regions.offload.host import HostTier
-from regions.offload.store import NotResident
+from regions.offload.host_tier import HostTier
+from regions.offload.kv_store import NotResident
 from regions.tape import Retention
 from tests.regions.numbered import (
     FROZEN,

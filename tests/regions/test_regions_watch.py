@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from regions.ephemeral import Fork
+from regions.prefix_index import PrefixIndex
 from regions.radix import RadixCache, TokenArray, common_length
-from regions.watch import PrefixWatch
 from tests.regions.contents import SYSTEM, cached, prompt, small_pool, write
 
 PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=14)
@@ -28,7 +28,7 @@ class Watched(RuleBasedStateMachine):
     def start(self, budget: int) -> None:
         self.pool = small_pool(60)
         self.cache = RadixCache(self.pool, budget)
-        self.watch = PrefixWatch(self.cache)
+        self.watch = PrefixIndex(self.cache)
         self.prompts: dict[int, tuple[list[int], str]] = {}
         self.reported: dict[int, int] = {}
         self.readers: list[Fork] = []
@@ -107,7 +107,7 @@ TestWatched = Watched.TestCase
 
 def test_one_token_is_left_to_compute() -> None:
     cache = RadixCache(small_pool(60), 240)
-    watch = PrefixWatch(cache)
+    watch = PrefixIndex(cache)
     cached(cache._pool, cache, SYSTEM)
     assert watch.watch(1, SYSTEM) == len(SYSTEM) - 1
     assert watch.watch(2, [*SYSTEM, 5]) == len(SYSTEM)
@@ -117,7 +117,7 @@ def test_one_token_is_left_to_compute() -> None:
 def test_a_change_undone_between_two_calls_is_not_reported() -> None:
     pool = small_pool(60)
     cache = RadixCache(pool, 240)
-    watch = PrefixWatch(cache)
+    watch = PrefixIndex(cache)
     assert watch.watch(7, [*SYSTEM, 1]) == 0
     cached(pool, cache, SYSTEM)
     cache.clear()
@@ -138,7 +138,7 @@ def test_only_the_prompts_a_change_concerns_are_looked_at(others: int) -> None:
         compared.append(len(a))
         return common_length(a, b)
 
-    watch = PrefixWatch(cache, compare=counting)
+    watch = PrefixIndex(cache, compare=counting)
     cached(pool, cache, [*SYSTEM, 0, 0])
     for key in range(others):
         watch.watch(key, [*SYSTEM, key + 1, 9, 9])
@@ -152,7 +152,7 @@ def test_only_the_prompts_a_change_concerns_are_looked_at(others: int) -> None:
 def test_arrays_and_lists_are_followed_alike(tokens: list[int]) -> None:
     pool = small_pool(20)
     cache = RadixCache(pool, 80)
-    watch = PrefixWatch(cache)
+    watch = PrefixIndex(cache)
     watch.watch(1, tokens)
     watch.watch(2, np.array(tokens, np.int32))
     cached(pool, cache, tokens)
@@ -163,7 +163,7 @@ def test_a_dropped_watch_gets_no_more_changes_and_keeps_nothing_alive() -> None:
     """No reference cycle: a device's memory must not wait for the garbage collector."""
     pool = small_pool(20)
     cache = RadixCache(pool, 80)
-    watch = PrefixWatch(cache)
+    watch = PrefixIndex(cache)
     cached(pool, cache, SYSTEM)
     watch.watch(1, [*SYSTEM, 4])
     gone = ref(pool)

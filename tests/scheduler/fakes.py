@@ -12,10 +12,10 @@ from dataclasses import replace
 from hashlib import blake2b
 
 from engine.step import Chunk, SampledToken
-from regions.offload.store import NotResident
-from regions.prompt import StreamingPrompt
-from regions.retention import PrefixRetention
+from regions.cache_priority import PrefixRetention
+from regions.offload.kv_store import NotResident
 from regions.sliding import Retention
+from regions.streaming_kv import StreamingPrompt
 
 VOCABULARY = 97
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from regions.tape import Tape
 from scheduler.grouping import Grouping
+from scheduler.interfaces import Limits, PriorityClass
 from scheduler.observer import Observer
 from scheduler.queues import Queues
-from scheduler.request import Event, Failure, Request, RequestSpec, State
+from scheduler.request import Failure, LifecycleEvent, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeAppend, TapeItem
-from scheduler.types import Limits, PriorityClass
 from tests.scheduler.fakes import FakeClock, FakeExecutor, FakeMemory, FakeTape, one_by_one
 
 
@@ -133,7 +133,7 @@ class Harness:
 
 
 def started(request: Request) -> int:
-    at = request.first(Event.SCHEDULED)
+    at = request.first(LifecycleEvent.SCHEDULED)
     assert at is not None
     return at
 

@@ -17,19 +17,19 @@ from typing import Any, Protocol
 import msgspec
 
 from engine.step import Chunk, Executor, OutOfMemory, SampledToken
-from regions.block_pool import BlockPool
 from regions.ephemeral import Fork
-from regions.prompt import StreamingPrompt
+from regions.pool_metadata import BlockPool
+from regions.prefix_index import PrefixIndex
+from regions.streaming_kv import StreamingPrompt
 from regions.tape import Tape
-from regions.watch import PrefixWatch
 from scheduler.grouping import Grouping
-from scheduler.inbox import AppendRecords, Cancel, Change, ChangePrompt, Inbox, Note
+from scheduler.inbox import AppendRecords, CancelRequest, Change, ChangePrompt, Inbox, Note
+from scheduler.interfaces import Costs, Limits, OffloadTier, PriorityClass, Work
 from scheduler.observer import Observer
 from scheduler.policies import Ordering
-from scheduler.request import Event, Failure, Request, RequestSpec
+from scheduler.request import Failure, LifecycleEvent, Request, RequestSpec
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItem, TapeItems
-from scheduler.types import Costs, Limits, PriorityClass, Tier, Work
 
 
 class Submitted(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
@@ -123,10 +123,10 @@ class World(Protocol):
     def costs(self) -> Costs | None: ...
 
     @property
-    def tier(self) -> Tier | None: ...
+    def tier(self) -> OffloadTier | None: ...
 
     @property
-    def index(self) -> PrefixWatch | None: ...
+    def index(self) -> PrefixIndex | None: ...
 
     def tape(self, name: str) -> Tape:
         """The tape of that name, always the same; an empty one for the empty name."""
@@ -288,7 +288,7 @@ class _Decisions(Observer):
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 
-    def preempted(self, request: Request, how: Event, by: Work) -> None:
+    def preempted(self, request: Request, how: LifecycleEvent, by: Work) -> None:
         self._recorder.decided("left", request.id, how.value, by.seq)
 
     def ended(self, request: Request) -> None:
@@ -369,7 +369,7 @@ def _input(note: Note) -> Input | None:
             return Appended(pending[0].queued_ns, tape.name, records)
         case ChangePrompt(number, change, tokens, at):
             return Changed(at, number, change, list(tokens))
-        case Cancel(number):
+        case CancelRequest(number):
             return Cancelled(number)
     return None
 

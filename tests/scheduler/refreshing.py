@@ -16,13 +16,13 @@ from engine.model.canary import dense_logits
 from engine.step import Chunk, OutOfMemory, SampledToken
 from regions.ephemeral import Fork
 from regions.tape import Retention, Tape
+from scheduler.interfaces import Limits, PriorityClass
 from scheduler.observer import Observer
 from scheduler.refresh import Comparison, Refresher
+from scheduler.refresh_policy import RefreshPolicy
 from scheduler.request import Request, RequestSpec
 from scheduler.scheduler import Scheduler as Steps
 from scheduler.tapes import TapeItem
-from scheduler.types import Limits, PriorityClass
-from scheduler.windows import RefreshPolicy
 from tests.engine.oracle import VOCABULARY, tiny
 from tests.kit import tolerance
 

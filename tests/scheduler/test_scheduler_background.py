@@ -9,10 +9,10 @@ import pytest
 from engine.divergence import Divergence
 from engine.step import OutOfMemory
 from regions.ephemeral import Fork
-from regions.offload.host import HostTier
+from regions.offload.host_tier import HostTier
 from regions.tape import Retention, Tape
+from scheduler.interfaces import PriorityClass
 from scheduler.request import State
-from scheduler.types import PriorityClass
 from tests.scheduler.refreshing import FROZEN, LIMITS, QUESTIONS, RETENTION, World, carry, exact
 
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import Phase, event, given, settings
 from hypothesis import strategies as st
 
+from scheduler.interfaces import Limits, PriorityClass
 from scheduler.planner import plan
 from scheduler.policies import Ordering
-from scheduler.request import Event, Request
+from scheduler.request import LifecycleEvent, Request
 from scheduler.tapes import Passes, Pending, TapeAppend
-from scheduler.types import Limits, PriorityClass
 from tests.scheduler.fakes import FakeMemory, FakeTape
 from tests.scheduler.harness import queues_of
 from tests.scheduler.runs import Run, answered
@@ -118,11 +118,11 @@ def test_a_flash_waits_for_one_batch_in_flight_at_most(
     run.run()
     for request in sent:
         answered(run.world, request)
-        queued, scheduled = request.first(Event.QUEUED), request.first(Event.SCHEDULED)
+        queued, scheduled = request.first(LifecycleEvent.QUEUED), request.first(LifecycleEvent.SCHEDULED)
         assert queued is not None
         assert scheduled is not None
         assert scheduled - queued <= max(run.world.executor.took)
-        ended = request.first(Event.FINISHED)
+        ended = request.first(LifecycleEvent.FINISHED)
         assert ended is not None
         assert ended - scheduled <= max(run.world.executor.took), "all of it went into that one batch"
         # and no batch began in between
@@ -159,7 +159,7 @@ def test_every_load_comes_to_rest_with_every_answer_right(
             assert request.error.code == "too_long" or (request.error.code == "no_memory" and not fits)
             continue
         answered(over, request)
-        if any(what is Event.PREEMPTED_SWAP for what, _ in request.events):
+        if any(what is LifecycleEvent.PREEMPTED_SWAP for what, _ in request.events):
             event("swapped")
         if request.recomputed_tokens:
             event("recomputed")

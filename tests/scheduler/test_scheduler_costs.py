@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from engine.step import Chunk
 from scheduler.costs import CostModel, LearningExecutor, OnlineCosts, guess, load, save, shipped
-from scheduler.curves import Curve, FitError
+from scheduler.curves import CostCurve, FitError
 from scheduler.simulation.workload import ANNS, CRAWLER, Retrieval
 
 MS = 1_000_000
@@ -26,9 +26,9 @@ MODEL = CostModel(
     pass_tokens=100,
     pass_s=0.002,
     floor_s=0.005,
-    recompute=Curve((0.0, 100.0, 400.0), (0.0, 0.1, 0.7)),
-    swap_out=Curve((0.0, 10.0), (0.001, 0.011)),
-    swap_in=Curve((0.0, 10.0), (0.002, 0.022)),
+    recompute=CostCurve((0.0, 100.0, 400.0), (0.0, 0.1, 0.7)),
+    swap_out=CostCurve((0.0, 10.0), (0.001, 0.011)),
+    swap_in=CostCurve((0.0, 10.0), (0.002, 0.022)),
     errors={"recompute": FitError(0.01, 0.02)},
 )
 
@@ -88,7 +88,7 @@ def test_rows_add_up_in_any_order_and_never_make_a_pass_quicker(spans, random) -
         ({"pass_s": -0.1}, "floor_s"),
         ({"row_s": -0.1}, "row_s"),
         ({"context_s": -0.1}, "context_s"),
-        ({"recompute": Curve((0.0, 1.0), (0.5, 1.0))}, "recompute"),
+        ({"recompute": CostCurve((0.0, 1.0), (0.5, 1.0))}, "recompute"),
     ],
 )
 def test_invalid_cost_models_are_refused(change, message) -> None:

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.curves import Curve, Point, choose_knots, error_of, first_error, fit, heights, piece_error
+from scheduler.curves import CostCurve, Point, choose_knots, error_of, first_error, fit, heights, piece_error
 from tests.kit import tolerance
 
 steps = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50)), min_size=1, max_size=8)
 
 
-def curve_of(rises: list[tuple[int, int]], start: float = 0.0) -> Curve:
+def curve_of(rises: list[tuple[int, int]], start: float = 0.0) -> CostCurve:
     x, y = np.cumsum([(0, start), *rises], axis=0).T
-    return Curve(tuple(map(float, x)), tuple(map(float, y)))
+    return CostCurve(tuple(map(float, x)), tuple(map(float, y)))
 
 
-def points_on(curve: Curve, sizes: list[float]) -> list[Point]:
+def points_on(curve: CostCurve, sizes: list[float]) -> list[Point]:
     return [Point.whole(size, curve(size)) for size in sizes]
 
 
@@ -49,7 +49,7 @@ def test_a_curve_interpolates_between_knots_and_extrapolates_behind_the_last(ris
 )
 def test_invalid_curves_are_refused(x, y) -> None:
     with pytest.raises(ValueError, match="curve"):
-        Curve(x, y)
+        CostCurve(x, y)
 
 
 @given(
@@ -107,7 +107,7 @@ def test_heights_that_would_fall_are_level() -> None:
 
 
 def test_a_bend_is_found_where_it_is() -> None:
-    curve = Curve((0.0, 64.0, 512.0), (0.5, 0.6, 8.0))
+    curve = CostCurve((0.0, 64.0, 512.0), (0.5, 0.6, 8.0))
     points = points_on(curve, [2.0**i for i in range(10)])
     found, error = fit(points, 6, through_zero=False)
     assert 64.0 in found.x

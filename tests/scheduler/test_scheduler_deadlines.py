@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.deadlines import Deadline, Deadlines
+from scheduler.interfaces import PriorityClass
 from scheduler.request import Request, RequestSpec, State
-from scheduler.types import PriorityClass
 from tests.scheduler.fakes import FakeClock, FakeTape
 from tests.scheduler.harness import Harness
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from engine.seeding import prompt_seed
 from scheduler.grouping import HEAD, Grouping
+from scheduler.interfaces import Limits, PriorityClass
 from scheduler.request import Request, RequestSpec, State
-from scheduler.types import Limits, PriorityClass
 from tests.scheduler.fakes import FakeMemory, FakePrompt, one_by_one
 from tests.scheduler.harness import Harness
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from itertools import count
 
 from scheduler.allocation import Allocation, allocate
+from scheduler.interfaces import Limits, PriorityClass, Work
 from scheduler.planner import Entry, Plan, adaptive_chunk, cell_budget, plan
-from scheduler.request import Event, Request, RequestSpec, State
+from scheduler.request import LifecycleEvent, Request, RequestSpec, State
 from scheduler.tapes import Pending, TapeAppend, TapeItem
-from scheduler.types import Limits, PriorityClass, Work
 from tests.scheduler.fakes import FakeMemory, FakeTape, one_by_one
 from tests.scheduler.harness import Harness, queues_of
 
@@ -131,7 +131,7 @@ def test_preemption_takes_the_lowest_rank_and_changes_no_answer() -> None:
     assert first.recomputed_tokens == 0
     assert third.recomputed_tokens > 0
     events = [event for event, _ in third.events]
-    assert events.count(Event.SCHEDULED) == events.count(Event.PREEMPTED_RECOMPUTE) + 1 > 1
+    assert events.count(LifecycleEvent.SCHEDULED) == events.count(LifecycleEvent.PREEMPTED_RECOMPUTE) + 1 > 1
     assert h.memory.free_blocks == 8
 
 
@@ -175,7 +175,7 @@ def take(planned: Plan, work: Iterable[Work], memory: FakeMemory) -> Allocation:
     numbers = count(1)
 
     def preempt(victim: Request, by: Work) -> None:
-        victim.preempt(Event.PREEMPTED_RECOMPUTE, next(numbers), 0, by.seq)
+        victim.preempt(LifecycleEvent.PREEMPTED_RECOMPUTE, next(numbers), 0, by.seq)
         queues.update(victim)
 
     return allocate(planned, queues, memory, preempt)

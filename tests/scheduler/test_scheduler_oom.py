@@ -12,12 +12,12 @@ from daemon.engine.metrics import EngineObserver
 from engine.seeding import Sampling, prompt_seed
 from engine.step import Chunk, OutOfMemory, SampledToken
 from metrics.store import MetricStore
-from regions.pool import KVPool, LayerShape
+from regions.kv_tensors import KVPool, LayerShape
+from scheduler.interfaces import Limits, PriorityClass
 from scheduler.observer import Observer
 from scheduler.planner import Entry, first_half
-from scheduler.request import Event, Request, RequestSpec, State
+from scheduler.request import LifecycleEvent, Request, RequestSpec, State
 from scheduler.tapes import Pending, TapeAppend, TapeItem
-from scheduler.types import Limits, PriorityClass
 from tests.scheduler.fakes import FakeMemory, FakeTape
 from tests.scheduler.harness import Harness
 
@@ -58,7 +58,7 @@ def harness(
     return h, reports, sizes
 
 
-def events(request: Request) -> list[Event]:
+def events(request: Request) -> list[LifecycleEvent]:
     return [event for event, _ in request.events]
 
 
@@ -96,7 +96,9 @@ def test_the_lower_half_is_preempted_and_the_upper_runs_at_once() -> None:
     assert sizes == [16, 8]
     assert [request.state for request in upper] == [State.FINISHED] * 2
     assert [request.state for request in lower] == [State.QUEUED] * 2
-    assert all(events(r)[-2:] == [Event.SCHEDULED, Event.PREEMPTED_RECOMPUTE] for r in lower)
+    assert all(
+        events(r)[-2:] == [LifecycleEvent.SCHEDULED, LifecycleEvent.PREEMPTED_RECOMPUTE] for r in lower
+    )
     assert h.memory.free_blocks == 64
     h.run()
     for request in (*upper, *lower):
@@ -232,7 +234,9 @@ def test_whatever_pass_fails_nothing_is_lost_and_no_answer_is_wrong(
         else:
             assert request.error is not None
             assert request.error.code == "no_memory"
-        scheduled, lost = (events(request).count(e) for e in (Event.SCHEDULED, Event.PREEMPTED_RECOMPUTE))
+        scheduled, lost = (
+            events(request).count(e) for e in (LifecycleEvent.SCHEDULED, LifecycleEvent.PREEMPTED_RECOMPUTE)
+        )
         assert scheduled <= lost + 1
     told_of = [r for _, _, rs in h.log.commits for r in rs] + [r for _, rs, _ in h.log.drops for r in rs]
     assert sorted(r.tokens for r in told_of) == [(k,) * n for k, n in enumerate(records)]

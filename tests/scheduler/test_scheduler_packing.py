@@ -7,7 +7,7 @@ import pytest
 from daemon.config.schema import Config
 from daemon.engine.build import limits_of
 from engine.step import Chunk
-from scheduler.types import PriorityClass
+from scheduler.interfaces import PriorityClass
 from tests.scheduler.fakes import FakeTape
 from tests.scheduler.harness import Harness
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from scheduler.allocation import allocate, prefers_swap
 from scheduler.grouping import Grouping
+from scheduler.interfaces import Limits, PriorityClass, Work
 from scheduler.planner import Plan, plan
 from scheduler.policies import KEYS, NAMES, Ordering
-from scheduler.queues import Position, Queues
-from scheduler.request import Event, Request, RequestSpec, State
-from scheduler.types import Limits, PriorityClass, Work
+from scheduler.queues import QueuePosition, Queues
+from scheduler.request import LifecycleEvent, Request, RequestSpec, State
 from tests.scheduler.fakes import FakeMemory, FakePrompt
 from tests.scheduler.runs import Run, answered
 from tests.scheduler.simulated import LinearCosts
@@ -75,7 +75,7 @@ class Pool:
         self.queues.update(request)
 
     def preempted(self, request: Request, by: Work | None = None) -> None:
-        request.preempt(Event.PREEMPTED_RECOMPUTE, next(self._displaced), 0, 0)
+        request.preempt(LifecycleEvent.PREEMPTED_RECOMPUTE, next(self._displaced), 0, 0)
         self.queues.update(request)
 
     def order(self, policy: str) -> list[Request]:
@@ -198,7 +198,7 @@ class Seen:
 
     free: int
     order: list[Work]
-    positions: list[Position]
+    positions: list[QueuePosition]
     requests: list[tuple[object, ...]]
 
 
@@ -402,25 +402,30 @@ def squeezed(host_blocks: int, eviction: str) -> tuple[list[Request], FakeWorld]
     return [first, second], run.world
 
 
-def ways(request: Request) -> set[Event]:
-    return {what for what, _ in request.events} & {Event.PREEMPTED_SWAP, Event.PREEMPTED_RECOMPUTE}
+def ways(request: Request) -> set[LifecycleEvent]:
+    return {what for what, _ in request.events} & {
+        LifecycleEvent.PREEMPTED_SWAP,
+        LifecycleEvent.PREEMPTED_RECOMPUTE,
+    }
 
 
 @pytest.mark.parametrize(
     ("host_blocks", "eviction", "way"),
     [
-        (12, "swap", Event.PREEMPTED_SWAP),
-        (0, "swap", Event.PREEMPTED_RECOMPUTE),
-        (12, "recompute", Event.PREEMPTED_RECOMPUTE),
-        (12, "cost", Event.PREEMPTED_SWAP),
-        (0, "cost", Event.PREEMPTED_RECOMPUTE),
+        (12, "swap", LifecycleEvent.PREEMPTED_SWAP),
+        (0, "swap", LifecycleEvent.PREEMPTED_RECOMPUTE),
+        (12, "recompute", LifecycleEvent.PREEMPTED_RECOMPUTE),
+        (12, "cost", LifecycleEvent.PREEMPTED_SWAP),
+        (0, "cost", LifecycleEvent.PREEMPTED_RECOMPUTE),
     ],
 )
-def test_a_swap_that_fails_falls_back_to_recompute(host_blocks: int, eviction: str, way: Event) -> None:
+def test_a_swap_that_fails_falls_back_to_recompute(
+    host_blocks: int, eviction: str, way: LifecycleEvent
+) -> None:
     (first, second), world = squeezed(host_blocks, eviction)
     assert not ways(first)
     assert ways(second) == {way}
-    swapped = way is Event.PREEMPTED_SWAP
+    swapped = way is LifecycleEvent.PREEMPTED_SWAP
     assert (second.swapped_tokens > 0, second.recomputed_tokens > 0) == (swapped, not swapped)
     assert second.preempted_by == [first.id] * len(second.preempted_by)
     assert not world.tier.stored

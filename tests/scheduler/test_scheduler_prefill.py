@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from regions.sliding import Retention
+from scheduler.interfaces import Limits, PriorityClass
 from scheduler.observer import Observer
-from scheduler.request import Event, Request, RequestSpec, State
+from scheduler.request import LifecycleEvent, Request, RequestSpec, State
 from scheduler.tapes import TapeItem
-from scheduler.types import Limits, PriorityClass
 from scheduler.worker import Worker
 from tests.scheduler.fakes import FakeReader
 from tests.scheduler.harness import SMALL, Harness, eventually
@@ -56,10 +56,10 @@ def test_it_ends_with_its_prompt_in_kv_and_leaves_the_reader_to_who_asked() -> N
     assert reader.kv == list(range(20))
     assert not reader.released
     assert [event for event, _ in request.events] == [
-        Event.QUEUED,
-        Event.SCHEDULED,
-        Event.KV_ON_GPU,
-        Event.FINISHED,
+        LifecycleEvent.QUEUED,
+        LifecycleEvent.SCHEDULED,
+        LifecycleEvent.KV_ON_GPU,
+        LifecycleEvent.FINISHED,
     ]
     assert not any(chunk.sample for batch in h.executor.batches for chunk in batch)
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regions.block_pool import BlockPool
-from regions.prompt import StreamingPrompt
+from regions.pool_metadata import BlockPool
+from regions.prefix_index import PrefixIndex
 from regions.radix import RadixCache
-from regions.watch import PrefixWatch
+from regions.streaming_kv import StreamingPrompt
 from scheduler.prefix_queue import PrefixQueue
 from tests.kit.prompts import next_tokens, remaining
 from tests.scheduler.theory.online import choose
@@ -143,7 +143,7 @@ def test_the_order_follows_the_prefix_cache(operations: list[tuple[str, list[int
     """With the real cache: a served prompt stays cached until it is evicted."""
     pool = BlockPool(30, block_size=4)
     cache = RadixCache(pool, 60)
-    queue = PrefixQueue(PrefixWatch(cache), lambda: k)
+    queue = PrefixQueue(PrefixIndex(cache), lambda: k)
     waiting: dict[int, Waiting] = {}
     step = 0
     for number, (name, tokens) in enumerate(operations):

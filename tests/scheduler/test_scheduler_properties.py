@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from scheduler.request import Event, Request, State
-from scheduler.types import Limits, PriorityClass
+from scheduler.interfaces import Limits, PriorityClass
+from scheduler.request import LifecycleEvent, Request, State
 from tests.scheduler.fakes import FakeTape
 from tests.scheduler.harness import Harness, started
 
@@ -201,5 +201,5 @@ def test_preempted_work_is_accounted_for(blocks: int, limits: Limits, load: list
     needed = sum(len(request.prompt) + len(request.output) - 1 for request in requests)
     assert computed == fed + needed + sum(request.recomputed_tokens for request in requests)
     for request in requests:
-        preempted = sum(event is Event.PREEMPTED_RECOMPUTE for event, _ in request.events)
-        assert sum(event is Event.SCHEDULED for event, _ in request.events) == preempted + 1
+        preempted = sum(event is LifecycleEvent.PREEMPTED_RECOMPUTE for event, _ in request.events)
+        assert sum(event is LifecycleEvent.SCHEDULED for event, _ in request.events) == preempted + 1

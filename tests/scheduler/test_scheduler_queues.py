@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.step import SampledToken
+from scheduler.interfaces import PriorityClass, Work
 from scheduler.policies import NAMES, Ordering
 from scheduler.prefix_queue import waiting_order
 from scheduler.queues import PreemptableBlocks, Queues
-from scheduler.request import Event, Request, RequestSpec, State
+from scheduler.request import LifecycleEvent, Request, RequestSpec, State
 from scheduler.tapes import Pending, TapeAppend, TapeItem
-from scheduler.types import PriorityClass, Work
 from tests.scheduler.fakes import FakeMemory, FakePrompt, FakeTape
 from tests.scheduler.worlds import SavedPromptsIndex
 
@@ -126,7 +126,7 @@ class Model(RuleBasedStateMachine):
     def preempt(self, n: int) -> None:
         request = self.some(n, State.RUNNING)
         if request is not None:
-            request.preempt(Event.PREEMPTED_RECOMPUTE, next(self.preemptions), 0, 0)
+            request.preempt(LifecycleEvent.PREEMPTED_RECOMPUTE, next(self.preemptions), 0, 0)
             self.changed(request)
 
     @rule(n=which, prompt=tokens, finish=st.booleans())

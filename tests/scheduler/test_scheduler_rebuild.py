@@ -8,16 +8,16 @@ from pathlib import Path
 from engine.engine import Engine
 from engine.model.canary import dense_logits
 from engine.step import Chunk
-from regions.offload.disk import Identity
 from regions.offload.residency import Idleness, Residency
+from regions.offload.snapshot_format import Identity
 from regions.tape import Retention
+from scheduler.interfaces import Limits, PriorityClass
 from scheduler.observer import RESTORE
 from scheduler.rebuild import Rebuilder
+from scheduler.refresh_policy import RETRY_NS
 from scheduler.request import Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItem
-from scheduler.types import Limits, PriorityClass
-from scheduler.windows import RETRY_NS
 from tests.engine.oracle import tiny
 from tests.kit import tolerance
 from tests.scheduler.fakes import FakeReader, FakeTape

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from engine.step import Chunk
 from regions.ephemeral import Fork
-from regions.offload.disk import Identity, Snapshot, SnapshotError
-from regions.offload.host import HostTier
+from regions.offload.host_tier import HostTier
 from regions.offload.residency import Idleness, Residency
+from regions.offload.snapshot_format import Identity, Snapshot, SnapshotError
 from regions.tape import Tape
+from scheduler.interfaces import PriorityClass
 from scheduler.rebuild import Rebuilder
+from scheduler.refresh_policy import RETRY_NS
 from scheduler.request import Failure, Request, RequestSpec, State
 from scheduler.tapes import TapeItem, TapeItems
-from scheduler.types import PriorityClass
-from scheduler.windows import RETRY_NS
 from tests.kit import tolerance
 from tests.scheduler.refreshing import FROZEN, LIMITS, MODEL, RETENTION, World, carry, exact
 

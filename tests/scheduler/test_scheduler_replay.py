@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from engine.step import Chunk, Executor, OutOfMemory, SampledToken
 from regions.tape import Tape
+from scheduler.interfaces import Limits, PriorityClass
 from scheduler.policies import Ordering
 from scheduler.request import Request, RequestSpec, State
 from scheduler.tapes import TapeItem
-from scheduler.types import Limits, PriorityClass
 from scheduler.worker import Worker
 from tests.scheduler.fakes import FakeClock
 from tests.scheduler.recording import Failed, Recorder, Step, replay

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regions.tape import Tape
+from scheduler.interfaces import Limits, PriorityClass
 from scheduler.planner import plan
 from scheduler.request import Request
 from scheduler.tapes import Pending, TapeAppend, TapeItems
-from scheduler.types import Limits, PriorityClass
 from tests.scheduler.fakes import FakeTape
 from tests.scheduler.harness import queues_of
 from tests.scheduler.runs import Run, answered

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler.fair_queue import LEAST, MOST, UNIT, Shares, check_weight, virtual
+from scheduler.interfaces import Limits, PriorityClass
 from scheduler.policies import Ordering
 from scheduler.prefix_queue import PrefixQueue
-from scheduler.request import Event, Request, State
-from scheduler.shares import LEAST, MOST, UNIT, Shares, check_weight, virtual
-from scheduler.types import Limits, PriorityClass
+from scheduler.request import LifecycleEvent, Request, State
 from tests.scheduler.runs import Run
 from tests.scheduler.test_scheduler_prefix_queue import Index, Waiting
 from tests.scheduler.worlds import ORDERINGS, FakeWorld
@@ -198,7 +198,9 @@ def test_a_flood_of_one_tenant_does_not_starve_another(ordering: Ordering, cls: 
         ask("late", n)
     run.run()
     assert all(request.state is State.FINISHED for request in made)
-    admitted = sorted((each for each in made), key=lambda each: (each.first(Event.SCHEDULED), each.admitted))
+    admitted = sorted(
+        (each for each in made), key=lambda each: (each.first(LifecycleEvent.SCHEDULED), each.admitted)
+    )
     order = [each.spec.tenant for each in admitted]
     since = order.index("late")
     last = len(order) - 1 - order[::-1].index("late")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from engine.step import Chunk
-from regions.prompt import StreamingPrompt
+from regions.streaming_kv import StreamingPrompt
 from scheduler.simulation.device import SimClock, SimDevice, SimTier
 from scheduler.simulation.tokens import Segments
 from tests.kit.prompts import next_tokens, remaining

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler.interfaces import Eviction
 from scheduler.policies import KEYS, Ordering
 from scheduler.simulation.inputs import Input
 from scheduler.simulation.plots import plot
 from scheduler.simulation.report import Summary, ccdf, spread, summarize, table
 from scheduler.simulation.run import COLUMNS, Result, Setup, paper_limits, simulate
 from scheduler.simulation.workload import WORKLOADS, Load, anns, crawler, oneshot, sessions, whole
-from scheduler.types import Eviction
 from tests.kit import tolerance
 from tests.scheduler.simulated import LinearCosts, piece
 

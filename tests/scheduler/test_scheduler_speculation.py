@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.step import Chunk, SampledToken
+from scheduler.interfaces import Limits
 from scheduler.request import State
 from scheduler.speculation import GIVE_UP, RETRY, NgramProposer, draft_cap
-from scheduler.types import Limits
 from tests.scheduler.fakes import FakeExecutor
 from tests.scheduler.harness import Harness
 

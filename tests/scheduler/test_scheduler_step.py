@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from engine.step import Chunk, SampledToken
+from scheduler.interfaces import Limits, PriorityClass
 from scheduler.observer import Observer
-from scheduler.request import Event, Request, RequestSpec, State
+from scheduler.request import LifecycleEvent, Request, RequestSpec, State
 from scheduler.tapes import TapeItem
-from scheduler.types import Limits, PriorityClass
 from tests.scheduler.fakes import FakeExecutor, FakeReader, FakeTape, model, one_by_one
 from tests.scheduler.harness import SMALL, Harness, started
 
@@ -379,10 +379,10 @@ def test_events_tell_the_life_of_a_request() -> None:
     request = h.ask(range(20), max_tokens=2)
     h.run()
     assert [event for event, _ in request.events] == [
-        Event.QUEUED,
-        Event.SCHEDULED,
-        Event.KV_ON_GPU,
-        Event.FINISHED,
+        LifecycleEvent.QUEUED,
+        LifecycleEvent.SCHEDULED,
+        LifecycleEvent.KV_ON_GPU,
+        LifecycleEvent.FINISHED,
     ]
     times = [at for _, at in request.events]
     assert times == sorted(set(times))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from scheduler.request import Event, Request, RequestSpec, State
-from scheduler.types import Limits, PriorityClass
+from scheduler.interfaces import Limits, PriorityClass
+from scheduler.request import LifecycleEvent, Request, RequestSpec, State
 from tests.scheduler.fakes import FakePrompt, one_by_one
 from tests.scheduler.harness import SMALL, Harness
 
@@ -51,10 +51,10 @@ def test_what_is_there_is_computed_but_for_the_last_token_and_nothing_is_generat
         "one token to the first answer"
     )
     assert [event for event, _ in request.events] == [
-        Event.QUEUED,
-        Event.SCHEDULED,
-        Event.KV_ON_GPU,
-        Event.FINISHED,
+        LifecycleEvent.QUEUED,
+        LifecycleEvent.SCHEDULED,
+        LifecycleEvent.KV_ON_GPU,
+        LifecycleEvent.FINISHED,
     ]
     assert h.memory.free_blocks == h.memory.total_blocks
 

@@ -8,10 +8,10 @@ from itertools import count
 from typing import Any
 
 from engine.step import Chunk, SampledToken
+from scheduler.interfaces import Limits, PriorityClass
 from scheduler.policies import NAMES, Ordering
 from scheduler.request import Request, RequestSpec
 from scheduler.tapes import TapeItem
-from scheduler.types import Limits, PriorityClass
 from tests.scheduler.fakes import FakeExecutor, FakeMemory, FakePrompt, FakeReader, FakeTape, FakeTier
 from tests.scheduler.simulated import LinearCosts
 

@@ -63,7 +63,7 @@ class Soak:
     broker: MockBroker
     bars: int = 0
     lives: dict[tuple[str, int], Life] = field(default_factory=dict)
-    """By role (front or engine) and process id."""
+    """By role (gateway or engine) and process id."""
     daemons: list[Daemon] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -108,14 +108,14 @@ class Soak:
             await sink.stop()
 
     async def kill_engine(self) -> None:
-        """The front starts another one."""
+        """The gateway starts another one."""
         before = self.daemon.engine()
         assert before is not None, "there is an engine"
         os.kill(before, signal.SIGKILL)
         await until_slowly(lambda: self.daemon.engine() not in (None, before), what="another engine")
         await self.daemon.ready()
 
-    async def kill_front(self) -> None:
+    async def kill_gateway(self) -> None:
         """Its engine ends, too; a service manager would start it again."""
         os.kill(self.daemon.pid, signal.SIGKILL)
         await asyncio.to_thread(self.daemon.wait, 20)
@@ -143,10 +143,10 @@ class Soak:
         await until_slowly(lambda: len(list(self.spilled.glob("*/*.kv"))) >= len(SESSIONS) - 1, what="files")
 
     def now(self) -> dict[str, Held]:
-        """What front and engine hold now."""
+        """What gateway and engine hold now."""
         engine = self.daemon.engine()
         assert engine is not None, "there is an engine"
-        return {"front": held(self.daemon.pid), "engine": held(engine)}
+        return {"gateway": held(self.daemon.pid), "engine": held(engine)}
 
     def left(self) -> list[str]:
         """Shared memory and temporary files of all daemons, and files of sessions that there are none of.
@@ -190,7 +190,7 @@ class Soak:
     async def _sample(self) -> None:
         while True:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                pids = {"front": self.daemon.pid, "engine": self.daemon.engine()}
+                pids = {"gateway": self.daemon.pid, "engine": self.daemon.engine()}
                 for role, pid in pids.items():
                     if pid is not None:
                         life = self.lives.setdefault((role, pid), Life())

@@ -14,9 +14,9 @@ from tests.soak.soaking import SESSIONS, Life, Soak
 
 SHORT_S, LONG_S = 2.0, 120.0
 """Of each of five loads."""
-MOST_GAIN = 40.0
+MAX_GAIN = 40.0
 """MiB in any life: an engine gains about 23 until its allocators and caches have settled."""
-MOST_GROWTH = 20.0
+MAX_GROWTH = 20.0
 """MiB an hour of load, in a life of at least `LONG_LIFE_S`."""
 LONG_LIFE_S = 200.0
 SLACK = 2
@@ -35,17 +35,17 @@ def run(tmp_path: Path) -> Iterator[Soak]:
 
 async def test_a_short_soak_leaves_nothing_behind(run: Soak) -> None:
     lives = await soak(run, SHORT_S)
-    assert all(life.gain() < MOST_GAIN for life in lives), run.report()
+    assert all(life.gain() < MAX_GAIN for life in lives), run.report()
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 async def test_memory_is_flat_over_an_hour_s_load(run: Soak) -> None:
     lives = await soak(run, LONG_S)
-    assert all(life.gain() < MOST_GAIN for life in lives), run.report()
+    assert all(life.gain() < MAX_GAIN for life in lives), run.report()
     long_lives = [life for life in lives if life.seconds >= LONG_LIFE_S]
     assert len(long_lives) >= 2, run.report()
-    assert all(life.growth() < MOST_GROWTH for life in long_lives), run.report()
+    assert all(life.growth() < MAX_GROWTH for life in long_lives), run.report()
 
 
 async def soak(run: Soak, seconds: float) -> list[Life]:
@@ -63,7 +63,7 @@ async def soak(run: Soak, seconds: float) -> list[Life]:
     await run.load(seconds)
     after = run.now()
     assert not {role: more for role in before if (more := grown(before[role], after[role]))}
-    await run.kill_front()
+    await run.kill_gateway()
     await run.load(2 * seconds)
     assert run.daemon.metric("foretick_answers_total") > 0
     assert run.daemon.metric("foretick_integrity_failures_total") == 0

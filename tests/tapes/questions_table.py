@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flash.questions import EXACT_VALUE
+from flash.question import EXACT_VALUE
 from tapes.rules import RULES
 
 PAGE = Path(__file__).parents[2] / "docs" / "questions.md"

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from engine.model.embedded import embedded_directory
 from ingest.compact import CompactSpec
-from tapes.bars import anchor_of, bars_of, levels_of
+from tapes.real_bars import anchor_of, bars_of, levels_of
 from tapes.rules import RULES, UNDEFINED
 from tapes.simple import simple_guess
 from tests.kit.tolerance import apart, largest, near, of_float64, rounding

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from engine.model.chat_format import PromptFormat
 from engine.model.embedded import embedded_directory
-from engine.model.prompt import PromptFormat
 from tapes.generate import TRAINING
 from tapes.rules import RULES
 from tests.kit.tolerance import apart, largest, rounding

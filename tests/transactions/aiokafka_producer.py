@@ -9,9 +9,9 @@ from aiokafka.errors import InvalidProducerEpoch, KafkaError, ProducerFenced
 from aiokafka.structs import OffsetAndMetadata
 
 from feeds.kafka_client import close_client
+from feeds.kafka_transactions import Fenced, GroupOffsets, OutgoingMessage, TransactionFailed
 from feeds.librdkafka import StableOffsets
 from feeds.source import CommitPoint, Partition
-from feeds.transactions import Fenced, GroupOffsets, Message, TransactionFailed
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class AiokafkaProducer:
         self._producer = AIOKafkaProducer(**self._settings)
         await self._bounded(self._producer.start(), unknown=False)
 
-    async def transact(self, messages: Sequence[Message], offsets: Sequence[GroupOffsets]) -> None:
+    async def transact(self, messages: Sequence[OutgoingMessage], offsets: Sequence[GroupOffsets]) -> None:
         await self._bounded(self._written(messages, offsets), unknown=False)
         assert self._producer is not None
         await self._bounded(self._producer.commit_transaction(), unknown=True)
@@ -45,7 +45,7 @@ class AiokafkaProducer:
         if self._producer is not None:
             await close_client(self._producer, 1.0)
 
-    async def _written(self, messages: Sequence[Message], offsets: Sequence[GroupOffsets]) -> None:
+    async def _written(self, messages: Sequence[OutgoingMessage], offsets: Sequence[GroupOffsets]) -> None:
         producer = self._producer
         assert producer is not None
         await producer.begin_transaction()

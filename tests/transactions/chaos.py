@@ -5,7 +5,7 @@ import random
 from contextlib import suppress
 from dataclasses import dataclass
 
-from feeds.transactions import Fenced, PartitionsMoved
+from feeds.kafka_transactions import Fenced, PartitionsMoved
 from tests.kit.kafka_proxy import Act, Api, Fault, KafkaProxy
 from tests.transactions.copying import TIMEOUT_S, Copy
 

@@ -13,9 +13,15 @@ from collections.abc import Awaitable, Callable
 import click
 
 from feeds.kafka_client import quiet_client_log
+from feeds.kafka_transactions import (
+    CommittedOffsets,
+    Fenced,
+    GroupOffsets,
+    OutgoingMessage,
+    TransactionFailed,
+)
 from feeds.librdkafka import StableOffsets
 from feeds.source import CommitPoint, Membership
-from feeds.transactions import CommittedOffsets, Fenced, GroupOffsets, Message, TransactionFailed
 from tests.kit.kafka import KafkaServer
 from tests.kit.kafka_proxy import Api, KafkaProxy
 from tests.transactions.aiokafka_producer import AiokafkaProducer, ByOffsets
@@ -72,7 +78,7 @@ async def zombie(copy: Copy, server: KafkaServer, _proxy: KafkaProxy, _seed: int
     await late.open()
     member = Membership(copy.member().group, 1, "gone-1", None, frozenset({copy.input}))
     try:
-        batch = [Message(copy.output, None, b"0")]
+        batch = [OutgoingMessage(copy.output, None, b"0")]
         await late.transact(batch, [GroupOffsets(member, {copy.input: CommitPoint(1)})])
     except (Fenced, TransactionFailed):
         copy.outcomes["zombie refused"] += 1

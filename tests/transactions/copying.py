@@ -8,16 +8,16 @@ from functools import partial
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from feeds.librdkafka import LibrdkafkaProducer, StableOffsets
-from feeds.source import CommitPoint, Membership, OffsetsUnknown, Partition, SinkStopped
-from feeds.transactions import (
+from feeds.kafka_transactions import (
     CommittedOffsets,
     Fenced,
     KafkaTransactions,
-    Message,
+    OutgoingMessage,
     PartitionsMoved,
     TransactionalProducer,
 )
+from feeds.librdkafka import LibrdkafkaProducer, StableOffsets
+from feeds.source import CommitPoint, Membership, OffsetsUnknown, Partition, SinkStopped
 from tests.kit.kafka import KafkaCluster, KafkaServer, create_topics
 
 NewProducer = Callable[[str, str], TransactionalProducer]
@@ -88,7 +88,7 @@ class Copy:
             while at < self.records:
                 before(at // self.batch)
                 upto = min(at + self.batch, self.records)
-                messages = [Message(self.output, None, b"%d" % number) for number in range(at, upto)]
+                messages = [OutgoingMessage(self.output, None, b"%d" % number) for number in range(at, upto)]
                 point = CommitPoint(upto, f"progress {upto}")
                 await sink.commit(messages, {self.input: point}, self.member)
                 at = upto

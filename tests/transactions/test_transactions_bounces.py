@@ -15,7 +15,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 
 from feeds.kafka_client import quiet_client_log
-from feeds.transactions import Fenced
+from feeds.kafka_transactions import Fenced
 from tests.kit import until
 from tests.kit.kafka import KafkaServer
 from tests.transactions.copying import RIGHT, Copy, Verdict, hanging, librdkafka

@@ -9,16 +9,16 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_source import KafkaSource
-from feeds.librdkafka import check_group_metadata
-from feeds.source import CommitPoint, Membership, PublishRefused
-from feeds.transactions import (
+from feeds.kafka_transactions import (
     Fenced,
     GroupOffsets,
-    Message,
     MessagesRefused,
+    OutgoingMessage,
     PartitionsMoved,
     TransactionFailed,
 )
+from feeds.librdkafka import check_group_metadata
+from feeds.source import CommitPoint, Membership, PublishRefused
 from tests.kit import until
 from tests.kit.kafka import KafkaServer, create_topics
 from tests.kit.kafka_proxy import Act, Api, Fault, KafkaProxy
@@ -111,8 +111,8 @@ async def test_a_second_process_with_this_id_ends_the_first_one(copy: Copy) -> N
     await first.start()
     await second.start()
     with pytest.raises(Fenced, match="another process has this transactional id"):
-        await first.commit([Message(copy.output, None, b"0")], {}, copy.member)
-    await second.commit([Message(copy.output, None, b"1")], {}, copy.member)
+        await first.commit([OutgoingMessage(copy.output, None, b"0")], {}, copy.member)
+    await second.commit([OutgoingMessage(copy.output, None, b"1")], {}, copy.member)
     await first.stop()
     await second.stop()
     assert await copy.read() == [1]
@@ -148,7 +148,7 @@ async def test_a_member_that_lost_its_partitions_commits_nothing(server: KafkaSe
     await producer.open()
     with pytest.raises(TransactionFailed, match=r"UNKNOWN_MEMBER_ID|ILLEGAL_GENERATION"):
         await producer.transact(
-            [Message(copy.output, None, b"0")], [GroupOffsets(zombie, {copy.input: CommitPoint(5)})]
+            [OutgoingMessage(copy.output, None, b"0")], [GroupOffsets(zombie, {copy.input: CommitPoint(5)})]
         )
     await producer.close()
     again = librdkafka(server.bootstrap, "zombie")
@@ -157,7 +157,7 @@ async def test_a_member_that_lost_its_partitions_commits_nothing(server: KafkaSe
     sink = copy.sink()
     await sink.start()
     await sink.commit(
-        [Message(copy.output, None, b"1")], {copy.input: CommitPoint(7)}, lambda: member(second)
+        [OutgoingMessage(copy.output, None, b"1")], {copy.input: CommitPoint(7)}, lambda: member(second)
     )
     assert await copy.committed(sink) == 7
     elsewhere = ("elsewhere", 0)
@@ -173,9 +173,9 @@ async def test_a_refused_message_is_named_and_the_rest_can_be_committed(copy: Co
     sink = copy.sink()
     await sink.start()
     messages = [
-        Message(copy.output, None, b"0"),
-        Message("nowhere.v1", None, b"1"),
-        Message(copy.output, None, b"2"),
+        OutgoingMessage(copy.output, None, b"0"),
+        OutgoingMessage("nowhere.v1", None, b"1"),
+        OutgoingMessage(copy.output, None, b"2"),
     ]
     with pytest.raises(MessagesRefused) as refused:
         await sink.commit(messages, {copy.input: CommitPoint(3)}, copy.member)
@@ -193,15 +193,17 @@ async def test_idle_past_the_expiry_of_the_id(server: KafkaServer, copy: Copy) -
     """The broker forgets the id; the process ends with a plain message, and a new one goes on."""
     sink = copy.sink()
     await sink.start()
-    await sink.commit([Message(copy.output, None, b"0")], {copy.input: CommitPoint(1)}, copy.member)
+    await sink.commit([OutgoingMessage(copy.output, None, b"0")], {copy.input: CommitPoint(1)}, copy.member)
     await asyncio.sleep(EXPIRY_S + 3)
     with pytest.raises(Fenced, match="long idle"):
-        await sink.commit([Message(copy.output, None, b"1")], {copy.input: CommitPoint(2)}, copy.member)
+        await sink.commit(
+            [OutgoingMessage(copy.output, None, b"1")], {copy.input: CommitPoint(2)}, copy.member
+        )
     await sink.stop()
     again = copy.sink()
     await again.start()
     assert await copy.committed(again) == 1
-    await again.commit([Message(copy.output, None, b"1")], {copy.input: CommitPoint(2)}, copy.member)
+    await again.commit([OutgoingMessage(copy.output, None, b"1")], {copy.input: CommitPoint(2)}, copy.member)
     await again.stop()
     assert await copy.read() == [0, 1]
     assert hanging(server) == []

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from daemon.api.api_errors import ApiError, refuse_tools, stops_of
 from daemon.api.extension import Extension, extended
-from daemon.api.generation import MOST_MESSAGES, Begun, Delta, Facts, Finished, Generate, Logprob, Served
+from daemon.api.generation import MAX_MESSAGES, Begun, Delta, Facts, Finished, Generate, Logprob, ModelCatalog
 from daemon.api.openai.common import (
     Answers,
     Content,
@@ -37,7 +37,7 @@ from daemon.api.openai.common import (
     turn_of,
     usage_of,
 )
-from daemon.api.streams import DONE, PING, Made, Writer, sse
+from daemon.api.reply_writer import DONE, PING, ReplyIdentity, Writer, sse
 
 UNSUPPORTED = (
     "tool_choice",
@@ -55,7 +55,7 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
 }
 
 
-class Message(msgspec.Struct, frozen=True):
+class ChatMessage(msgspec.Struct, frozen=True):
     """A message of a request."""
 
     role: RoleName
@@ -68,7 +68,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The members that this server reads; others are tolerated, as the API itself does."""
 
     model: str
-    messages: Annotated[list[Message], Meta(max_length=MOST_MESSAGES)]
+    messages: Annotated[list[ChatMessage], Meta(max_length=MAX_MESSAGES)]
     max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
     temperature: Temperature | None = None
@@ -106,19 +106,19 @@ class ReplyMessage(msgspec.Struct, frozen=True):
     tool_calls: None = None
 
 
-class Logprobs(msgspec.Struct, frozen=True):
+class ChatLogprobs(msgspec.Struct, frozen=True):
     """Log probabilities of the answer's tokens."""
 
     content: tuple[TokenLogprob, ...]
     refusal: None = None
 
 
-class Choice(msgspec.Struct, frozen=True):
+class ChatChoice(msgspec.Struct, frozen=True):
     """One answer."""
 
     index: int
     message: ReplyMessage
-    logprobs: Logprobs | None
+    logprobs: ChatLogprobs | None
     finish_reason: str
     foretick: Facts
 
@@ -130,7 +130,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "chat.completion"
     created: int
     model: str
-    choices: tuple[Choice, ...]
+    choices: tuple[ChatChoice, ...]
     usage: Usage
     service_tier: str = "default"
     system_fingerprint: str
@@ -147,7 +147,7 @@ class FirstDelta(msgspec.Struct, frozen=True):
     refusal: str | None = None
 
 
-class TextDelta(msgspec.Struct, frozen=True):
+class ChatDelta(msgspec.Struct, frozen=True):
     """Goes on with an answer."""
 
     content: str
@@ -161,12 +161,12 @@ class ChunkChoice(msgspec.Struct, frozen=True):
     """A piece of one answer."""
 
     index: int
-    delta: FirstDelta | TextDelta | NoDelta
-    logprobs: Logprobs | None = None
+    delta: FirstDelta | ChatDelta | NoDelta
+    logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
 
 
-class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     """An event of the stream. ``foretick`` comes with the end of an answer."""
 
     id: str
@@ -182,11 +182,11 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Chat:
-    """See `daemon.api.streams.Api`."""
+    """See `daemon.api.reply_writer.Api`."""
 
     name = "chat"
 
-    def wanted(self, asked: ChatRequest, served: Served) -> list[Generate]:
+    def wanted(self, asked: ChatRequest, served: ModelCatalog) -> list[Generate]:
         """One prompt, answered ``n`` times."""
         session = session_of(asked.model, served)
         refuse_all({name: getattr(asked, name) for name in UNSUPPORTED}, HARMLESS)
@@ -227,17 +227,17 @@ class Chat:
         """See `Api`."""
         return asked.model
 
-    def whole(self, asked: ChatRequest, made: Made, done: Sequence[Finished]) -> ChatCompletion:
+    def whole(self, asked: ChatRequest, made: ReplyIdentity, done: Sequence[Finished]) -> ChatCompletion:
         """See `Api`."""
         return ChatCompletion(
             id=f"chatcmpl-{made.key}",
             created=made.created,
             model=made.model,
             choices=tuple(
-                Choice(
+                ChatChoice(
                     index,
                     ReplyMessage(each.text),
-                    Logprobs(logprobs_of(each.logprobs)) if asked.logprobs else None,
+                    ChatLogprobs(logprobs_of(each.logprobs)) if asked.logprobs else None,
                     finish_reason(each.finish),
                     each.facts,
                 )
@@ -248,7 +248,7 @@ class Chat:
             foretick=done[0].facts,
         )
 
-    def writer(self, asked: ChatRequest, made: Made) -> Writer:
+    def writer(self, asked: ChatRequest, made: ReplyIdentity) -> Writer:
         """See `Api`."""
         return ChatWriter(asked, made)
 
@@ -260,7 +260,7 @@ class Chat:
 class ChatWriter:
     """Chunks: of each answer the role, its text, its end; the usage if asked for; `[DONE]`."""
 
-    def __init__(self, asked: ChatRequest, made: Made) -> None:
+    def __init__(self, asked: ChatRequest, made: ReplyIdentity) -> None:
         self._asked, self._made = asked, made
         self._done: dict[int, Finished] = {}
 
@@ -270,7 +270,7 @@ class ChatWriter:
 
     def delta(self, index: int, event: Delta) -> Iterator[bytes]:
         """See `Writer`."""
-        yield self._chunk(ChunkChoice(index, TextDelta(event.text), self._logprobs(event.logprobs)))
+        yield self._chunk(ChunkChoice(index, ChatDelta(event.text), self._logprobs(event.logprobs)))
 
     def finished(self, index: int, event: Finished) -> Iterator[bytes]:
         """See `Writer`."""
@@ -295,14 +295,14 @@ class ChatWriter:
         """See `Writer`."""
         return PING
 
-    def _logprobs(self, found: Sequence[Logprob]) -> Logprobs | None:
-        return Logprobs(logprobs_of(found)) if self._asked.logprobs else None
+    def _logprobs(self, found: Sequence[Logprob]) -> ChatLogprobs | None:
+        return ChatLogprobs(logprobs_of(found)) if self._asked.logprobs else None
 
     def _chunk(
         self, *choices: ChunkChoice, usage: Usage | None = None, foretick: Facts | None = None
     ) -> bytes:
         return sse(
-            Chunk(
+            ChatChunk(
                 id=f"chatcmpl-{self._made.key}",
                 created=self._made.created,
                 model=self._made.model,

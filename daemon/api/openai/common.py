@@ -10,24 +10,24 @@ from msgspec import Meta
 
 from daemon.api.api_errors import ApiError, Reason, refuse
 from daemon.api.generation import (
-    MOST_LOGPROBS,
-    MOST_MESSAGES,
+    MAX_LOGPROBS,
+    MAX_MESSAGES,
     Finish,
     Finished,
     Logprob,
-    Served,
+    ModelCatalog,
     Turn,
 )
 from daemon.api.messages import Count
 
-MOST_ANSWERS = 16
+MAX_ANSWERS = 16
 """Most answers to one request."""
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 TopP = Annotated[float, Meta(ge=0, le=1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Tokens = Count
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Answers = Annotated[int, Meta(ge=1, le=MOST_ANSWERS)]
+Answers = Annotated[int, Meta(ge=1, le=MAX_ANSWERS)]
 Stop = str | list[str] | None
 Object = dict[str, Any]
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -35,7 +35,7 @@ _TEXTS = ("text", "input_text", "output_text", "refusal")
 RoleName = Annotated[str, Meta(extra_json_schema={"enum": [*_ROLES]})]
 _Part = Annotated[Object, Meta(extra_json_schema={"required": ["type", "text"], "properties": {
     "type": {"enum": [*_TEXTS[:-1]]}, "text": {"type": "string"}}})]  # fmt: skip
-Content = str | Annotated[list[_Part], Meta(max_length=MOST_MESSAGES)] | None
+Content = str | Annotated[list[_Part], Meta(max_length=MAX_MESSAGES)] | None
 _TYPES: dict[Reason, str] = {
     "busy": "rate_limit_error",
     "engine": "server_error",
@@ -64,7 +64,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool = False
 
 
-class ErrorBody(msgspec.Struct, frozen=True):
+class OpenAIErrorBody(msgspec.Struct, frozen=True):
     """An error in OpenAI's shape."""
 
     message: str
@@ -120,7 +120,7 @@ class Models(msgspec.Struct, frozen=True):
     object: str = "list"
 
 
-def models(served: Served) -> Models:
+def models(served: ModelCatalog) -> Models:
     """The reply to `GET /v1/models`."""
     return Models(tuple(Model(name, served.since) for name in served.names))
 
@@ -128,10 +128,10 @@ def models(served: Served) -> Models:
 def error_body(problem: ApiError) -> dict[str, Any]:
     """The body of a failed request, and of a stream that fails."""
     kind = _TYPES.get(problem.reason, "invalid_request_error")
-    return {"error": ErrorBody(problem.message, kind, problem.param, _CODES.get(problem.reason))}
+    return {"error": OpenAIErrorBody(problem.message, kind, problem.param, _CODES.get(problem.reason))}
 
 
-def session_of(model: str, served: Served) -> str:
+def session_of(model: str, served: ModelCatalog) -> str:
     """The session that a model's name means, "" for the daemon's own. Raises ApiError for an unknown name."""
     session = served.session_of(model)
     if session is not None:
@@ -192,8 +192,8 @@ def top_logprobs(logprobs: bool, most: int | None, param: str = "top_logprobs") 
     """
     if most and not logprobs:
         raise ApiError("bad_request", "top_logprobs needs logprobs: true", "top_logprobs")
-    if most is not None and not 0 <= most <= MOST_LOGPROBS:
-        raise ApiError("bad_request", f"{param} must be 0 to {MOST_LOGPROBS}", param)
+    if most is not None and not 0 <= most <= MAX_LOGPROBS:
+        raise ApiError("bad_request", f"{param} must be 0 to {MAX_LOGPROBS}", param)
     return (most or 0) if logprobs else None
 
 
@@ -227,7 +227,7 @@ def usage_of(done: Sequence[Finished], answers: int) -> Usage:
     return Usage(prompt, answer, prompt + answer, PromptDetails(reused, prompt), AnswerDetails(answer))
 
 
-class TopLogprob(msgspec.Struct, frozen=True):
+class OpenAITopLogprob(msgspec.Struct, frozen=True):
     """One of the likeliest tokens."""
 
     token: str
@@ -241,7 +241,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     token: str
     logprob: float
     bytes: tuple[int, ...]
-    top_logprobs: tuple[TopLogprob, ...]
+    top_logprobs: tuple[OpenAITopLogprob, ...]
 
 
 def logprobs_of(found: Sequence[Logprob]) -> tuple[TokenLogprob, ...]:
@@ -251,7 +251,7 @@ def logprobs_of(found: Sequence[Logprob]) -> tuple[TokenLogprob, ...]:
             each.token,
             each.logprob,
             each.bytes,
-            tuple(TopLogprob(top.token, top.logprob, top.bytes) for top in each.top_logprobs),
+            tuple(OpenAITopLogprob(top.token, top.logprob, top.bytes) for top in each.top_logprobs),
         )
         for each in found
     )

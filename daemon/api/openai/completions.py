@@ -9,9 +9,9 @@ import msgspec
 
 from daemon.api.api_errors import ApiError, stops_of
 from daemon.api.extension import Extension, extended
-from daemon.api.generation import Begun, Delta, Facts, Finished, Generate, Logprob, Served, Turn
+from daemon.api.generation import Begun, Delta, Facts, Finished, Generate, Logprob, ModelCatalog, Turn
 from daemon.api.openai.common import (
-    MOST_ANSWERS,
+    MAX_ANSWERS,
     Answers,
     Penalty,
     Seed,
@@ -30,7 +30,7 @@ from daemon.api.openai.common import (
     top_logprobs,
     usage_of,
 )
-from daemon.api.streams import DONE, PING, Made, Writer, sse
+from daemon.api.reply_writer import DONE, PING, ReplyIdentity, Writer, sse
 
 MAX_TOKENS = 16
 """Longest answer where the request does not say, as the API has it."""
@@ -65,7 +65,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: Penalty | None = None
 
 
-class Logprobs(msgspec.Struct, frozen=True):
+class CompletionLogprobs(msgspec.Struct, frozen=True):
     """Log probabilities in the shape of this API; ``text_offset`` in characters of the answer."""
 
     tokens: tuple[str, ...]
@@ -74,12 +74,12 @@ class Logprobs(msgspec.Struct, frozen=True):
     text_offset: tuple[int, ...]
 
 
-class Choice(msgspec.Struct, frozen=True):
+class CompletionChoice(msgspec.Struct, frozen=True):
     """An answer, or a piece of one."""
 
     text: str
     index: int
-    logprobs: Logprobs | None
+    logprobs: CompletionLogprobs | None
     finish_reason: str | None
 
 
@@ -91,17 +91,17 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     model: str
     system_fingerprint: str
-    choices: tuple[Choice, ...]
+    choices: tuple[CompletionChoice, ...]
     usage: Usage | None
     foretick: Facts | None
 
 
 class Completions:
-    """See `daemon.api.streams.Api`."""
+    """See `daemon.api.reply_writer.Api`."""
 
     name = "completions"
 
-    def wanted(self, asked: CompletionRequest, served: Served) -> list[Generate]:
+    def wanted(self, asked: CompletionRequest, served: ModelCatalog) -> list[Generate]:
         """Each prompt, answered ``n`` times."""
         session = session_of(asked.model, served)
         refuse_all({name: getattr(asked, name) for name in UNSUPPORTED}, HARMLESS)
@@ -109,8 +109,8 @@ class Completions:
         if asked.best_of not in (None, answers):
             raise ApiError("bad_request", "best_of is not supported, unless it equals n", "best_of")
         prompts = _prompts(asked.prompt, served.max_prompt_tokens)
-        if len(prompts) * answers > MOST_ANSWERS:
-            why = f"prompt: at most {MOST_ANSWERS} answers to all prompts together"
+        if len(prompts) * answers > MAX_ANSWERS:
+            why = f"prompt: at most {MAX_ANSWERS} answers to all prompts together"
             raise ApiError("bad_request", why, "prompt")
         one = Generate(
             session=session,
@@ -139,10 +139,10 @@ class Completions:
         """See `Api`."""
         return asked.model
 
-    def whole(self, asked: CompletionRequest, made: Made, done: Sequence[Finished]) -> Completion:
+    def whole(self, asked: CompletionRequest, made: ReplyIdentity, done: Sequence[Finished]) -> Completion:
         """See `Api`."""
         choices = (
-            Choice(
+            CompletionChoice(
                 each.text,
                 index,
                 _logprobs(each.logprobs, 0) if asked.logprobs is not None else None,
@@ -152,7 +152,7 @@ class Completions:
         )
         return _completion(made, tuple(choices), usage_of(done, asked.n or 1), done[0].facts)
 
-    def writer(self, asked: CompletionRequest, made: Made) -> Writer:
+    def writer(self, asked: CompletionRequest, made: ReplyIdentity) -> Writer:
         """See `Api`."""
         return CompletionWriter(asked, made)
 
@@ -164,7 +164,7 @@ class Completions:
 class CompletionWriter:
     """Pieces of text, the end of each answer, the usage if asked for, `[DONE]`."""
 
-    def __init__(self, asked: CompletionRequest, made: Made) -> None:
+    def __init__(self, asked: CompletionRequest, made: ReplyIdentity) -> None:
         self._asked, self._made = asked, made
         self._done: dict[int, Finished] = {}
         self._written: dict[int, int] = {}
@@ -179,12 +179,14 @@ class CompletionWriter:
         asked, offset = self._asked.logprobs is not None, self._written[index]
         self._written[index] += sum(len(each.token) for each in event.logprobs)
         logprobs = _logprobs(event.logprobs, offset) if asked else None
-        yield self._event((Choice(event.text, index, logprobs, None),))
+        yield self._event((CompletionChoice(event.text, index, logprobs, None),))
 
     def finished(self, index: int, event: Finished) -> Iterator[bytes]:
         """See `Writer`."""
         self._done[index] = event
-        yield self._event((Choice("", index, None, finish_reason(event.finish)),), foretick=event.facts)
+        yield self._event(
+            (CompletionChoice("", index, None, finish_reason(event.finish)),), foretick=event.facts
+        )
 
     def end(self) -> Iterator[bytes]:
         """See `Writer`."""
@@ -204,13 +206,13 @@ class CompletionWriter:
         return PING
 
     def _event(
-        self, choices: tuple[Choice, ...], usage: Usage | None = None, foretick: Facts | None = None
+        self, choices: tuple[CompletionChoice, ...], usage: Usage | None = None, foretick: Facts | None = None
     ) -> bytes:
         return sse(_completion(self._made, choices, usage, foretick))
 
 
 def _completion(
-    made: Made, choices: tuple[Choice, ...], usage: Usage | None, foretick: Facts | None
+    made: ReplyIdentity, choices: tuple[CompletionChoice, ...], usage: Usage | None, foretick: Facts | None
 ) -> Completion:
     return Completion(
         id=f"cmpl-{made.key}",
@@ -228,8 +230,8 @@ def _prompts(prompt: str | list[Any], most: int) -> list[str | tuple[int, ...]]:
     for more than ``most`` tokens.
     """
     # before each token is looked at
-    for each in (prompt, *(prompt if len(prompt) <= MOST_ANSWERS else ())):
-        if isinstance(each, list) and len(each) > max(most, MOST_ANSWERS):
+    for each in (prompt, *(prompt if len(prompt) <= MAX_ANSWERS else ())):
+        if isinstance(each, list) and len(each) > max(most, MAX_ANSWERS):
             raise ApiError(
                 "too_long", f"the prompt has {len(each)} tokens, the limit is {most} tokens", "prompt"
             )
@@ -258,12 +260,12 @@ def _said(prompt: str | tuple[int, ...], session: str) -> dict[str, Any]:
     return {"turns": (Turn("user", prompt),)}
 
 
-def _logprobs(found: Sequence[Logprob], offset: int) -> Logprobs:
+def _logprobs(found: Sequence[Logprob], offset: int) -> CompletionLogprobs:
     offsets = []
     for each in found:
         offsets.append(offset)
         offset += len(each.token)
-    return Logprobs(
+    return CompletionLogprobs(
         tuple(each.token for each in found),
         tuple(each.logprob for each in found),
         tuple({top.token: top.logprob for top in each.top_logprobs} for each in found),

@@ -12,7 +12,7 @@ from msgspec import Meta
 from daemon.api.api_errors import ApiError, refuse_tools
 from daemon.api.extension import Extension, extended
 from daemon.api.generation import (
-    MOST_MESSAGES,
+    MAX_MESSAGES,
     SESSION,
     Begun,
     Delta,
@@ -20,7 +20,7 @@ from daemon.api.generation import (
     Finished,
     Generate,
     Logprob,
-    Served,
+    ModelCatalog,
     Turn,
 )
 from daemon.api.openai.common import (
@@ -40,7 +40,7 @@ from daemon.api.openai.common import (
     top_logprobs,
     turn_of,
 )
-from daemon.api.streams import PING, Made, Writer, sse
+from daemon.api.reply_writer import PING, ReplyIdentity, Writer, sse
 
 LOGPROBS = "message.output_text.logprobs"
 UNSUPPORTED = (
@@ -77,7 +77,7 @@ class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The members that this server reads; others are tolerated."""
 
     model: str
-    input: str | Annotated[list[InputItem], Meta(max_length=MOST_MESSAGES)]
+    input: str | Annotated[list[InputItem], Meta(max_length=MAX_MESSAGES)]
     instructions: str | None = None
     max_output_tokens: Tokens | None = None
     temperature: Temperature | None = None
@@ -138,7 +138,7 @@ class OutputDetails(msgspec.Struct, frozen=True):
     reasoning_tokens: int = 0
 
 
-class Usage(msgspec.Struct, frozen=True):
+class ResponseUsage(msgspec.Struct, frozen=True):
     """Tokens."""
 
     input_tokens: int
@@ -154,7 +154,7 @@ class Incomplete(msgspec.Struct, frozen=True):
     reason: str = "max_output_tokens"
 
 
-class Failure(msgspec.Struct, frozen=True):
+class ResponseFailure(msgspec.Struct, frozen=True):
     """Why there is no answer."""
 
     code: str
@@ -170,7 +170,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     completed_at: int | None
     status: str
     background: bool = False
-    error: Failure | None
+    error: ResponseFailure | None
     incomplete_details: Incomplete | None
     instructions: str | None
     max_output_tokens: int | None
@@ -197,7 +197,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: int
     top_p: float
     truncation: str
-    usage: Usage | None
+    usage: ResponseUsage | None
     user: str | None
     metadata: dict[str, str]
     frequency_penalty: float = 0.0
@@ -206,11 +206,11 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Responses:
-    """See `daemon.api.streams.Api`."""
+    """See `daemon.api.reply_writer.Api`."""
 
     name = "responses"
 
-    def wanted(self, asked: ResponseRequest, served: Served) -> list[Generate]:
+    def wanted(self, asked: ResponseRequest, served: ModelCatalog) -> list[Generate]:
         """The instructions, then the input's messages."""
         session = session_of(asked.model, served)
         refuse_all({name: getattr(asked, name) for name in UNSUPPORTED}, HARMLESS)
@@ -237,11 +237,11 @@ class Responses:
         """See `Api`."""
         return asked.model
 
-    def whole(self, asked: ResponseRequest, made: Made, done: Sequence[Finished]) -> Response:
+    def whole(self, asked: ResponseRequest, made: ReplyIdentity, done: Sequence[Finished]) -> Response:
         """See `Api`."""
         return _finished(asked, made, done[0])
 
-    def writer(self, asked: ResponseRequest, made: Made) -> Writer:
+    def writer(self, asked: ResponseRequest, made: ReplyIdentity) -> Writer:
         """See `Api`."""
         return ResponseWriter(asked, made)
 
@@ -250,27 +250,27 @@ class Responses:
         return error_body(problem)
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class ResponseStreamEvent(msgspec.Struct, frozen=True, kw_only=True):
     """An event of the stream; each has the next ``sequence_number``, from 0."""
 
     type: str
     sequence_number: int
 
 
-class ResponseEvent(Event, frozen=True, kw_only=True):
+class ResponseEvent(ResponseStreamEvent, frozen=True, kw_only=True):
     """The response begins, goes on or ends."""
 
     response: Response
 
 
-class ItemEvent(Event, frozen=True, kw_only=True):
+class ItemEvent(ResponseStreamEvent, frozen=True, kw_only=True):
     """The message begins or ends."""
 
     output_index: int = 0
     item: OutputMessage
 
 
-class PartEvent(Event, frozen=True, kw_only=True):
+class PartEvent(ResponseStreamEvent, frozen=True, kw_only=True):
     """The text part begins or ends."""
 
     item_id: str
@@ -279,7 +279,7 @@ class PartEvent(Event, frozen=True, kw_only=True):
     part: OutputText
 
 
-class TextDelta(Event, frozen=True, kw_only=True):
+class ResponseTextDelta(ResponseStreamEvent, frozen=True, kw_only=True):
     """More text."""
 
     item_id: str
@@ -289,7 +289,7 @@ class TextDelta(Event, frozen=True, kw_only=True):
     logprobs: tuple[TokenLogprob, ...]
 
 
-class TextDone(Event, frozen=True, kw_only=True):
+class TextDone(ResponseStreamEvent, frozen=True, kw_only=True):
     """The text is whole."""
 
     item_id: str
@@ -302,7 +302,7 @@ class TextDone(Event, frozen=True, kw_only=True):
 class ResponseWriter:
     """created, in_progress, output_item.added, content_part.added, deltas, the done events, completed."""
 
-    def __init__(self, asked: ResponseRequest, made: Made) -> None:
+    def __init__(self, asked: ResponseRequest, made: ReplyIdentity) -> None:
         self._asked, self._made = asked, made
         self._item = f"msg_{made.key}"
         self._number = 0
@@ -319,7 +319,7 @@ class ResponseWriter:
         """See `Writer`."""
         yield self._event(
             "response.output_text.delta",
-            TextDelta,
+            ResponseTextDelta,
             item_id=self._item,
             delta=event.text,
             logprobs=self._logprobs(event.logprobs),
@@ -350,7 +350,7 @@ class ResponseWriter:
         if not self._number:
             yield from self._created()
         code = "rate_limit_exceeded" if problem.reason == "busy" else "server_error"
-        failure = Failure(code, problem.message)
+        failure = ResponseFailure(code, problem.message)
         response = _response(self._asked, self._made, "failed", error=failure)
         yield self._event("response.failed", ResponseEvent, response=response)
 
@@ -366,7 +366,7 @@ class ResponseWriter:
     def _logprobs(self, found: Sequence[Logprob]) -> tuple[TokenLogprob, ...]:
         return logprobs_of(found) if _wants_logprobs(self._asked) else ()
 
-    def _event(self, kind: str, struct: type[Event], **members: Any) -> bytes:
+    def _event(self, kind: str, struct: type[ResponseStreamEvent], **members: Any) -> bytes:
         event = struct(type=kind, sequence_number=self._number, **members)
         self._number += 1
         return sse(event, kind)
@@ -390,7 +390,7 @@ def _wants_logprobs(asked: ResponseRequest) -> bool:
     return LOGPROBS in (asked.include or ()) or bool(asked.top_logprobs)
 
 
-def _finished(asked: ResponseRequest, made: Made, done: Finished) -> Response:
+def _finished(asked: ResponseRequest, made: ReplyIdentity, done: Finished) -> Response:
     status = "incomplete" if done.finish == "length" else "completed"
     logprobs = logprobs_of(done.logprobs) if _wants_logprobs(asked) else ()
     item = OutputMessage(f"msg_{made.key}", status, (OutputText(done.text, logprobs=logprobs),))
@@ -399,12 +399,12 @@ def _finished(asked: ResponseRequest, made: Made, done: Finished) -> Response:
 
 def _response(
     asked: ResponseRequest,
-    made: Made,
+    made: ReplyIdentity,
     status: str,
     *,
     done: Finished | None = None,
     output: tuple[OutputMessage, ...] = (),
-    error: Failure | None = None,
+    error: ResponseFailure | None = None,
 ) -> Response:
     used = sampling(asked.temperature, asked.top_p, asked.model if asked.model.startswith(SESSION) else "")
     text = asked.text or TextConfig()
@@ -412,7 +412,7 @@ def _response(
     if done is not None:
         total = done.prompt_tokens + done.answer_tokens
         details = InputDetails(done.reused_tokens), OutputDetails()
-        usage = Usage(done.prompt_tokens, details[0], done.answer_tokens, details[1], total)
+        usage = ResponseUsage(done.prompt_tokens, details[0], done.answer_tokens, details[1], total)
     return Response(
         id=f"resp_{made.key}",
         created_at=made.created,

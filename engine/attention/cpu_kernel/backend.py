@@ -12,8 +12,8 @@ import torch
 
 from engine.attention.base import LayerCall
 from engine.attention.cpu_kernel.flash import worker
-from engine.attention.cpu_kernel.memory import CALL, LONG, room_floats, state_floats
-from engine.attention.cpu_kernel.plan import Plan, Shape, plan
+from engine.attention.cpu_kernel.scratch import CALL, LONG, room_floats, state_floats
+from engine.attention.cpu_kernel.task_plan import Shape, TaskPlan, plan
 from engine.attention.metadata import AttentionMetadata
 from engine.attention.reads import Reads, reads_of
 from engine.attention.rotary import FrameRotation
@@ -39,7 +39,7 @@ def serves(key_dim: int, value_dim: int, dtype: torch.dtype) -> bool:
 class _Pass:
     """One pass for layers of one kind; ``tables``: rotations of its shifts, float [shifts, 2, half]."""
 
-    plan: Plan
+    plan: TaskPlan
     shape: Shape
     tables: dict[FrameRotation, Floats] = field(default_factory=dict)
     addresses: tuple[int, int, int] = field(init=False)
@@ -62,7 +62,7 @@ class _Pass:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedCall:
     """One layer's call: its `CALL` in ``record`` [1], without the kernel's memory.
 
     ``states``: states it keeps there; ``pending``: its counters; ``operations``: its multiplications.
@@ -108,7 +108,7 @@ class CpuKernelAttention:
         team.run(worker().address, prepared.record.ctypes.data, threads)
         return out.transpose(0, 1), sums
 
-    def prepare(self, call: LayerCall, out: torch.Tensor, sums: torch.Tensor | None = None) -> Prepared:
+    def prepare(self, call: LayerCall, out: torch.Tensor, sums: torch.Tensor | None = None) -> PreparedCall:
         """``call`` for `worker`; it writes ``out`` [rows, q_heads, value_dim] and ``sums`` [q_heads, rows].
 
         Raises ValueError for heads that are not served.
@@ -157,9 +157,9 @@ class CpuKernelAttention:
             cap,
         )
         held = query, out, sums, sinks, laid, table
-        return Prepared(record, plan.states, plan.blocks * kv_heads, plan.operations, held)
+        return PreparedCall(record, plan.states, plan.blocks * kv_heads, plan.operations, held)
 
-    def lend(self, records: npt.NDArray[np.void], prepared: Sequence[Prepared], threads: int) -> None:
+    def lend(self, records: npt.NDArray[np.void], prepared: Sequence[PreparedCall], threads: int) -> None:
         """Give ``records``, each made of one of ``prepared``, memory for ``threads``, until the next `lend`.
 
         They run one after the other.

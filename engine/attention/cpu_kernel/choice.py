@@ -11,11 +11,11 @@ import torch
 from engine.attention.base import Attention, LayerCall
 from engine.attention.cpu import CpuAttention
 from engine.attention.cpu_kernel.backend import CpuKernelAttention, serves
-from engine.attention.metadata import AttentionMetadata, Packed
+from engine.attention.metadata import AttentionMetadata, PackedRows
 from engine.attention.reference import ReferenceAttention
 from engine.attention.rotary import FrameRotation
 from regions.extents import Extent, Placement
-from regions.pool import LayerShape
+from regions.kv_tensors import LayerShape
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +70,8 @@ def _small_pass(shape: LayerShape, dtype: torch.dtype) -> LayerCall:
     )
     context = (Extent(3, length - 3, 0, 0),)
     sequences = [
-        Packed(0, 5, Placement(context, ((length, 5),), length, 7)),
-        Packed(5, 9, Placement(context, ((length + 9, 4),), length, 0)),
+        PackedRows(0, 5, Placement(context, ((length, 5),), length, 7)),
+        PackedRows(5, 9, Placement(context, ((length + 9, 4),), length, 0)),
     ]
     new = [*range(length, length + 5), *range(length + 9, length + 13)]
     return LayerCall(

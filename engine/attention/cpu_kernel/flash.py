@@ -21,21 +21,21 @@ import numba
 import numpy as np
 from numba import types
 
-from engine.attention.cpu_kernel.copies import rotated, scaled, turn, widened
-from engine.attention.cpu_kernel.memory import (
+from engine.attention.cpu_kernel.attention_products import AHEAD, dots, product
+from engine.attention.cpu_kernel.scratch import (
     CALL,
     ENTRY_FIELDS,
     LONG,
     SEGMENT_FIELDS,
     SUM_FLOATS,
     TASK_FIELDS,
-    Room,
+    Scratch,
 )
-from engine.attention.cpu_kernel.products import AHEAD, dots, product
 from engine.attention.cpu_kernel.softmax import blended, cleared, finished, soften
+from engine.attention.cpu_kernel.tile_loads import rotated, scaled, turn, widened
 from engine.cpu.emit import float_at, integer_at, put_float, put_integer, take
-from engine.cpu.vectors import FLOAT, LANES, MOST_LINES, TILE, TILE_BYTES, VECTOR_BYTES, WIDTHS
-from metrics.kernel import callback
+from engine.cpu.vectors import FLOAT, LANES, MAX_LINES, TILE, TILE_BYTES, VECTOR_BYTES, WIDTHS
+from support.numba_kernel import callback
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -75,7 +75,7 @@ def _multiply(
 
 
 @_part
-def _lines(call: Any, head: int, entry: int, rows: int, block_row: int, state: int, room: Room) -> None:
+def _lines(call: Any, head: int, entry: int, rows: int, block_row: int, state: int, room: Scratch) -> None:
     """Load queries and numbers of the lines of ``rows`` entries from ``entry`` on."""
     queries, numbers = room.queries, room.numbers
     groups, lines = call.groups, rows * call.groups
@@ -97,7 +97,7 @@ def _lines(call: Any, head: int, entry: int, rows: int, block_row: int, state: i
 
 
 @_part
-def _transpose(call: Any, keys: int, count: int, room: Room) -> None:
+def _transpose(call: Any, keys: int, count: int, room: Scratch) -> None:
     """Transpose ``count`` keys from ``keys`` on."""
     half, step = call.half, call.key_slot
     size = 2 if half else FLOAT
@@ -108,7 +108,7 @@ def _transpose(call: Any, keys: int, count: int, room: Room) -> None:
 
 
 @_part
-def _few(call: Any, lines: int, keys: int, values: int, count: int, room: Room) -> None:
+def _few(call: Any, lines: int, keys: int, values: int, count: int, room: Scratch) -> None:
     """The scores of few lines with ``count`` keys: transposing them would take longer."""
     step, width, half = call.key_slot, call.key_dim // LANES, call.half
     for i in range(0, count, LANES):
@@ -119,12 +119,12 @@ def _few(call: Any, lines: int, keys: int, values: int, count: int, room: Room) 
 
 
 @_part
-def _segment(call: Any, keys: int, values: int, read: tuple[int, int, int], tops: int, room: Room) -> None:
+def _segment(call: Any, keys: int, values: int, read: tuple[int, int, int], tops: int, room: Scratch) -> None:
     """The lines that `_lines` loaded, so many, meet the keys of the slots from the first to the stop."""
     lines, first, stop = read
     query_step, width = call.key_dim * FLOAT, call.value_dim // LANES
     # as few groups as possible, of equal size
-    at_once = -(-lines // -(-lines // MOST_LINES))
+    at_once = -(-lines // -(-lines // MAX_LINES))
     for start in range(first, stop, TILE):
         count = min(TILE, stop - start)
         source, seen, seen_step = (
@@ -132,7 +132,7 @@ def _segment(call: Any, keys: int, values: int, read: tuple[int, int, int], tops
             values + start * call.value_slot,
             call.value_slot,
         )
-        if lines <= MOST_LINES:
+        if lines <= MAX_LINES:
             _few(call, lines, source, seen, count, room)
         else:
             _transpose(call, source, count, room)
@@ -157,7 +157,7 @@ def _segment(call: Any, keys: int, values: int, read: tuple[int, int, int], tops
             if count < TILE:
                 whole = 0
             query, scores = room.queries + line * query_step, room.scores
-            if lines > MOST_LINES:
+            if lines > MAX_LINES:
                 columns = -(-high // LANES)
                 near = ahead if ahead < until else scores
                 _multiply(
@@ -174,7 +174,7 @@ def _segment(call: Any, keys: int, values: int, read: tuple[int, int, int], tops
                 )
                 ahead += call.key_dim * _FETCHED
             soften((some, scores, numbers, lines * LONG, start, count, whole, tops, width, call.cap))
-            near = far if far < end and lines > MOST_LINES else scores
+            near = far if far < end and lines > MAX_LINES else scores
             scores, values_seen, outputs = scores + low * FLOAT, seen + low * seen_step, 2 * lines * LONG
             _multiply(
                 some,
@@ -243,14 +243,14 @@ def _attend(call: Any, task: int, head: int, memory: int) -> None:
     key_dim, value_dim = call.key_dim, call.value_dim
     lines = rows * call.groups
     targets, scores = memory, memory + LANES * LONG
-    tile = scores + MOST_LINES * TILE * FLOAT
+    tile = scores + MAX_LINES * TILE * FLOAT
     sums = tile + TILE * key_dim * FLOAT
     values = sums + SUM_FLOATS * FLOAT
     numbers = values + TILE * value_dim * FLOAT
     queries = numbers + 4 * -(-lines // LANES) * LANES * LONG
     state = queries + lines * key_dim * FLOAT
-    room = Room(queries, numbers, tile, sums, values, scores, targets)
-    for i in range(MOST_LINES):
+    room = Scratch(queries, numbers, tile, sums, values, scores, targets)
+    for i in range(MAX_LINES):
         put_integer(targets, i, scores + i * TILE * FLOAT)
     states = call.states + (integer_at(at, 7) + head * pieces) * call.state_bytes
     if pieces > 1:

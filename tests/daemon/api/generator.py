@@ -15,13 +15,13 @@ from daemon.api.generation import (
     Finished,
     Generate,
     Logprob,
-    Served,
+    ModelCatalog,
     TopLogprob,
 )
 from daemon.api.messages import Code, QueryError
 from daemon.tenants import Client
 
-SERVED = Served("tape", "0123abcd", True, 1_700_000_000, ("btc",), 2048, 256)
+SERVED = ModelCatalog("tape", "0123abcd", True, 1_700_000_000, ("btc",), 2048, 256)
 LOGPROB = Logprob(
     "Up", -0.25, (85, 112), (TopLogprob("Up", -0.25, (85, 112)), TopLogprob("No", -1.5, (78, 111)))
 )
@@ -55,7 +55,7 @@ class FakeGenerator:
         self.refusals = 0
         """How many of the next requests are refused as `busy`."""
 
-    def served(self, client: Client) -> Served:
+    def served(self, client: Client) -> ModelCatalog:
         return SERVED
 
     async def count(self, request: CountTokens, client: Client) -> int:

@@ -21,14 +21,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from daemon.api.access import Access, tenant_labels
-from daemon.api.guard import client_of
-from daemon.api.http import HttpServer
-from daemon.api.limits import REQUESTS, Bucket, Share
+from daemon.api.auth import Access, tenant_labels
+from daemon.api.auth_middleware import client_of
+from daemon.api.http_server import HttpServer
+from daemon.api.limits import REQUESTS, Quota, TokenBucket
 from daemon.api.messages import QueryError
 from daemon.config.schema import HttpConfig
-from daemon.config.tenants import TenantTable
-from daemon.front.keys import tls_of
+from daemon.config.tenants_file import TenantTable
+from daemon.gateway.credentials import tls_of
 from daemon.supervision import Tasks
 from daemon.tenants import LOCAL, Client, Tenants, hash_of, new_key
 from feeds.connector import SettingError
@@ -52,7 +52,7 @@ TABLES = (
 def test_a_bucket_gives_no_more_than_its_rate_and_says_when_there_is_more(
     rate: float, burst: float, steps: list[tuple[float, float]]
 ) -> None:
-    bucket, now, level = Bucket(rate, burst, 0.0), 0.0, burst
+    bucket, now, level = TokenBucket(rate, burst, 0.0), 0.0, burst
     for later, taken in steps:
         now += later
         level = min(burst, level + later * rate)
@@ -289,7 +289,7 @@ def test_a_key_is_never_repeated(key: str) -> None:
 
 @given(st.integers(1, 6), st.lists(st.sampled_from(["a", "b", "", "-a", "-b", "-"]), max_size=40))
 def test_one_tenant_leaves_half_of_the_room_to_others(most: int, steps: list[str]) -> None:
-    share, now = Share(most, *REQUESTS), {"a": 0, "b": 0, "": 0}
+    share, now = Quota(most, *REQUESTS), {"a": 0, "b": 0, "": 0}
     for step in steps:
         name = step.removeprefix("-")
         if step.startswith("-"):

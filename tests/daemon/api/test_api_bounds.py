@@ -10,9 +10,9 @@ import pytest
 from mcp import Client as Agent
 
 from daemon.api import messages
-from daemon.api.generation import MOST_MESSAGES
-from daemon.api.http import HttpServer
-from daemon.api.messages import MOST_CHOICE_CHARS, MOST_CHOICES, MOST_QUESTION_CHARS
+from daemon.api.generation import MAX_MESSAGES
+from daemon.api.http_server import HttpServer
+from daemon.api.messages import MAX_CHOICE_CHARS, MAX_CHOICES, MAX_QUESTION_CHARS
 from daemon.api.serving import Meter, generation_routes
 from daemon.supervision import Tasks
 from engine.model import constrained
@@ -22,16 +22,16 @@ from tests.daemon.api.test_api_http_listeners import Bench, serving
 from tests.daemon.api.test_api_mcp import Desk
 from tests.kit.http import conversing, request
 
-LONG = "x" * MOST_QUESTION_CHARS
-MANY = [f"c{n}" for n in range(MOST_CHOICES)]
-CHOICE = "x" * MOST_CHOICE_CHARS
+LONG = "x" * MAX_QUESTION_CHARS
+MANY = [f"c{n}" for n in range(MAX_CHOICES)]
+CHOICE = "x" * MAX_CHOICE_CHARS
 SAID = {"role": "user", "content": "hello"}
-PARTS = [{"type": "text", "text": "x"}] * MOST_MESSAGES
+PARTS = [{"type": "text", "text": "x"}] * MAX_MESSAGES
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 
 
 def test_a_prompt_has_no_more_choices_than_the_engine_takes() -> None:
-    assert MOST_CHOICES == constrained.MOST_CHOICES
+    assert MAX_CHOICES == constrained.MAX_CHOICES
 
 
 @pytest.mark.parametrize(
@@ -103,17 +103,17 @@ async def generating() -> AsyncIterator[tuple[int, FakeGenerator]]:
 @pytest.mark.parametrize(
     ("path", "fits", "more"),
     [
-        (CHAT, {"messages": [SAID] * MOST_MESSAGES}, {"messages": [SAID] * (MOST_MESSAGES + 1)}),
+        (CHAT, {"messages": [SAID] * MAX_MESSAGES}, {"messages": [SAID] * (MAX_MESSAGES + 1)}),
         (
             CHAT,
             {"messages": [SAID | {"content": PARTS}]},
             {"messages": [SAID | {"content": [*PARTS, PARTS[0]]}]},
         ),
         (CHAT, {"messages": [SAID], "foretick": {"choices": MANY}}, {"foretick": {"choices": [*MANY, "x"]}}),
-        (RESPONSES, {"input": [SAID] * MOST_MESSAGES}, {"input": [SAID] * (MOST_MESSAGES + 1)}),
-        (MESSAGES, {"messages": [SAID] * MOST_MESSAGES}, {"messages": [SAID] * (MOST_MESSAGES + 1)}),
+        (RESPONSES, {"input": [SAID] * MAX_MESSAGES}, {"input": [SAID] * (MAX_MESSAGES + 1)}),
+        (MESSAGES, {"messages": [SAID] * MAX_MESSAGES}, {"messages": [SAID] * (MAX_MESSAGES + 1)}),
         (MESSAGES, {"messages": [SAID], "system": PARTS}, {"system": [*PARTS, PARTS[0]]}),
-        ("/v1/messages/count_tokens", {"messages": [SAID] * MOST_MESSAGES}, {"messages": [SAID] * 20_000}),
+        ("/v1/messages/count_tokens", {"messages": [SAID] * MAX_MESSAGES}, {"messages": [SAID] * 20_000}),
         ("/v1/completions", {"prompt": [1] * 2048}, {"prompt": [1] * 2049}),
         ("/v1/completions", {"prompt": [[1] * 2048]}, {"prompt": [[1] * 2049]}),
     ],

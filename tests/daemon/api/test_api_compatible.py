@@ -20,13 +20,13 @@ from daemon.api import anthropic as claude
 from daemon.api.anthropic import MessageRequest, Messages
 from daemon.api.api_errors import ApiError
 from daemon.api.generation import Facts, Finished, Generate, Turn
-from daemon.api.http import HttpServer
+from daemon.api.http_server import HttpServer
 from daemon.api.openai import chat, common, completions, responses
 from daemon.api.openai.chat import Chat, ChatRequest
 from daemon.api.openai.completions import CompletionRequest, Completions
 from daemon.api.openai.responses import ResponseRequest, Responses
-from daemon.api.serving import MOST_BYTES, Meter, generation_routes
-from daemon.api.streams import Made
+from daemon.api.reply_writer import ReplyIdentity
+from daemon.api.serving import MAX_BYTES, Meter, generation_routes
 from daemon.supervision import Tasks
 from metrics.catalogue import API_OUTCOMES
 from tests.daemon.api.generator import SERVED, FakeGenerator
@@ -550,7 +550,7 @@ async def test_bodies_that_are_no_request(rig: Rig) -> None:
             status, _, found = await rig.post(f"/v1/{path}", body)
             assert status == 400
             assert json.loads(found)["error"]["type"] == "invalid_request_error"
-        status, _, _ = await rig.post(f"/v1/{path}", b" " * (MOST_BYTES + 1))
+        status, _, _ = await rig.post(f"/v1/{path}", b" " * (MAX_BYTES + 1))
         assert status == 413
         status, _, _ = await rig.post(f"/v1/{path}", CHAT, {"content-type": "text/plain"})
         assert status == 415
@@ -641,7 +641,7 @@ def test_a_response_says_when_it_was_completed_and_how_tools_were_chosen() -> No
         facts=Facts(),
     )  # fmt: skip
     asked = ResponseRequest(model="tape", input="a", tool_choice="none")
-    found = Responses().whole(asked, Made("k", 1000, "tape", "fp"), [done])
+    found = Responses().whole(asked, ReplyIdentity("k", 1000, "tape", "fp"), [done])
     assert (found.created_at, found.tool_choice) == (1000, "none")
     assert found.completed_at > 1_600_000_000
 

@@ -16,13 +16,13 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from daemon.api import http
-from daemon.api.access import Access
+from daemon.api import http_server
+from daemon.api.auth import Access
 from daemon.api.connections import HEADER_BYTES, MAX_PIPELINED, HttpConnection, Joining, Timeouts
-from daemon.api.http import HttpServer
+from daemon.api.http_server import HttpServer
 from daemon.api.limits import Connections
 from daemon.api.messages import QueryError
-from daemon.config.tenants import TenantTable
+from daemon.config.tenants_file import TenantTable
 from daemon.supervision import Tasks
 from daemon.tenants import Tenant, Tenants, hash_of, new_key
 from tests.kit import until
@@ -510,7 +510,7 @@ async def asking(bench: Bench, path: str = "/slow", key: str = "") -> AsyncItera
 
 
 async def test_a_tenant_has_half_of_the_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "_OTHERS", 4)
+    monkeypatch.setattr(http_server, "_OTHERS", 4)
     bench = await serving(access=Access(Tenants(TABLES)))
     async with AsyncExitStack() as held:
         for n in range(4):
@@ -558,7 +558,7 @@ def test_a_connection_counts_for_who_asked_last() -> None:
 
 
 async def test_whoever_fills_the_port_health_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "_OTHERS", 4)
+    monkeypatch.setattr(http_server, "_OTHERS", 4)
     bench = await serving()
     async with AsyncExitStack() as held:
         for n in range(8):

@@ -15,17 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.api import messages
-from daemon.api.access import Access
-from daemon.api.content_codings import ACCEPTED, Corrupt, UnknownCoding, coding_of, unpacked
+from daemon.api.auth import Access
+from daemon.api.content_codings import ACCEPTED, CorruptBody, UnknownCoding, coding_of, unpacked
 from daemon.api.events import Events
 from daemon.api.health import Health, health_of
-from daemon.api.http import HttpServer
 from daemon.api.http_api import api_routes
 from daemon.api.http_requests import Requests
+from daemon.api.http_server import HttpServer
 from daemon.api.pushes import Pushes
 from daemon.supervision import Tasks
 from daemon.tenants import Client
-from feeds.pushed import PushedSource, PushLimits
+from feeds.push_source import PushedSource, PushLimits
 from feeds.zstd import zstd
 from metrics.store import MetricStore
 from tests.kit.http import request
@@ -67,14 +67,14 @@ def test_a_body_without_its_end_is_never_taken_for_whole(data, form, chance):
     coding, pack = PACK[form]
     packed = pack(data)
     end = chance.draw(st.integers(0, len(packed) - 1))
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptBody):
         unpacked(packed[:end], coding, 10_000)
 
 
 @given(st.binary(max_size=300), st.sampled_from(["gzip", "deflate", "zstd"]))
 @settings(deadline=None)
 def test_any_bytes_are_read_or_corrupt(data, coding):
-    with contextlib.suppress(Corrupt):
+    with contextlib.suppress(CorruptBody):
         found = unpacked(data, coding, 1000)
         assert found is None or len(found) <= 1000
 
@@ -112,7 +112,7 @@ GZIPPED = gzip.compress(b"x", mtime=0)  # the same in every worker: it names tes
     ],
 )
 def test_what_is_not_its_coding_is_corrupt(coding, body):
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptBody):
         unpacked(body, coding, 10_000)
 
 

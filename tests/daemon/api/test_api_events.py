@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message
 
-from daemon.api.event_stream import EventsReply
-from daemon.api.events import Events, Filter, Lost, Subscription, sse
+from daemon.api.events import EventFilter, Events, Lost, Subscription, sse
 from daemon.api.messages import QueryError
+from daemon.api.sse import EventsReply
 from daemon.tenants import LOCAL, Client, Tenant
-from feeds.messages import DataUpdated, DeadLetter, FlashReady
+from feeds.market_data import DataUpdated, DeadLetter, FlashReady
 from metrics.store import MetricStore
 from tests.kit import until
 
@@ -37,10 +37,12 @@ def ready(n: int, session: str = "a") -> FlashReady:
 @given(
     st.lists(st.tuples(st.sampled_from("ab"), st.booleans()), max_size=24),
     st.lists(st.integers(0, 24), max_size=6),
-    st.sampled_from([Filter(), Filter(frozenset("a")), Filter(kinds=frozenset(["flash_ready"]))]),
+    st.sampled_from(
+        [EventFilter(), EventFilter(frozenset("a")), EventFilter(kinds=frozenset(["flash_ready"]))]
+    ),
 )
 def test_each_client_gets_its_events_in_order_or_is_told_how_many_it_lost(
-    published: list[tuple[str, bool]], takes: list[int], chosen: Filter
+    published: list[tuple[str, bool]], takes: list[int], chosen: EventFilter
 ) -> None:
     events = hub()
     client = events.subscribe(ME, chosen, "sse")
@@ -92,7 +94,7 @@ def test_a_client_that_comes_back_gets_what_is_kept_or_what_comes_from_now_on(
     events = hub()
     for n in range(1, published + 1):
         events.publish(update(n))
-    chosen = Filter(frozenset("a")) if filtered else Filter()
+    chosen = EventFilter(frozenset("a")) if filtered else EventFilter()
     client = events.subscribe(ME, chosen, "sse", after)
     lost, got = client.take()
     expected, numbers = comes_back(published, after, selects=filtered)
@@ -107,30 +109,30 @@ def test_a_client_that_comes_back_gets_what_is_kept_or_what_comes_from_now_on(
 
 def test_only_so_many_clients_listen_and_one_that_leaves_makes_room() -> None:
     events = hub(max_clients=1)
-    client = events.subscribe(ME, Filter(frozenset(["a", "b"])), "sse")
+    client = events.subscribe(ME, EventFilter(frozenset(["a", "b"])), "sse")
     with pytest.raises(QueryError, match="1 clients are already listening"):
-        events.subscribe(ME, Filter(), "websocket")
+        events.subscribe(ME, EventFilter(), "websocket")
     events.unsubscribe(client)
     events.publish(update(1))
     assert client.take() == ([], [])
-    assert events.subscribe(ME, Filter(), "websocket")
+    assert events.subscribe(ME, EventFilter(), "websocket")
 
 
 def test_dead_letters_are_not_for_clients_and_closing_lets_all_go() -> None:
     events = hub()
-    client = events.subscribe(ME, Filter(), "sse")
+    client = events.subscribe(ME, EventFilter(), "sse")
     events.publish(DeadLetter(error="", reason="", topic="", partition=0, offset=0, payload=b"secret"))
     assert client.take() == ([], [])
     events.close()
     assert client.closed
     assert client.news.is_set()
     with pytest.raises(QueryError, match="stopping"):
-        events.subscribe(ME, Filter(), "sse")
+        events.subscribe(ME, EventFilter(), "sse")
 
 
 def test_an_event_is_written_once_for_all() -> None:
     events = hub()
-    clients = [events.subscribe(ME, Filter(), "sse") for _ in range(2)]
+    clients = [events.subscribe(ME, EventFilter(), "sse") for _ in range(2)]
     events.publish(update(1))
     first, second = (client.take()[1][0] for client in clients)
     assert first.sse is second.sse
@@ -148,7 +150,7 @@ async def test_a_quiet_stream_is_pinged_and_its_events_come_between() -> None:
     async def send(message: Message) -> None:
         written.extend(message.get("body", b""))
 
-    stream = EventsReply(events, events.subscribe(ME, Filter(), "sse"), lambda count: None, ping_s=0.02)
+    stream = EventsReply(events, events.subscribe(ME, EventFilter(), "sse"), lambda count: None, ping_s=0.02)
     serving = asyncio.ensure_future(stream({"type": "http"}, receive, send))
     for number in (1, 2):
         await until(lambda n=number: written.count(b": ping\n\n") >= 2 * n)
@@ -156,7 +158,7 @@ async def test_a_quiet_stream_is_pinged_and_its_events_come_between() -> None:
         await until(lambda n=number: written.count(b"id: abc.") == n)
     gone.set()
     await serving
-    assert events.subscribe(ME, Filter(), "sse", after="abc.2").take() == ([], [])
+    assert events.subscribe(ME, EventFilter(), "sse", after="abc.2").take() == ([], [])
 
 
 class Line:
@@ -190,7 +192,7 @@ def test_a_connection_takes_a_place_and_each_further_subscription_another(
                 held[n] = []
         elif step == "more" and n in held:
             with pytest.raises(QueryError) if full and held[n] else nullcontext():
-                held[n].append(events.subscribe(line.client, Filter(), "websocket", "", line))
+                held[n].append(events.subscribe(line.client, EventFilter(), "websocket", "", line))
         elif step == "less" and held.get(n):
             events.unsubscribe(held[n].pop(0))
         elif step == "go" and n in held:
@@ -204,13 +206,13 @@ def test_a_connection_takes_a_place_and_each_further_subscription_another(
 def test_a_tenant_has_half_of_all_places_or_as_many_as_it_is_given() -> None:
     events = hub(8)
     few, more = Client(Tenant("few", max_listeners=1), "x"), Client(Tenant("more", max_listeners=6), "x")
-    events.subscribe(few, Filter(), "sse")
+    events.subscribe(few, EventFilter(), "sse")
     with pytest.raises(QueryError, match="1 clients of this tenant"):
-        events.subscribe(few, Filter(), "zeromq")
+        events.subscribe(few, EventFilter(), "zeromq")
     for _ in range(6):
-        events.subscribe(more, Filter(), "sse")
+        events.subscribe(more, EventFilter(), "sse")
     with pytest.raises(QueryError, match="6 clients of this tenant"):
-        events.subscribe(more, Filter(), "sse")
-    events.subscribe(ME, Filter(), "sse")
+        events.subscribe(more, EventFilter(), "sse")
+    events.subscribe(ME, EventFilter(), "sse")
     with pytest.raises(QueryError, match="8 clients are already listening"):
-        events.subscribe(ME, Filter(), "sse")
+        events.subscribe(ME, EventFilter(), "sse")

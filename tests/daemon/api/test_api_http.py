@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from daemon.api.http import NAME, HttpServer
+from daemon.api.http_server import NAME, HttpServer
 from daemon.supervision import Tasks
 
 

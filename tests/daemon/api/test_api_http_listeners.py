@@ -12,19 +12,19 @@ from urllib.parse import quote
 import pytest
 
 from daemon.api import messages
-from daemon.api.access import Access
+from daemon.api.auth import Access
 from daemon.api.connections import Timeouts
 from daemon.api.events import Events
 from daemon.api.health import Health, health_of
-from daemon.api.http import HttpServer
 from daemon.api.http_api import api_routes
 from daemon.api.http_requests import Requests
+from daemon.api.http_server import HttpServer
 from daemon.api.pushes import Pushes
-from daemon.api.sockets import BURST, MAX_IN_FLIGHT, MAX_SUBSCRIPTIONS, MESSAGE_BYTES
+from daemon.api.websocket import BURST, MAX_IN_FLIGHT, MAX_SUBSCRIPTIONS, MESSAGE_BYTES
 from daemon.supervision import Tasks
 from daemon.tenants import Client
-from feeds.messages import FlashReady
-from feeds.pushed import PushedSource, PushLimits
+from feeds.market_data import FlashReady
+from feeds.push_source import PushedSource, PushLimits
 from metrics.store import MetricStore
 from tests.kit import until
 from tests.kit.http import connected, conversing, head, listening, request

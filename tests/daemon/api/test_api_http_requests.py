@@ -10,9 +10,9 @@ from typing import Any, get_args
 
 import pytest
 
-from daemon.api.errors import STATUS
-from daemon.api.http import HttpServer
+from daemon.api.http_errors import STATUS
 from daemon.api.http_requests import Requests, request_routes
+from daemon.api.http_server import HttpServer
 from daemon.api.messages import (
     Append,
     Close,
@@ -26,7 +26,7 @@ from daemon.api.messages import (
     QueryError,
     Update,
 )
-from daemon.front.queries import Queries
+from daemon.gateway.queries import Queries
 from daemon.supervision import Tasks
 from daemon.tenants import LOCAL, Client
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from daemon.api.leaving import _WATCH_S, Gone, unless_gone
+from daemon.api.disconnect import _WATCH_S, ClientDisconnected, unless_gone
 
 
 class Rig:
@@ -62,7 +62,7 @@ async def test_the_result_and_every_error_of_the_work_pass_through(rig: Rig, sec
 @pytest.mark.parametrize("after_s", [0, 2 * _WATCH_S])
 async def test_the_work_of_a_client_that_goes_is_cancelled(rig: Rig, after_s: float) -> None:
     asyncio.get_running_loop().call_later(after_s, rig.left.set)
-    with pytest.raises(Gone):
+    with pytest.raises(ClientDisconnected):
         await asyncio.wait_for(rig.served(60), 5)
     assert rig.cancelled
     assert len(asyncio.all_tasks()) == 1

@@ -11,7 +11,7 @@ from mcp import Client, types
 from mcp.shared.exceptions import MCPError
 
 from daemon.api import messages
-from daemon.api.mcp import NOT_FOUND, TOOLS, Context, McpServer, uri_of
+from daemon.api.mcp_server import NOT_FOUND, TOOLS, Context, McpServer, uri_of
 from daemon.api.messages import ErrorReply
 from tests.kit import until
 

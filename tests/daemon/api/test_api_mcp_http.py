@@ -10,16 +10,16 @@ from dataclasses import dataclass
 
 import pytest
 
-from daemon.api import mcp, mcp_http, messages
-from daemon.api.access import Access
+from daemon.api import mcp_http, mcp_server, messages
+from daemon.api.auth import Access
 from daemon.api.events import Events
-from daemon.api.http import HttpServer
 from daemon.api.http_requests import Requests
+from daemon.api.http_server import HttpServer
 from daemon.api.mcp_http import McpHttp
-from daemon.config.tenants import TenantTable
+from daemon.config.tenants_file import TenantTable
 from daemon.supervision import Tasks
 from daemon.tenants import Client, Tenants, hash_of, new_key
-from feeds.messages import FlashReady
+from feeds.market_data import FlashReady
 from metrics.store import MetricStore
 from tests.kit import until
 from tests.kit.http import Reply, connected, head, request
@@ -151,7 +151,7 @@ async def test_a_tenant_has_half_of_the_sessions_and_is_told_when_to_retry(
 
 @pytest.fixture
 def four_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp, "MAX_SUBSCRIPTIONS", 4)
+    monkeypatch.setattr(mcp_server, "MAX_SUBSCRIPTIONS", 4)
 
 
 async def test_a_tenant_has_half_of_the_subscriptions(four_subscriptions: None, house: House) -> None:

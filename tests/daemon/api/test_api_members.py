@@ -20,7 +20,7 @@ import pytest
 from daemon.api import anthropic as claude
 from daemon.api.generation import Begun, Delta, Finished
 from daemon.api.openai import chat, common, completions, responses
-from daemon.api.streams import Api, Made, encode
+from daemon.api.reply_writer import Api, ReplyIdentity, encode
 from tests.daemon.api.generator import LOGPROB, POOL, SERVED
 
 USER = [{"role": "user", "content": "hello"}]
@@ -28,7 +28,7 @@ DONE = Finished(
     id=0, text="Up", finish="length", stop=None, prompt_tokens=3, reused_tokens=1, answer_tokens=1,
     facts=POOL, logprobs=(LOGPROB,),
 )  # fmt: skip
-MADE = Made("key", 1_700_000_000, "tape", "fp_0")
+MADE = ReplyIdentity("key", 1_700_000_000, "tape", "fp_0")
 PING = b'data: {"type":"ping"}'
 _DELTA = "a delta has what changes, as that of the API"
 _NEVER = "the API sends it only where there is such a thing"

@@ -9,11 +9,11 @@ import pytest
 from openapi_spec_validator import validate
 from starlette.routing import Route
 
-from daemon.api.access import Access
-from daemon.api.errors import STATUS, ZEROMQ_ONLY
+from daemon.api.auth import Access
 from daemon.api.events import Events
 from daemon.api.health import health_of
 from daemon.api.http_api import api_routes
+from daemon.api.http_errors import STATUS, ZEROMQ_ONLY
 from daemon.api.http_requests import Requests
 from daemon.api.messages import ErrorReply
 from daemon.api.openapi import document

@@ -39,10 +39,10 @@ from daemon.api.messages import (
     encode,
 )
 from daemon.api.zmq import QueryServer
-from daemon.front.queries import Queries
+from daemon.gateway.queries import Queries
 from daemon.supervision import Tasks
 from daemon.tenants import Client, Tenant
-from feeds.messages import Answer, InputRange, Latency
+from feeds.market_data import Answer, InputRange, Latency
 
 PUBLISHED = Answer(
     session="a",

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import zmq
 
-from daemon.api.access import Access, tenant_labels
+from daemon.api.auth import Access, tenant_labels
 from daemon.api.client import AsyncQueryClient
 from daemon.api.events import Events
 from daemon.api.messages import (
@@ -22,14 +22,14 @@ from daemon.api.messages import (
     SessionsReply,
     Subscribe,
 )
-from daemon.api.subscriptions import Update
+from daemon.api.subscriptions import SubscriptionUpdate
 from daemon.api.zmq import QueryServer
-from daemon.config.tenants import TenantTable
-from daemon.front.forwarding import Forwarding
+from daemon.config.tenants_file import TenantTable
+from daemon.gateway.forwarding import Forwarding
 from daemon.supervision import Tasks
 from daemon.tenants import Client, Tenants
 from feeds.curve import Keys
-from feeds.messages import FlashReady
+from feeds.market_data import FlashReady
 from metrics.store import MetricStore
 from tests.kit import until
 
@@ -178,7 +178,7 @@ async def test_a_subscription_has_events_of_the_tenants_sessions_until_its_key_i
         for session in ("eth", "btc1"):
             daemon.publish(session)
         item = await asyncio.wait_for(anext(stream), 5)
-        assert isinstance(item, Update)
+        assert isinstance(item, SubscriptionUpdate)
         assert item.message.session == "btc1"
         daemon.tenants.replace(TABLES)
         daemon.events.dismiss(daemon.access.holds)

@@ -16,9 +16,9 @@ from daemon.api import anthropic
 from daemon.api.api_errors import ApiError
 from daemon.api.generation import Begun, Delta, Facts, Finished
 from daemon.api.openai import chat, completions, responses
-from daemon.api.streams import Made, Writer
+from daemon.api.reply_writer import ReplyIdentity, Writer
 
-MADE = Made("0a", 1700000000, "tape", "fp_01")
+MADE = ReplyIdentity("0a", 1700000000, "tape", "fp_01")
 FACTS = (
     '{"session":null,"data_version":null,"as_of":null,"staleness_ns":null,"source_age_ns":null,'
     '"daemon_age_ns":null,"choice":null,"probability":null,"choice_set":null,"logit_gap":0.5,"cached":false,'

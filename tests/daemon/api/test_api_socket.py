@@ -45,11 +45,11 @@ from daemon.api.messages import (
     encode,
 )
 from daemon.api.operations import OPERATIONS
-from daemon.api.subscriptions import Feed, Update
+from daemon.api.subscriptions import Feed, SubscriptionUpdate
 from daemon.api.zmq import MAX_SUBSCRIPTIONS, QueryServer
 from daemon.supervision import Tasks
 from daemon.tenants import Client
-from feeds.messages import FlashReady
+from feeds.market_data import FlashReady
 from metrics.catalogue import QueryRefusal
 from metrics.store import MetricStore
 from tests.kit import until
@@ -70,7 +70,7 @@ class Desk:
     size: int = 0
     """Of the other replies, in bytes."""
 
-    def at_once(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply | None:
+    def fast_path(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply | None:
         if not isinstance(request, Ask) or request.question != "ready":
             return None
         return AskReply(request.id, request.session, 7, "yes", None, 1.0, True, False)
@@ -105,10 +105,10 @@ async def serving(endpoint: str = "tcp://127.0.0.1:*", epoch: int = 1, **options
     async def answer(request: messages.ClientRequest, client: Client, since: int) -> messages.Reply:
         return await desk.answer(request, client, since)
 
-    def at_once(request: messages.ClientRequest, client: Client, since: int) -> messages.Reply | None:
-        return desk.at_once(request, client, since)
+    def fast_path(request: messages.ClientRequest, client: Client, since: int) -> messages.Reply | None:
+        return desk.fast_path(request, client, since)
 
-    server = QueryServer(answer, endpoint, events=events, store=store, at_once=at_once, **options)
+    server = QueryServer(answer, endpoint, events=events, store=store, fast_path=fast_path, **options)
     desk = Desk(server, events, store)
     await desk.server.start(Tasks())
     return desk
@@ -227,7 +227,7 @@ async def test_a_reply_that_is_there_takes_no_place_but_its_id_must_be_free(desk
 async def test_replies_that_are_there_leave_others_their_turn(desk, wire):
     turn, turns = 0, Counter[int]()
 
-    def at_once(request, client, since):
+    def fast_path(request, client, since):
         turns[turn] += 1
         return AskReply(request.id, request.session, 7, "yes", None, 1.0, True, False)
 
@@ -237,7 +237,7 @@ async def test_replies_that_are_there_leave_others_their_turn(desk, wire):
             await asyncio.sleep(0)
             turn += 1
 
-    desk.at_once = at_once
+    desk.fast_path = fast_path
     await wire.request(Ask(0, "a", "ready"))
     await wire.send(*(Ask(n, "a", "ready") for n in range(1, 500)))
     time.sleep(0.2)  # noqa: ASYNC251 - all arrive, and nothing of this loop runs meanwhile
@@ -495,7 +495,9 @@ async def test_iterators_give_updates_and_resume(desk):
             seen = [next(stream), stream.get(5)]
             with pytest.raises(QueryError, match="no event"):
                 stream.get(0.05)
-            return [item.message.data_version for item in seen if isinstance(item, Update)], stream.last
+            return [
+                item.message.data_version for item in seen if isinstance(item, SubscriptionUpdate)
+            ], stream.last
 
     loop = asyncio.get_running_loop()
     versions, last = await in_thread(use)
@@ -503,7 +505,7 @@ async def test_iterators_give_updates_and_resume(desk):
     desk.publish(3)
     async with AsyncQueryClient(endpoint, 5) as client, await client.subscribe(after=last) as stream:
         item = await asyncio.wait_for(anext(stream), 5)
-        assert isinstance(item, Update)
+        assert isinstance(item, SubscriptionUpdate)
         assert item.message.data_version == 3
         async with await client.subscribe(after="nonsense") as stream:
             lost = await asyncio.wait_for(anext(stream), 5)
@@ -535,24 +537,24 @@ def test_a_feed_subscribes_again_when_its_connection_is_a_new_one():
     assert feed.due(0.0) == Subscribe(1, sessions=("a",))
     assert (feed.due(1.0), feed.wait_s(1.0)) == (None, 4.0)
     assert feed.due(5.0) == Subscribe(2, sessions=("a",))  # no reply: try again
-    assert feed.heard(encode(Subscribed(1, "e.3"))) == Unsubscribe(3, 1)
+    assert feed.on_event(encode(Subscribed(1, "e.3"))) == Unsubscribe(3, 1)
     assert not feed.confirmed
-    assert feed.heard(encode(Subscribed(2, "e.3"))) is None
+    assert feed.on_event(encode(Subscribed(2, "e.3"))) is None
     assert (feed.confirmed, feed.last) == (True, "e.3")
     ready = FlashReady(session="a", data_version=1, as_of=0, answers=1)
     raw = msgspec.Raw(encode(ready))
-    assert feed.heard(encode(EventMessage(1, "e.4", raw))) is None  # the earlier subscription's
-    assert feed.heard(encode(EventMessage(2, "e.4", raw))) == Update("e.4", ready)
+    assert feed.on_event(encode(EventMessage(1, "e.4", raw))) is None  # the earlier subscription's
+    assert feed.on_event(encode(EventMessage(2, "e.4", raw))) == SubscriptionUpdate("e.4", ready)
     assert feed.due(10.0) == Heartbeat(4)
-    assert feed.heard(encode(HeartbeatReply(4, (2,)))) is None
-    assert feed.heard(encode(HeartbeatReply(4, ()))) is None
+    assert feed.on_event(encode(HeartbeatReply(4, (2,)))) is None
+    assert feed.on_event(encode(HeartbeatReply(4, ()))) is None
     assert feed.due(10.1) == Subscribe(5, sessions=("a",), after="e.4")
-    assert feed.heard(encode(ErrorReply(5, "shutting_down", ""))) is None
+    assert feed.on_event(encode(ErrorReply(5, "shutting_down", ""))) is None
     assert feed.due(20.0) == Subscribe(6, sessions=("a",), after="e.4")
     with pytest.raises(QueryError, match="late"):
-        feed.heard(encode(ErrorReply(6, "bad_request", "late")))
+        feed.on_event(encode(ErrorReply(6, "bad_request", "late")))
     with pytest.raises(QueryError, match="protocol"):
-        feed.heard(b"\xc1")
+        feed.on_event(b"\xc1")
 
 
 # Keys.

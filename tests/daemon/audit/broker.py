@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from feeds.codec import encode, make_headers
 from feeds.kafka_range import KafkaRange
 from feeds.kafka_sink import KafkaSink
-from feeds.messages import AnyMessage
+from feeds.market_data import AnyMessage
 from feeds.source import Incoming
 
 

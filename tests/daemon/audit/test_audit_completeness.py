@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from daemon.audit.completeness import Audit, Range, SessionAudit
 from daemon.progress import Progress
-from feeds.messages import Answer
+from feeds.market_data import Answer
 from tests.kit.engine_events import ANSWER
 
 Numbered = tuple[int, int, str]

@@ -1,4 +1,4 @@
-"""`foretick dlq`: what it lists and shows, and that each letter is sent once, on a real and a mock broker."""
+"""`foretick dlq`: what it lists and shows, and that each record is sent once, on a real and a mock broker."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from aiokafka import AIOKafkaProducer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.audit.letters import Filter, Letter, Place, contents, obstacle, redrive
+from daemon.audit.redrive import DeadLetterEntry, Place, RecordFilter, contents, obstacle, redrive
 from daemon.cli.dlq import hexdump, home_of, readable
-from daemon.front.letters import unreadable
+from daemon.gateway.dead_letters import unreadable
 from feeds.codec import MalformedRecord, encode
 from feeds.kafka_range import KafkaRange
 from feeds.kafka_sink import KafkaSink
 from feeds.kafka_source import KafkaSource
-from feeds.messages import DeadLetter, Redriven
+from feeds.market_data import DeadLetter, Redriven
 from feeds.mock_broker import MockBroker
 from feeds.source import Incoming, SinkStopped
 from tests.daemon.audit.broker import run_everything, run_fill
@@ -34,7 +34,7 @@ SECOND = 1_000_000_000
 NOON = 1_723_161_600 * SECOND
 
 
-def letter(n: int = 0, payload: bytes = b"{", **more: object) -> DeadLetter:
+def dead_letter(n: int = 0, payload: bytes = b"{", **more: object) -> DeadLetter:
     fields = {
         "error": "json: truncated",
         "reason": "json",
@@ -47,7 +47,7 @@ def letter(n: int = 0, payload: bytes = b"{", **more: object) -> DeadLetter:
         "size": len(payload),
         "failed_at": NOON + n * SECOND,
     }
-    return DeadLetter(**(fields | more))  # type: ignore[arg-type]  # a letter's
+    return DeadLetter(**(fields | more))  # type: ignore[arg-type]  # a record's
 
 
 @pytest.fixture
@@ -74,10 +74,10 @@ def test_letters_are_listed_by_reason_stage_topic_and_time(mock: str) -> None:
         mock,
         "dlq.v1",
         [
-            letter(0),
-            letter(1, reason="late", stage="process"),
-            letter(2, topic="answers.v1", partition=-1, offset=-1, stage="produce", reason="too_large"),
-            b"no letter",
+            dead_letter(0),
+            dead_letter(1, reason="late", stage="process"),
+            dead_letter(2, topic="answers.v1", partition=-1, offset=-1, stage="produce", reason="too_large"),
+            b"no record",
         ],
     )
     assert [row["place"] for row in rows(mock)] == ["0:0", "0:1", "0:2"]
@@ -90,31 +90,31 @@ def test_letters_are_listed_by_reason_stage_topic_and_time(mock: str) -> None:
     noon = "2024-08-09T00:00:01Z"
     assert [row["place"] for row in rows(mock, "--from", noon, "--until", "2024-08-09T00:00:02Z")] == ["0:1"]
     table = invoke("dlq", "list", "--bootstrap", mock).output
-    assert "3 of 3 letters" in table
+    assert "3 of 3 records" in table
     assert "in/0@0" in table
-    assert "1 messages in dlq.v1 are no dead letters" in table
+    assert "1 messages in dlq.v1 are no DLQ records" in table
 
 
 def test_show_prints_the_payload_readable_and_raw(mock: str) -> None:
     packed = msgspec.msgpack.encode({"price": "1", "raw": b"\x01"})
-    run_fill(mock, "dlq.v1", [letter(payload=packed, headers={"encoding": b"msgpack", "b": b"\xff"})])
+    run_fill(mock, "dlq.v1", [dead_letter(payload=packed, headers={"encoding": b"msgpack", "b": b"\xff"})])
     output = invoke("dlq", "show", "0:0", "--bootstrap", mock).output
     assert '"price": "1"' in output
     assert "00000000  82 a5 70 72 69 63 65" in output
     assert "header:    b = base64 /w==" in output
     assert "key:       V:AAA" in output
     shown = json.loads(invoke("dlq", "show", "0:0", "--bootstrap", mock, "--json").output)
-    assert msgspec.convert(shown["letter"], DeadLetter) == letter(
+    assert msgspec.convert(shown["record"], DeadLetter) == dead_letter(
         payload=packed, headers={"encoding": b"msgpack", "b": b"\xff"}
     )
     missing = invoke("dlq", "show", "0:9", "--bootstrap", mock)
-    assert (missing.exit_code, "no letter at 0:9" in missing.output) == (1, True)
+    assert (missing.exit_code, "no record at 0:9" in missing.output) == (1, True)
     assert invoke("dlq", "show", "nine", "--bootstrap", mock).exit_code == 2
 
 
 def check_redrive(bootstrap: str, dlq: str, source: str, other: str) -> None:
-    """The life of three letters, on any broker."""
-    run_fill(bootstrap, dlq, [letter(n, payload=b"%d" % n, topic=source) for n in range(3)])
+    """The life of three records, on any broker."""
+    run_fill(bootstrap, dlq, [dead_letter(n, payload=b"%d" % n, topic=source) for n in range(3)])
     where = ("--dlq", dlq)
     places = [row["place"] for row in rows(bootstrap, *where)]
     dry = redriven(bootstrap, *where, "--every", "--dry-run")
@@ -155,8 +155,8 @@ def test_each_letter_is_sent_once_on_apache_kafka(real_kafka: RealKafka) -> None
 
 def test_an_original_with_several_letters_is_sent_once(mock: str) -> None:
     """A record that was read again after a restart, beside another record of the same message."""
-    same = [letter(0, b"a"), letter(0, b"b"), letter(0, b"a", failed_at=NOON + SECOND)]
-    answer = letter(-1, b"a", partition=-1, stage="produce")
+    same = [dead_letter(0, b"a"), dead_letter(0, b"b"), dead_letter(0, b"a", failed_at=NOON + SECOND)]
+    answer = dead_letter(-1, b"a", partition=-1, stage="produce")
     run_fill(mock, "dlq.v1", [*same, answer, answer])
     assert [row["sent"] for row in redriven(mock, "0:2")] == [True]
     assert {row["place"]: row["state"] for row in rows(mock, "--all")} == {
@@ -166,10 +166,10 @@ def test_an_original_with_several_letters_is_sent_once(mock: str) -> None:
         "0:3": "new",
         "0:4": "new",
     }
-    run_fill(mock, "dlq.v1", [letter(0, b"b")])
+    run_fill(mock, "dlq.v1", [dead_letter(0, b"b")])
     told = redriven(mock, "--every")
     assert [(row["sent"], row["why"]) for row in told if not row["sent"]] == [
-        (False, "the letter at 0:1 has the same original")
+        (False, "the record at 0:1 has the same original")
     ]
     assert sorted(message.payload for message in run_everything(mock, "in")) == [b"a", b"a", b"a", b"b"]
     assert redriven(mock, "--every") == []
@@ -189,16 +189,16 @@ class Killed(KafkaSink):
 
 @pytest.mark.parametrize("messages", range(7))
 def test_whenever_a_redrive_breaks_off_no_letter_is_sent_twice_by_the_next(mock: str, messages: int) -> None:
-    run_fill(mock, "dlq.v1", [letter(n, payload=b"%d" % n) for n in range(2)])
+    run_fill(mock, "dlq.v1", [dead_letter(n, payload=b"%d" % n) for n in range(2)])
 
     async def broken() -> None:
         sink = Killed("killed", mock)
         sink.left = messages
         await sink.start()
         async with KafkaRange(mock) as reader:
-            letters = list((await contents(reader, "dlq.v1")).letters.values())
+            dead_letters = list((await contents(reader, "dlq.v1")).dead_letters.values())
             try:
-                await redrive(reader, sink, "dlq.v1", letters, now_ns=time.time_ns)
+                await redrive(reader, sink, "dlq.v1", dead_letters, now_ns=time.time_ns)
             except SinkStopped:
                 assert messages < 6
             else:
@@ -217,16 +217,17 @@ def test_whenever_a_redrive_breaks_off_no_letter_is_sent_twice_by_the_next(mock:
 
 
 def test_two_who_redrive_at_once_send_a_letter_once(mock: str) -> None:
-    run_fill(mock, "dlq.v1", [letter(n, payload=b"%d" % n) for n in range(5)])
+    run_fill(mock, "dlq.v1", [dead_letter(n, payload=b"%d" % n) for n in range(5)])
 
     async def one() -> int:
         sink = KafkaSink("one", mock)
         await sink.start()
         try:
             async with KafkaRange(mock) as reader:
-                letters = list((await contents(reader, "dlq.v1")).letters.values())
+                dead_letters = list((await contents(reader, "dlq.v1")).dead_letters.values())
                 return sum(
-                    each.sent for each in await redrive(reader, sink, "dlq.v1", letters, now_ns=time.time_ns)
+                    each.sent
+                    for each in await redrive(reader, sink, "dlq.v1", dead_letters, now_ns=time.time_ns)
                 )
         finally:
             await sink.stop()
@@ -244,16 +245,16 @@ def test_a_cut_payload_is_read_again_from_its_topic_or_not_sent(mock: str) -> No
         mock,
         "dlq.v1",
         [
-            letter(0, payload=b"0123", size=10),
-            letter(1, payload=b"0123", size=10),
-            letter(2, payload=b"0123", size=10, partition=-1, offset=-1),
+            dead_letter(0, payload=b"0123", size=10),
+            dead_letter(1, payload=b"0123", size=10),
+            dead_letter(2, payload=b"0123", size=10, partition=-1, offset=-1),
         ],
     )
     told = redriven(mock, "--every")
     assert {row["place"]: row["sent"] for row in told} == {"0:0": True, "0:1": False, "0:2": False}, told
     assert [row["why"] for row in told if not row["sent"]] == [
-        "the letter keeps 4 of 10 bytes, and in has something else at its offset",
-        "the letter keeps 4 of 10 bytes, and it is in no other topic",
+        "the record keeps 4 of 10 bytes, and in has something else at its offset",
+        "the record keeps 4 of 10 bytes, and it is in no other topic",
     ]
     assert [message.payload for message in run_everything(mock, "in")][2:] == [b"0123456789"]
 
@@ -282,11 +283,11 @@ def test_originals_go_back_to_the_cluster_of_their_source(mock: str, tmp_path: P
             mock,
             "dlq.v1",
             [
-                letter(0, b"0123", size=10, source="a"),
-                letter(1, b"1", source="gone"),
-                letter(2, b"2"),
-                letter(-1, b"3", topic="other", partition=-1, stage="produce"),
-                letter(4, b"4", source="b"),
+                dead_letter(0, b"0123", size=10, source="a"),
+                dead_letter(1, b"1", source="gone"),
+                dead_letter(2, b"2"),
+                dead_letter(-1, b"3", topic="other", partition=-1, stage="produce"),
+                dead_letter(4, b"4", source="b"),
             ],
         )
         told = invoke("dlq", "redrive", "--config", str(file), "--every")
@@ -319,7 +320,7 @@ def test_originals_go_back_to_the_cluster_of_their_source(mock: str, tmp_path: P
 def test_a_letter_goes_to_its_source_the_only_one_or_where_it_is_told(
     source: str, kafka: list[str], to: str, home: str, why: str
 ) -> None:
-    found, told = home_of(letter(source=source), kafka, {"z"}, to)
+    found, told = home_of(dead_letter(source=source), kafka, {"z"}, to)
     assert (found, told.partition(" (")[0]) == (home, why)
 
 
@@ -336,7 +337,7 @@ async def received(bootstrap: str, topic: str, count: int) -> list[Incoming]:
 
 
 def check_nulls(bootstrap: str, dlq: str, source: str) -> None:
-    """Records with null keys, values and headers become letters, and are sent again."""
+    """Records with null keys, values and headers become records, and are sent again."""
 
     async def produce() -> None:
         producer = AIOKafkaProducer(bootstrap_servers=bootstrap)
@@ -375,7 +376,7 @@ def test_nulls_of_a_record_are_kept_as_empty_on_apache_kafka(real_kafka: RealKaf
 
 
 def test_without_letters_named_nothing_is_sent(mock: str, tmp_path: Path) -> None:
-    run_fill(mock, "dlq.v1", [letter()])
+    run_fill(mock, "dlq.v1", [dead_letter()])
     assert invoke("dlq", "redrive", "--bootstrap", mock).exit_code == 2
     assert invoke("dlq", "redrive", "--bootstrap", mock, "0:7").exit_code == 1
     assert invoke("dlq", "redrive").exit_code == 2
@@ -385,14 +386,14 @@ def test_without_letters_named_nothing_is_sent(mock: str, tmp_path: Path) -> Non
     nowhere = invoke("dlq", "list", "--config", str(file))
     assert (nowhere.exit_code, "sink.kafka" in nowhere.output) == (2, True)
     file.write_text(f'[sink.kafka]\nbootstrap = "{mock}"\n')
-    assert "1 of 1 letters" in invoke("dlq", "list", "--config", str(file)).output
+    assert "1 of 1 records" in invoke("dlq", "list", "--config", str(file)).output
 
 
 def test_what_could_not_be_read_is_never_sent_again() -> None:
-    unread = msgspec.structs.replace(letter(), reason="corrupt", payload=b"", size=0)
-    assert "nothing to send" in obstacle(Letter(Place(0, 0), unread, "new"), again=True)
-    part = msgspec.structs.replace(letter(), reason="corrupt", payload=b"{}", size=2)
-    assert obstacle(Letter(Place(0, 0), part, "new"), again=False) == ""
+    unread = msgspec.structs.replace(dead_letter(), reason="corrupt", payload=b"", size=0)
+    assert "nothing to send" in obstacle(DeadLetterEntry(Place(0, 0), unread, "new"), again=True)
+    part = msgspec.structs.replace(dead_letter(), reason="corrupt", payload=b"{}", size=2)
+    assert obstacle(DeadLetterEntry(Place(0, 0), part, "new"), again=False) == ""
 
 
 @given(
@@ -401,7 +402,7 @@ def test_what_could_not_be_read_is_never_sent_again() -> None:
 )
 def test_only_a_letter_that_nobody_claimed_is_free(claims: list[tuple[str, str]], again: bool) -> None:
     state = "sent" if any(s == "sent" for _, s in claims) else "claimed" if claims else "new"
-    told = obstacle(Letter(Place(0, 0), letter(), state), again)  # type: ignore[arg-type]  # a state
+    told = obstacle(DeadLetterEntry(Place(0, 0), dead_letter(), state), again)  # type: ignore[arg-type]  # a state
     assert (told == "") is (again or not claims)
 
 
@@ -411,19 +412,21 @@ def test_only_a_letter_that_nobody_claimed_is_free(claims: list[tuple[str, str]]
     )
 )
 def test_filters_choose_what_a_plain_comparison_does(kinds: list[tuple[str, str, int]]) -> None:
-    letters = [
-        Letter(Place(0, n), letter(reason=reason, stage=stage), failed_at=at)
+    dead_letters = [
+        DeadLetterEntry(Place(0, n), dead_letter(reason=reason, stage=stage), failed_at=at)
         for n, (reason, stage, at) in enumerate(kinds)
     ]
-    wanted = Filter(reasons=["late"], stages=["process"], after=3, before=7)
-    assert [wanted(each) for each in letters] == [
+    wanted = RecordFilter(reasons=["late"], stages=["process"], after=3, before=7)
+    assert [wanted(each) for each in dead_letters] == [
         reason == "late" and stage == "process" and 3 <= at < 7 for reason, stage, at in kinds
     ]
 
 
 @given(st.binary(max_size=80), st.sampled_from([b"json", b"msgpack", b"\xff"]))
 def test_any_payload_can_be_shown(payload: bytes, encoding: bytes) -> None:
-    shown = readable(Letter(Place(0, 0), letter(payload=payload, headers={"encoding": encoding})))
+    shown = readable(
+        DeadLetterEntry(Place(0, 0), dead_letter(payload=payload, headers={"encoding": encoding}))
+    )
     assert all(c.isprintable() or c in "\n\t" for c in shown)
     lines = hexdump(payload).splitlines()
     assert b"".join(bytes.fromhex(line[10:57].strip()) for line in lines) == payload

@@ -16,16 +16,16 @@ import torch
 from click.testing import Result
 from transformers import AutoModelForCausalLM
 
-from daemon.audit.reproduce import plan
+from daemon.audit.reproduction import plan
 from daemon.config.load import load_config
 from daemon.config.schema import Config, SessionConfig
 from daemon.engine.build import directory_of, text_of
-from daemon.front.wiring import make_front
+from daemon.gateway.wiring import make_gateway
+from engine.model.chat_format import PromptFormat
 from engine.model.loading import load_model
-from engine.model.prompt import PromptFormat
-from feeds.messages import Answer, Basis, InputRange
+from feeds.market_data import Answer, Basis, InputRange
 from feeds.mock_broker import MockBroker
-from flash.questions import PAPER_SIX
+from flash.question import PAPER_SIX
 from tests.daemon.audit.broker import run_fill
 from tests.kit import SECOND, START, tolerance, trade
 from tests.kit.daemon import Topics, invoke
@@ -86,12 +86,12 @@ def second(n: int, shift: int = 0) -> list[bytes]:
 
 @contextlib.asynccontextmanager
 async def daemon(config: Config) -> AsyncIterator[None]:
-    front = make_front(config)
+    gateway = make_gateway(config)
     try:
-        await asyncio.wait_for(front.start(), 200)
+        await asyncio.wait_for(gateway.start(), 200)
         yield
     finally:
-        await front.stop()
+        await gateway.stop()
 
 
 async def answered(config: Config, bootstrap: str, seconds: int) -> list[Answer]:

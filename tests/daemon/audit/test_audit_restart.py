@@ -17,7 +17,7 @@ from click.testing import Result
 from daemon.config.load import load_config
 from daemon.config.schema import Config
 from feeds.kafka_client import quiet_client_log
-from feeds.messages import Answer, Basis
+from feeds.market_data import Answer, Basis
 from tests.daemon.audit.test_audit_reproduce import CASES, KEY, config_of, daemon, second
 from tests.kit import SECOND, START, until
 from tests.kit.daemon import Topics, invoke

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from daemon.audit.reproduce import CannotReproduce, basis_of, compare, derive, plan
+from daemon.audit.reproduction import CannotReproduce, basis_of, compare, derive, plan
 from daemon.config.load import load_config
-from feeds.messages import Answer
+from feeds.market_data import Answer
 from feeds.mock_broker import MockBroker
 from tests.daemon.audit.test_audit_reproduce import KEY, SHORT, config_of, daemon, topics_of
 from tests.kit import SECOND, START, trade, until

@@ -8,7 +8,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from daemon.cli.keys import command
-from daemon.config.tenants import read_tenants
+from daemon.config.tenants_file import read_tenants
 from daemon.tenants import Tenants, hash_of
 
 

@@ -16,7 +16,7 @@ from daemon.cli.profile import by_size, file_name, ladder_for, model_of, table, 
 from engine.engine import Engine
 from engine.profile.timing import Ladder, Samples, measure
 from scheduler.costs import CostModel, load
-from scheduler.curves import Curve
+from scheduler.curves import CostCurve
 from tests.engine.oracle import tiny
 
 CHUNK = 1024
@@ -34,9 +34,9 @@ def device(pass_s: float, floor_s: float, row_s: float = 0.0, context_s: float =
         pass_tokens=CHUNK,
         pass_s=pass_s,
         floor_s=floor_s,
-        recompute=Curve(tuple(sizes), tuple(1e-4 * n + 1e-8 * n * n for n in sizes)),
-        swap_out=Curve((0.0, 1.0), (0.001, 0.002)),
-        swap_in=Curve((0.0, 1.0), (0.0, 0.003)),
+        recompute=CostCurve(tuple(sizes), tuple(1e-4 * n + 1e-8 * n * n for n in sizes)),
+        swap_out=CostCurve((0.0, 1.0), (0.001, 0.002)),
+        swap_in=CostCurve((0.0, 1.0), (0.0, 0.003)),
         row_s=row_s,
         context_s=context_s,
     )

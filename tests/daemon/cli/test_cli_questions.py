@@ -12,7 +12,7 @@ from daemon.api.messages import QuestionInfo
 from daemon.cli.questions import question_from, set_, shown
 from daemon.config.schema import QuestionConfig
 from daemon.config.standing import question_of
-from flash.questions import Question
+from flash.question import Question
 
 ASKED = {"name": "quiet", "text": "Is it quiet?"}
 

@@ -27,8 +27,8 @@ def test_policies_and_rates_side_by_side(tmp_path: Path) -> None:
         (rate, policy) for rate in (1.0, 4.0) for policy in policies.split(",")
     ]
     assert all(run.requests == 30 and not run.failures for run in outcome.runs)
-    streamed, at_once = outcome.runs[1], outcome.runs[0]
-    assert streamed.ttft_s.p50 < at_once.ttft_s.p50
+    streamed, fast_path = outcome.runs[1], outcome.runs[0]
+    assert streamed.ttft_s.p50 < fast_path.ttft_s.p50
     assert table(outcome.runs) in found.stdout
     assert png.read_bytes().startswith(b"\x89PNG")
 

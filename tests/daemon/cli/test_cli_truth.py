@@ -8,7 +8,7 @@ import pytest
 
 from daemon.cli.truth import Tally, Truth
 from feeds.decimals import from_units
-from feeds.messages import Answer, Latency, Trade
+from feeds.market_data import Answer, Latency, Trade
 from ingest.compact import CompactSpec
 
 SECOND = 1_000_000_000

@@ -41,9 +41,9 @@ spec.loader.exec_module(package)
 
 from daemon.config.checks import connectors_of, exposure_warnings
 from daemon.config.load import ConfigError, load_config
-from daemon.config.reference import configuration_reference
+from daemon.config.key_reference import configuration_reference
 from feeds.connector import SettingError
-from daemon.front.connectors import make_sources
+from daemon.gateway.connectors import make_sources
 
 session = [{"name": "a", "symbol": "V:A"}]
 config = load_config(None, {"FORETICK_SOURCE__PIPE__PATH": "p"}, {"source.kind": "pipe", "sessions": session})

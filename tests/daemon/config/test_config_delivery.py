@@ -8,7 +8,7 @@ from daemon.config.errors import ConfigError
 from daemon.config.load import load_config
 from feeds.connectors.kafka import KafkaSinkConnector
 from feeds.kafka_security import KafkaSecurity
-from feeds.transactions import KafkaTransactions
+from feeds.kafka_transactions import KafkaTransactions
 
 SESSION = '[[sessions]]\nname = "a"\nsymbol = "V:A"\n'
 SINK = '[sink.kafka]\nbootstrap = "{}"\ndelivery = "exactly_once"\n'

@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.config.checks import exposure_warnings
+from daemon.config.key_reference import configuration_reference
 from daemon.config.load import POLICIES, ConfigError, load_config, read_toml
-from daemon.config.reference import configuration_reference
 from daemon.config.standing import question_of, table_of
 from daemon.engine.build import costs_of, limits_of
 from feeds.connector import SettingError
 from feeds.decimals import from_units
 from feeds.durations import Duration, parse_duration
 from feeds.timestamps import Instant, parse_instant
+from scheduler.interfaces import Limits
 from scheduler.policies import NAMES, Ordering
-from scheduler.types import Limits
 
 ROOT = Path(__file__).parents[3]
 TWO_SESSIONS = """
@@ -348,7 +348,7 @@ def test_examples_are_valid_and_use_the_source_they_are_named_after(name):
 
 def test_the_committed_reference_is_the_rendered_one():
     assert (ROOT / "docs" / "configuration.md").read_text() == configuration_reference(), (
-        "run: python -m daemon.config.reference > docs/configuration.md"
+        "run: python -m daemon.config.key_reference > docs/configuration.md"
     )
 
 

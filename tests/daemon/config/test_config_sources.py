@@ -7,7 +7,7 @@ import pytest
 
 from daemon.config.checks import connectors_of
 from daemon.config.load import ConfigError, load_config
-from daemon.front.connectors import make_sources
+from daemon.gateway.connectors import make_sources
 from feeds.connectors import SOURCES
 
 ZEROMQ = {"endpoint": "ipc://x"}

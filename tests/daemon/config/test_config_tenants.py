@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from daemon.config.errors import ConfigError
-from daemon.config.tenants import read_tenants
+from daemon.config.tenants_file import read_tenants
 from daemon.tenants import LOCAL, Tenants, hash_of, new_key
 
 HASH = hash_of("a key")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from daemon.engine.capacity import CapacityMetrics
+from daemon.engine.capacity_metrics import CapacityMetrics
 from metrics.store import MetricStore
-from regions.block_pool import BlockPool
+from regions.pool_metadata import BlockPool
 
 SECOND = 10**9
 

@@ -21,12 +21,12 @@ from daemon.config.schema import (
     SessionConfig,
 )
 from daemon.config.standing import questions_of
+from daemon.engine.assembly import ready_position
 from daemon.engine.build import Built, build, register, text_of
-from daemon.engine.prefixes import Prefixes
-from daemon.engine.wiring import ready_position
+from daemon.engine.prefixes import EnginePrefixes
 from feeds.connector import SettingError
 from feeds.decimals import from_units
-from flash.questions import PAPER_SIX, Question
+from flash.question import PAPER_SIX, Question
 from flash.registry import Registry
 from ingest.compact import WIDEST, Anchor, CompactSpec
 from ingest.lines import LineSpec
@@ -89,7 +89,7 @@ def test_other_models_take_either(terse: Path) -> None:
     assert prefixes[0].endswith("time,open,high,low,close,volume")
     assert prefixes[1].endswith("reference 0.0000 unit 0.0001 volume 1 percent 001")
     asked = made.prepare(PAPER_SIX[5])
-    assert (asked.is_price, asked.most_tokens) == (True, None)
+    assert (asked.is_price, asked.max_tokens) == (True, None)
     assert not made.prepare(Question("other", "What is the volume?")).is_price
 
 
@@ -147,7 +147,7 @@ def test_numbered_questions_must_leave_room_for_the_longest_header(built: Built)
     """Otherwise a later anchor could not be used, in the middle of the stream."""
     prompt = built.prompt
     header = Anchor(0, 10**7, 10**9).header
-    prefixes = Prefixes(prompt, partial(text_of, prompt), {"a": header}, {"a": ()})
+    prefixes = EnginePrefixes(prompt, partial(text_of, prompt), {"a": header}, {"a": ()})
     questions = [Question(q.name, q.text, q.choices) for q in PAPER_SIX[:2]]
     shown = len(prompt.frozen(header, [text_of(prompt, q) for q in questions]))
     widest = len(prompt.encode(WIDEST.header)) - len(prompt.encode(header))

@@ -9,16 +9,16 @@ import pytest
 from msgspec.structs import replace
 
 from daemon.config.schema import Config, FlashConfig, ModelConfig, SessionConfig
-from daemon.engine.confidence import Confidence
+from daemon.engine.confidence_metrics import Confidence
 from flash.confidence import Calibration, QuestionCalibration
-from flash.labels import LabelError
-from flash.questions import Prepared, Question
+from flash.late_labels import LabelError
+from flash.question import PreparedQuestion, Question
 from flash.registry import Standing
 from metrics.store import MetricStore
 
 TREND = Question("trend", "Up or down?", ("UP", "DOWN"))
 TEXT, NUMBER, LOGITS = (1, 2, 3), (4,), (2.0, 1.0)
-STANDING = Standing("a", TREND, TREND.hash, Prepared(TEXT, (5, 6), frozenset()))
+STANDING = Standing("a", TREND, TREND.hash, PreparedQuestion(TEXT, (5, 6), frozenset()))
 BY_TEXT = QuestionCalibration(
     name="trend",
     text=TREND.text,

@@ -12,7 +12,7 @@ import pytest
 
 from daemon.config.schema import Config, SessionConfig, SourceConfig
 from daemon.config.symbols import numbered
-from daemon.engine.input import CREDITS, IN_ORDER, Appended, EngineInput, missed
+from daemon.engine.tape_feeder import CREDITS, IN_ORDER, Appended, TapeFeeder, missed
 from feeds.connectors.kafka import KafkaSourceConnector
 from feeds.connectors.zeromq import ZmqSourceConnector
 from ingest.lines import LineSpec
@@ -20,10 +20,10 @@ from ingest.record import BAR, RecordWriter
 from ingest.ring import Ring
 from metrics.store import MetricStore
 from regions.tape import Tape
+from scheduler.interfaces import Limits, PriorityClass
 from scheduler.request import Request
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItem
-from scheduler.types import Limits, PriorityClass
 from tests.scheduler.fakes import FakeTape
 from tests.scheduler.worlds import COSTS, FakeWorld
 
@@ -69,7 +69,7 @@ class World:
             sessions=tuple(SessionConfig(name, f"V:{name}") for name in NAMES),
             source=source,
         )
-        self.input = EngineInput(
+        self.input = TapeFeeder(
             config,
             self.ring,
             "x",

@@ -21,13 +21,13 @@ from daemon.api.generation import (
     Turn,
 )
 from daemon.engine.generations import EngineGenerations, _finish
-from daemon.engine.records import VersionRecords
+from daemon.engine.version_records import VersionRecords
+from engine.model.chat_format import PromptFormat
 from engine.model.embedded import build_tokenizer
-from engine.model.prompt import PromptFormat
 from engine.step import SampledToken
 from metrics.store import MetricStore
+from scheduler.interfaces import Limits
 from scheduler.request import Request, State
-from scheduler.types import Limits
 
 FORMAT = PromptFormat.of(build_tokenizer())
 LIMITS = Limits(max_prompt_tokens=20, max_new_tokens=8)
@@ -156,7 +156,7 @@ def test_a_json_that_is_cut_short_is_told_as_such(rig: Rig) -> None:
     rig.ask(Generate(id=1, text="Up?", schema={"enum": ["UP"]}))
     (request,) = rig.requests
     running = request.spec.on_done.args[0]
-    running.prompt = replace(running.prompt, most_tokens=1)
+    running.prompt = replace(running.prompt, max_tokens=1)
     whole = FORMAT.encode('"UP"')
     assert len(whole) > 1
     for n in range(1, len(whole) + 1):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.engine.history import History
+from daemon.engine.replayed_bars import History
 
 bars = st.lists(st.tuples(st.integers(0, 1), st.integers(1, 3)), max_size=30)
 """Each one's leg, and how much later than the leg's last one it opens."""
@@ -36,7 +36,7 @@ def test_a_standby_asks_exactly_what_the_one_before_left(
     history = History(2, known, follows=True)
     assert all(history.take(*bar) for bar in made[begins:taken])
     assert history.rebuilding
-    history.take_over(until)
+    history.promote(until)
     asked = [bar for bar in made[taken:] if not history.take(*bar)]
     assert asked == made[answered:]
     assert not history.rebuilding or answered == len(made)
@@ -72,7 +72,7 @@ def test_each_correction_is_asked_once(script: list[tuple[int, int]], data: st.D
         history = History(2, follows=True)
         read = data.draw(st.integers(0, len(again)))
         assert all(history.take(*step) for step in again[:read])
-        history.take_over(closed, corrected)
+        history.promote(closed, corrected)
         again = again[read:]
     else:
         history = History(2, closed, restored[0], corrected=corrected, restored_corrected=restored[1])
@@ -84,7 +84,7 @@ def test_each_correction_is_asked_once(script: list[tuple[int, int]], data: st.D
 
 def test_a_take_over_without_anything_acknowledged_asks_all() -> None:
     history = History(1, follows=True)
-    history.take_over(())
+    history.promote(())
     assert not history.rebuilding
     assert not history.take(0, 5)
     assert history.closed == (5,)

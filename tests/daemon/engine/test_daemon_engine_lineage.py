@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.engine.lineage import UNKNOWN, Lineage, LineageCut, Read
+from daemon.engine.provenance import UNKNOWN, OffsetSpan, ProvenanceLog, ProvenanceState
 from daemon.protocol import ReadRange
 
 Version = tuple[list[int], int, bool, bool]
@@ -30,19 +30,19 @@ def test_window_and_state_are_the_records_of_their_bars(versions: list[Version],
 
     Then whether a snapshot was restored. With ``overlap`` bars begin before the ones before them end.
     """
-    lineage, bars, at = Lineage(), list[Read](), dict.fromkeys((1, 2, 3), 5)
+    lineage, bars, at = ProvenanceLog(), list[OffsetSpan](), dict.fromkeys((1, 2, 3), 5)
     live = state = number = 0
     for streams, most, fresh, restored in versions:
         if restored:
             packed = msgspec.msgpack.encode(lineage.cut())
-            lineage = Lineage.of(msgspec.msgpack.decode(packed, type=LineageCut))
+            lineage = ProvenanceLog.of(msgspec.msgpack.decode(packed, type=ProvenanceState))
         if fresh:
             number, state = number + 1, live
         new = []
         for stream in streams:
             at[stream] += 2
             first = at[stream] - (4 if overlap and at[stream] % 3 == 0 else 0)
-            new.append(Read(stream, first, at[stream] + 1))
+            new.append(OffsetSpan(stream, first, at[stream] + 1))
         live = min(live + len(new), max(most, len(new)))
         state = max(state + len(new), live)
         bars += new
@@ -54,15 +54,17 @@ def test_window_and_state_are_the_records_of_their_bars(versions: list[Version],
 
 
 def test_a_gap_is_told_as_long_as_the_state_depends_on_it() -> None:
-    lineage = Lineage()
-    assert lineage.committed([Read(1, 0, 1), Read(1, 2, 3)], 2, state_bars=2).since_gap == 0
-    assert lineage.committed([Read(1, 90, 91, gap=True)], 3, state_bars=3).since_gap == 1
-    lineage = Lineage.of(msgspec.msgpack.decode(msgspec.msgpack.encode(lineage.cut()), type=LineageCut))
-    assert lineage.committed([Read(1, 92, 93)], 3, state_bars=4).since_gap == 2
-    assert lineage.committed([Read(1, 94, 95)], 2, state=1, state_bars=2).since_gap == 0
+    lineage = ProvenanceLog()
+    assert lineage.committed([OffsetSpan(1, 0, 1), OffsetSpan(1, 2, 3)], 2, state_bars=2).since_gap == 0
+    assert lineage.committed([OffsetSpan(1, 90, 91, gap=True)], 3, state_bars=3).since_gap == 1
+    lineage = ProvenanceLog.of(
+        msgspec.msgpack.decode(msgspec.msgpack.encode(lineage.cut()), type=ProvenanceState)
+    )
+    assert lineage.committed([OffsetSpan(1, 92, 93)], 3, state_bars=4).since_gap == 2
+    assert lineage.committed([OffsetSpan(1, 94, 95)], 2, state=1, state_bars=2).since_gap == 0
 
 
-def ranges(bars: list[Read], count: int) -> list[ReadRange]:
+def ranges(bars: list[OffsetSpan], count: int) -> list[ReadRange]:
     """Of the newest ``count`` bars."""
     own = bars[-count:]
     return [
@@ -80,25 +82,25 @@ def by_stream(found: tuple[ReadRange, ...]) -> list[ReadRange]:
 
 
 def test_bars_of_an_unknown_stream_make_the_state_unknown_while_it_has_them() -> None:
-    lineage = Lineage()
-    lineage.committed([Read(1, 4, 6)], 1, state_bars=1)
-    made = lineage.committed([Read(UNKNOWN, 7, 9)], 2, state_bars=2)
+    lineage = ProvenanceLog()
+    lineage.committed([OffsetSpan(1, 4, 6)], 1, state_bars=1)
+    made = lineage.committed([OffsetSpan(UNKNOWN, 7, 9)], 2, state_bars=2)
     assert (made.state, made.window, made.known) == ((), (ReadRange(1, 0, 6),), False)
-    made = lineage.committed([Read(1, 9, 11)], 1, state=1, state_bars=1)
+    made = lineage.committed([OffsetSpan(1, 9, 11)], 1, state=1, state_bars=1)
     assert made.state == made.window == (ReadRange(1, 9, 11),)
     assert made.known
 
 
 def test_nothing_is_known_of_bars_before_a_snapshot_without_a_log() -> None:
-    lineage = Lineage(known=False)
-    made = lineage.committed([Read(1, 7, 9)], 5, state_bars=40)
+    lineage = ProvenanceLog(known=False)
+    made = lineage.committed([OffsetSpan(1, 7, 9)], 5, state_bars=40)
     assert (made.state, made.window, made.known) == ((), (ReadRange(1, 0, 9),), False)
-    made = lineage.committed([Read(1, 10, 12)], 2, state=1, state_bars=2)
+    made = lineage.committed([OffsetSpan(1, 10, 12)], 2, state=1, state_bars=2)
     assert made.state == made.window == (ReadRange(1, 7, 12),)
-    assert lineage.committed([Read(1, 13, 15)], 1, state=2, state_bars=9).state == ()
+    assert lineage.committed([OffsetSpan(1, 13, 15)], 1, state=2, state_bars=9).state == ()
 
 
 def test_bars_that_left_while_a_window_was_prefilled_are_told() -> None:
-    lineage = Lineage()
-    assert lineage.committed([Read(1, 0, 0)], 1, state=1, state_bars=1, left=True).left
-    assert lineage.committed([Read(1, 1, 1)], 2, state=1, state_bars=2, left=True).left
+    lineage = ProvenanceLog()
+    assert lineage.committed([OffsetSpan(1, 0, 0)], 1, state=1, state_bars=1, left=True).left
+    assert lineage.committed([OffsetSpan(1, 1, 1)], 2, state=1, state_bars=2, left=True).left

@@ -16,10 +16,10 @@ from msgspec import structs
 from daemon.config.schema import UNTRAINED, Config, ModelConfig, PoolConfig, SessionConfig
 from daemon.engine import build as building
 from daemon.engine.build import build
-from daemon.engine.memory import SHARE, check_memory, shown
+from daemon.engine.memory_budget import SHARE, check_memory, shown
 from engine.model.loaded import LoadedModel
 from feeds.connector import SettingError
-from regions.pool import KVPool, LayerShape
+from regions.kv_tensors import KVPool, LayerShape
 from tests.engine.oracle import tiny
 
 MODEL = tiny("llama", layers=2)

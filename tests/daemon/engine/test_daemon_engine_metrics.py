@@ -10,14 +10,14 @@ from random import Random
 import pytest
 
 from daemon.engine.metrics import EngineObserver, note_layers
-from engine.compiled.verdict import Choice, Verdict
+from engine.compiled.verdict import LayerChoice, Verdict
 from metrics.catalogue import CLASSES, LAYERS, LOSSES, ORIGINS, OTHER, PREEMPTIONS, WAIT_REASONS
 from metrics.store import MetricStore
-from regions.pool import KVPool, LayerShape
-from scheduler.request import Event, Request, RequestSpec, State
+from regions.kv_tensors import KVPool, LayerShape
+from scheduler.interfaces import Limits, PriorityClass, Work
+from scheduler.request import LifecycleEvent, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeAppend, TapeItem
-from scheduler.types import Limits, PriorityClass, Work
 from tests.scheduler.fakes import (
     FakeClock,
     FakeExecutor,
@@ -59,7 +59,7 @@ class Witness(EngineObserver):
         self.drafts.update(accepted=accepted, rejected=drafted - accepted)
         super().speculated(drafted, accepted)
 
-    def preempted(self, request: Request, how: Event, by: Work) -> None:
+    def preempted(self, request: Request, how: LifecycleEvent, by: Work) -> None:
         kind = how.value.removeprefix("PREEMPTED_").lower()
         self.victims[kind, request.cls.name.lower(), by.cls.name.lower()] += 1
         super().preempted(request, how, by)
@@ -251,7 +251,7 @@ def test_one_series_says_how_layers_run_and_why(speedup: float, remembered: bool
     store, row = MetricStore.local({}), (1.0,)
     for ratio in (1 / speedup, speedup):
         verdict = Verdict(rows=(1,), compiled_s=row, plain_s=(ratio,), measured="2026-01-02")
-        note_layers(store, Choice(verdict, remembered, Path("x")))
+        note_layers(store, LayerChoice(verdict, remembered, Path("x")))
     written = {
         (layers, origin): store.value("foretick_layers_speedup", layers=layers, origin=origin)
         for layers in LAYERS
@@ -267,7 +267,7 @@ def test_a_preemption_names_both_classes() -> None:
     store, memory = MetricStore.local({}), FakeMemory(16, 4)
     observer = EngineObserver(store, KVPool([LayerShape(1, 2, 2)], 4))
     victim = Request(RequestSpec(SESSION, "", [1], 1, lambda _: None, tape=FakeTape(memory, "")))
-    observer.preempted(victim, Event.PREEMPTED_SWAP, TapeAppend(FakeTape(memory, "T")))
+    observer.preempted(victim, LifecycleEvent.PREEMPTED_SWAP, TapeAppend(FakeTape(memory, "T")))
     series = {"kind": "swap", "cls": "session", "by_class": "stream"}
     assert store.value("foretick_preemptions_total", **series) == 1
     assert store.value("foretick_preemptions_total", **(series | {"kind": "recompute"})) == 0

@@ -9,23 +9,23 @@ from functools import partial
 import pytest
 import torch
 
-from daemon.engine.prefixes import Prefixes
+from daemon.engine.prefixes import EnginePrefixes
 from engine.divergence import Divergence, probe
 from engine.engine import Engine
 from engine.model.canary import dense_logits
+from engine.model.chat_format import PromptFormat
 from engine.model.embedded import build_tokenizer
-from engine.model.prompt import PromptFormat
 from flash.evaluator import Evaluated, FlashEvaluator
-from flash.questions import PAPER_SIX, Prepared, Question
+from flash.question import PAPER_SIX, PreparedQuestion, Question
 from flash.registry import Registry
 from regions.tape import Retention, Tape
+from scheduler.interfaces import Limits
 from scheduler.observer import Observer
 from scheduler.refresh import Comparison, Refresher
+from scheduler.refresh_policy import RefreshPolicy
 from scheduler.request import State
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItem, TapeItems
-from scheduler.types import Limits
-from scheduler.windows import RefreshPolicy
 from tests.engine.oracle import tiny
 from tests.kit import tolerance
 
@@ -37,9 +37,9 @@ UP = Question("up", "Up?", ("YES", "NO"))
 FREE = Question("free", "And now?", None, max_tokens=2)
 
 
-def prepare(question: Question) -> Prepared:
+def prepare(question: Question) -> PreparedQuestion:
     choices = FORMAT.choices(question.text, question.choices) if question.choices else None
-    return Prepared(tuple(FORMAT.question(question.text)), choices, FORMAT.stop_ids)
+    return PreparedQuestion(tuple(FORMAT.question(question.text)), choices, FORMAT.stop_ids)
 
 
 class Compared(Observer):
@@ -63,7 +63,7 @@ class World:
         self.scheduler = Scheduler(self.engine, self.engine.pool, LIMITS, lambda: self.now, self.observer)
         self.registry = Registry(prepare)
         listed = dict.fromkeys(names, questions) if numbers else None
-        self.prefixes = Prefixes(FORMAT, lambda q: q.text, dict.fromkeys(names), listed)
+        self.prefixes = EnginePrefixes(FORMAT, lambda q: q.text, dict.fromkeys(names), listed)
         self.tapes = [
             self.engine.open_tape(name, self.prefixes.newest(name), Retention(300)) for name in names
         ]

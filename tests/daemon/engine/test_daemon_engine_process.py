@@ -1,4 +1,4 @@
-"""The engine's process: the front hears it while it loads."""
+"""The engine's process: the gateway hears it while it loads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_an_engine_sends_heartbeats_while_it_loads_and_none_of_those_afterwards(
     beats = Beats(emit, every_s=0.001)
     assert thrice.wait(60)
     beats.stop()
-    assert set(sent) == {protocol.Heartbeat(0, idle=True)}
+    assert set(sent) == {protocol.EngineHeartbeat(0, idle=True)}
     assert "loading" not in {thread.name for thread in threading.enumerate()}
 
 
@@ -59,6 +59,6 @@ def test_a_spare_that_is_needed_before_it_has_loaded_the_model_is_heard(tmp_path
                 process.stdin.write(pickle.dumps(Spare(config, frozenset())) + pickle.dumps(spec))
                 process.stdin.flush()
                 assert events.poll(60_000)
-                assert protocol.decode_event(events.recv()) == protocol.Heartbeat(0, idle=True)
+                assert protocol.decode_event(events.recv()) == protocol.EngineHeartbeat(0, idle=True)
             finally:
                 process.kill()

@@ -11,13 +11,13 @@ from daemon import protocol
 from daemon.api import messages
 from daemon.api.messages import Append, Close, Complete, Finish, FinishReply, Open, PromptReply, Update
 from daemon.engine.prompts import EnginePrompts
+from engine.model.chat_format import PromptFormat
 from engine.model.embedded import build_tokenizer
-from engine.model.prompt import PromptFormat
 from engine.step import SampledToken
 from feeds.decoding import Undecodable
-from regions.retention import DEFAULT, HIGHEST, LONGEST_NS, PrefixRetention
-from scheduler.request import Event, Failure, Request, State
-from scheduler.types import PriorityClass
+from regions.cache_priority import DEFAULT, HIGHEST, LONGEST_NS, PrefixRetention
+from scheduler.interfaces import PriorityClass
+from scheduler.request import Failure, LifecycleEvent, Request, State
 
 FORMAT = PromptFormat.of(build_tokenizer())
 BEGIN = FORMAT.tokenizer.bos_token_id
@@ -175,7 +175,11 @@ def test_the_end_of_a_prompt_is_reported_once_with_its_history(rig):
     assert rig.calls == [("finish", 70)]
     assert request.spec.choices is not None
     request.complete, request.state, request.last_chunk_ns = True, State.FINISHED, 1000
-    request.events = [(Event.KV_ON_GPU, 1500), (Event.PREEMPTED_SWAP, 1600), (Event.KV_ON_GPU, 1800)]
+    request.events = [
+        (LifecycleEvent.KV_ON_GPU, 1500),
+        (LifecycleEvent.PREEMPTED_SWAP, 1600),
+        (LifecycleEvent.KV_ON_GPU, 1800),
+    ]
     request.accept(SampledToken(request.spec.choices[1], 3.0, 2.5))
     request.cached_tokens, request.recomputed_tokens, request.swapped_tokens = 2, 3, 4
     request.total_tokens_invalidated, request.waits = 5, {"cells": 6}

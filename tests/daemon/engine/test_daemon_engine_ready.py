@@ -12,9 +12,9 @@ from daemon.ages import Times
 from daemon.api.messages import Ask, AskReply
 from daemon.config.schema import Config
 from daemon.engine.answers import EngineAsks
-from daemon.engine.confidence import Confidence
-from daemon.engine.input import Appended
-from flash.questions import Prepared
+from daemon.engine.confidence_metrics import Confidence
+from daemon.engine.tape_feeder import Appended
+from flash.question import PreparedQuestion
 from flash.ready import ReadyPosition
 from ingest.plane import TapeRecord
 from ingest.rollup import SummedBar
@@ -38,7 +38,9 @@ class World:
         tokens = (favourite, OTHER)
         built = SimpleNamespace(
             tapes={"A": self.tape},
-            prepare=lambda question: Prepared((9, 9), tokens if question.choices else None, frozenset()),
+            prepare=lambda question: PreparedQuestion(
+                (9, 9), tokens if question.choices else None, frozenset()
+            ),
             loaded=SimpleNamespace(untrained=True),
             prompt=SimpleNamespace(decode=str),
         )

@@ -31,23 +31,23 @@ from daemon.config.schema import (
 )
 from daemon.config.standing import questions_of
 from daemon.engine.answers import ANEW
+from daemon.engine.assembly import wire_engine
 from daemon.engine.build import build
-from daemon.engine.host import EngineHost
-from daemon.engine.recovery import SnapshotFiles, SnapshotNoRoom
-from daemon.engine.wiring import wire_engine
+from daemon.engine.service import EngineHost
+from daemon.engine.snapshot_store import SnapshotFiles, SnapshotNoRoom
 from daemon.progress import Position, Progress
 from feeds.connector import SettingError
 from feeds.connectors.kafka import KafkaSourceConnector
 from feeds.connectors.zeromq import ZmqSourceConnector
 from feeds.durations import Duration
-from feeds.messages import Answer
-from flash.labels import AdaptedCut
+from feeds.market_data import Answer
+from flash.late_labels import AdaptationState
 from ingest.record import TRADE, RecordWriter, stream_number
 from ingest.ring import Ring
-from metrics.durable import replacing
 from metrics.store import MetricStore, UnknownSeriesError
-from regions.offload.disk import Identity, SnapshotHeader, read_header, write_snapshot
+from regions.offload.snapshot_format import Identity, SnapshotHeader, read_header, write_snapshot
 from regions.tape import Retention
+from support.durable_file import replacing
 from tests.kit import tolerance
 from tests.kit.models import terse_directory
 from tests.regions.numbered import append, pool, tape_of
@@ -296,7 +296,7 @@ def test_killed_engines_answer_as_one_that_was_not(kind: str, seed: int, terse: 
 
 
 COMPACT = session("s", retention_records=6)
-ADAPTED = AdaptedCut(ModelConfig().coverage, {"a question's hash": 0.93})
+ADAPTED = AdaptationState(ModelConfig().coverage, {"a question's hash": 0.93})
 
 
 @pytest.fixture
@@ -388,9 +388,9 @@ def test_the_last_snapshot_that_a_restart_can_use_stays(terse: Path, tmp_path: P
             engine.give(engine.given, log[engine.given])
         engine.snapshot()
         after = Engine(made, dict(stored))
-        read_on = offset_of(after)
+        partitions_assigned = offset_of(after)
         after.kill()
-        return read_on
+        return partitions_assigned
 
     stored = {"s": Progress()}
 
@@ -425,7 +425,7 @@ def test_what_was_answered_goes_to_the_tape_and_is_not_asked(left: Left) -> None
     first = progress["s"].version
     assert [event.history for event in committed] == [True] * len(committed)
     assert [event.version for event in committed] == [first + 1 + n for n in range(len(committed))]
-    # so that the front can acknowledge their records
+    # so that the gateway can acknowledge their records
     assert [e.version for e in engine.events if isinstance(e, protocol.NotDue)] == [
         e.version for e in committed
     ]
@@ -523,8 +523,8 @@ def test_a_session_that_begins_anew_does_not_take_what_was_read_before(left: Lef
     made, progress, log = left
     engine = Engine(made, progress)
     whole = Engine(made, progress)
-    whole.host.input.read_on(["s"])
-    engine.host.input.read_on(["s"])
+    whole.host.input.partitions_assigned(["s"])
+    engine.host.input.partitions_assigned(["s"])
     for each in (engine, whole):
         for offset in range(31, len(log)):
             each.put(offset, log[offset])
@@ -546,7 +546,7 @@ def test_a_session_that_begins_anew_does_not_take_what_was_read_before(left: Lef
     engine.host.scheduler.step()
     added = next(event for event in engine.events if isinstance(event, protocol.SessionAdded))
     assert added.positions == {"X:a": Position("kafka", "ticks", 0, 31)}
-    engine.host.input.read_on(["s"])
+    engine.host.input.partitions_assigned(["s"])
     for offset, trade in enumerate((*log[31:], *more), 31):
         engine.give(offset, trade)
     assert engine.progress() == whole.progress()
@@ -600,7 +600,7 @@ def test_a_session_that_begins_anew_answers_as_before_around_new_anchors(
     engine.host.handle(protocol.AddSession(2, COMPACT, asked, {"X:a": 0}, progress, ""))
     engine.rest()
     assert engine.value("snapshots_restored_total", session="s") == (since > 0)
-    engine.host.input.read_on(["s"])
+    engine.host.input.partitions_assigned(["s"])
     for offset, trade in enumerate(prices[since:], since):
         engine.give(offset, trade)
     assert whole.value("anchors_total", session="s") == 3
@@ -633,7 +633,7 @@ def test_questions_are_answered_from_the_old_window_until_a_session_that_begins_
     made, progress, log = left
     engine = Engine(made, progress)
     first = progress["s"].version
-    engine.host.input.read_on(["s"])
+    engine.host.input.partitions_assigned(["s"])
     for offset in range(31, len(log)):
         engine.give(offset, log[offset])
     engine.give(len(log), (0, 13 * SECOND, 10_000))
@@ -687,7 +687,7 @@ def test_all_bars_behind_an_old_snapshot_are_read_again(
     first.kill()
     again = Engine(made, progress)
     begin = again.positions()["s"]["X:a"].offset
-    again.host.input.read_on(["s"])
+    again.host.input.partitions_assigned(["s"])
     for offset in range(begin, len(log)):
         again.put(offset, log[offset])
     again.rest()
@@ -702,26 +702,26 @@ def test_the_front_sees_the_metrics_of_a_session_that_began_anew(
 ) -> None:
     """In another process, and each time: another daemon may join and leave again and again."""
     made, progress, log = left
-    front = MetricStore.create({"session": ["s"], "source": ["kafka"], "sink": ["k"]})
-    monkeypatch.setattr(MetricStore, "local", lambda labels: MetricStore.attach(front.blocks))
+    gateway = MetricStore.create({"session": ["s"], "source": ["kafka"], "sink": ["k"]})
+    monkeypatch.setattr(MetricStore, "local", lambda labels: MetricStore.attach(gateway.blocks))
     engine = Engine(made, progress)
     try:
         for again in range(3):
             if again:
                 engine.host.handle(protocol.RemoveSession(1, "s", keeps=True))
                 engine.rest()
-                block = front.add_session("s")
+                block = gateway.add_session("s")
                 add = protocol.AddSession(2, COMPACT, (), {"X:a": 0}, progress["s"], block.name)
                 engine.host.handle(add)
                 engine.rest()
-            engine.host.input.read_on(["s"])
+            engine.host.input.partitions_assigned(["s"])
             for offset in range(31, len(log)):
                 engine.give(offset, log[offset])
-            assert front.value("foretick_bars_total", session="s") == 1
+            assert gateway.value("foretick_bars_total", session="s") == 1
     finally:
         engine.kill()
-        front.unlink()
-        front.close()
+        gateway.unlink()
+        gateway.close()
 
 
 def test_a_session_that_cannot_begin_anew_is_gone(left: Left) -> None:
@@ -841,16 +841,16 @@ def test_a_session_that_left_is_written_by_its_new_owner_alone(terse: Path, tmp_
     for offset, trade in enumerate(log[:12]):
         engine.give(offset, trade)
     engine.snapshot()
-    engine.host.handle(protocol.ReadElsewhere(("s",)))
+    engine.host.handle(protocol.PartitionsRevoked(("s",)))
     for offset, trade in enumerate(log[12:24], 12):
         engine.give(offset, trade)
     engine.snapshot()
     engine.host.snapshots.close(10)
     assert engine.value("snapshots_written_total", session="s") == 1
-    engine.host.handle(protocol.ReadOn(("s",)))
+    engine.host.handle(protocol.PartitionsAssigned(("s",)))
     engine.snapshot()
     assert engine.value("snapshots_written_total", session="s") == 2
-    engine.host.handle(protocol.ReadElsewhere(("s",)))
+    engine.host.handle(protocol.PartitionsRevoked(("s",)))
     engine.host.handle(protocol.RemoveSession(1, "s"))
     engine.rest()
     assert isinstance(engine.events[-1], protocol.SessionRemoved)

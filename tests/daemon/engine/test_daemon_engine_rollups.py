@@ -19,16 +19,16 @@ from daemon.config.schema import (
     SchedulerConfig,
     SessionConfig,
 )
+from daemon.engine.assembly import refresher_of, scheduler_of
 from daemon.engine.build import Built, build, pool_blocks
-from daemon.engine.input import Appended
 from daemon.engine.metrics import EngineObserver
 from daemon.engine.rollups import Rollups, leaving
-from daemon.engine.wiring import refresher_of, scheduler_of
+from daemon.engine.tape_feeder import Appended
 from engine.model.canary import dense_logits
 from engine.step import Chunk
 from feeds.connector import SettingError
 from feeds.durations import Duration
-from flash.questions import Question
+from flash.question import Question
 from flash.registry import Registry
 from ingest.lines import LineSpec, clock_text, decimal
 from ingest.plane import TapeRecord

@@ -17,12 +17,12 @@ from engine.model.loaded import LoadedModel
 from engine.seeding import Sampling
 from engine.step import Chunk, SampledToken
 from regions.ephemeral import Fork
-from regions.offload.host import HostTier
-from regions.prompt import StreamingPrompt
+from regions.offload.host_tier import HostTier
+from regions.streaming_kv import StreamingPrompt
 from regions.tape import Retention
+from scheduler.interfaces import Limits, PriorityClass
 from scheduler.request import Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
-from scheduler.types import Limits, PriorityClass
 from tests.engine.oracle import VOCABULARY, tiny
 from tests.kit import tolerance
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from engine.engine import Engine
 from engine.model.canary import dense_logits
 from engine.model.loaded import LoadedModel
-from regions.offload.host import HostTier
-from regions.watch import PrefixWatch
+from regions.offload.host_tier import HostTier
+from regions.prefix_index import PrefixIndex
+from scheduler.interfaces import Eviction, Limits, PriorityClass
 from scheduler.policies import NAMES, Ordering
-from scheduler.request import Event, Request, RequestSpec, State
+from scheduler.request import LifecycleEvent, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
-from scheduler.types import Eviction, Limits, PriorityClass
 from tests.engine.oracle import VOCABULARY, tiny
 from tests.kit import tolerance
 
@@ -66,7 +66,7 @@ class World:
             None,
             Ordering(policy, k=2),
             tier=self.host,
-            index=PrefixWatch(self.engine.cache),
+            index=PrefixIndex(self.engine.cache),
             rng=random.Random(0),
         )
 
@@ -195,7 +195,7 @@ def test_a_victim_comes_back_from_the_host_without_computing_anything_again() ->
     whole = world.open(list(range(40, 65)), complete=True)
     while whole.state is not State.FINISHED:
         world.scheduler.step()
-    assert Event.PREEMPTED_SWAP in [event for event, _ in partial.events]
+    assert LifecycleEvent.PREEMPTED_SWAP in [event for event, _ in partial.events]
     assert partial.preempted_by == [whole.id]
     world.scheduler.finish(partial.id)
     world.rest()

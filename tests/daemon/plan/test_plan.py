@@ -17,7 +17,7 @@ from daemon.config.schema import (
     SessionConfig,
     SourceConfig,
 )
-from daemon.plan.capacity import bars_per_s, most_sessions, passes_ns
+from daemon.plan.capacity import bars_per_s, max_sessions, passes_ns
 from daemon.plan.load import Load
 from daemon.plan.plan import Plan, plan, repeated, simulate
 from daemon.plan.sources import sources_of
@@ -25,8 +25,8 @@ from daemon.plan.world import Beside
 from feeds.connector import SettingError
 from feeds.durations import Duration, parse_duration
 from scheduler.costs import CostModel
-from scheduler.curves import Curve
-from scheduler.types import Limits
+from scheduler.curves import CostCurve
+from scheduler.interfaces import Limits
 
 MEMORY = 64 << 30
 MS = 1e-3
@@ -42,9 +42,9 @@ def costs(pass_ms: float = 2.0, token_ms: float = 0.05, **more: Any) -> CostMode
         pass_tokens=1024,
         pass_s=pass_ms * MS,
         floor_s=pass_ms * MS,
-        recompute=Curve((0.0, 1.0), (0.0, token_ms * MS)),
-        swap_out=Curve((0.0, 1.0), (0.0, MS)),
-        swap_in=Curve((0.0, 1.0), (0.0, MS)),
+        recompute=CostCurve((0.0, 1.0), (0.0, token_ms * MS)),
+        swap_out=CostCurve((0.0, 1.0), (0.0, MS)),
+        swap_in=CostCurve((0.0, 1.0), (0.0, MS)),
         **more,
     )
 
@@ -167,10 +167,10 @@ def test_beyond_the_memory() -> None:
     assert any(why.startswith("KV memory: ") for why in found.overload)
 
 
-def test_beyond_the_front() -> None:
+def test_beyond_the_gateway() -> None:
     found = planned(20_000, config(1), costs(record_s=0.1 * MS))
-    assert found.capacity.front_ratio == pytest.approx(2.0, rel=0.01)
-    assert any(why.startswith("front: ") for why in found.overload)
+    assert found.capacity.gateway_ratio == pytest.approx(2.0, rel=0.01)
+    assert any(why.startswith("gateway: ") for why in found.overload)
 
 
 def test_hits_are_weighted_by_equation_18() -> None:
@@ -247,7 +247,7 @@ def test_rows_fill_passes_up_to_the_limits() -> None:
 
 def test_a_pass_takes_longer_after_a_pause() -> None:
     now, ms = 0, 1_000_000
-    waking = Curve((0.0, 0.02, 0.1, 0.2), (0.0, 0.0, 0.008, 0.008))
+    waking = CostCurve((0.0, 0.02, 0.1, 0.2), (0.0, 0.0, 0.008, 0.008))
     device = Beside(replace(costs(1.0, 0.1), waking=waking), now=lambda: now)
     hot = Beside(costs(1.0, 0.1)).batch_ns([(0, 10)])
     assert device.batch_ns([(0, 10)]) == hot  # right after the start
@@ -261,8 +261,8 @@ def test_a_pass_takes_longer_after_a_pause() -> None:
 
 @pytest.mark.parametrize("limit", [0, 1, 2, 3, 17, 1000])
 def test_the_search_for_a_limit_finds_it(limit: int) -> None:
-    assert most_sessions(lambda n: n <= limit) == limit
-    assert most_sessions(lambda n: True) is None
+    assert max_sessions(lambda n: n <= limit) == limit
+    assert max_sessions(lambda n: True) is None
 
 
 def test_a_configuration_without_sessions_is_refused() -> None:

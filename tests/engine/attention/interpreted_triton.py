@@ -20,7 +20,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 import engine.attention.triton as backend
 from engine.attention.base import Attention, LayerCall
-from engine.attention.metadata import AttentionMetadata, Packed
+from engine.attention.metadata import AttentionMetadata, PackedRows
 from engine.attention.reference import ReferenceAttention
 from engine.attention.rotary import FrameRotation
 from engine.attention.triton import TritonAttention
@@ -197,8 +197,8 @@ def test_half_precision_is_within_its_own_rounding(dtype: torch.dtype, dim: int)
 def test_a_request_that_writes_nan_spoils_no_other() -> None:
     """Two readers of a tape share one tile, and one of them appends NaN: the other does not change."""
     tape = Extent(5, 100, 0, 0)
-    append = Packed(0, 2, Placement((tape,), ((105, 2),), 100, 0))
-    question = Packed(2, 4, Placement((tape,), ((120, 2),), 100, 0))
+    append = PackedRows(0, 2, Placement((tape,), ((105, 2),), 100, 0))
+    question = PackedRows(2, 4, Placement((tape,), ((120, 2),), 100, 0))
     metadata = AttentionMetadata([append, question], DEVICE)
     torch.manual_seed(0)
     call = layer_call(metadata, 130, groups=4)
@@ -230,13 +230,13 @@ def test_a_captured_call_answers_another_batch_after_prepare(monkeypatch: pytest
     Nothing of the first batch may be in the arguments or the grid, only in the tensors `prepare` refills.
     """
     first = AttentionMetadata(
-        [Packed(0, 6, Placement((Extent(3, 200, 50, 40),), ((210, 6),), 250, 40))], DEVICE
+        [PackedRows(0, 6, Placement((Extent(3, 200, 50, 40),), ((210, 6),), 250, 40))], DEVICE
     )
     shared = Extent(40, 130, 7000, 6990)
     second = AttentionMetadata(
         [
-            Packed(0, 1, Placement((shared,), ((5, 1),), 7130, 9)),
-            Packed(1, 5, Placement((shared,), ((220, 3), (18, 1)), 7130, 6990)),
+            PackedRows(0, 1, Placement((shared,), ((5, 1),), 7130, 9)),
+            PackedRows(1, 5, Placement((shared,), ((220, 3), (18, 1)), 7130, 6990)),
         ],
         DEVICE,
     )
@@ -267,7 +267,9 @@ def test_a_captured_call_answers_another_batch_after_prepare(monkeypatch: pytest
 
 def test_the_rotation_table_is_made_once_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers that share a rotation share its table; the next pass makes its own."""
-    metadata = AttentionMetadata([Packed(0, 1, Placement((Extent(3, 20, 0, 0),), ((30, 1),), 20, 7))], DEVICE)
+    metadata = AttentionMetadata(
+        [PackedRows(0, 1, Placement((Extent(3, 20, 0, 0),), ((30, 1),), 20, 7))], DEVICE
+    )
     again = AttentionMetadata(metadata.sequences, DEVICE)
     launches: list[Callable[[], None]] = []
     monkeypatch.setattr(backend, "rotation_table", Capture(backend.rotation_table, launches))

@@ -17,7 +17,7 @@ from engine.attention import short_extents
 from engine.attention.base import Attention, LayerCall
 from engine.attention.cpu import CpuAttention
 from engine.attention.cpu_kernel.backend import CpuKernelAttention
-from engine.attention.metadata import WINDOWED_PIECE_ROWS, AttentionMetadata, Packed, after, split
+from engine.attention.metadata import WINDOWED_PIECE_ROWS, AttentionMetadata, PackedRows, after, split
 from engine.attention.reference import ReferenceAttention
 from engine.attention.rotary import FrameRotation
 from regions.extents import Extent, Placement, SlotRange
@@ -36,7 +36,7 @@ class Layer:
         self.rng = random.Random(seed)
         self.keys, self.values = torch.randn(2, KV_HEADS, slots, DIM, generator=self._generator(seed))
         self.next = 0
-        self.sequences: list[Packed] = []
+        self.sequences: list[PackedRows] = []
 
     @staticmethod
     def _generator(seed: int) -> torch.Generator:
@@ -55,14 +55,16 @@ class Layer:
             coord += length
         return tuple(extents)
 
-    def add(self, context: tuple[Extent, ...], rows: int) -> Packed:
+    def add(self, context: tuple[Extent, ...], rows: int) -> PackedRows:
         """A sequence of ``rows`` new tokens after ``context``, in one or two runs of slots."""
         coord = context[-1].coord + context[-1].length if context else 0
         cut = self.rng.randrange(1, rows) if rows > 1 and self.rng.random() < 0.5 else rows
         slots: list[SlotRange] = [(self.extent(n, 0, 0).slot, n) for n in (cut, rows - cut) if n]
         start = self.sequences[-1].stop if self.sequences else 0
         origin = coord - self.rng.randrange(50)
-        self.sequences.append(Packed(start, start + rows, Placement(context, tuple(slots), coord, origin)))
+        self.sequences.append(
+            PackedRows(start, start + rows, Placement(context, tuple(slots), coord, origin))
+        )
         return self.sequences[-1]
 
     def mixed(self) -> None:

@@ -16,16 +16,16 @@ from engine.attention.base import LayerCall
 from engine.attention.cpu import CpuAttention
 from engine.attention.cpu_kernel.backend import CpuKernelAttention
 from engine.attention.cpu_kernel.choice import cpu_attention, disagreement
-from engine.attention.cpu_kernel.plan import Shape, _cut, plan
-from engine.attention.metadata import AttentionMetadata, Packed
+from engine.attention.cpu_kernel.task_plan import Shape, _cut, plan
+from engine.attention.metadata import AttentionMetadata, PackedRows
 from engine.attention.reads import intervals, reads_of
 from engine.attention.rotary import FrameRotation
-from engine.compiled.products import panel_product
+from engine.compiled.packed_products import panel_product
 from engine.cpu.emit import emitted
 from engine.cpu.team import torch_openmp
 from engine.cpu.vectors import PAIRED, TILE, widths
 from regions.extents import Extent, Placement
-from regions.pool import LayerShape
+from regions.kv_tensors import LayerShape
 from tests.kit import tolerance
 
 
@@ -48,7 +48,7 @@ def made(
     for reader in range(readers):
         first = context + reader * (rows + 1)
         placement = Placement(shared, ((first, rows),), context, 3 * reader)
-        sequences.append(Packed(reader * rows, (reader + 1) * rows, placement))
+        sequences.append(PackedRows(reader * rows, (reader + 1) * rows, placement))
         new += range(first, first + rows)
     query = torch.randn(kv_heads * groups, readers * rows, dims[0], generator=generator)
     rotation = FrameRotation(0.7 ** torch.arange(dims[0] // 2))

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.attention.device_metadata import DeviceMetadata, Layout, View, lay_out
-from engine.attention.metadata import AttentionMetadata, Packed
+from engine.attention.metadata import AttentionMetadata, PackedRows
 from engine.attention.reads import reads_of
 from regions.extents import Extent, Placement
 from tests.engine.attention.compiled_triton import variants
@@ -98,7 +98,7 @@ def questions_on_a_tape(count: int, rows: int, keys: int) -> AttentionMetadata:
     tape = Extent(0, keys, 0, 0)
     return AttentionMetadata(
         [
-            Packed(i * rows, (i + 1) * rows, Placement((tape,), ((keys + 100 * (i + 1), rows),), keys, 0))
+            PackedRows(i * rows, (i + 1) * rows, Placement((tape,), ((keys + 100 * (i + 1), rows),), keys, 0))
             for i in range(count)
         ]
     )
@@ -128,15 +128,15 @@ def test_one_row_over_a_long_context_fills_the_device() -> None:
 def test_new_slots_behind_a_private_run_are_one_read_with_it() -> None:
     """A decode step over its own tokens is one run; behind a run that others read too it stays apart."""
     own = Extent(10, 30, 100, 90)
-    alone = reads_of(AttentionMetadata([Packed(0, 1, Placement((own,), ((40, 1),), 130, 90))]))
+    alone = reads_of(AttentionMetadata([PackedRows(0, 1, Placement((own,), ((40, 1),), 130, 90))]))
     assert list(zip(alone.slot, alone.stop, strict=True)) == [(10, 41)]
-    frame = reads_of(AttentionMetadata([Packed(0, 1, Placement((own,), ((40, 1),), 130, 130))]))
+    frame = reads_of(AttentionMetadata([PackedRows(0, 1, Placement((own,), ((40, 1),), 130, 130))]))
     assert list(zip(frame.slot, frame.stop, frame.shift, strict=True)) == [(10, 40, 40), (40, 41, 0)]
     shared = reads_of(
         AttentionMetadata(
             [
-                Packed(0, 1, Placement((own,), ((40, 1),), 130, 90)),
-                Packed(1, 2, Placement((own,), ((80, 1),), 130, 90)),
+                PackedRows(0, 1, Placement((own,), ((40, 1),), 130, 90)),
+                PackedRows(1, 2, Placement((own,), ((80, 1),), 130, 90)),
             ]
         )
     )

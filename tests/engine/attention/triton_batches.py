@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from engine.attention.metadata import AttentionMetadata, Packed
+from engine.attention.metadata import AttentionMetadata, PackedRows
 from regions.extents import Extent, Placement, SlotRange
 
 
@@ -62,10 +62,10 @@ def mixed_batch(rng: random.Random, device: str = "cpu") -> tuple[AttentionMetad
     rows = rng.randrange(1, 20)
     placements.append(Placement((), slots.ranges(rows), 0, 0))
     rng.shuffle(placements)
-    packed: list[Packed] = []
+    packed: list[PackedRows] = []
     for placement in placements:
         start = packed[-1].stop if packed else 0
-        packed.append(Packed(start, start + sum(n for _, n in placement.slots), placement))
+        packed.append(PackedRows(start, start + sum(n for _, n in placement.slots), placement))
     return AttentionMetadata(packed, device), slots.next + 2
 
 

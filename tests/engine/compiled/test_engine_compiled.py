@@ -12,8 +12,8 @@ import torch
 from torch.nn import functional
 
 from engine.compiled.layers import DEPTH, _put, linear, rms_norm, rotated_heads
+from engine.compiled.packed_products import PANEL
 from engine.compiled.packing import _KINDS, _interleaved, _pairs, _panels, decoder_of, release_plain
-from engine.compiled.products import PANEL
 from engine.cpu.emit import host_has
 from engine.cpu.vectors import PAIRED
 from engine.engine import Engine

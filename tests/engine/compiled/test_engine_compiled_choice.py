@@ -14,13 +14,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.compiled import selftest
+from engine.compiled import pass_selftest
 from engine.compiled.packing import decoder_of
-from engine.compiled.selftest import ROWS, compare, measured_layers, of_all_layers
+from engine.compiled.pass_selftest import ROWS, compare, measured_layers, of_all_layers
 from engine.compiled.verdict import SLOWER, Verdict
-from engine.linears.products import TORCH, Library, Way
-from engine.linears.selftest import Layers, SelfTest
-from engine.memory import Memory
+from engine.linears.linear_selftest import Layers, SelfTest
+from engine.linears.products import TORCH, MatmulLibrary, Way
+from engine.measurement_cache import Memory
 from engine.model import canary, loading
 from engine.model.embedded import TAPE_MODEL
 from engine.model.loaded import LoadedModel
@@ -93,7 +93,9 @@ class Other(SelfTest):
     """Chooses the last way that is offered, so that modules are changed."""
 
     def fastest(self, layers: Layers, ways: Any, fallback: Way) -> Way:
-        return Way(Library("other", torch.nn.functional.linear, torch.clone, packs=True), ways[-1].joint)
+        return Way(
+            MatmulLibrary("other", torch.nn.functional.linear, torch.clone, packs=True), ways[-1].joint
+        )
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
@@ -102,7 +104,7 @@ def test_whole_passes_of_both_are_timed_and_leave_no_trace(
     architecture: str, largest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is called in turn, for every number of rows; the model is afterwards what it was."""
-    monkeypatch.setattr(selftest, "LARGEST", largest)
+    monkeypatch.setattr(pass_selftest, "LARGEST", largest)
     monkeypatch.setattr("engine.linears.install.SELF_TEST", Other())
     extra = {"sliding_window": None} if architecture == "mistral" else {}
     model = random_weights(tiny_config(architecture, layers=3, **extra))

@@ -8,7 +8,7 @@ from collections.abc import Hashable
 import pytest
 import torch
 
-from engine.attention.metadata import AttentionMetadata, Packed
+from engine.attention.metadata import AttentionMetadata, PackedRows
 from engine.attention.reference import ReferenceAttention
 from engine.engine import Engine
 from engine.graphs.runner import GraphRunner, Replay, capture_obstacle
@@ -97,13 +97,13 @@ def test_a_large_batch_is_not_captured() -> None:
 def test_only_so_many_captured_graphs_are_kept() -> None:
     model = tiny("llama", layers=1)
     engine = Engine(model, blocks=60, attention=Prepared())
-    runner = GraphRunner(model, engine.pool, Prepared(), capture=again, most_graphs=2)
+    runner = GraphRunner(model, engine.pool, Prepared(), capture=again, max_graphs=2)
     rng = random.Random(2)
     for n in (1, 2, 4, 1, 1):
         prompt = engine.open_prompt()
         words = tokens(rng, n)
         assert prompt.acquire(n)
-        plan = AttentionMetadata([Packed(0, n, prompt.next_slots(n))])
+        plan = AttentionMetadata([PackedRows(0, n, prompt.next_slots(n))])
         runner.logits(plan, words, [n - 1])
         prompt.release()
     assert (runner.captures, runner.replays) == (4, 1)

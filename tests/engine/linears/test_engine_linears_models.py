@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from engine.linears.install import install_linears
-from engine.linears.products import ONEDNN, TORCH, Library, Way
-from engine.linears.selftest import Layers, SelfTest
+from engine.linears.linear_selftest import Layers, SelfTest
+from engine.linears.products import ONEDNN, TORCH, MatmulLibrary, Way
 from engine.model import canary
 from engine.model.architectures import ModelError
 from engine.model.embedded import TAPE_MODEL
@@ -130,7 +130,7 @@ class Net(nn.Module):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("library", [TORCH, ONEDNN], ids=["torch", "onednn"])
-def test_only_plain_layers_that_run_are_changed(library: Library | None) -> None:
+def test_only_plain_layers_that_run_are_changed(library: MatmulLibrary | None) -> None:
     if library is None:
         pytest.skip("this build of PyTorch has no packed products")
     torch.manual_seed(0)

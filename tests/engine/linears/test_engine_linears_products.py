@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from engine.linears.products import ONEDNN, TORCH, Library, Part, Product, Way, build
+from engine.linears.products import ONEDNN, TORCH, MatmulLibrary, Part, Product, Way, build
 from tests.kit import tolerance
 
 LIBRARIES = [TORCH] if ONEDNN is None else [TORCH, ONEDNN]
@@ -24,8 +24,8 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 
 
 @pytest.fixture(params=LIBRARIES, ids=lambda each: each.name)
-def library(request: pytest.FixtureRequest, dtype: torch.dtype) -> Library:
-    each: Library = request.param
+def library(request: pytest.FixtureRequest, dtype: torch.dtype) -> MatmulLibrary:
+    each: MatmulLibrary = request.param
     try:
         each.apply(torch.ones(1, 1, 4, dtype=dtype), each.pack(torch.ones(4, 4, dtype=dtype)), None)
     except RuntimeError as error:
@@ -47,7 +47,7 @@ def assert_product(actual: torch.Tensor, rows: torch.Tensor, weight: torch.Tenso
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (77, 129), (352, 128), (1472, 64)], ids=str)
 @pytest.mark.parametrize("biased", [False, True])
 def test_every_row_count_and_shape(
-    library: Library, dtype: torch.dtype, shape: tuple[int, int], biased: bool
+    library: MatmulLibrary, dtype: torch.dtype, shape: tuple[int, int], biased: bool
 ) -> None:
     weight = random(*shape, dtype=dtype)
     bias = random(shape[0], seed=1, dtype=dtype) if biased else None
@@ -64,7 +64,7 @@ def test_every_row_count_and_shape(
 
 
 def siblings(
-    library: Library, dtype: torch.dtype
+    library: MatmulLibrary, dtype: torch.dtype
 ) -> tuple[list[Part], list[torch.Tensor], list[torch.Tensor | None]]:
     """Three layers in one product, of which the second has no bias."""
     weights = [random(outs, 20, seed=outs, dtype=dtype) for outs in OUTS]
@@ -72,7 +72,7 @@ def siblings(
     return build(Way(library, joint=True), weights, biases), weights, biases
 
 
-def test_siblings_of_one_input_are_handed_their_columns(library: Library, dtype: torch.dtype) -> None:
+def test_siblings_of_one_input_are_handed_their_columns(library: MatmulLibrary, dtype: torch.dtype) -> None:
     """In any order, again and again, and by turns for two inputs."""
     parts, weights, biases = siblings(library, dtype)
     one, two = (random(1, count, 20, seed=count, dtype=dtype) for count in (7, 3))
@@ -88,7 +88,7 @@ def test_siblings_are_one_product_and_only_for_the_very_same_input() -> None:
         seen.append(rows)
         return linear(rows, weight, bias)
 
-    parts, _, _ = siblings(Library("counting", counting), torch.float32)
+    parts, _, _ = siblings(MatmulLibrary("counting", counting), torch.float32)
     rows = random(1, 4, 20, dtype=torch.float32)
     for part in parts:
         part.forward(rows)
@@ -126,7 +126,7 @@ def test_two_products_of_one_input_do_not_meet() -> None:
         assert_product(two[number].forward(rows), rows, others[number], None)
 
 
-def test_a_packed_layer_shows_the_shape_of_its_weight_and_no_values(library: Library) -> None:
+def test_a_packed_layer_shows_the_shape_of_its_weight_and_no_values(library: MatmulLibrary) -> None:
     weights = [random(outs, 20, seed=outs, dtype=torch.float32) for outs in OUTS]
     for weight, part in zip(weights, Product(library, weights, [None] * 3).parts, strict=True):
         shown = part.shown()

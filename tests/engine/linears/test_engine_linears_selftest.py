@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from engine.linears.products import TORCH, Library, Way
-from engine.linears.selftest import EDGE, ROWS, Layers, SelfTest, choose
-from engine.memory import Memory
+from engine.linears.linear_selftest import EDGE, ROWS, Layers, SelfTest, choose
+from engine.linears.products import TORCH, MatmulLibrary, Way
+from engine.measurement_cache import Memory
 from engine.stopwatch import Call
 
-OTHER = Library("other", linear)
+OTHER = MatmulLibrary("other", linear)
 PLAIN, FAST, JOINT = Way(TORCH), Way(OTHER), Way(OTHER, joint=True)
 
 

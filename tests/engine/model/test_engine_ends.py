@@ -12,13 +12,13 @@ import pytest
 
 from daemon.config.schema import Config, ModelConfig
 from daemon.engine.build import load, prepared
+from engine.model.chat_format import PromptFormat
 from engine.model.constrained import OneOf, TextGrammar
 from engine.model.embedded import build_tokenizer, embedded_directory
 from engine.model.loading import end_ids_of
 from engine.model.numbers import NumberGrammar
-from engine.model.prompt import PromptFormat
 from engine.model.vocabulary import Vocabulary, token_bytes
-from flash.questions import Question
+from flash.question import Question
 
 TOKENIZER = build_tokenizer()
 OWN = TOKENIZER.eos_token_id

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from engine.model.chat_format import PromptFormat
 from engine.model.constrained import (
-    MOST_SCHEMA_BYTES,
+    MAX_SCHEMA_BYTES,
     BadSchema,
     OneOf,
     TextGrammar,
@@ -25,7 +26,6 @@ from engine.model.constrained import (
 )
 from engine.model.detokenise import Detokeniser, StopText
 from engine.model.embedded import build_tokenizer
-from engine.model.prompt import PromptFormat
 from engine.model.vocabulary import Vocabulary, token_bytes
 
 TOKENIZER = build_tokenizer()
@@ -254,7 +254,7 @@ def test_a_schema_of_constants_is_one_text() -> None:
 
 def test_a_long_schema_is_refused_before_it_is_read(monkeypatch) -> None:
     monkeypatch.setattr("engine.model.constrained._parts", lambda *_: pytest.fail("it is read"))
-    long = "a" * MOST_SCHEMA_BYTES
+    long = "a" * MAX_SCHEMA_BYTES
     for schema in ({"enum": [long]}, {"type": "object", "properties": {long: {"type": "number"}}}):
         with pytest.raises(BadSchema, match="the limit is 16384"):
             schema_parts(schema)

@@ -13,9 +13,9 @@ from engine.attention.rotary import FrameRotation
 from engine.engine import Engine
 from engine.model import canary
 from engine.model.architectures import ModelError
+from engine.model.chat_format import PromptError, PromptFormat
 from engine.model.embedded import build_tokenizer, embedded_directory
 from engine.model.loading import load_model, prepare, resolve_device
-from engine.model.prompt import PromptError, PromptFormat
 from engine.sampling import choose
 from engine.step import Chunk
 from regions.tape import Retention

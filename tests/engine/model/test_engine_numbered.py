@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from engine.model.chat_format import LISTED, PromptError, PromptFormat
 from engine.model.embedded import build_tokenizer
-from engine.model.prompt import LISTED, PromptError, PromptFormat
 from training.tokenizer import build_tokenizer as build_terse
 
 TERSE: dict[str, Any] = {

@@ -20,10 +20,10 @@ from transformers import CONFIG_MAPPING, PreTrainedTokenizerFast
 from engine.engine import Engine
 from engine.model import canary
 from engine.model.canary import dense_logits
+from engine.model.chat_format import SCHEMA, PromptFormat
 from engine.model.embedded import build_tokenizer
 from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model
-from engine.model.prompt import SCHEMA, PromptFormat
 from engine.step import Chunk
 from regions.tape import Retention
 from tests.engine.oracle import History, oracle_logits, random_weights

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from engine.model.chat_format import COMPACT_SCHEMA, SCHEMA, PromptError, PromptFormat
 from engine.model.embedded import build_tokenizer as build_chat_tokenizer
-from engine.model.prompt import COMPACT_SCHEMA, SCHEMA, PromptError, PromptFormat
 from ingest.compact import Anchor
 from ingest.tokens import Tokeniser
 from tapes.generate import TRAINING

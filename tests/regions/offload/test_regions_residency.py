@@ -9,10 +9,10 @@ import pytest
 
 from regions.allocator import Run
 from regions.ephemeral import Fork
-from regions.offload.disk import Identity
-from regions.offload.host import HostTier
+from regions.offload.host_tier import HostTier
+from regions.offload.kv_store import NotResident
 from regions.offload.residency import Idleness, Residency
-from regions.offload.store import NotResident
+from regions.offload.snapshot_format import Identity
 from regions.tape import Retention, Tape
 from tests.regions.numbered import (
     FROZEN,

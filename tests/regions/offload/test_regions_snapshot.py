@@ -14,9 +14,9 @@ import msgspec
 import pytest
 import torch
 
-from metrics.durable import create
 from regions.allocator import Run
-from regions.offload.disk import (
+from regions.kv_tensors import KVPool, LayerShape
+from regions.offload.snapshot_format import (
     MAGIC,
     ForeignSnapshot,
     Identity,
@@ -25,8 +25,8 @@ from regions.offload.disk import (
     SnapshotHeader,
     write_snapshot,
 )
-from regions.pool import KVPool, LayerShape
 from regions.tape import LiveRecord, Retention, Tape
+from support.durable_file import create
 from tests.kit.flushes import noted_flushes
 from tests.regions.numbered import FROZEN, append, prompt_of, read, tape_of
 

@@ -1,0 +1,170 @@
+"""Who may ask now: keys, requests a second and tokens a minute, the same for every interface."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+from daemon.api.limits import TokenBucket
+from daemon.api.messages import QueryError
+from daemon.tenants import LOCAL, Client, Tenant, Tenants, hash_of
+from metrics.store import CounterHandle, MetricStore
+
+Transport = Literal["http", "websocket", "zeromq"]
+Reason = Literal["missing", "malformed", "unknown"]
+MAX_KEY_BYTES = 256
+LOCAL_LABEL, OTHER_LABEL = "local", "other"
+
+
+def tenant_labels(tenants: Tenants) -> list[str]:
+    """Values of the metrics' label `tenant`: those of the start, and what stands for all others."""
+    return [LOCAL_LABEL, *tenants.names, *([OTHER_LABEL] if tenants.required else ())]
+
+
+class Access:
+    """Finds the client of a request, and refuses it by raising QueryError. On one thread.
+
+    ``clock``: monotonic seconds. What is refused is counted, by tenant or, without one, by reason.
+    """
+
+    def __init__(
+        self,
+        tenants: Tenants | None = None,
+        store: MetricStore | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.tenants = tenants or Tenants()
+        self._store, self._clock = store, clock
+        self._requests: dict[str, TokenBucket] = {}
+        self._tokens: dict[str, TokenBucket] = {}
+        self._counters: dict[tuple[str, str], CounterHandle] = {}
+
+    @property
+    def required(self) -> bool:
+        """Whether a request needs a key."""
+        return self.tenants.required
+
+    # Who is it?
+
+    def by_key(self, key: str, transport: Transport, name: str) -> Client:
+        """The client that sent an API key from the address ``name``."""
+        if not key or len(key) > MAX_KEY_BYTES or not key.isascii():
+            raise self.refused(transport, "malformed" if key else "missing")
+        credential = hash_of(key)
+        tenant = self.tenants.holder(credential)
+        if tenant is None:
+            raise self.refused(transport, "unknown")
+        return Client(tenant, name, credential)
+
+    def by_curve(self, public: str, name: str, on_behalf_of: str | None = None) -> Client:
+        """The client on a CURVE connection. ``on_behalf_of``: the tenant that another daemon names, if one
+        of the group says that it forwards.
+        """
+        tenant = self.tenants.holder(public)
+        if tenant is not None and on_behalf_of is not None and self.tenants.is_own(public):
+            tenant = self.tenants.named(on_behalf_of)
+            if tenant is not None:
+                return Client(tenant, name, public, forwarded=True)
+        if tenant is None:
+            raise self.refused("zeromq", "unknown")
+        return Client(tenant, name, public)
+
+    def again(self, client: Client, transport: Transport) -> Client:
+        """The client of a connection that was found earlier: keys and limits may have changed."""
+        if not self.required:
+            return client
+        tenant = self.tenants.holder(client.credential)
+        if tenant is None:
+            raise self.refused(transport, "unknown")
+        return client if tenant is client.tenant else replace(client, tenant=tenant)
+
+    def holds(self, client: Client) -> bool:
+        """Whether its key still stands for the same tenant, with the same rights and limits.
+
+        Without a key it is a part of the daemon itself.
+        """
+        own = not self.required or not client.credential
+        return own or self.tenants.holder(client.credential) == client.tenant
+
+    def refused(self, transport: Transport, reason: Reason) -> QueryError:
+        """Counts a request without a right key; returns the error to raise, which does not repeat it."""
+        if self._store is not None:
+            self._store.inc("foretick_unauthenticated_total", transport=transport, reason=reason)
+        told = {
+            "missing": "a key is needed",
+            "malformed": "this is no key",
+            "unknown": "the key is not known",
+        }
+        return QueryError("unauthenticated", told[reason])
+
+    # May it, now?
+
+    def request(self, client: Client) -> None:
+        """Admit one request, of any kind. One that was forwarded was admitted by the other daemon."""
+        tenant = client.tenant
+        if tenant.requests_per_second and not client.forwarded:
+            bucket = self._bucket(
+                self._requests, tenant, tenant.requests_per_second, max(1, tenant.requests_per_second)
+            )
+            now = self._clock()
+            wait_s = bucket.wait(now)
+            if wait_s:
+                self._count(tenant, "rate")
+                why = f"this tenant has {tenant.requests_per_second:g} requests a second"
+                raise QueryError("busy", why, wait_s)
+            bucket.take(now)
+        self._count(tenant, "admitted")
+
+    def operate(self, client: Client, what: str) -> None:
+        """Admit what only operators may do."""
+        if not client.tenant.operator:
+            self._count(client.tenant, "forbidden")
+            raise QueryError("forbidden", f"{what}: only operators may")
+
+    def tokens(self, client: Client) -> None:
+        """Admit a request that will take tokens."""
+        tenant = client.tenant
+        if not tenant.tokens_per_minute:
+            return
+        wait_s = self._token_bucket(tenant).wait(self._clock())
+        if wait_s:
+            self._count(tenant, "tokens")
+            raise QueryError("busy", f"this tenant has {tenant.tokens_per_minute} tokens a minute", wait_s)
+
+    def charge(self, client: Client, tokens: int) -> None:
+        """So many tokens were computed for it."""
+        # the limits may have changed since the request began
+        tenant = self.tenants.named(client.tenant.name) or client.tenant
+        if tenant.tokens_per_minute:
+            self._token_bucket(tenant).take(self._clock(), tokens)
+        if self._store is not None and tokens:
+            self._store.inc("foretick_tenant_tokens_total", tokens, tenant=self._label(tenant))
+
+    def _token_bucket(self, tenant: Tenant) -> TokenBucket:
+        return self._bucket(self._tokens, tenant, tenant.tokens_per_minute / 60, tenant.tokens_per_minute)
+
+    def _bucket(self, kept: dict[str, TokenBucket], tenant: Tenant, rate: float, burst: float) -> TokenBucket:
+        """The tenant's bucket; another rate begins with a full one."""
+        bucket = kept.get(tenant.name)
+        if bucket is None or (bucket.rate, bucket.burst) != (rate, burst):
+            bucket = kept[tenant.name] = TokenBucket(rate, burst, self._clock())
+        return bucket
+
+    def _count(self, tenant: Tenant, outcome: str) -> None:
+        if self._store is None:
+            return
+        counter = self._counters.get((tenant.name, outcome))
+        if counter is None:
+            label = self._label(tenant)
+            counter = self._store.counter("foretick_tenant_requests_total", tenant=label, outcome=outcome)
+            self._counters[tenant.name, outcome] = counter
+        counter.inc()
+
+    def _label(self, tenant: Tenant) -> str:
+        """One that came after the start has no series of its own."""
+        if tenant is LOCAL:
+            return LOCAL_LABEL
+        assert self._store is not None
+        return tenant.name if self._store.has("tenant", tenant.name) else OTHER_LABEL

@@ -1,0 +1,176 @@
+"""The HTTP server: Starlette and uvicorn inside the daemon's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from daemon.api.auth import Access
+from daemon.api.auth_middleware import HEADERS, Guard, client_of
+from daemon.api.connections import Timeouts, allow_connections, connection_class
+from daemon.api.health import state_of
+from daemon.api.http_errors import framework_error, refused
+from daemon.api.limits import Connections
+from daemon.api.messages import QueryError
+from daemon.api.websocket import MESSAGE_BYTES
+from daemon.supervision import Tasks
+
+NAME = "http server"
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_GRACE_S = 2
+_BACKLOG = 128
+_OTHERS = 256
+"""Connections beside those that listen to events."""
+_HEALTH = 64
+"""Connections beside all these, which get a refusal, or their health."""
+
+
+class _EmbeddedServer(uvicorn.Server):
+    """A uvicorn server that does not handle signals: the daemon stops it."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Files in PEM: the certificate, with those between it and its root, and its key."""
+
+    certificate_file: str
+    key_file: str
+
+
+class HttpServer:
+    """`/metrics`, `/healthz` (the event loop runs) and `/readyz` (503 with reasons while not ready)."""
+
+    def __init__(
+        self,
+        metrics: Callable[[], bytes],
+        not_ready: Callable[[], Sequence[str]],
+        host: str = "127.0.0.1",
+        port: int = 0,
+        more: Sequence[BaseRoute] = (),
+        *,
+        closing: Callable[[], None] = lambda: None,
+        max_listeners: int = 4096,
+        timeouts: Timeouts | None = None,
+        access: Access | None = None,
+        tls: Tls | None = None,
+    ) -> None:
+        """`metrics()` renders the exposition text; `not_ready()` lists what is missing (empty: ready).
+
+        ``more``: additional routes. ``closing()``: ends replies that do not end by themselves.
+        """
+        self._metrics = metrics
+        self._not_ready = not_ready
+        self._host = host
+        self._asked_port = port
+        self._more = more
+        self._closing = closing
+        self._timeouts, self._access, self._tls = timeouts or Timeouts(), access or Access(), tls
+        self._connections = Connections(max_listeners + _OTHERS)
+        self._max_connections = max_listeners + _OTHERS + _HEALTH
+        self._server: uvicorn.Server | None = None
+        self._listener: socket.socket
+        self._tasks = Tasks()
+        self.port = 0
+
+    async def start(self, tasks: Tasks) -> None:
+        """Bind, serve as one of ``tasks``, and set `port`. Raises OSError when the bind fails."""
+        # Bind here: uvicorn would exit the process on failure.
+        self._listener = _bind(self._host, self._asked_port)
+        allow_connections(self._max_connections)
+        self.port = self._listener.getsockname()[1]
+        # the kernel cuts a connection whose client reads nothing
+        write_ms = int(self._timeouts.write * 1000)
+        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, write_ms)
+        config = uvicorn.Config(
+            self._application(),
+            http=connection_class(self._timeouts, self._connections),
+            ws="wsproto",
+            ws_max_size=MESSAGE_BYTES,
+            ws_per_message_deflate=False,  # it costs each connection more memory than all else
+            limit_concurrency=self._max_connections,
+            proxy_headers=False,  # who a client is, nobody else can say
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            headers=HEADERS,
+            server_header=False,
+            timeout_graceful_shutdown=_GRACE_S,
+            ssl_certfile=self._tls.certificate_file if self._tls else None,
+            ssl_keyfile=self._tls.key_file if self._tls else None,
+        )
+        self._server = _EmbeddedServer(config)
+        self._tasks = tasks
+        tasks.start(NAME, partial(self._server.serve, sockets=[self._listener]))
+        while not self._server.started:
+            if NAME not in tasks.names():
+                raise OSError(f"the HTTP server on {self._host}:{self.port} ended before it started")
+            await asyncio.sleep(0.005)
+
+    async def stop(self) -> None:
+        """Finish running requests, at most two seconds, and close."""
+        server, self._server = self._server, None
+        task = self._tasks.expect_end(NAME)
+        if server is None:
+            return
+        self._closing()
+        if task is not None:
+            server.should_exit = True
+            await task
+        elif server.started:  # the task was killed before uvicorn closed listeners and connections
+            await server.shutdown()
+        self._listener.close()
+
+    def _application(self) -> Starlette:
+        return Starlette(
+            routes=[
+                *self._more,
+                Route("/metrics", self._serve_metrics),
+                Route("/healthz", self._serve_health),
+                Route("/readyz", self._serve_ready),
+            ],
+            middleware=[Middleware(Guard, access=self._access, connections=self._connections)],
+            exception_handlers={HTTPException: framework_error},
+        )
+
+    async def _serve_metrics(self, request: Request) -> Response:
+        # they name all sessions
+        if self._access.required:
+            try:
+                self._access.operate(client_of(request), "metrics")
+            except QueryError as error:
+                return refused(error)
+        return Response(self._metrics(), media_type=METRICS_TYPE)
+
+    async def _serve_health(self, _: Request) -> Response:
+        return JSONResponse({"status": "alive"})
+
+    async def _serve_ready(self, _: Request) -> Response:
+        # which feeds and brokers there are is not for everyone who can connect
+        reasons = list(self._not_ready())
+        status = state_of(reasons) if reasons else "ready"
+        told = [] if self._access.required else reasons
+        return JSONResponse({"status": status, "reasons": told}, 503 if reasons else 200)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot bind HTTP to {host}:{port}: {error.strerror}") from None

@@ -1,0 +1,190 @@
+"""`/v1/ws`: the query socket's requests and subscriptions to events over one WebSocket, as JSON.
+
+Back-pressure both ways: a connection with enough requests in flight is not read, and a client that does not
+read loses its own events, or its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from daemon.api.auth import Access
+from daemon.api.auth_middleware import PROTOCOL, client_of
+from daemon.api.events import EventFilter, Events, Subscription
+from daemon.api.http_requests import Requests
+from daemon.api.limits import TokenBucket
+from daemon.api.messages import (
+    ClientRequest,
+    ErrorReply,
+    EventMessage,
+    LostMessage,
+    QueryError,
+    Subscribe,
+    Subscribed,
+    Unsubscribe,
+    Unsubscribed,
+)
+from feeds.decoding import Undecodable, decoded
+
+MESSAGE_BYTES = 1 << 18
+MAX_IN_FLIGHT = 32
+"""Requests of one connection that are answered at a time; the next one is read when one is done."""
+MAX_SUBSCRIPTIONS = 16
+RATE, BURST = 200.0, 400.0
+"""Messages a second that a connection may send, and how many at once."""
+_POLICY_VIOLATION = 1008
+
+
+Incoming = ClientRequest | Subscribe | Unsubscribe
+_decode = msgspec.json.Decoder(Incoming).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Socket:
+    """One connection."""
+
+    def __init__(
+        self,
+        websocket: WebSocket,
+        requests: Requests,
+        events: Events,
+        access: Access,
+        sent: Callable[[int], None],
+    ) -> None:
+        self._websocket, self._requests, self._events, self._sent = websocket, requests, events, sent
+        self._access = access
+        self.client = client_of(websocket)
+        self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._subscriptions: dict[int, tuple[Subscription, asyncio.Task[None]]] = {}
+
+    async def serve(self) -> None:
+        """Serve until the client or the daemon closes the connection, which `Events` knows."""
+        offered = self._websocket.scope.get("subprotocols", [])
+        await self._websocket.accept(PROTOCOL if PROTOCOL in offered else None)
+        loop = asyncio.get_running_loop()
+        bucket = TokenBucket(RATE, BURST, loop.time())
+        try:
+            while (message := await self._websocket.receive())["type"] == "websocket.receive":
+                asked = self._read(message.get("text"))
+                try:
+                    self._admit(bucket, loop.time())
+                except QueryError as error:
+                    await self._send(error.reply(asked.id))
+                    if error.code == "unauthenticated":
+                        await self._close()
+                        return
+                    continue
+                match asked:
+                    case ErrorReply():
+                        await self._send(asked)
+                    case Subscribe():
+                        await self._subscribe(asked)
+                    case Unsubscribe():
+                        await self._unsubscribe(asked)
+                    case _:
+                        await self._room.acquire()
+                        self._start(self._answer(asked))
+        finally:
+            for subscription, pump in self._subscriptions.values():
+                self._events.unsubscribe(subscription)
+                self._tasks.add(pump)
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _admit(self, bucket: TokenBucket, now: float) -> None:
+        """Admit one message. Raises QueryError."""
+        if wait_s := bucket.wait(now):
+            raise QueryError("busy", f"more than {RATE:g} messages a second", wait_s)
+        bucket.take(now)
+        self.client = self._access.again(self.client, "websocket")
+        self._access.request(self.client)
+
+    def dismiss(self) -> None:
+        """Close the connection: its key is not known any more, or stands for another tenant."""
+        self._start(self._close())
+
+    async def _close(self) -> None:
+        with contextlib.suppress(WebSocketDisconnect, RuntimeError):
+            await self._websocket.close(_POLICY_VIOLATION, "the key is not known")
+
+    def _read(self, text: str | None) -> Incoming | ErrorReply:
+        if text is None:
+            return ErrorReply(None, "bad_request", "a message is JSON text, not bytes")
+        try:
+            asked: Incoming = decoded(_decode, text.encode())
+        except Undecodable as error:
+            return ErrorReply(_id_of(text), "bad_request", str(error))
+        return asked
+
+    async def _answer(self, request: ClientRequest) -> None:
+        try:
+            reply = await self._requests.ask(request, self.client)
+            await self._send(reply)
+        finally:
+            self._room.release()
+
+    async def _subscribe(self, asked: Subscribe) -> None:
+        if asked.id in self._subscriptions:
+            await self._send(ErrorReply(asked.id, "bad_request", "there is a subscription with this id"))
+            return
+        if len(self._subscriptions) >= MAX_SUBSCRIPTIONS:
+            why = f"a connection has at most {MAX_SUBSCRIPTIONS} subscriptions"
+            await self._send(ErrorReply(asked.id, "busy", why))
+            return
+        chosen = EventFilter(frozenset(asked.sessions), frozenset(asked.questions), frozenset(asked.events))
+        try:
+            newest = self._events.newest
+            subscription = self._events.subscribe(self.client, chosen, "websocket", asked.after, self)
+        except QueryError as error:
+            await self._send(error.reply(asked.id))
+            return
+        pump = asyncio.ensure_future(self._pump(asked.id, subscription))
+        self._subscriptions[asked.id] = subscription, pump
+        await self._send(Subscribed(asked.id, newest))
+
+    async def _unsubscribe(self, asked: Unsubscribe) -> None:
+        found = self._subscriptions.pop(asked.subscription, None)
+        if found is None:
+            await self._send(ErrorReply(asked.id, "bad_request", f"no subscription {asked.subscription}"))
+            return
+        self._events.unsubscribe(found[0])
+        found[1].cancel()
+        await self._send(Unsubscribed(asked.id))
+
+    async def _pump(self, number: int, subscription: Subscription) -> None:
+        while not subscription.closed:
+            await subscription.news.wait()
+            lost, waiting = subscription.take()
+            for each in lost:
+                await self._send(LostMessage(number, *msgspec.structs.astuple(each)))
+            for event in waiting:
+                await self._send(EventMessage(number, event.id, msgspec.Raw(event.json)))
+                self._sent(1)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send(self, message: msgspec.Struct) -> None:
+        # the connection may end at any time, and `serve` is told
+        with contextlib.suppress(WebSocketDisconnect, RuntimeError):
+            await self._websocket.send({"type": "websocket.send", "text": _encode(message).decode()})
+
+
+def _id_of(text: str) -> int | None:
+    """The id of an otherwise unreadable message; None if that is unreadable too."""
+    try:
+        found = decoded(msgspec.json.decode, text)
+    except Undecodable:
+        return None
+    number = found.get("id") if isinstance(found, dict) else None
+    return number if isinstance(number, int) and not isinstance(number, bool) and number >= 0 else None

@@ -1,0 +1,368 @@
+"""A session made again from its records, by the daemon's own data plane and engine, one bar a version.
+
+One thread does it all: it decodes records, makes bars and tokens, appends each bar in a pass of its own and
+asks the standing questions of every version, as a daemon with time to spare does. So equal records give equal
+floats. Nothing is closed by the clock (`idle_close`), and no bar is passed over.
+
+The records are read twice: first for their bars alone, which show where the answer's version ends and how
+many bars there are before its state; then with the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import msgspec
+
+from daemon import protocol
+from daemon.config.schema import Config
+from daemon.config.symbols import numbered, routes
+from daemon.engine.assembly import wire_engine
+from daemon.engine.build import Built, build
+from daemon.engine.replayed_bars import History
+from daemon.engine.snapshot_store import SavedSession, UsableSnapshot
+from daemon.gateway.checkpoint.offsets import OffsetTracker
+from daemon.gateway.record_decoder import Decoder, SequenceAllocator
+from daemon.progress import Progress
+from engine.device import use_threads
+from engine.rounding import of_gap
+from engine.step import Chunk, Executor, SampledToken
+from feeds.durations import Duration
+from feeds.market_data import Answer
+from feeds.source import Incoming, Kind, Partition
+from flash.registry import Standing
+from ingest import warm_up
+from ingest.bar_kernel import SESSION
+from ingest.bars import AMENDS
+from ingest.compact import Anchor, CompactSpec
+from ingest.plane import DataPlane, TapeRecord
+from ingest.plane_state import Rows
+from ingest.ring import Ring
+from ingest.tokens import Tokeniser
+from metrics.store import MetricStore
+
+_BATCH = 256
+"""Messages that enter the ring between two looks at the engine."""
+ONE = ""
+"""Name of the only source."""
+
+Choose = Callable[[Built], UsableSnapshot | None]
+"""Finds the snapshot to go on from, if there is one."""
+Batches = AsyncGenerator[tuple[str, list[Incoming]], None]
+"""Messages, by the name of their source."""
+
+
+class End(NamedTuple):
+    """A session behind one of its bars.
+
+    ``closed``: see `protocol.InputNumbers`; -1 for a symbol without a bar. ``as_of``: event time (ns) of the bar's
+    newest record. ``newest``: last offset, by the number of the stream.
+    """
+
+    closed: tuple[int, ...]
+    as_of: int
+    newest: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One bar of a window: its text and token ids, and the event time (ns) of its newest record."""
+
+    text: str
+    tokens: tuple[int, ...]
+    ts_event: int
+
+
+@dataclass(frozen=True)
+class ReplayedVersion:
+    """One version of the session, and what a question asked of it saw: regions as token ids and text."""
+
+    answer: Answer
+    prefix: tuple[int, ...]
+    prefix_text: str
+    window: tuple[Line, ...]
+    question: tuple[int, ...]
+    question_text: str
+    tolerance: float
+    """How far logit gaps may lie apart by rounding."""
+
+
+@dataclass
+class _Seen:
+    """Runs passes, and notes the largest logit of them all."""
+
+    executor: Executor
+    largest: float = 1.0
+
+    def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
+        """See `Executor`."""
+        done = self.executor.execute(batch)
+        for token in done:
+            if token is not None and math.isfinite(token.top1):
+                values = (token.top1, token.top2, *token.logits)
+                self.largest = max(self.largest, *(abs(v) for v in values if math.isfinite(v)))
+        return done
+
+
+class Replay:
+    """The session ``name`` of ``config``; use it as a context. Feed it once, after `bars`.
+
+    ``begins``: anchor of compact lines, and the bars that have it, where the session is to begin in its
+    midst. Or it goes on from the snapshot that ``choose`` finds, and the records behind that are to follow.
+    ``until_ns``: opening of the newest bar, where that is known: it may be an empty one. Raises SettingError,
+    and SnapshotError for a snapshot that does not fit.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        name: str,
+        *,
+        begins: tuple[Anchor, int] | None = None,
+        choose: Choose = lambda built: None,
+        until_ns: int = 0,
+    ) -> None:
+        self.config = config = alone(config, name)
+        self._session, self._until_ns = config.sessions[0], until_ns
+        self._sources = [source for source, _ in config.feeds.values()] or [ONE]
+        self.built: Built = build(config, {})
+        use_threads(config.model.threads)  # of this thread, too
+        spec = self.built.lines[name]
+        self.snapshot = choose(self.built)
+        """What it goes on from."""
+        if self.snapshot is None and begins is not None and isinstance(spec, CompactSpec):
+            # another model may read decimal lines
+            self.built.lines[name] = replace(spec, begins=begins)
+        if self.snapshot is not None:
+            self.built.tapes.pop(name).release()
+            self.snapshot = self.snapshot._replace(state=_never_idle(self.snapshot.state))
+            self.built.tapes[name] = self.built.restore(self._session, self.snapshot, Progress())
+        self.state_bars = self.built.tapes[name].state_records
+        """Bars that the state of the snapshot depends on."""
+        self._store = MetricStore.local(_labels(config, self._sources))
+        self._ring = Ring.create(max(config.source.ring_capacity, 1 << 16))
+        self._seen = _Seen(self.built.engine)
+        self._trackers: list[OffsetTracker] = []
+        self._versions = 0
+        self._wanted = -1
+        self._question = "", ""
+        self._found: ReplayedVersion | None = None
+        self.host = wire_engine(
+            config,
+            self.built,
+            self._ring,
+            self._store,
+            self._on_event,
+            source=self._sources[0],
+            executor=self._seen,
+            credits=1,
+        )
+        self.host.input.partitions_assigned([name])
+
+    def __enter__(self) -> Replay:
+        warm_up()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ring.close()
+        self._ring.unlink()
+
+    async def bars(self, batches: Batches) -> list[End]:
+        """Read (source, messages) to their end; the session behind each bar that they make."""
+        name, state = self._session.name, None if self.snapshot is None else self.snapshot.state
+        made: list[TapeRecord] = []
+        plane = DataPlane(
+            self._ring,
+            self._sources[0],
+            Tokeniser(self.built.prompt.encode),
+            [self.host.input.spec(name)],
+            lambda records: made.extend(each for _, own in records for each in own),
+            self._store,
+        )
+        if state is not None:
+            plane.restore(name, state.plane, [state.has_log] * len(state.positions))
+            plane.go_on([name])
+
+        def step() -> None:
+            while plane.step():
+                pass
+
+        await self._read(batches, step)
+        plane.flush(self._until_ns)
+        history = History(len(self._session.symbols), restored=() if state is None else state.closed)
+        ends, newest = list[End](), dict[int, int]()
+        for record in made:
+            if not record.flags & AMENDS:
+                history.take(record.bar.leg, record.bar.ts_open)
+            stream, _, last = record.read
+            newest = newest | {stream: max(last, newest.get(stream, last))}
+            ends.append(End(history.closed, record.ts_last_event, newest))
+        return ends
+
+    async def feed(
+        self, batches: Batches, question: str, question_hash: str, wanted: int, *, exclude: int = 0
+    ) -> ReplayedVersion | None:
+        """Read the same again; what ``question`` saw behind bar ``wanted``, an index of what `bars` returned.
+
+        ``exclude``: so many of the first bars are no part of the session.
+        """
+        self._question, self._wanted = (question, question_hash), wanted - exclude
+        self.host.input.exclude(self._session.name, exclude)
+        await self._read(batches, self._settle)
+        self.host.input.flush(self._until_ns)
+        self._settle()
+        return self._found
+
+    async def _read(self, batches: Batches, step: Callable[[], None]) -> None:
+        feeds = {source: _Given(source) for source in self._sources}
+        table = routes(self.config.sessions, numbered(self.config.sessions))
+        order = SequenceAllocator()
+        self._trackers = [OffsetTracker() for _ in feeds]
+        ingests = {
+            source: Decoder(
+                given,
+                self._ring,
+                table,
+                tracker,
+                self._store,
+                lambda dead_letter: None,
+                max_bytes=self.config.source.max_message_bytes,
+                max_ahead_ns=self.config.source.max_ahead,
+                order=order,
+                sequence=self.config.source.sequence,
+            )
+            for (source, given), tracker in zip(feeds.items(), self._trackers, strict=True)
+        }
+        async for named, messages in batches:
+            source = named or self._sources[0]
+            for at in range(0, len(messages), _BATCH):
+                feeds[source].batch = messages[at : at + _BATCH]
+                # what is in the ring is taken meanwhile: it may be too short for the batch
+                pushing = asyncio.ensure_future(ingests[source].run())
+                while not pushing.done():
+                    await asyncio.sleep(0)
+                    step()
+                pushing.result()
+                step()
+
+    def _settle(self) -> None:
+        """Take bars one by one, and answer each, until nothing is left to do."""
+        while True:
+            self.host.input.take()
+            while self.host.scheduler.step():
+                pass
+            if self.host.input.settled:
+                return
+
+    def _on_event(self, event: protocol.EngineEvent) -> None:
+        if isinstance(event, protocol.Committed):
+            self._versions += 1
+            return
+        if isinstance(event, protocol.Answered):
+            asked = event.answer.question, event.answer.question_hash
+            if asked == self._question and self._versions == self._wanted + 1:
+                self._found = self._version(event.answer)
+        if isinstance(event, protocol.Answered | protocol.AnswerFailed | protocol.NotDue):
+            for tracker in self._trackers:
+                tracker.acknowledge(self._session.name, event.inputs.first)
+
+    def _version(self, answer: Answer) -> ReplayedVersion:
+        """What the answer saw. Its version is the newest: the next bar waits for this one's answers."""
+        tape = self.built.tapes[self._session.name]
+        decode = self._decode
+        asked = tuple(self.built.prefixes.asked_behind(self._standing(answer), tape.prefix))
+        lines = tuple(
+            Line(decode(each.tokens), tuple(each.tokens), each.ts_event) for each in tape.state.records
+        )
+        return ReplayedVersion(
+            answer,
+            tape.prefix,
+            decode(tape.prefix),
+            lines,
+            asked,
+            decode(asked),
+            of_gap(self.built.loaded, self._seen.largest),
+        )
+
+    def _standing(self, answer: Answer) -> Standing:
+        return next(
+            each
+            for each in self.host.questions.registry.standing(answer.session)
+            if (each.question.name, each.question_hash) == (answer.question, answer.question_hash)
+        )
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return str(self.built.prompt.tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+
+class _Given:
+    """A source with one batch at a time."""
+
+    kind: Kind = "pausing"
+    lost = 0
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.batch: list[Incoming] = []
+
+    async def start(self) -> None:
+        """Nothing to connect."""
+
+    async def batches(self) -> AsyncGenerator[list[Incoming], None]:
+        """The batch."""
+        yield self.batch
+
+    def pause(self) -> None:
+        """The next batch waits anyway."""
+
+    def resume(self) -> None:
+        """See `pause`."""
+
+    async def commit(self, offsets: Mapping[Partition, object]) -> None:
+        """Nothing is stored."""
+
+    async def stop(self) -> None:
+        """Nothing to disconnect."""
+
+
+def alone(config: Config, name: str) -> Config:
+    """``config`` with this session only, which waits for no clock, passes nothing over and writes nothing.
+
+    All questions are asked of all versions: whether one was due depends on where reading begins.
+    """
+    (session,) = (each for each in config.sessions if each.name == name)
+    session = msgspec.structs.replace(
+        session, idle_close=Duration(0), refresh_idle=Duration(0), divergence_every=Duration(0)
+    )
+    every = {"ask_every_bars": 1, "ask_every": Duration(0), "answer_within": Duration(0)}
+    return msgspec.structs.replace(
+        config,
+        sessions=(session,),
+        questions=tuple(msgspec.structs.replace(each, **every) for each in config.questions),
+        source=msgspec.structs.replace(config.source, behind="wait"),
+        recovery=msgspec.structs.replace(config.recovery, interval=Duration(0)),
+        pool=msgspec.structs.replace(config.pool, idle_spill=Duration(0), host_blocks=0),
+    )
+
+
+def _never_idle(state: SavedSession) -> SavedSession:
+    """As `alone` has it, nothing is closed by the clock."""
+    builder = state.plane.builder
+    session = builder.session.array(SESSION)
+    session["idle_close"] = 0
+    builder = msgspec.structs.replace(builder, session=Rows.of(session))
+    return msgspec.structs.replace(state, plane=msgspec.structs.replace(state.plane, builder=builder))
+
+
+def _labels(config: Config, sources: Sequence[str]) -> dict[str, Sequence[str]]:
+    return {
+        "session": [session.name for session in config.sessions],
+        "source": sources,
+        "sink": [],
+        "policy": [config.scheduler.policy],
+        "eviction": [config.scheduler.eviction],
+    }

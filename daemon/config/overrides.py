@@ -1,0 +1,97 @@
+"""Overrides of the file's values. They follow the configuration's types, so an unknown key is an error."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from daemon.config.errors import ConfigError, ConfigProblem
+
+
+class Layered:
+    """The raw values of the file with overrides on top, and the origin of each override (by dotted key)."""
+
+    def __init__(self, config: type[msgspec.Struct], file_values: Mapping[str, Any]) -> None:
+        self.values: dict[str, Any] = copy.deepcopy(dict(file_values))
+        self.origins: dict[str, str] = {}
+        self._type = inspect.type_info(config)
+
+    def set(self, key: str, value: object, origin: str) -> None:
+        """Set the dotted `key`; text is parsed as the key's type. Raises ConfigError."""
+        parts = key.split(".")
+        node: Any = self.values
+        kind: inspect.Type = self._type
+        for depth, part in enumerate(parts):
+            here = ".".join(parts[:depth])
+            kind = _child(kind, part, here, origin)
+            slot = _slot(node, part, here, origin)
+            if depth == len(parts) - 1:
+                node[slot] = _read(kind, value, key, origin) if isinstance(value, str) else value
+            else:
+                node = node.setdefault(slot, {}) if isinstance(node, dict) else node[slot]
+                node = _container(node, ".".join(parts[: depth + 1]))
+        self.origins[key] = origin
+
+
+def bare(kind: inspect.Type) -> inspect.Type:
+    """The type without its description and without `None`."""
+    while isinstance(kind, inspect.Metadata):
+        kind = kind.type
+    if isinstance(kind, inspect.UnionType):
+        (kind,) = (bare(t) for t in kind.types if not isinstance(t, inspect.NoneType))
+    return kind
+
+
+def _child(kind: inspect.Type, part: str, here: str, origin: str) -> inspect.Type:
+    """The type of the key `part` inside a value of type `kind`."""
+    kind = bare(kind)
+    if isinstance(kind, inspect.VarTupleType):
+        if not part.isdecimal():
+            raise _problem(f"{here}.{part}", f"{here} is a list: name its element by number", origin)
+        return kind.item_type
+    fields = {f.encode_name: f.type for f in kind.fields} if isinstance(kind, inspect.StructType) else {}
+    if part not in fields:
+        close = difflib.get_close_matches(part, fields, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise _problem(f"{here}.{part}" if here else part, f"there is no such key{hint}", origin)
+    return fields[part]
+
+
+def _slot(node: Any, part: str, here: str, origin: str) -> Any:
+    if isinstance(node, dict):
+        return part
+    if int(part) >= len(node):
+        raise _problem(f"{here}.{part}", f"{here} has only {len(node)} elements", origin)
+    return int(part)
+
+
+def _container(node: Any, key: str) -> Any:
+    """The table or list at this key. The file may hold something else there, which raises ConfigError."""
+    if not isinstance(node, dict | list):
+        raise ConfigError([ConfigProblem(key, f"expected a table or a list, got {node!r}")])
+    return node
+
+
+def _read(kind: inspect.Type, text: str, key: str, origin: str) -> object:
+    """Text stays text where the type is text; a list may be JSON or comma separated; all else is JSON."""
+    kind = bare(kind)
+    if isinstance(kind, inspect.StrType | inspect.LiteralType | inspect.CustomType):
+        return text
+    if isinstance(kind, inspect.VarTupleType) and not text.lstrip().startswith("["):
+        if isinstance(bare(kind.item_type), inspect.StrType):
+            return [item.strip() for item in text.split(",")] if text else []
+        raise _problem(key, "expected a JSON list", origin)
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise _problem(key, f"cannot read {text!r}", origin) from None
+
+
+def _problem(key: str, message: str, origin: str) -> ConfigError:
+    return ConfigError([ConfigProblem(key, f"{message} (from {origin})")])

@@ -1,0 +1,46 @@
+"""How much of the device the sessions use, and how many it could carry: what `foretick plan` predicts."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sized
+
+from metrics.store import MetricStore
+from regions.pool_metadata import BlockPool
+from scheduler.theory.capacity import sessions_estimate
+
+OVER_NS = 10_000_000_000
+"""Time that the utilisation is a mean over."""
+
+
+class CapacityMetrics:
+    """Writes utilisation and capacity with each heartbeat, as their only writer. ``clock``: monotonic, ns."""
+
+    def __init__(
+        self,
+        store: MetricStore,
+        pool: BlockPool,
+        sessions: Sized,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._store, self._pool, self._sessions, self._clock = store, pool, sessions, clock
+        self._seen: deque[tuple[int, float]] = deque([(clock(), self._forward_s())])
+
+    def __call__(self) -> None:
+        """Write what there is."""
+        now, spent = self._clock(), self._forward_s()
+        self._seen.append((now, spent))
+        while len(self._seen) > 2 and self._seen[1][0] <= now - OVER_NS:
+            self._seen.popleft()
+        then, before = self._seen[0]
+        used = min(1.0, (spent - before) / ((now - then) * 1e-9)) if now > then else 0.0
+        pool = self._pool
+        shares = {"compute": used, "kv_memory": 1 - pool.free_blocks / pool.total_blocks}
+        self._store.set("foretick_utilisation_ratio", used)
+        for limit, share in shares.items():
+            most = sessions_estimate(len(self._sessions), share)
+            self._store.set("foretick_sessions_capacity", most, limit=limit)
+
+    def _forward_s(self) -> float:
+        return self._store.total_seconds("foretick_stage_seconds", stage="forward")

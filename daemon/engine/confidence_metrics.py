@@ -1,0 +1,173 @@
+"""What a calibration says of answers, how far their logit gaps have moved from it, and what labels tell."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from daemon.config.schema import Config, ModelConfig
+from engine.model.chat_format import PromptFormat
+from engine.model.revision import CALIBRATION
+from feeds.connector import SettingError
+from flash.confidence import (
+    Calibration,
+    CalibrationError,
+    Judged,
+    QuestionCalibration,
+    judge,
+    read_calibration,
+)
+from flash.late_labels import AdaptationState, JudgedAnswer, LabelError, Labelled, LateLabels
+from flash.question import Question
+from flash.registry import Standing
+from metrics.store import MetricStore
+
+MEMORY = 256
+"""Answers over which a session's mean gap is taken, with weights that fall exponentially."""
+
+
+def calibration_of(
+    settings: ModelConfig, directory: Path, revision: str, lines: Collection[str]
+) -> Calibration | None:
+    """The configured calibration, or the one in the model's directory; None where there is none.
+
+    ``lines`` are those of the sessions. Raises SettingError for a file that is not for this model and them.
+    """
+    if settings.calibration == "off":
+        return None
+    file = Path(settings.calibration) if settings.calibration else directory / CALIBRATION
+    if not settings.calibration and not file.exists():
+        return None
+    found = None
+    try:
+        for each in sorted(lines):
+            found = read_calibration(file, revision, each)
+    except CalibrationError as error:
+        raise SettingError("model.calibration", f"{error}; or set it to off") from error
+    return found
+
+
+class Confidence:
+    """Judges answers of standing questions, as the only writer of their metrics, and replies to asks.
+
+    On the scheduler's thread.
+    """
+
+    def __init__(
+        self, config: Config, prompt: PromptFormat, calibration: Calibration | None, store: MetricStore
+    ) -> None:
+        self._settings, self._prompt, self._calibration = config.model, prompt, calibration
+        self._store = store
+        self._gap_ratio: dict[str, float] = {}
+        self._not_calibrated: set[tuple[str, str]] = set()  # session and hash, by the latest answer
+        self._labels: dict[str, LateLabels] = {}
+        for session in config.sessions:
+            self.add(session.name)
+
+    def add(self, session: str) -> None:
+        """There is another session."""
+        self._labels[session] = LateLabels(self._settings.coverage, 0)
+        self._share()
+
+    def remove(self, session: str) -> None:
+        """A session is removed."""
+        self._labels.pop(session, None)
+        self._share()
+        self._gap_ratio.pop(session, None)
+        self._not_calibrated = {key for key in self._not_calibrated if key[0] != session}
+
+    def _share(self) -> None:
+        for labels in self._labels.values():
+            labels.keep(self._settings.remembered_answers // len(self._labels))
+
+    def cut(self, session: str) -> AdaptationState:
+        """What the labels of a session have adapted."""
+        return self._labels[session].cut()
+
+    def restore(self, session: str, cut: AdaptationState) -> None:
+        """Go on from a cut."""
+        self._labels[session].restore(cut)
+
+    def of(
+        self, session: str, question: Question, logits: Sequence[float], given: str | None
+    ) -> Judged | None:
+        """Probability, choice set and abstention; None for a question that was not calibrated.
+
+        ``logits`` of the choices in their order; ``given``: the chosen one.
+        """
+        fitted = self._fitted(question)
+        if fitted is None or given is None:
+            return None
+        return self._judge(fitted, self._labels[session].coverage(question.hash), logits, given)
+
+    def of_standing(
+        self,
+        standing: Standing,
+        version: int,
+        logits: Sequence[float],
+        given: str | None,
+        prompt: Sequence[int],
+    ) -> Judged | None:
+        """As `of`, and remembered for its label, and counted: asks would tell more of their clients.
+
+        ``prompt``: the tokens that asked, the question's own or its number.
+        """
+        fitted = self._fitted(standing.question, tuple(prompt) != tuple(standing.prepared.prompt_tokens))
+        session, asked = standing.session, standing.question_hash
+        if fitted is None:
+            self._not_calibrated.add((session, asked))
+            return None
+        self._not_calibrated.discard((session, asked))
+        if given is None:
+            return None
+        labels = self._labels[session]
+        found = self._judge(fitted, labels.coverage(asked), logits, given)
+        number = fitted.choices.index(given)
+        labels.remember(asked, version, JudgedAnswer(fitted, tuple(logits), number, found.choice_set))
+        best, second = sorted(logits, reverse=True)[:2]
+        ratio = (best - second) / fitted.mean_gap if fitted.mean_gap else 1.0
+        mean = self._gap_ratio.get(session, ratio)
+        self._gap_ratio[session] = mean + (ratio - mean) / MEMORY
+        self._store.set("foretick_gap_ratio", self._gap_ratio[session], session=session)
+        size = ("empty", "one", "several")[min(len(found.choice_set), 2)]
+        self._store.inc("foretick_choice_sets_total", session=session, size=size)
+        return found
+
+    def label(self, standing: Standing, version: int, choice: str) -> Labelled:
+        """Tell the right choice of an answer. Raises LabelError, with nothing changed."""
+        session, name = standing.session, standing.question.name
+        try:
+            found = self._labels[session].label(standing.question_hash, version, choice)
+        except LabelError as error:
+            if error.code == "unknown_version" and (session, standing.question_hash) in self._not_calibrated:
+                why = f"{session}/{name} has no calibration with its choices, as it is asked"
+                raise LabelError("not_calibrated", why) from None
+            raise LabelError(error.code, f"{session}/{name}: {error}") from None
+        covered = "yes" if found.covered else "no"
+        self._store.inc("foretick_labelled_sets_total", session=session, covered=covered)
+        self._store.set("foretick_adapted_coverage", self._labels[session].largest, session=session)
+        return found
+
+    def _judge(
+        self, fitted: QuestionCalibration, coverage: float, logits: Sequence[float], given: str
+    ) -> Judged:
+        number = fitted.choices.index(given)
+        return judge(fitted, logits, number, coverage, self._settings.abstain_below)
+
+    def _fitted(self, question: Question, numbered: bool = False) -> QuestionCalibration | None:
+        """What was fitted for a question with choices, asked so."""
+        if self._calibration is None or not question.choices:
+            return None
+        return self._calibration.find(self._asked(question), question.choices, numbered)
+
+    def _asked(self, question: Question) -> str:
+        """As the calibration lists it: a terse model knows questions by name too."""
+        terse = self._prompt.terse
+        if terse is None:
+            return question.text
+        for asked in (question.text, question.name):
+            try:
+                return terse.find(asked).text
+            except ValueError:
+                continue
+        return question.text

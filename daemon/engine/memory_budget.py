@@ -1,0 +1,62 @@
+"""Whether the pool and the host tier fit in memory, before either is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+
+import torch
+
+from daemon.config.schema import PoolConfig
+from engine.free_memory import available_bytes
+from engine.model.loaded import LoadedModel
+from feeds.connector import SettingError
+from regions.kv_tensors import KVPool
+
+SHARE = 0.95
+"""Of what is available, the pool's: the rest is for passes and for what others take meanwhile."""
+
+Available = Callable[[torch.device], int]
+
+
+def check_memory(
+    settings: PoolConfig, blocks: int, loaded: LoadedModel, available: Available = available_bytes
+) -> None:
+    """Raise SettingError where ``blocks`` of the pool, or those of the host tier, do not fit in memory.
+
+    The message says what they need, what there is, and the most that fits.
+    """
+    each = KVPool.block_bytes(loaded.layers, settings.block_size, loaded.dtype)
+    device, host = loaded.device, torch.device("cpu")
+    free = available(device)
+    sized = "" if settings.blocks else " (pool.blocks = 0 sizes the pool from the sessions)"
+    _check("pool.blocks", blocks, each, free, device, sized)
+    if settings.host_blocks:
+        rest = available(host)
+        if device.type == "cpu":  # both are of the same memory
+            rest -= blocks * each
+        _check("pool.host_blocks", settings.host_blocks, each, rest, host, "")
+
+
+def _check(key: str, blocks: int, each: int, free: int, device: torch.device, sized: str) -> None:
+    if blocks * each <= SHARE * free:
+        return
+    where = "on the GPU" if device.type == "cuda" else "in memory"
+    most = max(0, int(SHARE * free)) // each
+    raise SettingError(
+        key,
+        f"{shown(blocks)} blocks{sized} need {shown_bytes(blocks * each)} {where}, {each:,} bytes each, but "
+        f"{shown_bytes(max(0, free))} are available, of which {SHARE:.0%} may be used: at most {most:,} fit",
+    )
+
+
+def shown(number: int) -> str:
+    """Return a number with its thousands, or its first digits and power of ten where it is absurd."""
+    # Python writes no integer of more than 4,300 digits
+    return f"{number:,}" if number < 10**18 else f"{Decimal(number):.2e}"
+
+
+def shown_bytes(number: int) -> str:
+    """Return bytes exactly, and in GiB where a person can read that."""
+    exact = f"{shown(number)} bytes"
+    return exact if number >= 1 << 60 else f"{exact} ({number / 2**30:,.2f} GiB)"

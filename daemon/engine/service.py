@@ -1,0 +1,153 @@
+"""The engine side of the daemon: starts its threads, carries out commands, drains.
+
+The same object runs in its own process (`daemon.engine.process`) or in the gateway's (`inproc` mode, tests): it
+takes commands and emits events in either. `daemon.engine.assembly` builds it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from daemon import protocol
+from daemon.api.generation import CancelGeneration, CountTokens, GenerateAll
+from daemon.api.messages import Label
+from daemon.engine.answers import ANEW, EngineAsks
+from daemon.engine.capacity_metrics import CapacityMetrics
+from daemon.engine.generations import EngineGenerations
+from daemon.engine.labels import EngineLabels
+from daemon.engine.metrics import MemoryMetrics
+from daemon.engine.prompts import EnginePrompts
+from daemon.engine.question_changes import StandingQuestions
+from daemon.engine.session_lifecycle import EngineSessions
+from daemon.engine.snapshot_writer import Snapshots
+from daemon.engine.tape_feeder import TapeFeeder
+from daemon.supervision import Threads
+from ingest import warm_up
+from scheduler.scheduler import Scheduler
+from scheduler.worker import Worker
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class EngineHost:
+    """Runs the engine over one ring. ``emit`` is called from several threads.
+
+    ``stop_background`` is called between two batches; it cancels the work that a stop does not wait for.
+    """
+
+    ready: protocol.EngineReady
+    scheduler: Scheduler
+    worker: Worker
+    input: TapeFeeder
+    asks: EngineAsks
+    questions: StandingQuestions
+    sessions: EngineSessions
+    snapshots: Snapshots
+    labels: EngineLabels
+    prompts: EnginePrompts
+    generations: EngineGenerations
+    memory: MemoryMetrics
+    capacity: CapacityMetrics
+    stop_background: Callable[[], None]
+    threads: Threads
+    emit: Callable[[protocol.EngineEvent], None]
+    heartbeat_s: float = protocol.HEARTBEAT_S
+    _stopping: threading.Event = field(default_factory=threading.Event)
+    _running: list[threading.Thread] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Start; emits `Ready` first."""
+        warm_up()
+        self.emit(self.ready)
+        self.worker.start()
+        self._running = [
+            self.threads.make(self._take_in, "data-plane", returns=True),
+            self.threads.make(self._beat, "heartbeat"),
+        ]
+        for thread in self._running:
+            thread.start()
+
+    def handle(self, command: protocol.Command) -> None:
+        """Carry out one command; results and failures are emitted as events."""
+        if self.sessions.replaces(command) and self.scheduler.run_between(partial(self._carry_out, command)):
+            return
+        self._carry_out(command)
+
+    def _carry_out(self, command: protocol.Command) -> None:
+        try:
+            self._dispatch(command)
+        except Exception as error:
+            log.exception("%s failed", command)
+            failures = protocol.failures_of(command, "engine", f"{type(error).__name__}: {error}")
+            if not failures:
+                raise
+            for failure in failures:
+                self.emit(failure)
+
+    def stop(self, drain_s: float) -> None:
+        """Finish what the ring holds within ``drain_s`` seconds; emits `Stopped` last."""
+        deadline = time.monotonic() + drain_s
+        self.threads.expect_end()
+        self._stopping.set()
+        self.scheduler.run_between(self.stop_background)
+        self.input.stop()
+        for thread in self._running:
+            thread.join(drain_s)
+        drained = self.worker.stop(max(0.0, deadline - time.monotonic()))
+        if drained and not any(thread.is_alive() for thread in self._running):
+            self.snapshots.close(max(0.0, deadline - time.monotonic()))
+        self.emit(protocol.EngineStopped(drained))
+
+    def _dispatch(self, command: protocol.Command) -> None:
+        match command:
+            case protocol.ComputeAsk():
+                self.asks.ask(command)
+            case protocol.CancelAsk():
+                self.asks.cancel(command.id)
+            case protocol.SetQuestions():
+                if self.sessions.needs_reset(command.session):
+                    self.emit(protocol.QuestionsRefused(command.id, ANEW.code, ANEW.message))
+                else:
+                    self.questions.set(command)
+            case (
+                protocol.AddSession()
+                | protocol.ChangeSession()
+                | protocol.RemoveSession()
+                | protocol.TakeOver()
+            ):
+                self.sessions.handle(command)
+            case Label():
+                self.labels.label(command)
+            case protocol.PartitionsAssigned():
+                self.snapshots.read_here(command.sessions)
+                self.input.partitions_assigned(command.sessions)
+            case protocol.PartitionsRevoked():
+                self.snapshots.partitions_revoked(command.sessions)
+            case protocol.NameStream():
+                self.snapshots.name_stream(command)
+            case protocol.NoteProgress():
+                self.snapshots.note_progress(command.progress)
+            case GenerateAll() | CountTokens() | CancelGeneration():
+                self.generations.handle(command)
+            case protocol.EndInput():
+                self.input.end()
+            case protocol.StopEngine():
+                self.stop(command.drain_s)
+            case _:
+                self.prompts.handle(command)
+
+    def _take_in(self) -> None:
+        self.input.run(lambda: self.worker.idle, lambda: self.emit(protocol.InputDone()))
+
+    def _beat(self) -> None:
+        while not self._stopping.wait(self.heartbeat_s):
+            self.emit(protocol.EngineHeartbeat(self.worker.progress, self.worker.idle))
+            self.memory()
+            self.capacity()
+            self.snapshots.note()

@@ -1,0 +1,367 @@
+"""Snapshots of sessions, taken while the engine serves.
+
+One session at a time, every `recovery.interval` if it changed. A cut needs a moment at which no bar is
+between data plane and tape: an idle session has it always, a busy one is given no bars until those in the
+scheduler are on its tape. The cut refers to the window's blocks, which do not change; another thread writes
+the file. All else runs on the thread that steps the scheduler.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+
+from daemon import protocol
+from daemon.config.schema import Config, SessionConfig
+from daemon.engine.answers import EngineAsks, StandingAnswers
+from daemon.engine.build import Built, retention_of
+from daemon.engine.confidence_metrics import Confidence
+from daemon.engine.provenance import Lineages
+from daemon.engine.rollups import Rollups
+from daemon.engine.snapshot_store import SavedSession, SnapshotNoRoom, reason_of
+from daemon.engine.tape_feeder import TapeFeeder
+from daemon.progress import Position, Progress
+from ingest.plane_state import Taken
+from ingest.record import stream_number
+from metrics.store import MetricStore
+from regions.extents import SlotRange
+from regions.frozen import SharedBlocks
+from regions.offload.snapshot_format import SnapshotError, SnapshotHeader, write_snapshot
+from regions.tape import Tape
+from scheduler.lifecycle import STOPPING
+from scheduler.refresh import Refresher
+from scheduler.request import Failure
+from scheduler.scheduler import Scheduler
+from scheduler.tapes import TapeItems
+
+log = logging.getLogger(__name__)
+
+SOON_NS = 10**9
+"""A cut that is not possible now is tried again after this time."""
+_SECONDS = "foretick_snapshot_seconds"
+
+
+@dataclass(eq=False, slots=True)
+class _Cut:
+    """A session at one version, with references to its KV."""
+
+    tape: Tape
+    header: SnapshotHeader
+    ranges: tuple[SlotRange, ...]
+    blocks: SharedBlocks
+    settings: str
+    began_ns: int
+    took_ns: int = 0
+    size: int = 0
+    error: SnapshotError | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Session:
+    config: SessionConfig
+    due: int
+    saved: int
+    """Version of its newest snapshot."""
+    written: float = 0.0
+    """When that was written, wall clock, s; 0: not by this engine."""
+    failing: bool = False
+    """The last one could not be written, which is logged once."""
+    incomplete: bool = False
+    """The engine's end took bars that never reached its tape."""
+
+
+@dataclass(eq=False)
+class Snapshots:
+    """Takes and writes the snapshots of all sessions. ``clock``: monotonic, ns."""
+
+    config: Config
+    built: Built
+    scheduler: Scheduler
+    input: TapeFeeder
+    asks: EngineAsks
+    answers: StandingAnswers
+    refresher: Refresher
+    rollups: Rollups
+    confidence: Confidence
+    lineages: Lineages
+    store: MetricStore
+    clock: Callable[[], int] = time.monotonic_ns
+    _sessions: dict[Tape, _Session] = field(default_factory=dict)
+    _streams: dict[int, protocol.NameStream] = field(default_factory=dict)
+    _progress: dict[str, Progress] = field(default_factory=dict)
+    """What a restart of the daemon would find, by session."""
+    _wanted: Tape | None = None
+    """It is given no bars until it is cut."""
+    _writing: threading.Thread | None = None
+    _keeping: set[Tape] = field(default_factory=set)
+    """Of removed sessions that may have a file written now, and keep theirs."""
+    _elsewhere: set[str] = field(default_factory=set)
+    """Sessions whose files another daemon writes."""
+
+    def __post_init__(self) -> None:
+        if not self.config.recovery.interval:
+            return
+        for session in self.config.sessions:
+            self.set(session, self.built.tapes[session.name])
+        self.scheduler.subscribe(self.on_commit, self.on_drop)
+
+    def set(self, session: SessionConfig, tape: Tape) -> None:
+        """A session came, or its settings changed."""
+        if self.config.recovery.interval:
+            due = self.clock() + self.config.recovery.interval
+            self._sessions[tape] = _Session(session, due, saved=tape.version)
+
+    def forget(self, tape: Tape, *, keeps: bool = False) -> None:
+        """A session is removed, and its files with it, unless it ``keeps`` them or they are another's."""
+        keeps = keeps or tape.name in self._elsewhere
+        self._elsewhere.discard(tape.name)
+        if self._sessions.pop(tape, None) is not None and not keeps:
+            self.built.recovery.files.remove(tape.name)
+        if keeps and self._writing is not None:
+            self._keeping.add(tape)
+        if self._wanted is tape:
+            self._wanted = None
+
+    def name_stream(self, stream: protocol.NameStream) -> None:
+        """Records come from this stream. Any thread."""
+        self._streams[stream_number(stream.source, stream.topic, stream.partition)] = stream
+
+    def note_progress(self, progress: dict[str, Progress]) -> None:
+        """A restart of the daemon would go on from there. Any thread."""
+        self._progress.update(progress)
+
+    def read_here(self, sessions: Collection[str]) -> None:
+        """This daemon answers these sessions. Any thread."""
+        self._elsewhere.difference_update(sessions)
+
+    def partitions_revoked(self, sessions: Collection[str]) -> None:
+        """Another daemon answers these sessions, and writes their files, until `read_here`. Any thread."""
+        self._elsewhere.update(sessions)
+
+    def partitions_assigned(self, name: str) -> None:
+        """Have the input of a session go on from its snapshot, before its first record. Any thread."""
+        state = self.built.restored[name]
+        self.input.restore(name, state)
+
+    def give_back(self, name: str) -> None:
+        """Have the rest of a session whose tape came back from a snapshot go on from it."""
+        state, tape = self.built.restored[name], self.built.tapes[name]
+        self.asks.restore(name, tape.version, state.newest)
+        self.answers.restore(name, state.asked)
+        self.confidence.restore(name, state.adapted)
+        self.refresher.restore(tape, state.stale_records)
+        self.lineages.restore(tape, state.lineage, has_log=state.has_log)
+        for each in state.streams:
+            self._streams.setdefault(stream_number(each.source, each.topic, each.partition), each)
+        if state.rolled is not None:
+            self.rollups.restore(tape, state.rolled)
+        self.store.inc("foretick_snapshots_restored_total", session=name)
+        log.info("session %s goes on from a snapshot, at version %d", name, tape.version)
+
+    def positions(self, session: SessionConfig) -> dict[str, Position]:
+        """Where to read the symbols of a session on; none without a snapshot."""
+        state = self.built.restored.get(session.name)
+        if state is None:
+            return {}
+        found = zip(session.symbols, state.positions, strict=True)
+        return {symbol: position for symbol, position in found if position is not None}
+
+    def streams(self, name: str) -> tuple[protocol.NameStream, ...]:
+        """Those that the snapshot of a session names; none without one."""
+        state = self.built.restored.get(name)
+        return () if state is None else state.streams
+
+    def __call__(self) -> float | None:
+        """The worker's idle hook: begin the next snapshot; seconds until another one is due."""
+        now = self.clock()
+        waiting = self._next()
+        if waiting is None or self._writing is not None or self.input.standby:
+            return None
+        due = self._sessions[waiting].due
+        if due > now:
+            return (due - now) / 1e9
+        self._want(waiting)
+        return 0.0 if self._writing is None else None
+
+    def on_commit(self, tape: Tape, version: int, records: TapeItems) -> None:
+        """Under load the worker is never idle: begin what is due, and go on with what has begun."""
+        if tape is self._wanted:
+            self.scheduler.run_between(self._try)
+            return
+        if self._wanted is None and self._writing is None and not self.input.standby:
+            waiting = self._next()
+            if waiting is not None and self._sessions[waiting].due <= self.clock():
+                self.scheduler.run_between(partial(self._want, waiting))
+
+    def on_drop(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
+        """The tape has a gap; at the engine's end these bars will be read again."""
+        if failure == STOPPING and tape in self._sessions:
+            self._sessions[tape].incomplete = True
+        if tape is self._wanted:
+            self.scheduler.run_between(self._try)
+
+    def note(self) -> None:
+        """Update the metrics that grow by themselves. Any thread."""
+        now = time.time()
+        for session in list(self._sessions.values()):
+            if session.written:
+                age = now - session.written
+                self.store.set("foretick_snapshot_age_seconds", age, session=session.config.name)
+
+    def close(self, within_s: float) -> None:
+        """Write what changed, after the scheduler and the data plane have ended.
+
+        One that stands by writes none: the files are those of the daemon that answers.
+        """
+        if self.input.standby:
+            return
+        deadline = time.monotonic() + within_s
+        if self._writing is not None:
+            self._writing.join(max(0.0, within_s))
+        for tape, session in self._sessions.items():
+            if session.incomplete or not self._changed(tape) or time.monotonic() > deadline:
+                continue
+            cut = self._cut(tape)
+            if cut is not None:
+                self._write(cut)
+                self._written(cut)
+
+    def _next(self) -> Tape | None:
+        """The changed session whose snapshot is due first."""
+        changed = [(each.due, tape) for tape, each in self._sessions.items() if self._changed(tape)]
+        return min(changed, key=lambda item: item[0])[1] if changed else None
+
+    def _changed(self, tape: Tape) -> bool:
+        """Whether the session has something to write that is this daemon's to write."""
+        return tape.version != self._sessions[tape].saved and tape.name not in self._elsewhere
+
+    def _want(self, tape: Tape) -> None:
+        if tape not in self._sessions or self._wanted is not None or self._writing is not None:
+            return
+        if not self._can_be_cut(tape):
+            self._sessions[tape].due = self.clock() + SOON_NS
+            return
+        self._wanted = tape
+        self.input.pause(tape.name, True)
+        self._try()
+
+    def _try(self) -> None:
+        """Cut the session that is wanted, unless the scheduler still has bars of it."""
+        tape = self._wanted
+        if tape is None or self.input.ahead(tape.name):
+            return
+        cut = self._cut(tape) if self._changed(tape) else None
+        self._wanted = None
+        self.input.pause(tape.name, False)
+        if cut is None:
+            self._sessions[tape].due = self.clock() + SOON_NS
+            return
+        self._sessions[tape].due = self.clock() + self.config.recovery.interval
+        self._writing = threading.Thread(target=self._write_aside, args=(cut,), name="snapshot", daemon=True)
+        self._writing.start()
+
+    def _can_be_cut(self, tape: Tape) -> bool:
+        """Brings one that was offloaded back into the pool."""
+        tape.bring_back()
+        return tape.settled and self.refresher.settled(tape) and self.rollups.settled(tape)
+
+    def _cut(self, tape: Tape) -> _Cut | None:
+        """The session as it is; None when that is not possible now."""
+        began, name = self.clock(), tape.name
+        newest = self.asks.newest(name, tape.version)
+        if newest is None or not self._can_be_cut(tape):
+            return None
+        found = self.input.cut(name)
+        if found is None:
+            return None
+        lineage = self.lineages.of(tape).cut()
+        read = {each.stream for each in found.taken if each.stream} | lineage.streams
+        if any(number not in self._streams for number in read):
+            return None
+        built, session = self.built, self._sessions[tape].config
+        has_log = all(self._streams[each.stream].reread for each in found.taken if each.stream)
+        header, rollup = built.prefixes.parts(name)
+        retention = retention_of(session, built.prompt)
+        state = SavedSession(
+            settings=built.recovery.settings(session, built.lines[name], retention),
+            epoch=built.progress[name].epoch,
+            closed=found.closed,
+            corrected=found.corrected,
+            positions=tuple(self._position(each) for each in found.taken),
+            has_log=has_log,
+            plane=found.plane,
+            newest=newest,
+            bars=found.bars,
+            header=header,
+            rollup=rollup,
+            stale_records=self.refresher.stale_records(tape),
+            rolled=self.rollups.cut(tape),
+            asked=self.answers.cut(name),
+            adapted=self.confidence.cut(name),
+            lineage=lineage,
+            streams=tuple(self._streams[number] for number in sorted(lineage.streams)),
+        )
+        file = SnapshotHeader(
+            name,
+            built.identity.behind(tape.prefix),
+            built.engine.pool.block_size,
+            tape.state,
+            time.time_ns(),
+            msgspec.msgpack.encode(state),
+        )
+        return _Cut(tape, file, tape.live_ranges, tape.hold(), state.settings, began)
+
+    def _position(self, taken: Taken) -> Position | None:
+        stream = self._streams.get(taken.stream)
+        if stream is None or not stream.reread:
+            return None
+        offset = taken.offset if taken.more else taken.offset + 1
+        return Position(stream.source, stream.topic, stream.partition, offset)
+
+    def _write_aside(self, cut: _Cut) -> None:
+        """On a thread of its own."""
+        self._write(cut)
+        if not self.scheduler.run_between(partial(self._written, cut)):
+            self._written(cut)  # the worker has ended
+
+    def _write(self, cut: _Cut) -> None:
+        recovery, pool, name = self.built.recovery, self.built.engine.pool, cut.tape.name
+        path = recovery.next(name, cut.settings, self._progress.get(name, Progress()))
+        token = sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in pool.layers)
+        size = len(cut.header.owner) + cut.header.state.tokens * token * pool.dtype.itemsize
+        try:
+            recovery.files.make_room(path, size)
+            write_snapshot(path, cut.header, pool, cut.ranges)
+            cut.size = path.stat().st_size
+        except OSError as error:
+            cut.error = SnapshotError(f"{path} could not be written: {error.strerror or error}")
+        except SnapshotError as error:
+            cut.error = error
+        cut.took_ns = self.clock() - cut.began_ns
+
+    def _written(self, cut: _Cut) -> None:
+        self._writing = None
+        kept, self._keeping = self._keeping, set()
+        cut.blocks.release()
+        session, name = self._sessions.get(cut.tape), cut.tape.name
+        if session is None:  # it was removed meanwhile
+            if cut.tape not in kept:
+                self.built.recovery.files.remove(name)
+            return
+        if cut.error is not None:
+            reason = reason_of(cut.error) if isinstance(cut.error, SnapshotNoRoom) else "disk"
+            self.store.inc("foretick_snapshots_unwritten_total", session=name, reason=reason)
+            if not session.failing:
+                log.error("session %s has no new snapshot: %s", name, cut.error)
+            session.failing = True
+            return
+        session.failing, session.saved, session.written = False, cut.header.state.version, time.time()
+        self.store.inc("foretick_snapshots_written_total", session=name)
+        self.store.set("foretick_snapshot_bytes", cut.size, session=name)
+        self.store.observe(_SECONDS, cut.took_ns)

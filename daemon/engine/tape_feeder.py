@@ -1,0 +1,454 @@
+"""The data plane's thread: from the ring to the tapes, with credits for each session."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from daemon.config.schema import BarsConfig, Config, SessionConfig
+from daemon.engine.build import Built
+from daemon.engine.replayed_bars import History
+from daemon.engine.snapshot_store import SavedSession
+from daemon.progress import Position, Progress
+from daemon.protocol import InputNumbers, RecordRefused
+from feeds.market_data import InputRange
+from ingest.backlog import TapeWindow
+from ingest.bars import AMENDS, EMPTY, GAP, BarPolicy, Feeds, RefusedRecord
+from ingest.compact import Anchor, CompactSpec, Restart
+from ingest.lines import LineSpec
+from ingest.plane import DataPlane, SessionSpec, TapeRecord, WatchBars
+from ingest.plane_state import PlaneState, Taken
+from ingest.ring import Ring
+from ingest.tokens import Tokeniser
+from metrics.store import MetricStore
+from regions.tape import Retention, Tape
+from scheduler.request import Failure
+from scheduler.scheduler import Scheduler
+from scheduler.tapes import TapeItem, TapeItems
+
+CREDITS = 8
+"""Bars of one session that the scheduler has at a time: no session fills a pass, nor the queue before others.
+The next ones wait in the session's backlog (`ingest.backlog`). Four times as many of a source that waits."""
+
+IN_ORDER = 64
+"""Where a log is read, so many bars of a session that no engine has answered go version by version after a
+start: those that came while the daemon was down are answered as if it had not been. A longer backlog is
+caught up with faster.
+"""
+
+
+class Appended(NamedTuple):
+    """A bar from the data plane, and the number of bars its session had before.
+
+    ``closed``, ``corrected``: see `daemon.protocol.Inputs`. ``history``: an earlier engine answered it.
+    ``restored``: its records, where an earlier engine began it.
+    """
+
+    record: TapeRecord
+    ordinal: int
+    closed: tuple[int, ...] = ()
+    history: bool = False
+    restored: InputRange | None = None
+    corrected: tuple[int, ...] = ()
+
+
+class FeederState(NamedTuple):
+    """A session's input between two bars of its tape. ``bars``: those it had so far."""
+
+    plane: PlaneState
+    taken: list[Taken]
+    closed: tuple[int, ...]
+    corrected: tuple[int, ...]
+    bars: int
+
+
+def newest(records: Sequence[TapeItem[Appended]]) -> TapeRecord:
+    """The newest record of a version."""
+    return records[-1].payload.record
+
+
+def has_gap(payload: Appended) -> bool:
+    """Whether data was lost before this record."""
+    return bool(payload.record.flags & GAP)
+
+
+def inputs_of(payloads: Sequence[Appended]) -> InputNumbers:
+    """The feed's records that ``payloads``, oldest first, were made from."""
+    records = [payload.record for payload in payloads]
+    return InputNumbers(
+        min(record.first_offset for record in records),
+        max(record.last_offset for record in records),
+        records[-1].low_watermark,
+        payloads[-1].closed,
+        tuple(payload.restored for payload in payloads if payload.restored is not None),
+        payloads[-1].corrected,
+    )
+
+
+def is_history(payload: Appended) -> bool:
+    """Whether an earlier engine answered this bar."""
+    return payload.history
+
+
+def missed(payloads: Sequence[Appended], promise_ns: int, now_ns: int) -> int:
+    """Bars that were closed longer ago than is promised; 0 where nothing is. Times of the monotonic clock."""
+    return sum(0 < promise_ns < now_ns - payload.record.ts_closed for payload in payloads)
+
+
+def policy_of(bars: BarsConfig) -> BarPolicy:
+    """How records become bars. Raises ValueError for a lateness of too many intervals."""
+    return BarPolicy(
+        bars.interval,
+        bars.lateness,
+        "skip" if bars.empty == "skip" else "fill",
+        bars.max_fill,
+        bars.idle_close,
+        bars.late,
+        bars.price_jump,
+        bars.on_price_jump == "refuse",
+        bars.ready,
+    )
+
+
+class TapeFeeder:
+    """Appends the ring's records to the tapes; `run` is the data plane's thread."""
+
+    def __init__(
+        self,
+        config: Config,
+        ring: Ring,
+        source: str,
+        built: Built,
+        symbols: Mapping[str, int],
+        scheduler: Scheduler,
+        store: MetricStore,
+        clock: Callable[[], int] = time.monotonic_ns,
+        emit: Callable[[RecordRefused], None] = lambda event: None,
+        credits: int = 0,
+        standby: bool = False,
+        watch: WatchBars = lambda session, bars: None,
+    ) -> None:
+        """``credits``: bars of a session that the scheduler has at a time, by default `CREDITS` say.
+
+        ``standby``: another daemon answers, until `promote`. ``watch``: see `DataPlane`.
+        """
+        self.standby, self._clock = standby, clock
+        self._emit, self._store = emit, store
+        self._ring, self._scheduler, self._prefixes = ring, scheduler, built.prefixes
+        self._tapes = built.tapes
+        self._appended: Counter[str] = Counter()
+        self._ahead: Counter[str] = Counter()
+        """Bars of each session that the scheduler has."""
+        self._unanswered: Counter[str] = Counter()
+        """Bars of each session so far that no earlier engine had answered."""
+        self._anchors: dict[str, Anchor | None] = {}
+        """Of each session's newest version."""
+        self._history: dict[str, History] = {}
+        self._positions: dict[str, Sequence[Position | None]] = {}
+        """Where each restored session's symbols are read on."""
+        sources = [connector for _, connector in config.feeds.values()]
+        self._several = len(sources) > 1
+        self._rereads = bool(sources) and all(each.rereads for each in sources)
+        self._paused: set[str] = set()
+        """Sessions that are given no bars for now."""
+        self._lock, self._following = threading.Lock(), threading.Lock()
+        self._stop = threading.Event()
+        self._ended = threading.Event()
+        self._leave_ring = threading.Event()
+        """Set by `end` and by `stop`: ends the data plane's loop."""
+        self._changing = threading.Lock()
+        self._bars, self._symbols = config.bars, dict(symbols)
+        self._specs = {each.name: self._spec(each, built.lines[each.name]) for each in config.sessions}
+        skips = config.skips
+        self._most = credits or (CREDITS if skips else 4 * CREDITS)
+        self._progress = built.progress
+        self._plane = DataPlane(
+            ring,
+            source,
+            Tokeniser(built.prompt.encode),
+            list(self._specs.values()),
+            self._append,
+            store,
+            clock=clock,
+            room=self._room,
+            one_version_at_a_time=self._goes_in_order,
+            rebuilding=self.rebuilding,
+            skips=skips,
+            restart=self._restart,
+            refuse=self._refuse,
+            # records of the open bars may wait behind what the other daemon has committed
+            may_close_idle=lambda: not self.standby,
+            watch=watch,
+        )
+        scheduler.subscribe(self.on_commit, self.on_drop)
+
+    def run(self, idle: Callable[[], bool], on_end: Callable[[], None]) -> None:
+        """Run until `stop`, then take what the ring still holds.
+
+        After `end`, ``on_end`` is called when all input is answered: no bar waits and the worker is
+        ``idle()``.
+        """
+        self._plane.run(self._leave_ring)
+        if self._ended.is_set() and self._finish(idle):
+            on_end()
+        while self._plane.step():
+            pass
+
+    def take(self) -> None:
+        """Take what the ring holds; for a caller without the data plane's thread."""
+        self._plane.step()
+
+    def flush(self, until_ns: int = 0) -> None:
+        """Close the open bars at the end of the input; for such a caller. See `DataPlane.flush`."""
+        self._plane.flush(until_ns)
+
+    def exclude(self, session: str, bars: int) -> None:
+        """Drop the next ``bars`` of a session; for such a caller."""
+        self._plane.exclude(session, bars)
+
+    def spec(self, session: str) -> SessionSpec:
+        """A session as the data plane has it."""
+        return self._specs[session]
+
+    @property
+    def settled(self) -> bool:
+        """The ring is empty, and no bar waits or is with the scheduler."""
+        return not (self._ring.fill or self._plane.waiting or any(self._ahead.values()))
+
+    def set(
+        self,
+        session: SessionConfig,
+        line: LineSpec | CompactSpec,
+        symbols: Mapping[str, int] | None = None,
+        done: Callable[[], None] | None = None,
+    ) -> None:
+        """Add a session, or change one that stays; ``symbols``: numbers of new ones.
+
+        ``done`` is called before the first record of a new session, on the data plane's thread. What is in
+        the ring already is not a new session's.
+        """
+        with self._changing:
+            self._symbols |= symbols or {}
+            since_ns = 0
+            if session.name not in self._specs:
+                since_ns = self._clock()
+                counted = self._appended, self._unanswered, self._ahead
+                for kept in (*counted, self._history, self._anchors, self._positions):
+                    kept.pop(session.name, None)
+            self._specs[session.name] = self._spec(session, line, since_ns)
+            self._plane.change(list(self._specs.values()), done or (lambda: None))
+
+    def rebuilding(self, session: str) -> bool:
+        """Whether bars that were answered before the engine's start are still to come. Any thread."""
+        found = self._history.get(session)
+        if found is None and self._rereads and (spec := self._specs.get(session)) is not None:
+            found = self._follow(session, spec)
+        return found is not None and found.rebuilding
+
+    def pause(self, session: str, is_paused: bool) -> None:
+        """Give the scheduler no more bars of a session, or go on. Any thread."""
+        if is_paused:
+            self._paused.add(session)
+        else:
+            self._paused.discard(session)
+            self._ring.wake()
+
+    def ahead(self, session: str) -> int:
+        """Bars of a session that the scheduler has. Any thread."""
+        with self._lock:
+            return self._ahead[session]
+
+    def cut(self, session: str) -> FeederState | None:
+        """The session's state; None while bars are on their way to its tape. Between two batches."""
+        found = self._plane.cut(session, lambda: not self.ahead(session))
+        if found is None:
+            return None
+        history = self._followed(session)
+        return FeederState(*found, history.seen, history.seen_corrected, self._appended[session])
+
+    def restore(self, session: str, state: SavedSession) -> None:
+        """Go on from a snapshot, before the first record."""
+        reread = [state.has_log] * len(state.positions)
+        self._plane.restore(session, state.plane, reread)
+        self._positions[session] = state.positions
+        self._appended[session] = state.bars
+        self._anchors[session] = state.newest.anchor
+        known = self._progress.get(session, Progress())
+        # without a log there is nothing to read again
+        known_closed = known.closed if state.has_log else ()
+        self._history[session] = History(
+            len(reread),
+            known_closed,
+            state.closed,
+            corrected=known.corrected,
+            restored_corrected=state.corrected,
+            follows=self.standby,
+        )
+
+    def partitions_assigned(self, sessions: Collection[str]) -> None:
+        """The records of these sessions are read from now on: see `DataPlane.restore`."""
+        with self._changing:
+            go_on = partial(self._plane.go_on, sessions)
+            self._plane.change(list(self._specs.values()), go_on)
+
+    def remove(self, name: str, done: Callable[[], None]) -> None:
+        """Take no more records for a session; then ``done`` is called, on the data plane's thread."""
+        with self._changing:
+            self._specs.pop(name, None)
+            self._plane.change(list(self._specs.values()), done)
+
+    def promote(self, progress: Mapping[str, Progress], done: Callable[[], None]) -> None:
+        """Another daemon has answered up to ``progress``, and nobody else will go on.
+
+        Then ``done`` is called, on the data plane's thread, before the next record.
+        """
+
+        def go_on() -> None:
+            with self._following:
+                self.standby = False
+                self._progress.update(progress)
+                for name, history in self._history.items():
+                    known = progress.get(name, Progress())
+                    history.promote(known.closed, known.corrected)
+            self._plane.partitions_assigned()
+            done()
+
+        with self._changing:
+            self._plane.change(list(self._specs.values()), go_on)
+
+    def end(self) -> None:
+        """The source has ended."""
+        self._ended.set()
+        self._leave()
+
+    def stop(self) -> None:
+        """Take what the ring holds, then return from `run`."""
+        self._stop.set()
+        self._leave()
+
+    def on_commit(self, tape: Tape, version: int, records: TapeItems) -> None:
+        """These bars' credits come back."""
+        self._anchors[tape.name] = newest(records).anchor
+        self._committed(tape, len(records))
+
+    def on_drop(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
+        """As `on_commit`."""
+        self._committed(tape, len(records))
+
+    def open_lines(self, session: str) -> list[int]:
+        """The session's open bars behind its newest version, as tokens; none while bars between them wait."""
+        lines = self._plane.open_lines(session, self._anchors.get(session))
+        with self._lock:
+            return [] if self._ahead[session] else lines
+
+    def _append(self, made: Sequence[tuple[str, Sequence[TapeRecord]]]) -> None:
+        made = [(name, records) for name, records in made if name in self._tapes]  # others are being closed
+        with self._lock:
+            for name, records in made:
+                self._ahead[name] += len(records)
+        self._scheduler.append_together(
+            [(self._tapes[session], self._items(session, records)) for session, records in made]
+        )
+
+    def _spec(self, session: SessionConfig, line: LineSpec | CompactSpec, since_ns: int = 0) -> SessionSpec:
+        feeds = Feeds(
+            tuple(self._symbols[each] for each in session.symbols),
+            policy_of(session.bars(self._bars)),
+            since_ns,
+            line.price_scale,
+        )
+        return SessionSpec(session.name, feeds, line, _window(self._tapes[session.name].retention))
+
+    def _items(self, session: str, records: Sequence[TapeRecord]) -> list[TapeItem[Appended]]:
+        history, items = self._followed(session), []
+        for ordinal, record in enumerate(records, self._appended[session]):
+            late = record.read[2] if record.flags & AMENDS else None
+            answered = history.take(record.bar.leg, record.bar.ts_open, late)
+            self._unanswered[session] += not answered
+            restored = self._restored(session, record)
+            payload = Appended(record, ordinal, history.closed, answered, restored, history.corrected)
+            items.append(TapeItem(record.tokens, payload, record.ts_last_event, record.ts_closed))
+        self._appended[session] += len(records)
+        return items
+
+    def _restored(self, session: str, record: TapeRecord) -> InputRange | None:
+        """The records of a bar that an earlier engine began, if they were read from a log."""
+        _, first, last = record.read
+        # see `received_before`
+        if record.first_offset or first < 0 or record.flags & EMPTY:
+            return None
+        position = self._positions[session][record.bar.leg]
+        if position is None:
+            return None
+        source = position.source if self._several else ""
+        return InputRange(position.topic, position.partition, first, last, source)
+
+    def _followed(self, session: str) -> History:
+        return self._history.get(session) or self._follow(session, self._specs[session])
+
+    def _follow(self, session: str, spec: SessionSpec) -> History:
+        """Asks come on other threads than bars do: whoever is first, all follow one history."""
+        with self._following:
+            known = self._progress.get(session, Progress())
+            made = History(
+                len(spec.feeds.symbols), known.closed, corrected=known.corrected, follows=self.standby
+            )
+            return self._history.setdefault(session, made)
+
+    def _room(self, session: str) -> int:
+        """How many more bars the scheduler takes."""
+        ahead = self._ahead[session]
+        if session in self._paused or (ahead and self._goes_in_order(session)):
+            return 0
+        return self._most - ahead
+
+    def _goes_in_order(self, session: str) -> bool:
+        """Whether bars go version by version: those answered before, as the first time, and `IN_ORDER`."""
+        in_order = self._rereads and self._unanswered[session] < IN_ORDER
+        return in_order or self._followed(session).rebuilding
+
+    def _restart(self, session: str, restart: Restart) -> None:
+        """Give a compact session its new anchor; its next bars wait for it, and questions do not."""
+        tape = self._tapes.get(session)
+        if tape is None:
+            return
+        window = [TapeItem(tokens, None, event) for tokens, event in restart.window]
+        refresh = partial(self._scheduler.refresh, tape, window=window)
+        self._prefixes.anchor(tape.name, restart.anchor.header, refresh)
+
+    def _refuse(self, session: str, refused: RefusedRecord) -> None:
+        self._store.inc("foretick_records_refused_total", session=session, reason=refused.reason)
+        record = {name: int(refused.record[name]) for name in RecordRefused.VALUES}
+        self._emit(RecordRefused(session=session, leg=refused.leg, reason=refused.reason, **record))
+
+    def _leave(self) -> None:
+        self._leave_ring.set()
+        self._ring.wake()
+
+    def _finish(self, idle: Callable[[], bool]) -> bool:
+        """Take the rest, at the engine's pace, and close the open bars; False if `stop` came first."""
+        while self._ring.fill and not self._stop.is_set():
+            if not self._plane.step():
+                self._stop.wait(0.001)
+        if not self._stop.is_set():
+            self._plane.flush()
+        # In this order: bars that no longer wait are committed, and the worker is idle only after their work.
+        while not (self._plane.waiting == 0 and not any(self._ahead.values()) and idle()):
+            if self._stop.wait(0.001):
+                return False
+            self._plane.step()
+        return True
+
+    def _committed(self, tape: Tape, records: int) -> None:
+        with self._lock:
+            self._ahead[tape.name] -= records
+        if self._plane.waits(tape.name):
+            self._ring.wake()
+
+
+def _window(retention: Retention) -> TapeWindow:
+    return TapeWindow(retention.tokens, retention.records, retention.span_ns)

@@ -1,1 +1,0 @@
-"""The front process: feeds in, answers out, sessions, offsets."""

@@ -1,0 +1,1 @@
+"""The gateway process: feeds in, answers out, sessions, offsets."""

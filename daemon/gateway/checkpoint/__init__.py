@@ -1,0 +1,1 @@
+"""What makes answers durable: outbox, offsets, progress, commits."""

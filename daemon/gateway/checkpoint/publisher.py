@@ -1,0 +1,555 @@
+"""Publishes the engine's answers, in order within a session.
+
+Sessions get an answer at once. The offset tracker gets it when every sink has acknowledged it, so offsets are
+committed after the answers that depend on them (at-least-once).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left, insort
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+import msgspec
+
+from daemon import protocol
+from daemon.ages import Times
+from daemon.config.fingerprint import fingerprint, window_settings
+from daemon.config.schema import Config, SessionConfig
+from daemon.gateway.answer_cache import Sessions
+from daemon.gateway.checkpoint.commits import Transactions
+from daemon.gateway.checkpoint.offsets import OffsetTracker
+from daemon.gateway.checkpoint.outbox import Delivery, DeliveryOutcome, Done, RefusedMessage
+from daemon.gateway.checkpoint.state import ProgressStore
+from daemon.gateway.dead_letters import DeadLetterLog, unpublished
+from daemon.gateway.inputs import AllOffsets
+from daemon.gateway.standby import Standby
+from daemon.gateway.stream_names import Streams
+from daemon.progress import Position, WindowStart
+from feeds.codec import make_headers
+from feeds.connector import SinkRoute
+from feeds.market_data import Answer, AnyMessage, Basis, DataUpdated, DeadLetter, FlashReady, InputRange
+from flash.publishing import PublishedValue, suppressed
+from flash.question import Question
+from flash.schedules import SUPERSEDED
+from metrics.catalogue import FAILURES
+from metrics.store import MetricStore
+from scheduler.deadlines import LATE
+
+log = logging.getLogger(__name__)
+
+BASES = 256
+"""Versions of a session whose basis is remembered."""
+_UNASKED = {LATE: "skipped", SUPERSEDED: "superseded"}
+"""Codes of questions that were not computed, or not to the end, and the reasons that are counted."""
+
+
+@dataclass
+class _Version:
+    """``open``: answers of one version not acknowledged yet, including the ``awaited`` ones still to come.
+
+    ``answers``: those that came, failures excluded; ``sequences``: numbers of those published. ``as_of``:
+    theirs. ``begun``: the first result is there; until then a newer version may be answered instead.
+    """
+
+    open: int
+    inputs: protocol.InputNumbers
+    awaited: int = 0
+    answers: int = 0
+    as_of: int = 0
+    begun: bool = True
+    sequences: list[int] = field(default_factory=list)
+
+
+@dataclass
+class _Published:
+    """One session's answers. ``inputs``: the input ranges of one version, shared by all its questions.
+
+    ``policies`` and ``last``: the questions of today and what was last published of them, by name and hash.
+    ``questions``: (version, number of questions that later versions are asked), oldest first.
+    """
+
+    symbol: str
+    questions: list[tuple[int, int]]
+    settings: int = 0
+    """Of its window: see `WindowStart`."""
+    sums: bool = False
+    """Its state holds sums of bars that have left the window."""
+    versions: dict[int, _Version] = field(default_factory=dict)
+    inputs: tuple[int, list[InputRange]] = (0, [])
+    policies: dict[tuple[str, str], Question] = field(default_factory=dict)
+    last: dict[tuple[str, str], PublishedValue] = field(default_factory=dict)
+    newest: tuple[int, protocol.InputNumbers] | None = None
+    """The newest version that is asked, and its inputs, until its first answer."""
+    history: set[int] = field(default_factory=set)
+    """Versions that only repeat what was answered for."""
+    windows: dict[int, WindowStart] = field(default_factory=dict)
+    """Of versions that are not acknowledged yet, where it is known."""
+    bases: dict[int, Basis] = field(default_factory=dict)
+    """Of the newest versions; free text is answered late."""
+    refused: list[int] = field(default_factory=list)
+    """Running numbers of records whose DLQ records are not acknowledged, ascending."""
+    needs_reset: bool = False
+    """Another daemon has answered: what this engine still says of its window is dropped."""
+
+    def drops(self, version: int) -> bool:
+        """Whether results of ``version`` are neither published nor acknowledged."""
+        return self.needs_reset or version in self.history
+
+    def asked(self, version: int) -> int:
+        """Number of questions that ``version`` is asked."""
+        return next(n for after, n in reversed(self.questions) if after < version)
+
+
+class Publisher:
+    """Publishes the engine's events. ``lossless``: the source can wait, so nothing is ever dropped."""
+
+    def __init__(
+        self,
+        config: Config,
+        routes: Sequence[SinkRoute],
+        tracker: OffsetTracker | AllOffsets,
+        sessions: Sessions,
+        store: MetricStore,
+        *,
+        progress: ProgressStore | None = None,
+        lossless: bool = True,
+        standby: Standby | None = None,
+        streams: Streams | None = None,
+    ) -> None:
+        self.streams = streams or Streams()
+        self.progress, self._standby = progress or ProgressStore(store), standby or Standby(store)
+        self.delivery = Delivery(routes, ["", *sessions.states], lossless=lossless)
+        self.delivery.on_refused = self._refused
+        self._letters = DeadLetterLog(log)
+        self._tracker, self._sessions, self._store = tracker, sessions, store
+        self._published: dict[str, _Published] = {}
+        self._fingerprints: dict[str, str] = {}
+        self.configured(config)
+        for session in config.sessions:
+            self._open(session)
+        self._sent = 0
+        self.listeners: Callable[[AnyMessage], None] = lambda message: None
+        """Gets every message that goes to the sinks."""
+        self.transactions: Transactions | None = None
+        """Where one sink takes messages and offsets together."""
+
+    def configured(self, config: Config) -> None:
+        """These are the settings from now on."""
+        self._config = config
+        self._fingerprints.clear()
+        for session in config.sessions:
+            if published := self._published.get(session.name):
+                published.settings = window_settings(config, session)
+
+    def _fingerprint(self, name: str) -> str:
+        if name not in self._fingerprints:
+            session = next(each for each in self._config.sessions if each.name == name)
+            asked = list(self._published[name].policies.values())
+            self._fingerprints[name] = fingerprint(self._config, session, asked)
+        return self._fingerprints[name]
+
+    def add(self, session: SessionConfig) -> None:
+        """There is another session."""
+        self._open(session)
+        self.delivery.add(session.name)
+
+    def remove(self, name: str) -> None:
+        """A session is gone: no answer will cover what it read."""
+        self._published.pop(name).versions.clear()  # a late acknowledgement finds nothing
+        self.delivery.remove(name)
+        if self.transactions is not None:
+            self.transactions.remove(name)
+        self._tracker.forget(name)
+
+    def reset_session(self, names: Iterable[str], answered: Container[str]) -> None:
+        """These sessions are about to be removed and added again; others have answered the ``answered`` ones.
+
+        Until then nothing more is published of them: it will be made again, with the same numbers.
+        """
+        for name in names:
+            published = self._published[name]
+            published.needs_reset = True
+            published.versions.clear()  # a late acknowledgement finds nothing
+            published.windows.clear()
+            if self.transactions is not None:
+                self.transactions.drop(name, complete=name in answered)
+
+    def _open(self, session: SessionConfig) -> None:
+        asked = self._sessions.states[session.name].questions
+        self._published[session.name] = _Published(
+            session.symbol,
+            [(-1, len(asked))],
+            settings=window_settings(self._config, session),
+            sums=bool(session.rollup),
+            policies=by_key(asked),
+        )
+
+    def committed(self, event: protocol.Committed) -> None:
+        """A new data version; without standing questions its own event acknowledges it.
+
+        One of bars that were answered for before is acknowledged at once, and nothing is published.
+        """
+        published = self._published[event.session]
+        if published.needs_reset:
+            return
+        if not self._standby.answers:  # another daemon has published it; how far is read from its commits
+            published.history = {event.version}
+            return
+        window = self.streams.ranges(event.made.window)
+        if event.made.known and not published.sums:
+            published.windows[event.version] = WindowStart(published.settings, tuple(map(_first_of, window)))
+        if self._is_history(event):
+            self._await_newest(published)
+            published.history.add(event.version)
+            published.versions[event.version] = _Version(1, event.inputs)
+            self._acknowledging(event.session, event.version)(DeliveryOutcome.DELIVERED)
+            return
+        if published.asked(event.version):
+            self._note_basis(published, event, window)
+        done: Done = _nothing
+        if published.asked(event.version):
+            published.newest = event.version, event.inputs
+        else:
+            self._await_newest(published)
+            published.versions[event.version] = _Version(1, event.inputs)
+            done = self._acknowledging(event.session, event.version)
+        update = DataUpdated(
+            session=event.session,
+            data_version=event.version,
+            as_of=event.times.as_of,
+            bars=event.bars,
+            epoch=self.progress.epoch,
+        )
+        self._put(event.session, update, event.session, {}, done)
+
+    def _is_history(self, event: protocol.Committed) -> bool:
+        """Also where the engine did not know it: its progress is that of its start, or it cannot tell."""
+        inputs = event.inputs
+        if event.history or self.progress.is_history(event.session, inputs.closed, inputs.corrected):
+            return True
+        # by its records only where nothing better is known: an empty bar has those of the bar before it
+        unknown = not self.progress.knows_history(event.session)
+        return unknown and self._tracker.is_history(event.session, inputs.last)
+
+    def _note_basis(self, published: _Published, event: protocol.Committed, window: list[InputRange]) -> None:
+        made = event.made
+        published.bases[event.version] = Basis(
+            bars=event.bars,
+            window_bars=event.live_records,
+            window=window,
+            state_bars=made.state_bars,
+            state=self.streams.ranges(made.state),
+            left=made.left,
+            since_gap=made.since_gap,
+        )
+        while len(published.bases) > BASES:
+            del published.bases[next(iter(published.bases))]
+
+    def answered(self, event: protocol.Answered) -> None:
+        """A standing question's answer."""
+        if self._published[event.answer.session].drops(event.answer.data_version):
+            return
+        answer = self._complete(event)
+        version = self._expect(answer.session, answer.data_version, event.inputs, event.asked)
+        version.answers, version.as_of = version.answers + 1, answer.as_of
+        self._sessions.answered(self._publish(answer, event.times), event.times)
+        self._arrived(answer.session, answer.data_version, version)
+
+    def _publish(self, answer: Answer, times: Times) -> Answer:
+        """Publish an answer, with its number, or acknowledge it at once where its question suppresses it."""
+        acknowledge = self._acknowledging(answer.session, answer.data_version)
+        state, key = self._published[answer.session], (answer.question, answer.question_hash)
+        question, said = state.policies.get(key), _said(answer)
+        reason = question and suppressed(question, said, state.last.get(key))
+        if reason:
+            self._store.inc("foretick_answers_suppressed_total", reason=reason)
+            acknowledge(DeliveryOutcome.DELIVERED)
+            return answer
+        state.last[key] = said
+        answer = msgspec.structs.replace(answer, sequence=self.progress.number(answer.session))
+        state.versions[answer.data_version].sequences.append(answer.sequence)
+        published = time.monotonic_ns()
+
+        def delivered(outcome: DeliveryOutcome) -> None:
+            now = time.monotonic_ns()
+            if outcome is not DeliveryOutcome.DELIVERED and state.last.get(key) is said:
+                del state.last[key]
+            if outcome is DeliveryOutcome.REFUSED:
+                self._store.inc("foretick_answers_failed_total", reason="publish")
+            elif outcome is DeliveryOutcome.DELIVERED and answer.session in self._published:
+                self._store.inc("foretick_answers_total", session=answer.session)
+                self._store.observe("foretick_stage_seconds", now - published, stage="publish")
+                self._store.observe("foretick_stage_seconds", now - times.ring, stage="end_to_end")
+                if times.closed:
+                    waited = now - times.closed
+                    self._store.observe("foretick_stage_seconds", waited, stage="close_to_answer")
+
+        headers = {"answer_id": answer.answer_id.encode()}
+        self._put(answer.session, answer, answer.symbol, headers, acknowledge, delivered)
+        return answer
+
+    def failed(self, event: protocol.AnswerFailed) -> None:
+        """A question without an answer: its records count as acknowledged, unless it was ended from outside.
+
+        So it is where the engine stops, or its session is removed: it may reset, and is asked again.
+        """
+        if self._published[event.session].drops(event.version):
+            return
+        if event.code in _UNASKED:
+            self._store.inc("foretick_answers_suppressed_total", reason=_UNASKED[event.code])
+        else:
+            log.warning("%s/%s version %d: %s", event.session, event.question, event.version, event.message)
+            reason = event.code if event.code in FAILURES else "other"
+            self._store.inc("foretick_answers_failed_total", reason=reason)
+        version = self._expect(event.session, event.version, event.inputs, event.asked)
+        ended = event.code in ("stopping", "unknown_session")
+        self._acknowledging(event.session, event.version)(
+            DeliveryOutcome.STOPPED if ended else DeliveryOutcome.REFUSED
+        )
+        self._arrived(event.session, event.version, version)
+
+    def texts_asked(self, event: protocol.TextsAsked) -> None:
+        """A version whose answers may come late: later versions must not acknowledge its inputs."""
+        if not self._published[event.session].drops(event.version):
+            self._expect(event.session, event.version, event.inputs, event.asked)
+
+    def not_due(self, event: protocol.NotDue) -> None:
+        """A version without answers: it is acknowledged after those before it."""
+        if self._published[event.session].drops(event.version):
+            return
+        self._expect(event.session, event.version, event.inputs, 1)
+        self._acknowledging(event.session, event.version)(DeliveryOutcome.DELIVERED)
+
+    def record_refused(self, dead_letter: DeadLetter, session: str, number: int) -> None:
+        """A record of ``session`` could not be used.
+
+        Versions that cover it wait for its record: a restart from a snapshot of such a version would not
+        read the record again.
+        """
+        published = self._published[session]
+        refused = published.refused
+        insort(refused, number)
+
+        def settle() -> None:
+            del refused[bisect_left(refused, number)]
+            self._acknowledge(session, published)  # finds no version of a session or engine that is gone
+
+        self.dead_letter(dead_letter, settle)
+
+    def dead_letter(self, dead_letter: DeadLetter, settle: Callable[[], None] = lambda: None) -> None:
+        """A message that could not be used. ``settle`` is called once its record is acknowledged, or refused.
+
+        With transactions, at once: the record is in that of the offset that covers the message, or before.
+        """
+        self._store.inc("foretick_dead_letters_total", stage=dead_letter.stage)
+        self._letters.note(dead_letter)
+        headers = {"error": dead_letter.error.encode(), "reason": dead_letter.reason.encode()}
+
+        def done(outcome: DeliveryOutcome) -> None:
+            if outcome is not DeliveryOutcome.STOPPED:
+                settle()
+
+        waits = self.transactions is None
+        self._put(
+            "",
+            dead_letter,
+            f"{dead_letter.topic}:{dead_letter.partition}",
+            headers,
+            done if waits else _nothing,
+        )
+        if not waits:
+            settle()
+
+    def _refused(self, refused: RefusedMessage, settle: Callable[[], None]) -> None:
+        """A sink refuses a message for good: an answer becomes a DLQ record, another is told in the log."""
+        if isinstance(refused.message, Answer):
+            self.dead_letter(unpublished(refused), settle)
+        else:
+            log.error("%s", refused.error)
+            settle()
+
+    def questions_set(self, event: protocol.QuestionsSet) -> None:
+        """A session's later versions are asked other questions."""
+        state = self._published[event.session]
+        state.questions.append((event.version, len(event.questions)))
+        state.policies = by_key(event.questions)
+        self._fingerprints.pop(event.session, None)
+        state.last = {key: last for key, last in state.last.items() if key in state.policies}
+
+    def forget(self) -> None:
+        """Forget the engine's versions: what was not acknowledged will be read again."""
+        for published in self._published.values():
+            # the next engine has the same numbers: what is still acknowledged of this one finds nothing
+            published.versions.clear()
+            published.versions = {}
+            published.newest, published.needs_reset = None, False
+            published.history.clear()
+            # the next engine's versions go on from the newest one that is acknowledged
+            published.questions = [(-1, published.questions[-1][1])]
+            published.inputs = 0, []
+            published.bases, published.windows, published.refused = {}, {}, []
+        self.progress.go_on()
+        if self.transactions is not None:
+            self.transactions.forget()
+
+    def _complete(self, event: protocol.Answered) -> Answer:
+        """Add what only the gateway knows: the inputs' offsets and the answer's age."""
+        answer, published = event.answer, self._published[event.answer.session]
+        if published.inputs[0] != answer.data_version:
+            published.inputs = answer.data_version, self._ranges(answer.session, event.inputs)
+        basis = published.bases.get(answer.data_version)
+        if basis is not None and answer.basis is not None:
+            basis = msgspec.structs.replace(
+                basis, config=self._fingerprint(answer.session), anchor=answer.basis.anchor
+            )
+        state = self._sessions.states[answer.session]
+        age, source_age, daemon_age = state.ages(event.times)
+        return msgspec.structs.replace(
+            answer,
+            epoch=self.progress.epoch,
+            answer_id=_answer_id(answer, published.inputs[1], event.inputs.closed),
+            inputs=published.inputs[1],
+            staleness_ns=age,
+            source_age_ns=source_age,
+            daemon_age_ns=daemon_age,
+            latency=msgspec.structs.replace(answer.latency, total_ns=daemon_age),
+            flags=[*answer.flags, *state.flags_now(age)],
+            basis=basis,
+            published_at=time.time_ns(),
+        )
+
+    def _ranges(self, session: str, inputs: protocol.InputNumbers) -> list[InputRange]:
+        """The offsets of an update's records: one range for each stream."""
+        numbered = self._tracker.ranges(session, inputs.first, inputs.last)
+        ranges: dict[tuple[str, int, str], InputRange] = {}
+        for each in (*inputs.restored, *(InputRange(*found) for found in numbered)):
+            stream = each.topic, each.partition, each.source
+            before = ranges.get(stream, each)
+            first = min(before.first_offset, each.first_offset)
+            last = max(before.last_offset, each.last_offset)
+            ranges[stream] = InputRange(each.topic, each.partition, first, last, each.source)
+        return list(ranges.values())
+
+    def _expect(self, session: str, version: int, inputs: protocol.InputNumbers, asked: int) -> _Version:
+        """Expect ``asked`` answers and failures of this version."""
+        published = self._published[session]
+        versions = published.versions
+        if published.newest is not None and published.newest[0] <= version:
+            published.newest = None
+        for skipped in [each for each, state in versions.items() if each < version and not state.begun]:
+            del versions[skipped]
+        state = versions.setdefault(version, _Version(asked, inputs, asked))
+        if not state.begun:
+            state.open, state.awaited, state.begun = asked, asked, True
+        return state
+
+    def _await_newest(self, published: _Published) -> None:
+        """Later versions are asked nothing, and acknowledge themselves: not before the answers to come."""
+        if published.newest is not None:
+            version, inputs = published.newest
+            published.versions[version] = _Version(published.asked(version), inputs, begun=False)
+            published.newest = None
+
+    def _arrived(self, session: str, number: int, version: _Version) -> None:
+        """One more result of ``version``; after the last one it is ready."""
+        version.awaited -= 1
+        if not version.awaited and version.answers:
+            ready = FlashReady(
+                session=session,
+                data_version=number,
+                as_of=version.as_of,
+                answers=version.answers,
+                epoch=self.progress.epoch,
+            )
+            self._put(session, ready, session, {}, _nothing)
+
+    def _acknowledging(self, session: str, version: int) -> Done:
+        published = self._published[session]
+        versions = published.versions
+
+        def acknowledge(outcome: DeliveryOutcome) -> None:
+            state = versions.get(version)
+            if state is None or outcome is DeliveryOutcome.STOPPED:
+                return
+            state.open -= 1
+            self._acknowledge(session, published)
+
+        return acknowledge
+
+    def _acknowledge(self, session: str, published: _Published) -> None:
+        """In order: a version's offsets cover those of all earlier ones, whichever is acknowledged first."""
+        versions = published.versions
+        while versions and not versions[oldest := min(versions)].open:
+            done = versions[oldest]
+            if published.refused and published.refused[0] < done.inputs.low_watermark:
+                return
+            del versions[oldest]
+            self._tracker.acknowledge(session, done.inputs.low_watermark)
+            window = published.windows.get(oldest, WindowStart())
+            closed, corrected = done.inputs.closed, done.inputs.corrected
+            self.progress.acknowledge(session, oldest, done.sequences, closed, window, corrected)
+            published.windows = {n: each for n, each in published.windows.items() if n > oldest}
+            if self.transactions is not None:
+                self.transactions.complete(session, oldest)
+
+    def _put(
+        self,
+        queue: str,
+        message: AnyMessage,
+        key: str,
+        headers: dict[str, bytes],
+        acknowledge: Done,
+        delivered: Done | None = None,
+    ) -> None:
+        """With transactions, a message that other sinks have is acknowledged before it is delivered."""
+        self._sent += 1
+        headers |= make_headers(message, "json", "foretick", self._sent)
+        self.listeners(message)
+        if self.transactions is not None:
+            self.transactions.put(queue, message, key, headers, delivered or _nothing)
+            self.delivery.put(queue, message, key, headers, acknowledge)
+            return
+
+        def done(outcome: DeliveryOutcome) -> None:
+            if delivered is not None:
+                delivered(outcome)
+            acknowledge(outcome)
+
+        self.delivery.put(queue, message, key, headers, done)
+
+
+def by_key(questions: Sequence[Question]) -> dict[tuple[str, str], Question]:
+    """Questions by name and hash."""
+    return {(question.name, question.hash): question for question in questions}
+
+
+def _nothing(_outcome: DeliveryOutcome) -> None:
+    pass
+
+
+def _said(answer: Answer) -> PublishedValue:
+    value = None if answer.value is None else Decimal(answer.value)
+    return PublishedValue(
+        answer.data_version, answer.text, value, answer.probability, answer.logit_gap, answer.daemon_age_ns
+    )
+
+
+def _answer_id(answer: Answer, inputs: Sequence[InputRange], closed: Sequence[int]) -> str:
+    """The id by which consumers drop repeats: the question and the newest bars behind the answer.
+
+    A correction closes no bar, so its own record counts: the newest input of the version.
+    """
+    if closed and "amended" not in answer.flags:
+        return f"{answer.session}:{answer.question_hash}:{','.join(map(str, closed))}"
+    streams = (f"{i.source}/{i.topic}/{i.partition}/{i.last_offset}".removeprefix("/") for i in inputs)
+    read = ",".join(streams)
+    return f"{answer.session}:{answer.question_hash}:{read or answer.data_version}"
+
+
+def _first_of(read: InputRange) -> Position:
+    """Its first record."""
+    return Position(read.source, read.topic, read.partition, read.first_offset)

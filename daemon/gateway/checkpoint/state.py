@@ -1,0 +1,311 @@
+"""Where sessions stand, for whoever goes on from there: numbers answers, and keeps what is acknowledged.
+
+An epoch is the life of one engine. Answers of a session are numbered in the order of publishing; the numbers
+go on behind the newest acknowledged answer when an engine starts, so that a reader finds no gap. What is
+acknowledged is stored as the metadata of offset commits (`daemon.commit_metadata`), and in a file where
+a source keeps no offsets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from daemon.commit_metadata import StoredProgress, pack, unpack
+from daemon.progress import Progress, WindowStart, covers, order
+from feeds.decoding import Undecodable
+from metrics.store import MetricStore
+from support.durable_file import remove_abandoned, replacing
+
+log = logging.getLogger(__name__)
+
+FILE = "progress"
+_MAX_FILE_BYTES = 1 << 22
+_UNKNOWN = WindowStart()
+
+
+@dataclass
+class _Session:
+    """``progress``: acknowledged. ``newest``: number of the newest published answer.
+
+    ``stored``: what a restart of the daemon would go on from.
+    ``beyond``: numbers above ``progress.sequence`` that are acknowledged, behind one that is not.
+    ``history``: the progress before this engine. ``again``: not known, because the past was asked for.
+    """
+
+    progress: Progress = field(default_factory=Progress)
+    stored: Progress = field(default_factory=Progress)
+    newest: int = 0
+    beyond: set[int] = field(default_factory=set)
+    history: Progress = field(default_factory=Progress)
+    again: bool = False
+
+    def go_on(self) -> None:
+        self.newest, self.history = self.progress.sequence, Progress() if self.again else self.progress
+        self.beyond.clear()
+
+
+class ProgressStore:
+    """The progress of all sessions. ``directory``: of the file, None without one. One thread.
+
+    ``address``: where other daemons of the group send requests about the sessions of this one.
+    """
+
+    def __init__(
+        self, store: MetricStore, directory: Path | None = None, address: Callable[[], str] = lambda: ""
+    ) -> None:
+        self._store, self._directory, self._address = store, directory, address
+        self.epoch = 0
+        self._sessions: dict[str, _Session] = {}
+        self._warned: set[str] = set()
+        self._saved = ""
+        self._told: dict[str, Progress] = {}
+        """What the engine knows to be stored."""
+        self.load()
+
+    # What was stored.
+
+    def read(self, texts: Iterable[str]) -> dict[str, StoredProgress]:
+        """Go on from what was stored with offsets, by text; of a session in several, the newest counts.
+
+        A text that is not ours is counted and passed over.
+        """
+        found: dict[str, StoredProgress] = {}
+        for text in dict.fromkeys(texts):
+            try:
+                stored = unpack(text)
+            except Undecodable as error:
+                self._store.inc("foretick_recovery_progress_refused_total")
+                log.warning("progress stored with an offset is not used: %s", error)
+                continue
+            found[text] = stored
+            self.epoch = max(self.epoch, stored.epoch)
+            for name, progress in stored.sessions.items():
+                known = self._session(name)
+                if order(progress) > order(known.progress):
+                    known.progress, known.again = progress, False
+                    known.go_on()
+            self._note_stored(stored)
+        return found
+
+    def stored(self, texts: Iterable[str]) -> None:
+        """These texts of `describe` are stored."""
+        for text in dict.fromkeys(texts):
+            self._note_stored(unpack(text))
+
+    def _note_stored(self, stored: StoredProgress) -> None:
+        for name, progress in stored.sessions.items():
+            known = self._session(name)
+            known.stored = max(known.stored, progress, key=order)
+
+    def news_of_stored(self, *, engine_is_new: bool = False) -> dict[str, Progress]:
+        """By session, what is stored and was not returned since the engine was new."""
+        if engine_is_new:
+            self._told.clear()
+        unknown = Progress()
+        news = {
+            name: each.stored
+            for name, each in self._sessions.items()
+            if each.stored != self._told.get(name, unknown)
+        }
+        self._told.update(news)
+        return news
+
+    def promote(self, texts: Iterable[str]) -> tuple[dict[str, StoredProgress], set[str]]:
+        """Like `read`, while an engine runs, and the sessions that others have answered meanwhile.
+
+        If there are any, another epoch begins.
+        """
+        epoch, before = self.epoch, {name: each.progress for name, each in self._sessions.items()}
+        found = self.read(texts)
+        changed = {name for name, each in self._sessions.items() if each.progress != before.get(name)}
+        if changed or self.epoch > epoch:
+            self.epoch += 1
+        return found, changed
+
+    def take_back(self, names: Iterable[str]) -> None:
+        """What is not stored of these sessions' progress is void: it is made again from there."""
+        for name in names:
+            known = self._session(name)
+            known.progress = known.stored
+            known.go_on()
+
+    def is_behind(self, text: str) -> bool:
+        """Whether another daemon wrote this, or it tells of an engine or answers that are not known here."""
+        try:
+            stored = unpack(text)
+        except Undecodable:
+            return False
+        further = (order(each) > order(self.of(name)) for name, each in stored.sessions.items())
+        other = stored.owner not in ("", self._address())
+        return other or stored.epoch > self.epoch or any(further)
+
+    def begin_epoch(self) -> None:
+        """This daemon answers from now on, as another one did before."""
+        self.epoch += 1
+
+    def owners(self, texts: Iterable[str]) -> dict[str, str]:
+        """By session, the address of the daemon that wrote the text it is in; empty if that told none."""
+        found: dict[str, str] = {}
+        for text in texts:
+            with suppress(Undecodable):
+                stored = unpack(text)
+                found.update(dict.fromkeys(stored.sessions, stored.owner))
+        return found
+
+    def readers(self, text: str) -> frozenset[str]:
+        """Sessions of a text that was read."""
+        try:
+            return frozenset(unpack(text).sessions)
+        except Undecodable:
+            return frozenset()
+
+    def load(self) -> None:
+        """Go on from the file, if there is one."""
+        if self._directory is None:
+            return
+        remove_abandoned(self._directory, FILE)
+        try:
+            with (self._directory / FILE).open("rb") as file:
+                text = file.read(_MAX_FILE_BYTES).decode(errors="replace")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._store.inc("foretick_recovery_progress_refused_total")
+            log.warning("the progress of earlier sessions cannot be read: %s", error)
+            return
+        self.read((text,))
+
+    async def save(self) -> bool:
+        """Write the file, if something changed: whole, or not at all; False where that failed."""
+        if self._directory is None:
+            return True
+        sessions = {name: each.progress for name, each in self._sessions.items()}
+        text = pack(self.epoch, sessions, _MAX_FILE_BYTES).text
+        if text != self._saved:
+            await asyncio.to_thread(self._write, self._directory, text)
+        return text == self._saved
+
+    def _write(self, directory: Path, text: str) -> None:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            with replacing(directory / FILE) as file:
+                file.write(text.encode())
+        except OSError as error:
+            self._store.inc("foretick_recovery_progress_failed_total")
+            log.warning("the progress of sessions cannot be written, trying again: %s", error)
+        else:
+            self._saved = text
+
+    def describe(self, sessions: Iterable[str]) -> str:
+        """The progress of these sessions as the metadata of an offset."""
+        known = {name: self._session(name).progress for name in sorted(sessions)}
+        packed = pack(self.epoch, known, owner=self._address())
+        missing = set(packed.excluded)
+        if missing - self._warned:
+            self._warned |= missing
+            log.warning(
+                "the progress of %d sessions finds no room beside their partition's offset; after a restart "
+                "their numbers begin again, and answers may be repeated: %s; read them from more partitions",
+                len(missing), ", ".join(sorted(missing)[:10]),
+            )  # fmt: skip
+            self._store.inc("foretick_recovery_progress_left_out_total", len(missing))
+        return packed.text
+
+    # An engine's life.
+
+    def start(self, names: Iterable[str], *, again: bool = False) -> dict[str, Progress]:
+        """Another engine starts: its epoch, and what each session goes on from.
+
+        ``again``: the past was asked for, so that its bars are answered again.
+        """
+        self.epoch += 1
+        found = {}
+        for name in names:
+            session = self._session(name)
+            session.again = again
+            if again:
+                session.history = Progress()
+            closed = () if again else session.progress.closed
+            found[name] = msgspec.structs.replace(session.progress, epoch=self.epoch, closed=closed)
+        return found
+
+    def go_on(self) -> None:
+        """Nothing of an earlier engine can be acknowledged any more."""
+        for session in self._sessions.values():
+            session.go_on()
+
+    def added(self, name: str) -> Progress:
+        """A session begins, perhaps again: its window is empty, and its numbers go on."""
+        return msgspec.structs.replace(self._session(name).progress, epoch=self.epoch, closed=())
+
+    def resumed(self, name: str) -> Progress:
+        """A session goes on from what another daemon has acknowledged."""
+        session = self._session(name)
+        session.go_on()
+        return msgspec.structs.replace(session.progress, epoch=self.epoch)
+
+    def removed(self, name: str, version: int) -> None:
+        """A session has ended with ``version``; what it published is still delivered."""
+        session = self._session(name)
+        newest = max(session.newest, session.progress.sequence)
+        session.progress = Progress(self.epoch, version, newest)
+        session.go_on()
+
+    # Its answers.
+
+    def number(self, session: str) -> int:
+        """The number of the answer that is published next."""
+        known = self._session(session)
+        known.newest += 1
+        return known.newest
+
+    def acknowledge(
+        self,
+        session: str,
+        version: int,
+        sequences: Sequence[int],
+        closed: tuple[int, ...],
+        window: WindowStart = _UNKNOWN,
+        corrected: tuple[int, ...] = (),
+    ) -> None:
+        """Answers of ``version``, with these numbers, and all versions before it are acknowledged.
+
+        ``window``: of that version. Where it is not known, it begins nowhere before the last one that was.
+        """
+        known = self._session(session)
+        window = known.progress.window if window == _UNKNOWN else window
+        known.beyond.update(sequences)
+        newest = known.progress.sequence
+        while newest + 1 in known.beyond:
+            newest += 1
+            known.beyond.discard(newest)
+        furthest = _furthest(known.progress.closed, closed)
+        corrected = _furthest(known.progress.corrected, corrected)
+        known.progress = Progress(self.epoch, version, newest, furthest, window, corrected)
+
+    def is_history(self, session: str, closed: tuple[int, ...], corrected: tuple[int, ...] = ()) -> bool:
+        """Whether an earlier engine's answers covered bars with these openings, by the session's symbols."""
+        return covers(self._session(session).history, closed, corrected)
+
+    def knows_history(self, session: str) -> bool:
+        """Whether it is known up to which bars earlier engines answered."""
+        return bool(self._session(session).history.closed)
+
+    def of(self, session: str) -> Progress:
+        """How far the session's answers are acknowledged."""
+        return self._session(session).progress
+
+    def _session(self, name: str) -> _Session:
+        return self._sessions.setdefault(name, _Session())
+
+
+def _furthest(known: tuple[int, ...], closed: tuple[int, ...]) -> tuple[int, ...]:
+    """The newest bars: a version that was made before a take-over tells of older ones."""
+    return tuple(map(max, known, closed)) if len(known) == len(closed) else closed or known

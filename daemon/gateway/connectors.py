@@ -1,0 +1,56 @@
+"""Sources and sinks from the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from daemon.config.schema import BarsConfig, Config, SessionConfig
+from feeds.connector import SettingError, SinkRoute
+from feeds.source import SeekingSource, Source
+
+T = TypeVar("T")
+
+LEAST_TOKENS = 10
+"""Of a bar's line: it has six numbers and the marks between them."""
+
+
+def make_sources(config: Config) -> list[Source]:
+    """The configured sources; none for ``kind = "none"`` without others. Raises SettingError."""
+    sources = [
+        _opened(config, table, name, connector.open) for table, (name, connector) in config.feeds.items()
+    ]
+    for source in sources:
+        if isinstance(source, SeekingSource):
+            source.hold(held_ns(config), config.skips)
+    return sources
+
+
+def held_ns(config: Config) -> int:
+    """Event time that the longest window may hold, ns, if no interval is empty."""
+    return max((_held_ns(session, session.bars(config.bars)) for session in config.sessions), default=0)
+
+
+def _held_ns(session: SessionConfig, bars: BarsConfig) -> int:
+    most = session.retention_tokens // LEAST_TOKENS
+    if session.retention_records:
+        most = min(most, session.retention_records)
+    span = (most + 1) * bars.interval
+    if session.retention_span:
+        span = min(span, session.retention_span + bars.interval)
+    return span + bars.lateness
+
+
+def make_routes(config: Config) -> list[SinkRoute]:
+    """The configured sinks and the topics they carry. Raises SettingError."""
+    sinks = config.sink.connectors.items()
+    return [_opened(config, f"sink.{name}", name, connector.open) for name, connector in sinks]
+
+
+def _opened(config: Config, table: str, name: str, open_: Callable[[str, float], T]) -> T:
+    # closing a broker's client may add this to the drain, at most twice
+    stop_timeout_s = max(0.5, config.process.drain / 4e9)
+    try:
+        return open_(name, stop_timeout_s)
+    except SettingError as error:
+        raise SettingError(f"{table}.{error.key}", error.message) from error

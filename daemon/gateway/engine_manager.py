@@ -1,0 +1,160 @@
+"""Runs the gateway's engine: starts it over its own ring, watches, drains and restarts it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from daemon import protocol
+from daemon.gateway.engine_client import EngineClient, OnEvent, OnGone
+from ingest.ring import Mode, Ring
+
+log = logging.getLogger(__name__)
+
+Connect = Callable[[Ring, int], EngineClient]
+"""An engine for a ring, woken through a file descriptor."""
+
+SILENT_S = 30.0
+"""After so long without an event the engine counts as hung (its heartbeat comes every second)."""
+LOADING_S = 600.0
+"""An engine that is not ready after so long counts as hung, though it sends heartbeats."""
+RESTART_AFTER_S = (0.0, 0.5, 2.0, 10.0)
+STEADY_S = 60.0
+"""An engine that was ready for so long is no failed start: the next one starts after the shortest pause."""
+CLOSE_S = 5.0
+
+
+class EngineManager:
+    """One engine at a time. The gateway sets ``on_event`` and ``on_gone`` before `start`.
+
+    ``close`` is called at the end, when no engine follows.
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        capacity: int,
+        overflow: Mode,
+        restart_after_s: Sequence[float] = RESTART_AFTER_S,
+        close: Callable[[], Awaitable[None]] | None = None,
+        *,
+        steady_s: float = STEADY_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._connect, self._capacity, self._overflow = connect, capacity, overflow
+        self._restart_after_s, self._close, self._steady_s = restart_after_s, close, steady_s
+        self._clock = clock
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._client: EngineClient | None = None
+        self._stopped = asyncio.Event()
+        self._restarts = 0
+        self._ready_at = 0.0
+        self._started: float | None = None
+        """When, unless it is gone."""
+        self._last_seen = clock()
+        self._progress, self._idle = 0, True
+        self._seen_progress = -1
+        self.ring: Ring | None = None
+        self.ready = asyncio.Event()
+        self.on_event: OnEvent = lambda event: None
+        self.on_gone: OnGone = lambda message: None
+
+    async def start(self) -> None:
+        """Start an engine over a new ring. `Ready` or `Fatal` follows as an event."""
+        self.ring = Ring.create(self._capacity, self._overflow, wake_fd=self._wake_fd)
+        self._client = self._connect(self.ring, self._wake_fd)
+        self._started = self._last_seen = self._clock()
+        await self._client.start(self._hear, self.on_gone)
+
+    async def restart(self) -> None:
+        """Start another engine after one ended, after a pause that grows with every restart."""
+        if self._client is not None:
+            await self._client.close(0.1)
+        self._close_ring()
+        self._stopped.clear()
+        if self._clock() - self._ready_at > self._steady_s:
+            self._restarts = 0
+        await asyncio.sleep(self._restart_after_s[min(self._restarts, len(self._restart_after_s) - 1)])
+        self._restarts += 1
+        await self.start()
+        await self.ready.wait()
+
+    def send(self, command: protocol.Command) -> bool:
+        """Send one command; False while no engine is up."""
+        if self._client is None or not self.ready.is_set():
+            return False
+        self._client.send(command)
+        return True
+
+    async def stop(self, drain_s: float) -> bool:
+        """Let the engine finish what is queued; False if it took too long or was not up."""
+        clean = True
+        if self._client is not None:
+            if self.send(protocol.StopEngine(drain_s)):
+                try:
+                    async with asyncio.timeout(drain_s + CLOSE_S):
+                        await self._stopped.wait()
+                except TimeoutError:
+                    clean = False
+                    log.error("the engine did not drain within %.1f s", drain_s + CLOSE_S)
+                await self._client.close(CLOSE_S)
+            else:
+                await self._client.close(0.1)
+        if self._close is not None:
+            await self._close()
+        self._close_ring()
+        os.close(self._wake_fd)
+        return clean
+
+    def gone(self) -> bool:
+        """Note that the engine is gone; returns whether it had been ready."""
+        was_ready = self.ready.is_set()
+        self.ready.clear()
+        self._started, self._last_seen = None, self._clock()
+        self._stopped.set()
+        return was_ready
+
+    def is_alive(self) -> bool:
+        """Whether events arrive, and the worker is idle or made progress since the last call."""
+        moved, self._seen_progress = self._progress != self._seen_progress, self._progress
+        return (moved or self._idle) and not self._is_silent()
+
+    async def watch(self) -> None:
+        """Run until cancelled. Raises RuntimeError when the engine is `hung`."""
+        while True:
+            await asyncio.sleep(1.0)
+            if why := self.hung():
+                raise RuntimeError(why)
+
+    def hung(self) -> str:
+        """Why the engine counts as hung, loading or ready; empty if it does not, or before one is started."""
+        if self._started is None:
+            return ""
+        if self._is_silent():
+            return f"the engine has been silent for {SILENT_S:.0f} s"
+        loads = not self.ready.is_set() and self._clock() - self._started > LOADING_S
+        return f"the engine was not ready within {LOADING_S:.0f} s" if loads else ""
+
+    def _hear(self, event: protocol.EngineEvent) -> None:
+        self._last_seen = self._clock()
+        match event:
+            case protocol.EngineHeartbeat():
+                self._progress, self._idle = event.progress, event.idle
+            case protocol.EngineReady():
+                self._ready_at = self._clock()
+                self.ready.set()
+            case protocol.EngineStopped():
+                self._stopped.set()
+        self.on_event(event)
+
+    def _is_silent(self) -> bool:
+        return self._clock() - self._last_seen > SILENT_S
+
+    def _close_ring(self) -> None:
+        if self.ring is not None:
+            self.ring.unlink()
+            self.ring.close()
+            self.ring = None

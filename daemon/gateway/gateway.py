@@ -1,0 +1,363 @@
+"""The life of a daemon: start up, serve, drain. `daemon.gateway.wiring` constructs its parts.
+
+Start: sockets, sinks, what the source has committed, engine, source; ready when model and feeds are up. Stop:
+input ends, the engine drains, answers are published and acknowledged, offsets committed, and everything
+closed, within the configured time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from daemon import protocol
+from daemon.api.auth import Access
+from daemon.api.events import Events
+from daemon.api.generation import Begun, Delta, Finished, GenerationFailed, TokensCounted
+from daemon.api.health import Health, health_of
+from daemon.api.http_server import HttpServer
+from daemon.api.messages import FinishReply, LabelReply, PromptReply
+from daemon.api.zmq import QueryServer
+from daemon.config.errors import ConfigError
+from daemon.config.schema import Config
+from daemon.config.tenants_file import read_tenants
+from daemon.cores import Cores, pin
+from daemon.gateway.answer_cache import Sessions
+from daemon.gateway.checkpoint.commits import TASK as TRANSACTIONS
+from daemon.gateway.checkpoint.publisher import Publisher
+from daemon.gateway.dead_letters import refused
+from daemon.gateway.engine_manager import EngineManager
+from daemon.gateway.forwarding import Forwarding
+from daemon.gateway.generations import Generations
+from daemon.gateway.inputs import Inputs
+from daemon.gateway.label_requests import LabelRequests
+from daemon.gateway.load_shedder import LoadShedder
+from daemon.gateway.notify import Notifier
+from daemon.gateway.originals import Originals
+from daemon.gateway.prompts import Prompts
+from daemon.gateway.question_requests import Questions
+from daemon.gateway.reconfigure import LiveSessions
+from daemon.gateway.source_runner import COMMIT, SourceRunner
+from daemon.gateway.visibility import visible
+from daemon.supervision import Job, Tasks
+from daemon.tenants import Client
+from feeds import columns
+from feeds.connector import SettingError, SinkRoute
+from feeds.market_data import InputRange
+from ingest import warm_up
+from metrics.export import exposition
+from metrics.store import MetricStore
+
+log = logging.getLogger(__name__)
+
+RESTART, ENGINE_WATCH, WATCHDOG, AGENTS = "engine restart", "engine watch", "watchdog", "http agents"
+
+
+@dataclass(eq=False)
+class Gateway:
+    """One daemon. ``failed`` holds the first fatal exception."""
+
+    live: LiveSessions
+    cores: Cores | None
+    store: MetricStore
+    tasks: Tasks
+    failed: asyncio.Future[None]
+    notifier: Notifier
+    routes: Sequence[SinkRoute]
+    engine: EngineManager
+    input: SourceRunner | Inputs
+    sessions: Sessions
+    lateness: LoadShedder
+    questions: Questions
+    labels: LabelRequests
+    publisher: Publisher
+    originals: Originals
+    prompts: Prompts
+    forwarding: Forwarding
+    generations: Generations
+    http: HttpServer
+    query: QueryServer | None
+    access: Access
+    events: Events
+    agents: Job | None = None
+    """Serves MCP clients, where `http.mcp` is on."""
+    model: str = ""
+    stopping: bool = False
+
+    def __post_init__(self) -> None:
+        self._input_done = asyncio.Event()
+        self._retries = [
+            self.store.growth("foretick_publish_retries_total", sink=route.sink.name) for route in self.routes
+        ]
+        self._handshakes = [
+            self.store.growth("foretick_sink_handshakes_failed_total", sink=route.sink.name)
+            for route in self.routes
+        ]
+        self.engine.on_event, self.engine.on_gone = self._on_event, self._on_engine_gone
+
+    async def start(self) -> None:
+        """Start; returns when ready. Raises SettingError, or OSError for an address that cannot be bound."""
+        if self.cores is not None:
+            pin(self.cores.gateway)
+            log.info("%s", self.cores)
+        if self.agents is not None:
+            self.tasks.start(AGENTS, self.agents, returns=True)
+        await self.http.start(self.tasks)
+        if self.query is not None:
+            await self.query.start(self.tasks)
+        self.notifier.status("starting: connecting sinks")
+        await self._or_failure(asyncio.gather(*(route.sink.start() for route in self.routes)))
+        self.publisher.delivery.start(self.tasks)
+        if self.publisher.transactions is not None:
+            self.tasks.start(TRANSACTIONS, self.publisher.transactions.run)
+        self.notifier.status("starting: loading the model")
+        await self._or_failure(self.input.recover())
+        await self.engine.start()
+        self.tasks.start(ENGINE_WATCH, self.engine.watch)
+        # compile the gateway's kernels (it writes the ring) while the engine process loads the model
+        await self._or_failure(asyncio.to_thread(warm_up))
+        await self._or_failure(asyncio.to_thread(columns.warm_up))
+        await self._or_failure(self.engine.ready.wait())
+        self.notifier.status("starting: connecting the source")
+        assert self.engine.ring is not None  # it is up
+        await self._or_failure(self.input.start(self.engine.ring))
+        self.tasks.start(COMMIT, self.input.commit_for_ever)
+        if self.notifier.watchdog_s is not None:
+            self.tasks.start(WATCHDOG, partial(self.notifier.keep_watchdog, self.engine.is_alive))
+        self.notifier.ready(f"{len(self.config.sessions)} sessions")
+        log.info("ready: %d sessions, http port %d", len(self.config.sessions), self.http.port)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until ``stop``. Raises the first fatal exception."""
+        await self._or_failure(stop.wait())
+
+    async def finish(self) -> None:
+        """Serve until the source ends and all of it is answered. Raises the first fatal exception."""
+        await self._or_failure(self.input.exhausted.wait())
+        self.engine.send(protocol.EndInput())
+        await self._or_failure(self._input_done.wait())
+
+    @property
+    def config(self) -> Config:
+        """As it is now."""
+        return self.live.config
+
+    async def reload(self, read_again: Callable[[], Config]) -> None:
+        """Read the configuration again, and do as it says. A bad one is refused whole."""
+        self._reload_tenants()
+        try:
+            done = await self.live.reload(read_again())
+        except ConfigError as error:
+            log.error("the configuration was not read again: %s", error)
+            self.store.inc("foretick_config_reloads_total", outcome="refused")
+        else:
+            self.store.inc("foretick_config_reloads_total", outcome="done" if done else "partly")
+
+    def _reload_tenants(self) -> None:
+        """Read the tenants file again. Who has no key any more is refused from now on."""
+        if not self.config.tenants.file:
+            return
+        try:
+            self.access.tenants.replace(read_tenants(self.config.tenants.file))
+        except ConfigError as error:
+            log.error("the tenants file was not read again: %s", error)
+            self.store.inc("foretick_tenants_reloads_total", outcome="refused")
+            return
+        self.events.dismiss(self.access.holds)
+        log.info("%d tenants from now on", len(self.access.tenants.names))
+        self.store.inc("foretick_tenants_reloads_total", outcome="done")
+
+    async def stop(self) -> bool:
+        """Drain and close within about the configured time; True if nothing was left behind."""
+        self.stopping = True
+        self.notifier.stopping("draining")
+        drain_s = self.config.process.drain / 1e9
+        deadline = time.monotonic() + drain_s
+        await self.tasks.stop(RESTART, ENGINE_WATCH, WATCHDOG)
+        await self.input.stop_reading()
+        if self.query is not None:
+            await self.query.drain(min(1.0, drain_s))
+        await self.forwarding.stop()
+        clean = await self.engine.stop(drain_s)
+        self._refuse_all("the daemon stopped")
+        left = await self.publisher.delivery.stop(max(0.5, deadline - time.monotonic()))
+        if self.publisher.transactions is not None:
+            await self.tasks.stop(TRANSACTIONS)
+            await self.publisher.transactions.stop(max(0.5, deadline - time.monotonic()))
+            left = self.publisher.delivery.waiting
+        await self.input.close()
+        for route in self.routes:
+            await route.sink.stop()
+        if self.query is not None:
+            await self.query.stop()
+        await self.http.stop()
+        self.store.unlink()
+        self.store.close()
+        self.notifier.close()
+        if self.cores is not None:
+            pin(self.cores.gateway | self.cores.engine)
+        if left:
+            log.error("%d messages were left unpublished; their inputs will be read again", left)
+        return clean and not left
+
+    def send(self, command: protocol.Command) -> None:
+        """Send to the engine; refuse a client's request while the engine is down."""
+        if not self.engine.send(command):
+            for failure in protocol.failures_of(command, "engine", "the engine is not up"):
+                self._on_event(failure)
+
+    def metrics(self) -> bytes:
+        """The exposition text."""
+        for name, state in self.sessions.states.items():
+            for since, age in state.ages(state.times)._asdict().items():
+                self.store.set("foretick_staleness_seconds", age / 1e9, session=name, since=since)
+            self.store.set("foretick_venue_ahead_seconds", state.clock.ahead_ns / 1e9, session=name)
+            self.store.set("foretick_venue_heard_seconds", state.last_seen_age_ns / 1e9, session=name)
+        for route, retries in zip(self.routes, self._retries, strict=True):
+            retries.update(getattr(route.sink, "retries", 0))
+        for route, handshakes in zip(self.routes, self._handshakes, strict=True):
+            handshakes.update(getattr(route.sink, "handshakes_failed", 0))
+        self.input.note()
+        return exposition(self.store, self.input.lags())
+
+    def health(self, client: Client) -> Health:
+        """What is missing, and what is silent or late of what the client sees."""
+        listed = visible(self.sessions.listed(0).sessions, client.tenant)
+        return health_of(self.not_ready(), listed, self.model)
+
+    def not_ready(self) -> list[str]:
+        """What is missing; empty when the daemon is ready."""
+        reasons = [] if self.engine.ready.is_set() else ["the engine is not up"]
+        reasons += self.input.missing()
+        return reasons + [f"{name} ended: {why}" for name, why in self.tasks.ended.items()]
+
+    def fail(self, error: BaseException) -> None:
+        """Record a fatal exception; the first one counts."""
+        if not self.failed.done():
+            self.failed.set_exception(error)
+
+    def _on_event(self, event: protocol.EngineEvent) -> None:
+        session = protocol.session_of(event)
+        if session is not None and session not in self.sessions.states:
+            return  # it was removed
+        match event:
+            case (
+                protocol.SessionAdded()
+                | protocol.SessionChanged()
+                | protocol.SessionRemoved()
+                | protocol.SessionRefused()
+                | protocol.TookOver()
+            ):
+                if isinstance(event, protocol.SessionAdded):
+                    self.publisher.streams.name(*event.streams)
+                self.live.on_event(event)
+            case protocol.Committed():
+                self.sessions.committed(event)
+                self.lateness.committed(event)
+                self.publisher.committed(event)
+            case protocol.Answered():
+                self.publisher.answered(event)
+            case protocol.AnswerFailed():
+                self.publisher.failed(event)
+            case protocol.TextsAsked():
+                self.publisher.texts_asked(event)
+            case protocol.NotDue():
+                self.publisher.not_due(event)
+            case protocol.RecordRefused():
+                self._refused(event)
+            case protocol.Asked() | protocol.AskFailed():
+                self.sessions.asked(event)
+            case protocol.QuestionsSet():
+                self.publisher.questions_set(event)
+                self.questions.on_event(event)
+            case protocol.QuestionsRefused():
+                self.questions.on_event(event)
+            case LabelReply() | protocol.LabelRefused():
+                self.labels.on_event(event)
+            case PromptReply() | FinishReply() | protocol.PromptFailed():
+                self.prompts.on_event(event)
+            case Begun() | Delta() | Finished() | GenerationFailed() | TokensCounted():
+                self.generations.on_event(event)
+            case protocol.EngineReady():
+                self.model = event.model
+                self.publisher.streams.name(*event.streams)
+                self.input.engine_ready(event.positions)
+                self.generations.ready(event)
+                self.store.set("foretick_engine_up", 1)
+            case protocol.InputDone():
+                self._input_done.set()
+            case protocol.ThreadEnded():
+                self.tasks.note_end(event.name, event.why)
+            case protocol.Fatal():
+                self.fail(SettingError(event.key, event.message))
+
+    def _refused(self, event: protocol.RecordRefused) -> None:
+        """To the DLQ.
+
+        One that was read again as history had its record when it was read first.
+        """
+        if self.input.tracker.is_history(event.session, event.offset):
+            return
+        state = self.sessions.states[event.session]
+        found = self.input.tracker.ranges(event.session, event.offset, event.offset)
+        place = InputRange(*found[0]) if found else InputRange("", 0, -1, -1)
+        symbol = (state.symbol, *state.more_symbols)[event.leg]
+        original = self.originals.find(event.offset)
+        dead_letter = refused(event, symbol, place, original)
+        self.publisher.record_refused(dead_letter, event.session, event.offset)
+
+    def _on_engine_gone(self, message: str) -> None:
+        self.store.set("foretick_engine_up", 0)
+        self._refuse_all(message)
+        was_ready = self.engine.gone()
+        if self.stopping or self.failed.done():
+            return
+        if not was_ready:
+            self.fail(RuntimeError(f"{message} before it was ready"))
+            return
+        log.error("%s; starting it again", message)
+        self.tasks.start(RESTART, partial(self._restart, self.tasks.expect_end(RESTART)), returns=True)
+
+    def _refuse_all(self, message: str) -> None:
+        """Fail all client requests that wait for the engine."""
+        self.sessions.engine_gone(message)
+        self.questions.engine_gone(message)
+        self.live.engine_gone(message)
+        self.labels.engine_gone(message)
+        self.prompts.engine_gone(message)
+        self.generations.engine_gone(message)
+
+    async def _restart(self, earlier: asyncio.Task[None] | None) -> None:
+        """Start a new engine over a new ring, and read the source again from the committed offsets.
+
+        While the new engine loads, answers of the old one are still acknowledged. The source, which commits
+        their offsets, is therefore closed as late as possible, unless a standby may wait for its partitions.
+        An ``earlier`` restart whose engine died before the source was open again must end first: two restarts
+        never open the same source.
+        """
+        if earlier is not None:
+            try:
+                await asyncio.wait([earlier])
+            finally:
+                earlier.cancel()
+        self.store.inc("foretick_engine_restarts_total")
+        await self.input.stop_reading()
+        # a broker that is away keeps nobody from asking the next engine
+        await asyncio.gather(self.input.hand_over(self.publisher.forget), self.engine.restart())
+        assert self.engine.ring is not None  # it is up
+        await self.input.reopen(self.engine.ring, self.publisher.forget)
+
+    async def _or_failure(self, work: Awaitable[Any]) -> None:
+        """Run ``work`` to its end, unless the daemon fails first."""
+        task = asyncio.ensure_future(work)
+        await asyncio.wait([task, self.failed], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            self.failed.result()
+        task.result()

@@ -1,0 +1,61 @@
+"""The counters of one source's intake, and those that follow the source's own totals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from daemon.gateway.checkpoint.offsets import Stream
+from feeds.source import SeekingSource, Source
+from metrics.store import CounterHandle, MetricStore
+
+
+class IntakeCounters:
+    """Counts the records of ``source``. Totals that it has already are of an earlier count."""
+
+    def __init__(self, source: Source, store: MetricStore) -> None:
+        name = source.name
+        self.received = store.counter("foretick_records_total", source=name)
+        self.passed = store.counter("foretick_records_passed_total", source=name)
+        self.skewed = store.counter("foretick_clock_skew_records_total", source=name)
+        self._source, self._store = source, store
+        self._of_session: dict[str, CounterHandle] = {}
+        self._seeking = source if isinstance(source, SeekingSource) else None
+        self._lost = store.growth("foretick_records_lost_upstream_total", source.lost, source=name)
+        self._skipped_lines = store.growth("foretick_lines_passed_over_total", self._lines, source=name)
+        self._unknown_times = store.growth("foretick_source_times_unknown_total", self._timeless, source=name)
+        moved = self._seeking.moved if self._seeking else 0
+        self._moved = store.growth("foretick_partitions_moved_total", moved, source=name)
+        self._jumped = dict(self._seeking.skipped) if self._seeking else {}
+
+    def passed_to(self, session: str) -> CounterHandle:
+        """The counter of the records that are passed to a session."""
+        found = self._of_session.get(session)
+        if found is None:
+            found = self._store.counter("foretick_session_records_total", session=session)
+            self._of_session[session] = found
+        return found
+
+    def follow(self) -> int:
+        """Bring the counters up to the source's totals; returns how many more records it lost."""
+        self._unknown_times.update(self._timeless)
+        self._skipped_lines.update(self._lines)
+        if self._seeking is not None:
+            self._moved.update(self._seeking.moved)
+        return self._lost.update(self._source.lost)
+
+    def jumps(self) -> Iterator[tuple[Stream, int]]:
+        """Streams in which the source skipped offsets since the last call, and how many."""
+        for stream, total in (self._seeking.skipped if self._seeking else {}).items():
+            skipped = total - self._jumped.get(stream, 0)
+            if skipped:
+                self._jumped[stream] = total
+                yield stream, skipped
+
+    @property
+    def _timeless(self) -> int:
+        return getattr(self._source, "unknown_times", 0)
+
+    @property
+    def _lines(self) -> int:
+        found: Mapping[str, int] = getattr(self._source, "passed_over", {})
+        return sum(found.values())

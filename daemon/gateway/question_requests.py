@@ -1,0 +1,179 @@
+"""Changes of standing questions while the daemon runs: by clients, and by a configuration that is read again.
+
+They last until the daemon ends or reads its configuration again. An engine that is started again gets them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields
+
+import msgspec
+
+from daemon import protocol
+from daemon.api import messages
+from daemon.config.schema import Config
+from daemon.config.standing import questions_of, table_of
+from daemon.gateway.answer_cache import Sessions
+from daemon.gateway.waiting import Waiting
+from flash.question import Question
+
+log = logging.getLogger(__name__)
+
+MOST = 999
+"""Standing questions of a session."""
+
+
+class Questions:
+    """Standing questions of every session. Lives on the event loop; one change of a session at a time."""
+
+    def __init__(self, sessions: Sessions, send: Callable[[protocol.Command], None]) -> None:
+        self._sessions, self._send = sessions, send
+        self._changes: Waiting[None] = Waiting()
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    # Called by the gateway.
+
+    def on_event(self, event: protocol.QuestionsSet | protocol.QuestionsRefused) -> None:
+        """The engine replied to a change."""
+        if isinstance(event, protocol.QuestionsSet):
+            self._sessions.questions_set(event.session, event.questions)
+            self._changes.done(event.id, None)
+        else:
+            self._changes.refused(event)
+
+    def engine_gone(self, message: str) -> None:
+        """Fail every change in flight: the engine is gone."""
+        self._changes.engine_gone(message)
+
+    def configured(self, config: Config) -> Config:
+        """``config`` with the standing questions as they are now, for an engine that is started again."""
+        now = {name: list(state.questions) for name, state in self._sessions.states.items()}
+        if now == self._wanted(config):
+            return config
+        questions = tuple(table_of(question, name) for name, asked in now.items() for question in asked)
+        return msgspec.structs.replace(config, standing="none", questions=questions)
+
+    async def reload(self, config: Config) -> None:
+        """Give every session the questions that ``config`` has for it; failures are logged."""
+        for session, questions in self._wanted(config).items():
+            try:
+                async with self._locks[session]:
+                    state = self._sessions.states[session]
+                    if tuple(questions) == state.questions:
+                        state.ask_these(state.questions, ())
+                    else:
+                        await self._move(session, questions, [])
+                        log.info("%s: %d standing questions from now on", session, len(questions))
+            except messages.QueryError as error:
+                log.error("%s keeps its standing questions: %s", session, error)
+
+    def _wanted(self, config: Config) -> dict[str, list[Question]]:
+        """The questions that ``config`` has for each session."""
+        wanted: dict[str, list[Question]] = {name: [] for name in self._sessions.states}
+        for asked in questions_of(config):
+            if asked.session in wanted:
+                wanted[asked.session].append(asked.question)
+        return wanted
+
+    # Called for clients.
+
+    async def list(self, request: messages.ListQuestions) -> messages.QuestionsReply:
+        """A session's questions."""
+        return self._reply(request)
+
+    async def set(self, request: messages.SetQuestion) -> messages.QuestionsReply:
+        """Add a question, or change the one with its name."""
+        try:
+            members = {f.name: getattr(request, f.name) for f in fields(Question)}
+            new = Question(**members | {"choices": request.choices or None})
+        except ValueError as error:
+            raise messages.QueryError("bad_request", str(error)) from None
+        self._sessions.state(request.session)
+        async with self._locks[request.session]:
+            state = self._sessions.state(request.session)
+            changed = [new if each.name == new.name else each for each in state.questions]
+            if new not in changed:
+                changed.append(new)
+            paused = [each for each in state.paused if each.name != new.name]
+            if len(changed) + len(paused) > MOST:
+                raise messages.QueryError("bad_request", f"a session has at most {MOST} standing questions")
+            await self._move(request.session, changed, paused)
+        return self._reply(request)
+
+    async def remove(self, request: messages.RemoveQuestion) -> messages.QuestionsReply:
+        """Remove a question."""
+        self._sessions.state(request.session)
+        async with self._locks[request.session]:
+            state = self._sessions.state(request.session)
+            kept = [each for each in state.questions if each.name != request.name]
+            paused = [each for each in state.paused if each.name != request.name]
+            if len(kept) + len(paused) == len(state.questions) + len(state.paused):
+                raise _unknown(request.session, request.name)
+            if len(kept) < len(state.questions):
+                await self._move(request.session, kept, paused)
+            else:
+                state.ask_these(state.questions, paused)
+        return self._reply(request)
+
+    async def pause(self, request: messages.Pause) -> messages.QuestionsReply:
+        """Ask a question no more, or again; without a name, all of the session's."""
+        self._sessions.state(request.session)
+        async with self._locks[request.session]:
+            state = self._sessions.state(request.session)
+            asked, paused = list(state.questions), list(state.paused)
+            if request.question not in ("", *(each.name for each in (*asked, *paused))):
+                raise _unknown(request.session, request.question)
+            moving = [
+                each for each in (asked if request.paused else paused) if request.question in ("", each.name)
+            ]
+            if request.paused:
+                asked = [each for each in asked if each not in moving]
+                paused = [*paused, *moving]
+            else:
+                asked = [*asked, *moving]
+                paused = [each for each in paused if each not in moving]
+            if moving:
+                await self._move(request.session, asked, paused)
+        return self._reply(request)
+
+    async def describe(self, request: messages.Describe) -> messages.DescribeReply:
+        """A session, its questions, and their latest answers."""
+        state = self._sessions.state(request.session)
+        listed = self._sessions.listed(request.id, request.session).sessions
+        answers = state.answers_of(state.questions)
+        return messages.DescribeReply(request.id, listed[0], self._infos(request.session), tuple(answers))
+
+    async def _move(self, session: str, asked: Sequence[Question], paused: Sequence[Question]) -> None:
+        """Change what is asked, and what is paused with it. A client that goes away does not undo either."""
+        state = self._sessions.state(session)
+        before = state.paused
+        state.ask_these(state.questions, paused, asked)
+        try:
+            await self._change(session, asked)
+        except messages.QueryError:
+            state.ask_these(state.questions, before)
+            raise
+
+    async def _change(self, session: str, questions: Sequence[Question]) -> None:
+        await self._changes.reply(
+            lambda number: self._send(protocol.SetQuestions(number, session, tuple(questions)))
+        )
+
+    def _reply(self, request: messages.QuestionRequest) -> messages.QuestionsReply:
+        return messages.QuestionsReply(request.id, request.session, self._infos(request.session))
+
+    def _infos(self, session: str) -> tuple[messages.QuestionInfo, ...]:
+        state = self._sessions.state(session)
+        return tuple(
+            messages.QuestionInfo(**asdict(q) | {"choices": q.choices or ()}, paused=paused)
+            for paused, questions in ((False, state.questions), (True, state.paused))
+            for q in questions
+        )
+
+
+def _unknown(session: str, name: str) -> messages.QueryError:
+    return messages.QueryError("bad_request", f"{session} has no standing question {name!r}")

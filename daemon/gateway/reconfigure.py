@@ -1,0 +1,339 @@
+"""Changes of sessions and their standing questions while the daemon runs.
+
+They come from a configuration that is read again (SIGHUP) and from clients. Either way the whole
+configuration is checked first, and what follows from it is carried out step by step
+(`daemon.config.changes`). An engine that is started again gets the configuration as it is then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+
+import msgspec
+
+from daemon import protocol
+from daemon.api import messages
+from daemon.config.changes import changes, live, questions_by_session, resolved
+from daemon.config.checks import cross_check
+from daemon.config.errors import ConfigError
+from daemon.config.load import load_table
+from daemon.config.schema import Config, SessionConfig
+from daemon.gateway.answer_cache import Sessions
+from daemon.gateway.checkpoint.publisher import Publisher
+from daemon.gateway.checkpoint.state import ProgressStore
+from daemon.gateway.inputs import Inputs
+from daemon.gateway.question_requests import Questions
+from daemon.gateway.source_runner import SourceRunner
+from daemon.gateway.waiting import Waiting
+from daemon.progress import Position, Progress
+from flash.question import Question
+from metrics.store import MetricStore
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.2
+NEXT_ENGINE_S = 120.0
+"""How long a session that was removed to begin again waits for an engine."""
+REFUSED = ("bad_request", "no_room")
+"""Why an engine that is up does not open a session."""
+
+
+class LiveSessions:
+    """The configuration as it is now. Lives on the event loop; one change at a time."""
+
+    def __init__(
+        self,
+        config: Config,
+        sessions: Sessions,
+        questions: Questions,
+        publisher: Publisher,
+        entering: SourceRunner | Inputs,
+        progress: ProgressStore,
+        store: MetricStore,
+        send: Callable[[protocol.Command], None],
+    ) -> None:
+        self._progress = progress
+        self.config = config
+        self._sessions, self._questions, self._publisher = sessions, questions, publisher
+        self._input, self._store, self._send = entering, store, send
+        self._changing = asyncio.Lock()
+        self._waiting: Waiting[None] = Waiting()
+        self._commands: dict[int, protocol.SessionCommand] = {}
+        self._positions: dict[str, Mapping[str, Position]] = {}
+        """Where sessions that were added read on."""
+
+    def now(self) -> Config:
+        """The configuration with the standing questions as they are now."""
+        return self._questions.configured(self.config)
+
+    # Called by the gateway.
+
+    async def reload(self, new: Config) -> bool:
+        """Do as ``new`` says, and log what cannot be changed or was refused; returns whether nothing was."""
+        async with self._changing:
+            old = self.now()
+            found = changes(old, new)
+            for key in found.fixed:
+                log.warning("%s stays as it is: it takes effect at the next start", key)
+            done = not found.fixed
+            self.config = live(old, msgspec.structs.replace(new, sessions=old.sessions, bars=old.bars))
+            for name in found.removed:
+                done &= await self._logged(name, self._remove(name))
+            # what is refused keeps its old settings, written out: the defaults may have changed
+            kept = {s.name: s for s in resolved(self.config)}
+            self.config = msgspec.structs.replace(self.config, bars=new.bars, sessions=tuple(kept.values()))
+            for session in found.changed:
+                done &= await self._logged(session.name, self._change(session))
+            for session in found.added:
+                if session.name not in self._sessions.states:
+                    adding = self._put_back if session.name in found.removed else self._add
+                    done &= await self._logged(session.name, adding(session))
+            self._arrange(new)
+            await self._questions.reload(self.config)
+            return done
+
+    async def resume(self, names: Collection[str]) -> dict[str, Mapping[str, Position]]:
+        """Begin these sessions anew, from what others have acknowledged; returns where they read on."""
+        async with self._changing:
+            for session in [each for each in self.config.sessions if each.name in names]:
+                await self._logged(session.name, self._again(session))
+        return {name: found for name in names if (found := self._positions.pop(name, {}))}
+
+    async def promote(self) -> None:
+        """Have the engine, which stands by, answer behind what others have acknowledged of all sessions.
+
+        One that is gone meanwhile is waited for.
+        """
+        async with self._changing:
+            progress = {name: self._progress.resumed(name) for name in self._sessions.states}
+            while True:
+                try:
+                    await self._command(lambda number: protocol.TakeOver(number, progress))
+                except messages.QueryError as error:
+                    log.warning("the engine cannot take over yet: %s", error)
+                    await asyncio.sleep(RETRY_S)
+                else:
+                    return
+
+    async def _again(self, session: SessionConfig) -> None:
+        """Remove a session from the engine, and add it again.
+
+        It stays a session meanwhile: an engine that dies in between is followed by one that has it. Its
+        questions stay as clients have set them.
+        """
+        try:
+            await self._command(lambda number: protocol.RemoveSession(number, session.name, keeps=True))
+        except messages.QueryError as error:
+            if error.code == "engine":
+                raise
+            # the engine does not know it: an earlier call ended in between
+        asked = tuple(self._sessions.states[session.name].questions)
+        await self._add(session, self._progress.resumed(session.name), asked)
+
+    def on_event(self, event: protocol.SessionEvent) -> None:
+        """The engine replied: later events see the session as it is now."""
+        command = self._commands.pop(event.id, None)
+        if isinstance(event, protocol.SessionRefused):
+            if isinstance(command, protocol.AddSession) and event.code in REFUSED:
+                self._gone(command.session.name)
+            self._forget(command)
+            self._waiting.refused(event)
+            return
+        match command:
+            case protocol.AddSession():
+                if isinstance(event, protocol.SessionAdded):
+                    self._positions[command.session.name] = event.positions
+                self._added(command)
+            case protocol.ChangeSession():
+                self._sessions.change(command.session)
+                name = command.session.name
+                self._set(command.session if s.name == name else s for s in self.config.sessions)
+            case protocol.RemoveSession(keeps=False):
+                self._gone(command.name)
+        self._waiting.done(event.id, None)
+
+    def _added(self, command: protocol.AddSession) -> None:
+        """There is another session, or one began anew."""
+        name = command.session.name
+        before = self._sessions.states.get(name)
+        if before is not None:
+            self._forget_answers(name)
+        self._sessions.add(command.session, command.questions, command.progress.version)
+        self._publisher.add(command.session)
+        if before is not None:
+            state = self._sessions.states[name]
+            state.ask_these(state.questions, before.paused)
+            self._arrange(self.config)
+        else:
+            self._set((*self.config.sessions, command.session))
+
+    def _gone(self, name: str) -> None:
+        """There is no such session any more, if there was one."""
+        if name not in self._sessions.states:
+            return
+        serves = self._input.serves(name)
+        version = self._forget_answers(name)
+        if serves:  # otherwise its progress is what another daemon commits
+            self._progress.removed(name, version)
+        self._store.remove_session(name)
+        self._set(s for s in self.config.sessions if s.name != name)
+
+    def _forget_answers(self, name: str) -> int:
+        """Nobody waits for a session's answers any more; returns its newest version."""
+        version = self._sessions.remove(name).version
+        self._publisher.remove(name)
+        return version
+
+    def engine_gone(self, message: str) -> None:
+        """Fail the change in flight: the engine is gone, and the next one starts without it."""
+        for command in self._commands.values():
+            self._forget(command)
+        self._commands.clear()
+        self._waiting.engine_gone(message)
+
+    def _forget(self, command: protocol.SessionCommand | None) -> None:
+        """A session that was to be added is not. Its client may be gone long since."""
+        if isinstance(command, protocol.AddSession) and command.session.name not in self._sessions.states:
+            self._store.remove_session(command.session.name)
+
+    # Called for clients.
+
+    async def add(self, request: messages.AddSession) -> messages.SessionsReply:
+        """Open a session."""
+        name = request.settings.get("name")
+        if name in self._sessions.states:
+            raise messages.QueryError("bad_request", f"there is already a session {name!r}")
+        async with self._changing:
+            await self._to(self._checked((*self.config.sessions, _session(request.settings))))
+        return self._reply(request.id)
+
+    async def change(self, request: messages.ChangeSession) -> messages.SessionsReply:
+        """Give a session other settings."""
+        self._sessions.state(request.session)
+        async with self._changing:
+            old = next((s for s in self.config.sessions if s.name == request.session), None)
+            if old is None:
+                raise messages.QueryError("unknown_session", f"{request.session} was removed meanwhile")
+            if request.settings.get("name", old.name) != old.name:
+                raise messages.QueryError("bad_request", "a session keeps its name")
+            given = _session({"name": old.name, "symbol": old.symbol, **request.settings})
+            new = msgspec.structs.replace(old, **{key: getattr(given, key) for key in request.settings})
+            await self._to(self._checked(tuple(new if s is old else s for s in self.config.sessions)))
+        return self._reply(request.id)
+
+    async def remove(self, request: messages.RemoveSession) -> messages.SessionsReply:
+        """Close a session."""
+        self._sessions.state(request.session)
+        async with self._changing:
+            self._sessions.state(request.session)
+            await self._remove(request.session)
+        return self._reply(request.id)
+
+    def _checked(self, sessions: tuple[SessionConfig, ...]) -> Config:
+        new = msgspec.structs.replace(self.config, sessions=sessions)
+        problems = cross_check(new)
+        if problems:
+            raise messages.QueryError("bad_request", "; ".join(str(problem) for problem in problems))
+        return new
+
+    async def _to(self, new: Config) -> None:
+        """Change the sessions to those of ``new``; raises QueryError for what the engine refuses."""
+        found = changes(self.config, new)
+        for name in found.removed:
+            await self._remove(name)
+        for session in found.changed:
+            await self._change(session)
+        for session in found.added:
+            await (self._put_back if session.name in found.removed else self._add)(session)
+        self._arrange(new)
+
+    # One session.
+
+    async def _add(
+        self,
+        session: SessionConfig,
+        progress: Progress | None = None,
+        asked: tuple[Question, ...] | None = None,
+    ) -> None:
+        """``progress``: what it goes on from, ``asked``: its questions; by default those of a new one."""
+        sessions = (*(s for s in self.config.sessions if s.name != session.name), session)
+        if asked is None:
+            with_it = msgspec.structs.replace(self.config, sessions=sessions)
+            asked = questions_by_session(with_it)[session.name]
+        numbers = self._input.number(sessions)
+        try:
+            block = self._store.add_session(session.name)
+        except OSError as error:
+            self._gone(session.name)
+            raise messages.QueryError("engine", f"no shared memory for its metrics: {error}") from None
+        symbols = {symbol: numbers[symbol] for symbol in session.symbols}
+        progress = progress or self._progress.added(session.name)
+        await self._command(lambda n: protocol.AddSession(n, session, asked, symbols, progress, block.name))
+
+    async def _put_back(self, session: SessionConfig) -> None:
+        """Add a session that was removed to begin again: to the next engine, if this one dies meanwhile."""
+        deadline = time.monotonic() + NEXT_ENGINE_S
+        while True:
+            try:
+                await self._add(session)
+            except messages.QueryError as error:
+                if error.code != "engine" or time.monotonic() > deadline:
+                    raise
+                log.warning("session %s cannot begin again yet: %s", session.name, error)
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
+
+    async def _change(self, session: SessionConfig) -> None:
+        await self._command(lambda number: protocol.ChangeSession(number, session))
+
+    async def _remove(self, name: str) -> None:
+        # its records go nowhere from now on
+        self._input.change([s for s in self.config.sessions if s.name != name])
+        try:
+            serves = self._input.serves(name)
+            await self._command(lambda number: protocol.RemoveSession(number, name, serves=serves))
+        finally:
+            self._input.change(self.config.sessions)
+
+    async def _command(self, make: Callable[[int], protocol.SessionCommand]) -> None:
+        def send(number: int) -> None:
+            self._commands[number] = make(number)
+            self._send(self._commands[number])
+
+        await self._waiting.reply(send)
+
+    async def _logged(self, name: str, step: Awaitable[None]) -> bool:
+        try:
+            await step
+        except messages.QueryError as error:
+            log.error("session %s was not changed: %s", name, error)
+            return False
+        return True
+
+    def _set(self, sessions: Iterable[SessionConfig]) -> None:
+        self.config = msgspec.structs.replace(self.config, sessions=tuple(sessions))
+        self._publisher.configured(self.config)
+        self._input.change(self.config.sessions)
+
+    def _arrange(self, new: Config) -> None:
+        """List the sessions in the order of ``new``."""
+        order = {session.name: number for number, session in enumerate(new.sessions)}
+        self._set(sorted(self.config.sessions, key=lambda s: order.get(s.name, len(order))))
+        states = self._sessions.states
+        for session in self.config.sessions:
+            if session.name in states:
+                states[session.name] = states.pop(session.name)
+
+    def _reply(self, number: int) -> messages.SessionsReply:
+        return self._sessions.listed(number)
+
+
+def _session(settings: Mapping[str, object]) -> SessionConfig:
+    try:
+        return load_table(SessionConfig, settings)
+    except ConfigError as error:
+        raise messages.QueryError("bad_request", str(error)) from None

@@ -1,0 +1,631 @@
+"""From a source's messages to ring records: decode, find the sessions, number, push.
+
+Every message ends in the ring, or is counted and, if malformed, sent to the DLQ. A full ring pauses
+a source that can wait. Other sources are never paused: their ring overwrites.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from daemon import protocol
+from daemon.ages import VenueClock
+from daemon.config.symbols import SymbolRoute
+from daemon.gateway.checkpoint.offsets import OffsetTracker, Stream
+from daemon.gateway.dead_letters import unreadable
+from daemon.gateway.intake_counters import IntakeCounters
+from daemon.gateway.originals import Originals
+from daemon.gateway.sequence_gaps import Sequence, Sequences
+from daemon.ring_numbers import ring_values
+from feeds.array_frames import elements
+from feeds.codec import REPLAY, MalformedRecord, decode_record, header_encoding
+from feeds.columns import ENCODINGS, OTHER, ColumnDecoder, Columns
+from feeds.decimals import NANO
+from feeds.decoding import shortened
+from feeds.market_data import EVERY_SYMBOL, AnyRecord, Bar, DeadLetter, Received, VenueHeartbeat
+from feeds.moments import in_order
+from feeds.record_identity import token_of
+from feeds.source import Incoming, SeekingSource, Source
+from feeds.subjects import Subject, subjects_of
+from ingest.record import (
+    BAR,
+    FLAG_GAP,
+    FLAG_REPLAY,
+    FLAG_SKEWED,
+    HEARTBEAT,
+    QUOTE,
+    REFUSAL,
+    SIDE_BUY,
+    SIDE_SELL,
+    SIDE_UNKNOWN,
+    TRADE,
+    Records,
+    RecordWriter,
+    stream_number,
+)
+from ingest.ring import Ring
+from metrics.store import MetricStore
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.005
+SLICE = 1024
+"""Records to decode, pack and push before yielding to the event loop: a millisecond if all are plain."""
+FEW = 16
+"""Records below which decoding one by one is faster than as columns."""
+Integers = npt.NDArray[np.int64]
+
+_KINDS = np.array([0, TRADE, QUOTE, BAR], np.uint8)
+_SIDES_OF = np.array([SIDE_UNKNOWN, SIDE_BUY, SIDE_SELL], np.int64)
+"""Ring codes by those of `feeds.columns`."""
+
+
+NEVER_NS = 2**63 - 1
+_OF_TIMES = ("clock", "timestamp_unit")
+"""Reasons of records whose times are wrong."""
+
+
+class SequenceAllocator:
+    """The order in which records of all sources enter the ring: a turn at a time, numbered from 1."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.originals = Originals()
+        self._read_until: dict[str, int] = {}
+        """Monotonic time, ns, by source."""
+        self.restart()
+
+    def has_read(self, source: str, until_ns: int | None, ring: Ring) -> None:
+        """All that ``source`` had at this monotonic time is in the ring; None: it has ended."""
+        if until_ns is None:
+            self._read_until.pop(source, None)
+        else:
+            self._read_until[source] = max(until_ns, self._read_until.get(source, 0))
+        ring.tell_read(min(self._read_until.values(), default=NEVER_NS))
+
+    def restart(self) -> None:
+        """Number from 1 again."""
+        self.taken = 0
+        self.originals.clear()
+
+    def take(self, n: int = 1) -> int:
+        """The first of ``n`` numbers."""
+        self.taken += n
+        return self.taken - n + 1
+
+
+class Decoder:
+    """Feeds one source into one ring, to which others may write in turn (``order``).
+
+    ``routes``: by symbol (VENUE:SYMBOL); `reroute` replaces them. ``clocks``: of the venues, by session.
+    ``dead_letter`` gets malformed messages, ``name_stream`` each stream before its first record is pushed.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        ring: Ring,
+        routes: Mapping[str, SymbolRoute],
+        tracker: OffsetTracker,
+        store: MetricStore,
+        dead_letter: Callable[[DeadLetter], None],
+        *,
+        max_bytes: int,
+        max_ahead_ns: int,
+        clocks: Mapping[str, VenueClock] | None = None,
+        order: SequenceAllocator | None = None,
+        sequence: Sequence = "none",
+        name_stream: Callable[[protocol.NameStream], None] = lambda stream: None,
+    ) -> None:
+        self._source = source
+        self._ring = ring
+        self.paused = False
+        """The source is not read: the ring is full, or the gate closed."""
+        self._tracker = tracker
+        self._store = store
+        self._dead_letter = dead_letter
+        self._max_bytes = max_bytes
+        self._max_ahead_ns = max_ahead_ns
+        self._clocks = defaultdict(VenueClock) if clocks is None else clocks
+        self._counters = IntakeCounters(source, store)
+        self._writer = RecordWriter(SLICE)
+        self._order = order or SequenceAllocator()
+        self._seeking = isinstance(source, SeekingSource)
+        self._name_stream = name_stream
+        self._numbers: dict[Stream, int] = {}
+        """Of the streams that have a name, in the ring."""
+        self._gaps: set[int] = set()
+        self._gaps_of: dict[Stream, set[int]] = {}
+        """Symbols whose next record of the stream follows a gap."""
+        self._after_gaps: list[int] = []
+        self._sequences = Sequences(sequence)
+        self._beats: list[tuple[VenueHeartbeat, SymbolRoute, Incoming]] = []
+        """Heartbeats that are not packed yet, one for each symbol."""
+        self._refusals: dict[tuple[int, int], tuple[SymbolRoute, Incoming, int]] = {}
+        """Refused records that are not packed yet: message and part, by symbol and time (0: unknown)."""
+        self._gate = asyncio.Event()
+        self._gate.set()
+        self.reroute(routes)
+
+    async def run(self) -> None:
+        """Until the source ends."""
+        async for batch in self._source.batches():
+            self._note_loss()
+            for start in range(0, len(batch), SLICE):
+                async with self._order.turn:
+                    await self._pack_all(batch[start : start + SLICE])
+                    await self._flush()
+                await asyncio.sleep(0)
+            # with one that can wait, the others leave records in their sockets, which drop and count them
+            waits = self._source.kind == "pausing" or self._ring.mode == "pause"
+            if waits and not self._gate.is_set():
+                await self._paused(self._gate.wait())
+        self._note_loss()
+
+    def reroute(self, routes: Mapping[str, SymbolRoute]) -> None:
+        """Other sessions read the records from now on."""
+        self._routes = routes
+        self._venues = {symbol.partition(":")[0] for symbol in routes}
+        # by the decoder's key
+        self._symbols = np.array([route.number for route in routes.values()], np.uint32)
+        self._readers = [route.sessions for route in routes.values()]
+        # prices of the others are not in the columns' units; the last one is of unknown symbols
+        self._in_nano = np.array([*(route.price_scale == NANO for route in routes.values()), True])
+        self._all_in_nano = bool(self._in_nano.all())
+        self._columns = ColumnDecoder(list(routes))
+
+    @property
+    def held(self) -> bool:
+        """Whether reading waits for the gate, or will as soon as the ring has room."""
+        return self.paused and not self._gate.is_set()
+
+    def gate(self, is_open: bool) -> None:
+        """Open or close the gate; a source that can wait is paused while it is closed."""
+        if is_open:
+            self._gate.set()
+        else:
+            self._gate.clear()
+
+    def _records(self, message: Incoming) -> list[Incoming]:
+        """A message for each record in it; none if it was read before."""
+        if message.fault is not None and message.fault.is_line:
+            self._counters.received.inc()
+            self._store.inc("foretick_records_malformed_total", reason=message.fault.reason)
+            subjects = [Subject(message.key.decode(), message.fault.ts_event)] if message.key else []
+            self._note_refused(message, message.fault.reason, subjects)
+            return []
+        stream = (message.topic, message.partition)
+        if self._source.kind == "pausing" and self._tracker.repeats(stream, message.offset):
+            self._counters.received.inc()
+            self._store.inc("foretick_records_repeated_total", source=self._source.name)
+            return []
+        found = self._elements(message)
+        if not found:
+            self._tracker.skipped(stream, message.last_offset)
+        self._counters.received.inc(len(found))
+        if len(found) == 1 and found[0] is message.payload:
+            return [message]
+        found = in_order(found, header_encoding(message.headers))
+        return [msgspec.structs.replace(message, payload=payload) for payload in found]
+
+    def _elements(self, message: Incoming) -> list[bytes]:
+        """The encoded records in a message; none, and counted, where it is empty or cannot be read."""
+        if message.fault is not None:
+            self._counters.received.inc()
+            self._refuse(message, MalformedRecord(message.fault.reason, message.fault.message))
+            if message.last_offset > message.offset:  # whose records they were is not known
+                lost = message.last_offset - message.offset + 1
+                self._note_jump((message.topic, message.partition), lost)
+            return []
+        if not message.payload:
+            kind = "tombstone" if message.null else "empty"
+            self._counters.received.inc()
+            self._store.inc("foretick_messages_empty_total", source=self._source.name, kind=kind)
+            return []
+        try:
+            return elements(message.payload, header_encoding(message.headers), self._max_bytes)
+        except Exception as error:
+            self._counters.received.inc()
+            self._refuse(message, _malformed(error))
+            return []
+
+    def _number(self, stream: Stream) -> int:
+        """The number of a stream in the ring; the engine hears its name first."""
+        number = self._numbers.get(stream)
+        if number is None:
+            number = self._numbers[stream] = stream_number(self._source.name, *stream)
+            self._name_stream(protocol.NameStream(self._source.name, *stream, reread=self._seeking))
+        return number
+
+    def _pack(self, message: Incoming, part: int = 0, more: bool = False) -> None:
+        """Pack one record if it is usable, else count it. ``part``: its number in its message."""
+        stream, number = (message.topic, message.partition), self._order.taken + 1
+        try:
+            record = decode_record(message.payload, header_encoding(message.headers), self._max_bytes)
+            self._check_clock(record, message)
+            _check_width(record)
+            self._note_missing(record)
+            route = self._routes.get(record.key)
+            if route is not None and not isinstance(record, VenueHeartbeat):
+                self._write(record, route, message, number, part, more)
+        except Exception as error:  # whatever one message provokes is its own fault
+            self._refuse(message, _malformed(error), part)
+            self._tracker.skipped(stream, message.offset)
+            return
+        if isinstance(record, VenueHeartbeat):
+            self._take_heartbeat(record, message)
+            return
+        if route is None:
+            self._store.inc("foretick_records_unknown_symbol_total")
+            self._tracker.skipped(stream, message.offset)
+            return
+        self._order.take()
+        self._order.originals.keep(number, (message,))
+        self._counters.passed.inc()
+        for name in route.sessions:
+            self._counters.passed_to(name).inc()
+            self._tracker.passed_on(name, number, stream, message.offset)
+        if record.skewed:
+            self._counters.skewed.inc()
+        gap = route.number in self._gaps
+        self._gaps.discard(route.number)
+        gap |= self._follows_jump(stream, route.number)
+        if gap:
+            self._writer.records[-1]["flags"] |= FLAG_GAP
+        self._hear(route.sessions)
+        if REPLAY not in message.headers and record.clock == "exchange":
+            for name in route.sessions:
+                self._clocks[name].observe(record.ts_event, message.ts_recv_ns)
+
+    def _write(
+        self, record: AnyRecord, route: SymbolRoute, message: Incoming, number: int, part: int, more: bool
+    ) -> None:
+        """Write a record for the ring. Raises what its values provoke, and then nothing is written."""
+        numbers = ring_values(record, route.price_scale)
+        self._writer.add(
+            numbers.kind,
+            route.number,
+            record.ts_event,
+            record.ts_recv,
+            numbers.values,
+            x=numbers.x,
+            price_finer=numbers.price_finer,
+            size_finer=numbers.size_finer,
+            seq=record.seq,
+            offset=number,
+            ts_source=message.ts_source_ns or message.ts_recv_ns,
+            replay=REPLAY in message.headers,
+            stream=self._number((message.topic, message.partition)),
+            stream_offset=message.offset,
+            part=part,
+            more=more,
+            token=token_of(record, self._sequences.counts != "none"),
+        )
+
+    def _take_heartbeat(self, beat: VenueHeartbeat, message: Incoming) -> None:
+        """No answer covers a heartbeat, so its offset is done here."""
+        self._tracker.skipped((message.topic, message.partition), message.offset)
+        if beat.symbol == EVERY_SYMBOL:
+            found = [route for key, route in self._routes.items() if key.startswith(f"{beat.venue}:")]
+        else:
+            found = [self._routes[beat.key]] if beat.key in self._routes else []
+        if found:
+            self._store.inc("foretick_heartbeats_total", source=self._source.name)
+        else:
+            self._store.inc("foretick_records_unknown_symbol_total")
+        self._beats += [(beat, route, message) for route in found]
+
+    def _pack_heartbeat(self, beat: VenueHeartbeat, route: SymbolRoute, message: Incoming) -> None:
+        self._hear(route.sessions)
+        gap = route.number in self._gaps
+        self._gaps.discard(route.number)
+        self._writer.add(
+            HEARTBEAT,
+            route.number,
+            beat.ts_event,
+            beat.ts_recv,
+            (0, 0, 0, 0, 0),
+            seq=beat.seq,
+            offset=self._order.take(),
+            gap=gap,
+            ts_source=message.ts_source_ns or message.ts_recv_ns,
+        )
+
+    def _pack_refusal(self, route: SymbolRoute, ts_event: int, message: Incoming, part: int) -> None:
+        """A record of this symbol is missing from its bar."""
+        is_line = message.fault is not None and message.fault.is_line
+        self._writer.add(
+            REFUSAL,
+            route.number,
+            ts_event,
+            message.ts_recv_ns,
+            (0, 0, 0, 0, 0),
+            offset=self._order.take(),
+            ts_source=message.ts_recv_ns,  # the message's own may be what is wrong with it
+            stream=0 if is_line else self._number((message.topic, message.partition)),
+            stream_offset=message.offset,
+            part=part,
+        )
+
+    def _hear(self, sessions: tuple[str, ...]) -> None:
+        now = time.monotonic_ns()
+        for name in sessions:
+            self._clocks[name].last_seen_ns = now
+
+    def _note_missing(self, record: Received) -> None:
+        """Count records missing from the venue's numbering; the next ones of its symbols follow a gap."""
+        by_venue = self._sequences.counts == "venue"
+        known = record.venue in self._venues if by_venue else record.key in self._routes
+        missing = self._sequences.missing(record) if known else 0
+        if missing:
+            self._store.inc("foretick_records_lost_upstream_total", missing, source=self._source.name)
+            of = record.venue if by_venue else record.key
+            log.warning("%d records of %s are missing before number %d", missing, of, record.seq)
+            keys = [key for key in self._routes if key.startswith(f"{of}:") or key == of]
+            self._gaps.update(self._routes[key].number for key in keys)
+
+    async def _pack_all(self, messages: list[Incoming]) -> None:
+        """Pack messages in order: runs of plain records as columns, all others one by one."""
+        if len(messages) < FEW or self._sequences.counts != "none":
+            await self._pack_each(messages)
+            return
+        try:
+            columns, received, source = self._decoded(messages)
+        except Exception:  # one by one, only the message that provokes it is refused
+            log.exception("%s: %d messages are read one by one", self._source.name, len(messages))
+            await self._pack_each(messages)
+            return
+        borders = (np.flatnonzero(np.diff(columns["taken"])) + 1).tolist()
+        for start, end in pairwise([0, *borders, len(messages)]):
+            if end - start >= FEW and columns["taken"][start]:
+                if len(self._writer) + end - start > SLICE:
+                    await self._flush()
+                self._pack_columns(
+                    messages[start:end], columns[start:end], received[start:end], source[start:end]
+                )
+            else:
+                await self._pack_each(messages[start:end])
+
+    async def _pack_each(self, messages: list[Incoming]) -> None:
+        for message in messages:
+            records = self._records(message)
+            for part, record in enumerate(records):
+                if len(self._writer) == SLICE:  # a message of many records
+                    await self._flush()
+                self._pack(record, part, part + 1 < len(records))
+                await self._pack_others()
+            await self._pack_others()
+
+    async def _pack_others(self) -> None:
+        """Pack the heartbeats and refusals of the record before."""
+        for beat in self._beats:
+            if len(self._writer) == SLICE:
+                await self._flush()
+            self._pack_heartbeat(*beat)
+        self._beats.clear()
+        for (_, ts_event), (route, message, part) in self._refusals.items():
+            if len(self._writer) == SLICE:
+                await self._flush()
+            self._pack_refusal(route, ts_event, message, part)
+        self._refusals.clear()
+
+    def _decoded(self, messages: list[Incoming]) -> tuple[Columns, Integers, Integers]:
+        """The messages as columns, taken where nothing is wrong with them.
+
+        And when they were received, and when their source had them, ns, both of [messages].
+        """
+        payloads = [message.payload for message in messages]
+        received = np.array([message.ts_recv_ns for message in messages], np.int64)
+        source = np.array([message.ts_source_ns for message in messages], np.int64)
+        columns = self._columns.decode(payloads, _encodings(messages))
+        sizes = np.fromiter(map(len, payloads), np.int64, len(payloads))
+        ahead = columns["ts_event"] - received
+        columns["taken"] &= (sizes <= self._max_bytes) & (ahead <= self._max_ahead_ns)
+        if not self._all_in_nano:
+            columns["taken"] &= self._in_nano[columns["key"]]
+        return columns, received, source
+
+    def _pack_columns(
+        self, messages: list[Incoming], columns: Columns, received: Integers, source: Integers
+    ) -> None:
+        """Pack messages that were decoded as columns. The outcome is that of `_pack` on each."""
+        offsets = np.array([message.offset for message in messages], np.int64)
+        keep = np.zeros(len(messages), np.bool_)
+        numbers = np.zeros(len(messages), np.uint64)
+        for stream, start, end in _streams(messages):
+            numbers[start:end] = self._number(stream)
+            keep[start:end] = self._account(stream, offsets[start:end], columns["key"][start:end])
+        rows = columns[keep]
+        if not len(rows):
+            return
+        self._order.originals.keep(
+            self._order.taken - len(rows) + 1,
+            messages if keep.all() else [messages[at] for at in np.flatnonzero(keep)],
+        )
+        received, source = received[keep], source[keep]
+        replay = _replayed(messages)[keep]
+        skewed = rows["ts_recv"] < rows["ts_event"]
+        self._counters.skewed.inc(int(np.count_nonzero(skewed)))
+        self._observe_clocks(rows, received, ~replay & (rows["received"] == 0))
+        for key in np.unique(rows["key"]).tolist():
+            self._hear(self._readers[key])
+        packed = self._writer.extend(len(rows))
+        for name in ("token", "seq", "ts_event", "ts_recv", "a", "b", "c", "d", "e", "x"):
+            packed[name] = rows[name]
+        packed["kind"] = _KINDS[rows["kind"]]
+        trades = packed["kind"] == TRADE
+        packed["x"][trades] = _SIDES_OF[rows["x"][trades]]
+        packed["symbol"] = self._symbols[rows["key"]]
+        packed["offset"] = np.arange(self._order.taken - len(rows), self._order.taken) + 1
+        packed["stream"], packed["stream_offset"] = numbers[keep], offsets[keep]
+        packed["ts_source"] = np.where(source == 0, received, source)
+        packed["flags"] = skewed * FLAG_SKEWED + replay * FLAG_REPLAY
+        self._flag_gaps(packed)
+
+    def _account(self, stream: Stream, offsets: Integers, keys: Integers) -> npt.NDArray[np.bool_]:
+        """Number a stream's records and note their offsets; which of them go to the ring."""
+        keep = np.ones(len(offsets), np.bool_)
+        self._counters.received.inc(len(offsets))
+        if self._source.kind == "pausing":
+            newest = np.maximum.accumulate(np.append(self._tracker.next_offset(stream) - 1, offsets[:-1]))
+            keep = offsets > newest
+            repeated = len(offsets) - int(np.count_nonzero(keep))
+            self._store.inc("foretick_records_repeated_total", repeated, source=self._source.name)
+        unknown = keep & (keys < 0)
+        self._store.inc("foretick_records_unknown_symbol_total", int(np.count_nonzero(unknown)))
+        if not keep.any():
+            return keep
+        last = int(offsets[keep][-1])
+        keep &= ~unknown
+        kept, of_kept = offsets[keep], keys[keep]
+        numbers = self._order.take(len(kept)) + np.arange(len(kept))
+        self._counters.passed.inc(len(kept))
+        for key in np.unique(of_kept).tolist():
+            own = of_kept == key
+            if self._follows_jump(stream, int(self._symbols[key])):
+                self._after_gaps.append(int(numbers[own][0]))
+            own_numbers, own_offsets = numbers[own].tolist(), kept[own].tolist()
+            for name in self._readers[key]:
+                self._counters.passed_to(name).inc(len(own_numbers))
+                self._tracker.all_passed_on(name, own_numbers, stream, own_offsets)
+        self._tracker.skipped(stream, last)
+        return keep
+
+    def _observe_clocks(self, rows: Columns, received: Integers, live: npt.NDArray[np.bool_]) -> None:
+        """Measure venues' clocks by their records' least latency; the last record tells the time."""
+        events, received, keys = rows["ts_event"][live], received[live], rows["key"][live]
+        for key in np.unique(keys).tolist():
+            own = np.flatnonzero(keys == key)
+            for row in (own[np.argmin(received[own] - events[own])], own[-1]):
+                for name in self._readers[key]:
+                    self._clocks[name].observe(int(events[row]), int(received[row]))
+
+    def _follows_jump(self, stream: Stream, symbol: int) -> bool:
+        """Whether this is a symbol's first record since its stream jumped; tells it once."""
+        waiting = self._gaps_of.get(stream)
+        if waiting is None or symbol not in waiting:
+            return False
+        waiting.discard(symbol)
+        return True
+
+    def _flag_gaps(self, packed: Records) -> None:
+        if self._after_gaps:
+            packed["flags"][np.isin(packed["offset"], self._after_gaps)] |= FLAG_GAP
+            self._after_gaps.clear()
+        for symbol in sorted(self._gaps):
+            own = np.flatnonzero(packed["symbol"] == symbol)
+            if len(own):
+                packed["flags"][own[0]] |= FLAG_GAP
+                self._gaps.discard(symbol)
+
+    def _check_clock(self, record: Received, message: Incoming) -> None:
+        ahead = record.ts_event - message.ts_recv_ns
+        if ahead > self._max_ahead_ns:
+            raise MalformedRecord(
+                "clock", f"ts_event is {ahead / 1e9:.0f} s ahead of this machine's clock (source.max_ahead)"
+            )
+
+    def _note_loss(self) -> None:
+        """Count records missing upstream. Their symbols are unknown: flag every symbol's next record."""
+        if self._counters.follow():
+            self._gaps.update(route.number for route in self._routes.values())
+        for stream, skipped in self._counters.jumps():
+            self._note_jump(stream, skipped)
+
+    def _note_jump(self, stream: Stream, offsets: int) -> None:
+        """Count offsets that are not read; each symbol's next record from the stream follows a gap."""
+        self._store.inc("foretick_records_skipped_total", offsets, source=self._source.name)
+        self._gaps_of[stream] = {route.number for route in self._routes.values()}
+
+    def _note_refused(
+        self, message: Incoming, reason: str, subjects: Iterable[Subject], part: int = 0
+    ) -> None:
+        """Note which bars lack a refused record. Its time is unknown if ``reason`` speaks of times."""
+        for key, ts_event in subjects:
+            route = self._routes.get(key)
+            if route is not None:
+                moment = 0 if reason in _OF_TIMES else ts_event
+                self._refusals[route.number, moment] = route, message, part
+
+    def _refuse(self, message: Incoming, error: MalformedRecord, part: int = 0) -> None:
+        self._store.inc("foretick_records_malformed_total", reason=error.reason)
+        subjects = subjects_of(message.payload, header_encoding(message.headers), message.key)
+        self._note_refused(message, error.reason, subjects, part)
+        if self._tracker.is_stored((message.topic, message.partition), message.offset):
+            return  # its record was sent when it was read first
+        self._dead_letter(unreadable(message, error))
+
+    async def _flush(self) -> None:
+        if len(self._writer):
+            await self._push(self._writer.records)
+        self._writer.clear()
+
+    async def _push(self, records: Records) -> None:
+        done = self._ring.push(records)
+        if done < len(records):
+            await self._paused(self._push_rest(records[done:]))
+
+    async def _push_rest(self, records: Records) -> None:
+        while len(records):
+            await asyncio.sleep(RETRY_S)
+            records = records[self._ring.push(records) :]
+
+    async def _paused(self, until: Awaitable[object]) -> None:
+        self._store.inc("foretick_ring_pauses_total", source=self._source.name)
+        self._source.pause()
+        self.paused = True
+        try:
+            await until
+        finally:
+            self.paused = False
+            self._source.resume()
+
+
+def _malformed(error: Exception) -> MalformedRecord:
+    """The refusal of a message that made a decoder, or a check, raise ``error``."""
+    if isinstance(error, MalformedRecord):
+        return error
+    log.error("a message provokes an error of the daemon's own code", exc_info=error)
+    return MalformedRecord("internal", shortened(repr(error)))
+
+
+def _check_width(record: Received) -> None:
+    """Check that integers fit the ring's 64 bits; those of JSON are unbounded."""
+    if not 0 <= record.seq < 1 << 64:
+        raise MalformedRecord("type", f"seq must be an unsigned 64-bit integer, got {record.seq}")
+    if isinstance(record, Bar) and record.interval_ns >= 1 << 62:
+        raise MalformedRecord("type", f"interval_ns is longer than 146 years: {record.interval_ns}")
+
+
+def _encodings(messages: list[Incoming]) -> npt.NDArray[np.uint8] | None:
+    """Of each message; None if none has headers, hence all are JSON."""
+    headers = [message.headers for message in messages]
+    if not any(headers):
+        return None
+    return np.array([ENCODINGS.get(header_encoding(each), OTHER) for each in headers], np.uint8)
+
+
+def _replayed(messages: list[Incoming]) -> npt.NDArray[np.bool_]:
+    headers = [message.headers for message in messages]
+    if not any(headers):
+        return np.zeros(len(messages), np.bool_)
+    return np.array([REPLAY in each for each in headers], np.bool_)
+
+
+def _streams(messages: list[Incoming]) -> Iterator[tuple[Stream, int, int]]:
+    """Runs of messages of one topic and partition: which, from where to where."""
+    topics = [message.topic for message in messages]
+    changes = np.diff(np.array([message.partition for message in messages], np.int64)) != 0
+    if topics.count(topics[0]) < len(topics):
+        changes |= np.array([a != b for a, b in pairwise(topics)], np.bool_)
+    for start, end in pairwise([0, *(np.flatnonzero(changes) + 1).tolist(), len(messages)]):
+        yield (topics[start], messages[start].partition), start, end

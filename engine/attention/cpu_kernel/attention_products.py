@@ -1,0 +1,150 @@
+"""The two products of attention: register-tiled, of many lines, and by dot products, of few."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba.core import cgutils
+
+from engine.cpu.emit import integers
+from engine.cpu.vectors import (
+    F32,
+    FLOAT,
+    HALVES,
+    I64,
+    LANES,
+    MAX_LINES,
+    TILE_BYTES,
+    VECTOR_BYTES,
+    WIDTHS,
+    Vectors,
+)
+
+AHEAD = 2
+"""Cache lines that `product` prefetches in a step."""
+
+
+@integers(10)
+def product(v: Vectors, shape: Any, *given: Any) -> None:
+    """``target[i] = left[i] @ right``, or plus what is there if ``add``, for up to `MAX_LINES` lines.
+
+    ``shape``: lines * 8 + vectors of a line (one of `WIDTHS`). ``given``: left, left_step, right, right_step,
+    depth, targets, column, add, ahead. ``left`` [lines, depth], ``right`` [depth, vectors * LANES].
+    ``targets``: int64 addresses, to which ``column`` bytes are added. Meanwhile `AHEAD` cache lines for each
+    step of ``depth`` are prefetched from ``ahead`` on: evenly, because few can be under way at a time.
+    """
+    for lines in range(1, MAX_LINES + 1):
+        for width in WIDTHS:
+            with v.builder.if_then(v.builder.icmp_signed("==", shape, I64(8 * lines + width))):
+                _product(v, lines, width, *given)
+
+
+def _product(
+    v: Vectors,
+    lines: int,
+    width: int,
+    left: Any,
+    left_step: Any,
+    right: Any,
+    right_step: Any,
+    depth: Any,
+    targets: Any,
+    column: Any,
+    add: Any,
+    ahead: Any,
+) -> None:
+    b = v.builder
+    places = [v.at(v.load(v.at(targets, 8 * i), I64), column) for i in range(lines)]
+    # variables, which LLVM turns into registers
+    sums = [[cgutils.alloca_once(b, v.constant(0).type) for _ in range(width)] for _ in range(lines)]
+    with b.if_else(b.icmp_signed("!=", add, I64(0))) as (kept, fresh):
+        with kept:
+            for place, line in zip(places, sums, strict=True):
+                for j, part in enumerate(line):
+                    b.store(v.load(v.at(place, VECTOR_BYTES * j)), part)
+        with fresh:
+            for line in sums:
+                for part in line:
+                    b.store(v.constant(0), part)
+    with cgutils.for_range(b, depth, intp=I64) as loop:
+        row = v.at(right, v.times(loop.index, right_step))
+        columns = [v.load(v.at(row, VECTOR_BYTES * j)) for j in range(width)]
+        for i in range(AHEAD):
+            v.prefetch(v.at(ahead, v.times(loop.index, AHEAD * VECTOR_BYTES), VECTOR_BYTES * i))
+        for i, line in enumerate(sums):
+            at = v.at(left, v.times(left_step, i), v.times(loop.index, FLOAT))
+            factor = v.splat(v.load(at, F32))
+            for part, values in zip(line, columns, strict=True):
+                b.store(v.multiply_add(factor, values, b.load(part)), part)
+    for place, line in zip(places, sums, strict=True):
+        for j, part in enumerate(line):
+            v.store(b.load(part), v.at(place, VECTOR_BYTES * j))
+
+
+@integers(12)
+def dots(
+    v: Vectors,
+    lines: Any,
+    queries: Any,
+    step: Any,
+    keys: Any,
+    key_step: Any,
+    last: Any,
+    half: Any,
+    width: Any,
+    sums: Any,
+    scores: Any,
+    ahead: Any,
+    far: Any,
+) -> None:
+    """The products of up to `MAX_LINES` lines with 16 keys, read once and in order: columns of ``scores``.
+
+    ``queries``, ``keys``: ``width`` vectors each, ``step`` and ``key_step`` apart; keys after ``last`` repeat
+    it. ``half``: keys are bfloat16. ``sums``: memory for `LANES` vectors of each line. As much as is read is
+    prefetched from ``ahead`` and ``far`` on.
+    """
+    b = v.builder
+    for count in range(1, MAX_LINES + 1):
+        for kind, size in ((v.constant(0).type, FLOAT), (HALVES, 2)):
+            narrow = b.icmp_signed("!=" if size == 2 else "==", half, I64(0))
+            with b.if_then(b.and_(narrow, b.icmp_signed("==", lines, I64(count)))):
+                soon = ahead, far
+                _lane_products(v, count, kind, size, queries, step, keys, key_step, last, width, sums, soon)
+    with cgutils.for_range(b, lines, intp=I64) as line:
+        own = v.at(sums, v.times(line.index, LANES * VECTOR_BYTES))
+        total = v.lane_sums([v.load(v.at(own, VECTOR_BYTES * i)) for i in range(LANES)])
+        v.store(total, v.at(scores, v.times(line.index, TILE_BYTES)))
+
+
+def _lane_products(
+    v: Vectors,
+    count: int,
+    kind: Any,
+    size: int,
+    queries: Any,
+    step: Any,
+    keys: Any,
+    key_step: Any,
+    last: Any,
+    width: Any,
+    sums: Any,
+    soon: tuple[Any, Any],
+) -> None:
+    """Of each line and key, the products of vectors added lane by lane: ``sums`` [lines, LANES, LANES]."""
+    b = v.builder
+    with cgutils.for_range(b, I64(LANES), intp=I64) as key:
+        index = b.select(b.icmp_signed("<", key.index, last), key.index, last)
+        row = v.at(keys, v.times(index, key_step))
+        parts = [cgutils.alloca_once(b, v.constant(0).type) for _ in range(count)]
+        for part in parts:
+            b.store(v.constant(0), part)
+        with cgutils.for_range(b, width, intp=I64) as loop:
+            for place in soon:
+                v.prefetch(v.at(place, v.times(key.index, key_step), v.times(loop.index, size * LANES)))
+            read = v.load(v.at(row, v.times(loop.index, size * LANES)), kind)
+            values = v.widen(read) if kind is HALVES else read
+            for i, part in enumerate(parts):
+                query = v.load(v.at(queries, v.times(step, i), v.times(loop.index, VECTOR_BYTES)))
+                b.store(v.multiply_add(query, values, b.load(part)), part)
+        for i, part in enumerate(parts):
+            v.store(b.load(part), v.at(sums, v.times(key.index, VECTOR_BYTES), LANES * VECTOR_BYTES * i))

@@ -1,0 +1,166 @@
+"""What the kernel does for one pass in layers of one kind: tasks, the runs that each reads, and its rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from engine.attention.cpu_kernel.scratch import ENTRY_FIELDS, SEGMENT_FIELDS, TASK_FIELDS
+from engine.attention.reads import Ints, Reads
+from engine.cpu.vectors import MAX_LINES, TILE
+from support.numba_kernel import kernel
+
+_BLOCK_FLOATS = 1 << 16
+"""Queries and outputs of a block: 256 KiB stay in a core's second cache while tiles of keys go by."""
+_WANTED_TASKS = 32
+"""Enough for threads to share evenly; with fewer, blocks are cut along their keys."""
+_LEAST_TILES = 8
+"""Of a piece of a block: a piece costs each of its lines another state."""
+
+
+class Shape(NamedTuple):
+    """Sizes of a layer; ``groups``: query heads per KV head, dims in numbers."""
+
+    kv_heads: int
+    groups: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def block_rows(self) -> int:
+        """Most rows of a block."""
+        return max(1, _BLOCK_FLOATS // (self.groups * (self.key_dim + self.value_dim)))
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """``tasks``, ``segments`` and ``entries``: int64, see the kernel. ``shifts``: distinct ones.
+
+    ``block_rows``: most rows of a block; ``blocks``, ``states``: the number of blocks, and of states of those
+    cut into pieces. ``operations``: of all query heads.
+    """
+
+    tasks: Ints
+    segments: Ints
+    entries: Ints
+    shifts: Ints
+    block_rows: int
+    blocks: int
+    states: int
+    operations: int
+
+
+def plan(reads: Reads, rows: int, window: int | None, shape: Shape) -> TaskPlan:
+    """Lay out ``reads`` of ``rows`` rows. Results depend on it, and it on no number of threads.
+
+    Compiled, because a small pass would spend a tenth of its time here in numpy.
+    """
+    blocks = -(-rows // shape.block_rows)
+    block_rows = -(-rows // blocks)
+    blocks = -(-rows // block_rows)
+    entries, segments, shifts, seen = _grouped(np.stack(reads), -1 if window is None else window, block_rows)
+    tasks, cut, states = _tasks(segments, entries, rows, block_rows, blocks, shape.kv_heads, shape.groups)
+    operations = 2 * seen * shape.kv_heads * shape.groups * (shape.key_dim + shape.value_dim)
+    return TaskPlan(tasks, cut, entries, shifts, block_rows, blocks, states, operations)
+
+
+@kernel
+def _grouped(reads: Any, window: int, block_rows: int) -> Any:
+    """Entries by block and run, a segment for each such group, the distinct shifts, and the keys seen.
+
+    ``window``: -1 for none. As `reads.intervals`, of which `Reads` are the rows of ``reads``.
+    """
+    runs, shifts = np.unique(reads[3] << 32 | reads[4]), np.unique(reads[6])
+    entries = np.empty((reads[1].sum(), ENTRY_FIELDS), np.int64)
+    groups = np.empty(len(entries), np.int64)
+    count = seen = 0
+    for i in range(reads.shape[1]):
+        row, slot, stop, shift = reads[0, i], reads[3, i], reads[4, i], reads[6, i]
+        run = np.searchsorted(runs, slot << 32 | stop)
+        rotation = -1 if shift == 0 else np.searchsorted(shifts, shift)
+        for ahead in range(reads[1, i]):
+            behind = reads[2, i] + ahead - reads[5, i]  # newest key the row may see, within the run
+            low = slot if window < 0 else slot + max(behind - window + 1, 0)
+            high = min(slot + behind + 1, stop)
+            if low < high:
+                groups[count] = (row + ahead) // block_rows * len(runs) + run
+                entries[count, 0], entries[count, 1] = row + ahead, rotation
+                entries[count, 2], entries[count, 3] = low, high
+                seen += high - low
+                count += 1
+    order = np.argsort(groups[:count], kind="mergesort")
+    entries, groups = entries[order], groups[order]
+    segments = np.empty((count, SEGMENT_FIELDS), np.int64)
+    used = 0
+    for i in range(count):
+        low, high = entries[i, 2], entries[i, 3]
+        if i == 0 or groups[i] != groups[i - 1]:
+            used += 1
+            own = segments[used - 1]
+            own[0], own[1], own[2], own[3] = i, 0, low, high
+        own = segments[used - 1]
+        own[1], own[2], own[3] = own[1] + 1, min(own[2], low), max(own[3], high)
+    return entries, segments[:used].copy(), shifts, seen
+
+
+@kernel
+def _tasks(
+    segments: Any, entries: Any, rows: int, block_rows: int, blocks: int, kv_heads: int, groups: int
+) -> Any:
+    """Tasks, the longest first, their segments, and the states of blocks that are cut."""
+    tiles = (segments[:, 3] - segments[:, 2] + TILE - 1) // TILE
+    cost = tiles * (segments[:, 1] * groups + MAX_LINES)
+    bounds = np.searchsorted(entries[segments[:, 0], 0] // block_rows, np.arange(blocks + 1))
+    pieces, share = np.empty(blocks, np.int64), np.empty(blocks)
+    for block in range(blocks):
+        own = slice(bounds[block], bounds[block + 1])
+        wanted = int(np.rint(_WANTED_TASKS / kv_heads * cost[own].sum() / cost.sum()))
+        pieces[block] = max(min(wanted, tiles[own].sum() // _LEAST_TILES), 1)
+        share[block] = -cost[own].sum() / pieces[block]
+    tasks = np.empty((pieces.sum(), TASK_FIELDS), np.int64)
+    cut = np.empty((len(segments) + pieces.sum(), SEGMENT_FIELDS), np.int64)
+    count = used = states = 0
+    for block in range(blocks):
+        own, first = slice(bounds[block], bounds[block + 1]), count
+        for size in _cut(segments[own], tiles[own], cost[own], pieces[block], cut[used:]):
+            task = tasks[count]
+            task[0], task[1] = block * block_rows, min(block_rows, rows - block * block_rows)
+            task[2], task[3], task[4], task[5] = used, size, block, count - first
+            used += size
+            count += 1
+        tasks[first:count, 6], tasks[first:count, 7] = count - first, states
+        if count - first > 1:
+            states += (count - first) * kv_heads
+    order = np.argsort(share[tasks[:count, 4]], kind="mergesort")
+    return tasks[order], cut[:used].copy(), states
+
+
+@kernel
+def _cut(segments: Any, tiles: Any, cost: Any, pieces: int, into: Any) -> Any:
+    """Write ``segments`` in at most ``pieces`` pieces of about equal ``cost``, cut between tiles.
+
+    Returns the segments of each piece; ``into`` has room for one more a piece.
+    """
+    sizes, total, before = np.zeros(pieces, np.int64), cost.sum(), 0
+    piece = written = done = 0
+    for i in range(len(segments)):
+        each, at = cost[i] // tiles[i], 0
+        while at < tiles[i]:
+            # above what is done
+            limit = (total * (done + 1) + pieces - 1) // pieces
+            stop = min(tiles[i], (limit - before + each - 1) // each)
+            if before + cost[i] <= limit:
+                stop = tiles[i]
+            into[written, 0], into[written, 1] = segments[i, 0], segments[i, 1]
+            into[written, 2] = segments[i, 2] + at * TILE
+            into[written, 3] = min(segments[i, 2] + stop * TILE, segments[i, 3])
+            written += 1
+            sizes[piece] += 1
+            at = stop
+            if before + stop * each >= limit:
+                piece += 1
+                done = (before + stop * each) * pieces // total
+        before += cost[i]
+    return sizes[:piece]

@@ -1,0 +1,153 @@
+"""Whether compiled layers pay on this CPU: whole passes with them against whole passes without, at load.
+
+They were tuned on AVX-512. Where vectors are shorter or a library's products better they may lose, although
+they save transformers' small operators. Either way is timed as it would run: over the same attention backend,
+transformers' layers with the fastest products that `engine.linears` finds. A pass of a large model goes
+through its first layers only, once through so many and once through twice as many: the others take as long.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from hashlib import blake2b
+from typing import Any
+
+from torch import nn
+
+from engine.compiled.decoder import Decoder
+from engine.compiled.verdict import Verdict
+from engine.engine import Engine, default_attention
+from engine.linears.install import lent
+from engine.measurement_cache import Question
+from engine.model.loaded import ATTENTION, LoadedModel
+from engine.profile.probe import single_token
+from engine.step import Chunk
+from engine.stopwatch import Measure, Stopwatch
+from regions.ephemeral import Fork
+from regions.frozen import Context
+
+log = logging.getLogger(__name__)
+
+ROWS = (1, 32)
+"""A token, and a few questions."""
+CONTEXT = 64
+"""Tokens that each pass reads."""
+STOPWATCH = Stopwatch(rounds=3, max_rounds=40, budget_s=0.5)
+"""For each of `ROWS`: a second at the first start with a model, more where the cores are crowded."""
+LARGEST = 1 << 27
+"""Of larger models, by the elements of their layers' matrices, the first layers are measured."""
+_BLOCK, _BLOCKS = 16, -(-(CONTEXT + max(ROWS)) // 16) + 2
+
+
+def question_of(plain: LoadedModel) -> Question:
+    """Return what a verdict is about: the model's weights, by shape and type, and the passes."""
+    digest = blake2b(digest_size=12)
+    for name, weight in plain.model.named_parameters():
+        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}\n".encode())
+    kind = f"{plain.model.config.model_type} {digest.hexdigest()}"
+    return {"about": "compiled layers", "model": kind, "passes": f"{ROWS} rows over {CONTEXT}"}
+
+
+def compare(plain: LoadedModel, decoder: Decoder, measure: Measure = STOPWATCH) -> Verdict:
+    """Time passes of ``plain``, which has transformers' layers as they are, with and without ``decoder``."""
+    model, layers = plain.model, decoder.layers
+    counts = measured_layers(len(layers), layers[0].size)
+    attention = default_attention(plain)
+    with _layers_put_back(model), ExitStack() as stack:
+        whole = model.model.layers
+        model.model.layers = whole[: counts[-1]]
+        stack.enter_context(lent(model, partial(single_token, model)))
+        model.set_attn_implementation(ATTENTION)
+        runs = [
+            stack.enter_context(_reading(Engine(_first(loaded, n), attention=attention, **_POOL), whole[:n]))
+            for loaded in (replace(plain, compiled=decoder), plain)
+            for n in counts
+        ]
+        taken = [measure([partial(run, rows) for run in runs]) for rows in ROWS]
+    total = partial(of_all_layers, counts=counts, layers=len(layers))
+    half = len(counts)
+    verdict = Verdict(
+        rows=ROWS,
+        compiled_s=tuple(total(seconds[:half]) for seconds in taken),
+        plain_s=tuple(total(seconds[half:]) for seconds in taken),
+        measured=datetime.now(UTC).date().isoformat(),
+    )
+    log.info("%s", verdict)
+    return verdict
+
+
+_POOL: dict[str, Any] = {"blocks": _BLOCKS, "block_size": _BLOCK, "eager": True}
+
+
+def measured_layers(layers: int, size: int) -> tuple[int, ...]:
+    """Return through how many of ``layers`` passes go, each with matrices of ``size`` elements."""
+    some = max(1, LARGEST // (2 * size))
+    return (layers,) if 2 * some >= layers else (some, 2 * some)
+
+
+def of_all_layers(seconds: Sequence[float], counts: Sequence[int], layers: int) -> float:
+    """Return the seconds of a pass through all ``layers`` from those of passes through ``counts`` of them."""
+    if len(counts) == 1:
+        return seconds[0]
+    each = max(0.0, seconds[1] - seconds[0]) / (counts[1] - counts[0])
+    return seconds[1] + (layers - counts[1]) * each
+
+
+def _first(loaded: LoadedModel, count: int) -> LoadedModel:
+    """The model with its first ``count`` layers."""
+    if count == len(loaded.layers):
+        return loaded
+    decoder = loaded.compiled
+    return replace(
+        loaded,
+        layers=loaded.layers[:count],
+        rotations=loaded.rotations[:count],
+        trims=False,
+        compiled=None if decoder is None else replace(decoder, layers=decoder.layers[:count]),
+    )
+
+
+@contextmanager
+def _layers_put_back(model: Any) -> Iterator[None]:
+    """Restore the model's list of layers."""
+    whole = model.model.layers
+    try:
+        yield
+    finally:
+        model.model.layers = whole
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Runs passes of one engine whose model has ``layers``; ``reader`` has `CONTEXT` tokens in KV."""
+
+    engine: Engine
+    layers: nn.ModuleList
+    reader: Fork
+
+    def __call__(self, rows: int) -> None:
+        """Run one pass over ``rows`` tokens, of which the last is read, and forget them."""
+        self.engine.model.model.model.layers = self.layers
+        token = self.engine.model.model.config.vocab_size // 2
+        self.reader.acquire(rows)
+        self.engine.logits([Chunk(self.reader, [token] * rows)], [rows - 1])
+        self.reader.keep(CONTEXT)
+
+
+@contextmanager
+def _reading(engine: Engine, layers: nn.ModuleList) -> Iterator[_Run]:
+    """Passes over a context that is there."""
+    run = _Run(engine, layers, Fork(engine.pool, frame_limit=engine.frame_limit, context=Context()))
+    try:
+        run.engine.model.model.model.layers = layers
+        token = engine.model.model.config.vocab_size // 2
+        run.reader.acquire(CONTEXT)
+        engine.logits([Chunk(run.reader, [token] * CONTEXT)], [CONTEXT - 1])
+        yield run
+    finally:
+        run.reader.release()

@@ -1,0 +1,89 @@
+"""A body of many records, from a client: split into records, each of them read as far as it can be.
+
+A body is in our own wire form (one record, an array, or a record a line) or in a declared file format.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+from datetime import date
+
+from feeds.array_frames import elements
+from feeds.codec import MalformedRecord, decode_record, encode
+from feeds.file_format import FileFormat
+from feeds.recorded_file import read_text
+from feeds.source import Fault
+
+
+@dataclass
+class Body:
+    """``payloads``: the records, encoded, and those of our own form that are not usable.
+
+    ``usable``: how many are. ``errors``: of each unusable record or line, by number from 1; 0 is the body.
+    ``faults``: those of them that ``payloads`` lacks, with their symbols if those are known.
+    ``passed_over``: lines known to hold no record. ``moments``: symbol, VENUE:SYMBOL, and event time of each
+    usable record.
+    """
+
+    payloads: list[bytes] = field(default_factory=list)
+    usable: int = 0
+    errors: list[tuple[int, MalformedRecord]] = field(default_factory=list)
+    faults: list[tuple[str, Fault]] = field(default_factory=list)
+    passed_over: int = 0
+    moments: list[tuple[str, int]] = field(default_factory=list)
+
+
+class TooMany(ValueError):
+    """A body holds more records than can ever be taken at once."""
+
+
+def split(body: bytes, encoding: str, *, lines: bool, most: int, max_bytes: int) -> Body:
+    """Records in our own wire form, JSON or msgpack: one, an array, or with ``lines`` one on each line.
+
+    ``most`` records; each of at most ``max_bytes`` bytes. Raises TooMany.
+    """
+    found = Body()
+    try:
+        if lines:
+            numbered = [(n, line) for n, line in enumerate(body.splitlines(), 1) if line.strip()]
+        else:
+            numbered = list(enumerate(elements(body, encoding, len(body)), 1))
+    except MalformedRecord as error:
+        return Body([body], errors=[(0, error)])
+    _check(len(numbered), most)
+    for number, payload in numbered:
+        found.payloads.append(payload)
+        try:
+            record = decode_record(payload, encoding, max_bytes)
+        except MalformedRecord as error:
+            found.errors.append((number, error))
+        else:
+            found.usable += 1
+            found.moments.append((record.key, record.ts_event))
+    return found
+
+
+def convert(body: bytes, form: FileFormat, day: date | None, *, most: int) -> Body:
+    """Records in a declared format; ``day``: of times since midnight. Raises TooMany, FormatError."""
+    found = Body()
+
+    def pass_over(_line: int, _name: str) -> None:
+        found.passed_over += 1
+
+    def refuse(line: int, error: MalformedRecord) -> None:
+        found.errors.append((line, error))
+        fault = Fault(error.reason, error.message, is_line=True, ts_event=error.ts_event)
+        found.faults.append((error.key, fault))
+
+    for record in read_text(io.BytesIO(body), form, day or form.date_of(), refuse, pass_over, numbered=False):
+        found.payloads.append(encode(record))
+        found.moments.append((record.key, record.ts_event))
+        _check(len(found.payloads), most)
+    found.usable = len(found.payloads)
+    return found
+
+
+def _check(records: int, most: int) -> None:
+    if records > most:
+        raise TooMany(f"at most {most} records are taken at once")

@@ -1,0 +1,256 @@
+"""Every message that crosses a topic or a socket: records in, answers out.
+
+Structs are frozen and tagged by their ``type`` member, in JSON and in msgpack alike. Times are integer
+nanoseconds since the Unix epoch. Prices and sizes are ``Fixed`` (an int counting 1e-18); on the wire they are
+decimal strings. Of others' messages, numbers of JSON and integers of msgpack (which count 1e-9) are read as
+well. Unknown members are ignored, so fields may be added without breaking readers.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from feeds.decimals import Fixed
+
+Unit = Literal["base", "quote", "contracts", "shares", "lots"]
+Side = Literal["buy", "sell", "unknown"]
+Clock = Literal["exchange", "receive"]
+"""Whose clock stamped ``ts_event``: ``receive`` if the venue sends no time."""
+
+Flag = Literal[
+    "stale", "gap", "warm_up", "skewed_clock", "untrained", "rounded", "abstained", "replay", "amended",
+    "price_jump", "silent", "provisional", "late", "incomplete",
+]  # fmt: skip
+ZERO = Fixed(0)
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Members of every market data record. ``seq`` is the source's own sequence number (0: none)."""
+
+    venue: str
+    symbol: str
+    ts_event: int
+    ts_recv: int
+    seq: int = 0
+    clock: Clock = "exchange"
+
+    @property
+    def key(self) -> str:
+        """The Kafka key, ``VENUE:SYMBOL``."""
+        return f"{self.venue}:{self.symbol}"
+
+    @property
+    def skewed(self) -> bool:
+        """True when the receive time is before the event time: one of the two clocks is wrong."""
+        return self.ts_recv < self.ts_event
+
+
+class Trade(Record, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="trade"):
+    """One execution. ``side`` is the aggressor's; ``id`` is the venue's trade id."""
+
+    price: Fixed
+    size: Fixed
+    unit: Unit = "base"
+    side: Side = "unknown"
+    id: str = ""
+
+
+class Quote(Record, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="quote"):
+    """Best bid and ask; a size of 0 means the venue does not publish it."""
+
+    bid: Fixed
+    ask: Fixed
+    bid_size: Fixed = ZERO
+    ask_size: Fixed = ZERO
+    unit: Unit = "base"
+
+
+class Bar(Record, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="bar"):
+    """A ready-made bar of ``interval_ns``; ``ts_event`` is its opening time."""
+
+    open: Fixed
+    high: Fixed
+    low: Fixed
+    close: Fixed
+    volume: Fixed
+    interval_ns: int
+    unit: Unit = "base"
+
+
+EVERY_SYMBOL = "*"
+
+
+class VenueHeartbeat(Record, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="heartbeat"):
+    """The venue lives and has sent everything up to ``ts_event`` of this symbol, or of all (`EVERY_SYMBOL`).
+
+    ``seq`` is the number of the newest record before it.
+    """
+
+
+AnyRecord = Trade | Quote | Bar
+Received = Trade | Quote | Bar | VenueHeartbeat
+"""What a source sends."""
+
+
+class InputRange(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """The records of one partition behind a data version, both offsets inclusive.
+
+    ``source``: whose topic it is, where there are several sources.
+    """
+
+    topic: str
+    partition: int
+    first_offset: int
+    last_offset: int
+    source: str = ""
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Where the time of one answer was spent, in nanoseconds."""
+
+    ring_wait_ns: int = 0
+    bars_ns: int = 0
+    tokenise_ns: int = 0
+    queue_ns: int = 0
+    forward_ns: int = 0
+    total_ns: int = 0
+
+
+class Basis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What the state behind an answer was made of, so that it can be made again.
+
+    ``config``: hash of the settings that it depends on. ``bars``: in the answer's version. ``window``: the
+    records of the ``window_bars`` bars that the tape holds, first to last of each partition; the first is 0
+    where it is not known. ``state``: the same of the ``state_bars`` bars that their KV depends on: those, and
+    bars evicted since the state began; empty where that is not known. ``anchor``: of compact lines:
+    reference, unit and volume, as decimal text. ``left``: bars left the window that the state began with
+    while it was prefilled, which one bar after the other can't repeat. ``since_gap``: bars since records were
+    last lost or passed over among those of ``state``, counted from the first one behind; 0 where none were.
+    """
+
+    config: str = ""
+    bars: int = 1
+    window_bars: int = 0
+    window: list[InputRange] = []
+    state_bars: int = 0
+    state: list[InputRange] = []
+    anchor: list[str] = []
+    left: bool = False
+    since_gap: int = 0
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
+    """The answer to one question about one session, with everything needed to judge it.
+
+    ``as_of`` is the event time of the newest record in the data version, and ``staleness_ns`` its age since
+    then, by the venue's clock; of a replay, since it was sent. ``source_age_ns`` counts from when the broker
+    or socket had that record, ``daemon_age_ns`` from when this daemon received it. ``logit_gap`` is the best
+    logit minus the second best over the choices (or the vocabulary). Where there is a calibration,
+    ``probability`` is the choice's, and ``choice_set`` has the choices that can't be excluded, likeliest
+    first. ``choice`` is None for free text, ``value`` for text that is not a number.
+    Preemption dropped ``recomputed_tokens`` and moved ``swapped_tokens`` to the host and back.
+    ``answer_id`` names the question and the newest inputs: the same answer, published again, has it again.
+    ``sequence`` numbers the session's published answers from 1 within the life of an engine, ``epoch``.
+    """
+
+    session: str
+    symbol: str
+    question: str
+    question_hash: str
+    answer_id: str = ""
+    epoch: int = 0
+    sequence: int = 0
+    text: str
+    choice: str | None
+    value: str | None = None
+    logit_gap: float
+    probability: float | None
+    choice_set: list[str] | None = None
+    data_version: int
+    inputs: list[InputRange] = []
+    as_of: int
+    staleness_ns: int = 0
+    source_age_ns: int = 0
+    daemon_age_ns: int = 0
+    model: str
+    model_revision: str
+    untrained: bool
+    latency: Latency
+    reused_tokens: int
+    computed_tokens: int
+    flags: list[Flag]
+    published_at: int = 0
+    recomputed_tokens: int = 0
+    swapped_tokens: int = 0
+    basis: Basis | None = None
+
+
+class DataUpdated(msgspec.Struct, frozen=True, kw_only=True, tag="data_updated"):
+    """A session reached ``data_version``, which has ``bars`` more bars than the one before."""
+
+    session: str
+    data_version: int
+    as_of: int
+    bars: int
+    epoch: int = 0
+
+
+class FlashReady(msgspec.Struct, frozen=True, kw_only=True, tag="flash_ready"):
+    """Every question that was due at ``data_version`` has its result; ``answers`` of them were answered."""
+
+    session: str
+    data_version: int
+    as_of: int
+    answers: int
+    epoch: int = 0
+
+
+Stage = Literal["read", "process", "produce"]
+"""Where a message became a DLQ record: decoding, a session that refused it, or a sink that did."""
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, tag="dead_letter"):
+    """A message that could not be used, as it was. Bytes are base64 text in JSON, raw in msgpack.
+
+    ``topic``, ``partition``, ``offset``: where it was; of an answer that a sink refused, its topic, and -1.
+    ``source``: whose topic it is, where there are several sources.
+    ``payload``: its first bytes, of ``size``. ``rebuilt``: its bytes were no longer at hand, so ``payload``
+    is the record in JSON again, without key and headers. ``failed_at``: wall clock.
+    """
+
+    error: str
+    reason: str
+    topic: str
+    partition: int
+    offset: int
+    payload: bytes
+    stage: Stage = "read"
+    source: str = ""
+    key: bytes | None = None
+    headers: dict[str, bytes] = {}
+    size: int = -1
+    rebuilt: bool = False
+    failed_at: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """The payload is not cut."""
+        return self.size <= len(self.payload)
+
+
+class Redriven(msgspec.Struct, frozen=True, kw_only=True, tag="redriven"):
+    """A note in the DLQ topic: the record at ``partition`` and ``offset`` is sent again, to ``to``.
+
+    Written before it is sent (``claimed``) and after. The first claim of a record counts: ``claim`` tells
+    whose it is.
+    """
+
+    partition: int
+    offset: int
+    to: str
+    claim: str
+    state: Literal["claimed", "sent"]
+    at: int
+
+
+AnyMessage = Trade | Quote | Bar | VenueHeartbeat | Answer | DataUpdated | FlashReady | DeadLetter | Redriven

@@ -1,0 +1,39 @@
+"""KV outside the device pool: on the host or on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from regions.allocator import Run
+
+
+class StoredLost(Exception):
+    """Stored KV cannot be read back; the message says why."""
+
+
+class NotResident(RuntimeError):
+    """A session's KV is outside the pool, which has no room to bring it back."""
+
+
+class StoredBlocks(Protocol):
+    """The KV of some blocks, oldest first, owned by the sequence it came from."""
+
+    def load(self, blocks: Sequence[Run]) -> None:
+        """Copy it to ``blocks`` of the device pool, in order, one for each stored block.
+
+        Later passes see it. Raises StoredLost.
+        """
+
+    def keep(self, blocks: int) -> None:
+        """Keep only the oldest ``blocks`` blocks."""
+
+    def release(self) -> None:
+        """Free all of it."""
+
+
+class Store(Protocol):
+    """Storage for KV outside the pool."""
+
+    def put(self, blocks: Sequence[Run]) -> StoredBlocks | None:
+        """Store ``blocks`` of the device pool; None, with nothing changed, when it is full."""

@@ -1,0 +1,158 @@
+"""Priority classes, limits, and the scheduler's interfaces to its work, the host tier and the costs.
+
+Every method is called from the one thread that runs `Scheduler.step`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Literal, Protocol, get_args
+
+from engine.step import Chunk
+
+Eviction = Literal["recompute", "swap", "cost"]
+"""How victims are preempted; `cost` takes the cheaper way for each (*Stream2LLM* section 4.3)."""
+
+
+AT_LEAST_1 = ("max_batch_tokens", "max_batch_requests", "max_prompt_tokens", "max_new_tokens", "chunk_min")
+"""Fields of `Limits` that cannot be 0."""
+
+
+class PriorityClass(IntEnum):
+    """Priority of work; lower values go first (*Attention Once* section 3.6, equation 8)."""
+
+    FLASH = 0
+    SESSION = 1
+    POOL = 2
+    STREAM = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Budgets of a batch and of a request (*Attention Once* section 3.7), in tokens unless noted.
+
+    Raises ValueError with the field's name when a value makes no sense.
+    """
+
+    max_batch_tokens: int = 2048
+    max_batch_requests: int = 64
+    """Rows of one batch: requests and tapes together."""
+    chunk_min: int = 128
+    chunk_max: int = 1024
+    cell_budget_fraction: float = 0.5
+    """Part of the pool that admitted requests may use, by the sum of prompt + max_tokens."""
+    high_water: float = 0.95
+    """Pool occupancy above which prefill chunks wait, so that running answers can grow."""
+    max_prompt_tokens: int = 8192
+    max_new_tokens: int = 1024
+    eviction: Eviction = "cost"
+    grouping: bool = True
+    """Compute equal beginnings of POOL prompts once (section 3.7, prefix-aware grouped prefill)."""
+    max_drafts: int = 4
+    """Most draft tokens per generated token; 0 turns speculation off (section 3.7)."""
+    stream_share: float = 0.25
+    """Part of a batch's tokens and rows that requests leave to waiting tapes, however many requests wait.
+    In a batch with questions it is at most `chunk_min` tokens."""
+    max_draft_rows: int = 64
+    """Most draft tokens in one batch, shared by all running answers."""
+    stream_timeout_ns: int = 60_000_000_000
+    """An unfinished prompt without input for so long is ended; 0 waits for ever."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_drafts", "max_draft_rows", "stream_timeout_ns"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
+        if self.eviction not in get_args(Eviction):
+            raise ValueError(f"eviction must be recompute, swap or cost, not {self.eviction!r}")
+        for name in AT_LEAST_1:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.chunk_max < self.chunk_min:
+            raise ValueError(f"chunk_max {self.chunk_max} is below chunk_min {self.chunk_min}")
+        if not 0.0 <= self.stream_share < 1.0:
+            raise ValueError(f"stream_share must lie in [0, 1), not {self.stream_share}")
+        for name in ("cell_budget_fraction", "high_water"):
+            if not 0.0 < getattr(self, name) <= 1.0:
+                raise ValueError(f"{name} must lie in (0, 1], not {getattr(self, name)}")
+
+
+class OffloadTier(Protocol):
+    """Where KV that leaves the pool is kept until it returns."""
+
+    def swap_out(self, reader: Any) -> bool:
+        """Move a reader's private KV out of the pool; False, with nothing changed, without room."""
+
+
+class Costs(Protocol):
+    """Predicted times of the device, ns (*Stream2LLM* section 4.3)."""
+
+    def recompute_ns(self, tokens: int) -> int:
+        """Prefilling ``tokens`` tokens."""
+
+    def swap_ns(self, blocks: int) -> int:
+        """Moving ``blocks`` blocks out and back in."""
+
+    def batch_ns(self, spans: Sequence[tuple[int, int]]) -> int:
+        """One pass over rows of (tokens in KV, tokens to compute)."""
+
+
+class Work(Protocol):
+    """Work of the planner, the allocation and the executor: a request, or the appends to a tape.
+
+    Work advances in units: tokens of a prompt, whole records of a tape.
+    """
+
+    @property
+    def cls(self) -> PriorityClass:
+        """Priority class."""
+
+    @property
+    def seq(self) -> int:
+        """Order of arrival."""
+
+    @property
+    def session(self) -> str:
+        """Its name in messages."""
+
+    @property
+    def background(self) -> bool:
+        """It uses only what other work leaves of a batch."""
+
+    @property
+    def complete(self) -> bool:
+        """It needs no more input to end."""
+
+    @property
+    def decoding(self) -> bool:
+        """The next pass computes only the token sampled last."""
+
+    @property
+    def lost(self) -> bool:
+        """It must wait until a session's lost KV is rebuilt."""
+
+    @property
+    def remaining(self) -> int:
+        """Units left to compute."""
+
+    def tokens_of(self, n: int) -> int:
+        """Tokens of the next `n` units."""
+
+    def units_within(self, tokens: int, most: int) -> int:
+        """How many of the next `most` units fit into `tokens` tokens."""
+
+    def blocks_needed(self, n: int, block_size: int) -> int:
+        """More blocks that the next `n` units need. Changes nothing."""
+
+    def open(self, n: int) -> int:
+        """Prepare its target for `n` units; returns the tokens evicted for them."""
+
+    def allocate(self, n: int) -> bool:
+        """Allocate the blocks of the next `n` units. False, with nothing changed, when the pool is short."""
+
+    def defer(self) -> None:
+        """Release what it need not hold until the next step: it got no blocks in this one."""
+
+    def chunk(self, n: int, drafts: tuple[int, ...] = ()) -> Chunk:
+        """The next `n` units, with drafts after them, for the executor."""

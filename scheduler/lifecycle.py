@@ -1,0 +1,233 @@
+"""Live work: arrival, change and end of requests and records."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
+
+from regions.pool_metadata import BlockPool
+from regions.tape import Tape
+from scheduler.deadlines import LATE, Deadlines
+from scheduler.fair_queue import Shares
+from scheduler.inbox import AppendRecords, CancelRequest, ChangePrompt, Note, PromptTimeouts
+from scheduler.interfaces import Limits, PriorityClass
+from scheduler.observer import Observer, WaitLedger
+from scheduler.planner import Entry, refusal
+from scheduler.queues import Queues
+from scheduler.request import Failure, LifecycleEvent, Request, State
+from scheduler.tapes import OnCommit, OnDrop, TapeAppend, TapeItems
+
+log = logging.getLogger(__name__)
+
+STOPPING = Failure("stopping", "the engine is shutting down")
+
+
+class RequestLifecycle:
+    """Keeps the queues, the wait ledger, the prompt timeouts and the deadlines consistent.
+
+    Every callback in ``forget`` is called with each request that ended.
+    """
+
+    def __init__(
+        self,
+        queues: Queues,
+        memory: BlockPool,
+        limits: Limits,
+        clock: Callable[[], int],
+        observer: Observer,
+        forget: Sequence[Callable[[Request], None]],
+    ) -> None:
+        self.queues, self.waits = queues, WaitLedger()
+        self.timeouts = PromptTimeouts(limits.stream_timeout_ns)
+        self.shares = {PriorityClass.SESSION: Shares(), PriorityClass.POOL: Shares()}
+        """Of the classes that tenants share."""
+        self._deadlines = Deadlines()
+        self.on_commit: list[OnCommit] = []
+        self.on_drop: list[OnDrop] = []
+        self._memory, self._limits, self._clock = memory, limits, clock
+        self._observer, self._forget = observer, (self.timeouts.forget, *forget)
+
+    # Arrival and change.
+
+    def apply(self, note: Note) -> None:
+        """Carry out a note from another thread."""
+        match note:
+            case Request():
+                self._enter(note)
+            case AppendRecords():
+                self._enqueue(note)
+            case ChangePrompt():
+                self._change_prompt(note)
+            case CancelRequest(request_id):
+                if request_id in self.queues.requests:
+                    self.end(self.queues.requests[request_id], State.CANCELLED)
+            case _:
+                call(note)
+
+    def expire(self, now: int) -> bool:
+        """End unfinished prompts that timed out, and what is late; returns whether there was any."""
+        expired = self.timeouts.expired(now)
+        for request_id in expired:
+            seconds = self._limits.stream_timeout_ns / 1e9
+            message = f"the prompt was not finished, and no input came for {seconds:g} s"
+            self.end(self.queues.requests[request_id], State.FAILED, Failure("abandoned", message))
+        watched = (self.queues.requests[request_id] for request_id in self._deadlines.passed(now))
+        late = [request for request in watched if _is_late(request, now)]
+        for request in late:
+            self.end(
+                request, State.FAILED, Failure(LATE, "its deadline passed, or could not be met any more")
+            )
+        return bool(expired or late)
+
+    def next_due(self, now: int) -> float | None:
+        """Seconds until `expire` has something to do; None: nothing waits for a time."""
+        dues = (self.timeouts.next_due(now), self._deadlines.next_due(now))
+        return min((due for due in dues if due is not None), default=None)
+
+    def update(self, request: Request, *, prompt: bool = False) -> None:
+        """Update the queues after a request changed; ``prompt``: its prompt changed."""
+        self.waits.track(request)
+        self.queues.update(request, prompt=prompt)
+
+    def _enter(self, request: Request) -> None:
+        failure = refusal(request, self._limits, self._memory)
+        if failure is not None:
+            self.end(request, State.FAILED, failure)
+            return
+        self.queues.requests[request.id] = request
+        if (shares := self.shares.get(request.cls)) is not None:
+            tenant = request.spec.tenant
+            # what belongs to no question is not charged, and goes as if it came alone
+            only = request.prefill_only
+            request.start = shares.start(tenant) if only else shares.arrive(tenant, request.takes)
+        self.waits.arrived(request, request.events[0][1])
+        if not request.complete:
+            self.timeouts.touch(request)
+        if request.spec.deadline is not None:
+            self._deadlines.add(request.id, request.spec.deadline)
+        self.update(request)
+
+    def _change_prompt(self, note: ChangePrompt) -> None:
+        request = self.queues.requests.get(note.id)
+        if request is None or request.complete:
+            return
+        if note.change == "finish":
+            request.complete, request.last_chunk_ns = True, note.at
+            self.timeouts.forget(request)
+        else:
+            prompt = _joined(request.prompt, note.tokens) if note.change == "extend" else note.tokens
+            before = request.takes
+            request.replace(prompt, note.at)
+            if request.takes > before and (shares := self.shares.get(request.cls)) is not None:
+                more, tenant = request.takes - before, request.spec.tenant
+                shares.grow(tenant, more, admitted=request.admitted > 0)
+            self.timeouts.touch(request)
+        if request.complete and not request.prompt:
+            self.end(request, State.FAILED, Failure("bad_prompt", "the prompt was finished without a token"))
+        elif (failure := refusal(request, self._limits, self._memory)) is not None:
+            self.end(request, State.FAILED, failure)
+        else:
+            self.update(request, prompt=True)
+
+    def _enqueue(self, note: AppendRecords) -> None:
+        tape, limit = note.tape, min(self._limits.max_batch_tokens, note.tape.retention.tokens)
+        fitting = [item for item in note.records if len(item.record.tokens) <= limit]
+        too_long = [item.record for item in note.records if len(item.record.tokens) > limit]
+        if too_long:
+            message = f"a record has {max(len(r.tokens) for r in too_long)} tokens, the limit is {limit}"
+            self.dropped(tape, too_long, Failure("too_long", message))
+        if fitting:
+            append = self.queues.appends.setdefault(tape, TapeAppend(tape))
+            append.queue.extend(fitting)
+            self.queues.update(append)
+
+    def admitted(self, request: Request) -> None:
+        """A request entered a batch for the first time."""
+        if not request.prefill_only and (shares := self.shares.get(request.cls)) is not None:
+            shares.admit(request.spec.tenant, request.start, request.takes)
+
+    # End.
+
+    def lose(self, entries: Sequence[Entry], failure: Failure) -> None:
+        """Handle a failed batch: its requests end, its records are tried once more."""
+        for entry in entries:
+            if isinstance(entry.work, TapeAppend) and not entry.work.failures:
+                entry.work.failures = 1
+            else:
+                self.fail(entry, failure)
+
+    def fail(self, entry: Entry, failure: Failure) -> None:
+        """End a request, or drop an append's first records."""
+        if isinstance(entry.work, Request):
+            self.end(entry.work, State.FAILED, failure)
+        else:
+            self.dropped(entry.work.tape, self.take(entry.work, entry.n), failure)
+
+    def end(
+        self, request: Request, state: State, failure: Failure | None = None, now: int | None = None
+    ) -> None:
+        """End a request at ``now`` (ns, by default the current time) and call its `on_done`."""
+        if self.queues.requests.pop(request.id, None) is not None:
+            self.queues.remove(request)
+            self._deadlines.forget(request.id)
+            if not request.admitted and not request.prefill_only and request.cls in self.shares:
+                self.shares[request.cls].leave(request.spec.tenant)
+            for forget in self._forget:
+                forget(request)
+        request.end(state, self._clock() if now is None else now, failure)
+        self.waits.track(request)
+        self._observer.ended(request)
+        call(partial(request.spec.on_done, request))
+
+    def remove(self, tape: Tape, failure: Failure) -> None:
+        """End all work on a tape."""
+        for request in [each for each in self.queues.requests.values() if each.session == tape.name]:
+            self.end(request, State.FAILED, failure)
+        append = self.queues.appends.get(tape)
+        if append is not None:
+            self.fail(Entry(append, append.remaining), failure)
+
+    def take(self, append: TapeAppend, n: int) -> TapeItems:
+        """Remove the append's first records from its queue."""
+        records = append.take(n)
+        if append.queue:
+            self.queues.update(append)
+        else:
+            self.queues.remove(append)
+            del self.queues.appends[append.tape]
+        return records
+
+    def dropped(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
+        """Report records that will never be on their tape."""
+        log.error("%s: dropped %d records: %s", tape.name, len(records), failure.message)
+        for on_drop in self.on_drop:
+            call(partial(on_drop, tape, records, failure))
+
+    def close(self) -> None:
+        """End all live work with `stopping`."""
+        for request in list(self.queues.requests.values()):
+            self.end(request, State.FAILED, STOPPING)
+        for append in list(self.queues.appends.values()):
+            self.fail(Entry(append, append.remaining), STOPPING)
+
+
+def _is_late(request: Request, now: int) -> bool:
+    deadline, started = request.spec.deadline, request.first(LifecycleEvent.SCHEDULED) is not None
+    return deadline is not None and deadline.missed(now, started=started)
+
+
+def call(callback: Callable[[], None]) -> None:
+    """Run a callback; an exception is logged and does not disturb the batch."""
+    try:
+        callback()
+    except Exception:
+        log.exception("a callback raised")
+
+
+def _joined(prompt: Sequence[int], tokens: Sequence[int]) -> Sequence[int]:
+    """Concatenate, with the type's own `+` when both have the same type."""
+    if type(prompt) is type(tokens):
+        return cast(Any, prompt) + tokens  # type: ignore[no-any-return] # all token sequences here support +
+    return [*prompt, *tokens]

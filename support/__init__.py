@@ -1,0 +1,1 @@
+"""Helpers under everything: files, directories, compiled functions."""

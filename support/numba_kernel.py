@@ -1,0 +1,62 @@
+"""Compiles functions to machine code that is cached on disk and releases the GIL.
+
+numba notices a change in a kernel's own file, but not in kernels it calls from other files. The cache
+directory is therefore named after the content of all files that define kernels: an upgrade never runs stale
+code, and sources may be read-only. Where the directory cannot be written, every start compiles.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+
+from support.directories import cache_home
+
+F = TypeVar("F", bound=Callable[..., object])
+
+_ROOT = Path(__file__).parent.parent
+_NAMES = "metrics ingest feeds/columns engine/cpu engine/attention/cpu_kernel engine/compiled"
+PACKAGES = tuple(_ROOT / name for name in _NAMES.split())
+"""The directories of all files that define kernels."""
+
+
+def fingerprint(packages: Iterable[Path] = PACKAGES) -> str:
+    """A digest of the files in ``packages`` and of numba's version."""
+    digest = blake2b(numba.__version__.encode(), digest_size=8)
+    for package in packages:
+        for path in sorted(package.glob("*.py")):
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _writable(directory: Path) -> bool:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError:
+        return False
+    return True
+
+
+_DIRECTORY = Path(os.environ.get("NUMBA_CACHE_DIR") or cache_home() / "numba") / fingerprint()
+numba.config.CACHE_DIR = str(_DIRECTORY)
+_CACHED = _writable(_DIRECTORY)  # numba would raise an error, or write beside the sources
+
+
+def kernel(function: F) -> F:
+    """Compile `function` with numba on its first call; types are inferred, the signature is kept for mypy."""
+    return cast(F, numba.njit(cache=_CACHED, nogil=True)(function))
+
+
+def callback(function: Callable[..., None], signature: Any) -> Any:
+    """Compile `function` now, as a C function of numba's ``signature``; its ``address`` may be called.
+
+    Division by 0 follows IEEE 754 in it.
+    """
+    return numba.cfunc(signature, cache=_CACHED, error_model="numpy")(function)

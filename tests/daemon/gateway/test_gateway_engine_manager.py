@@ -1,0 +1,129 @@
+"""The engine's liveness as the systemd watchdog checks it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from daemon import protocol
+from daemon.gateway.engine_client import OnEvent, OnGone
+from daemon.gateway.engine_manager import EngineManager
+from ingest.ring import Ring
+
+
+class Silent:
+    """An engine that emits only what the test sends."""
+
+    emit: OnEvent
+
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+
+    async def start(self, on_event: OnEvent, on_gone: OnGone) -> None:
+        self.emit = on_event
+        self.started.set()
+
+    def send(self, command: protocol.Command) -> None:
+        pass
+
+    async def close(self, timeout_s: float) -> None:
+        pass
+
+
+async def test_an_engine_is_alive_while_its_worker_makes_progress_or_is_idle():
+    client = Silent()
+
+    def connect(ring: Ring, wake_fd: int) -> Silent:
+        return client
+
+    engine = EngineManager(connect, 64, "pause")
+    await engine.start()
+    client.emit(protocol.EngineHeartbeat(0, False))
+    assert engine.is_alive(), "the first call has nothing to compare with"
+    assert not engine.is_alive()
+    client.emit(protocol.EngineHeartbeat(1, False))
+    assert engine.is_alive()
+    assert not engine.is_alive()
+    client.emit(protocol.EngineHeartbeat(1, True))
+    assert engine.is_alive()
+    assert engine.is_alive()
+    assert await engine.stop(0.1)
+
+
+class Hours:
+    """A clock that the test advances, s."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_a_silent_engine_counts_as_hung_while_it_loads_again_too() -> None:
+    """Not in the pause before it is started; nor while it loads with heartbeats, for ten minutes."""
+    client, clock = Silent(), Hours()
+    engine = EngineManager(lambda ring, wake_fd: client, 64, "pause", (0.0,), clock=clock)
+    clock.now = 100.0
+    assert engine.hung() == "", "none was started"
+    await engine.start()
+    clock.now += 31
+    assert engine.hung() == "the engine has been silent for 30 s"
+    client.emit(protocol.EngineReady("m", "r", True, "cpu", 1))
+    assert engine.hung() == ""
+    clock.now += 31
+    assert engine.hung() == "the engine has been silent for 30 s"
+    assert not engine.is_alive()
+    engine.gone()
+    client.started.clear()
+    assert engine.is_alive()
+    clock.now += 31
+    assert engine.hung() == ""
+    restarting = asyncio.create_task(engine.restart())
+    await asyncio.wait_for(client.started.wait(), 60)
+    clock.now += 29
+    assert engine.hung() == ""
+    clock.now += 2
+    assert engine.hung() == "the engine has been silent for 30 s"
+    with pytest.raises(RuntimeError, match="silent for 30 s"):
+        await asyncio.wait_for(engine.watch(), 60)
+    for _ in range(28):
+        client.emit(protocol.EngineHeartbeat(0, idle=True))
+        assert engine.hung() == ""
+        clock.now += 20
+    clock.now += 20
+    client.emit(protocol.EngineHeartbeat(0, idle=True))
+    assert engine.hung() == "the engine was not ready within 600 s"
+    client.emit(protocol.EngineReady("m", "r", True, "cpu", 1))
+    await restarting
+    assert engine.hung() == ""
+    await engine.stop(0.1)
+
+
+async def restarted_twice(steady_s: float) -> bool:
+    """Whether a second restart follows the first without its long pause."""
+    client = Silent()
+    engine = EngineManager(lambda ring, wake_fd: client, 64, "pause", (0.0, 1000.0), steady_s=steady_s)
+    await engine.start()
+    ready = protocol.EngineReady("m", "r", True, "cpu", 1)
+    client.emit(ready)
+    try:
+        for _ in range(2):
+            engine.gone()
+            restarting = asyncio.create_task(engine.restart())
+            await asyncio.sleep(0.01)
+            client.emit(ready)
+            done, _ = await asyncio.wait([restarting], timeout=0.2)
+            if not done:
+                restarting.cancel()
+                await asyncio.gather(restarting, return_exceptions=True)
+                return False
+        return True
+    finally:
+        await engine.stop(0.1)
+
+
+async def test_only_engines_that_fail_again_soon_wait_longer_each_time() -> None:
+    assert await restarted_twice(steady_s=-1.0)  # each was steady
+    assert not await restarted_twice(steady_s=1000.0)

@@ -1,0 +1,588 @@
+"""Where a log is read on after a start: from snapshots, from its window, or where it was left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import cast
+
+import pytest
+from msgspec.structs import replace
+
+from daemon import protocol
+from daemon.commit_metadata import pack
+from daemon.config.fingerprint import window_settings
+from daemon.config.schema import RecoveryConfig
+from daemon.gateway.checkpoint.commits import Transactions
+from daemon.gateway.checkpoint.offsets import OffsetTracker
+from daemon.gateway.checkpoint.outbox import Delivery
+from daemon.gateway.checkpoint.state import ProgressStore
+from daemon.gateway.source_runner import SourceRunner
+from daemon.progress import Position, Progress, WindowStart
+from daemon.supervision import Tasks
+from feeds.connector import SinkRoute
+from feeds.market_data import DataUpdated
+from feeds.source import CommitFailed, CommitPoint, Incoming, Partition, Reader, StartPosition
+from ingest.ring import Ring
+from metrics.store import MetricStore
+from tests.daemon.gateway.test_gateway_transactions import Broker, Member
+from tests.kit import QueueSource, inproc_config
+
+P, Q = ("t", 0), ("t", 1)
+CONFIG = inproc_config(["V:AAA", "V:BBB"], recovery=RecoveryConfig(reread_records=80))
+SETTINGS = {each.name: window_settings(CONFIG, each) for each in CONFIG.sessions}
+
+
+class Log(QueueSource):
+    """A log with commit points; the test assigns its partitions."""
+
+    again = stays = False
+
+    def __init__(self, points: Mapping[Partition, CommitPoint]) -> None:
+        super().__init__(name="kafka")
+        self.points = dict(points)
+        self.reached: dict[Partition, tuple[int, int]] = {}
+        self.reader: Reader
+        self.fails = False
+
+    async def commit(self, points: Mapping[Partition, CommitPoint]) -> None:
+        if self.fails:
+            raise CommitFailed("the broker is away")
+        await super().commit(points)
+
+    async def stored(self) -> Mapping[Partition, CommitPoint]:
+        return self.points
+
+    async def others(self) -> Mapping[Partition, CommitPoint]:
+        return {}
+
+    def set_rebalance_listener(self, reader: Reader) -> None:
+        self.reader = reader
+
+    async def batches(self) -> AsyncGenerator[list[Incoming], None]:
+        for batch in ():
+            yield batch
+
+
+def text(*sessions: str, **begins: Position) -> str:
+    """``begins``: where a session's window begins."""
+    windows = {name: WindowStart(SETTINGS[name], (begins[name],)) for name in begins}
+    return pack(
+        4, {name: Progress(4, 10, 60, (5,), windows.get(name, WindowStart())) for name in sessions}
+    ).text
+
+
+class Rig:
+    def __init__(
+        self,
+        points: Mapping[Partition, CommitPoint],
+        again: bool = False,
+        address: str = "",
+        directory: Path | None = None,
+    ) -> None:
+        store = MetricStore.local({"session": ["aaa", "bbb"], "source": ["kafka"], "sink": []})
+        self.log = Log(points)
+        self.log.again = again
+        self.began: list[set[str]] = []
+        """Of sessions that have begun anew."""
+        self.silent: set[str] = set()
+        """Sessions whose messages are dropped until then."""
+        self.progress = ProgressStore(store, directory, address=lambda: address)
+        self.tracker = OffsetTracker(self.progress.describe)
+        self.sent: list[protocol.Command] = []
+        self.input = SourceRunner(
+            CONFIG,
+            self.log,
+            self.tracker,
+            store,
+            lambda dead_letter: None,
+            Tasks(),
+            progress=self.progress,
+            send=self.sent.append,
+        )
+
+    def exactly_once(self) -> Transactions:
+        """Of a member that owns both partitions; messages are put by hand, and `settle` needs `run`."""
+        self.broker, self.member = Broker(), Member()
+        self.member.owns(P, Q)
+        route = SinkRoute(self.broker, "answers", "updates", "dlq")
+        delivery = Delivery([], [""])
+        store = MetricStore.local({"session": ["aaa", "bbb"], "source": ["kafka"], "sink": ["kafka"]})
+        found = Transactions(route, self.broker, self.member, self.tracker, store, delivery)
+        found.left = self.input.left
+
+        def reset_session(names: Collection[str], answered: Collection[str]) -> None:
+            self.silent |= set(names)
+            for name in names:
+                found.drop(name, complete=name in answered)
+
+        async def resume(names: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
+            self.began.append(set(names))
+            self.silent -= set(names)
+            return {}
+
+        self.input.transactions, self.input.reset_session, self.input.resume = found, reset_session, resume
+        return found
+
+    def answer(self, session: str, number: int, stream: Partition) -> None:
+        """One message, of the record with the offset ``number``."""
+        assert self.input.transactions is not None
+        self.tracker.passed_on(session, number, stream, number)
+        message = DataUpdated(session=session, data_version=number, as_of=0, bars=[])
+        self.input.transactions.put(session, message, f"{session}{number}", {}, lambda outcome: None)
+        self.tracker.acknowledge(session, number + 1)
+        self.progress.acknowledge(session, number, [self.progress.number(session)], (number,))
+        self.input.transactions.complete(session, number)
+
+    async def start(self) -> dict[str, Progress]:
+        await self.input.recover()
+        return self.progress.start(["aaa", "bbb"], again=self.input.again)
+
+    async def assign(self) -> Mapping[Partition, StartPosition]:
+        begin = await self.log.reader.assigned(self.log.points)
+        self.answered_ns = {partition: each.answered_ns for partition, each in begin.items()}
+        return {partition: each._replace(answered_ns=0) for partition, each in begin.items()}
+
+
+def at(partition: Partition, offset: int, source: str = "kafka") -> Position:
+    return Position(source, *partition, offset)
+
+
+async def test_what_is_committed_is_what_an_engine_goes_on_from() -> None:
+    rig = Rig({P: CommitPoint(100, text("aaa")), Q: CommitPoint(50, "by hand")})
+    assert await rig.start() == {"aaa": Progress(5, 10, 60, (5,)), "bbb": Progress(5)}
+
+
+@pytest.mark.parametrize(
+    ("positions", "begin"),
+    [
+        ({}, {P: StartPosition(100, lookback_end=100)}),  # no snapshot: as far back as windows span
+        (
+            {"aaa": {"V:AAA": at(P, 80)}},
+            {P: StartPosition(80, lookback_end=100)},
+        ),  # the other session has none
+        ({"aaa": {"V:AAA": at(P, 80)}, "bbb": {"V:BBB": at(P, 90)}}, {P: StartPosition(80)}),
+        ({"aaa": {"V:AAA": at(P, 80, "other")}, "bbb": {"V:BBB": at(Q, 3)}}, {P: StartPosition(100)}),
+        ({"aaa": {"V:AAA": at(P, 120)}, "bbb": {"V:BBB": at(P, 110)}}, {P: StartPosition(100)}),
+    ],
+)
+async def test_a_partition_is_read_from_the_least_position_of_its_sessions(
+    positions: dict[str, dict[str, Position]], begin: dict[Partition, StartPosition]
+) -> None:
+    rig = Rig({P: CommitPoint(100, text("aaa", "bbb"))})
+    await rig.start()
+    rig.input.engine_ready(positions)
+    assert await rig.assign() == begin
+    assert rig.answered_ns == {P: 5}
+
+
+@pytest.mark.parametrize(
+    ("begins", "positions", "begin"),
+    [
+        ({"aaa": at(P, 40), "bbb": at(P, 60)}, {}, StartPosition(40)),
+        ({"aaa": at(P, 40, ""), "bbb": at(P, 60)}, {"aaa": {"V:AAA": at(P, 90)}}, StartPosition(60)),
+        ({"aaa": at(P, 40)}, {}, StartPosition(40, lookback_end=100)),  # of the other window it is not known
+        ({"aaa": at(P, 10), "bbb": at(P, 60)}, {}, StartPosition(60, lookback_end=100)),  # too far back
+    ],
+)
+async def test_without_a_snapshot_reading_begins_where_the_window_does(
+    begins: dict[str, Position], positions: dict[str, dict[str, Position]], begin: StartPosition
+) -> None:
+    rig = Rig({P: CommitPoint(100, text("aaa", "bbb", **begins))})
+    await rig.start()
+    rig.input.engine_ready(positions)
+    assert await rig.assign() == {P: begin}
+
+
+@pytest.mark.parametrize("begins", [{"aaa": at(Q, 40), "bbb": at(P, 60, "other")}, {"aaa": at(P, 2)}])
+async def test_a_window_that_begins_elsewhere_or_too_early_is_filled(begins: dict[str, Position]) -> None:
+    rig = Rig({P: CommitPoint(100, text(*begins, **begins))})
+    await rig.start()
+    rig.input.engine_ready({})
+    assert await rig.assign() == {P: StartPosition(100, lookback_end=100)}
+
+
+async def test_a_new_session_and_one_with_other_settings_have_their_windows_filled() -> None:
+    rig = Rig({P: CommitPoint(100, text("aaa", aaa=at(P, 40)))})
+    await rig.start()
+    rig.input.engine_ready({})
+    assert await rig.assign() == {P: StartPosition(40, lookback_end=100)}
+    rig.input.change([replace(each, retention_tokens=2048) for each in CONFIG.sessions])
+    assert await rig.assign() == {P: StartPosition(100, lookback_end=100)}
+
+
+async def test_a_partition_whose_sessions_are_not_known_is_read_from_its_window() -> None:
+    rig = Rig({P: CommitPoint(100, ""), Q: CommitPoint(100, "by hand")})
+    await rig.start()
+    rig.input.engine_ready({"aaa": {"V:AAA": at(P, 80)}, "bbb": {"V:BBB": at(Q, 80)}})
+    assert await rig.assign() == dict.fromkeys((P, Q), StartPosition(100, lookback_end=100))
+
+
+async def test_a_start_commits_its_epoch_before_a_record_is_read() -> None:
+    rig = Rig({P: CommitPoint(100, text("aaa"))})
+    await rig.start()
+    await rig.assign()
+    rig.log.reader.begins(P, 70)
+    rig.input.connected = True
+    assert await rig.input.commit()
+    assert rig.log.committed == {P: 100}
+    assert rig.log.metadata[P] == pack(5, {"aaa": Progress(4, 10, 60, (5,))}).text
+    assert rig.tracker.next_offset(P) == 70
+    assert rig.tracker.is_stored(P, 99)
+
+
+async def test_the_engine_hears_whose_records_are_read_as_soon_as_they_are() -> None:
+    """Sessions of a partition that another daemon has may be restored, too: they wait."""
+    rig = Rig({P: CommitPoint(100, text("aaa")), Q: CommitPoint(7, text("bbb"))})
+    heard: list[set[str]] = []
+    rig.input.partitions_assigned = lambda sessions: heard.append(set(sessions))
+    await rig.start()
+    await rig.assign()
+    assert not heard
+    rig.log.reader.begins(P, 70)
+    assert heard == [{"aaa"}]
+
+
+async def test_the_engine_hears_which_sessions_left_until_their_partition_comes_back() -> None:
+    """Also those that no commit tells of; the next engine begins without any of them."""
+    rig = Rig({P: CommitPoint(100, text("aaa")), Q: CommitPoint(7)})
+    left: list[set[str]] = []
+    heard: list[set[str]] = []
+    rig.input.partitions_revoked = lambda sessions: left.append(set(sessions))
+    rig.input.partitions_assigned = lambda sessions: heard.append(set(sessions))
+    await rig.start()
+    await rig.assign()
+    rig.log.reader.begins(P, 70)
+    rig.log.reader.begins(Q, 7)
+    rig.tracker.passed_on("bbb", 1, Q, 7)
+    rig.tracker.passed_on("aaa", 2, Q, 8)
+    heard.clear()
+    rig.log.reader.left([Q])
+    assert left == [{"bbb"}], "the other one reads from a partition that stays"
+    rig.log.reader.left([P])
+    assert left[1:] == [{"aaa"}]
+    rig.log.reader.begins(Q, 8)
+    assert heard == [{"bbb"}]
+    rig.log.reader.begins(P, 70)
+    assert heard[1:] == [{"aaa"}]
+    rig.log.reader.left([Q])
+    rig.input.engine_ready({})
+    rig.log.reader.begins(Q, 8)
+    assert heard[2:] == [set()]
+
+
+async def test_an_engine_knows_what_a_restart_of_the_daemon_would_find() -> None:
+    """Not what is acknowledged, but what is committed; each engine is told once."""
+    rig = Rig({P: CommitPoint(100, text("aaa"))})
+    await rig.start()
+    await rig.assign()
+    stored, newer = Progress(4, 10, 60, (5,)), Progress(5, 11, 60, (6,))
+    rig.log.reader.begins(P, 100)
+    rig.input.connected = True
+    assert rig.sent == [protocol.NoteProgress({"aaa": stored})]
+    assert await rig.input.commit()
+    rig.progress.acknowledge("aaa", 11, [], (6,))
+    rig.tracker.skipped(P, 101)
+    rig.log.fails = True
+    assert not await rig.input.commit()
+    assert rig.sent[1:] == []
+    rig.log.fails = False
+    assert await rig.input.commit()
+    assert await rig.input.commit()
+    assert rig.sent[1:] == [protocol.NoteProgress({"aaa": newer})]
+    rig.input.engine_ready({})
+    assert rig.sent[2:] == [protocol.NoteProgress({"aaa": newer})]
+
+
+async def test_what_is_committed_while_an_engine_loads_reaches_it_once_it_is_up() -> None:
+    rig = Rig({P: CommitPoint(100, text("aaa"))})
+    await rig.start()
+    await rig.assign()
+    rig.log.reader.begins(P, 100)
+    rig.input.connected = True
+    await rig.start()  # another engine
+    rig.progress.acknowledge("aaa", 11, [], (6,))
+    rig.tracker.skipped(P, 101)
+    assert await rig.input.commit()
+    rig.sent.clear()  # nobody heard it
+    rig.input.engine_ready({})
+    assert await rig.input.commit()
+    assert rig.sent == [protocol.NoteProgress({"aaa": Progress(6, 11, 60, (6,))})]
+
+
+async def test_progress_that_cannot_be_written_is_not_what_a_restart_finds(tmp_path: Path) -> None:
+    rig = Rig({}, directory=tmp_path / "state")
+    rig.log.kind = "dropping"
+    await rig.start()
+    rig.log.reader.begins(P, 0)
+    rig.input.connected = True
+    (tmp_path / "state").touch()
+    rig.tracker.passed_on("aaa", 1, P, 0)
+    rig.tracker.acknowledge("aaa", 2)
+    rig.progress.acknowledge("aaa", 1, [], (6,))
+    assert await rig.input.commit()
+    assert rig.sent == []
+    (tmp_path / "state").unlink()
+    rig.tracker.skipped(P, 1)
+    assert await rig.input.commit()
+    assert rig.sent == [protocol.NoteProgress({"aaa": Progress(1, 1, 0, (6,))})]
+
+
+async def test_a_session_that_could_not_begin_anew_in_time_does_at_the_next_assignment() -> None:
+    """The source gives up an assignment that takes too long, and tries again."""
+    rig = Rig({P: CommitPoint(100, text("aaa"))})
+    await rig.start()
+    await rig.assign()
+    rig.log.points = {P: CommitPoint(120, pack(6, {"aaa": Progress(6, 12, 72, (7,))}).text)}
+    began: list[set[str]] = []
+
+    async def resume(names: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
+        began.append(set(names))
+        if len(began) == 1:
+            raise TimeoutError
+        return {}
+
+    rig.input.resume = resume
+    with pytest.raises(TimeoutError):
+        await rig.assign()
+    await rig.assign()
+    await rig.assign()
+    assert began == [{"aaa"}, {"aaa"}]
+
+
+async def test_a_past_that_was_asked_for_is_not_history() -> None:
+    rig = Rig({P: CommitPoint(100, text("aaa"))}, again=True)
+    assert (await rig.start())["aaa"] == Progress(5, 10, 60)
+    await rig.assign()
+    rig.log.reader.begins(P, 0)
+    assert not rig.tracker.is_stored(P, 0)
+
+
+async def test_a_past_that_was_asked_for_is_answered_on_by_the_next_engine() -> None:
+    """From where the one before had answered, though more is committed; once that is reached, no further."""
+    rig = Rig({P: CommitPoint(100, text("aaa"))}, again=True)
+    await rig.start()
+    await rig.assign()
+    rig.log.reader.begins(P, 0)
+    rig.log.again = False
+    rig.tracker.all_passed_on("aaa", range(1, 41), P, range(40))
+    rig.tracker.acknowledge("aaa", 31)
+    assert rig.input.again
+    rig.progress.start(["aaa"], again=rig.input.again)
+    rig.progress.go_on()
+    rig.tracker.clear()
+    assert await rig.assign() == {P: StartPosition(30, lookback_end=30)}
+    rig.log.reader.begins(P, 20)
+    assert [rig.tracker.is_stored(P, offset) for offset in (29, 30)] == [True, False]
+    assert not rig.progress.knows_history("aaa"), "what is committed says more"
+    rig.tracker.all_passed_on("aaa", range(1, 91), P, range(20, 110))
+    assert rig.tracker.is_history("aaa", 10)
+    assert not rig.tracker.is_history("aaa", 11)
+    rig.tracker.acknowledge("aaa", 91)
+    assert rig.tracker.to_commit()[P].offset == 110
+    assert not rig.input.again
+    rig.progress.start(["aaa"], again=rig.input.again)
+    rig.progress.go_on()
+    assert rig.progress.knows_history("aaa")
+
+
+async def test_a_past_that_was_asked_for_goes_on_where_the_source_is_opened_again() -> None:
+    rig = Rig({P: CommitPoint(100, text("aaa"))}, again=True)
+    await rig.start()
+    await rig.assign()
+    rig.log.reader.begins(P, 0)
+    rig.log.again = False
+    rig.tracker.all_passed_on("aaa", range(1, 41), P, range(40))
+    assert await rig.assign() == {P: StartPosition(40)}
+    rig.log.reader.begins(P, 40)
+    assert not rig.tracker.is_stored(P, 40)
+
+
+async def test_a_partition_that_comes_back_unanswered_is_read_on_from_where_it_was_left() -> None:
+    rig = Rig({P: CommitPoint(100, text("aaa"))})
+    await rig.start()
+    await rig.assign()
+    rig.log.reader.begins(P, 100)
+    rig.tracker.passed_on("aaa", 1, P, 119)
+    rig.log.reader.left([P])
+    assert await rig.assign() == {P: StartPosition(120)}
+
+
+@pytest.mark.parametrize(
+    ("place", "begin"),
+    [(110, {P: StartPosition(110, lookback_end=300)}), (None, {P: StartPosition(300, lookback_end=300)})],
+    ids=["snapshot", "window"],
+)
+async def test_sessions_that_others_answered_begin_anew(
+    place: int | None, begin: dict[Partition, StartPosition]
+) -> None:
+    rig = Rig({P: CommitPoint(100, text("aaa"))})
+    resumed: list[set[str]] = []
+
+    async def resume(names: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
+        resumed.append(set(names))
+        return {} if place is None else {"aaa": {"V:AAA": at(P, place)}}
+
+    ending: list[tuple[set[str], set[str]]] = []
+    rig.input.reset_session = lambda names, answered: ending.append((set(names), set(answered)))
+    rig.input.resume = resume
+    await rig.start()
+    await rig.assign()
+    rig.log.reader.begins(P, 100)
+    rig.tracker.passed_on("aaa", 1, P, 119)
+    rig.log.reader.left([P])
+    rig.log.points[P] = CommitPoint(300, pack(6, {"aaa": Progress(6, 30, 180, (9,))}).text)
+    assert await rig.assign() == begin
+    assert resumed == [{"aaa"}]
+    assert ending == [({"aaa"}, {"aaa"})]
+    rig.log.reader.begins(P, 110)
+    assert rig.tracker.next_offset(P) == 110  # behind what was read before
+    assert rig.tracker.is_stored(P, 299)
+    assert (rig.progress.epoch, rig.progress.number("aaa")) == (7, 181)
+
+
+async def test_a_session_is_asked_here_as_soon_as_its_partition_is_ours() -> None:
+    """While it reset its former owner is not asked any more."""
+    theirs = CommitPoint(300, pack(6, {"aaa": Progress(6, 30, 180, (9,))}, owner="tcp://there").text)
+    rig = Rig({P: CommitPoint(100, text("aaa"))})
+    await rig.start()
+    rig.input.connected = True
+
+    async def others() -> Mapping[Partition, CommitPoint]:
+        return {P: theirs}
+
+    rig.log.others = others  # type: ignore[method-assign]  # the test's
+    await rig.input.look_around()
+    assert rig.input.owner("aaa") == "tcp://there"
+    owners: list[str | None] = []
+
+    async def resume(names: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
+        owners.append(rig.input.owner("aaa"))
+        return {}
+
+    rig.input.resume = resume
+    rig.log.points = {P: theirs}
+    await rig.assign()
+    assert owners == [None]
+
+
+@pytest.mark.parametrize(
+    ("stored", "elsewhere"),
+    [
+        (text("aaa"), False),
+        (pack(5, {"aaa": Progress(5, 11, 66, (6,))}, owner="tcp://here").text, False),
+        (pack(5, {"aaa": Progress(5, 13, 78, (8,))}).text, True),
+        (pack(6, {"aaa": Progress(5, 11, 66, (6,))}).text, True),
+        (pack(5, {"aaa": Progress(5, 11, 66, (6,))}, owner="tcp://there").text, True),
+        ("by hand", False),
+    ],
+    ids=["earlier", "ours", "further", "epoch", "owner", "foreign"],
+)
+async def test_what_others_have_answered_is_told_from_what_is_ours(stored: str, elsewhere: bool) -> None:
+    rig = Rig({P: CommitPoint(100, text("aaa"))}, address="tcp://here")
+    await rig.start()
+    rig.progress.acknowledge("aaa", 12, range(61, 73), (7,))
+    assert rig.log.reader.answered_elsewhere({P: CommitPoint(110, stored)}) == ({P} if elsewhere else set())
+
+
+@asynccontextmanager
+async def committing(rig: Rig) -> AsyncIterator[Rig]:
+    """A rig of both partitions, read to 100, whose transactions run."""
+    running = asyncio.create_task(rig.exactly_once().run())
+    await rig.start()
+    await rig.assign()
+    rig.log.reader.begins(P, 100)
+    rig.log.reader.begins(Q, 100)
+    rig.input.connected = True
+    assert await rig.input.commit()
+    yield rig
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+def both() -> Rig:
+    return Rig({P: CommitPoint(100, text("aaa")), Q: CommitPoint(100, text("bbb"))})
+
+
+async def test_with_transactions_what_was_not_committed_of_a_partition_that_left_is_made_again() -> None:
+    """Also where nobody has answered it meanwhile, for then nobody else makes it."""
+    async with committing(both()) as rig:
+        stored = rig.progress.of("aaa")
+        rig.broker.held.clear()
+        rig.answer("aaa", 101, P)
+        rig.answer("bbb", 101, Q)
+        assert rig.progress.of("aaa") != stored
+        rig.member.owns(Q)
+        rig.log.reader.left([P])
+        assert rig.silent == {"aaa"}
+        assert rig.progress.of("aaa") == stored
+        rig.broker.held.set()
+        assert await rig.input.commit()
+        keys, points = rig.broker.got[-1]
+        assert (keys, points.keys()) == ([b"bbb101"], {Q})
+        del rig.log.points[Q]
+        assert await rig.assign() == {P: StartPosition(100, lookback_end=100)}
+        assert rig.began == [{"aaa"}]
+        assert rig.tracker.next_offset(P) == 0
+        rig.log.reader.begins(P, 100)
+        rig.member.owns(P, Q)
+        assert await rig.input.commit()
+        assert rig.broker.got[-1][1] == {P: 100}
+
+
+async def test_a_session_waits_for_its_own_partition_to_come_back() -> None:
+    async with committing(both()) as rig:
+        rig.answer("aaa", 101, P)
+        rig.answer("bbb", 101, Q)
+        rig.log.reader.left([P, Q])
+        stored = rig.log.points
+        await rig.log.reader.assigned({P: stored[P]})
+        assert (rig.began, rig.silent) == ([{"aaa"}], {"bbb"})
+        await rig.log.reader.assigned({Q: CommitPoint(0)})
+        assert (rig.began[1:], rig.silent) == ([{"bbb"}], set())
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+async def test_an_engine_that_began_with_what_was_then_dropped_begins_again_from_what_is_committed(
+    monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """A partition leaves after an engine ended, when nobody reads; "before": before the next one begins."""
+    monkeypatch.setattr("daemon.gateway.checkpoint.commits.SETTLE_S", 0.1)
+    async with committing(both()) as rig:
+        rig.broker.held.clear()
+        rig.answer("aaa", 101, P)
+        rig.member.owns(Q)
+        if when == "before":
+            rig.broker.held.set()
+            assert await rig.input.commit()
+        began = rig.progress.start(["aaa", "bbb"])  # the next engine
+        rig.input.number_anew()
+        rig.broker.held.set()
+
+        async def starts(ring: Ring) -> None:
+            pass
+
+        monkeypatch.setattr(rig.input, "start", starts)
+        await rig.input.reopen(cast("Ring", None), lambda: None)
+        assert not any(b"aaa101" in keys for keys, _ in rig.broker.got)
+        assert (began["aaa"].version == 10) is (when == "before")
+        await rig.assign()
+        assert rig.began == ([] if when == "before" else [{"aaa"}])
+
+
+async def test_leaving_does_not_wait_for_a_membership_that_nobody_renews(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where the source's client was being opened again when the engine ended."""
+    monkeypatch.setattr("daemon.gateway.checkpoint.commits.SETTLE_S", 0.1)
+    async with committing(both()) as rig:
+        rig.member.membership = None
+        rig.answer("aaa", 101, P)
+        async with asyncio.timeout(20):
+            await rig.input.leave()
+        rig.member.owns(P, Q)
+        rig.answer("bbb", 101, Q)
+        assert await rig.input.commit()
+        assert rig.broker.got[-1][0] == [b"bbb101"]

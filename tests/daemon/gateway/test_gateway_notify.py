@@ -1,0 +1,121 @@
+"""sd_notify against a fake service manager: a datagram socket, on a path and in the abstract namespace."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from daemon.gateway.notify import Notifier
+
+
+class FakeManager:
+    """systemd's end of the socket."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind("\0" + name[1:] if name.startswith("@") else name)
+        self._socket.setblocking(False)
+
+    def received(self) -> list[str]:
+        messages = []
+        while True:
+            try:
+                messages.append(self._socket.recv(4096).decode())
+            except BlockingIOError:
+                return messages
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture(params=["path", "abstract"])
+def manager(request, tmp_path) -> Iterator[FakeManager]:
+    abstract = request.param == "abstract"
+    fake = FakeManager(f"@foretick-test-{secrets.token_hex(8)}" if abstract else str(tmp_path / "notify"))
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def notifier(manager) -> Iterator[Notifier]:
+    made = Notifier(
+        {"NOTIFY_SOCKET": manager.name, "WATCHDOG_USEC": "40000", "WATCHDOG_PID": str(os.getpid())}
+    )
+    yield made
+    made.close()
+
+
+def test_states_arrive_as_systemd_spells_them(manager, notifier):
+    assert notifier.ready("3 sessions")
+    assert notifier.status("two\nlines")
+    assert notifier.alive()
+    assert notifier.stopping()
+    assert manager.received() == [
+        "READY=1\nSTATUS=3 sessions",
+        "STATUS=two lines",
+        "WATCHDOG=1",
+        "STOPPING=1",
+    ]
+
+
+async def test_the_watchdog_beats_at_half_its_interval_and_only_while_there_is_progress(manager, notifier):
+    progressing = True
+    asked = 0
+
+    def progress() -> bool:
+        nonlocal asked
+        asked += 1
+        return progressing
+
+    task = asyncio.create_task(notifier.keep_watchdog(progress))
+    await asyncio.sleep(0.15)
+    beats = manager.received()
+    # 20 ms apart: seven beats fit; a slow machine may miss some.
+    assert 2 <= len(beats) <= 8
+    assert set(beats) == {"WATCHDOG=1"}
+    progressing = False
+    await asyncio.sleep(0)
+    manager.received()
+    before = asked
+    await asyncio.sleep(0.1)
+    assert asked > before
+    assert manager.received() == []
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"NOTIFY_SOCKET": "@none"},
+        {"NOTIFY_SOCKET": "@none", "WATCHDOG_USEC": "0"},
+        {"NOTIFY_SOCKET": "@none", "WATCHDOG_USEC": "soon"},
+        {"NOTIFY_SOCKET": "@none", "WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"},
+        {"WATCHDOG_USEC": "1000000"},
+    ],
+)
+async def test_no_watchdog_unless_it_is_meant_for_this_process(environment):
+    notifier = Notifier(environment)
+    assert notifier.watchdog_s is None
+    await asyncio.wait_for(notifier.keep_watchdog(lambda: True), 1)
+    notifier.close()
+
+
+def test_without_a_service_manager_nothing_is_sent():
+    notifier = Notifier({})
+    assert not notifier.ready()
+    notifier.close()
+
+
+def test_a_service_manager_that_is_gone_never_stops_the_daemon(tmp_path):
+    notifier = Notifier({"NOTIFY_SOCKET": str(tmp_path / "gone")})
+    assert not notifier.ready()
+    notifier.close()
+    assert not notifier.alive()

@@ -1,0 +1,252 @@
+"""The gateway's prompts: limits, the order of inputs, and who is informed when a prompt ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from daemon import protocol
+from daemon.api.messages import (
+    Append,
+    Close,
+    ClosedReply,
+    Complete,
+    Finish,
+    FinishReply,
+    Open,
+    PromptReply,
+    QueryError,
+    Update,
+)
+from daemon.gateway.prompt_quota import PromptQuota
+from daemon.gateway.prompts import MAX_INPUTS, REMEMBERED, Prompts
+from daemon.tenants import LOCAL, Client, Tenant
+
+ME = Client(LOCAL, "me")
+DONE: dict[str, Any] = {
+    "text": "YES",
+    "choice": None,
+    "logit_gap": 0.5,
+    "untrained": True,
+    "prompt_tokens": 9,
+    "answer_tokens": 1,
+    "reused_tokens": 2,
+    "recomputed_tokens": 3,
+    "swapped_tokens": 4,
+    "invalidated_tokens": 5,
+    "ttft_ns": 6,
+    "waits": {"step": 7},
+}
+
+
+class Rig:
+    """Prompts and the commands they send; `taking`: an engine that takes inputs at once, a token a letter."""
+
+    def __init__(self, most: int = 4, max_each: int = 3) -> None:
+        self.sent: list[protocol.Command] = []
+        self.ids: list[str] = []
+        """The prompts' ids, in order of opening."""
+        self.taking = True
+        self.prompts = Prompts(PromptQuota(most, max_each), self._send)
+
+    def _send(self, command: protocol.Command) -> None:
+        self.sent.append(command)
+        asked = command.request if isinstance(command, protocol.OpenPrompt) else command
+        if isinstance(command, protocol.OpenPrompt):
+            self.ids.append(command.prompt)
+        if self.taking and isinstance(asked, Open | Complete | Append | Update):
+            reply = PromptReply(asked.id, command.prompt, len(asked.text))
+            asyncio.get_running_loop().call_soon(self.prompts.on_event, reply)
+
+    async def open(self, text: str = "abc", client: str = "me") -> str:
+        return (await self.prompts.open(Open(1, text), Client(LOCAL, client))).prompt
+
+    def done(self, number: int = 1) -> None:
+        self.prompts.on_event(FinishReply(0, self.ids[number - 1], **DONE))
+
+    def failed(self, code: str, number: int = 1) -> None:
+        self.prompts.on_event(protocol.PromptFailed(self.ids[number - 1], code, f"because of {code}"))
+
+    async def refusal(self, work: Coroutine[Any, Any, Any]) -> str:
+        with pytest.raises(QueryError) as refused:
+            await work
+        return refused.value.code
+
+    async def later(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """A started task, run until it waits."""
+        task = asyncio.create_task(work)
+        await asyncio.sleep(0)
+        return task
+
+
+@pytest.fixture
+async def rig() -> Rig:
+    return Rig()
+
+
+async def test_a_prompt_from_its_opening_to_its_answer(rig):
+    opened = await rig.prompts.open(Open(5, "abc", 8, ("A", "B"), 0.5), ME)
+    assert (opened.id, opened.prompt_tokens) == (5, 3)
+    prompt = opened.prompt
+    assert (await rig.prompts.append(Append(6, prompt, "defg"), ME)).prompt_tokens == 4
+    assert (await rig.prompts.append(Update(7, prompt, "h"), ME)).prompt_tokens == 1
+    finishing = await rig.later(rig.prompts.finish(Finish(8, prompt), ME))
+    assert rig.sent == [
+        protocol.OpenPrompt(prompt, Open(5, "abc", 8, ("A", "B"), 0.5)),
+        Append(6, prompt, "defg"),
+        Update(7, prompt, "h"),
+        Finish(8, prompt),
+    ]
+    rig.done()
+    reply = await finishing
+    assert (reply.id, reply.prompt) == (8, prompt)
+    assert {name: getattr(reply, name) for name in DONE} == DONE
+    assert len(rig.prompts) == 0
+
+
+async def test_all_at_once_is_one_command(rig):
+    whole = await rig.later(rig.prompts.complete(Complete(1, "abc"), ME))
+    assert rig.sent == [protocol.OpenPrompt(rig.ids[0], Complete(1, "abc"))]
+    rig.done()
+    assert ((await whole).id, (await whole).text) == (1, "YES")
+
+
+async def test_the_engine_is_told_whose_prompt_it_is(rig):
+    desk = Client(Tenant("desk", weight=3.0), "me")
+    whole = await rig.later(rig.prompts.complete(Complete(1, "abc"), desk))
+    assert (rig.sent[0].tenant, rig.sent[0].weight) == ("desk", 3.0)
+    rig.done()
+    await whole
+
+
+async def test_ids_cannot_be_guessed_from_one_another(rig):
+    ids = [await rig.open() for _ in range(3)]
+    assert len({len(each) for each in ids}) == 1
+    assert all(sum(a != b for a, b in zip(one, two, strict=True)) > 4 for one, two in [ids[:2], ids[1:]])
+
+
+async def test_inputs_are_taken_in_order_including_those_without_a_waiting_client(rig):
+    prompt = await rig.open()
+    rig.taking = False
+    first, second, third = [await rig.later(rig.prompts.append(Append(n, prompt, "x"), ME)) for n in range(3)]
+    second.cancel()
+    await asyncio.sleep(0)
+    for tokens in (4, 5, 6):
+        rig.prompts.on_event(PromptReply(0, prompt, tokens))
+    assert [(await first).prompt_tokens, (await third).prompt_tokens] == [4, 6]
+    assert len(rig.prompts) == 1
+
+
+async def test_a_prompt_takes_so_many_inputs_ahead(rig):
+    prompt = await rig.open()
+    rig.taking = False
+    waiting = [await rig.later(rig.prompts.append(Append(n, prompt, "x"), ME)) for n in range(MAX_INPUTS)]
+    assert await rig.refusal(rig.prompts.append(Append(99, prompt, "x"), ME)) == "busy"
+    rig.failed("too_long")
+    assert {await rig.refusal(asyncio.wait_for(task, 1)) for task in waiting} == {"too_long"}
+
+
+async def test_bounds_hold_in_all_and_for_one_client_and_count_what_is_open(rig):
+    first, _, _ = [await rig.open() for _ in range(3)]
+    assert await rig.refusal(rig.open()) == "busy"
+    assert await rig.refusal(rig.prompts.complete(Complete(1, "x"), ME)) == "busy"
+    await rig.open(client="you")
+    assert await rig.refusal(rig.open(client="third")) == "busy"
+    assert await rig.prompts.close(Close(4, first), ME) == ClosedReply(4, first)
+    assert rig.sent[-1] == Close(0, first)
+    await rig.open()
+    rig.failed("abandoned", 2)
+    await rig.open()
+    closed = Rig(most=0)
+    assert await closed.refusal(closed.open()) == "bad_request"
+    assert closed.sent == []
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("abandoned", "abandoned"),
+        ("too_long", "too_long"),
+        ("bad_prompt", "bad_request"),
+        ("bad_request", "bad_request"),
+        ("stopping", "shutting_down"),
+        ("no_memory", "engine"),
+    ],
+)
+async def test_the_reason_of_a_failure_is_reported_now_and_later(rig, code, expected):
+    prompt = await rig.open()
+    finishing = await rig.later(rig.prompts.finish(Finish(1, prompt), ME))
+    rig.failed(code)
+    assert await rig.refusal(finishing) == expected
+    assert await rig.refusal(rig.prompts.append(Append(2, prompt, "x"), ME)) == expected
+    assert await rig.prompts.close(Close(3, prompt), ME) == ClosedReply(3, prompt)
+
+
+async def test_a_finished_prompt_takes_nothing_more(rig):
+    prompt = await rig.open()
+    finishing = await rig.later(rig.prompts.finish(Finish(1, prompt), ME))
+    for _ in range(2):
+        assert await rig.refusal(rig.prompts.append(Append(2, prompt, "x"), ME)) == "finished"
+        assert await rig.refusal(rig.prompts.finish(Finish(2, prompt), ME)) == "finished"
+        if not finishing.done():
+            rig.done()
+            await finishing
+    assert await rig.refusal(rig.prompts.finish(Finish(2, "nowhere"), ME)) == "unknown_prompt"
+    assert await rig.refusal(rig.prompts.close(Close(2, "nowhere"), ME)) == "unknown_prompt"
+
+
+async def test_closing_ends_a_finish_that_waits(rig):
+    prompt = await rig.open()
+    finishing = await rig.later(rig.prompts.finish(Finish(1, prompt), ME))
+    await rig.prompts.close(Close(2, prompt), ME)
+    assert await rig.refusal(finishing) == "unknown_prompt"
+    rig.done()  # too late: no request waits for it
+    assert rig.sent[-1] == Close(0, prompt)
+
+
+async def test_a_cancelled_wait_closes_a_prompt_whose_answer_or_id_is_lost(rig):
+    prompt = await rig.open()
+    finishing = await rig.later(rig.prompts.finish(Finish(1, prompt), ME))
+    rig.taking = False
+    opening = await rig.later(rig.prompts.open(Open(2), ME))
+    for task in (finishing, opening):
+        task.cancel()
+    await asyncio.gather(finishing, opening, return_exceptions=True)
+    assert rig.sent[-2:] == [Close(0, each) for each in rig.ids]
+    assert len(rig.prompts) == 0
+
+
+async def test_a_prompt_that_cannot_be_sent_gives_its_place_back(rig):
+    def fail(command: protocol.Command) -> None:
+        if not isinstance(command, Close):
+            raise OverflowError("too large")
+
+    rig.prompts._send = fail
+    for work in (rig.prompts.open(Open(1), ME), rig.prompts.complete(Complete(2, "x"), ME)):
+        with pytest.raises(OverflowError):
+            await work
+    assert (len(rig.prompts), len(rig.prompts._room)) == (0, 0)
+
+
+async def test_the_engine_s_end_is_the_end_of_all(rig):
+    prompt, other = await rig.open(), await rig.open()
+    finishing = await rig.later(rig.prompts.finish(Finish(1, prompt), ME))
+    rig.prompts.engine_gone("it died")
+    assert await rig.refusal(finishing) == "engine"
+    assert await rig.refusal(rig.prompts.append(Append(2, other, "x"), ME)) == "engine"
+    assert len(rig.prompts) == 0
+
+
+async def test_only_so_many_ends_are_remembered(rig):
+    first = await rig.open()
+    rig.failed("abandoned")
+    for number in range(2, REMEMBERED + 1):
+        await rig.open()
+        rig.failed("abandoned", number)
+    assert await rig.refusal(rig.prompts.finish(Finish(1, first), ME)) == "abandoned"
+    await rig.open()
+    rig.failed("abandoned", REMEMBERED + 1)
+    assert await rig.refusal(rig.prompts.finish(Finish(1, first), ME)) == "unknown_prompt"

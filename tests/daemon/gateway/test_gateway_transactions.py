@@ -1,0 +1,408 @@
+"""What goes into a transaction, and when: whole versions, in order, with the offsets that cover them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence, Set
+
+import pytest
+
+from daemon.gateway.checkpoint.commits import Transactions
+from daemon.gateway.checkpoint.offsets import OffsetTracker
+from daemon.gateway.checkpoint.outbox import Delivery, DeliveryOutcome, RefusedMessage
+from feeds.connector import SinkRoute
+from feeds.kafka_transactions import (
+    Fenced,
+    KafkaTransactions,
+    MessagesRefused,
+    OutgoingMessage,
+    TransactionOutcome,
+)
+from feeds.market_data import DataUpdated, DeadLetter
+from feeds.source import CommitPoint, Membership, Partition, SinkStopped
+from metrics.store import MetricStore
+from tests.kit import until
+
+LABELS = {name: ["x"] for name in ("session", "source", "sink", "policy", "eviction")}
+IN, OTHER = ("in", 0), ("in", 1)
+
+
+class Broker(KafkaTransactions):
+    """Keeps what was committed. ``held``: commits wait; ``fails``: they raise this; ``refuses``: keys."""
+
+    def __init__(self) -> None:
+        self.name = "kafka"
+        self.got: list[tuple[list[bytes], dict[Partition, int]]] = []
+        self.held = asyncio.Event()
+        self.held.set()
+        self.fails: Exception | None = None
+        self.refuses: frozenset[bytes] = frozenset()
+        self.messages: list[OutgoingMessage] = []
+        self.tried = 0
+        self.outcomes: Counter[TransactionOutcome] = Counter()
+        self._stop = asyncio.Event()
+
+    async def commit(
+        self,
+        messages: Sequence[OutgoingMessage],
+        points: Mapping[Partition, CommitPoint],
+        member: Callable[[], Membership | None],
+        sources: Set[Partition] = frozenset(),
+    ) -> None:
+        self.tried += 1
+        await self.held.wait()
+        if partitions := sources | points.keys():
+            await self._membership(partitions, member)
+        if self.fails is not None:
+            raise self.fails
+        keys = [m.key or b"" for m in messages]
+        if refused := self.refuses & set(keys):
+            self.outcomes["aborted"] += 1
+            raise MessagesRefused({keys.index(each): "too_large" for each in refused}, "the test says no")
+        self.got.append((keys, {p: at.offset for p, at in points.items()}))
+        self.messages += messages
+        self.outcomes.update(("committed", "aborted", "unknown"))
+
+
+class Member:
+    read_committed = None
+    membership: Membership | None = Membership("group", 1, "me", None, frozenset({IN, OTHER}))
+
+    def owns(self, *partitions: Partition, placing: Sequence[Partition] = ()) -> None:
+        self.membership = Membership("group", 2, "me", None, frozenset(partitions), frozenset(placing))
+
+
+class Running:
+    def __init__(self, store: MetricStore) -> None:
+        self.broker, self.tracker = Broker(), OffsetTracker()
+        self.delivery = Delivery([], [""], backlog=4)
+        self.gates: list[bool] = []
+        self.delivery.gate = self.gates.append
+        self.outcomes: list[DeliveryOutcome] = []
+        route = SinkRoute(self.broker, "answers", "updates", "dlq")
+        self.member = Member()
+        self.transactions = Transactions(route, self.broker, self.member, self.tracker, store, self.delivery)
+        self.transactions.left = self.leave
+        self.left: list[Partition] = []
+        self.task = asyncio.create_task(self.transactions.run())
+
+    def leave(self, streams: Collection[Partition]) -> None:
+        self.left += streams
+        for stream in streams:
+            self.tracker.leave(stream)
+
+    def answer(self, session: str, version: int, stream: Partition) -> None:
+        """One message of a version, whose record has its offset, and all of it is complete."""
+        self.tracker.passed_on(session, version, stream, version)
+        self.put(f"{session}{version}", version, session)
+        self.tracker.acknowledge(session, version + 1)
+        self.transactions.complete(session, version)
+
+    def put(self, key: str, version: int, session: str = "a") -> None:
+        message = DataUpdated(session=session, data_version=version, as_of=0, bars=[])
+        self.transactions.put(session, message, key, {}, self.outcomes.append)
+
+
+@pytest.fixture
+async def running() -> AsyncIterator[Running]:
+    store = MetricStore.create(LABELS)
+    made = Running(store)
+    yield made
+    made.task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, Fenced, ValueError):
+        await made.task
+    store.unlink()
+    store.close()
+
+
+async def test_versions_go_out_whole_and_in_order(running: Running) -> None:
+    running.tracker.all_passed_on("a", (0, 1), IN, (10, 11))
+    running.put("second", 2)
+    running.put("first", 1)
+    running.put("third", 3)
+    assert not running.broker.got
+    running.tracker.acknowledge("a", 1)
+    running.transactions.complete("a", 1)
+    running.transactions.complete("a", 2)
+    await until(lambda: len(running.outcomes) == 2)
+    assert running.broker.got == [([b"first", b"second"], {IN: 11})]
+    assert running.outcomes == [DeliveryOutcome.DELIVERED] * 2
+    assert running.delivery.waiting == 1
+
+
+async def test_offsets_alone_and_dead_letters_need_no_version(running: Running) -> None:
+    running.tracker.skipped(IN, 4)
+    dead_letter = DeadLetter(topic="in", partition=0, offset=4, error="e", reason="json", payload=b"")
+    running.transactions.put("", dead_letter, "letter", {}, running.outcomes.append)
+    await until(lambda: running.outcomes == [DeliveryOutcome.DELIVERED])
+    assert running.broker.got == [([b"letter"], {IN: 5})]
+    running.tracker.skipped(IN, 5)
+    assert await running.transactions.settle()
+    assert running.broker.got[1:] == [([], {IN: 6})]
+    assert running.transactions.stored == {IN: CommitPoint(6)}
+    running.broker.fails = SinkStopped("away")
+    running.tracker.skipped(IN, 6)
+    assert not await running.transactions.settle()
+    assert running.transactions.stored == {IN: CommitPoint(6)}
+
+
+async def test_what_is_not_complete_is_forgotten_with_its_engine(running: Running) -> None:
+    running.broker.held.clear()
+    running.put("done", 1)
+    running.put("half", 2)
+    running.transactions.complete("a", 1)
+    running.transactions.forget()
+    assert running.delivery.waiting == 1
+    assert not await running.transactions.settle(within_s=0.05)
+    # the next engine may begin before what is about to be committed
+    running.put("once more", 1)
+    running.broker.held.set()
+    assert await running.transactions.settle()
+    running.put("again", 2)
+    running.transactions.complete("a", 2)
+    assert await running.transactions.settle()
+    assert [keys for keys, _ in running.broker.got] == [[b"done"], [b"once more", b"again"]]
+
+
+async def test_a_session_that_is_removed_leaves_nothing_behind(running: Running) -> None:
+    running.put("last", 7)
+    running.transactions.remove("a")
+    await until(lambda: running.outcomes == [DeliveryOutcome.DELIVERED])
+
+
+async def test_a_refused_message_is_told_and_its_letter_goes_with_the_offsets_that_cover_it(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[RefusedMessage] = []
+
+    def refused(found: RefusedMessage, settle: Callable[[], None]) -> None:
+        told.append(found)
+        dead_letter = DeadLetter(topic="in", partition=0, offset=4, error="e", reason="json", payload=b"")
+        running.transactions.put("", dead_letter, "letter", {}, running.outcomes.append)
+
+    running.delivery.on_refused = refused
+    running.broker.refuses = frozenset({b"large"})
+    running.tracker.passed_on("a", 1, IN, 1)
+    running.put("one", 1)
+    running.put("large", 1)
+    running.tracker.acknowledge("a", 2)
+    running.transactions.complete("a", 1)
+    await until(lambda: len(running.outcomes) == 3)
+    assert running.outcomes == [DeliveryOutcome.REFUSED, DeliveryOutcome.DELIVERED, DeliveryOutcome.DELIVERED]
+    assert running.broker.got == [([b"one", b"letter"], {IN: 2})]
+    assert [(each.topic, each.key, each.reason) for each in told] == [("updates", b"large", "too_large")]
+    assert isinstance(told[0].message, DataUpdated)
+    assert running.delivery.waiting == 0
+    running.broker.refuses = frozenset({b"letter"})
+    refused(told[0], lambda: None)
+    await until(lambda: len(running.outcomes) == 4)
+    assert (len(told), running.delivery.waiting) == (2, 0), "of a letter there is no letter"
+    assert "refused a DLQ record" in caplog.text
+
+
+async def test_too_many_waiting_close_the_gate(running: Running) -> None:
+    running.broker.held.clear()
+    for n in range(4):
+        running.put(str(n), 1)
+    assert running.gates == [False]
+    running.transactions.complete("a", 1)
+    running.broker.held.set()
+    await until(lambda: running.gates[-1])
+
+
+async def test_a_fenced_producer_ends_the_task_and_nothing_more_is_committed(running: Running) -> None:
+    running.broker.fails = Fenced("another process")
+    running.put("one", 1)
+    running.transactions.complete("a", 1)
+    with pytest.raises(Fenced):
+        await running.task
+    running.broker.fails = None
+    assert await running.transactions.settle()
+    await running.transactions.stop(1.0)
+    assert not running.broker.got
+
+
+async def test_stopping_commits_what_is_complete(running: Running) -> None:
+    running.task.cancel()
+    running.put("one", 1)
+    running.transactions.complete("a", 1)
+    await running.transactions.stop(1.0)
+    assert [keys for keys, _ in running.broker.got] == [[b"one"]]
+    running.broker.fails = SinkStopped("late")
+    running.put("two", 1)
+    await running.transactions.stop(1.0)
+    assert running.delivery.waiting == 1
+
+
+@pytest.mark.parametrize(("complete", "left"), [(True, [b"other"]), (False, [b"done", b"other"])])
+async def test_what_a_session_that_begins_anew_will_make_again_is_dropped(
+    running: Running, complete: bool, left: list[bytes]
+) -> None:
+    running.put("done", 1)
+    running.put("half", 2)
+    running.put("other", 1, session="b")
+    running.transactions.complete("a", 1)
+    running.transactions.complete("b", 1)
+    running.transactions.drop("a", complete=complete)
+    running.transactions.remove("a")
+    assert await running.transactions.settle()
+    assert [keys for keys, _ in running.broker.got] == [left]
+    assert running.delivery.waiting == 0
+
+
+async def one_under_way_and_one_behind(running: Running) -> None:
+    """The broker answers the first transaction when it is no longer ``held``."""
+    running.broker.held.clear()
+    running.put("one", 1)
+    running.transactions.complete("a", 1)
+    await until(lambda: running.broker.tried == 1)
+    running.put("two", 2)
+    running.transactions.complete("a", 2)
+
+
+async def test_a_stop_waits_for_the_transaction_under_way(running: Running) -> None:
+    """Offsets of a later one would cover its messages."""
+    await one_under_way_and_one_behind(running)
+    running.task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running.task
+    asyncio.get_running_loop().call_later(0.05, running.broker.held.set)
+    await running.transactions.stop(5.0)
+    assert [keys for keys, _ in running.broker.got] == [[b"one"], [b"two"]]
+    assert running.outcomes == [DeliveryOutcome.DELIVERED] * 2
+
+
+async def test_nothing_more_is_committed_where_the_transaction_under_way_does_not_end(
+    running: Running,
+) -> None:
+    await one_under_way_and_one_behind(running)
+    running.task.cancel()
+    await running.transactions.stop(0.05)
+    running.broker.held.set()
+    await asyncio.sleep(0.05)
+    assert running.broker.tried == 1
+    assert not running.broker.got
+    assert running.delivery.waiting == 2
+
+
+@pytest.mark.parametrize("floor", [0, 99], ids=["offsets", "messages"])
+async def test_what_went_to_another_member_is_dropped_and_the_rest_goes_out(
+    running: Running, floor: int
+) -> None:
+    """Its new owner makes it again. The refused transaction has no effect, so nothing of it is in doubt.
+
+    Below ``floor`` no offset is committed: an answer alone needs its partition, too.
+    """
+    running.tracker.begin(IN, 0, floor, again=True)
+    running.broker.held.clear()
+    running.answer("a", 1, IN)
+    await until(lambda: running.broker.tried == 1)
+    running.answer("a", 2, IN)
+    running.answer("b", 1, OTHER)
+    running.member.owns(OTHER)
+    running.broker.held.set()
+    assert await running.transactions.settle()
+    assert running.broker.got == [([b"b1"], {OTHER: 2})]
+    assert running.left == [IN]
+    assert running.outcomes == [DeliveryOutcome.STOPPED, DeliveryOutcome.STOPPED, DeliveryOutcome.DELIVERED]
+    assert running.delivery.waiting == 0
+    assert await running.transactions.settle(), "nothing names what has left"
+    assert len(running.broker.got) == 1
+
+
+async def test_a_transaction_waits_until_it_is_known_what_others_have_answered(running: Running) -> None:
+    running.member.owns(placing=[IN])
+    running.answer("a", 1, IN)
+    assert not await running.transactions.settle(within_s=0.1)
+    running.answer("b", 1, OTHER)
+    running.member.owns(IN, OTHER)
+    assert await running.transactions.settle()
+    assert running.broker.got == [([b"a1"], {IN: 2}), ([b"b1"], {OTHER: 2})]
+    assert not running.left
+
+
+@pytest.mark.parametrize("member", [None, Membership("g", placing=frozenset({IN}))])
+async def test_a_source_that_nobody_reads_does_not_learn_what_is_its_own(
+    running: Running, member: Membership | None
+) -> None:
+    """As where an engine ended in a rebalance: what is not known to be ours is made again."""
+    running.member.membership = member
+    running.answer("a", 1, IN)
+    assert not await running.transactions.settle(within_s=0.1)
+    running.transactions.gives_up = True
+    assert await running.transactions.settle()
+    assert running.left == [IN]
+    assert running.outcomes == [DeliveryOutcome.STOPPED]
+    assert not running.broker.got
+
+
+async def test_nor_does_one_that_is_not_read_until_transactions_are_committed(running: Running) -> None:
+    """Where it could not be learnt in a rebalance whether others had the partition, only reading tells."""
+    running.member.membership = Membership("g", placing=frozenset({IN}))
+    running.answer("a", 1, IN)
+    assert not await running.transactions.settle(within_s=0.1)
+    running.transactions.is_unread = lambda: True
+    assert await running.transactions.settle()
+    assert running.left == [IN]
+    running.member.membership = None
+    running.answer("b", 1, OTHER)
+    assert not await running.transactions.settle(within_s=0.1), "a new generation is joined without a read"
+
+
+async def test_a_transaction_that_others_have_overtaken_is_dropped_though_its_partition_is_back(
+    running: Running,
+) -> None:
+    """Its producer may have been away from its broker all the time, and tries again."""
+    running.broker.held.clear()
+    running.answer("a", 1, IN)
+    running.answer("b", 1, IN)
+    await until(lambda: running.broker.tried == 1)
+    # others have answered "a"; "b" goes on behind what is complete of it
+    running.transactions.drop("a", complete=True)
+    running.transactions.drop("b", complete=False)
+    running.tracker.rewind(IN)
+    running.transactions.rewind(IN)
+    running.tracker.begin(IN, 0, 9)
+    running.broker.held.set()
+    assert await running.transactions.settle()
+    assert running.broker.got == [([b"b1"], {IN: 9})]
+    assert not running.left, "it is ours"
+    running.answer("a", 10, IN)
+    assert await running.transactions.settle()
+    assert running.broker.got[1:] == [([b"a10"], {IN: 11})]
+
+
+@pytest.mark.parametrize("error", [Fenced("another process"), ValueError("a defect")])
+async def test_nobody_waits_for_what_will_not_be_committed(running: Running, error: Exception) -> None:
+    running.broker.held.clear()
+    running.broker.fails = error
+    running.answer("a", 1, IN)
+    await until(lambda: running.broker.tried == 1)
+    settling = [asyncio.create_task(running.transactions.settle(within_s=600.0)) for _ in range(2)]
+    await asyncio.sleep(0)
+    running.broker.held.set()
+    with pytest.raises(type(error)):
+        await running.task
+    async with asyncio.timeout(10):
+        await asyncio.gather(*settling)
+
+
+async def test_a_stop_tells_those_that_wait(running: Running) -> None:
+    running.broker.held.clear()
+    settling = asyncio.create_task(running.transactions.settle(within_s=600.0))
+    running.answer("a", 1, IN)
+    await until(lambda: running.broker.tried == 1)
+    running.task.cancel()
+    running.broker.held.set()
+    await running.transactions.stop(5.0)
+    async with asyncio.timeout(10):
+        await settling
+
+
+async def test_what_is_dropped_with_its_engine_is_told(running: Running) -> None:
+    running.put("half", 1)
+    running.transactions.forget()
+    assert running.outcomes == [DeliveryOutcome.STOPPED]
+    assert running.delivery.waiting == 0
