@@ -1,9 +1,9 @@
 """Where all records went: each is in a bar, or dropped for one reason that is counted.
 
-What the gateway reads is passed to sessions, or refused, skipped, repeated or of no session. What it passes to
-a session is in its bars, open ones included, or late, a repeat, refused by the session, of another kind, or
-known from its snapshot. ``unaccounted`` is the rest: records still on their way, or lost in the ring or with
-an engine that ended.
+What the gateway reads is passed to sessions, or refused, skipped, repeated or of no session. What it passes
+to a session is in its bars, open ones included, or late, a repeat, refused by the session, of another kind,
+or known from its snapshot. ``unaccounted`` is the rest: records still on their way, or lost in the ring or
+with an engine that ended.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class PartitionsAssigned(msgspec.Struct, frozen=True, tag="partitions_assigned")
 
 
 class PartitionsRevoked(msgspec.Struct, frozen=True, tag="partitions_revoked"):
-    """Another daemon reads and answers these sessions, until `PartitionsAssigned`: it writes their snapshots."""
+    """Another daemon owns these sessions until `PartitionsAssigned`: it answers them and writes snapshots."""
 
     sessions: tuple[str, ...]
 
@@ -371,7 +371,7 @@ class QuestionsRefused(msgspec.Struct, frozen=True, tag="questions_refused"):
 
 
 class SessionAdded(msgspec.Struct, frozen=True, tag="session_added"):
-    """The session is open. ``positions``, ``streams``: as in `EngineReady`, if it came back from a snapshot."""
+    """The session is open. ``positions``, ``streams``: as in `EngineReady`, if it is from a snapshot."""
 
     id: int
     positions: dict[str, Position] = {}

@@ -197,7 +197,8 @@ class CatchesUp(Protocol):
 
 
 class StartPosition(NamedTuple):
-    """Where to read: at ``offset``, or earlier: as far before offset ``lookback_end``, if given, as windows span.
+    """Where to read: at ``offset``, or earlier: as far before offset ``lookback_end``, if given, as windows
+    span.
 
     ``answered_ns``: time of the newest bar that was answered, by the records' clock; 0 where none is known.
     """

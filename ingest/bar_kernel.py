@@ -23,7 +23,9 @@ from support.numba_kernel import kernel
 
 SKEWED, GAP, EMPTY, REPLAYED, JUMP, AMENDS = 1, 2, 4, FLAG_REPLAY, 16, 32
 LATE, REFUSED = 64, 128
-"""Not bars, but records in their place among the bars: late ones, for `ingest.late_updates`, and refused ones."""
+"""Not bars, but records in their place among the bars: late ones, for `ingest.late_updates`, and refused
+ones.
+"""
 LACKS_LATE, INCOMPLETE = 256, 512
 """The bar, or a window that ends with it, lacks records: late ones that were dropped, or refused ones."""
 OTHER_INTERVAL = 1024

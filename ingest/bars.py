@@ -89,10 +89,10 @@ class BarPolicy:
     `max_fill` caps the empty bars after one real bar (the first ones are filled). `idle_close_ns` (0: never)
     closes the open bars of a session without a record for so long.
 
-    ``late``: records of closed bars are dropped; or stand among the bars as LATE rows, for `ingest.late_updates`; or
-    are refused. `price_jump`: a price more than so many times the one before, or less than that part of it,
-    flags its bar or, with `refuse_jumps`, is refused; 0 is no limit. ``ready``: ready-made bars of another
-    interval are refused ("same"), or taken as they are ("any").
+    ``late``: records of closed bars are dropped; or stand among the bars as LATE rows, for
+    `ingest.late_updates`; or are refused. `price_jump`: a price more than so many times the one before, or
+    less than that part of it, flags its bar or, with `refuse_jumps`, is refused; 0 is no limit. ``ready``:
+    ready-made bars of another interval are refused ("same"), or taken as they are ("any").
     """
 
     interval_ns: int

@@ -307,17 +307,16 @@ class DataPlane:
     `restart(session, restart)` is called before the first record around a new anchor. `source` labels the
     ring's metrics, `clock` is the monotonic clock in ns. `room(session)` is how many more bars the engine
     takes now: wake the ring when that grows and the session `waits`. `refuse(session, refused)` is called for
-    each record that a session refuses. ``one_version_at_a_time(session)``: bars go to the engine in no larger pieces
-    than a record closes. ``rebuilding(session)``: its bars were answered before. ``skips``: the source cannot
-    wait, see `ingest.backlog`. ``may_close_idle()``: whether open bars of idle sessions are closed now.
-    ``watch`` sees all bars before they are submitted. The
-    plane is the only writer of these metrics: the stages ring_wait, bars and tokenise,
-    `foretick_bars_total`, `foretick_records_late_total`, `foretick_records_ignored_total`,
-    `foretick_records_duplicate_total`, `foretick_records_amended_total`, `foretick_price_jumps_total`,
-    `foretick_bars_rounded_total`, `foretick_volumes_saturated_total`, `foretick_anchors_total`,
-    `foretick_bars_skipped_total`, `foretick_bars_waiting`, `foretick_ring_dropped_total` and
-    `foretick_ring_fill_ratio`. An exception of
-    `submit` or `restart` propagates from `step`, `flush` or `run`.
+    each record that a session refuses. ``one_version_at_a_time(session)``: bars go to the engine in no larger
+    pieces than a record closes. ``rebuilding(session)``: its bars were answered before. ``skips``: the source
+    cannot wait, see `ingest.backlog`. ``may_close_idle()``: whether open bars of idle sessions are closed
+    now. ``watch`` sees all bars before they are submitted. The plane is the only writer of these metrics: the
+    stages ring_wait, bars and tokenise, `foretick_bars_total`, `foretick_records_late_total`,
+    `foretick_records_ignored_total`, `foretick_records_duplicate_total`, `foretick_records_amended_total`,
+    `foretick_price_jumps_total`, `foretick_bars_rounded_total`, `foretick_volumes_saturated_total`,
+    `foretick_anchors_total`, `foretick_bars_skipped_total`, `foretick_bars_waiting`,
+    `foretick_ring_dropped_total` and `foretick_ring_fill_ratio`. An exception of `submit` or `restart`
+    propagates from `step`, `flush` or `run`.
     """
 
     def __init__(

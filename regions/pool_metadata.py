@@ -1,6 +1,7 @@
 """Metadata of the paged pool: allocator, owners of references, and caches that free blocks on demand.
 
-It has no tensors, so the scheduler's simulator and tests run on it; `regions.kv_tensors` adds the keys and values.
+It has no tensors, so the scheduler's simulator and tests run on it; `regions.kv_tensors` adds the keys and
+values.
 """
 
 from __future__ import annotations

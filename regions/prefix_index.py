@@ -1,9 +1,9 @@
 """Match lengths of waiting prompts, kept current while prompts are cached and evicted.
 
 A scheduler that prefers the longest cached prefix (*k-LPM*) needs the match lengths of all waiting prompts in
-every step. A prompt's match ends at a `MatchEnd`, somewhere along an edge. It grows only when the trie continues
-there with the prompt's next token, and shrinks only when that edge is dropped. So prompts are indexed by stop
-and next token, and a change of the trie visits only the prompts it affects.
+every step. A prompt's match ends at a `MatchEnd`, somewhere along an edge. It grows only when the trie
+continues there with the prompt's next token, and shrinks only when that edge is dropped. So prompts are
+indexed by stop and next token, and a change of the trie visits only the prompts it affects.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from regions.offload.kv_store import NotResident, Store, StoredBlocks, StoredLos
 from regions.pool_metadata import BlockPool
 from regions.sliding import LiveRecord, Retention, TapeState
 
-__all__ = ["ResidencyManager", "LiveRecord", "Retention", "Tape", "compact_one"]
+__all__ = ["LiveRecord", "ResidencyManager", "Retention", "Tape", "compact_one"]
 
 
 class ResidencyManager(Protocol):

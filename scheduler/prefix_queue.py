@@ -3,8 +3,8 @@
 This is *k-LPM* algorithm 1, kept up to date: waiting requests are in two sorted lists, by age and by match,
 and each step moves only those whose match changed. The cost of a step depends on these and on how many it
 admits, not on how many wait. k = 1 is FCFS. k = None is LPM, which never chooses by age; the paper's k =
-infinity differs only in its first choice. Several tenants take turns by their weights (`scheduler.fair_queue`),
-and each has an order of its own.
+infinity differs only in its first choice. Several tenants take turns by their weights
+(`scheduler.fair_queue`), and each has an order of its own.
 """
 
 from __future__ import annotations

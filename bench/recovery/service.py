@@ -57,13 +57,13 @@ QUICK_WINDOWS = WindowsPlan((4,), ServicePlan(1, repeats=1, settle_s=2.0, ends=(
 
 def measure(run: SuiteRun) -> Iterator[Figure]:
     """A daemon of two processes and the tape model reads live trades from the embedded broker, four sessions
-    with full windows and six questions each; no engine is spare. Its gateway is killed (`kill -9`), or gateway
-    and engine at once, or the daemon is stopped (SIGTERM). It is started again at that moment, or once it has
-    stopped. The time runs from the signal to the first answer to a client that asks again and again, to the
-    first one that no bar is read again for any more (without the flag `warm_up`), and to the moment when
-    every session has an answer read from a trade made since. Snapshots, once a second, are on a disk or on a
-    tmpfs; the reference has none, and reads the windows again from the log. Killed members stay in the
-    consumer group for the session timeout, which bounds the live answers.
+    with full windows and six questions each; no engine is spare. Its gateway is killed (`kill -9`), or
+    gateway and engine at once, or the daemon is stopped (SIGTERM). It is started again at that moment, or
+    once it has stopped. The time runs from the signal to the first answer to a client that asks again and
+    again, to the first one that no bar is read again for any more (without the flag `warm_up`), and to the
+    moment when every session has an answer read from a trade made since. Snapshots, once a second, are on a
+    disk or on a tmpfs; the reference has none, and reads the windows again from the log. Killed members stay
+    in the consumer group for the session timeout, which bounds the live answers.
     """
     try:
         yield from figures(run.sized(ServicePlan(), _QUICK), run.threads)

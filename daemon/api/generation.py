@@ -155,7 +155,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="generation_finished"):
-    """The whole answer. ``times``: of the data version it was read from; the gateway has made ages of them."""
+    """The whole answer. ``times``: of the data version it was read from; the gateway makes ages of them."""
 
     id: int
     text: str

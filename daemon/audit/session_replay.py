@@ -59,8 +59,8 @@ Batches = AsyncGenerator[tuple[str, list[Incoming]], None]
 class End(NamedTuple):
     """A session behind one of its bars.
 
-    ``closed``: see `protocol.InputNumbers`; -1 for a symbol without a bar. ``as_of``: event time (ns) of the bar's
-    newest record. ``newest``: last offset, by the number of the stream.
+    ``closed``: see `protocol.InputNumbers`; -1 for a symbol without a bar. ``as_of``: event time (ns) of the
+    bar's newest record. ``newest``: last offset, by the number of the stream.
     """
 
     closed: tuple[int, ...]

@@ -659,7 +659,7 @@ class ProcessConfig(Table, frozen=True):
     reserve_core: Annotated[
         bool,
         about(
-            "two only: the gateway runs on the first CPU that the daemon may use and the engine on the others; "
+            "two only: the gateway runs on the first CPU that the daemon may use, the engine on the others; "
             "needs Linux and two CPUs"
         ),
     ] = False

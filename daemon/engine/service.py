@@ -1,7 +1,7 @@
 """The engine side of the daemon: starts its threads, carries out commands, drains.
 
-The same object runs in its own process (`daemon.engine.process`) or in the gateway's (`inproc` mode, tests): it
-takes commands and emits events in either. `daemon.engine.assembly` builds it.
+The same object runs in its own process (`daemon.engine.process`) or in the gateway's (`inproc` mode, tests):
+it takes commands and emits events in either. `daemon.engine.assembly` builds it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The gateway's side of generation for the OpenAI and Anthropic APIs: limits, ready answers, cached responses.
+"""The gateway's side of generation for the OpenAI and Anthropic APIs: limits, ready answers, cached
+responses.
 
 Which standing question a request means is found before its other members are looked at; these decide only
 whether the newest ready answer may serve, whatever was said before the question in the chat. A response that

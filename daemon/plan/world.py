@@ -287,7 +287,7 @@ class World:
         )
 
     def _prompt(self) -> None:
-        """A prompt that has nothing in common with another; refused while tapes are late, as by the gateway."""
+        """A prompt that has nothing in common with another; refused while tapes are late."""
         if self.device.clock.now < self._late_until:
             self.unanswered["late"] += 1
             return

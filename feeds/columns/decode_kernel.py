@@ -1,8 +1,8 @@
 """Compiled decoding of JSON and msgpack records; what it does not take is left to `feeds.codec`.
 
-It takes a plain record with the members of `feeds.market_data` in any order: strings of printable ASCII without
-escapes, integers that are not negative, decimal text and JSON numbers without a sign or an exponent, up to
-9.2e9 and nine decimals. It never takes what `feeds.codec` refuses, and reads what it takes to the same
+It takes a plain record with the members of `feeds.market_data` in any order: strings of printable ASCII
+without escapes, integers that are not negative, decimal text and JSON numbers without a sign or an exponent,
+up to 9.2e9 and nine decimals. It never takes what `feeds.codec` refuses, and reads what it takes to the same
 values. All else, right or wrong, is left alone: members that are unknown or come twice, signs, exponents,
 escapes, other characters, implausible values.
 """

@@ -1,10 +1,10 @@
 """Which input offsets may be committed: those below every record not yet covered by an acknowledged answer.
 
-The gateway numbers each record it passes on. Each answer carries its session's low watermark: records numbered
-below it are in closed bars or dropped. Once the answer is acknowledged, those records are done. One that has
-a DLQ record waits for that, too. Records of one stream (a topic's partition) may belong to several sessions,
-so a stream's position is the least offset any session, or a record, still waits for. With each position goes
-a text, which tells where its sessions stand.
+The gateway numbers each record it passes on. Each answer carries its session's low watermark: records
+numbered below it are in closed bars or dropped. Once the answer is acknowledged, those records are done. One
+that has a DLQ record waits for that, too. Records of one stream (a topic's partition) may belong to several
+sessions, so a stream's position is the least offset any session, or a record, still waits for. With each
+position goes a text, which tells where its sessions stand.
 
 A source goes on before the committed offset, to fill the windows. What was committed is history: it was
 answered for, and is neither outstanding nor committed again. Where it was asked for, it is answered again,
