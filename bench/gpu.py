@@ -21,7 +21,6 @@ from bench.engine.floor import Floors
 from bench.engine.rates import MachineRates, seconds
 from bench.figures import FLOORS, Figure, Goal, Setting, latency, quantiles
 from bench.run import MeasurementFailed, SuiteRun, timed
-from daemon.cli.profile import by_size, file_name, ladder_for, model_of
 from engine.attention.base import LayerCall
 from engine.attention.metadata import AttentionMetadata, PackedRows
 from engine.attention.triton import TritonAttention
@@ -30,8 +29,9 @@ from engine.graphs.runner import CudaCapture
 from engine.model.architectures import ModelError
 from engine.model.loaded import LoadedModel
 from engine.model.loading import prepare, resolve_device
-from engine.profile.timing import Samples
-from engine.profile.timing import measure as measure_costs
+from lab.profile.cost_model import by_size, file_name, ladder_for, model_of
+from lab.profile.timing import Samples
+from lab.profile.timing import measure as measure_costs
 from regions.extents import Extent, Placement
 from regions.tape import Retention
 from scheduler.costs import CostModel

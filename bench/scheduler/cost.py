@@ -20,13 +20,13 @@ from bench.run import SuiteRun, timed
 from bench.scheduler.orders import rank
 from bench.scheduler.paper import SORTING_P99_US
 from engine.step import Chunk, Executor, SampledToken
+from lab.simulation.device import SimDevice
+from lab.simulation.tokens import EMPTY, Segments
 from scheduler.interfaces import Limits, PriorityClass
 from scheduler.planner import plan
 from scheduler.policies import NAMES, Ordering
 from scheduler.request import Request, RequestSpec
 from scheduler.scheduler import Scheduler
-from scheduler.simulation.device import SimDevice
-from scheduler.simulation.tokens import EMPTY, Segments
 
 _timed = partial(timed, clock=time.thread_time_ns)
 _BLOCK = 16

@@ -23,12 +23,16 @@ from bench.engine.contenders import embedded
 from bench.figures import AT, Figure, Goal, Setting, quantiles
 from bench.run import SuiteRun
 from bench.scheduler.simulated import SCHEDULERS
-from daemon.cli.profile import ladder_for, model_of
 from engine.device import in_own_thread
 from engine.engine import Engine
 from engine.model.loaded import LoadedModel
-from engine.profile.timing import measure as measure_costs
 from engine.step import Chunk, SampledToken
+from lab.profile.cost_model import ladder_for, model_of
+from lab.profile.timing import measure as measure_costs
+from lab.simulation.distributions import QuantileDistribution
+from lab.simulation.inputs import Input
+from lab.simulation.run import NEVER, Setup, go_on, paper_limits, simulate
+from lab.simulation.workload import CRAWLER, Load, Retrieval, crawler, whole
 from regions.prefix_index import PrefixIndex
 from scheduler.costs import CostModel, spans_of
 from scheduler.curves import CostCurve
@@ -36,10 +40,6 @@ from scheduler.interfaces import Limits, PriorityClass
 from scheduler.policies import Ordering
 from scheduler.request import LifecycleEvent, Request, RequestSpec
 from scheduler.scheduler import Scheduler
-from scheduler.simulation.distributions import QuantileDistribution
-from scheduler.simulation.inputs import Input
-from scheduler.simulation.run import NEVER, Setup, go_on, paper_limits, simulate
-from scheduler.simulation.workload import CRAWLER, Load, Retrieval, crawler, whole
 from scheduler.worker import Worker
 
 Inputs = Sequence[Input]

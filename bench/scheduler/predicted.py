@@ -21,20 +21,20 @@ from bench.stream.flood import instruments
 from bench.stream.serving import config as serving_config
 from bench.stream.serving import rest
 from bench.stream.sessions import bench_session
-from daemon.cli.profile import profile
 from daemon.config import schema
 from daemon.gateway.gateway import Gateway
 from daemon.gateway.wiring import make_gateway
-from daemon.plan.arrivals import Arrival, Rates, arrivals
-from daemon.plan.host import CountingSink, with_host
-from daemon.plan.load import Load
-from daemon.plan.messages import trade
-from daemon.plan.plan import simulate, symbol_intervals
-from daemon.plan.sources import Sources, sources_of
 from feeds.connector import SinkRoute
 from feeds.durations import parse_duration
 from feeds.queued import QueuedSource
 from feeds.source import Incoming
+from lab.plan.arrivals import Arrival, Rates, arrivals
+from lab.plan.host_costs import CountingSink, with_host
+from lab.plan.load import Load
+from lab.plan.messages import trade
+from lab.plan.plan import simulate, symbol_intervals
+from lab.plan.sources import Sources, sources_of
+from lab.profile.device_profile import profile
 from metrics.histogram import Words, quantile
 from scheduler.costs import CostModel
 from scheduler.costs import load as load_profile

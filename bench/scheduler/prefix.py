@@ -23,13 +23,13 @@ from bench.figures import Figure, Goal, Setting, over_better, quantiles
 from bench.run import SuiteRun, spread
 from bench.scheduler.engine import Replayed, limits, profile, rate, replay
 from engine.model.loaded import LoadedModel
+from lab.simulation.inputs import Input, merged
+from lab.simulation.run import Setup, paper_limits, simulate
+from lab.simulation.tokens import Segments
+from lab.simulation.workload import Library
 from scheduler.costs import CostModel
 from scheduler.costs import load as profile_named
 from scheduler.policies import Ordering
-from scheduler.simulation.inputs import Input, merged
-from scheduler.simulation.run import Setup, paper_limits, simulate
-from scheduler.simulation.tokens import Segments
-from scheduler.simulation.workload import Library
 
 POLICIES = ("fcfs", "lpm", "klpm", "klpm-adaptive")
 _PROFILE = "h200-saturation"

@@ -17,10 +17,10 @@ import numpy as np
 from bench.figures import AT, Figure, Goal, Setting, over_better, quantiles
 from bench.run import SuiteRun, spread
 from bench.scheduler import paper
+from lab.simulation.run import Result, Setup, paper_limits, simulate
+from lab.simulation.workload import WORKLOADS, Load, whole
 from scheduler.costs import load
 from scheduler.policies import Ordering
-from scheduler.simulation.run import Result, Setup, paper_limits, simulate
-from scheduler.simulation.workload import WORKLOADS, Load, whole
 
 POOL_TOKENS = 1_600_000
 """Llama-3.1-8B on two H200 as in section 6.1: 0.8 of 2 x 141 GB less 16 GB of weights, 128 KiB a token."""

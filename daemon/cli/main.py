@@ -14,18 +14,14 @@ COMMANDS = {
     "dlq": "List, show and send again what ended in the DLQ.",
     "demo": "Run the whole pipeline: no broker, no GPU, no download.",
     "explain": "Show what a published answer saw: records, tokens, settings.",
-    "feasible": "Find a schedule that meets a TTFT bound, or show that none does.",
     "keys": "Make a pair of keys for encrypted ZeroMQ sockets.",
     "label": "Tell a running daemon the right choice of a past answer.",
     "mcp": "Serve a running daemon to an agent over stdio (MCP).",
-    "plan": "Say what a device carries of a configuration.",
-    "profile": "Measure recompute and swap on this device.",
     "questions": "List, add, change and remove standing questions of a running daemon.",
     "sessions": "List, add, change and remove sessions of a running daemon.",
     "replay": "Play a recorded file as if it were live.",
     "reproduce": "Derive a published answer again from its records in Kafka.",
     "run": "Run the daemon until SIGTERM.",
-    "simulate": "Compare scheduling policies in simulated time.",
 }
 """Module and its line in `foretick --help`; each module offers its click command as `command`."""
 

@@ -5,13 +5,19 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sized
+from math import floor
 
 from metrics.store import MetricStore
 from regions.pool_metadata import BlockPool
-from scheduler.theory.capacity import sessions_estimate
 
 OVER_NS = 10_000_000_000
 """Time that the utilisation is a mean over."""
+
+
+def sessions_estimate(sessions: int, share: float) -> int:
+    """Return how many sessions would use all of it if ``sessions`` use this share; 0 if none is used."""
+    # a quotient this little below a whole number is that number
+    return floor(sessions / share + 1e-9) if share > 0 else 0
 
 
 class CapacityMetrics:

@@ -25,7 +25,7 @@ from engine.engine import Engine, default_attention
 from engine.linears.install import lent
 from engine.measurement_cache import Question
 from engine.model.loaded import ATTENTION, LoadedModel
-from engine.profile.probe import single_token
+from engine.model.probe import single_token
 from engine.step import Chunk
 from engine.stopwatch import Measure, Stopwatch
 from regions.ephemeral import Fork

@@ -1,6 +1,6 @@
 """Architectures that are tested over regions, and those known to give wrong results, with the reason.
 
-The tables name transformers' ``model_type``. Other models may still be served: `engine.profile.probe` and
+The tables name transformers' ``model_type``. Other models may still be served: `engine.model.probe` and
 `engine.model.canary` measure them at load time and refuse those that do not work.
 """
 

@@ -2,7 +2,7 @@
 
 It uses its own pool: a frozen prefix, records in one position frame and in two, and an answer token by token
 on a fork. It is the last of three checks and also catches effects outside of attention (token shifts,
-convolutions). `engine.profile.probe` compares masks over more tokens than the canary has.
+convolutions). `engine.model.probe` compares masks over more tokens than the canary has.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 transformers' modelling code runs unmodified; its `AttentionInterface` passes every layer's queries, keys and
 values to `region_attention`. Some architectures would give wrong results without an error (hybrids, learned
 positions, other rotary layouts). Known ones are refused by name (`engine.model.architectures`), all are
-measured (`engine.profile.probe`), and `engine.model.canary` compares logits with the dense forward.
+measured (`engine.model.probe`), and `engine.model.canary` compares logits with the dense forward.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from engine.linears.install import Mode, install_linears
 from engine.measurement_cache import Memory
 from engine.model.architectures import ModelError, check_known
 from engine.model.loaded import ATTENTION, LoadedModel, wanted_of_last
+from engine.model.probe import probe, single_token
 from engine.model.revision import revision_of
 from engine.model.tensor_parallel import shard
-from engine.profile.probe import probe, single_token
 
 log = logging.getLogger(__name__)
 

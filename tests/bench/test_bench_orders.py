@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.scheduler.orders import rank
-from tests.scheduler.theory.online import FCFS, LPM, choose
+from tests.lab.theory.online import FCFS, LPM, choose
 
 
 @given(

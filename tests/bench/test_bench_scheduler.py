@@ -20,11 +20,11 @@ from bench.scheduler.prefix import PAPER, PrefixCase, inputs, steady
 from bench.suites import SUITES
 from engine.model.embedded import embedded_directory
 from engine.model.loading import load_model
+from lab.simulation.inputs import Input
+from lab.simulation.run import NEVER, Setup, paper_limits
+from lab.simulation.tokens import Segments
+from lab.simulation.workload import CRAWLER
 from scheduler.policies import NAMES
-from scheduler.simulation.inputs import Input
-from scheduler.simulation.run import NEVER, Setup, paper_limits
-from scheduler.simulation.tokens import Segments
-from scheduler.simulation.workload import CRAWLER
 
 
 def test_every_part_is_measured(tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from daemon.plan.load import Load
-from daemon.plan.plan import simulate
-from daemon.plan.sources import sources_of
+from lab.plan.load import Load
+from lab.plan.plan import simulate
+from lab.plan.sources import sources_of
 from tests.kit import MemorySink, QueueSource, inproc_config, sessions, until
 from tests.kit.inproc import Tape, running
 

@@ -51,15 +51,15 @@ from feeds.recorded_file import read_records
 from feeds.timestamps import parse_instant, parse_zone
 from feeds.zmq_feed import Header, ZmqSource
 from flash.confidence import CalibrationError, judge, read_calibration
+from lab.jsonl import TraceError
+from lab.simulation.inputs import read_trace
+from lab.theory import query_stream
 from regions.kv_tensors import KVPool, LayerShape
 from regions.offload import snapshot_format
 from regions.offload.kv_store import StoredLost
 from regions.offload.snapshot_format import Identity, Snapshot, SnapshotError, SnapshotHeader, write_snapshot
 from regions.tape import Retention, Tape
 from scheduler import costs
-from scheduler.jsonl import TraceError
-from scheduler.simulation.inputs import read_trace
-from scheduler.theory import query_stream
 from tests.kit import SECOND, START, trade
 from tests.kit.samples import SAMPLES
 from tests.regions.numbered import FROZEN, append, tape_of

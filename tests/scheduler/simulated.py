@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scheduler.simulation.inputs import Input, Op
-from scheduler.simulation.tokens import Segments
+from lab.simulation.inputs import Input, Op
+from lab.simulation.tokens import Segments
 
 MS = 1_000_000
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.step import Chunk
+from lab.simulation.workload import ANNS, CRAWLER, Retrieval
 from scheduler.costs import CostModel, LearningExecutor, OnlineCosts, guess, load, save, shipped
 from scheduler.curves import CostCurve, FitError
-from scheduler.simulation.workload import ANNS, CRAWLER, Retrieval
 
 MS = 1_000_000
 MODEL = CostModel(

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.curves import CostCurve, Point, choose_knots, error_of, first_error, fit, heights, piece_error
+from lab.profile.curve_fit import Point, choose_knots, error_of, first_error, fit, heights, piece_error
+from scheduler.curves import CostCurve
 from tests.kit import tolerance
 
 steps = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50)), min_size=1, max_size=8)

@@ -17,7 +17,7 @@ from regions.radix import RadixCache
 from regions.streaming_kv import StreamingPrompt
 from scheduler.prefix_queue import PrefixQueue
 from tests.kit.prompts import next_tokens, remaining
-from tests.scheduler.theory.online import choose
+from tests.lab.theory.online import choose
 
 
 @dataclass(frozen=True)

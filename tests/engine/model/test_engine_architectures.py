@@ -14,14 +14,13 @@ from transformers import CONFIG_MAPPING
 
 from engine.attention.rotary import FrameRotation
 from engine.engine import Engine
-from engine.model import canary
+from engine.model import canary, probe
 from engine.model import loading as model
 from engine.model.architectures import REFUSED, TESTED, ModelError, check_known
 from engine.model.embedded import build_tokenizer
 from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model, prepare
 from engine.model.revision import CALIBRATION, revision_of
-from engine.profile import probe
 from regions.tape import Retention
 from tests.engine.oracle import ARCHITECTURES, random_weights, tiny, tiny_config
 from tests.kit import tolerance

@@ -1,1 +1,0 @@
-"""Measures a device and a model: the time of passes, and what the layers do."""

@@ -1,0 +1,140 @@
+"""`foretick plan`: what a device carries of a configuration, before it runs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import click
+
+from daemon.cli.options import EXIT_FAILED, config_option, read_config, refuse, set_option
+from feeds.connector import SettingError
+
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]i?B)?")
+_UNITS = {
+    "B": 1,
+    **{f"{p}{i}B": (1024 if i else 1000) ** (n + 1) for n, p in enumerate("KMGT") for i in ("", "i")},
+}
+
+
+@click.command("plan", short_help="Say what a device carries of a configuration.")
+@config_option
+@set_option
+@click.option(
+    "--rate",
+    "rates",
+    default="100",
+    show_default=True,
+    help="ticks a second over all symbols; separate several with commas: 100,1000",
+)
+@click.option("--asks", type=click.FloatRange(min=0), default=0.0, show_default=True, help="asks a second")
+@click.option(
+    "--asks-standing",
+    type=click.FloatRange(0, 1),
+    default=0.7,
+    show_default=True,
+    help="share of the asks that are standing questions",
+)
+@click.option(
+    "--asks-ready",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    show_default=True,
+    help="share of the asks that exit at the ready position (flash.early_exit)",
+)
+@click.option(
+    "--prompts", type=click.FloatRange(min=0), default=0.0, show_default=True, help="prompts a second"
+)
+@click.option(
+    "--prompt-tokens", type=click.IntRange(min=1), default=512, show_default=True, help="of each prompt"
+)
+@click.option(
+    "--answer-tokens",
+    type=click.IntRange(min=1),
+    default=16,
+    show_default=True,
+    help="of its answer",
+)
+@click.option(
+    "--profile",
+    help="cost profile, a name or a file; default: scheduler.profile, or the device's file in profiles/",
+)
+@click.option("--memory", help="the device's memory, such as 141GB; default: this machine's")
+@click.option(
+    "--seconds", type=click.FloatRange(min=0), default=0.0, help="virtual time to simulate; default: 30 bars"
+)
+@click.option("--search", is_flag=True, help="find by simulation how many such sessions keep their promise")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+def command(
+    config_path: Path,
+    settings: tuple[str, ...],
+    rates: str,
+    profile: str | None,
+    memory: str | None,
+    search: bool,
+    as_json: bool,
+    **load: float,
+) -> None:
+    """Say how many symbols, questions and asks a device carries, by formula and by simulation.
+
+    Exit status 0 when the configuration fits at every rate, 1 when it does not, 2 for a wrong argument.
+    """
+    config = read_config(config_path, settings)
+    import msgspec
+
+    from lab.plan.load import Load
+    from lab.plan.plan import plan
+    from lab.plan.report import overloads, table
+    from lab.plan.sources import device_memory
+    from scheduler.costs import load as load_profile
+
+    try:
+        if profile is None and not config.scheduler.profile:
+            measured = Path("profiles") / _profile_of(config.model.device)
+            profile = str(measured) if measured.is_file() else None
+        costs = load_profile(profile) if profile else None
+        if costs is not None and costs.block_size != config.pool.block_size:
+            raise ValueError(
+                f"{profile} was measured with blocks of {costs.block_size} tokens, but pool.block_size is "
+                f"{config.pool.block_size}"
+            )
+        available = bytes_of(memory) if memory else device_memory(config)
+        found = [
+            plan(config, Load(ticks=rate, **load), available, costs, search=search)  # type: ignore[arg-type]  # click converts each
+            for rate in _rates(rates)
+        ]
+    except (ValueError, SettingError) as error:
+        refuse(error)
+    click.echo(msgspec.json.encode(found).decode() if as_json else table(found))
+    if not costs and not config.scheduler.profile:
+        click.echo("the profile is a guess: measure this device with `foretick profile`", err=True)
+    beyond = overloads(found)
+    for line in beyond:
+        click.echo(f"beyond capacity at {line}", err=True)
+    sys.exit(EXIT_FAILED if beyond else 0)
+
+
+def bytes_of(text: str) -> int:
+    """The bytes that ``text`` says, such as 141GB or 24GiB. Raises ValueError."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None or float(found[1]) <= 0:
+        raise ValueError(f"--memory: {text!r} is not a size above 0, such as 141GB or 24GiB")
+    return int(float(found[1]) * _UNITS[found[2] or "B"])
+
+
+def _rates(text: str) -> list[float]:
+    try:
+        return [float(rate) for rate in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--rate: {text!r} is not a number, or numbers separated by commas") from None
+
+
+def _profile_of(device: str) -> str:
+    import torch
+
+    from engine.model.loading import resolve_device
+    from lab.profile.cost_model import device_name, file_name
+
+    return file_name(device_name(torch.device(resolve_device(device))))

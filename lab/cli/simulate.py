@@ -1,0 +1,92 @@
+"""`foretick simulate`: scheduling policies compared in simulated time."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from daemon.cli.options import refuse
+
+EVICTIONS = ("recompute", "swap", "cost")
+POOL_TOKENS = 1_600_000
+"""*Stream2LLM* section 6.1: two H200 of 141 GB, 80 % of them, less 16 GB of weights, at 128 KiB a token."""
+
+
+@click.command("simulate", short_help="Compare scheduling policies in simulated time.")
+@click.option("--workload", default="crawler", show_default=True, help="crawler, anns, sessions or oneshot")
+@click.option(
+    "--trace", type=click.Path(exists=True, dir_okay=False), help="trace file to use instead of a workload"
+)
+@click.option(
+    "--qps", default="4", show_default=True, help="requests a second; separate several with commas: 0.5,1,2,4"
+)
+@click.option("--requests", type=click.IntRange(min=1), default=1000, show_default=True)
+@click.option(
+    "--delay",
+    type=click.FloatRange(min=0),
+    default=1.0,
+    show_default=True,
+    help="factor on the gaps between chunks",
+)
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), default=1, show_default=True, help="tokens of each answer"
+)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--policy", default="fcfs", show_default=True, help="one policy, or several: vllm-ns,fcfs,klpm:4"
+)
+@click.option("--eviction", type=click.Choice(EVICTIONS), default="cost", show_default=True)
+@click.option(
+    "--profile", default="h200-saturation", show_default=True, help="cost profile: a name or a file"
+)
+@click.option("--pool-tokens", type=click.IntRange(min=1), default=POOL_TOKENS, show_default=True)
+@click.option("--host-tokens", type=click.IntRange(min=0), default=POOL_TOKENS, show_default=True)
+@click.option("--batch-tokens", type=click.IntRange(min=1), default=8192, show_default=True)
+@click.option("--batch-requests", type=click.IntRange(min=1), default=256, show_default=True)
+@click.option(
+    "--prefix-cache/--no-prefix-cache", default=None, help="use a prefix cache (default: for sessions only)"
+)
+@click.option("--grouping/--no-grouping", default=False, help="compute common prefixes once")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="write all results as JSON")
+@click.option("--plot", "plot_path", type=click.Path(path_type=Path), help="write a plot as PNG")
+@click.option(
+    "--save-trace", "trace_path", type=click.Path(path_type=Path), help="write the workload as a trace file"
+)
+def command(json_path: Path | None, plot_path: Path | None, trace_path: Path | None, **options: Any) -> None:
+    """Run the scheduler in simulated time: policies compared on a synthetic workload or a trace.
+
+    TTFT counts from the end of the retrieval. Speedups are relative to vllm-ns, if it is among the policies.
+    """
+    from lab.simulation import experiment
+    from lab.simulation.report import table
+
+    options["policies"] = tuple(options.pop("policy").split(","))
+    if options["prefix_cache"] is None:
+        options["prefix_cache"] = options["workload"] == "sessions" and options["trace"] is None
+    try:
+        options["qps"] = tuple(float(rate) for rate in options["qps"].split(","))
+        plan = experiment.Experiment(**options)
+        if trace_path is not None:
+            experiment.save_trace(plan, trace_path)
+            return
+        begun, runs = time.monotonic(), []
+        for summary in experiment.run(plan):
+            runs.append(summary)
+            took = time.monotonic() - begun
+            click.echo(
+                f"{summary.policy}: {summary.completion_s:.0f} s simulated, {took:.1f} s so far", err=True
+            )
+        click.echo(table(runs))
+        if json_path is not None:
+            result = msgspec.json.encode(experiment.ExperimentResult(plan, runs))
+            json_path.write_bytes(msgspec.json.format(result, indent=2) + b"\n")
+        if plot_path is not None:
+            from lab.simulation.plots import plot
+
+            plot(runs, plot_path)
+    except (ValueError, OSError) as error:
+        refuse(error)

@@ -1,0 +1,222 @@
+"""How many sessions and questions a device carries, by the equations of *Attention Once* (3.9.5, 3.9.7, 6.3).
+
+The paper's questions run one after the other. Ours share passes, so the times of equation 14 are those of
+passes over all sessions: what one more session or question costs depends on how many there are, and T_f is
+the mean over the questions of one update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import exp
+
+import msgspec
+
+from lab.plan.load import Load
+from lab.plan.simulator import Beside
+from lab.plan.sources import Sources
+from lab.theory.equations import background_time, k_max, sessions_max
+from scheduler.costs import CostModel, Span
+from scheduler.interfaces import Limits
+
+MAX_SESSIONS = 1 << 20
+"""Where the search for a limit stops: more are said to be as many."""
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """By formula, for the configured sessions together. Times in seconds; None: no limit.
+
+    ``t_data_s``: mean time between two updates of a session. ``t_ingest_s``, ``t_header_s`` and ``t_flash_s``
+    are those of equation 14 for all sessions at once, the last for one question of each.
+    """
+
+    t_data_s: float
+    t_ingest_s: float
+    t_header_s: float
+    t_flash_s: float
+    t_background_s: float
+    k: float
+    """Questions of one update of a session, on average: `ask_every` and `ask_every_bars` count."""
+    k_max: int
+    """Equation 16: questions of every update that each of these sessions could have."""
+    utilisation_ratio: float
+    """Time in forward passes over time: background, computed asks and prompts."""
+    worker_ratio: float
+    """As `utilisation_ratio`, with what the host spends beside each pass."""
+    gateway_ratio: float
+    """Time of the gateway over time: records and answers."""
+    sessions_by_compute: int | None
+    """The most sessions with a `worker_ratio` below 1 (equation 15)."""
+    sessions_by_kv_memory: int
+    """Equation 23."""
+    sessions_by_promise: int | None
+    """The most sessions whose bars, closed at once, are read within the promise behind one full batch."""
+    session_bytes: float
+    """KV memory that the daemon reserves for a session (equation 21)."""
+    promise_s: float
+    """The strictest promise of freshness; 0: none."""
+
+    @property
+    def sessions(self) -> int:
+        """The most sessions by all limits."""
+        return min(self._limits.values())
+
+    @property
+    def limit(self) -> str:
+        """What limits them."""
+        return min(self._limits, key=lambda name: self._limits[name])
+
+    @property
+    def _limits(self) -> dict[str, int]:
+        found = {
+            "compute": self.sessions_by_compute,
+            "KV memory": self.sessions_by_kv_memory,
+            "promise": self.sessions_by_promise,
+        }
+        return {name: most for name, most in found.items() if most is not None}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The mean session: tokens that a question reads, tokens of a bar, and its questions.
+
+    ``questions``: (tokens, answer tokens, times asked per bar) of each question of one session.
+    """
+
+    context: int
+    bar: int
+    questions: tuple[tuple[float, float, float], ...]
+    ready: int = 0
+    """Tokens of the ready position's header; 0: no early exit."""
+
+    @property
+    def k(self) -> float:
+        """Questions of one bar."""
+        return sum(times for _, _, times in self.questions)
+
+
+def capacity(sources: Sources, shape: Shape, load: Load, memory: int) -> Capacity:
+    """The formulas for the configured sessions; ``memory``: bytes of the device."""
+    config, costs = sources.config, Beside(sources.costs)
+    device = _Device(costs, sources.limits, shape)
+    bare = _Device(sources.costs, sources.limits, shape)
+    sessions = len(config.sessions)
+    data = sessions / sum(bars_per_s(sources, load.ticks))
+    promise = min((p for s in config.sessions if (p := config.promise_ns(s))), default=0) * 1e-9
+    size = config.pool.block_size
+    session_bytes = sources.kv_bytes(sources.session_tokens)
+    pool_bytes = sources.kv_bytes(sources.blocks * size)
+    shared = max(0.0, pool_bytes - sessions * session_bytes)
+    fixed = config.pool.blocks > 0
+    ingest, header, flash = device.ingest(sessions), device.header(sessions), device.flash(sessions)
+
+    def used(n: int, by: _Device = device) -> float:
+        background = by.ingest(n) + by.header(n) + shape.k * by.flash(n)
+        return background / data + others(by)
+
+    def others(by: _Device = device) -> float:
+        return load.asks_computed * by.ask() + load.prompts * by.prompt(load)
+
+    full = costs.batch_ns([(shape.context, sources.limits.max_batch_tokens)]) * 1e-9
+    answers = sessions * shape.k / data + load.asks
+    return Capacity(
+        t_data_s=data,
+        t_ingest_s=ingest,
+        t_header_s=header,
+        t_flash_s=flash,
+        t_background_s=background_time(ingest, header, 0, flash) + shape.k * flash,
+        k=shape.k,
+        k_max=k_max(data, min(data, ingest + others() * data), header, flash or device.one()),
+        utilisation_ratio=used(sessions, bare),
+        worker_ratio=used(sessions),
+        gateway_ratio=load.ticks * sources.costs.record_s + answers * sources.costs.answer_s,
+        sessions_by_compute=max_sessions(lambda n: used(n) < 1),
+        sessions_by_kv_memory=sessions_max(
+            pool_bytes if fixed else memory,
+            (0 if fixed else sources.outline.weight_bytes) + shared,
+            session_bytes,
+        ),
+        sessions_by_promise=max_sessions(lambda n: device.ingest(n) + full <= promise) if promise else None,
+        session_bytes=session_bytes,
+        promise_s=promise,
+    )
+
+
+def bars_per_s(sources: Sources, ticks: float) -> list[float]:
+    """Bars a second of each session at so many ticks a second: intervals without a tick make none."""
+    each = ticks / len(sources.symbols)
+    return [
+        len(session.symbols) * (1 - exp(-each * ns * 1e-9)) / (ns * 1e-9)
+        for session, ns in zip(sources.config.sessions, sources.intervals, strict=True)
+    ]
+
+
+def max_sessions(fits: Callable[[int], bool]) -> int | None:
+    """The largest number that ``fits``, which holds up to some number only; None: `MAX_SESSIONS` fit."""
+    low, high = 0, 1
+    while fits(high):
+        low, high = high, 2 * high
+        if high > MAX_SESSIONS:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def passes_ns(rows: int, span: Span, costs: Beside | CostModel, limits: Limits) -> int:
+    """``rows`` equal rows in as few passes as the limits allow."""
+    most = max(1, min(limits.max_batch_requests, limits.max_batch_tokens // max(1, span[1])))
+    whole, rest = divmod(rows, most)
+    full = costs.batch_ns([span] * most) if whole else 0
+    return whole * full + (costs.batch_ns([span] * rest) if rest else 0)
+
+
+class _Device:
+    """Seconds of the work of ``n`` sessions of one shape."""
+
+    def __init__(self, costs: Beside | CostModel, limits: Limits, shape: Shape) -> None:
+        self._costs, self._limits, self._shape = costs, limits, shape
+
+    def ingest(self, n: int) -> float:
+        """A bar of each."""
+        return self._passes(n, self._shape.bar)
+
+    def header(self, n: int) -> float:
+        """The ready position of each."""
+        return self._passes(n, self._shape.ready) if self._shape.ready else 0.0
+
+    def flash(self, n: int) -> float:
+        """One question of each, as the mean of those of one update; 0 without questions."""
+        k = self._shape.k
+        if not k:
+            return 0.0
+        tokens = sum(tokens * times for tokens, _, times in self._shape.questions) / k
+        total = self._passes(round(n * k), round(tokens))
+        for _, answer, times in self._shape.questions:
+            # texts of different sessions are generated side by side
+            total += max(0.0, answer - 1) * self._passes(max(1, round(n * times)), 1) * min(1.0, n * times)
+        return total / k
+
+    def one(self) -> float:
+        """A question of one token."""
+        return self._passes(1, 1)
+
+    def ask(self) -> float:
+        """A computed ask, in a pass of its own."""
+        tokens: Sequence[float] = [tokens for tokens, _, _ in self._shape.questions] or [32]
+        return self._passes(1, round(sum(tokens) / len(tokens)))
+
+    def prompt(self, load: Load) -> float:
+        """A prompt, its answer in passes of its own."""
+        passes = self._limits.max_batch_tokens
+        starts = range(0, load.prompt_tokens, passes)
+        prefill = sum(
+            self._costs.batch_ns([(at, min(passes, load.prompt_tokens - at))]) * 1e-9 for at in starts
+        )
+        decode = self._costs.batch_ns([(load.prompt_tokens, 1)]) * 1e-9
+        return prefill + max(0, load.answer_tokens - 1) * decode
+
+    def _passes(self, rows: int, tokens: int) -> float:
+        return passes_ns(rows, (self._shape.context, tokens), self._costs, self._limits) * 1e-9

@@ -1,0 +1,314 @@
+"""A plan: the load, the device, the formulas and the simulation side by side, and what limits.
+
+Quantities have the names of the daemon's metrics (`docs/planning.md`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from daemon.config.schema import Config, SessionConfig
+from daemon.engine.capacity_metrics import sessions_estimate
+from lab.plan.arrivals import Rates, arrivals
+from lab.plan.capacity import Capacity, Shape, capacity, max_sessions
+from lab.plan.load import Load
+from lab.plan.simulator import World
+from lab.plan.sources import Sources, sources_of
+from lab.theory.equations import mean_latency
+from scheduler.costs import CostModel
+from scheduler.planner import cell_budget
+
+KEPT = 0.99
+"""Share of the bars that must be read in time for a promise to count as kept, and of the bars that must be
+answered at their own version for the questions to count as carried."""
+BARS = 30
+
+
+class Quantiles(msgspec.Struct, frozen=True):
+    """Of times, seconds."""
+
+    p50: float
+    p99: float
+    mean: float
+
+
+class Simulated(msgspec.Struct, frozen=True, kw_only=True):
+    """What a simulated daemon did; None: nothing of the kind happened."""
+
+    seconds: float
+    close_to_answer_s: Quantiles | None
+    end_to_end_s: Quantiles | None
+    ask_computed_s: Quantiles | None
+    ttft_pool_s: Quantiles | None
+    utilisation_ratio: float
+    promise_kept_ratio: float
+    coalesced_ratio: float
+    """Share of the bars that were answered only together with a later version."""
+    cell_budget_ratio: float
+    """Most of the cell budget that requests used at once."""
+    pool_ratio: float
+    """Most of the pool in use at once."""
+    sessions_capacity: dict[str, int]
+    """Sessions at these shares of the device's time and of the pool, by limit."""
+    bars: int
+    versions: int
+    answers: int
+    passes: int
+    bars_skipped: int
+    bars_waiting: int
+    """At the end."""
+    unanswered: dict[str, int]
+    """Questions, asks and prompts by the code they failed with."""
+
+
+class HitMix(msgspec.Struct, frozen=True, kw_only=True):
+    """Asks by the tier that answers them (equation 18); seconds."""
+
+    cached: float
+    ready: float
+    computed: float
+    mean_s: float | None
+    """None: no ask was computed, so its time is unknown."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """One rate. ``overload``: why the configuration does not fit; empty: it does."""
+
+    profile: str
+    model: str
+    sessions: int
+    questions: int
+    load: Load
+    capacity: Capacity
+    simulated: Simulated
+    hit_mix: HitMix
+    sessions_max: int
+    limit: str
+    sessions_simulated: int | None = None
+    """The most sessions of this kind that keep their promise in simulation; None: not searched."""
+    overload: tuple[str, ...] = ()
+
+
+def plan(
+    config: Config, load: Load, memory: int, costs: CostModel | None = None, *, search: bool = False
+) -> Plan:
+    """Plan for the configuration; ``memory``: bytes of the device; ``costs``: None is the configured profile.
+
+    ``search``: also find by simulation how many such sessions keep their promise. Raises SettingError naming
+    the key at fault.
+    """
+    sources = sources_of(config, costs)
+    if sources.kv_bytes(sources.blocks * config.pool.block_size) + sources.outline.weight_bytes > memory:
+        shape, simulated = _shape_of(sources, None), _nothing(load)
+        found = capacity(sources, shape, load, memory)
+    else:
+        shape, simulated = _simulate(sources, load)
+        found = capacity(sources, shape, load, memory)
+    most = None
+    if search and simulated.seconds:
+        most = _search(config, load, sources.costs, found.sessions)
+    return Plan(
+        profile=sources.costs.source if sources.costs.device == "unknown" else sources.costs.device,
+        model=sources.outline.name,
+        sessions=len(config.sessions),
+        questions=sum(len(sources.registry.standing(s.name)) for s in config.sessions),
+        load=load,
+        capacity=found,
+        simulated=simulated,
+        hit_mix=_hit_mix(load, sources.costs, simulated),
+        sessions_max=found.sessions,
+        limit=found.limit,
+        sessions_simulated=most,
+        overload=tuple(_overload(len(config.sessions), found, simulated)),
+    )
+
+
+def simulate(sources: Sources, load: Load) -> Simulated:
+    """One simulated run."""
+    return _simulate(sources, load)[1]
+
+
+def repeated(config: Config, sessions: int) -> Config:
+    """The configuration with so many sessions: its own ones over and over, under other names."""
+    own = config.sessions
+    names = {s.name: [s.name] for s in own}
+    made: list[SessionConfig] = []
+    for number in range(sessions):
+        round_, index = divmod(number, len(own))
+        session = own[index]
+        if round_:
+            session = replace(
+                session,
+                name=f"{session.name}.{round_}",
+                symbol=f"{session.symbol}.{round_}",
+                more_symbols=tuple(f"{symbol}.{round_}" for symbol in session.more_symbols),
+            )
+            names[own[index].name].append(session.name)
+        made.append(session)
+    kept = {s.name for s in made}
+    questions = tuple(
+        replace(q, sessions=tuple(n for s in q.sessions for n in names[s] if n in kept))
+        for q in config.questions
+    )
+    asked = tuple(
+        q for q, old in zip(questions, config.questions, strict=True) if q.sessions or not old.sessions
+    )
+    return replace(config, sessions=tuple(made), questions=asked, pool=replace(config.pool, blocks=0))
+
+
+def symbol_intervals(sources: Sources) -> list[list[int]]:
+    """The intervals of the bars that are made of each symbol, ns."""
+    found: list[list[int]] = [[] for _ in sources.symbols]
+    for session, interval in zip(sources.config.sessions, sources.intervals, strict=True):
+        for symbol in session.symbols:
+            found[sources.symbols[symbol]].append(interval)
+    return found
+
+
+def _simulate(sources: Sources, load: Load) -> tuple[Shape, Simulated]:
+    config = sources.config
+    seconds = load.seconds or BARS * max(sources.intervals) * 1e-9
+    rates = Rates(load.ticks, load.asks_computed, load.prompts)
+    world = World(sources, prompt_tokens=load.prompt_tokens, answer_tokens=load.answer_tokens, seed=load.seed)
+    with closing(world):
+        shape = _shape_of(sources, world)
+        world.run(
+            arrivals(rates, symbol_intervals(sources), len(config.sessions), seconds, load.seed), seconds
+        )
+        pool, bars = world.device.pool, max(1, world.bars + world.skipped + world.waiting)
+        kept = 1 - (world.late + world.skipped) / bars
+        return shape, Simulated(
+            seconds=seconds,
+            close_to_answer_s=_quantiles(world.close_to_answer),
+            end_to_end_s=_quantiles(world.end_to_end),
+            ask_computed_s=_quantiles(world.asks),
+            ttft_pool_s=_quantiles(world.prompts),
+            utilisation_ratio=min(1.0, world.forward_ns * 1e-9 / seconds),
+            promise_kept_ratio=kept,
+            coalesced_ratio=world.coalesced / bars,
+            cell_budget_ratio=world.peak_cells / cell_budget(pool, sources.limits),
+            pool_ratio=world.device.peak_blocks / pool.total_blocks,
+            sessions_capacity={
+                "compute": sessions_estimate(len(config.sessions), world.forward_ns * 1e-9 / seconds),
+                "kv_memory": sessions_estimate(
+                    len(config.sessions), world.device.peak_blocks / pool.total_blocks
+                ),
+            },
+            bars=world.bars,
+            versions=world.versions,
+            answers=len(world.close_to_answer),
+            passes=world.device.passes,
+            bars_skipped=world.skipped,
+            bars_waiting=world.waiting,
+            unanswered=dict(sorted(world.unanswered.items())),
+        )
+
+
+def _shape_of(sources: Sources, world: World | None) -> Shape:
+    """The mean session; without a world its window is as long as its retention."""
+    config = sources.config
+    sessions = len(config.sessions)
+    if world is not None:
+        context, bar = world.context(), world.bar_tokens()
+    else:
+        context, bar = sum(s.retention_tokens for s in config.sessions) / sessions, 24.0
+    questions: list[tuple[float, float, float]] = []
+    for session, interval in zip(config.sessions, sources.intervals, strict=True):
+        prefix = sources.prefixes.newest(session.name)
+        for each in sources.registry.standing(session.name):
+            asked = each.question
+            times = interval / asked.ask_every_ns if asked.ask_every_ns else 1 / asked.ask_every_bars
+            tokens = len(sources.prefixes.asked_behind(each, prefix))
+            # of one session on average
+            answer = each.prepared.answer_tokens(asked)
+            questions.append((tokens, answer, min(1.0, times) / sessions))
+    ready = len(sources.prompt.ready()) if config.flash.early_exit else 0
+    return Shape(round(context), max(1, round(bar)), tuple(questions), ready)
+
+
+def _search(config: Config, load: Load, costs: CostModel, about: int) -> int:
+    """By bisection, from the formulas' result on; at most four times as many."""
+    each = load.ticks / len(config.sessions)
+
+    def fits(n: int) -> bool:
+        if n > 4 * max(1, about):
+            return False
+        found = simulate(sources_of(repeated(config, n), costs), replace(load, ticks=each * n))
+        return found.promise_kept_ratio >= KEPT and found.coalesced_ratio <= 1 - KEPT
+
+    return max_sessions(fits) or 0
+
+
+def _hit_mix(load: Load, costs: CostModel, simulated: Simulated) -> HitMix:
+    computed = 1 - load.asks_standing - load.asks_ready
+    standard = simulated.ask_computed_s
+    served = costs.answer_s
+    mean = None
+    if standard is not None or not computed:
+        mean = mean_latency(
+            load.asks_standing, load.asks_ready, served, served, standard.mean if standard else 0.0
+        )
+    return HitMix(cached=load.asks_standing, ready=load.asks_ready, computed=computed, mean_s=mean)
+
+
+def _overload(sessions: int, found: Capacity, simulated: Simulated) -> list[str]:
+    said: list[str] = []
+    if found.sessions_by_kv_memory < sessions:
+        said.append(
+            f"KV memory: {sessions} sessions need {sessions * found.session_bytes / 2**30:.1f} GiB, but "
+            f"there is room for {found.sessions_by_kv_memory}: lower retention_tokens or max_batch_tokens"
+        )
+    if found.worker_ratio >= 1:
+        said.append(
+            f"compute: the engine would be {found.worker_ratio:.0%} busy, with room for "
+            f"{found.sessions_by_compute or 0} sessions or {found.k_max} questions each: ask less often "
+            "(ask_every, ask_every_bars), or use longer bars"
+        )
+    if found.gateway_ratio >= 1:
+        said.append(
+            f"gateway: records and answers would take {found.gateway_ratio:.0%} of its time: publish less "
+            "(publish_when), or split the symbols between daemons"
+        )
+    if simulated.seconds and simulated.promise_kept_ratio < KEPT:
+        said.append(
+            f"promise: only {simulated.promise_kept_ratio:.1%} of the bars are read in time, with room for "
+            f"{found.sessions_by_promise or 0} sessions: raise max_staleness_bars or stream_share"
+        )
+    return said
+
+
+def _quantiles(values: Sequence[int]) -> Quantiles | None:
+    if not values:
+        return None
+    seconds = np.asarray(values) * 1e-9
+    p50, p99 = np.quantile(seconds, (0.5, 0.99), method="inverted_cdf").tolist()
+    return Quantiles(p50, p99, float(seconds.mean()))
+
+
+def _nothing(load: Load) -> Simulated:
+    """Where the pool is larger than the device, nothing is simulated."""
+    return Simulated(
+        seconds=0.0,
+        close_to_answer_s=None,
+        end_to_end_s=None,
+        ask_computed_s=None,
+        ttft_pool_s=None,
+        utilisation_ratio=0.0,
+        promise_kept_ratio=0.0,
+        coalesced_ratio=0.0,
+        cell_budget_ratio=0.0,
+        pool_ratio=0.0,
+        sessions_capacity={},
+        bars=0,
+        versions=0,
+        answers=0,
+        passes=0,
+        bars_skipped=0,
+        bars_waiting=0,
+        unanswered={},
+    )

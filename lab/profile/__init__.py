@@ -1,0 +1,1 @@
+"""Measures a device and fits its cost model."""
