@@ -1,8 +1,10 @@
 # Two commands do everything: `make run` (the main job on embedded defaults) and `make test` (the whole suite).
-# Both create the virtual environment from requirements.lock and are quick the second time.
+# Both create the virtual environment and are quick the second time: the first installs requirements.lock, what a
+# daemon needs, and the second requirements-dev.lock, which holds the same versions and all that tests need.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+RUNTIME := $(VENV)/.installed-runtime
 STAMP  := $(VENV)/.installed
 # Processes that share the tests; `auto` is one more than the cores, 0 runs them in one process.
 WORKERS ?= auto
@@ -11,7 +13,7 @@ SECONDS_TO_FUZZ ?= 600
 
 .PHONY: run test kernels fuzz lint format lock clean
 
-run: $(STAMP)
+run: $(RUNTIME)
 	$(BIN)/foretick demo --http-port 7800
 
 test: lint kernels
@@ -33,18 +35,22 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-$(STAMP): requirements.lock pyproject.toml
+$(RUNTIME): requirements.lock pyproject.toml
+$(STAMP): requirements-dev.lock pyproject.toml
+$(RUNTIME) $(STAMP):
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-	touch $(STAMP)
+	touch $@
 
-# Resolve again from pyproject.toml; commit the result.
+# Resolve again from pyproject.toml; commit the result. The second file keeps the versions of the first.
+RESOLVE = .cache/lock/bin/uv pip compile --quiet --no-cache --upgrade --generate-hashes --universal \
+	--python-version 3.11 --no-annotate --no-header --group build pyproject.toml
 lock:
 	rm -rf .cache/lock && $(PYTHON) -m venv .cache/lock
-	.cache/lock/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	.cache/lock/bin/python -m pip install --quiet ".[demo,exactly-once,grafana,mcp]" --group dev
-	.cache/lock/bin/python -m pip freeze --exclude foretick | grep -v '^foretick' > requirements.lock
+	.cache/lock/bin/python -m pip install --quiet uv
+	$(RESOLVE) --extra demo --extra exactly-once --output-file requirements.lock
+	$(RESOLVE) --all-extras --group dev --constraint requirements.lock --output-file requirements-dev.lock
 
 clean:
 	rm -rf $(VENV) .cache build *.egg-info

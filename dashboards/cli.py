@@ -66,12 +66,8 @@ def _render() -> dict[str, str]:
 
 def _connect(url: str, token: str, timeout: float) -> Any:
     """A GrafanaApi. Imported here: grafana-client is an extra, because it replaces the urllib3 module."""
-    try:
-        from grafana_client import GrafanaApi
-    except ModuleNotFoundError as error:
-        raise click.ClickException(
-            f"pushing needs the extra `grafana`: pip install 'foretick[grafana]' ({error.name} is missing)"
-        ) from None
+    from grafana_client import GrafanaApi
+
     return GrafanaApi.from_url(url, credential=token, timeout=timeout)
 
 

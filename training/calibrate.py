@@ -6,6 +6,10 @@ from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.frozen import FrozenEstimator
+from sklearn.isotonic import IsotonicRegression
 
 from flash.confidence import CalibrationCurve, QuestionCalibration, log_loss, order_statistics
 from tapes.rules import UNDEFINED, Floats, Ints
@@ -17,29 +21,26 @@ LEAST_LABELS, LEAST_OF_A_CHOICE = 200, 10
 """Labels of a question, on tapes to fit and apart, and of each choice, below which nothing is fitted."""
 
 
+class _Given(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotations
+    """A classifier whose input is its logits."""
+
+    def fit(self, x: Floats, y: Ints) -> _Given:
+        self.classes_ = np.unique(y)
+        return self
+
+    def decision_function(self, x: Floats) -> Floats:
+        # of two choices scikit-learn scales -d and d
+        return x if x.shape[1] > 2 else (x[:, 1] - x[:, 0]) / 2
+
+    def predict(self, x: Floats) -> Ints:
+        best: Ints = x.argmax(1)
+        return best
+
+
 def fit_temperature(logits: Floats, label: Ints) -> float:
     """The temperature with the smallest log loss; each choice must be right somewhere."""
-    from sklearn.base import BaseEstimator, ClassifierMixin
-    from sklearn.calibration import CalibratedClassifierCV
-    from sklearn.frozen import FrozenEstimator
-
-    class Given(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotations
-        """Its input is its logits."""
-
-        def fit(self, x: Floats, y: Ints) -> Given:
-            self.classes_ = np.unique(y)
-            return self
-
-        def decision_function(self, x: Floats) -> Floats:
-            # of two choices scikit-learn scales -d and d
-            return x if x.shape[1] > 2 else (x[:, 1] - x[:, 0]) / 2
-
-        def predict(self, x: Floats) -> Ints:
-            best: Ints = x.argmax(1)
-            return best
-
     known = np.arange(logits.shape[1])
-    frozen = FrozenEstimator(Given().fit(logits[: len(known)], known))
+    frozen = FrozenEstimator(_Given().fit(logits[: len(known)], known))
     calibrated = CalibratedClassifierCV(frozen, method="temperature").fit(logits, label)
     (inner,) = calibrated.calibrated_classifiers_[0].calibrators
     return float(1 / inner.beta_)
@@ -47,8 +48,6 @@ def fit_temperature(logits: Floats, label: Ints) -> float:
 
 def fit_curves(scaled: Floats, label: Ints) -> list[CalibrationCurve]:
     """Isotonic regression of each choice against the others, from probabilities [answers, choices]."""
-    from sklearn.isotonic import IsotonicRegression
-
     least = 0.5 / len(label)  # no probability is 0 or 1: the next label may be the first of its kind
     curves = []
     for choice in range(scaled.shape[1]):

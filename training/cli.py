@@ -230,8 +230,11 @@ def evaluate(
     from rich.progress import Progress
 
     from tapes.generate import EVALUATION
-    from training.evaluate import Report, plot, score, tables
+    from training.evaluate import Report, score, tables
     from training.sources import Setting, collect
+
+    if plots is not None:
+        from training.plots import plot
 
     model, name, revision = _read_model(path, dtype)
     fitted = _read_calibration(path, revision, calibration)

@@ -2,28 +2,50 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from importlib.metadata import EntryPoints, entry_points, version
+from typing import Any
 
 import click
 
 COMMANDS = {
     "ask": "Ask a running daemon; the answer names its data version.",
     "audit": "Prove that a topic of answers is complete.",
+    "bench": "Benchmarks: every figure next to a reference measured in the same run.",
+    "calibrate": "Fit probabilities and choice sets of a model's answers.",
     "check": "Check the file, model, tokenizer, topics and sockets.",
-    "dlq": "List, show and send again what ended in the DLQ.",
+    "dashboards": "Grafana dashboards as code.",
     "demo": "Run the whole pipeline: no broker, no GPU, no download.",
+    "dlq": "List, show and send again what ended in the DLQ.",
+    "evaluate": "Score a model's answers against computed labels.",
     "explain": "Show what a published answer saw: records, tokens, settings.",
+    "feasible": "Find a schedule that meets a TTFT bound, or show that none does.",
     "keys": "Make a pair of keys for encrypted ZeroMQ sockets.",
     "label": "Tell a running daemon the right choice of a past answer.",
     "mcp": "Serve a running daemon to an agent over stdio (MCP).",
+    "plan": "Say what a device carries of a configuration.",
+    "profile": "Measure recompute and swap on this device.",
     "questions": "List, add, change and remove standing questions of a running daemon.",
-    "sessions": "List, add, change and remove sessions of a running daemon.",
     "replay": "Play a recorded file as if it were live.",
     "reproduce": "Derive a published answer again from its records in Kafka.",
     "run": "Run the daemon until SIGTERM.",
+    "sessions": "List, add, change and remove sessions of a running daemon.",
+    "simulate": "Compare scheduling policies in simulated time.",
+    "train": "Train the tape model on generated tapes.",
 }
-"""Module and its line in `foretick --help`; each module offers its click command as `command`."""
+"""The lines of `foretick --help`, which loads no command.
+
+A command is found by its entry point, or else is a module of this package that offers it as `command`.
+"""
+EXTRAS = {
+    "grafana_client": "grafana",
+    "matplotlib": "lab",
+    "mcp": "mcp",
+    "sklearn": "train",
+    "threadpoolctl": "bench",
+}
+"""Modules that a command may lack, and the extra of the package that installs each."""
 
 
 class Commands(click.Group):
@@ -35,20 +57,28 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return the command."""
-        if cmd_name in COMMANDS:
-            command: click.Command = import_module(f"daemon.cli.{cmd_name}").command
-            return command
+        command: click.Command | None = None
         if cmd_name in _plugins().names:
-            plugin: click.Command = _plugins()[cmd_name].load()
-            return plugin
-        return None
+            command = _plugins()[cmd_name].load()
+        elif cmd_name in COMMANDS:
+            command = import_module(f"daemon.cli.{cmd_name}").command
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; if it needs an extra that is not installed, name that and exit with status 2."""
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            name = (error.name or "").partition(".")[0]
+            if name not in EXTRAS:
+                raise
+            command = f"foretick {ctx.invoked_subcommand}"
+            click.echo(f"`{command}` needs {name}: pip install 'foretick[{EXTRAS[name]}]'", err=True)
+            sys.exit(2)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Names and short helps, without importing our own commands."""
-        rows: list[tuple[str, str]] = []
-        for name in self.list_commands(ctx):
-            plugin = None if name in COMMANDS else self.get_command(ctx, name)
-            rows.append((name, plugin.get_short_help_str(80) if plugin else COMMANDS[name]))
+        """Names and short helps, without importing a command."""
+        rows = [(name, COMMANDS.get(name, "")) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import click
@@ -12,7 +11,7 @@ import click
 from daemon.api.client import AsyncQueryClient
 from daemon.api.messages import ClientRequest, Reply
 from daemon.api.subscriptions import SubscriptionUpdate
-from daemon.cli.options import EXIT_CONFIG, endpoint_option, exiting_on_refusal, given_keys
+from daemon.cli.options import endpoint_option, exiting_on_refusal, given_keys
 from feeds.curve import Keys
 
 if TYPE_CHECKING:
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
 @click.option("--timeout", type=float, default=30.0, show_default=True, help="seconds")
 def command(endpoint: str, timeout: float) -> None:
     """Serve a running daemon to an agent over stdin and stdout."""
-    if find_spec("mcp") is None:
-        click.echo("the MCP SDK is not installed: pip install 'foretick[mcp]'", err=True)
-        raise SystemExit(EXIT_CONFIG)
     with exiting_on_refusal():
         asyncio.run(_serve(endpoint, timeout, given_keys()))
 

@@ -13,7 +13,7 @@ from lab.theory.feasible import Feasibility, feasible
 from lab.theory.query_stream import read_trace
 
 
-@click.command("feasible", short_help="Find a schedule that meets a TTFT bound, or show that none does.")
+@click.command("feasible")
 @click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "--ttft", type=float, required=True, help="bound T on the TTFT, in units of one token's compute time"

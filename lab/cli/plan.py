@@ -18,7 +18,7 @@ _UNITS = {
 }
 
 
-@click.command("plan", short_help="Say what a device carries of a configuration.")
+@click.command("plan")
 @config_option
 @set_option
 @click.option(

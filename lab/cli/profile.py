@@ -10,7 +10,7 @@ from daemon.cli.options import read_config, refuse, set_option
 from feeds.connector import SettingError
 
 
-@click.command("profile", short_help="Measure recompute and swap on this device.")
+@click.command("profile")
 @click.option(
     "--config",
     "config_path",

@@ -16,7 +16,7 @@ POOL_TOKENS = 1_600_000
 """*Stream2LLM* section 6.1: two H200 of 141 GB, 80 % of them, less 16 GB of weights, at 128 KiB a token."""
 
 
-@click.command("simulate", short_help="Compare scheduling policies in simulated time.")
+@click.command("simulate")
 @click.option("--workload", default="crawler", show_default=True, help="crawler, anns, sessions or oneshot")
 @click.option(
     "--trace", type=click.Path(exists=True, dir_okay=False), help="trace file to use instead of a workload"
@@ -64,6 +64,8 @@ def command(json_path: Path | None, plot_path: Path | None, trace_path: Path | N
     from lab.simulation import experiment
     from lab.simulation.report import table
 
+    if plot_path is not None:
+        from lab.simulation.plots import plot
     options["policies"] = tuple(options.pop("policy").split(","))
     if options["prefix_cache"] is None:
         options["prefix_cache"] = options["workload"] == "sessions" and options["trace"] is None
@@ -85,8 +87,6 @@ def command(json_path: Path | None, plot_path: Path | None, trace_path: Path | N
             result = msgspec.json.encode(experiment.ExperimentResult(plan, runs))
             json_path.write_bytes(msgspec.json.format(result, indent=2) + b"\n")
         if plot_path is not None:
-            from lab.simulation.plots import plot
-
             plot(runs, plot_path)
     except (ValueError, OSError) as error:
         refuse(error)

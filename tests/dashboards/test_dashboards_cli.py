@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -105,13 +104,6 @@ def test_an_address_without_grafana_is_reported(grafana):
     result = run("push", "--url", "http://127.0.0.1:1", "--token", "right")
     assert result.exit_code == 1
     assert result.output.startswith("Error: cannot reach http://127.0.0.1:1")
-
-
-def test_without_the_extra_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "grafana_client", None)
-    result = run("push", "--url", "http://127.0.0.1:1", "--token", "right")
-    assert result.exit_code == 1
-    assert "foretick[grafana]" in result.output
 
 
 def test_build_writes_what_check_accepts(tmp_path: Path):
