@@ -29,7 +29,7 @@ from feeds.durations import parse_duration
 from feeds.queued import QueuedSource
 from feeds.source import Incoming
 from lab.plan.arrivals import Arrival, Rates, arrivals
-from lab.plan.host_costs import CountingSink, with_host
+from lab.plan.host_probe import CountingSink, with_host
 from lab.plan.load import Load
 from lab.plan.messages import trade
 from lab.plan.plan import simulate, symbol_intervals

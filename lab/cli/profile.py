@@ -22,7 +22,7 @@ from feeds.connector import SettingError
 @click.option("--quick", is_flag=True, help="small sizes only: checks that it runs")
 def command(config_path: Path | None, settings: tuple[str, ...], out: Path | None, quick: bool) -> None:
     """Measure recompute, swap and the host on this device, and write the profile for the cost model."""
-    from lab.plan.host_costs import HostFailed
+    from lab.plan.host_probe import HostFailed
     from lab.profile.device_profile import profile
 
     try:

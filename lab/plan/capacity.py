@@ -13,8 +13,8 @@ from math import exp
 
 import msgspec
 
+from lab.plan.host_costs import HostCosts
 from lab.plan.load import Load
-from lab.plan.simulator import Beside
 from lab.plan.sources import Sources
 from lab.theory.equations import background_time, k_max, sessions_max
 from scheduler.costs import CostModel, Span
@@ -98,7 +98,7 @@ class Shape:
 
 def capacity(sources: Sources, shape: Shape, load: Load, memory: int) -> Capacity:
     """The formulas for the configured sessions; ``memory``: bytes of the device."""
-    config, costs = sources.config, Beside(sources.costs)
+    config, costs = sources.config, HostCosts(sources.costs)
     device = _Device(costs, sources.limits, shape)
     bare = _Device(sources.costs, sources.limits, shape)
     sessions = len(config.sessions)
@@ -165,7 +165,7 @@ def max_sessions(fits: Callable[[int], bool]) -> int | None:
     return low
 
 
-def passes_ns(rows: int, span: Span, costs: Beside | CostModel, limits: Limits) -> int:
+def passes_ns(rows: int, span: Span, costs: HostCosts | CostModel, limits: Limits) -> int:
     """``rows`` equal rows in as few passes as the limits allow."""
     most = max(1, min(limits.max_batch_requests, limits.max_batch_tokens // max(1, span[1])))
     whole, rest = divmod(rows, most)
@@ -176,7 +176,7 @@ def passes_ns(rows: int, span: Span, costs: Beside | CostModel, limits: Limits) 
 class _Device:
     """Seconds of the work of ``n`` sessions of one shape."""
 
-    def __init__(self, costs: Beside | CostModel, limits: Limits, shape: Shape) -> None:
+    def __init__(self, costs: HostCosts | CostModel, limits: Limits, shape: Shape) -> None:
         self._costs, self._limits, self._shape = costs, limits, shape
 
     def ingest(self, n: int) -> float:

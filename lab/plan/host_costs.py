@@ -1,204 +1,54 @@
-"""What the daemon spends beside the device, measured on itself with the embedded model.
-
-A few sessions get a bar at once, again and again, each round after all answers to the one before. What a
-round takes beyond its forward passes is the host's: so much a pass, so much an answer.
-"""
+"""What a pass takes in the daemon: on the device, and on the host beside it."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Mapping, Sequence
-from statistics import median
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
-import numpy as np
-from msgspec.structs import replace
-
-from daemon.config.schema import (
-    OFF,
-    Config,
-    HttpConfig,
-    ModelConfig,
-    ProcessConfig,
-    QueryConfig,
-    RecoveryConfig,
-    SessionConfig,
-    SinkConfig,
-    SourceConfig,
-)
-from daemon.gateway.gateway import Gateway
-from daemon.gateway.wiring import make_gateway
-from feeds.connector import SinkRoute
-from feeds.queued import QueuedSource
-from feeds.source import Incoming
-from lab.plan.messages import trade
-from scheduler.costs import CostModel
-
-SESSIONS = (1, 8)
-"""Sizes of the rounds: an answer costs what more sessions take longer."""
-RECORDS = 2000
-_WINDOW = 16
-_SECONDS = "foretick_stage_seconds"
-_SECOND = 10**9
-_LONGEST_S = 60.0
-"""Longest wait for one round."""
+from scheduler.costs import CostModel, Span
 
 
-class HostFailed(RuntimeError):
-    """The daemon did not answer in time, so its costs are unknown."""
+class HostCosts:
+    """The costs of a profile with the host's: what a pass takes in the daemon. Off, nothing takes time.
 
-
-class _Round(NamedTuple):
-    """Medians over the rounds of one size: seconds beside the passes, passes, answers."""
-
-    host_s: float
-    passes: float
-    answers: float
-
-
-def with_host(costs: CostModel, config: Config, *, rounds: int = 30) -> CostModel:
-    """The profile with the host's costs on this machine, in the process mode of ``config``.
-
-    Raises HostFailed.
+    ``now``: a clock in ns, by which the device pauses between passes; without it, it never does.
     """
-    found = [asyncio.run(_measured(_config(config, n), n, rounds)) for n in SESSIONS]
-    few, many = (each[0] for each in found)
-    columns = np.array([[each.passes, each.answers] for each in (few, many)])
-    seconds = np.array([few.host_s, many.host_s])
-    step, answer = np.linalg.lstsq(columns, seconds, rcond=None)[0].tolist()
-    if answer < 0:
-        step, answer = float(seconds.mean() / columns[:, 0].mean()), 0.0
-    if step < 0:
-        step, answer = 0.0, float((seconds / columns[:, 1]).mean())
-    return replace(costs, step_s=step, step_row_s=0.0, answer_s=answer, record_s=found[0][1])
 
+    def __init__(self, costs: CostModel, *, on: bool = True, now: Callable[[], int] | None = None) -> None:
+        self._costs, self.on, self._now = costs, on, now
+        self._ended = 0
+        self.host_ns = 0
+        """Of all passes so far: their time beside the device."""
 
-def _config(config: Config, sessions: int) -> Config:
-    return Config(
-        recovery=RecoveryConfig(interval=OFF),
-        model=ModelConfig(threads=config.model.threads),
-        sessions=tuple(
-            SessionConfig(f"s{n}", f"PLAN:S{n}", retention_records=_WINDOW, divergence_every=OFF)
-            for n in range(sessions)
-        ),
-        source=SourceConfig(behind="wait"),
-        sink=SinkConfig(),
-        query=QueryConfig("tcp://127.0.0.1:*"),
-        http=HttpConfig(port=0),
-        process=ProcessConfig(mode=config.process.mode, spare_engine=False),
-    )
+    def batch_ns(self, spans: Sequence[Span]) -> int:
+        """One pass with its step."""
+        if not self.on:
+            return 0
+        host = round((self._costs.step_s + self._costs.step_row_s * len(spans)) * 1e9)
+        self.host_ns += host
+        return self._costs.batch_ns(spans) + host + self._waking_ns(spans, host)
 
+    def _waking_ns(self, spans: Sequence[Span], host: int) -> int:
+        """What this pass takes longer, because the device paused before it."""
+        waking = self._costs.waking
+        if self._now is None or waking is None:
+            return 0
+        paused = max(0, self._now() - self._ended)
+        longer = round(waking(paused * 1e-9) * 1e9)
+        self._ended = self._now() + self._costs.batch_ns(spans) + host + longer
+        return longer
 
-async def _measured(config: Config, sessions: int, rounds: int) -> tuple[_Round, float]:
-    """One size: a round, and seconds of a record."""
-    source, sink = RoundSource(), CountingSink()
-    gateway = make_gateway(config, source=source, routes=[SinkRoute(sink, "answers")])
-    symbols = [session.symbol for session in config.sessions]
-    newest = time.time_ns() // _SECOND * _SECOND - (_WINDOW + rounds + 2) * _SECOND
-    samples: list[tuple[float, float]] = []
-    try:
-        await gateway.start()
-        answers = 6 * sessions
-        for number in range(_WINDOW + rounds):
-            before = _spent(gateway)
-            began = time.perf_counter()
-            arrived = sink.expect(answers if number else 0)
-            source.round(
-                [trade(symbol, newest + number * _SECOND, 20_000 + number % 7) for symbol in symbols]
-            )
-            await _in_time(arrived)
-            took = time.perf_counter() - began
-            await asyncio.sleep(0.01)  # its last pass is counted by then
-            after = _spent(gateway)
-            if number >= _WINDOW:
-                samples.append((took - (after[0] - before[0]), after[1] - before[1]))
-        record_s = await _record_s(gateway, source, symbols[0], newest + (_WINDOW + rounds) * _SECOND)
-    finally:
-        await gateway.stop()
-    host, passes = (median(column) for column in zip(*samples, strict=True))
-    return _Round(host, passes, answers), record_s
+    def recompute_ns(self, tokens: int) -> int:
+        """See `Costs`."""
+        return self._costs.recompute_ns(tokens)
 
+    def swap_ns(self, blocks: int) -> int:
+        """See `Costs`."""
+        return self._costs.swap_ns(blocks)
 
-async def _record_s(gateway: Gateway, source: RoundSource, symbol: str, at: int) -> float:
-    """Seconds of the gateway for a record that closes no bar."""
-    batch = [trade(symbol, at + n, 20_000) for n in range(RECORDS)]
-    before = gateway.store.value("foretick_records_total", source=source.name)
-    pushed = gateway.store.count(_SECONDS, stage="ring_wait")
-    began = time.perf_counter()
-    source.round(batch)
-    deadline = began + _LONGEST_S
-    while gateway.store.count(_SECONDS, stage="ring_wait") < pushed + RECORDS:
-        if time.perf_counter() > deadline:
-            read = gateway.store.value("foretick_records_total", source=source.name) - before
-            raise HostFailed(f"{read:g} of {RECORDS} records were read within {_LONGEST_S:g} s")
-        await asyncio.sleep(0.002)
-    return (time.perf_counter() - began) / RECORDS
+    def swap_out_ns(self, blocks: int) -> int:
+        """See `DeviceCosts`."""
+        return self._costs.swap_out_ns(blocks) if self.on else 0
 
-
-def _spent(gateway: Gateway) -> tuple[float, float]:
-    """Seconds in passes, and passes, so far."""
-    return (
-        gateway.store.total_seconds(_SECONDS, stage="forward"),
-        gateway.store.value("foretick_batches_total"),
-    )
-
-
-async def _in_time(arrived: asyncio.Event) -> None:
-    try:
-        async with asyncio.timeout(_LONGEST_S):
-            await arrived.wait()
-    except TimeoutError:
-        raise HostFailed(f"a round was not answered within {_LONGEST_S:g} s") from None
-
-
-class CountingSink:
-    """Acknowledges at once, and tells when so many answers are there."""
-
-    name = "counting"
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._wanted, self._arrived = 0, asyncio.Event()
-
-    def expect(self, answers: int) -> asyncio.Event:
-        """Set once so many more have been published."""
-        self._wanted, self._arrived = self.count + answers, asyncio.Event()
-        self._look()
-        return self._arrived
-
-    async def start(self) -> None:
-        """Nothing to connect to."""
-
-    async def publish(
-        self, topic: str, key: bytes | None, payload: bytes, headers: Mapping[str, bytes]
-    ) -> None:
-        """Count it."""
-        self.count += 1
-        self._look()
-
-    async def stop(self) -> None:
-        """Nothing to close."""
-
-    def _look(self) -> None:
-        if self.count >= self._wanted:
-            self._arrived.set()
-
-
-class RoundSource(QueuedSource):
-    """Rounds of records."""
-
-    def __init__(self) -> None:
-        super().__init__("rounds")
-        self._offset = 0
-
-    def round(self, payloads: Sequence[bytes]) -> None:
-        """Yield these records next, at once."""
-        now = time.time_ns()
-        first, self._offset = self._offset, self._offset + len(payloads)
-        self.put(
-            [
-                Incoming("rounds", 0, first + n, None, payload, ts_recv_ns=now)
-                for n, payload in enumerate(payloads)
-            ]
-        )
+    def swap_in_ns(self, blocks: int) -> int:
+        """See `DeviceCosts`."""
+        return self._costs.swap_in_ns(blocks) if self.on else 0

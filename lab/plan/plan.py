@@ -17,7 +17,7 @@ from daemon.engine.capacity_metrics import sessions_estimate
 from lab.plan.arrivals import Rates, arrivals
 from lab.plan.capacity import Capacity, Shape, capacity, max_sessions
 from lab.plan.load import Load
-from lab.plan.simulator import World
+from lab.plan.simulator import Simulator
 from lab.plan.sources import Sources, sources_of
 from lab.theory.equations import mean_latency
 from scheduler.costs import CostModel
@@ -174,47 +174,50 @@ def _simulate(sources: Sources, load: Load) -> tuple[Shape, Simulated]:
     config = sources.config
     seconds = load.seconds or BARS * max(sources.intervals) * 1e-9
     rates = Rates(load.ticks, load.asks_computed, load.prompts)
-    world = World(sources, prompt_tokens=load.prompt_tokens, answer_tokens=load.answer_tokens, seed=load.seed)
-    with closing(world):
-        shape = _shape_of(sources, world)
-        world.run(
+    simulator = Simulator(sources, load)
+    with closing(simulator):
+        shape = _shape_of(sources, simulator)
+        simulator.run(
             arrivals(rates, symbol_intervals(sources), len(config.sessions), seconds, load.seed), seconds
         )
-        pool, bars = world.device.pool, max(1, world.bars + world.skipped + world.waiting)
-        kept = 1 - (world.late + world.skipped) / bars
-        return shape, Simulated(
-            seconds=seconds,
-            close_to_answer_s=_quantiles(world.close_to_answer),
-            end_to_end_s=_quantiles(world.end_to_end),
-            ask_computed_s=_quantiles(world.asks),
-            ttft_pool_s=_quantiles(world.prompts),
-            utilisation_ratio=min(1.0, world.forward_ns * 1e-9 / seconds),
-            promise_kept_ratio=kept,
-            coalesced_ratio=world.coalesced / bars,
-            cell_budget_ratio=world.peak_cells / cell_budget(pool, sources.limits),
-            pool_ratio=world.device.peak_blocks / pool.total_blocks,
-            sessions_capacity={
-                "compute": sessions_estimate(len(config.sessions), world.forward_ns * 1e-9 / seconds),
-                "kv_memory": sessions_estimate(
-                    len(config.sessions), world.device.peak_blocks / pool.total_blocks
-                ),
-            },
-            bars=world.bars,
-            versions=world.versions,
-            answers=len(world.close_to_answer),
-            passes=world.device.passes,
-            bars_skipped=world.skipped,
-            bars_waiting=world.waiting,
-            unanswered=dict(sorted(world.unanswered.items())),
-        )
+        return shape, _simulated(simulator, sources, seconds)
 
 
-def _shape_of(sources: Sources, world: World | None) -> Shape:
-    """The mean session; without a world its window is as long as its retention."""
+def _simulated(simulator: Simulator, sources: Sources, seconds: float) -> Simulated:
+    happened, sessions, device = simulator.outcomes, len(sources.config.sessions), simulator.device
+    bars = max(1, happened.bars + simulator.skipped + simulator.waiting)
+    busy, pool_ratio = simulator.forward_ns * 1e-9 / seconds, device.peak_blocks / device.pool.total_blocks
+    return Simulated(
+        seconds=seconds,
+        close_to_answer_s=_quantiles(happened.close_to_answer),
+        end_to_end_s=_quantiles(happened.end_to_end),
+        ask_computed_s=_quantiles(happened.asks),
+        ttft_pool_s=_quantiles(happened.prompts),
+        utilisation_ratio=min(1.0, busy),
+        promise_kept_ratio=1 - (happened.late + simulator.skipped) / bars,
+        coalesced_ratio=simulator.coalesced / bars,
+        cell_budget_ratio=happened.peak_cells / cell_budget(device.pool, sources.limits),
+        pool_ratio=pool_ratio,
+        sessions_capacity={
+            "compute": sessions_estimate(sessions, busy),
+            "kv_memory": sessions_estimate(sessions, pool_ratio),
+        },
+        bars=happened.bars,
+        versions=happened.versions,
+        answers=len(happened.close_to_answer),
+        passes=device.passes,
+        bars_skipped=simulator.skipped,
+        bars_waiting=simulator.waiting,
+        unanswered=dict(sorted(happened.unanswered.items())),
+    )
+
+
+def _shape_of(sources: Sources, simulator: Simulator | None) -> Shape:
+    """The mean session; without a simulation its window is as long as its retention."""
     config = sources.config
     sessions = len(config.sessions)
-    if world is not None:
-        context, bar = world.context(), world.bar_tokens()
+    if simulator is not None:
+        context, bar = simulator.context(), simulator.bar_tokens()
     else:
         context, bar = sum(s.retention_tokens for s in config.sessions) / sessions, 24.0
     questions: list[tuple[float, float, float]] = []

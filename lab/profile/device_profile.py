@@ -12,7 +12,7 @@ from engine.device import use_threads
 from engine.engine import Engine
 from engine.step import OutOfMemory
 from feeds.connector import SettingError
-from lab.plan.host_costs import with_host
+from lab.plan.host_probe import with_host
 from lab.profile.cost_model import device_name, file_name, ladder_for, model_of, table, waking
 from lab.profile.timing import measure
 from scheduler.costs import save

@@ -20,9 +20,9 @@ from daemon.config.schema import (
 from feeds.connector import SettingError
 from feeds.durations import Duration, parse_duration
 from lab.plan.capacity import bars_per_s, max_sessions, passes_ns
+from lab.plan.host_costs import HostCosts
 from lab.plan.load import Load
 from lab.plan.plan import Plan, plan, repeated, simulate
-from lab.plan.simulator import Beside
 from lab.plan.sources import sources_of
 from scheduler.costs import CostModel
 from scheduler.curves import CostCurve
@@ -237,7 +237,7 @@ def test_search_finds_what_the_simulation_carries() -> None:
 
 
 def test_rows_fill_passes_up_to_the_limits() -> None:
-    device, limits = Beside(costs(1.0, 0.1)), Limits(max_batch_tokens=64, max_batch_requests=4)
+    device, limits = HostCosts(costs(1.0, 0.1)), Limits(max_batch_tokens=64, max_batch_requests=4)
     ms = 1_000_000
     assert passes_ns(0, (10, 6), device, limits) == 0
     assert passes_ns(4, (10, 6), device, limits) == round(3.4 * ms)
@@ -248,8 +248,8 @@ def test_rows_fill_passes_up_to_the_limits() -> None:
 def test_a_pass_takes_longer_after_a_pause() -> None:
     now, ms = 0, 1_000_000
     waking = CostCurve((0.0, 0.02, 0.1, 0.2), (0.0, 0.0, 0.008, 0.008))
-    device = Beside(replace(costs(1.0, 0.1), waking=waking), now=lambda: now)
-    hot = Beside(costs(1.0, 0.1)).batch_ns([(0, 10)])
+    device = HostCosts(replace(costs(1.0, 0.1), waking=waking), now=lambda: now)
+    hot = HostCosts(costs(1.0, 0.1)).batch_ns([(0, 10)])
     assert device.batch_ns([(0, 10)]) == hot  # right after the start
     now = hot + 20 * ms
     assert device.batch_ns([(0, 10)]) == hot
