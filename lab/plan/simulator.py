@@ -189,7 +189,7 @@ class Simulator:
         )
 
     def _prompt(self) -> None:
-        """A prompt that has nothing in common with another; refused while tapes are late, as by the gateway."""
+        """A prompt that has nothing in common with another; refused while tapes are late."""
         if self._now() < self._late_until:
             self.outcomes.unanswered["late"] += 1
             return
