@@ -21,6 +21,7 @@ from feeds.kafka_client import (
     BrokerError,
     broker_time_ms,
     close_client,
+    connections_of,
     headers_of,
     quiet_client_log,
     start_client,
@@ -97,7 +98,7 @@ class KafkaRange:
         consumer, found = self._open, []
         async with self._bounded():
             # the client's own metadata is of the assigned topics only
-            known = await consumer._client.fetch_all_metadata()
+            known = await connections_of(consumer).fetch_all_metadata()
             for topic in topics:
                 numbers = known.partitions_for_topic(topic)
                 if not numbers:
@@ -190,7 +191,7 @@ async def committed_texts(
         async with asyncio.timeout(timeout_s):
             await start_client(admin)
             # the client's own metadata is of no topic
-            known = await admin._client.fetch_all_metadata()
+            known = await connections_of(admin).fetch_all_metadata()
             partitions = [
                 TopicPartition(topic, number)
                 for topic in topics

@@ -17,7 +17,7 @@ from aiokafka.errors import (
 from aiokafka.protocol.fetch import FetchRequest
 
 from feeds.kafka_batches import BatchRecord, Damaged, ReadResult, read_batches
-from feeds.kafka_client import NO_HEADERS
+from feeds.kafka_client import NO_HEADERS, connections_of
 from feeds.source import Fault, Incoming
 
 _WAIT_MS, _READ_COMMITTED = 0, 1
@@ -65,7 +65,7 @@ async def read_raw(
 
     Raises KafkaError where the broker does not give it.
     """
-    client = consumer._client
+    client = connections_of(consumer)
     node = client.cluster.leader_for_partition(partition)
     if node is None or node == -1:
         raise KafkaError(f"{partition.topic}/{partition.partition} has no leader")

@@ -18,7 +18,18 @@ from aiokafka.errors import IllegalStateError, KafkaError
 from feeds.backoff import ConnectionLog
 from feeds.kafka_assignor import StandbyAssignor
 from feeds.kafka_batches import Damaged
-from feeds.kafka_client import NO_HEADERS, PROBE_S, broker_time_ms, close_client, headers_of, open_client
+from feeds.kafka_client import (
+    NO_HEADERS,
+    PROBE_S,
+    broker_time_ms,
+    close_client,
+    committed_points,
+    connections_of,
+    generation_of,
+    has_stopped_fetching,
+    headers_of,
+    open_client,
+)
 from feeds.kafka_follower import FOLLOW_S, KafkaFollower
 from feeds.kafka_reader import damaged_message, description_of, is_of_data, read_all_raw, read_one
 from feeds.source import (
@@ -214,14 +225,14 @@ class KafkaSource:
             try:
                 async with asyncio.timeout(_PLACE_S):
                     # without a subscription it is no member of the group
-                    cluster = await consumer._client.fetch_all_metadata()
+                    cluster = await connections_of(consumer).fetch_all_metadata()
                     partitions = [
                         TopicPartition(topic, number)
                         for topic in self._topics
                         for number in cluster.partitions_for_topic(topic) or ()
                     ]
                     if self._stands_by:  # it is read again when we have the partitions
-                        found = await _committed(consumer, partitions)
+                        found = await committed_points(consumer, partitions)
                     else:
                         found = await self._committed(consumer, partitions)
                 return {(p.topic, p.partition): point for p, point in found.items()}
@@ -246,7 +257,7 @@ class KafkaSource:
             return {}
         try:
             async with asyncio.timeout(self._commit_timeout_s):
-                found = await _committed(consumer, theirs)
+                found = await committed_points(consumer, theirs)
         except (KafkaError, TimeoutError) as error:
             raise ConnectionError(
                 f"{self.name}: the offsets of other daemons are not known: {error!r}"
@@ -356,30 +367,16 @@ class KafkaSource:
         self._now = self._clock_ns()
         fetched = await consumer.getmany(timeout_ms=self._poll_ms, max_records=1)
         stopped = consumer is not self._consumer
-        if not (fetched or stopped) and consumer._fetcher.error_future.done():  # only its log says so
+        if not (fetched or stopped) and has_stopped_fetching(consumer):
             raise KafkaError("the client has stopped fetching")
         if fetched and self._max_records > 1:
             self._now = self._clock_ns()
-            self._unpack_directly(consumer)
             for partition, more in (await consumer.getmany(max_records=self._max_records - 1)).items():
                 fetched.setdefault(partition, []).extend(more)
         return {
-            partition: [
-                each if type(each) is Incoming else self._incoming(partition, each) for each in records
-            ]
+            partition: [self._incoming(partition, each) for each in records]
             for partition, records in fetched.items()
         }
-
-    def _unpack_directly(self, consumer: AIOKafkaConsumer) -> None:
-        """Let ``getmany`` return messages of what is fetched already, not a ``ConsumerRecord`` of each.
-
-        Those take four times as long, most of it in the garbage collector. aiokafka has no public way to
-        avoid them; where these names are gone, they come, and are converted.
-        """
-        for result in getattr(getattr(consumer, "_fetcher", None), "_records", {}).values():
-            unpacked = getattr(result, "_partition_records", None)
-            if unpacked is not None:
-                unpacked._consumer_record = self._incoming
 
     def pause(self) -> None:
         """Stop fetching from every partition, including those assigned later. The membership stays alive."""
@@ -436,7 +433,11 @@ class KafkaSource:
         A new generation has no partitions until they are assigned: those known before may be others' now.
         """
         member, consumer = self._member, self._consumer
-        if member is None or consumer is None or _generation(consumer) != (member.generation, member.member):
+        if (
+            member is None
+            or consumer is None
+            or generation_of(consumer) != (member.generation, member.member)
+        ):
             return None
         return member
 
@@ -496,7 +497,7 @@ class KafkaSource:
             for number in consumer.partitions_for_topic(topic) or ()
         ]
         async with asyncio.timeout(_PLACE_S + _PLACE_EACH_S * len(names)) as limit:
-            found = await _committed(consumer, names)
+            found = await committed_points(consumer, names)
             moved = {p: point for p, point in found.items() if self._followed.get(p) != point}
             wanted: Mapping[Partition, StartPosition] = {}
             if moved and self._reader is not None:
@@ -621,7 +622,7 @@ class KafkaSource:
                 owned = kept - self._lost
                 self._member = Membership(
                     self._group,
-                    *_generation(consumer),
+                    *generation_of(consumer),
                     self._config.get("group_instance_id"),
                     _names(owned),
                     _names(assigned - owned),
@@ -649,7 +650,7 @@ class KafkaSource:
     ) -> dict[TopicPartition, CommitPoint]:
         """What the group has committed. aiokafka may tell what it was before a transaction that is ending."""
         if self.read_committed is None or self._group is None:
-            return await _committed(consumer, partitions)
+            return await committed_points(consumer, partitions)
         names = [(each.topic, each.partition) for each in partitions]
         return {TopicPartition(*p): at for p, at in (await self.read_committed(self._group, names)).items()}
 
@@ -816,24 +817,6 @@ class KafkaSource:
             topic, number = partition
             return Incoming(topic, number, offset, key, b"", headers, self._now, self._stamp_ns, null=True)
         return Incoming(partition[0], partition[1], offset, key, value, headers, self._now, self._stamp_ns)
-
-
-async def _committed(
-    consumer: AIOKafkaConsumer, partitions: list[TopicPartition]
-) -> dict[TopicPartition, CommitPoint]:
-    """What the consumer's group has committed. aiokafka tells the metadata only to its own parts."""
-    found = await consumer._coordinator.fetch_committed_offsets(partitions)
-    # librdkafka writes the end of its strings, too
-    return {
-        p: CommitPoint(each.offset, (each.metadata or "").rstrip("\0"))
-        for p, each in found.items()
-        if each.offset >= 0
-    }
-
-
-def _generation(consumer: AIOKafkaConsumer) -> tuple[int, str]:
-    """The generation of its group and its id there. aiokafka has no public way to them."""
-    return consumer._coordinator.generation, consumer._coordinator.member_id
 
 
 def _names(partitions: Iterable[TopicPartition]) -> frozenset[Partition]:

@@ -165,7 +165,7 @@ async def test_a_partition_that_others_answered_before_it_came_back_is_begun_ane
         async def committed(*_: object) -> dict[TopicPartition, CommitPoint]:
             return {TopicPartition(T, 0): point}
 
-        monkeypatch.setattr("feeds.kafka_source._committed", committed)
+        monkeypatch.setattr("feeds.kafka_source.committed_points", committed)
         consumer._coordinator.request_rejoin()
         await until(lambda: getattr(source.membership, "generation", 0) > before.generation)
         await until(lambda: getattr(source.membership, "partitions", ()) == before.partitions)
