@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import reduce
 from importlib.metadata import version
 from operator import or_
@@ -14,12 +14,12 @@ from daemon.api import openapi_compatible
 from daemon.api.health import Health, VersionInfo
 from daemon.api.http_errors import NO_SUCH_TYPE, STATUS, Problem
 from daemon.api.messages import EventKind, Pushed
+from daemon.api.openapi_compatible import Schema, response
 from daemon.api.operations import EVERY, OPERATIONS, Operation
 from daemon.api.pushes import CSV, JSON, LINES, MSGPACK, PushOptions
 from feeds.decimals import Fixed
 from feeds.market_data import Received
 
-Schema = dict[str, Any]
 _KEYS: Schema = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "A key, where the daemon has tenants."},
     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same."},
@@ -44,6 +44,7 @@ _WHY: dict[int, str] = {
 }
 
 
+_UNSAID = {"id", "type"}
 _REFUSED: dict[int, list[str]] = {401: ["unauthenticated"], 403: ["forbidden"], 429: ["busy"]}
 
 
@@ -53,23 +54,16 @@ def document() -> bytes:
 
 
 def described() -> Schema:
-    """The document: every route but those for metrics and the live page."""
-    shapes = {name: shape for each in OPERATIONS for name, shape in _shapes(each)}
-    types = [*shapes.values(), Problem, Pushed, Health, VersionInfo, list[_records()]]  # type: ignore[misc]  # made here
+    """Return the document: every route but those for metrics and the live page."""
+    full = [kind for each in OPERATIONS for kind in (each.request, each.reply)]
+    types = [*full, Problem, Pushed, Health, VersionInfo, list[_records()]]  # type: ignore[misc]  # made here
     found, components = msgspec.json.schema_components(types, ref_template=_REF, schema_hook=_hook)
-    schemas: Schema = dict(zip(shapes, found, strict=False))
+    _keep_what_http_says(components)
     paths: dict[str, Schema] = {}
     for operation in OPERATIONS:
-        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, schemas)
-    records = found[-1]
-    for path, described_ in (
-        *_fixed(),
-        ("/v1/data", {"post": _data(records)}),
-        ("/v1/events", {"get": _events()}),
-    ):
-        paths.setdefault(path, {}).update(described_)
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, components)
+    paths |= dict(_fixed()) | {"/v1/data": {"post": _data(found[-1])}, "/v1/events": {"get": _events()}}
     compatible, of_compatible = openapi_compatible.described()
-    paths |= compatible
     return {
         "openapi": "3.1.0",
         "info": {
@@ -82,63 +76,51 @@ def described() -> Schema:
             "describes itself.",
         },
         "servers": [{"url": "/"}],
-        "paths": paths,
+        "paths": paths | compatible,
         "security": [{}, *({name: []} for name in _KEYS)],
         "components": {"schemas": components | of_compatible, "securitySchemes": _KEYS},
     }
 
 
-def _shapes(operation: Operation) -> Iterator[tuple[str, type]]:
-    """The types of an operation's body and reply, by unique names."""
-    if operation.body == "settings":
-        field = next(f for f in msgspec.structs.fields(operation.request) if f.name == "settings")
-        yield f"{operation.name} body", field.type
-    elif operation.body == "members":
-        yield f"{operation.name} body", _without(operation.request, operation.in_body, "Body")
-    names = [name for name in operation.reply.__struct_fields__ if name != "id"]
-    yield f"{operation.name} reply", _without(operation.reply, names, "")
+def _keep_what_http_says(components: dict[str, Schema]) -> None:
+    """Take tags, ids and what stands in paths and queries from the schemas of bodies and replies."""
+    for reply in {each.reply.__name__ for each in OPERATIONS}:
+        components[reply] = _trimmed(components[reply], set(components[reply]["properties"]) - _UNSAID, reply)
+    for each in OPERATIONS:
+        schema = components.pop(each.request.__name__)
+        if each.body == "settings":
+            components[each.name] = schema["properties"]["settings"]  # which `_operation` takes
+        elif each.body == "members":
+            name = f"{each.request.__name__}Body"
+            components[name] = _trimmed(schema, each.in_body, name)
 
 
-_made: dict[tuple[type, str], type] = {}
-
-
-def _without(struct: type[msgspec.Struct], names: Sequence[str], suffix: str) -> type:
-    """The struct with these members and without its tag."""
-    if len(names) == len(struct.__struct_fields__) and struct.__struct_config__.tag is None:
-        return struct
-    if (struct, suffix) not in _made:
-        _made[struct, suffix] = _like(struct, names, struct.__name__ + suffix)
-    return _made[struct, suffix]
-
-
-def _like(struct: type[msgspec.Struct], names: Sequence[str], name: str, tag: str | None = None) -> type:
-    fields: list[Any] = []
-    for field in msgspec.structs.fields(struct):
-        if field.name not in names:
-            continue
-        default = field.default
-        if default is msgspec.NODEFAULT and field.default_factory is not msgspec.NODEFAULT:
-            default = msgspec.field(default_factory=field.default_factory)
-        if type(default) is Fixed:
-            default = str(default)
-        fields.append((field.name, field.type, *(() if field.required else (default,))))
-    strict = struct.__struct_config__.forbid_unknown_fields
-    about = {"__doc__": struct.__doc__}
-    return msgspec.defstruct(
-        name, fields, namespace=about, kw_only=True, forbid_unknown_fields=strict, tag=tag
-    )
+def _trimmed(schema: Schema, names: Collection[str], title: str) -> Schema:
+    """Return the schema of a struct with these members only."""
+    properties = {name: each for name, each in schema["properties"].items() if name in names}
+    required = [name for name in schema["required"] if name in names]
+    return {**schema, "title": title, "properties": properties, "required": required}
 
 
 def _records() -> Any:
-    """The records that a source sends, as they are written: a union."""
-    written = (
-        _like(each, each.__struct_fields__, each.__name__, str(each.__struct_config__.tag))
-        for each in get_args(Received)
+    """The records that a source sends, as they are written: a union, with decimal defaults as text."""
+    return reduce(or_, map(_written, get_args(Received)))
+
+
+def _written(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    fields: list[Any] = []
+    for field in msgspec.structs.fields(struct):
+        default = str(field.default) if type(field.default) is Fixed else field.default
+        fields.append((field.name, field.type, *(() if field.required else (default,))))
+    config = struct.__struct_config__
+    about = {"__doc__": struct.__doc__}
+    strict, tag = config.forbid_unknown_fields, str(config.tag)
+    return msgspec.defstruct(
+        struct.__name__, fields, namespace=about, kw_only=True, forbid_unknown_fields=strict, tag=tag
     )
-    return reduce(or_, written)
 
 
-def _operation(operation: Operation, schemas: Mapping[str, Schema]) -> Schema:
+def _operation(operation: Operation, components: dict[str, Schema]) -> Schema:
     codes = (*EVERY, *operation.codes)
     body = operation.body != "none"
     if body and "too_long" not in codes:
@@ -153,14 +135,15 @@ def _operation(operation: Operation, schemas: Mapping[str, Schema]) -> Schema:
         "parameters": [*_parameters(operation.request, operation.in_path, "path"),
                        *_parameters(operation.request, operation.query, "query")],
         "responses": {
-            str(operation.status): _response("Done.", schemas[f"{operation.name} reply"]),
+            str(operation.status): response("Done.", _ref(operation.reply.__name__)),
             **_errors(statuses),
             **(_errors({NO_SUCH_TYPE: ["bad_request"]}) if body else {}),
         },
     }  # fmt: skip
     if body:
-        content = {"application/json": {"schema": schemas[f"{operation.name} body"]}}
-        told["requestBody"] = {"required": True, "content": content}
+        settings = operation.body == "settings"
+        schema = components.pop(operation.name) if settings else _ref(f"{operation.request.__name__}Body")
+        told["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
     return told
 
 
@@ -178,18 +161,14 @@ def _parameters(struct: type[msgspec.Struct], names: Sequence[str], where: str) 
 
 
 def _errors(codes: Mapping[int, Sequence[str]]) -> Schema:
-    told: Schema = {}
-    for status, named in sorted(codes.items()):
-        response = _response(f"{_WHY[status]} Codes: {', '.join(dict.fromkeys(named))}.", _ref("Problem"))
-        if status == STATUS["busy"]:
-            header = {"description": "Seconds.", "schema": {"type": "integer"}}
-            response["headers"] = {"retry-after": header}
-        told[str(status)] = response
-    return told
-
-
-def _response(description: str, schema: Schema, media: str = "application/json") -> Schema:
-    return {"description": description, "content": {media: {"schema": schema}}}
+    return {
+        str(status): response(
+            f"{_WHY[status]} Codes: {', '.join(dict.fromkeys(named))}.",
+            _ref("Problem"),
+            busy=status == STATUS["busy"],
+        )
+        for status, named in sorted(codes.items())
+    }
 
 
 def _ref(name: str) -> Schema:
@@ -198,31 +177,29 @@ def _ref(name: str) -> Schema:
 
 def _fixed() -> Iterator[tuple[str, Schema]]:
     """Requests without parameters."""
-    forbidden = _errors(_REFUSED)
-    for path, name, summary, schema in (
-        ("/v1/health", "health", "Whether it is ready, which venues are silent, which tapes late", "Health"),
-        ("/v1/version", "version", "Versions, and the model", "VersionInfo"),
-    ):
-        responses = {"200": _response("Done.", _ref(schema)), **forbidden}
-        yield path, {"get": {"operationId": name, "summary": summary, "responses": responses}}
-    responses = {"200": _response("Done.", {"type": "object"}), **forbidden}
-    about = {"operationId": "describe", "summary": "This document", "responses": responses}
-    yield "/openapi.json", {"get": about}
+    refusals = _errors(_REFUSED)
+    text: Schema = {"type": "string"}
     alive = {"type": "object", "required": ["status"], "properties": {"status": {"const": "alive"}}}
-    ready = {"type": "object", "required": ["status", "reasons"],
-             "properties": {"status": {"enum": ["ready", "standby", "waiting"]},
-                            "reasons": {"type": "array", "items": {"type": "string"}}}}  # fmt: skip
-    yield "/healthz", {"get": {"operationId": "alive", "summary": "The event loop runs",
-                               "responses": {"200": _response("It does.", alive)}}}  # fmt: skip
-    yield "/readyz", {"get": {"operationId": "ready", "summary": "Whether the daemon is ready",
-                              "responses": {"200": _response("It is.", ready),
-                                            "503": _response("It waits.", ready)}}}  # fmt: skip
-    yield "/v1/ws", {"get": {
-        "operationId": "converse",
-        "summary": "A WebSocket: requests of the query socket as JSON, and subscriptions",
-        "responses": {"101": {"description": "The connection is a WebSocket from now on."},
-                      **_errors({**_REFUSED, 426: ["bad_request"]})},
-    }}  # fmt: skip
+    states = {
+        "status": {"enum": ["ready", "standby", "waiting"]},
+        "reasons": {"type": "array", "items": text},
+    }
+    ready = {"type": "object", "required": ["status", "reasons"], "properties": states}
+    for path, name, summary, responses in (
+        ("/v1/health", "health", "Whether it is ready, which venues are silent, which tapes late",
+         {"200": response("Done.", _ref("Health")), **refusals}),
+        ("/v1/version", "version", "Versions, and the model",
+         {"200": response("Done.", _ref("VersionInfo")), **refusals}),
+        ("/openapi.json", "describe", "This document",
+         {"200": response("Done.", {"type": "object"}), **refusals}),
+        ("/healthz", "alive", "The event loop runs", {"200": response("It does.", alive)}),
+        ("/readyz", "ready", "Whether the daemon is ready",
+         {"200": response("It is.", ready), "503": response("It waits.", ready)}),
+        ("/v1/ws", "converse", "A WebSocket: requests of the query socket as JSON, and subscriptions",
+         {"101": {"description": "The connection is a WebSocket from now on."},
+          **_errors({**_REFUSED, 426: ["bad_request"]})}),
+    ):  # fmt: skip
+        yield path, {"get": {"operationId": name, "summary": summary, "responses": responses}}
 
 
 def _data(records: Schema) -> Schema:
@@ -240,8 +217,8 @@ def _data(records: Schema) -> Schema:
             MSGPACK: {"schema": {"type": "string", "format": "binary"}},
         }},
         "responses": {
-            "202": _response("Accepted, all or some: see the counts.", _ref("Pushed")),
-            "422": _response(_WHY[422], _ref("Pushed")),
+            "202": response("Accepted, all or some: see the counts.", _ref("Pushed")),
+            "422": response(_WHY[422], _ref("Pushed")),
             **_errors({400: ["bad_request"], **_REFUSED,
                        413: ["too_long"], NO_SUCH_TYPE: ["bad_request"], 429: ["busy"], 503: ["engine"]}),
         },
@@ -267,7 +244,7 @@ def _events() -> Schema:
              "schema": named},
         ],
         "responses": {
-            "200": _response("The stream; it does not end by itself.", named, "text/event-stream"),
+            "200": response("The stream; it does not end by itself.", named, "text/event-stream"),
             **_errors({400: ["bad_request"], **_REFUSED, 429: ["busy"], 503: ["shutting_down"]}),
         },
     }  # fmt: skip

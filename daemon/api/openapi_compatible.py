@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from daemon.api.api_errors import STATUS, Reason
 from daemon.api.openai import chat, common, completions, responses
 
 Schema = dict[str, Any]
-_JSON, _EVENTS = "application/json", "text/event-stream"
+JSON, _EVENTS = "application/json", "text/event-stream"
 _REF = "#/components/schemas/{name}"
 _EVENT: Schema = {
     "type": "object",
@@ -113,42 +113,41 @@ def _restrict(
         properties["messages"]["minItems"] = 1
 
 
+def response(description: str, schema: Schema, media: str = JSON, *, busy: bool = False) -> Schema:
+    """Return a response of the document. ``busy``: it says in a header when to come back."""
+    described: Schema = {"description": description, "content": {media: {"schema": schema}}}
+    if busy:
+        described["headers"] = {"retry-after": {"description": "Seconds.", "schema": {"type": "integer"}}}
+    return described
+
+
 def _operation(endpoint: Endpoint, schemas: Sequence[Schema]) -> Schema:
     apis = len(endpoint.kinds)
-    content: Schema = {_JSON: {"schema": _any(schemas[:apis])}}
-    told: Schema = {
+    done, error = response("Done.", _any(schemas[:apis])), _any(schemas[apis : 2 * apis])
+    refusals = {
+        str(STATUS[reason]): response(why, error, busy=reason == "busy")
+        for reason, why in _WHY.items()
+        if endpoint.request is not None or reason not in _OF_A_BODY
+    }
+    described: Schema = {
         "operationId": endpoint.name,
         "summary": endpoint.summary,
-        "responses": {
-            "200": {"description": "Done.", "content": content},
-            **dict(_errors(endpoint, _any(schemas[apis : 2 * apis]))),
-        },
+        "responses": {"200": done, **refusals},
     }
     if endpoint.request is None:
-        told["parameters"] = [
+        described["parameters"] = [
             {"name": "anthropic-version", "in": "header", "schema": {"type": "string"},
              "description": "With it the reply has Anthropic's shape."},
             *([{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
               if "{model}" in endpoint.path else []),
         ]  # fmt: skip
-        return {"get": told}
-    told["description"] = "The members that are read; any others are accepted, without effect."
-    told["requestBody"] = {"required": True, "content": {_JSON: {"schema": schemas[-1]}}}
+        return {"get": described}
+    described["description"] = "The members that are read; any others are accepted, without effect."
+    described["requestBody"] = {"required": True, "content": {JSON: {"schema": schemas[-1]}}}
     if endpoint.streams:
-        told["description"] += " With `stream` the reply is a stream of events, as the API has them."
-        content[_EVENTS] = {"schema": _EVENT}
-    return {"post": told}
-
-
-def _errors(endpoint: Endpoint, schema: Schema) -> Iterator[tuple[str, Schema]]:
-    for reason, why in _WHY.items():
-        if endpoint.request is None and reason in _OF_A_BODY:
-            continue
-        response: Schema = {"description": why, "content": {_JSON: {"schema": schema}}}
-        if reason == "busy":
-            header = {"description": "Seconds.", "schema": {"type": "integer"}}
-            response["headers"] = {"retry-after": header}
-        yield str(STATUS[reason]), response
+        described["description"] += " With `stream` the reply is a stream of events, as the API has them."
+        done["content"][_EVENTS] = {"schema": _EVENT}
+    return {"post": described}
 
 
 def _any(schemas: Sequence[Schema]) -> Schema:
