@@ -139,7 +139,28 @@ class Basis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     since_gap: int = 0
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
+class AnswerMetadata(msgspec.Struct, frozen=True, kw_only=True):
+    """What every answer says of the data that it was read from, and of how sure it is.
+
+    ``as_of`` is the event time of the newest record in the data version; the three ages are that record's.
+    ``logit_gap`` is of the first token. Without a session the members about data are null.
+    """
+
+    session: str | None = None
+    data_version: int | None = None
+    as_of: int | None = None
+    staleness_ns: int | None = None
+    source_age_ns: int | None = None
+    daemon_age_ns: int | None = None
+    choice: str | None = None
+    probability: float | None = None
+    choice_set: tuple[str, ...] | None = None
+    logit_gap: float = 0.0
+    untrained: bool = False
+    flags: tuple[str, ...] = ()
+
+
+class Answer(AnswerMetadata, frozen=True, kw_only=True, tag="answer"):
     """The answer to one question about one session, with everything needed to judge it.
 
     ``as_of`` is the event time of the newest record in the data version, and ``staleness_ns`` its age since
@@ -154,6 +175,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     """
 
     session: str
+    data_version: int
+    as_of: int
+    staleness_ns: int = 0
+    source_age_ns: int = 0
+    daemon_age_ns: int = 0
     symbol: str
     question: str
     question_hash: str
@@ -161,24 +187,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     epoch: int = 0
     sequence: int = 0
     text: str
-    choice: str | None
     value: str | None = None
-    logit_gap: float
-    probability: float | None
-    choice_set: list[str] | None = None
-    data_version: int
     inputs: list[InputRange] = []
-    as_of: int
-    staleness_ns: int = 0
-    source_age_ns: int = 0
-    daemon_age_ns: int = 0
     model: str
     model_revision: str
-    untrained: bool
     latency: Latency
     reused_tokens: int
     computed_tokens: int
-    flags: list[Flag]
     published_at: int = 0
     recomputed_tokens: int = 0
     swapped_tokens: int = 0

@@ -16,7 +16,6 @@ from daemon.api.generation import (
     Begun,
     CountTokens,
     Delta,
-    Facts,
     Finish,
     Finished,
     Generate,
@@ -24,7 +23,7 @@ from daemon.api.generation import (
     Role,
     Turn,
 )
-from daemon.api.messages import Count, Natural
+from daemon.api.messages import Count, Natural, ReplyMetadata
 from daemon.api.reply_writer import ReplyIdentity, Writer, sse
 
 Object = dict[str, Any]
@@ -159,7 +158,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     usage: AnthropicUsage
     container: None = None
     diagnostics: None = None
-    foretick: Facts | None
+    foretick: ReplyMetadata | None
 
 
 class MessageStart(msgspec.Struct, frozen=True):
@@ -213,7 +212,7 @@ class MessageDelta(msgspec.Struct, frozen=True):
 
     delta: Stopped
     usage: UsageSoFar
-    foretick: Facts
+    foretick: ReplyMetadata
     type: str = "message_delta"
 
 
@@ -345,7 +344,7 @@ class Messages:
             stop_reason=_REASONS[one.finish],
             stop_sequence=one.stop,
             usage=_usage(AnthropicUsage, one),
-            foretick=one.facts,
+            foretick=one.metadata,
         )
 
     def writer(self, asked: MessageRequest, made: ReplyIdentity) -> Writer:
@@ -390,7 +389,7 @@ class MessageWriter:
         """See `Writer`."""
         yield _event(BlockStop())
         stopped = Stopped(_REASONS[event.finish], event.stop)
-        yield _event(MessageDelta(stopped, _usage(UsageSoFar, event), event.facts))
+        yield _event(MessageDelta(stopped, _usage(UsageSoFar, event), event.metadata))
         yield _event(MessageStop())
 
     def end(self) -> Iterator[bytes]:

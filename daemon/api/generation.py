@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from daemon.ages import Times
-from daemon.api.messages import ORDINARY, RETENTION_S
+from daemon.api.messages import ORDINARY, RETENTION_S, ReplyMetadata
 from daemon.tenants import Client
 from flash.question import Question
 
@@ -132,30 +132,11 @@ class Delta(msgspec.Struct, frozen=True, tag="generation_delta"):
     tokens: int = 1
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What this daemon knows of an answer and other servers do not: the extension field `foretick`.
-
-    ``logit_gap``: of the first token. Without a session the members about data are null. ``cached``: it was
-    there before the request.
-    """
-
-    session: str | None = None
-    data_version: int | None = None
-    as_of: int | None = None
-    staleness_ns: int | None = None
-    source_age_ns: int | None = None
-    daemon_age_ns: int | None = None
-    choice: str | None = None
-    probability: float | None = None
-    choice_set: tuple[str, ...] | None = None
-    logit_gap: float = 0.0
-    cached: bool = False
-    untrained: bool = False
-    flags: tuple[str, ...] = ()
-
-
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="generation_finished"):
-    """The whole answer. ``times``: of the data version it was read from; the gateway makes ages of them."""
+    """The whole answer. ``times``: of the data version it was read from; the gateway makes ages of them.
+
+    ``metadata``: what other servers do not say of an answer, in compatible APIs the extension `foretick`.
+    """
 
     id: int
     text: str
@@ -164,7 +145,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="generation_finish
     prompt_tokens: int
     reused_tokens: int
     answer_tokens: int
-    facts: Facts
+    metadata: ReplyMetadata
     logprobs: tuple[Logprob, ...] = ()
     times: Times | None = None
 

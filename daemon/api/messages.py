@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from feeds.decoding import Undecodable, decoded, shortened
-from feeds.market_data import Answer, DataUpdated, FlashReady
+from feeds.market_data import Answer, AnswerMetadata, DataUpdated, FlashReady
 from flash.question import AnswerForm, PublishWhen
 
 VERSION = 1
@@ -374,7 +374,13 @@ SocketRequest = ClientRequest | Hello | Heartbeat | Cancel | Subscribe | Unsubsc
 """All that the query socket takes."""
 
 
-class AskReply(msgspec.Struct, frozen=True, tag="ask_reply"):
+class ReplyMetadata(AnswerMetadata, frozen=True, kw_only=True):
+    """The metadata of an answer in reply to a request; ``cached``: it was there before the request."""
+
+    cached: bool = False
+
+
+class AskReply(ReplyMetadata, frozen=True, kw_only=True, tag="ask_reply"):
     """The answer, read from exactly `data_version`.
 
     `logit_gap` is the top logit minus the second at the first answer token (over the choices, if any).
@@ -390,18 +396,11 @@ class AskReply(msgspec.Struct, frozen=True, tag="ask_reply"):
     session: str
     data_version: int
     text: str
-    choice: str | None
-    logit_gap: float
-    cached: bool
-    untrained: bool
-    flags: tuple[str, ...] = ()
     as_of: int = 0
     staleness_ns: int = 0
-    latency_ns: int = 0
     source_age_ns: int = 0
     daemon_age_ns: int = 0
-    probability: float | None = None
-    choice_set: tuple[str, ...] | None = None
+    latency_ns: int = 0
 
 
 class SessionInfo(msgspec.Struct, frozen=True):

@@ -223,7 +223,7 @@ class StandingAnswers:
             **found,
             value=number_in(found["text"]) if found["choice"] is None else None,
             probability=judged.probability if judged else None,
-            choice_set=list(judged.choice_set) if judged else None,
+            choice_set=judged.choice_set if judged else None,
             data_version=done.version,
             as_of=record.ts_last_event,
             model=self._loaded.name,
@@ -244,7 +244,7 @@ class StandingAnswers:
             basis=Basis(anchor=[] if record.anchor is None else list(record.anchor.numbers)),
         )
 
-    def _flags(self, done: Evaluated[Appended], judged: Judged | None) -> list[Flag]:
+    def _flags(self, done: Evaluated[Appended], judged: Judged | None) -> tuple[Flag, ...]:
         record, ordinal = done.payloads[-1][:2]
         owned: dict[Flag, bool] = {
             "gap": done.gap,
@@ -259,7 +259,7 @@ class StandingAnswers:
             "rounded": record.rounded,
             "abstained": judged is not None and judged.abstained,
         }
-        return [flag for flag, is_set in owned.items() if is_set]
+        return tuple(flag for flag, is_set in owned.items() if is_set)
 
 
 def times_of(record: TapeRecord) -> Times:

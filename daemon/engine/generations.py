@@ -18,7 +18,6 @@ from daemon.api.generation import (
     CancelGeneration,
     CountTokens,
     Delta,
-    Facts,
     Finish,
     Finished,
     Generate,
@@ -31,6 +30,7 @@ from daemon.api.generation import (
     TopLogprob,
     Turn,
 )
+from daemon.api.messages import ReplyMetadata
 from daemon.engine.answers import CANCELLED, REBUILDING, decoder, lacking, times_of
 from daemon.engine.build import Built
 from daemon.engine.confidence_metrics import Confidence
@@ -454,7 +454,7 @@ class EngineGenerations:
                 prompt_tokens=_prompt_tokens(request),
                 reused_tokens=request.cached_tokens,
                 answer_tokens=len(request.output),
-                facts=self._facts(running, request, choice, record),
+                metadata=self._facts(running, request, choice, record),
                 logprobs=tuple(running.logprobs),
                 times=times_of(record) if record and record.ts_ring else None,
             )
@@ -480,7 +480,7 @@ class EngineGenerations:
 
     def _facts(
         self, running: Running, request: Request, choice: str | None, record: TapeRecord | None
-    ) -> Facts:
+    ) -> ReplyMetadata:
         untrained, session = self._built.loaded.untrained, running.asked.session
         question, judged = running.prompt.question, None
         if question is not None:
@@ -493,7 +493,7 @@ class EngineGenerations:
             **lacking(record),
             "abstained": judged is not None and judged.abstained,
         }
-        return Facts(
+        return ReplyMetadata(
             session=session or None,
             data_version=request.version if session else None,
             choice=choice,

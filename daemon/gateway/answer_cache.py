@@ -381,7 +381,7 @@ def _reply(number: int, session: str, known: ReadyAnswer, state: SessionState) -
         untrained=answer.untrained,
         flags=(*flags, *state.flags_now(dated["staleness_ns"])),
         probability=answer.probability,
-        choice_set=None if answer.choice_set is None else tuple(answer.choice_set),
+        choice_set=answer.choice_set,
         **dated,
     )
 

@@ -25,7 +25,6 @@ from daemon.api.generation import (
     CountTokens,
     Delta,
     Event,
-    Facts,
     Finished,
     Generate,
     GenerateAll,
@@ -35,6 +34,7 @@ from daemon.api.generation import (
     TokensCounted,
     Turn,
 )
+from daemon.api.messages import ReplyMetadata
 from daemon.gateway.answer_cache import Sessions, check_computed
 from daemon.gateway.forwarding import moved
 from daemon.gateway.prompt_quota import PromptQuota
@@ -275,7 +275,7 @@ class Generations:
         if reply is None or not _serves(reply, question, request):
             check_computed(question)
             return None
-        facts = Facts(
+        facts = ReplyMetadata(
             session=reply.session,
             data_version=reply.data_version,
             as_of=reply.as_of,
@@ -299,7 +299,7 @@ class Generations:
                 prompt_tokens=0,
                 reused_tokens=0,
                 answer_tokens=0,
-                facts=facts,
+                metadata=facts,
             ),
             stream=request.stream,
         )
@@ -320,19 +320,19 @@ class Generations:
         kept = self._responses.get(key, tenant.name)
         if kept is None:
             return None
-        facts = msgspec.structs.replace(kept.facts, cached=True)
-        again = msgspec.structs.replace(kept, id=0, facts=facts, reused_tokens=kept.prompt_tokens)
+        facts = msgspec.structs.replace(kept.metadata, cached=True)
+        again = msgspec.structs.replace(kept, id=0, metadata=facts, reused_tokens=kept.prompt_tokens)
         return _at_once(again, stream=request.stream)
 
     def _dated(self, event: Finished) -> Finished:
         """With the ages of what it was read from; this process knows them when an engine just restarted."""
-        state = self._sessions.states.get(event.facts.session or "")
-        if state is None or event.facts.cached:
+        state = self._sessions.states.get(event.metadata.session or "")
+        if state is None or event.metadata.cached:
             return event
         dated = state.dated(event.times or state.times)
-        flags = (*event.facts.flags, *state.flags_now(dated["staleness_ns"]))
-        facts = msgspec.structs.replace(event.facts, flags=flags, **dated)
-        return msgspec.structs.replace(event, facts=facts)
+        flags = (*event.metadata.flags, *state.flags_now(dated["staleness_ns"]))
+        facts = msgspec.structs.replace(event.metadata, flags=flags, **dated)
+        return msgspec.structs.replace(event, metadata=facts)
 
 
 def _engines(request: Generate, number: int, tenant: Tenant) -> Generate:

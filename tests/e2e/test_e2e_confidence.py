@@ -91,7 +91,7 @@ async def test_answers_carry_what_the_calibration_says_of_their_logits(directory
         other = OTHER[answer.choice]
         # of four scores the third smallest: coverage of 0.6 allows a score of 0.49
         allowed = [(1 - expected, answer.choice), (expected, other)]
-        assert answer.choice_set == [choice for score, choice in allowed if score <= 0.49]
+        assert answer.choice_set == tuple(choice for score, choice in allowed if score <= 0.49)
         assert ("abstained" in answer.flags) is (answer.probability < ABSTAIN_BELOW)
     assert sum(sizes.values()) == 30
     assert sizes["one"] == sum(len(answer.choice_set or ()) == 1 for answer in trend)
@@ -202,7 +202,7 @@ async def test_labels_that_come_later_adapt_the_coverage_of_their_question(
                 assert error.value.code == code
         newest = next(answer for answer in reversed(answers(sink)) if answer.question == "trend")
         assert newest.data_version == 11
-        assert newest.choice_set == list(FITTED.choice_set(judged(newest), state.asked))
+        assert newest.choice_set == FITTED.choice_set(judged(newest), state.asked)
         asked = await ask_gateway(gateway, "ask", "aaa", PAPER_SIX[0].text, 1, ("UP", "DOWN"))
         assert list(asked.choice_set) == newest.choice_set
         values = (await ask_gateway(gateway, "stats")).values

@@ -295,7 +295,7 @@ ANSWER = Answer(
     latency=Latency(forward_ns=5),
     reused_tokens=100,
     computed_tokens=12,
-    flags=["untrained"],
+    flags=("untrained",),
     published_at=T + 1,
 )
 LETTER = DeadLetter(error="bad", reason="json", topic="t", partition=0, offset=3, payload=b"\x00\xff")

@@ -98,7 +98,7 @@ def _messages() -> list[msgspec.Struct]:
         Answer(
             session="aaa", symbol="V:AAA", question="trend", question_hash="x", text="UP", choice="UP",
             logit_gap=1.5, probability=0.5, data_version=3, as_of=START, model="m", model_revision="r",
-            untrained=False, latency=Latency(), reused_tokens=1, computed_tokens=2, flags=["stale"],
+            untrained=False, latency=Latency(), reused_tokens=1, computed_tokens=2, flags=("stale",),
         ),
     ]  # fmt: skip
 

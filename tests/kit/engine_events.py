@@ -30,7 +30,7 @@ ANSWER = Answer(
     latency=Latency(ring_wait_ns=1, bars_ns=2, tokenise_ns=3, queue_ns=4, forward_ns=5),
     reused_tokens=400,
     computed_tokens=30,
-    flags=[],
+    flags=(),
     recomputed_tokens=7,
     swapped_tokens=8,
 )

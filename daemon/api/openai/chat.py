@@ -10,7 +10,8 @@ from msgspec import Meta
 
 from daemon.api.api_errors import ApiError, refuse_tools, stops_of
 from daemon.api.extension import Extension, extended
-from daemon.api.generation import MAX_MESSAGES, Begun, Delta, Facts, Finished, Generate, Logprob, ModelCatalog
+from daemon.api.generation import MAX_MESSAGES, Begun, Delta, Finished, Generate, Logprob, ModelCatalog
+from daemon.api.messages import ReplyMetadata
 from daemon.api.openai.common import (
     Answers,
     Content,
@@ -120,7 +121,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     message: ReplyMessage
     logprobs: ChatLogprobs | None
     finish_reason: str
-    foretick: Facts
+    foretick: ReplyMetadata
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +137,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     metadata: None = None
     moderation: None = None
-    foretick: Facts
+    foretick: ReplyMetadata
 
 
 class FirstDelta(msgspec.Struct, frozen=True):
@@ -178,7 +179,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     choices: tuple[ChunkChoice, ...]
     usage: Usage | None = None
     moderation: None = None
-    foretick: Facts | None = None
+    foretick: ReplyMetadata | None = None
 
 
 class Chat:
@@ -239,13 +240,13 @@ class Chat:
                     ReplyMessage(each.text),
                     ChatLogprobs(logprobs_of(each.logprobs)) if asked.logprobs else None,
                     finish_reason(each.finish),
-                    each.facts,
+                    each.metadata,
                 )
                 for index, each in enumerate(done)
             ),
             usage=usage_of(done, len(done)),
             system_fingerprint=made.fingerprint,
-            foretick=done[0].facts,
+            foretick=done[0].metadata,
         )
 
     def writer(self, asked: ChatRequest, made: ReplyIdentity) -> Writer:
@@ -276,7 +277,7 @@ class ChatWriter:
         """See `Writer`."""
         self._done[index] = event
         ended = ChunkChoice(index, NoDelta(), None, finish_reason(event.finish))
-        yield self._chunk(ended, foretick=event.facts)
+        yield self._chunk(ended, foretick=event.metadata)
 
     def end(self) -> Iterator[bytes]:
         """See `Writer`."""
@@ -299,7 +300,7 @@ class ChatWriter:
         return ChatLogprobs(logprobs_of(found)) if self._asked.logprobs else None
 
     def _chunk(
-        self, *choices: ChunkChoice, usage: Usage | None = None, foretick: Facts | None = None
+        self, *choices: ChunkChoice, usage: Usage | None = None, foretick: ReplyMetadata | None = None
     ) -> bytes:
         return sse(
             ChatChunk(

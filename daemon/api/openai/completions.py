@@ -9,7 +9,8 @@ import msgspec
 
 from daemon.api.api_errors import ApiError, stops_of
 from daemon.api.extension import Extension, extended
-from daemon.api.generation import Begun, Delta, Facts, Finished, Generate, Logprob, ModelCatalog, Turn
+from daemon.api.generation import Begun, Delta, Finished, Generate, Logprob, ModelCatalog, Turn
+from daemon.api.messages import ReplyMetadata
 from daemon.api.openai.common import (
     MAX_ANSWERS,
     Answers,
@@ -93,7 +94,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: tuple[CompletionChoice, ...]
     usage: Usage | None
-    foretick: Facts | None
+    foretick: ReplyMetadata | None
 
 
 class Completions:
@@ -150,7 +151,7 @@ class Completions:
             )
             for index, each in enumerate(done)
         )
-        return _completion(made, tuple(choices), usage_of(done, asked.n or 1), done[0].facts)
+        return _completion(made, tuple(choices), usage_of(done, asked.n or 1), done[0].metadata)
 
     def writer(self, asked: CompletionRequest, made: ReplyIdentity) -> Writer:
         """See `Api`."""
@@ -185,7 +186,7 @@ class CompletionWriter:
         """See `Writer`."""
         self._done[index] = event
         yield self._event(
-            (CompletionChoice("", index, None, finish_reason(event.finish)),), foretick=event.facts
+            (CompletionChoice("", index, None, finish_reason(event.finish)),), foretick=event.metadata
         )
 
     def end(self) -> Iterator[bytes]:
@@ -206,13 +207,19 @@ class CompletionWriter:
         return PING
 
     def _event(
-        self, choices: tuple[CompletionChoice, ...], usage: Usage | None = None, foretick: Facts | None = None
+        self,
+        choices: tuple[CompletionChoice, ...],
+        usage: Usage | None = None,
+        foretick: ReplyMetadata | None = None,
     ) -> bytes:
         return sse(_completion(self._made, choices, usage, foretick))
 
 
 def _completion(
-    made: ReplyIdentity, choices: tuple[CompletionChoice, ...], usage: Usage | None, foretick: Facts | None
+    made: ReplyIdentity,
+    choices: tuple[CompletionChoice, ...],
+    usage: Usage | None,
+    foretick: ReplyMetadata | None,
 ) -> Completion:
     return Completion(
         id=f"cmpl-{made.key}",

@@ -16,13 +16,13 @@ from daemon.api.generation import (
     SESSION,
     Begun,
     Delta,
-    Facts,
     Finished,
     Generate,
     Logprob,
     ModelCatalog,
     Turn,
 )
+from daemon.api.messages import ReplyMetadata
 from daemon.api.openai.common import (
     Content,
     Object,
@@ -202,7 +202,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str]
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    foretick: Facts | None
+    foretick: ReplyMetadata | None
 
 
 class Responses:
@@ -439,5 +439,5 @@ def _response(
         usage=usage,
         user=asked.user,
         metadata=asked.metadata or {},
-        foretick=done.facts if done is not None else None,
+        foretick=done.metadata if done is not None else None,
     )

@@ -417,7 +417,7 @@ class Publisher:
             source_age_ns=source_age,
             daemon_age_ns=daemon_age,
             latency=msgspec.structs.replace(answer.latency, total_ns=daemon_age),
-            flags=[*answer.flags, *state.flags_now(age)],
+            flags=(*answer.flags, *state.flags_now(age)),
             basis=basis,
             published_at=time.time_ns(),
         )

@@ -11,22 +11,21 @@ from daemon.api.generation import (
     CountTokens,
     Delta,
     Event,
-    Facts,
     Finished,
     Generate,
     Logprob,
     ModelCatalog,
     TopLogprob,
 )
-from daemon.api.messages import Code, QueryError
+from daemon.api.messages import Code, QueryError, ReplyMetadata
 from daemon.tenants import Client
 
 SERVED = ModelCatalog("tape", "0123abcd", True, 1_700_000_000, ("btc",), 2048, 256)
 LOGPROB = Logprob(
     "Up", -0.25, (85, 112), (TopLogprob("Up", -0.25, (85, 112)), TopLogprob("No", -1.5, (78, 111)))
 )
-POOL = Facts(logit_gap=0.5, untrained=True, flags=("untrained",))
-SESSION = Facts(
+POOL = ReplyMetadata(logit_gap=0.5, untrained=True, flags=("untrained",))
+SESSION = ReplyMetadata(
     session="btc",
     data_version=7,
     as_of=5,
@@ -116,6 +115,6 @@ class FakeGenerator:
             prompt_tokens=10,
             reused_tokens=4,
             answer_tokens=2,
-            facts=SESSION if request.session else POOL,
+            metadata=SESSION if request.session else POOL,
             logprobs=logprobs,
         )

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from daemon.api import anthropic as claude
 from daemon.api.anthropic import MessageRequest, Messages
 from daemon.api.api_errors import ApiError
-from daemon.api.generation import Facts, Finished, Generate, Turn
+from daemon.api.generation import Finished, Generate, Turn
 from daemon.api.http_server import HttpServer
+from daemon.api.messages import ReplyMetadata
 from daemon.api.openai import chat, common, completions, responses
 from daemon.api.openai.chat import Chat, ChatRequest
 from daemon.api.openai.completions import CompletionRequest, Completions
@@ -638,7 +639,7 @@ async def test_half_a_surrogate_pair_is_named(rig: Rig, text: bytes) -> None:
 def test_a_response_says_when_it_was_completed_and_how_tools_were_chosen() -> None:
     done = Finished(
         id=0, text="UP", finish="stop", stop=None, prompt_tokens=1, reused_tokens=0, answer_tokens=1,
-        facts=Facts(),
+        metadata=ReplyMetadata(),
     )  # fmt: skip
     asked = ResponseRequest(model="tape", input="a", tool_choice="none")
     found = Responses().whole(asked, ReplyIdentity("k", 1000, "tape", "fp"), [done])

@@ -45,7 +45,16 @@ class Desk:
                     raise
             case messages.Ask(question="gone"):
                 return ErrorReply(0, "engine", "the engine is not up")
-        return messages.AskReply(0, "a b", 7, "UP", "UP", 1.5, True, False)
+        return messages.AskReply(
+            id=0,
+            session="a b",
+            data_version=7,
+            text="UP",
+            choice="UP",
+            logit_gap=1.5,
+            cached=True,
+            untrained=False,
+        )
 
     async def flashed(self) -> AsyncIterator[str]:
         while True:

@@ -26,7 +26,7 @@ from tests.daemon.api.generator import LOGPROB, POOL, SERVED
 USER = [{"role": "user", "content": "hello"}]
 DONE = Finished(
     id=0, text="Up", finish="length", stop=None, prompt_tokens=3, reused_tokens=1, answer_tokens=1,
-    facts=POOL, logprobs=(LOGPROB,),
+    metadata=POOL, logprobs=(LOGPROB,),
 )  # fmt: skip
 MADE = ReplyIdentity("key", 1_700_000_000, "tape", "fp_0")
 PING = b'data: {"type":"ping"}'

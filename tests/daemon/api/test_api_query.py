@@ -63,7 +63,7 @@ PUBLISHED = Answer(
     latency=Latency(ring_wait_ns=1, queue_ns=2, forward_ns=3, total_ns=6),
     reused_tokens=100,
     computed_tokens=10,
-    flags=["gap"],
+    flags=("gap",),
     published_at=3,
 )
 

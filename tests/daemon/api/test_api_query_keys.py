@@ -78,7 +78,14 @@ class Daemon:
     async def answer(self, request: ClientRequest, client: Client, since: int) -> Reply:
         self.clients.append(client)
         if isinstance(request, Ask):
-            return AskReply(request.id, request.session, 1, client.tenant.name, None, 0.0, False, False)
+            return AskReply(
+                id=request.id,
+                session=request.session,
+                data_version=1,
+                text=client.tenant.name,
+                logit_gap=0.0,
+                untrained=False,
+            )
         return SessionsReply(request.id, ())
 
     def refusals(self, reason: str) -> float:

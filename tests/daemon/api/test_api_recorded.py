@@ -14,15 +14,16 @@ import pytest
 
 from daemon.api import anthropic
 from daemon.api.api_errors import ApiError
-from daemon.api.generation import Begun, Delta, Facts, Finished
+from daemon.api.generation import Begun, Delta, Finished
+from daemon.api.messages import ReplyMetadata
 from daemon.api.openai import chat, completions, responses
 from daemon.api.reply_writer import ReplyIdentity, Writer
 
 MADE = ReplyIdentity("0a", 1700000000, "tape", "fp_01")
 FACTS = (
     '{"session":null,"data_version":null,"as_of":null,"staleness_ns":null,"source_age_ns":null,'
-    '"daemon_age_ns":null,"choice":null,"probability":null,"choice_set":null,"logit_gap":0.5,"cached":false,'
-    '"untrained":false,"flags":[]}'
+    '"daemon_age_ns":null,"choice":null,"probability":null,"choice_set":null,"logit_gap":0.5,"untrained":false,'
+    '"flags":[],"cached":false}'
 )
 DONE = Finished(
     id=0,
@@ -32,7 +33,7 @@ DONE = Finished(
     prompt_tokens=10,
     reused_tokens=4,
     answer_tokens=2,
-    facts=Facts(logit_gap=0.5),
+    metadata=ReplyMetadata(logit_gap=0.5),
 )
 BAD = ApiError("engine", "because")
 

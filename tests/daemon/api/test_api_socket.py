@@ -73,7 +73,15 @@ class Desk:
     def fast_path(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply | None:
         if not isinstance(request, Ask) or request.question != "ready":
             return None
-        return AskReply(request.id, request.session, 7, "yes", None, 1.0, True, False)
+        return AskReply(
+            id=request.id,
+            session=request.session,
+            data_version=7,
+            text="yes",
+            logit_gap=1.0,
+            cached=True,
+            untrained=False,
+        )
 
     async def answer(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply:
         self.asked.append(request)
@@ -229,7 +237,15 @@ async def test_replies_that_are_there_leave_others_their_turn(desk, wire):
 
     def fast_path(request, client, since):
         turns[turn] += 1
-        return AskReply(request.id, request.session, 7, "yes", None, 1.0, True, False)
+        return AskReply(
+            id=request.id,
+            session=request.session,
+            data_version=7,
+            text="yes",
+            logit_gap=1.0,
+            cached=True,
+            untrained=False,
+        )
 
     async def take_turns() -> None:
         nonlocal turn

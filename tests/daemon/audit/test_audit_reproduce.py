@@ -282,7 +282,7 @@ def test_what_does_not_fit_is_an_error(ran: Ran, tmp_path: Path) -> None:
     for changed, why in (
         (replace(answer, basis=None), "does not say what it was made of"),
         (replace(answer, model_revision="0"), "another revision of the model"),
-        (replace(answer, flags=["provisional"]), "open bars"),
+        (replace(answer, flags=("provisional",)), "open bars"),
         (replace(answer, inputs=[]), "names no records"),
         (replace(answer, basis=replace(answer.basis, state=[])), "Name a start"),
     ):

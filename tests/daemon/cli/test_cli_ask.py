@@ -12,12 +12,32 @@ from daemon.cli.ask import command, shown
 
 
 def test_an_answer_is_shown_with_what_it_is_worth() -> None:
-    plain = AskReply(1, "aaa", 7, "UP", "UP", 1.25, False, True, staleness_ns=10**9, latency_ns=2_500_000)
+    plain = AskReply(
+        id=1,
+        session="aaa",
+        data_version=7,
+        text="UP",
+        choice="UP",
+        logit_gap=1.25,
+        untrained=True,
+        staleness_ns=10**9,
+        latency_ns=2_500_000,
+    )
     assert shown(plain) == (
         "UP\n  version 7, logit gap 1.250, 1.000 s since the event, 2.50 ms, computed now, untrained model"
     )
     sure = {"probability": 0.8125, "choice_set": ("UP", "DOWN")}
-    judged = AskReply(1, "aaa", 7, "UP", "UP", 1.25, True, False, **sure)
+    judged = AskReply(
+        id=1,
+        session="aaa",
+        data_version=7,
+        text="UP",
+        choice="UP",
+        logit_gap=1.25,
+        cached=True,
+        untrained=False,
+        **sure,
+    )
     assert "logit gap 1.250, probability 0.812, choice set {UP, DOWN}, 0.000 s since" in shown(judged)
 
 
@@ -30,7 +50,15 @@ def test_the_gap_of_an_early_exit_and_the_age_of_data_are_asked_for() -> None:
             *envelope, body = router.recv_multipart()
             asked = decode_request(body)
             assert isinstance(asked, Ask)
-            reply = AskReply(asked.id, asked.session, 7, "UP", "UP", 1.25, False, False)
+            reply = AskReply(
+                id=asked.id,
+                session=asked.session,
+                data_version=7,
+                text="UP",
+                choice="UP",
+                logit_gap=1.25,
+                untrained=False,
+            )
             router.send_multipart([*envelope, encode(reply)])
             return asked
 

@@ -32,7 +32,7 @@ def answer(question: str, text: str, as_of: int, probability: float | None = Non
     return Answer(
         session="aaa", symbol=SYMBOL, question=question, question_hash="", text=text, choice=text,
         logit_gap=1.0, probability=probability, data_version=1, as_of=as_of, model="m", model_revision="",
-        untrained=False, latency=Latency(), reused_tokens=0, computed_tokens=0, flags=[],
+        untrained=False, latency=Latency(), reused_tokens=0, computed_tokens=0, flags=(),
     )  # fmt: skip
 
 

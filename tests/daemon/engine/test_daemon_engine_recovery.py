@@ -437,7 +437,7 @@ def test_what_was_answered_goes_to_the_tape_and_is_not_asked(left: Left) -> None
     engine.host.handle(chat(3))
     engine.rest()
     (answered,) = [event for event in engine.events if isinstance(event, Finished)]
-    assert "warm_up" not in answered.facts.flags
+    assert "warm_up" not in answered.metadata.flags
     assert len(engine.answers()) == 6
     newest = [event for event in engine.events if isinstance(event, protocol.Committed)][-1]
     assert not newest.history
@@ -469,8 +469,8 @@ def test_a_session_without_snapshot_tells_at_once_that_its_window_is_missing(
     version = progress["s"].version
     engine = Engine(made, progress)
     asked, answered = asked_both_ways(engine)
-    assert ("warm_up" in asked.reply.flags, "warm_up" in answered.facts.flags) == (rereads, rereads)
-    assert (asked.reply.data_version, answered.facts.data_version) == (version, version)
+    assert ("warm_up" in asked.reply.flags, "warm_up" in answered.metadata.flags) == (rereads, rereads)
+    assert (asked.reply.data_version, answered.metadata.data_version) == (version, version)
     engine.kill()
     refusing = replace(made, recovery=replace(made.recovery, while_rebuilding="refuse"))
     engine = Engine(refusing, progress)
@@ -486,7 +486,7 @@ def test_a_restored_session_answers_questions_before_its_first_record(left: Left
     engine = Engine(made, progress)
     asked, answered = asked_both_ways(engine)
     assert "warm_up" in asked.reply.flags  # newer bars are read again
-    assert "warm_up" in answered.facts.flags
+    assert "warm_up" in answered.metadata.flags
     assert (asked.times, asked.reply.data_version) == (None, progress["s"].version)
     engine.kill()
 

@@ -52,7 +52,15 @@ class Daemon:
             except asyncio.CancelledError:
                 self.given_up += 1
                 raise
-        return AskReply(request.id, request.session, 3, self.name, None, 1.0, True, False)
+        return AskReply(
+            id=request.id,
+            session=request.session,
+            data_version=3,
+            text=self.name,
+            logit_gap=1.0,
+            cached=True,
+            untrained=False,
+        )
 
 
 @asynccontextmanager
@@ -206,7 +214,15 @@ async def test_a_reply_that_is_no_message_fails_what_waits() -> None:
 
 async def test_what_is_ready_here_is_given_at_once_and_what_is_elsewhere_is_not() -> None:
     owners: dict[str, str] = {}
-    ready = AskReply(5, "btc", 3, "ready", None, 1.0, True, False)
+    ready = AskReply(
+        id=5,
+        session="btc",
+        data_version=3,
+        text="ready",
+        logit_gap=1.0,
+        cached=True,
+        untrained=False,
+    )
     daemon = Daemon("first", owners.get)
     here = Client(LOCAL, "client")
     assert daemon.forwarding.fast_path(ASK, here, 0) is None

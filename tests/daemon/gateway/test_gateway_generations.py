@@ -19,14 +19,13 @@ from daemon.api.generation import (
     CountTokens,
     Delta,
     Event,
-    Facts,
     Finished,
     Generate,
     GenerationFailed,
     TokensCounted,
     Turn,
 )
-from daemon.api.messages import QueryError
+from daemon.api.messages import QueryError, ReplyMetadata
 from daemon.config.tenants_file import TenantTable
 from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.generations import Generations
@@ -88,7 +87,7 @@ async def test_schemas_that_no_message_holds_are_refused_and_take_no_place(
 
 
 def finished(number: int, **members: Any) -> Finished:
-    done = {"prompt_tokens": 5, "reused_tokens": 2, "answer_tokens": 3, "facts": Facts()} | members
+    done = {"prompt_tokens": 5, "reused_tokens": 2, "answer_tokens": 3, "metadata": ReplyMetadata()} | members
     return Finished(id=number, text="Up we go", finish="length", stop=None, **done)
 
 
@@ -225,7 +224,7 @@ async def asked_of_a_session(question: Question, text: str, more: dict[str, Any]
     await asyncio.sleep(0)
     if serves(question, more):
         done = (await running)[-1][1]
-        assert (done.text, done.facts.cached, rig.sent) == (SAID[question.name], True, [])
+        assert (done.text, done.metadata.cached, rig.sent) == (SAID[question.name], True, [])
         return
     if question.provisional:
         with pytest.raises(QueryError, match="now reads open bars"):

@@ -115,7 +115,7 @@ async def test_an_answer_says_everything_about_itself(rig):
     before, monotonic = time.time_ns(), time.monotonic_ns()
     times = Times(before - 3 * SECOND, before - 2 * SECOND, monotonic - SECOND)
     r.answer(
-        "aaa", 3, 4, ["trend"], inputs=protocol.InputNumbers(1, 3, 4), flags=["gap", "warm_up"], times=times
+        "aaa", 3, 4, ["trend"], inputs=protocol.InputNumbers(1, 3, 4), flags=("gap", "warm_up"), times=times
     )
     await until(lambda: sink.sent)
     (answer,) = sink.messages("answers.v1")
@@ -156,7 +156,7 @@ async def test_an_answer_says_everything_about_itself(rig):
         ),
         reused_tokens=400,
         computed_tokens=30,
-        flags=["gap", "warm_up"],
+        flags=("gap", "warm_up"),
         published_at=answer.published_at,
         recomputed_tokens=7,
         swapped_tokens=8,
@@ -182,7 +182,7 @@ async def test_an_answer_is_stale_by_the_age_of_its_event(rig):
     r.answer("aaa", 4, 1, ["trend"], times=Times(now, now, here))
     await until(lambda: len(sink.sent) == 4)
     flags = [answer.flags for answer in sink.messages("answers.v1")]
-    assert flags == [["stale"], [], [], ["stale"]]
+    assert flags == [("stale",), (), (), ("stale",)]
 
 
 async def test_messages_of_a_session_keep_their_order_and_sessions_do_not_wait_for_each_other(rig):

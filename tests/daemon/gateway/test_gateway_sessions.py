@@ -72,7 +72,16 @@ def times_of(version: int, seconds_ago: float = 0.0) -> Times:
 
 def reply_to(ask: Ask, text: str, choice: str | None) -> protocol.Asked:
     """As the engine sends it: with the times of the version it read."""
-    reply = AskReply(ask.id, ask.session, 4, text, choice, 0.25, False, True, ("untrained",))
+    reply = AskReply(
+        id=ask.id,
+        session=ask.session,
+        data_version=4,
+        text=text,
+        choice=choice,
+        logit_gap=0.25,
+        untrained=True,
+        flags=("untrained",),
+    )
     return protocol.Asked(reply, Times(START + 1, time.time_ns(), time.monotonic_ns()))
 
 
@@ -96,7 +105,7 @@ def answer(version: int, session: str, name: str, question_hash: str) -> Answer:
         latency=Latency(),
         reused_tokens=1,
         computed_tokens=1,
-        flags=["gap", "untrained"],
+        flags=("gap", "untrained"),
         published_at=START,
     )
 
