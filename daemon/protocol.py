@@ -14,6 +14,7 @@ import msgspec
 
 from daemon.ages import Times
 from daemon.api import generation, messages
+from daemon.api.messages import Code
 from daemon.config.schema import SessionConfig
 from daemon.progress import Position, Progress
 from feeds.decoding import decoded
@@ -21,53 +22,10 @@ from feeds.market_data import Answer, InputRange
 from flash.question import Question
 
 
-class ComputeAsk(msgspec.Struct, frozen=True, tag="ask_engine"):
-    """Answer an ask. ``tenant``, ``weight``: who shares the class SESSION with others.
-
-    ``question``: the standing question that it asks, whose text and choices the request has; None: its own.
-    """
-
-    request: messages.Ask
-    tenant: str = ""
-    weight: float = 1.0
-    question: Question | None = None
-
-    @property
-    def id(self) -> int:
-        """The request's."""
-        return self.request.id
-
-
-class CancelAsk(msgspec.Struct, frozen=True, tag="cancel"):
-    """Cancel an ask."""
-
-    id: int
-
-
-class OpenPrompt(msgspec.Struct, frozen=True, tag="open_prompt"):
-    """Open a prompt without a session. ``Complete``: the text is complete, so generate.
-
-    ``salt``: prefixes are shared under equal salts only. ``tenant``, ``weight``: who shares the class POOL
-    with others.
-
-    The engine answers this and every later input with a `PromptReply`, and every prompt, at its end, with a
-    `FinishReply` or `PromptFailed`.
-    """
-
-    prompt: str
-    request: messages.Open | messages.Complete
-    salt: str = ""
-    tenant: str = ""
-    weight: float = 1.0
-
-
-PromptCommand = OpenPrompt | messages.Append | messages.Update | messages.Finish | messages.Close
-
-
 class SetQuestions(msgspec.Struct, frozen=True, tag="set_questions"):
     """Let ``session`` have exactly these standing questions.
 
-    Answered by `QuestionsSet` or, with nothing changed, `QuestionsRefused`.
+    Answered by `QuestionsSet` or, with nothing changed, `Failed`.
     """
 
     id: int
@@ -79,7 +37,7 @@ class AddSession(msgspec.Struct, frozen=True, tag="add_session"):
     """Open a session, with all its `bars` settings; it goes on from ``progress``.
 
     ``symbols``: numbers of its symbols in the ring; ``metrics``: the block of its series. Answered by
-    `SessionAdded`, before anything else of this session, or `SessionRefused`.
+    `SessionAdded`, before anything else of this session, or `Failed`.
     """
 
     id: int
@@ -91,14 +49,14 @@ class AddSession(msgspec.Struct, frozen=True, tag="add_session"):
 
 
 class ChangeSession(msgspec.Struct, frozen=True, tag="change_session"):
-    """Change what a session may change with its window. Answered by `SessionChanged` or `SessionRefused`."""
+    """Change what a session may change with its window. Answered by `Done` or `Failed`."""
 
     id: int
     session: SessionConfig
 
 
 class RemoveSession(msgspec.Struct, frozen=True, tag="remove_session"):
-    """Close a session: what is asked of it fails. Answered by `SessionRemoved`, its last event.
+    """Close a session: what is asked of it fails. Answered by `Done`, its last event.
 
     ``keeps``: it is added again. Its snapshots stay, and it takes no records, but its questions are answered
     from its window until it has another one. ``serves``: this daemon answered it, so its snapshots go, too.
@@ -113,7 +71,7 @@ class RemoveSession(msgspec.Struct, frozen=True, tag="remove_session"):
 class TakeOver(msgspec.Struct, frozen=True, tag="promote"):
     """An engine that stands by: answer from now on, about bars behind the ``progress`` of each session.
 
-    Answered by `TookOver`, before a record that comes after it, or `SessionRefused`.
+    Answered by `Done`, before a record that comes after it, or `Failed`.
     """
 
     id: int
@@ -165,17 +123,14 @@ class StopEngine(msgspec.Struct, frozen=True, tag="stop"):
 
 
 Command = (
-    ComputeAsk
-    | CancelAsk
+    generation.GenerationCommand
     | SetQuestions
     | SessionCommand
     | messages.Label
-    | PromptCommand
     | PartitionsAssigned
     | PartitionsRevoked
     | NameStream
     | NoteProgress
-    | generation.GenerationCommand
     | EndInput
     | StopEngine
 )
@@ -267,22 +222,6 @@ class Answered(msgspec.Struct, frozen=True, tag="answered"):
     asked: int
 
 
-class Asked(msgspec.Struct, frozen=True, tag="asked"):
-    """The answer to an ask; the gateway adds its ages. An engine without input since its start has no times.
-
-    ``tokens``: those of the question and its answer that were computed.
-    """
-
-    reply: messages.AskReply
-    times: Times | None
-    tokens: int = 0
-
-    @property
-    def id(self) -> int:
-        """The ask's."""
-        return self.reply.id
-
-
 class AnswerFailed(msgspec.Struct, frozen=True, tag="answer_failed"):
     """One standing question failed at one version. ``asked``: as in `Answered`."""
 
@@ -344,15 +283,6 @@ class RecordRefused(msgspec.Struct, frozen=True, kw_only=True, tag="record_refus
     size_finer: int = 0
 
 
-class AskFailed(msgspec.Struct, frozen=True, tag="ask_failed"):
-    """Why an `Ask` failed. ``tokens``: computed for it."""
-
-    id: int
-    code: str
-    message: str
-    tokens: int = 0
-
-
 class QuestionsSet(msgspec.Struct, frozen=True, tag="questions_set"):
     """Versions of ``session`` after ``version`` are asked these questions."""
 
@@ -360,14 +290,6 @@ class QuestionsSet(msgspec.Struct, frozen=True, tag="questions_set"):
     session: str
     version: int
     questions: tuple[Question, ...]
-
-
-class QuestionsRefused(msgspec.Struct, frozen=True, tag="questions_refused"):
-    """Why a `SetQuestions` changed nothing."""
-
-    id: int
-    code: str
-    message: str
 
 
 class SessionAdded(msgspec.Struct, frozen=True, tag="session_added"):
@@ -378,54 +300,14 @@ class SessionAdded(msgspec.Struct, frozen=True, tag="session_added"):
     streams: tuple[NameStream, ...] = ()
 
 
-class SessionChanged(msgspec.Struct, frozen=True, tag="session_changed"):
-    """The session has its new settings."""
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """A session was changed, removed, or goes on here, as a command asked for."""
 
     id: int
 
 
-class SessionRemoved(msgspec.Struct, frozen=True, tag="session_removed"):
-    """The session is closed."""
-
-    id: int
-
-
-class SessionRefused(msgspec.Struct, frozen=True, tag="session_refused"):
-    """Why a `SessionCommand` changed nothing."""
-
-    id: int
-    code: str
-    message: str
-
-
-class TookOver(msgspec.Struct, frozen=True, tag="promoted"):
-    """The engine answers from now on."""
-
-    id: int
-
-
-SessionEvent = SessionAdded | SessionChanged | SessionRemoved | SessionRefused | TookOver
-
-
-class LabelRefused(msgspec.Struct, frozen=True, tag="label_refused"):
-    """Why a `Label` changed nothing."""
-
-    id: int
-    code: str
-    message: str
-
-
-class PromptFailed(msgspec.Struct, frozen=True, tag="prompt_failed"):
-    """Why a prompt failed; it takes no more input."""
-
-    prompt: str
-    code: str
-    message: str
-
-
-PromptEvent = messages.PromptReply | messages.FinishReply | PromptFailed
-
-
+ReplyEvent = generation.GenerationEvent | QuestionsSet | SessionAdded | Done | messages.LabelReply
+"""What the engine replies to a command that has an ``id``, and has it, too."""
 HEARTBEAT_S = 1.0
 
 
@@ -471,15 +353,7 @@ EngineEvent = (
     | TextsAsked
     | NotDue
     | RecordRefused
-    | Asked
-    | AskFailed
-    | QuestionsSet
-    | QuestionsRefused
-    | SessionEvent
-    | messages.LabelReply
-    | LabelRefused
-    | PromptEvent
-    | generation.GenerationEvent
+    | ReplyEvent
     | EngineHeartbeat
     | InputDone
     | ThreadEnded
@@ -488,22 +362,28 @@ EngineEvent = (
 )
 
 
-def failures_of(command: Command, code: str, message: str) -> list[EngineEvent]:
+def failures_of(command: Command, code: Code, message: str) -> list[generation.Failed]:
     """The events that tell the clients of ``command`` that it failed; none where no client waits."""
     match command:
-        case ComputeAsk():
-            return [AskFailed(command.id, code, message)]
-        case SetQuestions():
-            return [QuestionsRefused(command.id, code, message)]
-        case AddSession() | ChangeSession() | RemoveSession():
-            return [SessionRefused(command.id, code, message)]
-        case messages.Label():
-            return [LabelRefused(command.id, code, message)]
         case generation.GenerateAll():
-            return [generation.GenerationFailed(each.id, code, message) for each in command.requests]
-        case generation.CountTokens():
-            return [generation.GenerationFailed(command.id, code, message)]
-    return [PromptFailed(command.prompt, code, message)] if isinstance(command, PromptCommand) else []
+            numbers = [each.id for each in command.requests]
+        case generation.CancelGeneration():
+            numbers = []  # its request ends by itself
+        case (
+            generation.CountTokens()
+            | generation.ExtendPrompt()
+            | generation.FinishPrompt()
+            | SetQuestions()
+            | AddSession()
+            | ChangeSession()
+            | RemoveSession()
+            | TakeOver()
+            | messages.Label()
+        ):
+            numbers = [command.id]
+        case _:
+            numbers = []
+    return [generation.Failed(number, code, message) for number in numbers]
 
 
 def session_of(event: EngineEvent) -> str | None:

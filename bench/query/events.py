@@ -137,7 +137,7 @@ async def _serve(clients: int, pipe: Connection) -> None:
     store = MetricStore.local({})
     events = Events(time.time_ns(), store, max_clients=clients)
 
-    async def answer(request: messages.ClientRequest, client: Client, since: int) -> messages.Reply:
+    def answer(request: messages.ClientRequest, client: Client, since: int) -> messages.Reply:
         return messages.ErrorReply(request.id, "unknown_session", "there are none")
 
     access, pushes = Access(), Pushes({}, store, 1 << 20)

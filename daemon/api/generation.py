@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from daemon.ages import Times
-from daemon.api.messages import ORDINARY, RETENTION_S, ReplyMetadata
+from daemon.api.messages import ORDINARY, RETENTION_S, Code, ReplyMetadata
 from daemon.tenants import Client
 from flash.question import Question
 
@@ -40,11 +40,14 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     With a ``session`` the last turn asks its newest data version, after the earlier ones. ``max_tokens`` is
     an upper bound; None: as many as allowed. With a ``seed`` equal requests give equal answers. ``index``:
     number of the answer, of several to one prompt. The text is one of ``choices``, or JSON of ``schema``.
-    ``question``: the standing question that the last turn means, whose text and choices the request has then;
-    the gateway says it. ``penalty``: the name of one; only a choice may have it, being one token. ``stream``:
-    send the text as it comes. ``salt``: prefixes are shared under equal salts only.
-    ``retention_priority``, ``retention_seconds``: of prompt and answer in the prefix cache. ``tenant``,
-    ``weight``: who shares a class with others; the gateway says it.
+    ``question``: the standing question that the last turn means, whose text and choices the request has then.
+    ``penalty``: the name of one; only a choice may have it, being one token. ``stream``: send the text as it
+    comes. ``exact``: of an ask or a prompt of our own API, whose lengths are refused, not lowered, where they
+    are above a limit, whose choice is one token, and whose text comes in one piece. ``complete``: no more of
+    the ``text`` comes by `ExtendPrompt`. ``early_exit``: the logit gap above which the ready position answers
+    a session's choices; 0: never, None: the configured one. ``salt``: prefixes are shared under equal salts
+    only. ``retention_priority``, ``retention_seconds``: of prompt and answer in the prefix cache. ``tenant``,
+    ``weight``: who shares a class with others. The gateway sets ``id``, ``question``, ``tenant``, ``weight``.
     """
 
     id: int = 0
@@ -65,6 +68,9 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     penalty: str = ""
     top_logprobs: int | None = None
     stream: bool = False
+    exact: bool = False
+    complete: bool = True
+    early_exit: float | None = 0.0
     salt: str = ""
     retention_priority: int = ORDINARY
     retention_seconds: float = RETENTION_S
@@ -78,8 +84,25 @@ class GenerateAll(msgspec.Struct, frozen=True, tag="generate_all"):
     requests: tuple[Generate, ...]
 
 
+class ExtendPrompt(msgspec.Struct, frozen=True, tag="extend_prompt"):
+    """Append ``text`` to a prompt that is not complete, or ``replace`` its text.
+
+    Answered, as its opening was, by `TokensCounted`, or by the `Failed` that ends it.
+    """
+
+    id: int
+    text: str
+    replace: bool = False
+
+
+class FinishPrompt(msgspec.Struct, frozen=True, tag="finish_prompt"):
+    """The prompt is complete: generate."""
+
+    id: int
+
+
 class CancelGeneration(msgspec.Struct, frozen=True, tag="cancel_generation"):
-    """Nobody waits for it any more."""
+    """Give a generation up, which then ends with `Failed`."""
 
     id: int
 
@@ -121,15 +144,25 @@ class Begun(msgspec.Struct, frozen=True, tag="generation_begun"):
 
 
 class Delta(msgspec.Struct, frozen=True, tag="generation_delta"):
-    """The next token, and the text that it completes, whole characters.
+    """More text of a stream, whole characters, and the ``tokens`` since the last event.
 
-    Empty but for its ``tokens`` where the text is not streamed: 1, or 0 for text that was held back.
+    Where there is nothing to show it comes once in a while without text, as a sign of life.
     """
 
     id: int
     text: str
     logprobs: tuple[Logprob, ...] = ()
-    tokens: int = 1
+    tokens: int = 0
+
+
+class PromptStats(msgspec.Struct, frozen=True):
+    """What became of the KV of a prompt without a session; see `daemon.api.messages.FinishReply`."""
+
+    recomputed_tokens: int
+    swapped_tokens: int
+    invalidated_tokens: int
+    ttft_ns: int
+    waits: dict[str, int]
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="generation_finished"):
@@ -148,26 +181,32 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="generation_finish
     metadata: ReplyMetadata
     logprobs: tuple[Logprob, ...] = ()
     times: Times | None = None
+    stats: PromptStats | None = None
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens of prompt and answer that were computed for it."""
+        return max(0, self.prompt_tokens - self.reused_tokens) + self.answer_tokens
 
 
-class GenerationFailed(msgspec.Struct, frozen=True, tag="generation_failed"):
-    """Why there is no (more of the) answer. ``tokens``: computed for it, if it had not begun."""
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """Why the engine did not carry a command out, or not to its end. ``tokens``: computed for it."""
 
     id: int
-    code: str
+    code: Code
     message: str
     tokens: int = 0
 
 
 class TokensCounted(msgspec.Struct, frozen=True, tag="tokens_counted"):
-    """The reply to `CountTokens`."""
+    """Length of a prompt: the reply to `CountTokens`, and to each input of a prompt that is not complete."""
 
     id: int
     tokens: int
 
 
-GenerationCommand = GenerateAll | CancelGeneration | CountTokens
-GenerationEvent = Begun | Delta | Finished | GenerationFailed | TokensCounted
+GenerationCommand = GenerateAll | ExtendPrompt | FinishPrompt | CancelGeneration | CountTokens
+GenerationEvent = Begun | Delta | Finished | Failed | TokensCounted
 Event = Begun | Delta | Finished
 
 

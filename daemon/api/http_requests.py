@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cache, partial
 from typing import Any
 from urllib.parse import parse_qsl
@@ -24,7 +24,7 @@ from daemon.api.limits import REQUESTS, Quota
 from daemon.api.messages import QueryError
 from daemon.api.operations import OPERATIONS, Operation
 from daemon.api.request_body import media_type_of, members_of
-from daemon.api.zmq import AnswerQuery, AtOnce, never
+from daemon.api.zmq import Answering, AnswerQuery
 from daemon.tenants import Client
 from feeds.decoding import Undecodable, decoded
 
@@ -42,34 +42,43 @@ class Requests:
         answer: AnswerQuery,
         observe: Observe = lambda request, reply, latency_ns: None,
         max_in_flight: int = 256,
-        fast_path: AtOnce = never,
     ) -> None:
         """``observe(request, reply, latency_ns)``, per readable request."""
-        self._answer, self._observe, self._at_once = answer, observe, fast_path
+        self._answer, self._observe = answer, observe
         self._in_flight = Quota(max_in_flight, *REQUESTS)
 
-    def fast_path(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply | None:
-        """See `daemon.api.zmq.AtOnce`."""
-        found = self._at_once(request, client, since)
-        if found is not None:
-            self._observe(request, found, time.monotonic_ns() - since)
+    def begin(self, request: messages.ClientRequest, client: Client, since: int) -> Answering:
+        """The reply, or what to await for it. ``client``: who asks; ``since``: its arrival, monotonic ns."""
+        found = self._answer(request, client, since)
+        if callable(found):
+            return partial(self._wait, request, client, since, found)
+        self._observe(request, found, time.monotonic_ns() - since)
         return found
 
     async def ask(
         self, request: messages.ClientRequest, client: Client, since: int | None = None
     ) -> messages.Reply:
-        """The reply. ``client``: who asks; ``since``: the request's arrival, monotonic ns."""
-        arrived = time.monotonic_ns() if since is None else since
+        """As `begin`, to its end; ``since``: by default now."""
+        found = self.begin(request, client, time.monotonic_ns() if since is None else since)
+        return await found() if callable(found) else found
+
+    async def _wait(
+        self,
+        request: messages.ClientRequest,
+        client: Client,
+        since: int,
+        work: Callable[[], Awaitable[messages.Reply]],
+    ) -> messages.Reply:
         try:
             self._in_flight.enter(client.tenant.name)
         except QueryError as error:
             found: messages.Reply = error.reply(request.id)
         else:
             try:
-                found = await self._answer(request, client, arrived)
+                found = await work()
             finally:
                 self._in_flight.leave(client.tenant.name)
-        self._observe(request, found, time.monotonic_ns() - arrived)
+        self._observe(request, found, time.monotonic_ns() - since)
         return found
 
 
@@ -99,16 +108,15 @@ async def _serve(
     except QueryError as error:
         return refused(error)
     client = client_of(request)
-    found: msgspec.Struct | None = None
+    begun: msgspec.Struct | Callable[[], Awaitable[msgspec.Struct]]
     if operation.perform is None:
-        found = requests.fast_path(asked, client, since)
-    if found is None:
-        ask = partial(requests.ask, client=client, since=since)
-        work = ask(asked) if operation.perform is None else operation.perform(ask, asked)
-        try:
-            found = await unless_gone(request, work)
-        except ClientDisconnected:
-            return Response(status_code=GONE)
+        begun = requests.begin(asked, client, since)
+    else:
+        begun = partial(operation.perform, partial(requests.ask, client=client, since=since), asked)
+    try:
+        found = await unless_gone(request, begun()) if callable(begun) else begun
+    except ClientDisconnected:
+        return Response(status_code=GONE)
     if isinstance(found, messages.ErrorReply):
         return refused(QueryError.of(found))
     members = {name: getattr(found, name) for name in _said(type(found))}

@@ -57,6 +57,7 @@ _CODES: dict[str, Code] = {
     "bad_prompt": "bad_request",
     "too_long": "too_long",
     "abandoned": "abandoned",
+    "cancelled": "cancelled",
     "stopping": "shutting_down",
 }
 MAX_REQUEST_BYTES = 1 << 18

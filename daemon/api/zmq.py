@@ -66,10 +66,10 @@ _PINGED_MS, _GONE_MS = 5_000, 15_000
 _AT_ONCE = 64
 """Messages that are taken, or events that are sent, before other work gets its turn."""
 
-AnswerQuery = Callable[[ClientRequest, Client, int], Awaitable[Reply]]
+Answering = Reply | Callable[[], Awaitable[Reply]]
+"""A reply that is there, or what to await for it."""
+AnswerQuery = Callable[[ClientRequest, Client, int], Answering]
 """``answer(request, client, since)``; see `daemon.gateway.queries`."""
-AtOnce = Callable[[ClientRequest, Client, int], Reply | None]
-"""The same for a reply that is there; None where it has to be waited for, or is an error."""
 Route = Sequence[bytes]
 """The peer's identity, then REQ's empty delimiter if any; what is sent back begins with both."""
 Observe = Callable[[ClientRequest, Reply, int], None]
@@ -117,12 +117,6 @@ def client_of(route: bytes, user: str, access: Access) -> Client:
     return client
 
 
-def never(request: ClientRequest, client: Client, since: int) -> Reply | None:
-    """An `AtOnce` of servers that have no replies ready."""
-    del request, client, since
-    return None
-
-
 class _Admitting:
     """ZAP's question whether a public key may connect."""
 
@@ -155,13 +149,12 @@ class QueryServer:
         access: Access | None = None,
         keys: Keys | None = None,
         observe: Observe = lambda request, reply, latency_ns: None,
-        fast_path: AtOnce = never,
     ) -> None:
         """`observe(request, reply, latency_ns)`, per readable request. Without ``events`` none may subscribe.
 
         ``max_in_flight_each``: requests of one connection that are answered at a time. ``keys``: for CURVE.
         """
-        self._answer, self._ready = answer, fast_path
+        self._answer = answer
         self._access, self._keys = access or Access(), keys
         self._authenticator: AsyncioAuthenticator | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -169,7 +162,7 @@ class QueryServer:
         self._asked_endpoint = endpoint
         self._store = store or MetricStore.local({})
         self._events = events or Events(0, self._store, max_clients=0)
-        self._sent = self._store.counter("foretick_events_sent_total", transport="zeromq").inc
+        self._count_sent = self._store.counter("foretick_events_sent_total", transport="zeromq").inc
         self._answering, self._max_each = Quota(max_in_flight, *REQUESTS), max_in_flight_each
         self._answered: set[asyncio.Task[None]] = set()
         self._max_request_bytes = max_request_bytes
@@ -287,7 +280,8 @@ class QueryServer:
                     self._refused("bad_request")
                 self._send_now(route, error.reply(asked.id))
                 continue
-            if not isinstance(asked, ErrorReply) and self._sent_at_once(known, route, client, asked, since):
+            found = self._begun(known, client, asked, since)
+            if found is not None and self._sent(route, asked, found, since):
                 continue
             with self._peer(route, client, since / 1e9) as peer:
                 if isinstance(asked, ErrorReply):
@@ -297,7 +291,8 @@ class QueryServer:
                 elif (refusal := self._refusal(peer, asked, since)) is not None:
                     self._send_now(route, refusal)
                 else:
-                    task = asyncio.create_task(self._serve(peer, client, asked, since))
+                    assert found is not None  # it is none of a request that is refused
+                    task = asyncio.create_task(self._serve(peer, client, asked, since, found))
                     peer.requests[asked.id] = task
                     self._in_flight.add(task)
                     task.add_done_callback(partial(self._done, client))
@@ -361,18 +356,25 @@ class QueryServer:
             self._refused("bad_request" if error.readable else "unreadable")
             return ErrorReply(request_id(payload), "bad_request", str(error))
 
-    def _sent_at_once(
-        self, known: _Peer | None, route: Route, client: Client, request: messages.SocketRequest, since: int
+    def _begun(
+        self, known: _Peer | None, client: Client, asked: messages.SocketRequest | ErrorReply, since: int
+    ) -> Answering | None:
+        """What a request is answered with; None for one that the daemon does not answer, or not now."""
+        if isinstance(asked, ErrorReply | _ControlRequest) or self._stopping:
+            return None
+        if known is not None and asked.id in known.requests:
+            return None
+        return self._answer(asked, client, since)
+
+    def _sent(
+        self, route: Route, asked: messages.SocketRequest | ErrorReply, found: Answering, since: int
     ) -> bool:
         """Send a reply that is there. A task would begin only once the socket waits for the next message."""
-        if isinstance(request, _ControlRequest) or self._stopping:
+        if callable(found) or isinstance(asked, ErrorReply | _ControlRequest):
             return False
-        if known is not None and request.id in known.requests:
+        if not self._try(route, encode(found)):
             return False
-        reply = self._ready(request, client, since)
-        if reply is None or not self._try(route, encode(reply)):
-            return False
-        self._observe(request, reply, time.monotonic_ns() - since)
+        self._observe(asked, found, time.monotonic_ns() - since)
         return True
 
     def _refusal(self, peer: _Peer, request: ClientRequest, since: int) -> ErrorReply | None:
@@ -398,9 +400,11 @@ class QueryServer:
             return refusal
         return None
 
-    async def _serve(self, peer: _Peer, client: Client, request: ClientRequest, since: int) -> None:
+    async def _serve(
+        self, peer: _Peer, client: Client, request: ClientRequest, since: int, found: Answering
+    ) -> None:
         route = peer.route
-        reply = await self._reply(client, request, since)
+        reply = await self._reply(request, since, found)
         if reply is None:
             return
         try:
@@ -413,11 +417,11 @@ class QueryServer:
         if not sent:
             self._store.inc("foretick_query_replies_dropped_total")
 
-    async def _reply(self, client: Client, request: ClientRequest, since: int) -> Reply | None:
+    async def _reply(self, request: ClientRequest, since: int, found: Answering) -> Reply | None:
         """The reply; None when the client has cancelled the request, and was told."""
         reply: Reply
         try:
-            reply = await self._answer(request, client, since)
+            reply = await found() if callable(found) else found
         except asyncio.CancelledError:
             if not self._stopping:
                 self._observe(request, _cancelled(request.id), time.monotonic_ns() - since)
@@ -512,7 +516,7 @@ class QueryServer:
                 if not await self._send(route, encode(sent)):
                     self._gone(peer)
                     return
-                self._sent(1)
+                self._count_sent(1)
                 if index % _AT_ONCE == 0:
                     await asyncio.sleep(0)
         if subscription.dismissed:

@@ -1,4 +1,4 @@
-"""What the engine reports about its sessions: data versions, standing answers, replies to asks.
+"""What the engine reports about its sessions: data versions and standing answers.
 
 The engine fills each answer once. The gateway adds only what it alone knows: input offsets, ages, publication
 time.
@@ -9,55 +9,32 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import Any
 
 from daemon import protocol
 from daemon.ages import Times
-from daemon.api.messages import READY_EXIT, Ask, AskReply
 from daemon.config.schema import Config, SessionConfig
 from daemon.engine.build import Built
 from daemon.engine.confidence_metrics import Confidence
 from daemon.engine.provenance import Lineages, OffsetSpan
 from daemon.engine.tape_feeder import Appended, has_gap, inputs_of, is_history, missed, newest
-from daemon.engine.version_records import VersionRecords
 from feeds.decimals import parse_fixed
 from feeds.market_data import Answer, Basis, Flag, Latency
 from flash.confidence import Judged
 from flash.evaluator import AskedState, Evaluated, FlashEvaluator
-from flash.question import PreparedQuestion, Question
-from flash.ready import ReadyPosition, exits
-from flash.registry import Registry, Standing, check_choices
+from flash.question import PreparedQuestion
+from flash.registry import Registry, Standing
 from ingest.bars import AMENDS, INCOMPLETE, JUMP, LACKS_LATE, REPLAYED, SKEWED
 from ingest.plane import TapeRecord
 from metrics.store import GrowthHandle, MetricStore
 from regions.ephemeral import Fork
 from regions.tape import Tape
-from scheduler.interfaces import PriorityClass
-from scheduler.request import Failure, Request, RequestSpec, State
+from scheduler.request import State
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItem
 
 log = logging.getLogger(__name__)
 
 Emit = Callable[[protocol.EngineEvent], None]
-CANCELLED = Failure("cancelled", "the request was cancelled")
-ANEW = Failure("rebuilding", "the session began anew, from what another daemon has answered: ask again")
-"""An ask that ends so is asked again."""
-REBUILDING = Failure(
-    "rebuilding",
-    "its newest data is read again after a restart: ask later (recovery.while_rebuilding)",
-)
-
-
-def generated(
-    request: Request, choices: Sequence[str] | None, decode: Callable[[list[int]], str]
-) -> dict[str, Any]:
-    """The members that every kind of answer has; ``logit_gap`` is the first token's."""
-    choice = request.chosen(choices)
-    text = decode(list(request.answer)) if choice is None else choice
-    return {"text": text, "choice": choice, "logit_gap": request.samples[0].gap}
 
 
 def number_in(text: str) -> str | None:
@@ -69,10 +46,11 @@ def number_in(text: str) -> str | None:
 
 
 def decoder(
-    decode: Callable[[list[int]], str], prepared: PreparedQuestion, record: TapeRecord | None
+    decode: Callable[[list[int]], str], prepared: PreparedQuestion | None, record: TapeRecord | None
 ) -> Callable[[list[int]], str]:
     """``decode``, for an answer at the version of ``record``: a level of a compact session is its price."""
-    anchor = record.anchor if record is not None and prepared.is_price else None
+    is_price = prepared is not None and prepared.is_price
+    anchor = record.anchor if record is not None and is_price else None
     return decode if anchor is None else lambda tokens: anchor.printed(decode(tokens))
 
 
@@ -207,21 +185,23 @@ class StandingAnswers:
     def _answer(self, done: Evaluated[Appended]) -> Answer:
         standing, request = done.standing, done.request
         record = done.payloads[-1].record
+        choice, sample = request.chosen(standing.question.choices), request.samples[0]
         decode = decoder(self._decode, standing.prepared, record)
-        found = generated(request, standing.question.choices, decode)
-        logits = request.samples[0].logits
+        text = decode(list(request.answer)) if choice is None else choice
         judged = None
         if not _shows_open(done):  # a calibration is of closed bars
             judged = self._confidence.of_standing(
-                standing, done.version, logits, found["choice"], request.prompt
+                standing, done.version, sample.logits, choice, request.prompt
             )
         return Answer(
             session=standing.session,
             symbol=self._sessions[standing.session].symbol,
             question=standing.question.name,
             question_hash=standing.question_hash,
-            **found,
-            value=number_in(found["text"]) if found["choice"] is None else None,
+            text=text,
+            choice=choice,
+            logit_gap=sample.gap,
+            value=number_in(text) if choice is None else None,
             probability=judged.probability if judged else None,
             choice_set=judged.choice_set if judged else None,
             data_version=done.version,
@@ -282,163 +262,3 @@ def _shows_open(done: Evaluated[Appended]) -> bool:
 
 def _received_ns(payload: Appended) -> int:
     return payload.record.ts_ring
-
-
-class EngineAsks:
-    """Ad-hoc questions of sessions. Commands come from one thread; replies go out on the scheduler's.
-
-    With a ``ready`` position, asks may exit early above ``tau``: these replies go out on the caller's thread.
-    ``rebuilding`` says whether a session's bars are still read again after a restart; its replies have the
-    flag `warm_up` then, or with ``refuses`` it answers none.
-    """
-
-    def __init__(
-        self,
-        built: Built,
-        scheduler: Scheduler,
-        confidence: Confidence,
-        emit: Emit,
-        ready: ReadyPosition | None = None,
-        tau: float = 0.0,
-        rebuilding: Callable[[str], bool] = lambda session: False,
-        refuses: bool = False,
-    ) -> None:
-        self._rebuilding, self._refuses = rebuilding, refuses
-        self._built, self._scheduler, self._confidence, self._emit = built, scheduler, confidence, emit
-        self._ready, self._tau = ready, tau
-        self._open: dict[int, Request] = {}
-        self._again: list[protocol.ComputeAsk] = []
-        self.records = VersionRecords()
-        self.records.readers.append(lambda: list(self._open.values()))
-        scheduler.subscribe(self.records.on_commit)
-
-    def ask(self, command: protocol.ComputeAsk) -> None:
-        """Answer with an `Asked` or `AskFailed` of the same id."""
-        ask = command.request
-        tape = self._built.tapes.get(ask.session)
-        if tape is None:
-            self._fail(ask, Failure("unknown_session", f"there is no session {ask.session!r}"))
-            return
-        if self._refuses and self._rebuilding(ask.session):
-            self._fail(ask, REBUILDING)
-            return
-        try:
-            question = command.question or Question(
-                "ask", ask.question, ask.choices or None, max(1, ask.max_tokens)
-            )
-            prepared = self._built.prepare(question)
-            check_choices(question, prepared)
-        except ValueError as error:
-            self._fail(ask, Failure("bad_request", str(error)))
-            return
-        if self._exited(ask, prepared, tape.version):
-            return
-        request = Request(
-            RequestSpec(
-                cls=PriorityClass.SESSION,
-                session=ask.session,
-                prompt=prepared.prompt_tokens,
-                max_tokens=prepared.answer_tokens(question),
-                on_done=partial(self._done, command, question, prepared),
-                tape=tape,
-                stop_ids=prepared.stop_ids,
-                choices=prepared.choice_tokens,
-                grammar=prepared.grammar,
-                tenant=command.tenant,
-                weight=command.weight,
-            )
-        )
-        self._open[ask.id] = request  # before submitting: the worker may finish first
-        self._scheduler.submit(request)
-
-    def ask_again(self) -> None:
-        """Ask what ended with `ANEW` once more. Between two batches."""
-        again, self._again = self._again, []
-        for command in again:
-            self.ask(command)
-
-    def newest(self, name: str, version: int) -> TapeRecord | None:
-        """The newest record of a session's newest version."""
-        return self.records.of(name, version)
-
-    def restore(self, name: str, version: int, record: TapeRecord) -> None:
-        """A session goes on from a version with this newest record, whose times are another process's."""
-        self.records.put(name, version, replace(record, ts_ring=0))
-
-    def remove(self, name: str) -> None:
-        """A session is removed."""
-        self.records.remove(name)
-
-    def _exited(self, ask: Ask, prepared: PreparedQuestion, version: int) -> bool:
-        """Answer from the ready position, if that is allowed and sure enough."""
-        tau = self._tau if ask.early_exit is None else ask.early_exit
-        ready = self._ready.newest(ask.session) if self._ready is not None else None
-        tokens = prepared.choice_tokens or ()
-        if ready is None or not exits(ready, version, tokens, tau):
-            return False
-        choice = ask.choices[tokens.index(ready.token)]
-        found = {"text": choice, "choice": choice, "logit_gap": ready.gap}
-        self._reply(ask, version, found, flag=READY_EXIT)
-        return True
-
-    def cancel(self, number: int) -> None:
-        """Cancel an ask."""
-        request = self._open.pop(number, None)
-        if request is not None:
-            self._scheduler.cancel(request.id)
-
-    def _done(
-        self, command: protocol.ComputeAsk, question: Question, prepared: PreparedQuestion, request: Request
-    ) -> None:
-        ask = command.request
-        self._open.pop(ask.id, None)
-        if request.error is ANEW:
-            self._again.append(command)
-            return
-        if request.state is not State.FINISHED:
-            self._fail(ask, request.error or CANCELLED, request.computed_tokens)
-            return
-        record = self.records.of(ask.session, request.version)
-        decode = decoder(self._built.prompt.decode, prepared, record)
-        found = generated(request, question.choices, decode)
-        judged = self._confidence.of(ask.session, question, request.samples[0].logits, found["choice"])
-        tokens = len(request.prompt) + len(request.output)
-        self._reply(ask, request.version, found, judged, tokens=tokens)
-
-    def _reply(
-        self,
-        ask: Ask,
-        version: int,
-        found: dict[str, Any],
-        judged: Judged | None = None,
-        *,
-        flag: str = "",
-        tokens: int = 0,
-    ) -> None:
-        """Reply with the answer's members ``found``, read from ``version``, and with one more ``flag``."""
-        record = self.records.of(ask.session, version)
-        times = times_of(record) if record and record.ts_ring else None
-        untrained = self._built.loaded.untrained
-        flags: dict[Flag, bool] = {
-            "warm_up": self._rebuilding(ask.session),
-            "untrained": untrained,
-            "replay": times is not None and times.replay,
-            "rounded": record is not None and record.rounded,
-            **lacking(record),
-            "abstained": judged is not None and judged.abstained,
-        }
-        reply = AskReply(
-            id=ask.id,
-            session=ask.session,
-            data_version=version,
-            **found,
-            probability=judged.probability if judged else None,
-            choice_set=judged.choice_set if judged else None,
-            cached=False,
-            untrained=untrained,
-            flags=(*(name for name, is_set in flags.items() if is_set), *([flag] if flag else [])),
-        )
-        self._emit(protocol.Asked(reply, times, tokens))
-
-    def _fail(self, ask: Ask, failure: Failure, tokens: int = 0) -> None:
-        self._emit(protocol.AskFailed(ask.id, failure.code, failure.message, tokens))

@@ -11,22 +11,23 @@ from daemon import protocol
 from daemon.config.schema import Config
 from daemon.config.standing import questions_of
 from daemon.config.symbols import numbered
-from daemon.engine.answers import Emit, EngineAsks, StandingAnswers, Versions
+from daemon.engine.answers import Emit, StandingAnswers, Versions
 from daemon.engine.build import Built, limits_of, register
 from daemon.engine.capacity_metrics import CapacityMetrics
 from daemon.engine.confidence_metrics import Confidence
-from daemon.engine.generations import EngineGenerations
 from daemon.engine.labels import EngineLabels
 from daemon.engine.maintenance import Maintenance
 from daemon.engine.metrics import EngineObserver, MemoryMetrics, note_layers
-from daemon.engine.prompts import EnginePrompts
+from daemon.engine.prompt_builder import PromptBuilder
 from daemon.engine.provenance import Lineages
 from daemon.engine.question_changes import StandingQuestions
+from daemon.engine.request_runner import SIGN_OF_LIFE_NS, RequestRunner
 from daemon.engine.rollups import Rollups
 from daemon.engine.service import EngineHost
 from daemon.engine.session_lifecycle import EngineSessions, refresh_policy
 from daemon.engine.snapshot_writer import Snapshots
 from daemon.engine.tape_feeder import TapeFeeder
+from daemon.engine.version_records import VersionRecords
 from daemon.supervision import Threads
 from engine.divergence import Probe, probe
 from engine.step import Executor
@@ -89,16 +90,20 @@ def wire_engine(
     scheduler.subscribe(Versions(store, emit, lineages=lineages).on_commit)
     confidence = Confidence(config, prompt, built.calibration, store)
     ready = ready_position(config, built, scheduler)
-    refuses = config.recovery.while_rebuilding == "refuse"
-    asks = EngineAsks(
+    records = VersionRecords()
+    scheduler.subscribe(records.on_commit)
+    requests = RequestRunner(
         built,
         scheduler,
+        PromptBuilder(built, limits_of(config), store),
+        records,
         confidence,
         emit,
-        ready,
-        config.flash.early_exit,
-        entering.rebuilding,
-        refuses,
+        rebuilding=entering.rebuilding,
+        refuses=config.recovery.while_rebuilding == "refuse",
+        ready=ready,
+        tau=config.flash.early_exit,
+        sign_of_life_ns=min(SIGN_OF_LIFE_NS, config.query.max_wait // 4),
     )
     answers = StandingAnswers(
         config, built, scheduler, registry, confidence, store, emit, entering.open_lines
@@ -106,7 +111,7 @@ def wire_engine(
     refresher = refresher_of(config, built, scheduler, registry, observer)
     rollups = Rollups(config, built, scheduler, store)
     snapshots = Snapshots(
-        config, built, scheduler, entering, asks, answers, refresher, rollups, confidence, lineages, store
+        config, built, scheduler, entering, records, answers, refresher, rollups, confidence, lineages, store
     )
     built.recovery.count(store)
     note_layers(store, built.loaded.choice)
@@ -124,7 +129,8 @@ def wire_engine(
         entering,
         questions,
         answers,
-        asks,
+        requests,
+        records,
         confidence,
         refresher,
         rollups,
@@ -150,25 +156,11 @@ def wire_engine(
             make_thread=threads.make,
         ),
         input=entering,
-        asks=asks,
         questions=questions,
         sessions=sessions,
         snapshots=snapshots,
         labels=EngineLabels(registry, confidence, scheduler, emit),
-        prompts=EnginePrompts(
-            prompt, scheduler, engine.open_prompt, engine.frame_limit, loaded.untrained, emit
-        ),
-        generations=EngineGenerations(
-            built,
-            scheduler,
-            limits_of(config),
-            asks.records,
-            confidence,
-            store,
-            emit,
-            entering.rebuilding,
-            refuses=refuses,
-        ),
+        requests=requests,
         memory=MemoryMetrics(engine, built.tiers, store),
         capacity=CapacityMetrics(store, engine.pool, built.tapes),
         stop_background=refresher.stop,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from daemon import protocol
-from daemon.api.messages import Label, LabelReply
+from daemon.api.generation import Failed
+from daemon.api.messages import Label, LabelReply, code_of
 from daemon.engine.answers import Emit
 from daemon.engine.confidence_metrics import Confidence
 from flash.late_labels import LabelError
@@ -22,9 +22,9 @@ class EngineLabels:
         self._scheduler, self._emit = scheduler, emit
 
     def label(self, command: Label) -> None:
-        """Answer with a `LabelReply` or, with nothing changed, `LabelRefused`."""
+        """Answer with a `LabelReply` or, with nothing changed, `Failed`."""
         if not self._scheduler.run_between(partial(self._label, command)):
-            self._emit(protocol.LabelRefused(command.id, STOPPING.code, STOPPING.message))
+            self._emit(Failed(command.id, "shutting_down", STOPPING.message))
 
     def _label(self, command: Label) -> None:
         """Between two batches."""
@@ -42,7 +42,7 @@ class EngineLabels:
                 raise LabelError("bad_request", f"{session} has no standing question {command.question!r}")
             found = self._confidence.label(standing, version, command.choice)
         except LabelError as error:
-            self._emit(protocol.LabelRefused(command.id, error.code, str(error)))
+            self._emit(Failed(command.id, code_of(error.code), str(error)))
         else:
             name = standing.question.name
             self._emit(LabelReply(command.id, session, name, version, *found))

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from daemon import protocol
+from daemon.api.generation import Failed
+from daemon.api.messages import code_of
 from daemon.engine.answers import Emit
 from daemon.engine.prefixes import EnginePrefixes
 from flash.question import Question
@@ -33,7 +35,7 @@ class StandingQuestions:
         self._scheduler, self._limits, self._emit = scheduler, limits, emit
 
     def set(self, command: protocol.SetQuestions) -> None:
-        """Answer with `QuestionsSet` or, with nothing changed, `QuestionsRefused`."""
+        """Answer with `QuestionsSet` or, with nothing changed, `Failed`."""
         tape = self._tapes.get(command.session)
         if tape is None:
             self._refuse(command, Failure("unknown_session", f"there is no session {command.session!r}"))
@@ -73,4 +75,4 @@ class StandingQuestions:
         self._emit(protocol.QuestionsSet(command.id, command.session, tape.version, tuple(command.questions)))
 
     def _refuse(self, command: protocol.SetQuestions, failure: Failure) -> None:
-        self._emit(protocol.QuestionsRefused(command.id, failure.code, failure.message))
+        self._emit(Failed(command.id, code_of(failure.code), failure.message))

@@ -14,15 +14,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from daemon import protocol
-from daemon.api.generation import CancelGeneration, CountTokens, GenerateAll
+from daemon.api.generation import Failed
 from daemon.api.messages import Label
-from daemon.engine.answers import ANEW, EngineAsks
 from daemon.engine.capacity_metrics import CapacityMetrics
-from daemon.engine.generations import EngineGenerations
 from daemon.engine.labels import EngineLabels
 from daemon.engine.metrics import MemoryMetrics
-from daemon.engine.prompts import EnginePrompts
 from daemon.engine.question_changes import StandingQuestions
+from daemon.engine.request_runner import ANEW, RequestRunner
 from daemon.engine.session_lifecycle import EngineSessions
 from daemon.engine.snapshot_writer import Snapshots
 from daemon.engine.tape_feeder import TapeFeeder
@@ -45,13 +43,11 @@ class EngineHost:
     scheduler: Scheduler
     worker: Worker
     input: TapeFeeder
-    asks: EngineAsks
     questions: StandingQuestions
     sessions: EngineSessions
     snapshots: Snapshots
     labels: EngineLabels
-    prompts: EnginePrompts
-    generations: EngineGenerations
+    requests: RequestRunner
     memory: MemoryMetrics
     capacity: CapacityMetrics
     stop_background: Callable[[], None]
@@ -106,13 +102,9 @@ class EngineHost:
 
     def _dispatch(self, command: protocol.Command) -> None:
         match command:
-            case protocol.ComputeAsk():
-                self.asks.ask(command)
-            case protocol.CancelAsk():
-                self.asks.cancel(command.id)
             case protocol.SetQuestions():
                 if self.sessions.needs_reset(command.session):
-                    self.emit(protocol.QuestionsRefused(command.id, ANEW.code, ANEW.message))
+                    self.emit(Failed(command.id, "rebuilding", ANEW.message))
                 else:
                     self.questions.set(command)
             case (
@@ -133,14 +125,12 @@ class EngineHost:
                 self.snapshots.name_stream(command)
             case protocol.NoteProgress():
                 self.snapshots.note_progress(command.progress)
-            case GenerateAll() | CountTokens() | CancelGeneration():
-                self.generations.handle(command)
             case protocol.EndInput():
                 self.input.end()
             case protocol.StopEngine():
                 self.stop(command.drain_s)
             case _:
-                self.prompts.handle(command)
+                self.requests.handle(command)
 
     def _take_in(self) -> None:
         self.input.run(lambda: self.worker.idle, lambda: self.emit(protocol.InputDone()))

@@ -8,15 +8,18 @@ from functools import partial
 from msgspec import structs
 
 from daemon import protocol
-from daemon.api.generation import CountTokens, GenerateAll
+from daemon.api.generation import CountTokens, Failed, GenerateAll
+from daemon.api.messages import Code
 from daemon.config.schema import Config, SessionConfig
-from daemon.engine.answers import ANEW, Emit, EngineAsks, StandingAnswers
+from daemon.engine.answers import Emit, StandingAnswers
 from daemon.engine.build import Built, check_pool, line_spec, retention_of
 from daemon.engine.confidence_metrics import Confidence
 from daemon.engine.question_changes import StandingQuestions
+from daemon.engine.request_runner import ANEW, RequestRunner
 from daemon.engine.rollups import Rollups
 from daemon.engine.snapshot_writer import Snapshots
 from daemon.engine.tape_feeder import TapeFeeder, policy_of
+from daemon.engine.version_records import VersionRecords
 from engine.model.architectures import ModelError
 from engine.step import OutOfMemory
 from feeds.connector import SettingError
@@ -56,7 +59,8 @@ class EngineSessions:
     input: TapeFeeder
     questions: StandingQuestions
     answers: StandingAnswers
-    asks: EngineAsks
+    requests: RequestRunner
+    records: VersionRecords
     confidence: Confidence
     refresher: Refresher
     rollups: Rollups
@@ -73,7 +77,7 @@ class EngineSessions:
         self._sessions = {session.name: session for session in self.config.sessions}
 
     def handle(self, command: protocol.SessionCommand) -> None:
-        """Answer with the command's event or, with nothing changed, `SessionRefused`."""
+        """Answer with the command's event or, with nothing changed, `Failed`."""
         try:
             match command:
                 case protocol.AddSession():
@@ -84,7 +88,7 @@ class EngineSessions:
                     self._remove(command)
                 case protocol.TakeOver():
                     if not self.scheduler.run_between(partial(self._take_over, command)):
-                        self._refuse(command, STOPPING.code, STOPPING.message)
+                        self._refuse(command, "shutting_down", STOPPING.message)
         except SettingError as error:
             self._refuse(command, "bad_request", str(error))
         except ValueError as error:
@@ -99,8 +103,6 @@ class EngineSessions:
         batches, behind that.
         """
         match command:
-            case protocol.ComputeAsk():
-                return command.request.session in self._opening
             case GenerateAll():
                 return any(each.session in self._opening for each in command.requests)
             case CountTokens():
@@ -112,12 +114,12 @@ class EngineSessions:
         if session.name in self._kept:
             self._opening.add(session.name)
             if not self.scheduler.run_between(partial(self._reset_session, command)):
-                self._refuse(command, STOPPING.code, STOPPING.message)
+                self._refuse(command, "shutting_down", STOPPING.message)
             return
         line, standing = self._prepare(command)
         if not self.scheduler.run_between(partial(self._open, command, line, standing)):
             self._forget(session.name)
-            self._refuse(command, STOPPING.code, STOPPING.message)
+            self._refuse(command, "shutting_down", STOPPING.message)
 
     def _reset_session(self, command: protocol.AddSession) -> None:
         """Between two batches. What the old tape was asked and has not answered is asked of the new one."""
@@ -133,7 +135,7 @@ class EngineSessions:
         if name not in self.built.tapes:
             self.store.remove_session(name)
         self._opening.discard(name)
-        self.asks.ask_again()
+        self.requests.ask_again()
 
     def _prepare(self, command: protocol.AddSession) -> tuple[LineSpec | CompactSpec, tuple[Standing, ...]]:
         """Raises ValueError and SettingError."""
@@ -163,7 +165,7 @@ class EngineSessions:
             tape = self.built.open(session, command.progress, self.config.promise_ns(session))
         except (ValueError, ModelError, OutOfMemory, OSError) as error:
             self._forget(session.name)
-            self._refuse(command, "no_room" if isinstance(error, OutOfMemory) else "bad_request", str(error))
+            self._refuse(command, "bad_request", str(error))
             return
         self.confidence.add(session.name)
         self.answers.add(session)
@@ -197,7 +199,7 @@ class EngineSessions:
         policy_of(session.bars(self.config.bars))
         self._check_pool(session, line)
         if not self.scheduler.run_between(partial(self._apply, command, tape, line)):
-            self._refuse(command, STOPPING.code, STOPPING.message)
+            self._refuse(command, "shutting_down", STOPPING.message)
 
     def _apply(self, command: protocol.ChangeSession, tape: Tape, line: LineSpec | CompactSpec) -> None:
         """Between two batches. A shorter window is evicted at its next bar."""
@@ -217,7 +219,7 @@ class EngineSessions:
         self.refresher.watch(tape, refresh_policy(session))
         self.rollups.set(session, tape)
         self.snapshots.set(session, tape)
-        self.emit(protocol.SessionChanged(command.id))
+        self.emit(protocol.Done(command.id))
 
     def _remove(self, command: protocol.RemoveSession) -> None:
         tape = self.built.tapes.get(command.name)
@@ -225,7 +227,7 @@ class EngineSessions:
             raise ValueError(f"there is no session {command.name!r}")
         if command.keeps:
             self._kept[command.name] = tape
-            self.input.remove(command.name, partial(self.emit, protocol.SessionRemoved(command.id)))
+            self.input.remove(command.name, partial(self.emit, protocol.Done(command.id)))
             return
         self._kept.pop(command.name, None)
         del self.built.tapes[command.name], self._sessions[command.name]  # from now on it cannot be asked
@@ -234,13 +236,13 @@ class EngineSessions:
     def _close_soon(self, command: protocol.RemoveSession, tape: Tape) -> None:
         """On the data plane's thread, after the last record."""
         if not self.scheduler.run_between(partial(self._close, command, tape)):
-            self._refuse(command, STOPPING.code, STOPPING.message)
+            self._refuse(command, "shutting_down", STOPPING.message)
 
     def _close(self, command: protocol.RemoveSession, tape: Tape) -> None:
         """Between two batches, after the last append."""
         self._end(tape, REMOVED, keeps=not command.serves)
         self.store.remove_session(command.name)
-        self.emit(protocol.SessionRemoved(command.id))
+        self.emit(protocol.Done(command.id))
 
     def _end(self, tape: Tape, failure: Failure, *, keeps: bool = False) -> None:
         """End all work of a session with ``failure``, and forget it. ``keeps``: its snapshots stay."""
@@ -251,7 +253,7 @@ class EngineSessions:
         self.snapshots.forget(tape, keeps=keeps)
         self.scheduler.remove(tape, failure)
         self.registry.remove(name)
-        self.asks.remove(name)
+        self.records.remove(name)
         self.answers.remove(name)
         self.confidence.remove(name)
         self.built.close(tape)
@@ -262,7 +264,7 @@ class EngineSessions:
             tape = self.built.tapes.get(name)
             if tape is not None:
                 tape.version = max(tape.version, progress.version)
-        self.input.promote(command.progress, partial(self.emit, protocol.TookOver(command.id)))
+        self.input.promote(command.progress, partial(self.emit, protocol.Done(command.id)))
 
     def _check_pool(self, session: SessionConfig, line: LineSpec | CompactSpec) -> None:
         """Raise SettingError unless the pool holds the windows of all sessions."""
@@ -272,5 +274,5 @@ class EngineSessions:
         compact = [name for name in sessions if isinstance(lines[name], CompactSpec)]
         check_pool(structs.replace(self.config, pool=pool, sessions=tuple(sessions.values())), compact)
 
-    def _refuse(self, command: protocol.SessionCommand, code: str, message: str) -> None:
-        self.emit(protocol.SessionRefused(command.id, code, message))
+    def _refuse(self, command: protocol.SessionCommand, code: Code, message: str) -> None:
+        self.emit(Failed(command.id, code, message))

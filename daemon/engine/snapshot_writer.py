@@ -19,13 +19,14 @@ import msgspec
 
 from daemon import protocol
 from daemon.config.schema import Config, SessionConfig
-from daemon.engine.answers import EngineAsks, StandingAnswers
+from daemon.engine.answers import StandingAnswers
 from daemon.engine.build import Built, retention_of
 from daemon.engine.confidence_metrics import Confidence
 from daemon.engine.provenance import Lineages
 from daemon.engine.rollups import Rollups
 from daemon.engine.snapshot_store import SavedSession, SnapshotNoRoom, reason_of
 from daemon.engine.tape_feeder import TapeFeeder
+from daemon.engine.version_records import VersionRecords
 from daemon.progress import Position, Progress
 from ingest.plane_state import Taken
 from ingest.record import stream_number
@@ -84,7 +85,7 @@ class Snapshots:
     built: Built
     scheduler: Scheduler
     input: TapeFeeder
-    asks: EngineAsks
+    records: VersionRecords
     answers: StandingAnswers
     refresher: Refresher
     rollups: Rollups
@@ -152,7 +153,7 @@ class Snapshots:
     def give_back(self, name: str) -> None:
         """Have the rest of a session whose tape came back from a snapshot go on from it."""
         state, tape = self.built.restored[name], self.built.tapes[name]
-        self.asks.restore(name, tape.version, state.newest)
+        self.records.restore(name, tape.version, state.newest)
         self.answers.restore(name, state.asked)
         self.confidence.restore(name, state.adapted)
         self.refresher.restore(tape, state.stale_records)
@@ -274,7 +275,7 @@ class Snapshots:
     def _cut(self, tape: Tape) -> _Cut | None:
         """The session as it is; None when that is not possible now."""
         began, name = self.clock(), tape.name
-        newest = self.asks.newest(name, tape.version)
+        newest = self.records.of(name, tape.version)
         if newest is None or not self._can_be_cut(tape):
             return None
         found = self.input.cut(name)

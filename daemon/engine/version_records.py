@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from daemon.engine.tape_feeder import Appended, newest
 from ingest.plane import TapeRecord
@@ -32,9 +33,9 @@ class VersionRecords:
         """The newest record of ``version``; None for a session without input since the engine's start."""
         return self._kept[session].get(version)
 
-    def put(self, session: str, version: int, record: TapeRecord) -> None:
-        """A session goes on from ``version``, which its tape had before this engine began."""
-        self._kept[session] = {version: record}
+    def restore(self, session: str, version: int, record: TapeRecord) -> None:
+        """A session goes on from ``version``, whose ``record`` has times of another process."""
+        self._kept[session] = {version: replace(record, ts_ring=0)}
 
     def remove(self, session: str) -> None:
         """A session is removed."""

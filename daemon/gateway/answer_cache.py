@@ -1,29 +1,25 @@
-"""The gateway's view of every session: its newest version, its newest answers, and the asks that wait.
+"""The gateway's view of every session: its newest version and its newest answers.
 
-It serves the query socket. A standing question that is asked gets its newest ready answer from here, without
-the engine (*Attention Once* equation 11), with the ages of the version it was read from.
+A standing question that is asked gets its newest ready answer from here, without the engine (*Attention Once*
+equation 11), with the ages of the version it was read from.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
-
-import msgspec
+from typing import Any, NamedTuple
 
 from daemon import protocol
 from daemon.ages import Ages, Times, VenueClock, ages
 from daemon.api import messages
-from daemon.api.auth import Access
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.standing import questions_of
-from daemon.gateway.waiting import Waiting
-from daemon.tenants import LOCAL, Client, Tenant
-from feeds.market_data import Answer, Flag
+from daemon.tenants import LOCAL, Tenant
+from feeds.market_data import Answer, AnswerMetadata, Flag
 from flash.lookup import Lookup
 from flash.question import Question
 from metrics.catalogue import METRICS, STAGES
@@ -31,7 +27,6 @@ from metrics.store import MetricStore
 
 TIERS = ("cached", "ready", "computed")
 """Latency tiers of asks (*Attention Once* section 3.9.7)."""
-_HERE = Client(LOCAL, "")
 
 
 class ReadyAnswer(NamedTuple):
@@ -104,6 +99,21 @@ class SessionState:
         now: dict[Flag, bool] = {"stale": self.is_stale(event_age_ns), "silent": self.is_silent}
         return tuple(flag for flag, is_set in now.items() if is_set)
 
+    def ready(self, question_hash: str, max_age_s: float | None = None) -> ReadyAnswer | None:
+        """The newest answer to a question, if it is of the newest version or its data is young enough."""
+        known = self.answers.get(question_hash)
+        if known is None or max_age_s is None or known.answer.data_version >= self.version:
+            return known
+        return known if self.ages(known.times).event <= max_age_s * 1e9 else None
+
+    def metadata(self, ready: ReadyAnswer) -> dict[str, Any]:
+        """Members of a `ReplyMetadata`: the answer's, with its data's ages now, by which it is `stale`."""
+        answer, dated = ready.answer, self.dated(ready.times)
+        flags = [flag for flag in answer.flags if flag not in ("stale", "silent")]
+        members = {name: getattr(answer, name) for name in AnswerMetadata.__struct_fields__}
+        flags += self.flags_now(dated["staleness_ns"])
+        return members | dated | {"flags": tuple(flags), "cached": True}
+
     def answers_of(self, questions: Sequence[Question], min_version: int = 0) -> list[Answer]:
         """The questions' newest answers of this version or a newer one."""
         found = (self.answers.get(question.hash) for question in questions)
@@ -111,20 +121,10 @@ class SessionState:
 
 
 class Sessions:
-    """Sessions, answers and pending asks. Lives on the event loop.
+    """Sessions and their answers. Lives on the event loop."""
 
-    ``access`` is told the tokens that asks take.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        store: MetricStore,
-        send: Callable[[protocol.Command], None],
-        access: Access | None = None,
-    ) -> None:
-        self._store, self._access = store, access or Access()
-        self._send = send
+    def __init__(self, config: Config, store: MetricStore) -> None:
+        self._store = store
         self._promise_ns = config.promise_ns
         self.states: dict[str, SessionState] = {}
         self.clocks: dict[str, VenueClock] = {}
@@ -132,9 +132,6 @@ class Sessions:
         asked = list(questions_of(config))
         for session in config.sessions:
             self.add(session, [each.question for each in asked if each.session == session.name])
-        self._asks: Waiting[protocol.Asked] = Waiting()
-        self._asking: dict[int, Client] = {}
-        """Who asked, until the engine has ended an ask, which its client may have left."""
         self._answered = {
             tier: (
                 store.counter("foretick_asks_total", outcome=tier).inc,
@@ -190,28 +187,6 @@ class Sessions:
         asked = {question.hash for question in questions}
         state.answers = {key: answer for key, answer in state.answers.items() if key in asked}
 
-    def asked(self, event: protocol.Asked | protocol.AskFailed) -> None:
-        """The engine replied to an ask.
-
-        One without input since its restart does not know the times, but this process does.
-        """
-        client = self._asking.pop(event.id, None)
-        if client is not None:
-            self._access.charge(client, event.tokens)
-        if isinstance(event, protocol.Asked):
-            state = self.states.get(event.reply.session) or SessionState("")
-            dated = state.dated(event.times or state.times)
-            flags = (*event.reply.flags, *(("silent",) if state.is_silent else ()))
-            reply = msgspec.structs.replace(event.reply, flags=flags, **dated)
-            self._asks.done(reply.id, msgspec.structs.replace(event, reply=reply))
-        else:
-            self._asks.refused(event)
-
-    def engine_gone(self, message: str) -> None:
-        """Fail every ask in flight: the engine is gone."""
-        self._asking.clear()
-        self._asks.engine_gone(message)
-
     def observe(self, request: messages.ClientRequest, reply: messages.Reply, latency_ns: int) -> None:
         """Count an ask that was answered or refused, and a refused label; answers have a tier's latency."""
         if isinstance(reply, messages.AskReply):
@@ -225,58 +200,6 @@ class Sessions:
                 self._store.inc("foretick_labels_total", outcome=reply.code)
 
     # Called for clients.
-
-    def ready(self, session: str, question: Question) -> messages.AskReply | None:
-        """The newest ready answer of a standing ``question``; None without one."""
-        state = self.state(session)
-        known = state.answers.get(question.hash)
-        return None if known is None else _reply(0, session, known, state)
-
-    def cached(self, request: messages.Ask) -> messages.AskReply | None:
-        """A standing question's ready answer that is young enough; None where only the engine can answer."""
-        state = self.state(request.session)
-        found = state.lookup.find(request.question, request.choices)
-        known = None if found is None else state.answers.get(found.hash)
-        if known is None or not _is_young(known, state, request.max_age_s):
-            return None
-        return _reply(request.id, request.session, known, state)
-
-    async def ask(self, request: messages.Ask, client: Client = _HERE) -> messages.AskReply:
-        """A standing question's ready answer that is young enough, else the engine's."""
-        return self.cached(request) or await self.ask_engine(request, client)
-
-    async def ask_engine(self, request: messages.Ask, client: Client = _HERE) -> messages.AskReply:
-        """Answer from the engine, ignoring the cache. Its tokens are charged once the engine has ended it."""
-        asked = self._computed(request)
-        tenant = client.tenant
-        self._access.tokens(client)
-
-        def numbered(number: int) -> protocol.ComputeAsk:
-            self._asking[number] = client
-            sent = msgspec.structs.replace(asked.request, id=number)
-            return msgspec.structs.replace(asked, request=sent, tenant=tenant.name, weight=tenant.weight)
-
-        found = await self._asks.reply(
-            lambda number: self._send(numbered(number)),
-            lambda number: self._send(protocol.CancelAsk(number)),
-        )
-        return msgspec.structs.replace(found.reply, id=request.id)
-
-    def _computed(self, request: messages.Ask) -> protocol.ComputeAsk:
-        """What the engine is asked: a standing question as it stands. Raises QueryError for nonsense."""
-        lookup = self.state(request.session).lookup
-        found = lookup.find(request.question, request.choices)
-        if found is not None:
-            question = found.question
-            check_computed(question)
-            words = {"question": question.text, "choices": question.choices or ()}
-            return protocol.ComputeAsk(msgspec.structs.replace(request, **words), question=question)
-        text = lookup.text_of(request.question)
-        try:
-            Question("ask", text, request.choices or None, request.max_tokens)
-        except ValueError as error:
-            raise messages.QueryError("bad_request", str(error)) from None
-        return protocol.ComputeAsk(msgspec.structs.replace(request, question=text))
 
     async def sessions(self, request: messages.ListSessions) -> messages.SessionsReply:
         """All sessions."""
@@ -352,38 +275,11 @@ class Sessions:
         return state
 
 
-def _is_young(known: ReadyAnswer, state: SessionState, max_age_s: float | None) -> bool:
-    """Whether the answer is of the newest version, or its data no older than ``max_age_s``."""
-    if max_age_s is None or known.answer.data_version >= state.version:
-        return True
-    return state.ages(known.times).event <= max_age_s * 1e9
-
-
 def check_computed(question: Question) -> None:
     """Raise QueryError for a standing question that has ready answers only: open bars are on no tape."""
     if question.provisional:
         why = f"{question.name} reads open bars, so it has ready answers only, and none that this asks for"
         raise messages.QueryError("bad_request", why)
-
-
-def _reply(number: int, session: str, known: ReadyAnswer, state: SessionState) -> messages.AskReply:
-    """The answer with its data's ages now, by which it is `stale`, in reply to request ``number``."""
-    answer, dated = known.answer, state.dated(known.times)
-    flags = [flag for flag in answer.flags if flag not in ("stale", "silent")]
-    return messages.AskReply(
-        id=number,
-        session=session,
-        data_version=answer.data_version,
-        text=answer.text,
-        choice=answer.choice,
-        logit_gap=answer.logit_gap,
-        cached=True,
-        untrained=answer.untrained,
-        flags=(*flags, *state.flags_now(dated["staleness_ns"])),
-        probability=answer.probability,
-        choice_set=answer.choice_set,
-        **dated,
-    )
 
 
 def tier_of(reply: messages.AskReply) -> str:

@@ -6,10 +6,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 
 from daemon.api import messages
 from daemon.api.client import AsyncQueryClient
-from daemon.api.zmq import AnswerQuery, AtOnce, forwarding_name, never
+from daemon.api.zmq import Answering, AnswerQuery, forwarding_name
 from daemon.tenants import Client, Tenant
 from feeds.curve import Keys
 
@@ -38,21 +39,25 @@ class Forwarding:
         *,
         forwards: bool = True,
         keys: Keys | None = None,
-        fast_path: AtOnce = never,
     ) -> None:
         """``keys``: of all daemons' query sockets, where they have any."""
         self._answer, self._owner, self._timeout_s, self._forwards = answer, owner, timeout_s, forwards
-        self._keys, self._at_once = keys, fast_path
+        self._keys = keys
         self._clients: dict[tuple[str, str], AsyncQueryClient] = {}
 
-    async def answer(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply:
+    def answer(self, request: messages.ClientRequest, client: Client, since: int) -> Answering:
         """See `daemon.api.zmq.AnswerQuery`."""
         session = getattr(request, "session", "")
         address = self._owner(session) if session else None
         if address is None:
-            return await self._answer(request, client, since)
+            return self._answer(request, client, since)
         if not address or not self._forwards or client.forwarded:
             return moved(session, address).reply(request.id, address)
+        return partial(self._forward, request, client, since, address)
+
+    async def _forward(
+        self, request: messages.ClientRequest, client: Client, since: int, address: str
+    ) -> messages.Reply:
         deadline_ms: int | None = getattr(request, "deadline_ms", None)
         wait_s = self._timeout_s if deadline_ms is None else min(self._timeout_s, deadline_ms / 1e3)
         try:
@@ -61,15 +66,8 @@ class Forwarding:
         except TimeoutError:
             return messages.ErrorReply(request.id, "timeout", f"no answer within {wait_s:g} s", address)
         except messages.QueryError as error:
-            log.warning("a request about %s could not be forwarded to %s: %s", session, address, error)
+            log.warning("a request could not be forwarded to %s: %s", address, error)
             return error.reply(request.id, address)
-
-    def fast_path(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply | None:
-        """See `daemon.api.zmq.AtOnce`."""
-        session = getattr(request, "session", "")
-        if session and self._owner(session) is not None:
-            return None
-        return self._at_once(request, client, since)
 
     async def stop(self) -> None:
         """Close the connections to other daemons."""

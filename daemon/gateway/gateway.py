@@ -18,10 +18,10 @@ from typing import Any
 from daemon import protocol
 from daemon.api.auth import Access
 from daemon.api.events import Events
-from daemon.api.generation import Begun, Delta, Finished, GenerationFailed, TokensCounted
+from daemon.api.generation import Begun, Delta, Failed, Finished, TokensCounted
 from daemon.api.health import Health, health_of
 from daemon.api.http_server import HttpServer
-from daemon.api.messages import FinishReply, LabelReply, PromptReply
+from daemon.api.messages import LabelReply
 from daemon.api.zmq import QueryServer
 from daemon.config.errors import ConfigError
 from daemon.config.schema import Config
@@ -35,12 +35,11 @@ from daemon.gateway.engine_manager import EngineManager
 from daemon.gateway.forwarding import Forwarding
 from daemon.gateway.generations import Generations
 from daemon.gateway.inputs import Inputs
-from daemon.gateway.label_requests import LabelRequests
 from daemon.gateway.load_shedder import LoadShedder
 from daemon.gateway.notify import Notifier
 from daemon.gateway.originals import Originals
+from daemon.gateway.pending import PendingCommands
 from daemon.gateway.prompts import Prompts
-from daemon.gateway.question_requests import Questions
 from daemon.gateway.reconfigure import LiveSessions
 from daemon.gateway.source_runner import COMMIT, SourceRunner
 from daemon.gateway.visibility import visible
@@ -73,8 +72,7 @@ class Gateway:
     input: SourceRunner | Inputs
     sessions: Sessions
     lateness: LoadShedder
-    questions: Questions
-    labels: LabelRequests
+    pending: PendingCommands
     publisher: Publisher
     originals: Originals
     prompts: Prompts
@@ -184,7 +182,7 @@ class Gateway:
             await self.query.drain(min(1.0, drain_s))
         await self.forwarding.stop()
         clean = await self.engine.stop(drain_s)
-        self._refuse_all("the daemon stopped")
+        self.pending.engine_gone("the daemon stopped")
         left = await self.publisher.delivery.stop(max(0.5, deadline - time.monotonic()))
         if self.publisher.transactions is not None:
             await self.tasks.stop(TRANSACTIONS)
@@ -246,16 +244,6 @@ class Gateway:
         if session is not None and session not in self.sessions.states:
             return  # it was removed
         match event:
-            case (
-                protocol.SessionAdded()
-                | protocol.SessionChanged()
-                | protocol.SessionRemoved()
-                | protocol.SessionRefused()
-                | protocol.TookOver()
-            ):
-                if isinstance(event, protocol.SessionAdded):
-                    self.publisher.streams.name(*event.streams)
-                self.live.on_event(event)
             case protocol.Committed():
                 self.sessions.committed(event)
                 self.lateness.committed(event)
@@ -270,19 +258,14 @@ class Gateway:
                 self.publisher.not_due(event)
             case protocol.RecordRefused():
                 self._refused(event)
-            case protocol.Asked() | protocol.AskFailed():
-                self.sessions.asked(event)
             case protocol.QuestionsSet():
                 self.publisher.questions_set(event)
-                self.questions.on_event(event)
-            case protocol.QuestionsRefused():
-                self.questions.on_event(event)
-            case LabelReply() | protocol.LabelRefused():
-                self.labels.on_event(event)
-            case PromptReply() | FinishReply() | protocol.PromptFailed():
-                self.prompts.on_event(event)
-            case Begun() | Delta() | Finished() | GenerationFailed() | TokensCounted():
-                self.generations.on_event(event)
+                self.pending.on_event(event)
+            case protocol.SessionAdded():
+                self.publisher.streams.name(*event.streams)
+                self.pending.on_event(event)
+            case protocol.Done() | LabelReply() | Begun() | Delta() | Finished() | Failed() | TokensCounted():
+                self.pending.on_event(event)
             case protocol.EngineReady():
                 self.model = event.model
                 self.publisher.streams.name(*event.streams)
@@ -313,7 +296,7 @@ class Gateway:
 
     def _on_engine_gone(self, message: str) -> None:
         self.store.set("foretick_engine_up", 0)
-        self._refuse_all(message)
+        self.pending.engine_gone(message)
         was_ready = self.engine.gone()
         if self.stopping or self.failed.done():
             return
@@ -322,15 +305,6 @@ class Gateway:
             return
         log.error("%s; starting it again", message)
         self.tasks.start(RESTART, partial(self._restart, self.tasks.expect_end(RESTART)), returns=True)
-
-    def _refuse_all(self, message: str) -> None:
-        """Fail all client requests that wait for the engine."""
-        self.sessions.engine_gone(message)
-        self.questions.engine_gone(message)
-        self.live.engine_gone(message)
-        self.labels.engine_gone(message)
-        self.prompts.engine_gone(message)
-        self.generations.engine_gone(message)
 
     async def _restart(self, earlier: asyncio.Task[None] | None) -> None:
         """Start a new engine over a new ring, and read the source again from the committed offsets.

@@ -1,5 +1,4 @@
-"""The gateway's side of generation for the OpenAI and Anthropic APIs: limits, ready answers, cached
-responses.
+"""The gateway's side of every request: ready answers, limits, what is charged, and cached responses.
 
 Which standing question a request means is found before its other members are looked at; these decide only
 whether the newest ready answer may serve, whatever was said before the question in the chat. A response that
@@ -11,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import AsyncGenerator, Callable, Sequence
-from itertools import count
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -25,30 +24,33 @@ from daemon.api.generation import (
     CountTokens,
     Delta,
     Event,
+    Failed,
     Finished,
     Generate,
     GenerateAll,
     GenerationEvent,
-    GenerationFailed,
     ModelCatalog,
     TokensCounted,
     Turn,
 )
-from daemon.api.messages import ReplyMetadata
-from daemon.gateway.answer_cache import Sessions, check_computed
+from daemon.gateway.answer_cache import ReadyAnswer, Sessions, SessionState, check_computed
 from daemon.gateway.forwarding import moved
+from daemon.gateway.pending import PendingCommands, resolve
 from daemon.gateway.prompt_quota import PromptQuota
 from daemon.lru import Lru
 from daemon.tenants import Client, Tenant
+from flash.lookup import Known
 from flash.question import Question
 
 Inbox = asyncio.Queue[tuple[int, GenerationEvent]]
+OnEvent = Callable[[int, GenerationEvent], None]
+"""``on_event(index, event)``: an event of one of several requests."""
 RESPONSES = 1024
 """Responses to keep."""
 
 
 class Generations:
-    """All generations of all clients, on the event loop; implements `daemon.api.generation.Generator`.
+    """All requests that take tokens, on the event loop; implements `daemon.api.generation.Generator`.
 
     As far as there is ``room``. ``admit`` raises QueryError when no new prompt is admitted now.
     ``access`` is told the tokens that they take. ``counted(outcome)`` hears of look-ups of kept responses.
@@ -58,7 +60,7 @@ class Generations:
     def __init__(
         self,
         sessions: Sessions,
-        send: Callable[[protocol.Command], None],
+        pending: PendingCommands,
         room: PromptQuota,
         access: Access,
         *,
@@ -76,37 +78,127 @@ class Generations:
         ``aliases``: further names of the model.
         """
         self._owner = owner
-        self._sessions, self._send = sessions, send
+        self._sessions, self._pending = sessions, pending
         self._room, self._access, self._admit = room, access, admit
         self._max_wait_s, self._limits, self._since = max_wait_s, limits, since
         self._aliases = aliases
         self._model: protocol.EngineReady | None = None
-        self._numbers = count(1)
-        self._open: dict[int, Callable[[GenerationEvent], None]] = {}
         self._running = 0
         self._responses: Lru[bytes, Finished] = Lru(RESPONSES, counted)
 
     def __len__(self) -> int:
-        """Number of running generations."""
+        """Number of running generations of the compatible APIs."""
         return self._running
-
-    # Called by the gateway.
 
     def ready(self, event: protocol.EngineReady) -> None:
         """The engine is up with this model."""
         self._model = event
 
-    def on_event(self, event: GenerationEvent) -> None:
-        """An event of the engine; one that nobody waits for any more is dropped."""
-        if (hear := self._open.get(event.id)) is not None:
-            hear(event)
+    # The engine's work for a client.
 
-    def engine_gone(self, message: str) -> None:
-        """Fail everything: the engine is gone."""
-        for number, hear in list(self._open.items()):
-            hear(GenerationFailed(number, "engine", message))
+    def start(self, requests: Sequence[Generate], client: Client, on_event: OnEvent) -> list[int]:
+        """Have the engine answer ``requests`` together; returns their numbers, for `cancel`.
 
-    # Called for clients; each raises QueryError.
+        The client is charged for tokens as they are computed, also after it has left: events come until the
+        engine has ended each request, by `Finished` or `Failed`.
+        """
+        tenant = client.tenant
+        numbers = [
+            self._pending.open(self._charging(client, partial(on_event, index)))
+            for index in range(len(requests))
+        ]
+        sent = tuple(
+            msgspec.structs.replace(each, id=number, tenant=tenant.name, weight=tenant.weight)
+            for each, number in zip(requests, numbers, strict=True)
+        )
+        try:
+            self._pending.send(GenerateAll(sent))
+        except BaseException:
+            for number in numbers:
+                self._pending.close(number)
+            raise
+        return numbers
+
+    def cancel(self, number: int) -> None:
+        """Nobody waits for a request any more."""
+        self._pending.send(CancelGeneration(number))
+
+    def _charging(
+        self, client: Client, on_event: Callable[[GenerationEvent], None]
+    ) -> Callable[[protocol.ReplyEvent], None]:
+        """Takes the engine's events of one request, and charges for the tokens that they tell of."""
+        charged = 0
+
+        def hear(event: protocol.ReplyEvent) -> None:
+            nonlocal charged
+            taken = charged
+            match event:
+                case Begun():
+                    taken += max(0, event.prompt_tokens - event.reused_tokens)
+                case Delta():
+                    taken += event.tokens
+                case Finished():
+                    taken = event.computed_tokens
+                case Failed():
+                    taken = event.tokens
+                case TokensCounted():
+                    pass
+                case _:
+                    raise AssertionError(f"{event} is no event of a request")
+            if isinstance(event, Finished | Failed):
+                self._pending.close(event.id)
+            self._access.charge(client, max(0, taken - charged))
+            charged = max(charged, taken)
+            on_event(event)
+
+        return hear
+
+    # Asks. What clients call raises QueryError.
+
+    def ask(
+        self, request: messages.Ask, client: Client
+    ) -> messages.AskReply | Callable[[], Awaitable[messages.AskReply]]:
+        """A standing question's ready answer that is young enough; else what to await for the engine's."""
+        state = self._sessions.state(request.session)
+        known = state.lookup.find(request.question, request.choices)
+        if known is None:
+            text, choices, question = state.lookup.text_of(request.question), request.choices, None
+            try:
+                Question("ask", text, choices or None, request.max_tokens)
+            except ValueError as error:
+                raise messages.QueryError("bad_request", str(error)) from None
+        else:
+            if (ready := state.ready(known.hash, request.max_age_s)) is not None:
+                return messages.AskReply(id=request.id, text=ready.answer.text, **state.metadata(ready))
+            question = known.question
+            check_computed(question)
+            text, choices = question.text, question.choices or ()
+        asked = Generate(
+            session=request.session,
+            turns=(Turn("user", text),),
+            choices=choices,
+            max_tokens=request.max_tokens,
+            question=question,
+            exact=True,
+            early_exit=request.early_exit,
+        )
+        return partial(self._computed, request.id, asked, client)
+
+    async def _computed(self, number: int, asked: Generate, client: Client) -> messages.AskReply:
+        """The engine's reply to ask ``number``."""
+        self._access.tokens(client)
+        future: asyncio.Future[protocol.ReplyEvent] = asyncio.get_running_loop().create_future()
+        (sent,) = self.start([asked], client, lambda index, event: resolve(future, event))
+        try:
+            done = await future
+        except asyncio.CancelledError:
+            self.cancel(sent)
+            raise
+        assert isinstance(done, Finished)
+        metadata = msgspec.structs.asdict(self._dated(done).metadata)
+        return messages.AskReply(id=number, text=done.text, **metadata)
+
+    # The compatible APIs.
 
     def served(self, client: Client) -> ModelCatalog:
         """What there is now, as far as the client sees it."""
@@ -120,24 +212,20 @@ class Generations:
 
     async def count(self, request: CountTokens, client: Client) -> int:
         """Tokens of a prompt."""
-        question = self._meant(request.session, request.turns, ())
+        known = self._meant(request.session, request.turns, ())
+        question = None if known is None else known.question
         self._take(1, client, pool=not request.session)
-        inbox: asyncio.Queue[GenerationEvent] = asyncio.Queue()
-        number = next(self._numbers)
-        self._open[number] = inbox.put_nowait
         try:
-            self._send(msgspec.structs.replace(request, id=number, question=question))
             async with asyncio.timeout(self._max_wait_s):
-                event = await inbox.get()
+                counted = await self._pending.reply(
+                    lambda number: msgspec.structs.replace(request, id=number, question=question)
+                )
         except TimeoutError:
             raise self._late() from None
         finally:
-            del self._open[number]
             self._leave(1, client)
-        if isinstance(event, GenerationFailed):
-            raise messages.QueryError(messages.code_of(event.code), event.message)
-        assert isinstance(event, TokensCounted)
-        return event.tokens
+        assert isinstance(counted, TokensCounted)
+        return counted.tokens
 
     async def run(
         self, requests: Sequence[Generate], client: Client
@@ -146,40 +234,38 @@ class Generations:
         for session in {each.session for each in requests if each.session}:
             if (address := self._owner(session)) is not None:
                 raise moved(session, address)
-        requests = [self._worded(each) for each in requests]
+        found = [self._looked_up(each) for each in requests]
         self._take(len(requests), client, pool=any(not each.session for each in requests))
         inbox: Inbox = asyncio.Queue()
-        mine: set[int] = set()
+        numbers: list[int] = []
+        ended: set[int] = set()
         keys: dict[int, bytes] = {}
-        sent = False
-        asked: list[Generate] = []
+        asked: dict[int, Generate] = {}
         try:
-            for index, request in enumerate(requests):
-                events = self._known(request)
-                if events is None and (key := self._key(request)) is not None:
+            for index, (request, done) in enumerate(found):
+                if done is None and (key := self._key(request)) is not None:
                     keys[index] = key
-                    events = self._kept(key, request, client.tenant)
-                if events is not None:
-                    for event in events:
-                        inbox.put_nowait((index, event))
-                    keys.pop(index, None)
+                    done = self._kept(key, client.tenant)
+                if done is None:
+                    asked[index] = _seeded(request)
                     continue
-                number = next(self._numbers)
-                mine.add(number)
-                self._open[number] = self._hearing(client, inbox, index)
-                asked.append(_engines(request, number, client.tenant))
+                keys.pop(index, None)
+                for event in _events(done, stream=request.stream):
+                    inbox.put_nowait((index, event))
             if asked:
-                self._send(GenerateAll(tuple(asked)))
-                sent = True
+                places = list(asked)
+                numbers = self.start(
+                    list(asked.values()), client, lambda n, event: inbox.put_nowait((places[n], event))
+                )
             left = len(requests)
             while left:
                 index, event = await self._next(inbox)
-                if isinstance(event, GenerationFailed):
-                    raise messages.QueryError(messages.code_of(event.code), event.message)
+                if isinstance(event, Failed):
+                    raise messages.QueryError(event.code, event.message)
                 assert not isinstance(event, TokensCounted)
                 if isinstance(event, Finished):
                     left -= 1
-                    mine.discard(event.id)
+                    ended.add(event.id)
                     event = self._dated(event)
                     if index in keys:
                         self._responses.put(keys[index], event, client.tenant.name)
@@ -190,36 +276,9 @@ class Generations:
             raise messages.QueryError("bad_request", why) from None
         finally:
             self._leave(len(requests), client)
-            for number in mine:
-                if sent:  # it is heard until its end
-                    self._send(CancelGeneration(number))
-                else:
-                    del self._open[number]
-
-    def _hearing(self, client: Client, inbox: Inbox, index: int) -> Callable[[GenerationEvent], None]:
-        """Takes the engine's events, and charges for the tokens as they are computed.
-
-        It goes on until the engine has ended the generation, even if the client leaves.
-        """
-        said = 0
-
-        def hear(event: GenerationEvent) -> None:
-            nonlocal said
-            match event:
-                case Begun():
-                    self._access.charge(client, max(0, event.prompt_tokens - event.reused_tokens))
-                case Delta():
-                    said += event.tokens
-                    self._access.charge(client, event.tokens)
-                case Finished():
-                    del self._open[event.id]
-                    self._access.charge(client, max(0, event.answer_tokens - said))
-                case GenerationFailed():
-                    del self._open[event.id]
-                    self._access.charge(client, event.tokens)
-            inbox.put_nowait((index, event))
-
-        return hear
+            for number in numbers:
+                if number not in ended:
+                    self.cancel(number)
 
     def _take(self, n: int, client: Client, *, pool: bool) -> None:
         self._room.check(client, n)
@@ -243,66 +302,37 @@ class Generations:
     def _late(self) -> messages.QueryError:
         return messages.QueryError("timeout", f"no token within {self._max_wait_s:g} s")
 
-    def _worded(self, request: Generate) -> Generate:
-        """The request with the standing question that it means, if it means one. Raises QueryError."""
-        question = self._meant(request.session, request.turns, request.choices)
-        if question is not None:
+    def _looked_up(self, request: Generate) -> tuple[Generate, Finished | None]:
+        """The request with the standing question that it means, and its ready answer if that serves.
+
+        Raises QueryError.
+        """
+        if not request.session:
+            return request, None
+        state = self._sessions.state(request.session)
+        known = self._meant(request.session, request.turns, request.choices)
+        if known is not None:
+            question, ready = known.question, state.ready(known.hash)
             choices = () if request.schema is not None else question.choices or ()
             request = msgspec.structs.replace(request, question=question, choices=choices)
-        elif request.session and request.turns:
+            if ready is not None and _serves(ready.answer.text, question, request):
+                return request, _finished(ready, state)
+            check_computed(question)
+        elif request.turns:
             # its name, with other choices
-            text = self._sessions.state(request.session).lookup.text_of(request.turns[-1].text)
+            text = state.lookup.text_of(request.turns[-1].text)
             last = msgspec.structs.replace(request.turns[-1], text=text)
             request = msgspec.structs.replace(request, turns=(*request.turns[:-1], last))
-        return request
+        return request, None
 
-    def _meant(self, session: str, turns: Sequence[Turn], choices: tuple[str, ...]) -> Question | None:
+    def _meant(self, session: str, turns: Sequence[Turn], choices: tuple[str, ...]) -> Known | None:
         """The standing question whose text or name the user's last message is. Raises QueryError."""
         if not session:
             return None
         state = self._sessions.state(session)
         if not turns or turns[-1].role != "user":
             return None
-        found = state.lookup.find(turns[-1].text, choices)
-        return None if found is None else found.question
-
-    def _known(self, request: Generate) -> list[GenerationEvent] | None:
-        """A standing question's ready answer, as events, where the request asks for nothing else."""
-        question = request.question
-        if question is None:
-            return None
-        reply = self._sessions.ready(request.session, question)
-        if reply is None or not _serves(reply, question, request):
-            check_computed(question)
-            return None
-        facts = ReplyMetadata(
-            session=reply.session,
-            data_version=reply.data_version,
-            as_of=reply.as_of,
-            staleness_ns=reply.staleness_ns,
-            source_age_ns=reply.source_age_ns,
-            daemon_age_ns=reply.daemon_age_ns,
-            choice=reply.choice,
-            probability=reply.probability,
-            choice_set=reply.choice_set,
-            logit_gap=reply.logit_gap,
-            cached=True,
-            untrained=reply.untrained,
-            flags=reply.flags,
-        )
-        return _at_once(
-            Finished(
-                id=0,
-                text=reply.text,
-                finish="stop",
-                stop=None,
-                prompt_tokens=0,
-                reused_tokens=0,
-                answer_tokens=0,
-                metadata=facts,
-            ),
-            stream=request.stream,
-        )
+        return state.lookup.find(turns[-1].text, choices)
 
     def _key(self, request: Generate) -> bytes | None:
         """What a response depends on; None for one that may come out otherwise next time, or is large."""
@@ -310,40 +340,38 @@ class Generations:
             return None
         if request.top_logprobs is not None:
             return None
-        same = msgspec.structs.replace(
-            request, id=0, stream=False, retention_priority=0, retention_seconds=0.0
-        )
+        same = msgspec.structs.replace(request, stream=False, retention_priority=0, retention_seconds=0.0)
         return hashlib.sha256(msgspec.msgpack.encode((self._model.revision, same))).digest()
 
-    def _kept(self, key: bytes, request: Generate, tenant: Tenant) -> list[GenerationEvent] | None:
-        """A kept response, as events."""
+    def _kept(self, key: bytes, tenant: Tenant) -> Finished | None:
+        """A kept response."""
         kept = self._responses.get(key, tenant.name)
         if kept is None:
             return None
-        facts = msgspec.structs.replace(kept.metadata, cached=True)
-        again = msgspec.structs.replace(kept, id=0, metadata=facts, reused_tokens=kept.prompt_tokens)
-        return _at_once(again, stream=request.stream)
+        metadata = msgspec.structs.replace(kept.metadata, cached=True)
+        return msgspec.structs.replace(kept, id=0, metadata=metadata, reused_tokens=kept.prompt_tokens)
 
     def _dated(self, event: Finished) -> Finished:
         """With the ages of what it was read from; this process knows them when an engine just restarted."""
-        state = self._sessions.states.get(event.metadata.session or "")
-        if state is None or event.metadata.cached:
+        metadata = event.metadata
+        if not metadata.session or metadata.cached:
             return event
+        state = self._sessions.states.get(metadata.session) or SessionState("")
         dated = state.dated(event.times or state.times)
-        flags = (*event.metadata.flags, *state.flags_now(dated["staleness_ns"]))
-        facts = msgspec.structs.replace(event.metadata, flags=flags, **dated)
-        return msgspec.structs.replace(event, metadata=facts)
+        flags = (*metadata.flags, *state.flags_now(dated["staleness_ns"]))
+        return msgspec.structs.replace(
+            event, metadata=msgspec.structs.replace(metadata, flags=flags, **dated)
+        )
 
 
-def _engines(request: Generate, number: int, tenant: Tenant) -> Generate:
+def _seeded(request: Generate) -> Generate:
     """The request for the engine: any sampling has a seed."""
-    seed = request.seed
-    if seed is None and request.temperature:
-        seed = secrets.randbits(63)
-    return msgspec.structs.replace(request, id=number, seed=seed, tenant=tenant.name, weight=tenant.weight)
+    if request.seed is None and request.temperature:
+        return msgspec.structs.replace(request, seed=secrets.randbits(63))
+    return request
 
 
-def _serves(reply: messages.AskReply, question: Question, request: Generate) -> bool:
+def _serves(text: str, question: Question, request: Generate) -> bool:
     """Whether a ready answer is all that the request asks for: the likeliest, as long, and nothing beside."""
     if request.temperature or request.schema is not None or request.top_logprobs is not None:
         return False
@@ -353,12 +381,26 @@ def _serves(reply: messages.AskReply, question: Question, request: Generate) -> 
         return False
     if question.answer == "number":
         return True
-    if any(stop in reply.text for stop in request.stop):
+    if any(stop in text for stop in request.stop):
         return False
     return request.max_tokens is None or request.max_tokens >= question.max_tokens
 
 
-def _at_once(done: Finished, *, stream: bool) -> list[GenerationEvent]:
+def _finished(ready: ReadyAnswer, state: SessionState) -> Finished:
+    """A ready answer, which costs nothing."""
+    return Finished(
+        id=0,
+        text=ready.answer.text,
+        finish="stop",
+        stop=None,
+        prompt_tokens=0,
+        reused_tokens=0,
+        answer_tokens=0,
+        metadata=messages.ReplyMetadata(**state.metadata(ready)),
+    )
+
+
+def _events(done: Finished, *, stream: bool) -> list[GenerationEvent]:
     """The events of an answer that is there."""
     begun = Begun(0, done.prompt_tokens, done.reused_tokens)
     if stream and (done.text or done.logprobs):

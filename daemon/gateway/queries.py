@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import msgspec
 
 from daemon.api import messages
 from daemon.api.pushes import Pushes
+from daemon.api.zmq import Answering
 from daemon.gateway.answer_cache import Sessions
+from daemon.gateway.generations import Generations
 from daemon.gateway.label_requests import LabelRequests
 from daemon.gateway.prompts import Prompts
 from daemon.gateway.question_requests import Questions
@@ -26,6 +30,7 @@ class Queries:
     def __init__(
         self,
         sessions: Sessions,
+        generations: Generations,
         live: LiveSessions,
         questions: Questions,
         labels: LabelRequests,
@@ -34,16 +39,31 @@ class Queries:
         pushes: Pushes,
     ) -> None:
         self._sessions, self._live, self._questions, self._labels = sessions, live, questions, labels
+        self._generations = generations
         self._prompts, self._max_wait_s = prompts, max_wait_s
         self._pushes = pushes
 
-    async def answer(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply:
-        """The reply. ``client``: who asks; ``since``: the request's arrival, monotonic ns."""
+    def answer(self, request: messages.ClientRequest, client: Client, since: int) -> Answering:
+        """A ready answer, or what to await. ``client``: who asks; ``since``: its arrival, monotonic ns."""
+        work: Callable[[], Awaitable[messages.Reply]] = partial(self._answer, request, client)
+        if isinstance(request, messages.Ask):
+            try:
+                found = self._generations.ask(request, client)
+            except messages.QueryError as error:
+                return error.reply(request.id)
+            if not callable(found):
+                return msgspec.structs.replace(found, latency_ns=time.monotonic_ns() - since)
+            work = found
+        return partial(self._wait, request, since, work)
+
+    async def _wait(
+        self, request: messages.ClientRequest, since: int, work: Callable[[], Awaitable[messages.Reply]]
+    ) -> messages.Reply:
         deadline_ms: int | None = getattr(request, "deadline_ms", None)
         wait_s = self._max_wait_s if deadline_ms is None else min(self._max_wait_s, deadline_ms / 1e3)
         try:
             async with asyncio.timeout(wait_s - (time.monotonic_ns() - since) / 1e9):
-                reply = await self._answer(request, client)
+                reply = await work()
         except messages.QueryError as error:
             return error.reply(request.id)
         except TimeoutError:
@@ -55,21 +75,10 @@ class Queries:
             return msgspec.structs.replace(reply, latency_ns=time.monotonic_ns() - since)
         return reply
 
-    def fast_path(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply | None:
-        """See `daemon.api.zmq.AtOnce`."""
-        del client
-        if not isinstance(request, messages.Ask):
-            return None
-        try:
-            found = self._sessions.cached(request)
-        except messages.QueryError:
-            return None
-        return found and msgspec.structs.replace(found, latency_ns=time.monotonic_ns() - since)
-
     async def _answer(self, request: messages.ClientRequest, client: Client) -> messages.Reply:
         match request:
             case messages.Ask():
-                return await self._sessions.ask(request, client)
+                raise AssertionError("asks are looked up before")
             case messages.ListSessions():
                 return await self._sessions.sessions(request)
             case messages.Describe():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 
 import msgspec
@@ -18,7 +18,7 @@ from daemon.api import messages
 from daemon.config.schema import Config
 from daemon.config.standing import questions_of, table_of
 from daemon.gateway.answer_cache import Sessions
-from daemon.gateway.waiting import Waiting
+from daemon.gateway.pending import PendingCommands
 from flash.question import Question
 
 log = logging.getLogger(__name__)
@@ -30,24 +30,11 @@ MOST = 999
 class Questions:
     """Standing questions of every session. Lives on the event loop; one change of a session at a time."""
 
-    def __init__(self, sessions: Sessions, send: Callable[[protocol.Command], None]) -> None:
-        self._sessions, self._send = sessions, send
-        self._changes: Waiting[None] = Waiting()
+    def __init__(self, sessions: Sessions, pending: PendingCommands) -> None:
+        self._sessions, self._pending = sessions, pending
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     # Called by the gateway.
-
-    def on_event(self, event: protocol.QuestionsSet | protocol.QuestionsRefused) -> None:
-        """The engine replied to a change."""
-        if isinstance(event, protocol.QuestionsSet):
-            self._sessions.questions_set(event.session, event.questions)
-            self._changes.done(event.id, None)
-        else:
-            self._changes.refused(event)
-
-    def engine_gone(self, message: str) -> None:
-        """Fail every change in flight: the engine is gone."""
-        self._changes.engine_gone(message)
 
     def configured(self, config: Config) -> Config:
         """``config`` with the standing questions as they are now, for an engine that is started again."""
@@ -159,9 +146,14 @@ class Questions:
             raise
 
     async def _change(self, session: str, questions: Sequence[Question]) -> None:
-        await self._changes.reply(
-            lambda number: self._send(protocol.SetQuestions(number, session, tuple(questions)))
+        await self._pending.reply(
+            lambda number: protocol.SetQuestions(number, session, tuple(questions)), self._set
         )
+
+    def _set(self, event: protocol.ReplyEvent) -> None:
+        """The engine replied to a change, whose client may be gone."""
+        if isinstance(event, protocol.QuestionsSet) and event.session in self._sessions.states:
+            self._sessions.questions_set(event.session, event.questions)
 
     def _reply(self, request: messages.QuestionRequest) -> messages.QuestionsReply:
         return messages.QuestionsReply(request.id, request.session, self._infos(request.session))

@@ -11,11 +11,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from functools import partial
 
 import msgspec
 
 from daemon import protocol
 from daemon.api import messages
+from daemon.api.generation import Failed
 from daemon.config.changes import changes, live, questions_by_session, resolved
 from daemon.config.checks import cross_check
 from daemon.config.errors import ConfigError
@@ -25,9 +27,9 @@ from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.checkpoint.publisher import Publisher
 from daemon.gateway.checkpoint.state import ProgressStore
 from daemon.gateway.inputs import Inputs
+from daemon.gateway.pending import PendingCommands
 from daemon.gateway.question_requests import Questions
 from daemon.gateway.source_runner import SourceRunner
-from daemon.gateway.waiting import Waiting
 from daemon.progress import Position, Progress
 from flash.question import Question
 from metrics.store import MetricStore
@@ -37,7 +39,7 @@ log = logging.getLogger(__name__)
 RETRY_S = 0.2
 NEXT_ENGINE_S = 120.0
 """How long a session that was removed to begin again waits for an engine."""
-REFUSED = ("bad_request", "no_room")
+REFUSED = "bad_request"
 """Why an engine that is up does not open a session."""
 
 
@@ -53,15 +55,13 @@ class LiveSessions:
         entering: SourceRunner | Inputs,
         progress: ProgressStore,
         store: MetricStore,
-        send: Callable[[protocol.Command], None],
+        pending: PendingCommands,
     ) -> None:
         self._progress = progress
         self.config = config
         self._sessions, self._questions, self._publisher = sessions, questions, publisher
-        self._input, self._store, self._send = entering, store, send
+        self._input, self._store, self._pending = entering, store, pending
         self._changing = asyncio.Lock()
-        self._waiting: Waiting[None] = Waiting()
-        self._commands: dict[int, protocol.SessionCommand] = {}
         self._positions: dict[str, Mapping[str, Position]] = {}
         """Where sessions that were added read on."""
 
@@ -133,19 +133,20 @@ class LiveSessions:
         asked = tuple(self._sessions.states[session.name].questions)
         await self._add(session, self._progress.resumed(session.name), asked)
 
-    def on_event(self, event: protocol.SessionEvent) -> None:
-        """The engine replied: later events see the session as it is now."""
-        command = self._commands.pop(event.id, None)
-        if isinstance(event, protocol.SessionRefused):
-            if isinstance(command, protocol.AddSession) and event.code in REFUSED:
-                self._gone(command.session.name)
-            self._forget(command)
-            self._waiting.refused(event)
-            return
+    def _replied(self, command: protocol.SessionCommand, event: protocol.ReplyEvent) -> None:
+        """The engine replied: later events see the session as it is now. Its client may be gone."""
         match command:
+            case protocol.AddSession() if isinstance(event, Failed):
+                name = command.session.name
+                if event.code == REFUSED:
+                    self._gone(name)
+                if name not in self._sessions.states:
+                    self._store.remove_session(name)
+            case _ if isinstance(event, Failed):
+                pass
             case protocol.AddSession():
-                if isinstance(event, protocol.SessionAdded):
-                    self._positions[command.session.name] = event.positions
+                assert isinstance(event, protocol.SessionAdded)
+                self._positions[command.session.name] = event.positions
                 self._added(command)
             case protocol.ChangeSession():
                 self._sessions.change(command.session)
@@ -153,7 +154,6 @@ class LiveSessions:
                 self._set(command.session if s.name == name else s for s in self.config.sessions)
             case protocol.RemoveSession(keeps=False):
                 self._gone(command.name)
-        self._waiting.done(event.id, None)
 
     def _added(self, command: protocol.AddSession) -> None:
         """There is another session, or one began anew."""
@@ -186,18 +186,6 @@ class LiveSessions:
         version = self._sessions.remove(name).version
         self._publisher.remove(name)
         return version
-
-    def engine_gone(self, message: str) -> None:
-        """Fail the change in flight: the engine is gone, and the next one starts without it."""
-        for command in self._commands.values():
-            self._forget(command)
-        self._commands.clear()
-        self._waiting.engine_gone(message)
-
-    def _forget(self, command: protocol.SessionCommand | None) -> None:
-        """A session that was to be added is not. Its client may be gone long since."""
-        if isinstance(command, protocol.AddSession) and command.session.name not in self._sessions.states:
-            self._store.remove_session(command.session.name)
 
     # Called for clients.
 
@@ -300,11 +288,10 @@ class LiveSessions:
             self._input.change(self.config.sessions)
 
     async def _command(self, make: Callable[[int], protocol.SessionCommand]) -> None:
-        def send(number: int) -> None:
-            self._commands[number] = make(number)
-            self._send(self._commands[number])
-
-        await self._waiting.reply(send)
+        command = make(0)
+        await self._pending.reply(
+            lambda number: msgspec.structs.replace(command, id=number), partial(self._replied, command)
+        )
 
     async def _logged(self, name: str, step: Awaitable[None]) -> bool:
         try:

@@ -6,12 +6,13 @@ To a tenant a session that it does not see is one that does not exist: it gets t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import msgspec
 
 from daemon.api import messages
 from daemon.api.auth import Access
-from daemon.api.zmq import AnswerQuery, AtOnce, never
+from daemon.api.zmq import Answering, AnswerQuery
 from daemon.tenants import ALL, Client, Tenant
 
 FOR_ALL = (
@@ -29,39 +30,26 @@ operators.
 """
 
 
+LISTING = messages.ListSessions | messages.SessionRequest
+"""What is answered by a list of sessions."""
+
+
 class Visibility:
     """Answers by ``answer``. ``names()``: of all sessions."""
 
-    def __init__(
-        self,
-        answer: AnswerQuery,
-        access: Access,
-        names: Callable[[], Iterable[str]],
-        fast_path: AtOnce = never,
-    ) -> None:
+    def __init__(self, answer: AnswerQuery, access: Access, names: Callable[[], Iterable[str]]) -> None:
         self._answer, self._access, self._names = answer, access, names
-        self._at_once = fast_path
 
-    async def answer(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply:
+    def answer(self, request: messages.ClientRequest, client: Client, since: int) -> Answering:
         """See `daemon.api.zmq.AnswerQuery`."""
         try:
             self._check(request, client)
         except messages.QueryError as error:
             return error.reply(request.id)
-        reply = await self._answer(request, client, since)
-        if isinstance(reply, messages.SessionsReply) and client.tenant.sessions != ALL:
-            return msgspec.structs.replace(reply, sessions=visible(reply.sessions, client.tenant))
-        return reply
-
-    def fast_path(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply | None:
-        """See `daemon.api.zmq.AtOnce`. Only of what every tenant may ask: a refusal is counted once."""
-        if not isinstance(request, messages.Ask):
-            return None
-        try:
-            self._check(request, client)
-        except messages.QueryError:
-            return None
-        return self._at_once(request, client, since)
+        found = self._answer(request, client, since)
+        if client.tenant.sessions == ALL or not isinstance(request, LISTING):
+            return found
+        return partial(_listed, found, client.tenant)
 
     def _check(self, request: messages.ClientRequest, client: Client) -> None:
         """Raises QueryError."""
@@ -85,3 +73,11 @@ class Visibility:
 def visible(sessions: Iterable[messages.SessionInfo], tenant: Tenant) -> tuple[messages.SessionInfo, ...]:
     """Those that a tenant sees."""
     return tuple(each for each in sessions if tenant.sees(each.name))
+
+
+async def _listed(found: Answering, tenant: Tenant) -> messages.Reply:
+    """A list of sessions, of which the reply has those that a tenant sees."""
+    reply = await found() if callable(found) else found
+    if not isinstance(reply, messages.SessionsReply):
+        return reply
+    return msgspec.structs.replace(reply, sessions=visible(reply.sessions, tenant))

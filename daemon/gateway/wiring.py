@@ -38,6 +38,7 @@ from daemon.gateway.inputs import AllOffsets, Inputs
 from daemon.gateway.label_requests import LabelRequests
 from daemon.gateway.load_shedder import LoadShedder
 from daemon.gateway.notify import Notifier
+from daemon.gateway.pending import PendingCommands
 from daemon.gateway.prompt_quota import PromptQuota
 from daemon.gateway.prompts import Prompts
 from daemon.gateway.queries import Queries
@@ -145,10 +146,11 @@ def make_gateway(
     standby = Standby(store, configured=config.recovery.standby)
     trackers = {each.name: OffsetTracker(stored_progress.describe) for each in sources}
     tracker = AllOffsets(trackers) if len(trackers) > 1 else next(iter(trackers.values()), OffsetTracker())
-    sessions = Sessions(config, store, send, access)
+    sessions = Sessions(config, store)
     lateness = LoadShedder(store)
-    questions = Questions(sessions, send)
-    labelling = LabelRequests(sessions, store, send)
+    pending = PendingCommands(send)
+    questions = Questions(sessions, pending)
+    labelling = LabelRequests(sessions, store, pending)
     lossless = not sources or any(each.kind == "pausing" for each in sources)
     others = [route for route in routes if not isinstance(route.sink, KafkaTransactions)]
     streams = Streams(several=isinstance(tracker, AllOffsets))
@@ -204,10 +206,9 @@ def make_gateway(
             publisher.transactions.left = entering.left
             publisher.transactions.is_unread = entering.is_held
     room = PromptQuota(config.query.max_prompts, config.query.max_prompts_each)
-    prompts = Prompts(room, send, lateness.admit, access)
     generations = Generations(
         sessions,
-        send,
+        pending,
         room,
         access,
         admit=lateness.admit,
@@ -218,6 +219,7 @@ def make_gateway(
         since=int(time.time()),
         aliases=config.model.aliases,
     )
+    prompts = Prompts(generations, pending, room, access, lateness.admit)
     meter = Meter(
         lambda api, outcome: store.inc("foretick_api_requests_total", api=api, outcome=outcome),
         lambda api, ns: store.observe("foretick_api_first_token_seconds", ns, api=api),
@@ -229,7 +231,7 @@ def make_gateway(
         restart_after_s,
         close=processes.close,
     )
-    live = LiveSessions(config, sessions, questions, publisher, entering, stored_progress, store, send)
+    live = LiveSessions(config, sessions, questions, publisher, entering, stored_progress, store, pending)
     wait_s = config.query.max_wait / 1e9
     for each in [entering] if isinstance(entering, SourceRunner) else entering.feeds:
         each.resume, each.promote = live.resume, live.promote
@@ -245,19 +247,18 @@ def make_gateway(
         config.source.max_message_bytes,
         lambda tenant, symbols: closed_until(live.config, sessions.states, tenant, symbols),
     )
-    queries = Queries(sessions, live, questions, labelling, prompts, wait_s, pushes)
+    queries = Queries(sessions, generations, live, questions, labelling, prompts, wait_s, pushes)
     forwarding = Forwarding(
         queries.answer,
         entering.owner,
         wait_s,
         forwards=config.query.forward,
         keys=keys,
-        fast_path=queries.fast_path,
     )
-    visibility = Visibility(forwarding.answer, access, lambda: sessions.states, forwarding.fast_path)
+    visibility = Visibility(forwarding.answer, access, lambda: sessions.states)
     events = Events(time.time_ns(), store, max_clients=config.http.max_listeners)
     publisher.listeners = events.publish
-    requests = Requests(visibility.answer, sessions.observe, fast_path=visibility.fast_path)
+    requests = Requests(visibility.answer, sessions.observe)
     agents = _agents(requests, events) if config.http.mcp else None
 
     def close_streams() -> None:
@@ -277,8 +278,7 @@ def make_gateway(
         sessions=sessions,
         lateness=lateness,
         live=live,
-        questions=questions,
-        labels=labelling,
+        pending=pending,
         publisher=publisher,
         originals=order.originals,
         prompts=prompts,
@@ -308,7 +308,6 @@ def make_gateway(
             access=access,
             keys=keys,
             observe=sessions.observe,
-            fast_path=visibility.fast_path,
         )
         if config.query.endpoint
         else None,

@@ -292,13 +292,13 @@ async def test_an_agent_asks_and_is_told_of_new_answers(desk: Desk, transport: s
                 await desk.advance()
                 assert (await asyncio.wait_for(anext(aiter(stream)), 20)).uri == URI
         computed = desk.gateway.store.value("foretick_asks_total", outcome="computed")
-        asks = desk.gateway.sessions._asks._futures  # those that wait for the engine
+        pending = desk.gateway.pending
         long = {"session": "aaa", "question": "Tell all.", "max_tokens": 60}  # over a second of passes
         asking = asyncio.create_task(agent.call_tool("ask", long))
-        await until(lambda: asks)
+        await until(lambda: len(pending))
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        await until(lambda: not asks)
+        await until(lambda: not len(pending))
         assert desk.gateway.store.value("foretick_asks_total", outcome="computed") == computed
 
 

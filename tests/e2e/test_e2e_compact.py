@@ -35,7 +35,7 @@ from tests.kit import (
     trade,
     until,
 )
-from tests.kit.inproc import answers, count, running
+from tests.kit.inproc import answers, ask_engine, count, running
 from tests.kit.models import WINDOW_BARS, terse_directory
 
 CENT = SECOND // 100
@@ -189,7 +189,7 @@ async def test_answers_equal_the_dense_model_and_prices_are_printed_by_their_ver
         assert count(gateway, "versions", session="aaa") == seconds
         assert count(gateway, "bars_rounded", session="aaa") > 0
 
-        reply = await gateway.sessions.ask_engine(Ask(1, "aaa", asked[5], 8))
+        reply = await ask_engine(gateway, Ask(1, "aaa", asked[5], 8))
         price = decimal(expected[-1].anchor.price(int(LEVEL)), 2)
         flags = ("untrained",) if loaded.untrained else ()
         assert (reply.data_version, reply.text, reply.flags) == (seconds, price, flags)

@@ -33,7 +33,7 @@ from tests.kit import (
     until,
 )
 from tests.kit.daemon import invoke
-from tests.kit.inproc import answers, ask_gateway, count, running
+from tests.kit.inproc import answers, ask_engine, ask_gateway, count, running
 from tests.kit.models import terse_directory
 
 OTHER: dict[str | None, str] = {"UP": "DOWN", "DOWN": "UP"}
@@ -110,7 +110,7 @@ async def test_a_question_asked_by_number_is_judged_by_what_was_fitted_so(direct
     )
     async with running(config, source, sink) as gateway:
         await feed(source, sink, range(4))
-        asked = await gateway.sessions.ask_engine(Ask(1, "aaa", "trend"))
+        asked = await ask_engine(gateway, Ask(1, "aaa", "trend"))
     trend = [answer for answer in answers(sink) if answer.question == "trend"]
     assert len(trend) == 3
     found = [(answer, numbered) for answer in trend] + [(asked, FITTED)]
@@ -130,7 +130,7 @@ async def test_asks_are_judged_as_standing_answers_are(directory: Path) -> None:
         counted = count(gateway, "choice_sets", session="aaa", size="one")
         standing = gateway.sessions.states["aaa"].answers[PAPER_SIX[0].hash].answer
         cached = await ask_gateway(gateway, "ask", "aaa", PAPER_SIX[0].text, 1, ("UP", "DOWN"))
-        computed = await gateway.sessions.ask_engine(Ask(1, "aaa", "trend"))
+        computed = await ask_engine(gateway, Ask(1, "aaa", "trend"))
         others = [
             await ask_gateway(gateway, "ask", "aaa", "trend", 1, ("DOWN", "UP")),
             await ask_gateway(gateway, "ask", "aaa", "pullback", 1, ("YES", "NO")),
@@ -138,7 +138,7 @@ async def test_asks_are_judged_as_standing_answers_are(directory: Path) -> None:
         ]
         assert count(gateway, "choice_sets", session="aaa", size="one") == counted
     assert (cached.cached, computed.cached) == (True, False)
-    assert (cached.probability, list(cached.choice_set)) == (standing.probability, standing.choice_set)
+    assert (cached.probability, cached.choice_set) == (standing.probability, standing.choice_set)
     expected = 1 / (1 + exp(-computed.logit_gap / TEMPERATURE))
     assert computed.probability == tolerance.near(expected, tolerance.of_float64(1.0))
     assert computed.choice_set == FITTED.choice_set(judged(computed), COVERAGE)
@@ -204,7 +204,7 @@ async def test_labels_that_come_later_adapt_the_coverage_of_their_question(
         assert newest.data_version == 11
         assert newest.choice_set == FITTED.choice_set(judged(newest), state.asked)
         asked = await ask_gateway(gateway, "ask", "aaa", PAPER_SIX[0].text, 1, ("UP", "DOWN"))
-        assert list(asked.choice_set) == newest.choice_set
+        assert asked.choice_set == newest.choice_set
         values = (await ask_gateway(gateway, "stats")).values
     counted = {code: len(labels) for code, labels in refused.items()}
     counted |= {"right": 3, "wrong": 6, "repeated": 2}

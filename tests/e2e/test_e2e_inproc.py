@@ -52,7 +52,7 @@ from tests.kit import (
     trade,
     until,
 )
-from tests.kit.inproc import DEAD, UPDATES, Recorder, Tape, answers, count, running
+from tests.kit.inproc import DEAD, UPDATES, Recorder, Tape, answers, ask_engine, count, running
 
 NAMES = [question.name for question in PAPER_SIX]
 
@@ -120,7 +120,7 @@ async def test_asked_one_by_one_the_questions_get_the_answers_they_got_together(
         together = {a.question: a for a in answers(sink) if a.data_version == version}
         for question in PAPER_SIX:
             ask = Ask(1, "aaa", question.text, question.max_tokens, question.choices or ())
-            alone = await gateway.sessions.ask_engine(ask)  # past the cache
+            alone = await ask_engine(gateway, ask)
             batched = together[question.name]
             assert (alone.data_version, alone.text, alone.choice) == (version, batched.text, batched.choice)
             assert alone.logit_gap == tolerance.near(batched.logit_gap, tolerance.of_embedded_gap())
@@ -154,7 +154,7 @@ async def test_an_ad_hoc_answer_has_the_times_of_the_version_that_it_read():
         for n in range(3):
             source.put(tape.second(n))
             await until(lambda n=n: _newest(gateway) == n)
-        asking = asyncio.create_task(gateway.sessions.ask(Ask(1, "aaa", "What comes next?", 60)))
+        asking = asyncio.create_task(ask_engine(gateway, Ask(1, "aaa", "What comes next?", 60)))
         await until(lambda: count(gateway, "batches") > 10)
         began = time.monotonic_ns()
         for n in range(3, 9):

@@ -29,7 +29,7 @@ from daemon import protocol
 from daemon.api import messages
 from daemon.api.anthropic import MessageRequest, Messages
 from daemon.api.api_errors import ApiError
-from daemon.api.generation import ModelCatalog
+from daemon.api.generation import Failed, Generate, GenerateAll, ModelCatalog, Turn
 from daemon.api.openai.chat import Chat, ChatRequest
 from daemon.api.openai.completions import CompletionRequest, Completions
 from daemon.api.openai.responses import ResponseRequest, Responses
@@ -179,7 +179,7 @@ REQUESTS = [
 ]
 EVENTS: list[msgspec.Struct] = [
     protocol.NotDue("aaa", 1, protocol.InputNumbers(0, 1, 2)),
-    protocol.AskFailed(1, "engine", "no"),
+    Failed(1, "engine", "no"),
     protocol.Fatal("model.path", "no"),
 ]
 
@@ -417,7 +417,9 @@ def _toml() -> list[bytes]:
 def targets() -> dict[str, Target]:
     """By name."""
     records, others = _records(), _messages()
-    ask = protocol.ComputeAsk(messages.Ask(1, "aaa", "Up?"), "desk", 2.0)
+    ask = GenerateAll(
+        (Generate(id=1, session="aaa", turns=(Turn("user", "Up?"),), tenant="desk", weight=2.0),)
+    )
     commands = [ask, protocol.EndInput(), protocol.StopEngine(1.0)]
     header = Header("trade.v1", "json", "x", 3)
     packed = b"|".join([b"t", msgspec.msgpack.encode(header), trade("V:AAA", START)])

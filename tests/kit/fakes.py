@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
+from daemon.api.messages import Reply
+from daemon.api.zmq import AnswerQuery
 from feeds.codec import decode_message
 from feeds.market_data import Answer, DataUpdated, DeadLetter
 from feeds.source import CommitFailed, CommitPoint, Incoming, Kind, Partition, PublishRefused, SinkStopped
+
+
+def awaited(answer: Callable[..., Awaitable[Reply]]) -> AnswerQuery:
+    """As the daemon answers, by what has to be waited for."""
+    return lambda request, client, since: partial(answer, request, client, since)
 
 
 class QueueSource:

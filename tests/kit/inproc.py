@@ -9,10 +9,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from daemon.api.client import QueryClient
+from daemon.api.messages import Ask, AskReply
 from daemon.config.schema import Config
 from daemon.gateway.gateway import Gateway
 from daemon.gateway.wiring import make_gateway
 from daemon.ledger import ledger
+from daemon.tenants import LOCAL, Client
 from engine.step import Chunk, Executor, SampledToken
 from feeds.connector import SinkRoute
 from feeds.market_data import Answer
@@ -108,3 +110,15 @@ async def ask_gateway(gateway: Gateway, method: str, *arguments: Any, **options:
 
 def count(gateway: Gateway, name: str, **labels: str) -> int:
     return int(gateway.store.value(f"foretick_{name}_total", **labels))
+
+
+async def ask_engine(gateway: Gateway, request: Ask) -> AskReply:
+    """The engine's reply, also where a ready answer would do."""
+    state = gateway.sessions.state(request.session)
+    answers, state.answers = state.answers, {}
+    try:
+        found = gateway.generations.ask(request, Client(LOCAL, ""))
+    finally:
+        state.answers = answers
+    assert callable(found)
+    return await found()

@@ -28,6 +28,7 @@ from daemon.tenants import Client
 from feeds.push_source import PushedSource, PushLimits
 from feeds.zstd import zstd
 from metrics.store import MetricStore
+from tests.kit.fakes import awaited
 from tests.kit.http import request
 
 
@@ -164,7 +165,7 @@ async def served() -> AsyncIterator[tuple[int, PushedSource]]:
     async def answer(*_: object) -> messages.Reply:
         raise AssertionError("nothing is asked")
 
-    routes = api_routes(Requests(answer), events, pushes, health, store, Access())
+    routes = api_routes(Requests(awaited(answer)), events, pushes, health, store, Access())
     server = HttpServer(lambda: b"", list, more=routes, closing=events.close)
     await server.start(Tasks())
     yield server.port, source

@@ -27,6 +27,7 @@ from feeds.market_data import FlashReady
 from feeds.push_source import PushedSource, PushLimits
 from metrics.store import MetricStore
 from tests.kit import until
+from tests.kit.fakes import awaited
 from tests.kit.http import connected, conversing, head, listening, request
 
 KEPT = 64
@@ -80,7 +81,7 @@ async def serving(timeouts: Timeouts | None = None, max_listeners: int = 50) -> 
         return await bench.answer(asked, client, since)
 
     routes = api_routes(
-        Requests(answer), events, Pushes({"http": source}, store, 1 << 20), health, store, Access()
+        Requests(awaited(answer)), events, Pushes({"http": source}, store, 1 << 20), health, store, Access()
     )
     server = HttpServer(
         lambda: b"", list, more=routes, closing=events.close, max_listeners=max_listeners, timeouts=timeouts

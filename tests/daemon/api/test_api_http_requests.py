@@ -74,7 +74,7 @@ def prompts() -> Prompts:
 
 @pytest.fixture
 async def server(prompts) -> AsyncIterator[HttpServer]:
-    routes = request_routes(Requests(Queries(None, None, None, None, prompts, 0.2, None).answer), 200)
+    routes = request_routes(Requests(Queries(None, None, None, None, None, prompts, 0.2, None).answer), 200)
     made = HttpServer(lambda: b"", list, more=routes)
     await made.start(Tasks())
     yield made
@@ -205,7 +205,7 @@ async def test_another_machine_is_turned_away(prompts):
     server = HttpServer(
         lambda: b"",
         list,
-        more=request_routes(Requests(Queries(None, None, None, None, prompts, 1.0, None).answer)),
+        more=request_routes(Requests(Queries(None, None, None, None, None, prompts, 1.0, None).answer)),
     )
     application = server._application()
 

@@ -22,6 +22,7 @@ from daemon.tenants import Client, Tenants, hash_of, new_key
 from feeds.market_data import FlashReady
 from metrics.store import MetricStore
 from tests.kit import until
+from tests.kit.fakes import awaited
 from tests.kit.http import Reply, connected, head, request
 
 NAMES = ("alpha", "beta")
@@ -71,7 +72,7 @@ async def answer(asked: messages.ClientRequest, client: Client, since: int) -> m
 @pytest.fixture
 async def house() -> AsyncIterator[House]:
     events = Events(1, MetricStore.local({}), max_clients=50)
-    agents = McpHttp(Requests(answer), events)
+    agents = McpHttp(Requests(awaited(answer)), events)
     access = Access(Tenants(TABLES))
     server = HttpServer(lambda: b"", list, more=[agents.route], access=access)
     serving = asyncio.ensure_future(agents.run())

@@ -22,6 +22,7 @@ from daemon.api.serving import Meter, generation_routes
 from daemon.tenants import Client
 from metrics.store import MetricStore
 from tests.daemon.api.generator import FakeGenerator
+from tests.kit.fakes import awaited
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def test_every_route_of_the_api_is_described_and_no_other(described: Any) -> Non
         return ErrorReply(request.id, "engine", "")
 
     routes: list[Any] = api_routes(
-        Requests(answer),
+        Requests(awaited(answer)),
         Events(1, store, max_clients=1),
         Pushes({}, store, 1),
         lambda client: health_of([], [], ""),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -76,10 +77,10 @@ class Backend:
         self.arrived = asyncio.Event()
         self.asked: list[Ask] = []
 
-    def cached(self, request: Ask) -> None:
-        pass
+    def ask(self, request: Ask, client: Client) -> Callable[[], Awaitable[AskReply]]:
+        return partial(self._computed, request)
 
-    async def ask(self, request: Ask, tenant: Tenant) -> AskReply:
+    async def _computed(self, request: Ask) -> AskReply:
         self.asked.append(request)
         self.arrived.set()
         if request.session != "a":
@@ -188,7 +189,7 @@ def prompts() -> Prompts:
 @pytest.fixture
 async def server(backend, prompts, observed) -> AsyncIterator[QueryServer]:
     made = QueryServer(
-        Queries(backend, None, None, None, prompts, 0.5, None).answer,
+        Queries(backend, backend, None, None, None, prompts, 0.5, None).answer,
         "tcp://127.0.0.1:0",
         max_in_flight=3,
         max_request_bytes=1000,
@@ -455,14 +456,18 @@ def test_an_address_that_is_none_is_refused():
 
 
 async def test_a_taken_endpoint_is_an_error_that_names_it(server, backend):
-    second = QueryServer(Queries(backend, None, None, None, Prompts(), 1.0, None).answer, server.endpoint)
+    second = QueryServer(
+        Queries(backend, backend, None, None, None, Prompts(), 1.0, None).answer, server.endpoint
+    )
     with pytest.raises(OSError, match="cannot bind the query socket to tcp://127"):
         await second.start(Tasks())
 
 
 async def test_ipc_and_wildcard_endpoints(backend, tmp_path):
     for endpoint in ("tcp://127.0.0.1:*", f"ipc://{tmp_path}/q"):
-        server = QueryServer(Queries(backend, None, None, None, Prompts(), 1.0, None).answer, endpoint)
+        server = QueryServer(
+            Queries(backend, backend, None, None, None, Prompts(), 1.0, None).answer, endpoint
+        )
         await server.start(Tasks())
         assert "*" not in server.endpoint
         wire = Wire(server.endpoint)

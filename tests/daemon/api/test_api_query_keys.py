@@ -32,6 +32,7 @@ from feeds.curve import Keys
 from feeds.market_data import FlashReady
 from metrics.store import MetricStore
 from tests.kit import until
+from tests.kit.fakes import awaited
 
 PUBLIC, SECRET = zmq.curve_keypair()
 DAEMON = Keys(PUBLIC, SECRET, PUBLIC)
@@ -61,7 +62,9 @@ class Daemon:
         self.access = Access(self.tenants, self.store, lambda: 0.0)
         self.clients: list[Client] = []
         self.owner = ""
-        self.forwarding = Forwarding(self.answer, lambda session: self.owner or None, 5.0, keys=DAEMON)
+        self.forwarding = Forwarding(
+            awaited(self.answer), lambda session: self.owner or None, 5.0, keys=DAEMON
+        )
         self.events = Events(1, self.store, max_clients=10)
         self.server = QueryServer(
             self.forwarding.answer,
@@ -211,10 +214,10 @@ async def test_the_socket_closes_and_binds_again(daemons: list[Daemon]) -> None:
     daemon = daemons[0]
     endpoint = daemon.server.endpoint
     await daemon.server.stop()
-    again = QueryServer(daemon.answer, endpoint, access=daemon.access, keys=DAEMON)
+    again = QueryServer(awaited(daemon.answer), endpoint, access=daemon.access, keys=DAEMON)
     await again.start(Tasks())
     with pytest.raises(OSError, match="cannot bind"):
-        await asyncio.wait_for(QueryServer(daemon.answer, endpoint, keys=DAEMON).start(Tasks()), 20)
+        await asyncio.wait_for(QueryServer(awaited(daemon.answer), endpoint, keys=DAEMON).start(Tasks()), 20)
     async with AsyncQueryClient(endpoint, 5.0, keys=RISK) as client:
         await asyncio.wait_for(client.request(ListSessions(1)), 5)
     await again.stop()

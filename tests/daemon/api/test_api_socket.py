@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, get_args
 
 import msgspec
@@ -46,7 +47,7 @@ from daemon.api.messages import (
 )
 from daemon.api.operations import OPERATIONS
 from daemon.api.subscriptions import Feed, SubscriptionUpdate
-from daemon.api.zmq import MAX_SUBSCRIPTIONS, QueryServer
+from daemon.api.zmq import MAX_SUBSCRIPTIONS, Answering, QueryServer
 from daemon.supervision import Tasks
 from daemon.tenants import Client
 from feeds.market_data import FlashReady
@@ -70,9 +71,9 @@ class Desk:
     size: int = 0
     """Of the other replies, in bytes."""
 
-    def fast_path(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply | None:
+    def answer(self, request: messages.ClientRequest, client: Client, since: int) -> Answering:
         if not isinstance(request, Ask) or request.question != "ready":
-            return None
+            return partial(self.later, request)
         return AskReply(
             id=request.id,
             session=request.session,
@@ -83,7 +84,7 @@ class Desk:
             untrained=False,
         )
 
-    async def answer(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply:
+    async def later(self, request: messages.ClientRequest) -> messages.Reply:
         self.asked.append(request)
         if not isinstance(request, Ask):
             info = SessionInfo("x" * self.size, "X:A", 7, 100, 5, 1, 2, ())
@@ -110,13 +111,10 @@ async def serving(endpoint: str = "tcp://127.0.0.1:*", epoch: int = 1, **options
     store = MetricStore.local({})
     events = Events(epoch, store, max_clients=40, kept=KEPT)
 
-    async def answer(request: messages.ClientRequest, client: Client, since: int) -> messages.Reply:
-        return await desk.answer(request, client, since)
+    def answer(request: messages.ClientRequest, client: Client, since: int) -> Answering:
+        return desk.answer(request, client, since)
 
-    def fast_path(request: messages.ClientRequest, client: Client, since: int) -> messages.Reply | None:
-        return desk.fast_path(request, client, since)
-
-    server = QueryServer(answer, endpoint, events=events, store=store, fast_path=fast_path, **options)
+    server = QueryServer(answer, endpoint, events=events, store=store, **options)
     desk = Desk(server, events, store)
     await desk.server.start(Tasks())
     return desk
@@ -235,7 +233,7 @@ async def test_a_reply_that_is_there_takes_no_place_but_its_id_must_be_free(desk
 async def test_replies_that_are_there_leave_others_their_turn(desk, wire):
     turn, turns = 0, Counter[int]()
 
-    def fast_path(request, client, since):
+    def answer(request, client, since):
         turns[turn] += 1
         return AskReply(
             id=request.id,
@@ -253,7 +251,7 @@ async def test_replies_that_are_there_leave_others_their_turn(desk, wire):
             await asyncio.sleep(0)
             turn += 1
 
-    desk.fast_path = fast_path
+    desk.answer = answer
     await wire.request(Ask(0, "a", "ready"))
     await wire.send(*(Ask(n, "a", "ready") for n in range(1, 500)))
     time.sleep(0.2)  # noqa: ASYNC251 - all arrive, and nothing of this loop runs meanwhile

@@ -9,16 +9,20 @@ import pytest
 
 from daemon import protocol
 from daemon.ages import Times
-from daemon.api.messages import Ask, AskReply
+from daemon.api.generation import Finished, Generate, GenerateAll, Turn
+from daemon.api.messages import ReplyMetadata
 from daemon.config.schema import Config
-from daemon.engine.answers import EngineAsks
 from daemon.engine.confidence_metrics import Confidence
+from daemon.engine.prompt_builder import PromptBuilder
+from daemon.engine.request_runner import RequestRunner
 from daemon.engine.tape_feeder import Appended
+from daemon.engine.version_records import VersionRecords
 from flash.question import PreparedQuestion
 from flash.ready import ReadyPosition
 from ingest.plane import TapeRecord
 from ingest.rollup import SummedBar
 from metrics.store import MetricStore
+from scheduler.interfaces import Limits
 from scheduler.tapes import TapeItem
 from tests.scheduler.fakes import one_by_one
 from tests.scheduler.harness import Harness
@@ -26,7 +30,17 @@ from tests.scheduler.harness import Harness
 HEADER, RECORD = (3, 1, 4), (5, 6)
 FAVOURITE = one_by_one(RECORD, HEADER, 1, frozenset(), None)[0]
 OTHER = FAVOURITE.token + 1
-ASK = Ask(7, "A", "Up?", choices=("YES", "NO"))
+
+
+def question(choices: tuple[str, ...] = ("YES", "NO"), early_exit: float | None = None) -> Generate:
+    """An ask, as the gateway sends it."""
+    turns = (Turn("user", "Up?"),)
+    return Generate(
+        id=7, session="A", turns=turns, choices=choices, max_tokens=8, exact=True, early_exit=early_exit
+    )
+
+
+ASK = question()
 
 
 class World:
@@ -42,13 +56,22 @@ class World:
                 (9, 9), tokens if question.choices else None, frozenset()
             ),
             loaded=SimpleNamespace(untrained=True),
-            prompt=SimpleNamespace(decode=str),
+            prompt=SimpleNamespace(decode=str, text=str, terse=None, longest_token=9),
         )
         ready = ReadyPosition(self.h.scheduler, HEADER)
         store = MetricStore.local({"session": ["A"], "source": [], "sink": []})
         confidence = Confidence(Config(), cast(Any, built.prompt), None, store)
-        self.asks = EngineAsks(
-            cast(Any, built), self.h.scheduler, confidence, self.replies.append, ready, tau
+        records = VersionRecords()
+        self.h.scheduler.subscribe(records.on_commit)
+        self.generations = RequestRunner(
+            cast(Any, built),
+            self.h.scheduler,
+            PromptBuilder(cast(Any, built), Limits(), store),
+            records,
+            confidence,
+            self.replies.append,
+            ready=ready,
+            tau=tau,
         )
         self.feed()
         self.h.run()
@@ -57,28 +80,27 @@ class World:
         record = TapeRecord(RECORD, 40, 45, 50, 50, 1, 1, 2, 0, 0, 0, 0, SummedBar(40, 1, 1, 1, 1, 0))
         self.h.scheduler.append(self.tape, [TapeItem(RECORD, Appended(record, 1))])
 
-    def ask(self, ask: Ask = ASK) -> AskReply:
+    def ask(self, ask: Generate = ASK) -> Finished:
         """The reply, whether it came at once or after passes."""
-        self.asks.ask(protocol.ComputeAsk(ask))
+        self.generations.handle(GenerateAll((ask,)))
         self.h.run()
         event = self.replies.pop()
-        assert isinstance(event, protocol.Asked)
+        assert isinstance(event, Finished)
         assert event.times == Times(40, 45, 50, closed=50)
         assert not self.replies
-        return event.reply
+        return event
 
 
 def test_a_sure_choice_is_answered_at_once_and_says_what_it_is() -> None:
     world = World(FAVOURITE.gap / 2)
     batches = len(world.h.executor.batches)
-    assert world.ask() == AskReply(
-        id=7,
+    done = world.ask()
+    assert (done.id, done.text, done.computed_tokens) == (7, "YES", 0)
+    assert done.metadata == ReplyMetadata(
         session="A",
         data_version=1,
-        text="YES",
         choice="YES",
         logit_gap=FAVOURITE.gap,
-        cached=False,
         untrained=True,
         flags=("untrained", "ready_exit"),
     )
@@ -91,15 +113,15 @@ def test_a_sure_choice_is_answered_at_once_and_says_what_it_is() -> None:
         (World(0.0), ASK),
         (World(FAVOURITE.gap), ASK),
         (World(FAVOURITE.gap / 2, FAVOURITE.token + 2), ASK),
-        (World(FAVOURITE.gap / 2), Ask(7, "A", "Up?")),
-        (World(FAVOURITE.gap / 2), Ask(7, "A", "Up?", 8, ("YES", "NO"), 0.0)),
-        (World(FAVOURITE.gap / 2), Ask(7, "A", "Up?", 8, ("YES", "NO"), FAVOURITE.gap)),
+        (World(FAVOURITE.gap / 2), question(choices=())),
+        (World(FAVOURITE.gap / 2), question(early_exit=0.0)),
+        (World(FAVOURITE.gap / 2), question(early_exit=FAVOURITE.gap)),
     ],
     ids=["off", "not above tau", "no choice of the ask", "no choices", "turned off by the ask", "its tau"],
 )
-def test_every_other_ask_is_computed(world: World, ask: Ask) -> None:
+def test_every_other_ask_is_computed(world: World, ask: Generate) -> None:
     batches = len(world.h.executor.batches)
-    assert world.ask(ask).flags == ("untrained",)
+    assert world.ask(ask).metadata.flags == ("untrained",)
     assert len(world.h.executor.batches) > batches
 
 
@@ -109,4 +131,4 @@ def test_an_older_version_s_result_answers_no_ask() -> None:
     world.h.scheduler.step()
     assert world.tape.version == 2
     reply = world.ask()
-    assert (reply.data_version, reply.flags) == (2, ("untrained",))
+    assert (reply.metadata.data_version, reply.metadata.flags) == (2, ("untrained",))

@@ -14,8 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from daemon import protocol
-from daemon.api.generation import Finished, Generate, GenerateAll, GenerationFailed, Turn
-from daemon.api.messages import Ask
+from daemon.api.generation import Failed, Finished, Generate, GenerateAll, Turn
 from daemon.config.schema import (
     UNTRAINED,
     BarsConfig,
@@ -30,9 +29,9 @@ from daemon.config.schema import (
     SourceConfig,
 )
 from daemon.config.standing import questions_of
-from daemon.engine.answers import ANEW
 from daemon.engine.assembly import wire_engine
 from daemon.engine.build import build
+from daemon.engine.request_runner import ANEW
 from daemon.engine.service import EngineHost
 from daemon.engine.snapshot_store import SnapshotFiles, SnapshotNoRoom
 from daemon.progress import Position, Progress
@@ -75,10 +74,10 @@ def log_of(symbols: int, seconds: int, seed: int) -> list[tuple[int, int, int]]:
     return trades
 
 
-def chat(number: int) -> GenerateAll:
-    """With the session."""
-    asked = (Turn("user", "trend"),)
-    return GenerateAll((Generate(id=number, session="s", turns=asked, choices=("UP", "DOWN", "NONE")),))
+def chat(number: int, *, exact: bool = False) -> GenerateAll:
+    """With the session; ``exact``: an ask."""
+    turns, choices = (Turn("user", "trend"),), ("UP", "DOWN", "NONE")
+    return GenerateAll((Generate(id=number, session="s", turns=turns, choices=choices, exact=exact),))
 
 
 def config(path: Path | None, directory: Path, *sessions: SessionConfig, **bars: object) -> Config:
@@ -414,11 +413,10 @@ def test_what_was_answered_goes_to_the_tape_and_is_not_asked(left: Left) -> None
     """Bars after the snapshot, up to the newest acknowledged one, version by version."""
     made, progress, log = left
     engine = Engine(replace(made, recovery=replace(made.recovery, while_rebuilding="refuse")), progress)
-    engine.host.handle(protocol.ComputeAsk(Ask(1, "s", "trend", choices=("UP", "DOWN", "NONE"))))
+    engine.host.handle(chat(1, exact=True))
     engine.host.handle(chat(2))
     engine.rest()
-    assert [e.code for e in engine.events if isinstance(e, protocol.AskFailed)] == ["rebuilding"]
-    assert [e.code for e in engine.events if isinstance(e, GenerationFailed)] == ["rebuilding"]
+    assert [e.code for e in engine.events if isinstance(e, Failed)] == ["rebuilding"] * 2
     for offset in range(31, len(log)):
         engine.give(offset, log[offset])
     committed = [event for event in engine.events if isinstance(event, protocol.Committed)]
@@ -431,12 +429,12 @@ def test_what_was_answered_goes_to_the_tape_and_is_not_asked(left: Left) -> None
     ]
     assert {event.inputs.closed for event in committed} == {progress["s"].closed}
     assert engine.answers() == []
-    engine.host.handle(protocol.ComputeAsk(Ask(2, "s", "trend", choices=("UP", "DOWN", "NONE"))))
+    engine.host.handle(chat(2, exact=True))
     engine.give(len(log), (0, 13 * SECOND, 10_000))
-    assert len([event for event in engine.events if isinstance(event, protocol.Asked)]) == 1
+    assert len([event for event in engine.events if isinstance(event, Finished)]) == 1
     engine.host.handle(chat(3))
     engine.rest()
-    (answered,) = [event for event in engine.events if isinstance(event, Finished)]
+    _, answered = [event for event in engine.events if isinstance(event, Finished)]
     assert "warm_up" not in answered.metadata.flags
     assert len(engine.answers()) == 6
     newest = [event for event in engine.events if isinstance(event, protocol.Committed)][-1]
@@ -445,14 +443,13 @@ def test_what_was_answered_goes_to_the_tape_and_is_not_asked(left: Left) -> None
     engine.kill()
 
 
-def asked_both_ways(engine: Engine) -> tuple[protocol.Asked, Finished]:
+def asked_both_ways(engine: Engine) -> tuple[Finished, Finished]:
     """What it replies to an ask and to a chat with the session, as it is."""
-    engine.host.handle(protocol.ComputeAsk(Ask(1, "s", "trend", choices=("UP", "DOWN", "NONE"))))
+    engine.host.handle(chat(1, exact=True))
     engine.host.handle(chat(2))
     engine.rest()
-    (asked,) = [event for event in engine.events if isinstance(event, protocol.Asked)]
-    (answered,) = [event for event in engine.events if isinstance(event, Finished)]
-    return asked, answered
+    by_id = {event.id: event for event in engine.events if isinstance(event, Finished)}
+    return by_id[1], by_id[2]
 
 
 @pytest.mark.parametrize("rereads", [True, False])
@@ -469,14 +466,14 @@ def test_a_session_without_snapshot_tells_at_once_that_its_window_is_missing(
     version = progress["s"].version
     engine = Engine(made, progress)
     asked, answered = asked_both_ways(engine)
-    assert ("warm_up" in asked.reply.flags, "warm_up" in answered.metadata.flags) == (rereads, rereads)
-    assert (asked.reply.data_version, answered.metadata.data_version) == (version, version)
+    assert ("warm_up" in asked.metadata.flags, "warm_up" in answered.metadata.flags) == (rereads, rereads)
+    assert (asked.metadata.data_version, answered.metadata.data_version) == (version, version)
     engine.kill()
     refusing = replace(made, recovery=replace(made.recovery, while_rebuilding="refuse"))
     engine = Engine(refusing, progress)
-    engine.host.handle(protocol.ComputeAsk(Ask(1, "s", "trend", choices=("UP", "DOWN", "NONE"))))
+    engine.host.handle(chat(1, exact=True))
     engine.rest()
-    failed = [event.code for event in engine.events if isinstance(event, protocol.AskFailed)]
+    failed = [event.code for event in engine.events if isinstance(event, Failed)]
     assert failed == (["rebuilding"] if rereads else [])
     engine.kill()
 
@@ -485,9 +482,9 @@ def test_a_restored_session_answers_questions_before_its_first_record(left: Left
     made, progress, _ = left
     engine = Engine(made, progress)
     asked, answered = asked_both_ways(engine)
-    assert "warm_up" in asked.reply.flags  # newer bars are read again
+    assert "warm_up" in asked.metadata.flags  # newer bars are read again
     assert "warm_up" in answered.metadata.flags
-    assert (asked.times, asked.reply.data_version) == (None, progress["s"].version)
+    assert (asked.times, asked.metadata.data_version) == (None, progress["s"].version)
     engine.kill()
 
 
@@ -539,7 +536,7 @@ def test_a_session_that_begins_anew_does_not_take_what_was_read_before(left: Lef
         engine.host.scheduler.step()
         while engine.host.input._plane._changes:
             engine.host.input._plane._change(*engine.host.input._plane._changes.popleft())
-        removed = any(isinstance(event, protocol.SessionRemoved) for event in engine.events)
+        removed = any(isinstance(event, protocol.Done) for event in engine.events)
     assert engine.ring.fill == len(more) / 1024
     engine.store.add_session("s")
     engine.host.handle(protocol.AddSession(2, COMPACT, (), {"X:a": 0}, progress["s"], ""))
@@ -575,7 +572,7 @@ def test_a_session_that_is_removed_takes_its_files_along_unless_another_daemon_a
     assert files
     engine.host.handle(protocol.RemoveSession(1, "s", serves=serves))
     engine.rest()
-    assert any(isinstance(event, protocol.SessionRemoved) for event in engine.events)
+    assert any(isinstance(event, protocol.Done) for event in engine.events)
     assert [each.exists() for each in files] == [not serves] * len(files)
     engine.kill()
 
@@ -617,12 +614,16 @@ def test_a_session_that_begins_anew_answers_as_before_around_new_anchors(
         each.kill()
 
 
+CHANGES = 100
+"""Ids of commands that change something, from this one on."""
+
+
 def asks(engine: Engine) -> list[tuple[int, str | int]]:
-    """Id of each ask, and the version of its answer or why it failed, in order."""
+    """Id of each question, and the version of its answer or why it failed, in order."""
     return [
-        (event.id, event.reply.data_version if isinstance(event, protocol.Asked) else event.code)
+        (event.id, event.code if isinstance(event, Failed) else event.metadata.data_version or 0)
         for event in engine.events
-        if isinstance(event, protocol.Asked | protocol.AskFailed)
+        if isinstance(event, Finished | Failed) and event.id < CHANGES
     ]
 
 
@@ -641,26 +642,24 @@ def test_questions_are_answered_from_the_old_window_until_a_session_that_begins_
     assert old > first
 
     def ask(number: int) -> None:
-        engine.host.handle(protocol.ComputeAsk(Ask(number, "s", "trend", choices=("UP", "DOWN", "NONE"))))
+        engine.host.handle(chat(number, exact=True))
 
-    engine.host.handle(protocol.RemoveSession(1, "s", keeps=True))
+    engine.host.handle(protocol.RemoveSession(101, "s", keeps=True))
     engine.rest()
-    assert isinstance(engine.events[-1], protocol.SessionRemoved)
+    assert isinstance(engine.events[-1], protocol.Done)
     engine.give(len(log) + 1, (0, 15 * SECOND, 10_000))
     ask(1)
     engine.rest()
     assert asks(engine) == [(1, old)]
-    engine.host.handle(protocol.SetQuestions(9, "s", ()))
-    assert engine.events[-1] == protocol.QuestionsRefused(9, ANEW.code, ANEW.message)
+    engine.host.handle(protocol.SetQuestions(109, "s", ()))
+    assert engine.events[-1] == Failed(109, "rebuilding", ANEW.message)
     ask(2)
     engine.host.handle(chat(3))
-    engine.host.handle(protocol.AddSession(2, COMPACT, (), {"X:a": 0}, progress["s"], ""))
+    engine.host.handle(protocol.AddSession(102, COMPACT, (), {"X:a": 0}, progress["s"], ""))
     ask(4)
     engine.host.handle(chat(5))
     engine.rest()
-    assert asks(engine)[1:] == [(2, first), (4, first)]
-    assert [(e.id, e.code) for e in engine.events if isinstance(e, GenerationFailed)] == [(3, ANEW.code)]
-    assert [e.id for e in engine.events if isinstance(e, Finished)] == [5]
+    assert sorted(asks(engine)[1:]) == [(2, first), (3, first), (4, first), (5, first)]
     assert any(isinstance(event, protocol.SessionAdded) for event in engine.events)
     for offset in range(31, len(log)):
         engine.give(offset, log[offset])
@@ -727,14 +726,14 @@ def test_the_front_sees_the_metrics_of_a_session_that_began_anew(
 def test_a_session_that_cannot_begin_anew_is_gone(left: Left) -> None:
     made, progress, _ = left
     engine = Engine(made, progress)
-    engine.host.handle(protocol.RemoveSession(1, "s", keeps=True))
+    engine.host.handle(protocol.RemoveSession(101, "s", keeps=True))
     engine.rest()
-    engine.host.handle(protocol.ComputeAsk(Ask(1, "s", "trend", choices=("UP", "DOWN", "NONE"))))
+    engine.host.handle(chat(1, exact=True))
     longer = replace(COMPACT, retention_tokens=10**9)
-    engine.host.handle(protocol.AddSession(2, longer, (), {"X:a": 0}, progress["s"], ""))
+    engine.host.handle(protocol.AddSession(102, longer, (), {"X:a": 0}, progress["s"], ""))
     engine.rest()
-    refused = [event.id for event in engine.events if isinstance(event, protocol.SessionRefused)]
-    assert (refused, asks(engine)) == ([2], [(1, "unknown_session")])
+    refused = [event.id for event in engine.events if isinstance(event, Failed) and event.id >= CHANGES]
+    assert (refused, asks(engine)) == ([102], [(1, "unknown_session")])
     with pytest.raises(UnknownSeriesError):
         engine.store.value("foretick_bars_total", session="s")
     engine.store.add_session("s")
@@ -853,7 +852,7 @@ def test_a_session_that_left_is_written_by_its_new_owner_alone(terse: Path, tmp_
     engine.host.handle(protocol.PartitionsRevoked(("s",)))
     engine.host.handle(protocol.RemoveSession(1, "s"))
     engine.rest()
-    assert isinstance(engine.events[-1], protocol.SessionRemoved)
+    assert isinstance(engine.events[-1], protocol.Done)
     assert len(list(tmp_path.iterdir())) == 2
     engine.kill()
 

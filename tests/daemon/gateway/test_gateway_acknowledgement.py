@@ -80,7 +80,7 @@ class Rig:
         config = inproc_config(["V:AAA", "V:BBB"], standing="none")
         store = MetricStore.local({"session": ["aaa", "bbb"], "source": [], "sink": []})
         self.tracker = OffsetTracker()
-        self.sessions = Sessions(config, store, lambda command: None)
+        self.sessions = Sessions(config, store)
         self.publisher = Publisher(config, [], self.tracker, self.sessions, store)
         self.publisher.delivery.put = self.put  # type: ignore[method-assign] # sinks that wait
         self.h.scheduler.subscribe(self.committed)

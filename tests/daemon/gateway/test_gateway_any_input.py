@@ -44,6 +44,7 @@ from ingest.ring import Ring
 from metrics.catalogue import EMPTY, REASONS
 from metrics.store import MetricStore
 from tests.kit import SECOND, START, trade, until
+from tests.kit.fakes import awaited
 from tests.kit.http import request
 from tests.kit.kafka_bytes import NAMES, Rec, batch, store
 
@@ -315,7 +316,7 @@ async def _http(drawn: list[tuple[bytes, str, str, bool]]) -> None:
     async def answer(*_: object) -> messages.Reply:
         raise AssertionError("nothing is asked")
 
-    routes = api_routes(Requests(answer), events, pushes, health, store, Access())
+    routes = api_routes(Requests(awaited(answer)), events, pushes, health, store, Access())
     server = HttpServer(lambda: b"", list, more=routes, closing=events.close)
     await server.start(Tasks())
 

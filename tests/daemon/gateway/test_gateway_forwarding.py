@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import msgspec
 import pytest
@@ -24,7 +25,7 @@ from daemon.api.messages import (
     SessionsReply,
     decode_request,
 )
-from daemon.api.zmq import QueryServer
+from daemon.api.zmq import Answering, QueryServer
 from daemon.gateway.forwarding import Forwarding
 from daemon.supervision import Tasks
 from daemon.tenants import LOCAL, Client
@@ -42,7 +43,10 @@ class Daemon:
         self.forwarding = Forwarding(self.answer, owner, 5.0, forwards=forwards)
         self.server = QueryServer(self.forwarding.answer, "tcp://127.0.0.1:*")
 
-    async def answer(self, request: ClientRequest, client: Client, since: int) -> Reply:
+    def answer(self, request: ClientRequest, client: Client, since: int) -> Answering:
+        return partial(self.reply, request)
+
+    async def reply(self, request: ClientRequest) -> Reply:
         if isinstance(request, ListSessions):
             return SessionsReply(request.id, ())
         assert isinstance(request, Ask)
@@ -61,6 +65,11 @@ class Daemon:
             cached=True,
             untrained=False,
         )
+
+
+async def answered(forwarding: Forwarding, request: ClientRequest, client: Client) -> Reply:
+    found = forwarding.answer(request, client, time.monotonic_ns())
+    return await found() if callable(found) else found
 
 
 @asynccontextmanager
@@ -109,7 +118,7 @@ async def test_a_request_that_is_too_long_for_the_owner_fails_alone() -> None:
     async with running(first, second):
         owners["btc"] = second.server.endpoint
         me = Client(LOCAL, "me")
-        other = asyncio.create_task(first.forwarding.answer(Ask(1, "btc", "slow"), me, time.monotonic_ns()))
+        other = asyncio.create_task(answered(first.forwarding, Ask(1, "btc", "slow"), me))
         choices = [f"{n:0250}" for n in range(1024)]
         given = {"type": "ask", "id": 2, "session": "btc", "question": "", "choices": choices}
         given["question"] = "x" * (MAX_REQUEST_BYTES - len(msgspec.msgpack.encode(given)) - 10)
@@ -117,7 +126,7 @@ async def test_a_request_that_is_too_long_for_the_owner_fails_alone() -> None:
         assert len(sent) < MAX_REQUEST_BYTES
         asked = decode_request(sent)
         assert isinstance(asked, Ask)
-        refused = await first.forwarding.answer(asked, me, time.monotonic_ns())
+        refused = await answered(first.forwarding, asked, me)
         assert isinstance(refused, ErrorReply)
         assert (refused.id, refused.code) == (2, "too_long")
         second.release.set()
@@ -170,7 +179,7 @@ async def test_a_forwarded_request_is_given_up_at_its_own_deadline() -> None:
     forwarding = Forwarding(first.answer, lambda session: "tcp://127.0.0.1:9", 60.0)
     asked = msgspec.structs.replace(ASK, deadline_ms=50)
     async with asyncio.timeout(30):
-        reply = await forwarding.answer(asked, Client(LOCAL, "here"), time.monotonic_ns())
+        reply = await answered(forwarding, asked, Client(LOCAL, "here"))
     await forwarding.stop()
     assert isinstance(reply, ErrorReply)
     assert (reply.code, reply.address) == ("timeout", "tcp://127.0.0.1:9")
@@ -214,20 +223,11 @@ async def test_a_reply_that_is_no_message_fails_what_waits() -> None:
 
 async def test_what_is_ready_here_is_given_at_once_and_what_is_elsewhere_is_not() -> None:
     owners: dict[str, str] = {}
-    ready = AskReply(
-        id=5,
-        session="btc",
-        data_version=3,
-        text="ready",
-        logit_gap=1.0,
-        cached=True,
-        untrained=False,
-    )
-    daemon = Daemon("first", owners.get)
+    ready = AskReply(id=5, session="btc", data_version=3, text="ready", logit_gap=1.0, cached=True)
     here = Client(LOCAL, "client")
-    assert daemon.forwarding.fast_path(ASK, here, 0) is None
-    daemon.forwarding = Forwarding(daemon.answer, owners.get, 5.0, fast_path=lambda *_: ready)
-    assert daemon.forwarding.fast_path(ASK, here, 0) == ready
-    for address in ("tcp://127.0.0.1:9", ""):
-        owners["btc"] = address
-        assert daemon.forwarding.fast_path(ASK, here, 0) is None
+    forwarding = Forwarding(lambda *_: ready, owners.get, 5.0)
+    assert forwarding.answer(ASK, here, 0) == ready
+    owners["btc"] = "tcp://127.0.0.1:9"
+    assert callable(forwarding.answer(ASK, here, 0))
+    owners["btc"] = ""
+    assert isinstance(forwarding.answer(ASK, here, 0), ErrorReply)

@@ -19,9 +19,9 @@ from daemon.api.generation import (
     CountTokens,
     Delta,
     Event,
+    Failed,
     Finished,
     Generate,
-    GenerationFailed,
     TokensCounted,
     Turn,
 )
@@ -29,6 +29,7 @@ from daemon.api.messages import QueryError, ReplyMetadata
 from daemon.config.tenants_file import TenantTable
 from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.generations import Generations
+from daemon.gateway.pending import PendingCommands
 from daemon.gateway.prompt_quota import PromptQuota
 from daemon.tenants import LOCAL, Client, Tenants
 from flash.question import Question
@@ -45,10 +46,11 @@ class Rig:
     def __init__(self, access: Access | None = None, max_wait_s: float = 5.0) -> None:
         self.sent: list[protocol.Command] = []
         store = MetricStore.local({"session": ["aaa"], "source": ["test"], "sink": []})
-        self.sessions = Sessions(inproc_config(["V:AAA"]), store, self._send)
+        self.sessions = Sessions(inproc_config(["V:AAA"]), store)
         self.room = PromptQuota(4, 4)
+        self.pending = PendingCommands(self._send)
         self.generations = Generations(
-            self.sessions, self._send, self.room, access or Access(), max_wait_s=max_wait_s
+            self.sessions, self.pending, self.room, access or Access(), max_wait_s=max_wait_s
         )
         self.generations.ready(protocol.EngineReady("tape", "0123", True, "cpu", 10))
 
@@ -83,7 +85,7 @@ async def test_schemas_that_no_message_holds_are_refused_and_take_no_place(
     with pytest.raises(QueryError, match="64 bits") as refused:
         await rig.all(Generate(text="x"), Generate(text="x", **members))
     assert (refused.value.code, len(rig.room), len(rig.generations)) == ("bad_request", 0, 0)
-    assert not rig.generations._open
+    assert not len(rig.pending)
 
 
 def finished(number: int, **members: Any) -> Finished:
@@ -97,8 +99,8 @@ async def test_a_response_is_kept_by_a_short_key_unless_it_has_log_probabilities
         for _ in range(2):
             running = asyncio.ensure_future(rig.all(request))
             await asyncio.sleep(0)
-            for number in list(rig.generations._open):
-                rig.generations.on_event(finished(number))
+            for number in list(rig.pending._entries):
+                rig.pending.on_event(finished(number))
             assert (await running)[-1][1].text == "Up we go"
     assert [each["type"] for each in rig.sent] == ["generate_all"] * 3
     (keys,) = rig.generations._responses._owned.values()
@@ -119,12 +121,12 @@ async def test_tokens_that_are_not_shown_are_signs_of_life_and_charged() -> None
     rig = Rig(access, max_wait_s=0.2)
     running = asyncio.ensure_future(rig.all(Generate(text="x")))
     await until(lambda: rig.sent)
-    rig.generations.on_event(Begun(1, 5, 2))
+    rig.pending.on_event(Begun(1, 5, 2))
     for n in range(4):
         await asyncio.sleep(0.1)
-        rig.generations.on_event(Delta(1, ""))
+        rig.pending.on_event(Delta(1, "", tokens=1))
         assert (access.charged, running.done()) == (4 + n, False)
-    rig.generations.on_event(finished(1, answer_tokens=5))
+    rig.pending.on_event(finished(1, answer_tokens=5))
     assert [type(event) for _, event in await running] == [Begun, Finished]
     assert access.charged == 3 + 5
     with pytest.raises(QueryError, match="no token within"):
@@ -136,15 +138,15 @@ async def test_a_client_that_leaves_pays_for_what_was_computed() -> None:
     rig = Rig(access)
     running = asyncio.ensure_future(rig.all(Generate(text="x"), Generate(text="y")))
     await until(lambda: rig.sent)
-    rig.generations.on_event(Begun(1, 5, 2))
+    rig.pending.on_event(Begun(1, 5, 2))
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert [each["type"] for each in rig.sent[1:]] == ["cancel_generation"] * 2
     assert (access.charged, len(rig.room)) == (3, 0)
-    rig.generations.on_event(Delta(1, ""))
-    rig.generations.on_event(GenerationFailed(1, "cancelled", "the request was cancelled"))
-    rig.generations.on_event(GenerationFailed(2, "cancelled", "the request was cancelled", 4))
-    assert (access.charged, len(rig.generations._open)) == (3 + 1 + 4, 0)
+    rig.pending.on_event(Delta(1, "", tokens=1))
+    rig.pending.on_event(Failed(1, "cancelled", "the request was cancelled", 3))
+    rig.pending.on_event(Failed(2, "cancelled", "the request was cancelled", 4))
+    assert (access.charged, len(rig.pending)) == (3 + 1 + 4, 0)
 
 
 COUNT = CountTokens(turns=(Turn("user", "Up?"),))
@@ -156,12 +158,15 @@ async def test_counting_takes_a_place_until_the_reply_or_the_client_is_gone(rig:
     with pytest.raises(QueryError, match="4 prompts") as busy:
         await rig.generations.count(COUNT, ME)
     assert (busy.value.code, len(rig.room)) == ("busy", 4)
-    rig.generations.on_event(TokensCounted(1, 7))
+    rig.pending.on_event(TokensCounted(1, 7))
     assert await counting[0] == 7
     for each in counting[1:]:
         each.cancel()
     await asyncio.gather(*counting, return_exceptions=True)
-    assert (len(rig.room), len(rig.generations), len(rig.generations._open)) == (0, 0, 0)
+    assert (len(rig.room), len(rig.generations)) == (0, 0)
+    for number in (2, 3, 4):
+        rig.pending.on_event(TokensCounted(number, 7))
+    assert len(rig.pending) == 0
 
 
 async def test_a_tenant_without_tokens_counts_none() -> None:
@@ -238,7 +243,7 @@ async def asked_of_a_session(question: Question, text: str, more: dict[str, Any]
     for name, value in more.items():
         if name != "seed" or value is not None:
             assert getattr(found, name) == value
-    rig.generations.on_event(finished(found.id))
+    rig.pending.on_event(finished(found.id))
     await running
 
 
@@ -261,5 +266,5 @@ async def test_the_tokens_of_a_standing_question_are_counted_by_its_text(rig: Ri
         await until(lambda: rig.sent)
         sent = msgspec.convert(rig.sent.pop(), CountTokens)
         assert sent.question == expected
-        rig.generations.on_event(TokensCounted(sent.id, 7))
+        rig.pending.on_event(TokensCounted(sent.id, 7))
         assert await counting == 7

@@ -7,9 +7,11 @@ import asyncio
 import pytest
 
 from daemon import protocol
+from daemon.api.generation import Failed
 from daemon.api.messages import ErrorReply, Label, LabelReply, QueryError
 from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.label_requests import LabelRequests
+from daemon.gateway.pending import PendingCommands
 from metrics.catalogue import LABEL_OUTCOMES
 from metrics.store import MetricStore
 from tests.kit import inproc_config, until
@@ -21,9 +23,10 @@ class Rig:
     def __init__(self) -> None:
         self.store = MetricStore.local({"session": ["aaa"], "source": [], "sink": []})
         self.sent: list[protocol.Command] = []
-        sessions = Sessions(inproc_config(), self.store, lambda command: None)
+        sessions = Sessions(inproc_config(), self.store)
         self.observe = sessions.observe
-        self.labels = LabelRequests(sessions, self.store, self.sent.append)
+        self.pending = PendingCommands(self.sent.append)
+        self.labels = LabelRequests(sessions, self.store, self.pending)
 
     async def begin(self, label: Label) -> tuple[asyncio.Task[LabelReply], Label]:
         """The client's request, and the command that it becomes."""
@@ -54,8 +57,8 @@ def reply_to(command: Label, right: bool = True) -> LabelReply:
 async def test_replies_find_their_clients_in_any_order_and_are_counted(rig: Rig) -> None:
     (first, one), (second, two) = [await rig.begin(LABEL), await rig.begin(LABEL)]
     assert one.id != two.id
-    rig.labels.on_event(reply_to(two, right=False))
-    rig.labels.on_event(reply_to(one))
+    rig.pending.on_event(reply_to(two, right=False))
+    rig.pending.on_event(reply_to(one))
     assert ((await first).right, (await second).right) == (True, False)
     assert (await first).id == (await second).id == LABEL.id
     assert rig.counted() == {"right": 1, "wrong": 1}
@@ -64,7 +67,7 @@ async def test_replies_find_their_clients_in_any_order_and_are_counted(rig: Rig)
 @pytest.mark.parametrize("code", ["bad_request", "unknown_version", "not_calibrated", "repeated"])
 async def test_what_the_engine_refuses_is_the_client_s_error(rig: Rig, code: str) -> None:
     task, command = await rig.begin(LABEL)
-    rig.labels.on_event(protocol.LabelRefused(command.id, code, "because"))
+    rig.pending.on_event(Failed(command.id, code, "because"))
     with pytest.raises(QueryError, match="because") as refused:
         await task
     assert refused.value.code == code
@@ -81,9 +84,9 @@ async def test_an_unknown_session_never_reaches_the_engine(rig: Rig) -> None:
 
 async def test_when_the_engine_ends_labels_fail(rig: Rig) -> None:
     task, command = await rig.begin(LABEL)
-    rig.labels.engine_gone("the engine ended")
+    rig.pending.engine_gone("the engine ended")
     with pytest.raises(QueryError, match="the engine ended") as refused:
         await task
     assert refused.value.code == "engine"
-    rig.labels.on_event(reply_to(command))  # too late: nobody waits
+    rig.pending.on_event(reply_to(command))  # too late: nobody waits
     assert rig.counted() == {}

@@ -47,7 +47,7 @@ class Rig:
         sinks = [route.sink.name for route in routes]
         self.store = MetricStore.local({"session": names, "source": [], "sink": sinks})
         self.tracker = OffsetTracker()
-        self.sessions = Sessions(self.config, self.store, lambda command: None)
+        self.sessions = Sessions(self.config, self.store)
         self.gate: list[bool] = []
         self.publisher = Publisher(
             self.config, routes, self.tracker, self.sessions, self.store, lossless=lossless

@@ -9,10 +9,12 @@ import msgspec
 import pytest
 
 from daemon import protocol
+from daemon.api.generation import Failed
 from daemon.api.messages import ListQuestions, Pause, QueryError, RemoveQuestion, SetQuestion
 from daemon.config.schema import QuestionConfig
 from daemon.config.standing import questions_of
 from daemon.gateway.answer_cache import Sessions
+from daemon.gateway.pending import PendingCommands
 from daemon.gateway.question_requests import MOST, Questions
 from flash.question import PAPER_SIX, Question
 from metrics.store import MetricStore
@@ -31,8 +33,9 @@ class Rig:
         self.config = inproc_config(["V:AAA", "V:BBB"], standing="none", questions=(ASKED,))
         store = MetricStore.local({"session": ["aaa", "bbb"], "source": [], "sink": []})
         self.sent: list[protocol.SetQuestions] = []
-        self.sessions = Sessions(self.config, store, lambda command: None)
-        self.questions = Questions(self.sessions, self._send)
+        self.sessions = Sessions(self.config, store)
+        self.pending = PendingCommands(self._send)
+        self.questions = Questions(self.sessions, self.pending)
 
     def _send(self, command: protocol.Command) -> None:
         assert isinstance(command, protocol.SetQuestions)
@@ -43,7 +46,7 @@ class Rig:
         return self.sent[number - 1]
 
     def confirm(self, command: protocol.SetQuestions) -> None:
-        self.questions.on_event(protocol.QuestionsSet(command.id, command.session, 3, command.questions))
+        self.pending.on_event(protocol.QuestionsSet(command.id, command.session, 3, command.questions))
 
     def names(self, session: str = "aaa") -> list[str]:
         return [question.name for question in self.sessions.states[session].questions]
@@ -134,7 +137,7 @@ async def test_a_removed_question_and_its_answer_are_gone(rig: Rig) -> None:
 async def test_what_the_engine_refuses_changes_nothing(rig: Rig) -> None:
     changing = asyncio.create_task(rig.questions.set(setting()))
     command = await rig.command()
-    rig.questions.on_event(protocol.QuestionsRefused(command.id, "too_long", "4000 frozen tokens"))
+    rig.pending.on_event(Failed(command.id, "too_long", "4000 frozen tokens"))
     with pytest.raises(QueryError, match="4000 frozen") as raised:
         await changing
     assert raised.value.code == "too_long"
@@ -144,7 +147,7 @@ async def test_what_the_engine_refuses_changes_nothing(rig: Rig) -> None:
 async def test_when_the_engine_ends_a_change_fails(rig: Rig) -> None:
     changing = asyncio.create_task(rig.questions.set(setting()))
     await rig.command()
-    rig.questions.engine_gone("the engine ended")
+    rig.pending.engine_gone("the engine ended")
     with pytest.raises(QueryError, match="the engine ended"):
         await changing
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 import pytest
 
 from daemon import protocol
+from daemon.api.generation import Failed
 from daemon.gateway.gateway import Gateway
 from daemon.gateway.wiring import make_gateway
 from feeds.connector import SinkRoute
@@ -212,7 +213,7 @@ async def needs_reset(gateway: Gateway, engines: Engines) -> asyncio.Task[object
     await until(lambda: bool(engines.sent))
     removal = engines.sent.pop()
     assert isinstance(removal, protocol.RemoveSession)
-    engines.emit(protocol.SessionRemoved(removal.id))
+    engines.emit(protocol.Done(removal.id))
     await until(lambda: bool(engines.sent))
     return resuming
 
@@ -247,7 +248,7 @@ async def test_another_daemon_s_session_that_is_removed_leaves_its_progress_and_
     removal = engines.sent.pop()
     assert isinstance(removal, protocol.RemoveSession)
     assert removal.serves == serves
-    engines.emit(protocol.SessionRemoved(removal.id))
+    engines.emit(protocol.Done(removal.id))
     await until(lambda: bool(engines.sent))
     assert (gateway.publisher.progress.of("aaa") == before) is not serves
     reloading.cancel()
@@ -274,7 +275,7 @@ async def test_a_session_that_a_reload_begins_again_outlives_an_engine_that_dies
     await until(lambda: bool(engines.sent))
     removal = engines.sent.pop()
     assert isinstance(removal, protocol.RemoveSession)
-    engines.emit(protocol.SessionRemoved(removal.id))
+    engines.emit(protocol.Done(removal.id))
     await until(lambda: bool(engines.sent))
     engines.die("killed")
     await until(lambda: engines.started == 2)
@@ -311,7 +312,7 @@ async def test_a_session_that_the_engine_refuses_to_begin_anew_is_gone(up):
     resuming = await needs_reset(gateway, engines)
     addition = engines.sent.pop()
     assert isinstance(addition, protocol.AddSession)
-    engines.emit(protocol.SessionRefused(addition.id, "no_room", "the pool is full"))
+    engines.emit(Failed(addition.id, "bad_request", "the pool is full"))
     await resuming
     assert not gateway.config.sessions
     assert not gateway.sessions.states

@@ -15,9 +15,22 @@ from hypothesis import strategies as st
 from daemon import protocol
 from daemon.ages import Times
 from daemon.api.auth import Access
-from daemon.api.messages import Answers, Ask, AskReply, ErrorReply, ListSessions, QueryError, Stats
+from daemon.api.generation import CancelGeneration, Failed, Finished, Generate, GenerateAll, Turn
+from daemon.api.messages import (
+    Answers,
+    Ask,
+    AskReply,
+    ErrorReply,
+    ListSessions,
+    QueryError,
+    ReplyMetadata,
+    Stats,
+)
 from daemon.config.tenants_file import TenantTable
 from daemon.gateway.answer_cache import Sessions
+from daemon.gateway.generations import Generations
+from daemon.gateway.pending import PendingCommands
+from daemon.gateway.prompt_quota import PromptQuota
 from daemon.tenants import LOCAL, Client, Tenant, Tenants
 from feeds.market_data import Answer, Latency
 from flash.question import PAPER_SIX
@@ -27,6 +40,8 @@ from tests.kit import START, inproc_config, until
 
 TREND = PAPER_SIX[0]
 assert TREND.choices is not None
+TREND_ASKED = (Turn("user", TREND.text),)
+HERE = Client(LOCAL, "")
 CACHED_ASK = partial(Ask, session="aaa", question=TREND.text, choices=TREND.choices)
 
 
@@ -38,7 +53,13 @@ class Rig:
         labels = {"session": ["aaa", "bbb"], "source": ["test"], "sink": []}
         self.store = MetricStore.local(labels)
         self.sent: list[protocol.Command] = []
-        self.sessions = Sessions(config, self.store, self.sent.append, access)
+        self.sessions = Sessions(config, self.store)
+        self.pending = PendingCommands(self.sent.append)
+        self.generations = Generations(self.sessions, self.pending, PromptQuota(4, 4), access or Access())
+
+    async def ask(self, request: Ask, client: Client = HERE) -> AskReply:
+        found = self.generations.ask(request, client)
+        return await found() if callable(found) else found
 
     def committed(self, version: int, session: str = "aaa") -> None:
         times = times_of(version)
@@ -54,10 +75,8 @@ class Rig:
     def asks(self, outcome: str) -> float:
         return self.store.value("foretick_asks_total", outcome=outcome)
 
-    async def sent_ask(self) -> Ask:
-        command = await until(lambda: self.sent and self.sent[-1])
-        assert isinstance(command, protocol.ComputeAsk)
-        return command.request
+    async def sent_ask(self) -> Generate:
+        return asked(await until(lambda: self.sent and self.sent[-1]))
 
 
 @pytest.fixture
@@ -70,19 +89,35 @@ def times_of(version: int, seconds_ago: float = 0.0) -> Times:
     return Times(START + version, time.time_ns() - ago, time.monotonic_ns() - ago, replay=seconds_ago > 0)
 
 
-def reply_to(ask: Ask, text: str, choice: str | None) -> protocol.Asked:
+def asked(command: protocol.Command) -> Generate:
+    """What the engine is asked: one answer, as an ask's."""
+    assert isinstance(command, GenerateAll)
+    (request,) = command.requests
+    assert request.exact
+    assert not request.stream
+    return request
+
+
+def reply_to(request: Generate, text: str, choice: str | None, tokens: int = 0) -> Finished:
     """As the engine sends it: with the times of the version it read."""
-    reply = AskReply(
-        id=ask.id,
-        session=ask.session,
-        data_version=4,
+    return Finished(
+        id=request.id,
         text=text,
-        choice=choice,
-        logit_gap=0.25,
-        untrained=True,
-        flags=("untrained",),
+        finish="stop",
+        stop=None,
+        prompt_tokens=100 + tokens,
+        reused_tokens=100,
+        answer_tokens=0,
+        metadata=ReplyMetadata(
+            session=request.session,
+            data_version=4,
+            choice=choice,
+            logit_gap=0.25,
+            untrained=True,
+            flags=("untrained",),
+        ),
+        times=Times(START + 1, time.time_ns(), time.monotonic_ns()),
     )
-    return protocol.Asked(reply, Times(START + 1, time.time_ns(), time.monotonic_ns()))
 
 
 def answer(version: int, session: str, name: str, question_hash: str) -> Answer:
@@ -113,7 +148,7 @@ def answer(version: int, session: str, name: str, question_hash: str) -> Answer:
 async def test_a_standing_question_of_the_current_version_never_reaches_the_engine(rig):
     rig.committed(3)
     rig.answered(3)
-    reply = await rig.sessions.ask(CACHED_ASK(id=7))
+    reply = await rig.ask(CACHED_ASK(id=7))
     assert (reply.id, reply.cached, reply.data_version, reply.text) == (7, True, 3, "trend 3")
     assert (reply.choice, reply.logit_gap, reply.flags) == ("UP", 0.5, ("gap", "untrained"))
     assert (reply.as_of, reply.untrained) == (START + 3, True)
@@ -135,22 +170,19 @@ async def test_anything_else_goes_to_the_engine(rig, change):
     rig.committed(3)
     rig.answered(3)
     request = msgspec.structs.replace(CACHED_ASK(id=7), **change)
-    asking = asyncio.create_task(rig.sessions.ask(request))
+    asking = asyncio.create_task(rig.ask(request))
     command = await rig.sent_ask()
-    assert (command.session, command.question, command.choices) == (
-        request.session,
-        request.question,
-        request.choices,
-    )
+    assert (command.session, command.choices) == (request.session, request.choices)
+    assert command.turns == (Turn("user", request.question),)
     answered = reply_to(command, "sideways", None)
-    rig.sessions.asked(answered)
+    rig.pending.on_event(answered)
     reply = await asking
     assert (reply.as_of, reply.source_age_ns > 0, 0 < reply.daemon_age_ns < 10**9) == (START + 1, True, True)
-    undated = dict.fromkeys(("as_of", "staleness_ns", "source_age_ns", "daemon_age_ns"), 0)
-    assert msgspec.structs.replace(reply, **undated) == msgspec.structs.replace(answered.reply, id=7)
+    assert (reply.id, reply.text, reply.data_version, reply.flags) == (7, "sideways", 4, ("untrained",))
+    assert (reply.logit_gap, reply.cached, reply.untrained) == (0.25, False, True)
     await asyncio.sleep(0)
-    standing = TREND if request.session == "bbb" else None
-    assert rig.sent == [protocol.ComputeAsk(command, question=standing)], "an answered ask is not cancelled"
+    assert command.question == (TREND if request.session == "bbb" else None)
+    assert len(rig.sent) == 1, "an answered ask is not cancelled"
 
 
 @pytest.mark.parametrize("asked", ["  " + TREND.text.replace(" ", "\n "), TREND.text, TREND.name, " trend "])
@@ -159,31 +191,31 @@ async def test_anything_else_goes_to_the_engine(rig, change):
 async def test_a_standing_question_is_known_by_its_name_and_its_text(rig, asked, choices, max_tokens):
     rig.committed(1)
     request = CACHED_ASK(id=1, question=asked, choices=choices, max_tokens=max_tokens)
-    asking = asyncio.create_task(rig.sessions.ask(request))
+    asking = asyncio.create_task(rig.ask(request))
     sent = await rig.sent_ask()
-    assert (sent.question, sent.choices) == (TREND.text, TREND.choices)
-    assert rig.sent[-1].question == TREND
-    rig.sessions.asked(reply_to(sent, "UP", "UP"))
+    assert (sent.turns, sent.choices) == (TREND_ASKED, TREND.choices)
+    assert sent.question == TREND
+    rig.pending.on_event(reply_to(sent, "UP", "UP"))
     await asking
     rig.answered(1)
-    assert (await rig.sessions.ask(request)).cached
+    assert (await rig.ask(request)).cached
 
 
 async def test_a_name_with_other_choices_is_its_text_and_they_are_the_clients(rig):
-    asking = asyncio.create_task(rig.sessions.ask(CACHED_ASK(id=1, question="trend", choices=("A", "B"))))
+    asking = asyncio.create_task(rig.ask(CACHED_ASK(id=1, question="trend", choices=("A", "B"))))
     sent = await rig.sent_ask()
-    assert (sent.question, sent.choices, rig.sent[-1].question) == (TREND.text, ("A", "B"), None)
-    rig.sessions.asked(reply_to(sent, "A", "A"))
+    assert (sent.turns, sent.choices, sent.question) == (TREND_ASKED, ("A", "B"), None)
+    rig.pending.on_event(reply_to(sent, "A", "A"))
     await asking
 
 
 async def test_a_paused_question_keeps_its_text_and_choices(rig):
     state = rig.sessions.states["aaa"]
     state.ask_these((), state.questions)
-    asking = asyncio.create_task(rig.sessions.ask(CACHED_ASK(id=1, question="trend", choices=())))
+    asking = asyncio.create_task(rig.ask(CACHED_ASK(id=1, question="trend", choices=())))
     sent = await rig.sent_ask()
-    assert (sent.question, sent.choices) == (TREND.text, TREND.choices)
-    rig.sessions.asked(reply_to(sent, "UP", "UP"))
+    assert (sent.turns, sent.choices) == (TREND_ASKED, TREND.choices)
+    rig.pending.on_event(reply_to(sent, "UP", "UP"))
     await asking
 
 
@@ -192,19 +224,19 @@ async def test_a_question_that_reads_open_bars_has_ready_answers_only(rig):
     now = replace(TREND, name="now", provisional=True)
     state.ask_these((*state.questions, now), ())
     with pytest.raises(QueryError, match="now reads open bars") as refused:
-        await rig.sessions.ask(CACHED_ASK(id=1, question="now", choices=()))
+        await rig.ask(CACHED_ASK(id=1, question="now", choices=()))
     assert (refused.value.code, rig.sent) == ("bad_request", [])
     rig.committed(1)
     rig.sessions.answered(answer(1, "aaa", "now", now.hash), times_of(1))
     rig.answered(1)
-    assert (await rig.sessions.ask(CACHED_ASK(id=1, question="now", choices=()))).text == "now 1"
-    assert (await rig.sessions.ask(CACHED_ASK(id=1))).text == "trend 1", "by its text, of closed bars"
+    assert (await rig.ask(CACHED_ASK(id=1, question="now", choices=()))).text == "now 1"
+    assert (await rig.ask(CACHED_ASK(id=1))).text == "trend 1", "by its text, of closed bars"
 
 
 async def test_the_newest_ready_answer_is_served_with_its_own_version_and_ages(rig):
     rig.sessions.answered(answer(3, "aaa", TREND.name, TREND.hash), times_of(3, seconds_ago=20))
     rig.committed(4)
-    reply = await rig.sessions.ask(CACHED_ASK(id=1))
+    reply = await rig.ask(CACHED_ASK(id=1))
     assert (reply.cached, reply.data_version, reply.text, reply.as_of) == (True, 3, "trend 3", START + 3)
     ages = (reply.staleness_ns, reply.source_age_ns, reply.daemon_age_ns)
     assert [age // 10**9 for age in ages] == [20, 20, 20]
@@ -227,11 +259,10 @@ def test_an_ask_is_computed_only_where_the_ready_answer_is_older_than_it_may_be(
                 answer(version, "aaa", TREND.name, TREND.hash), times_of(version, age_s + 0.01)
             )
         rig.committed(3)
-        asking = asyncio.create_task(rig.sessions.ask(CACHED_ASK(id=1, max_age_s=max_age_s)))
+        asking = asyncio.create_task(rig.ask(CACHED_ASK(id=1, max_age_s=max_age_s)))
         await asyncio.sleep(0)
         for command in rig.sent:
-            assert isinstance(command, protocol.ComputeAsk)
-            rig.sessions.asked(reply_to(command.request, "UP", "UP"))
+            rig.pending.on_event(reply_to(asked(command), "UP", "UP"))
         return await asking
 
     young = version == 3 or max_age_s is None or age_s < max_age_s
@@ -245,43 +276,32 @@ async def test_a_ready_answer_is_stale_by_its_age_at_the_reply(rig):
         ready = msgspec.structs.replace(answer(3, "aaa", TREND.name, TREND.hash), flags=flags)
         rig.sessions.answered(ready, times_of(3, age))
         expected = ("gap", "stale") if age > 10 else ("gap",)
-        assert (await rig.sessions.ask(CACHED_ASK(id=1))).flags == expected
+        assert (await rig.ask(CACHED_ASK(id=1))).flags == expected
 
 
 async def test_an_engine_without_input_since_its_restart_gets_the_times_from_here(rig):
     rig.committed(3)
-    asking = asyncio.create_task(rig.sessions.ask(CACHED_ASK(id=1)))
+    asking = asyncio.create_task(rig.ask(CACHED_ASK(id=1)))
     command = await rig.sent_ask()
-    rig.sessions.asked(msgspec.structs.replace(reply_to(command, "UP", "UP"), times=None))
+    rig.pending.on_event(msgspec.structs.replace(reply_to(command, "UP", "UP"), times=None))
     reply = await asking
     assert (reply.as_of, 0 < reply.daemon_age_ns < 10**9) == (START + 3, True)
 
 
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        ("too_long", "too_long"),
-        ("unknown_session", "unknown_session"),
-        ("bad_request", "bad_request"),
-        ("stopping", "shutting_down"),
-        ("no_memory", "engine"),
-        ("nan_logits", "engine"),
-    ],
-)
-async def test_what_the_engine_refuses_is_an_error_with_its_message(rig, code, expected):
-    asking = asyncio.create_task(rig.sessions.ask(CACHED_ASK(id=1)))
+async def test_what_the_engine_refuses_is_an_error_with_its_message(rig):
+    asking = asyncio.create_task(rig.ask(CACHED_ASK(id=1)))
     command = await rig.sent_ask()
-    rig.sessions.asked(protocol.AskFailed(command.id, code, "the prompt has 900 tokens, the limit is 10"))
+    rig.pending.on_event(Failed(command.id, "too_long", "the prompt has 900 tokens, the limit is 10"))
     with pytest.raises(QueryError, match="900 tokens") as raised:
         await asking
-    assert raised.value.code == expected
+    assert raised.value.code == "too_long"
 
 
 async def test_an_ask_says_whose_it_is(rig):
-    asking = asyncio.create_task(rig.sessions.ask(CACHED_ASK(id=1), Client(Tenant("desk", weight=2.0), "")))
+    asking = asyncio.create_task(rig.ask(CACHED_ASK(id=1), Client(Tenant("desk", weight=2.0), "")))
     ask = await rig.sent_ask()
-    assert rig.sent == [protocol.ComputeAsk(ask, "desk", 2.0, TREND)]
-    rig.sessions.asked(reply_to(ask, "UP", "UP"))
+    assert (ask.tenant, ask.weight, ask.question) == ("desk", 2.0, TREND)
+    rig.pending.on_event(reply_to(ask, "UP", "UP"))
     await asking
 
 
@@ -291,26 +311,25 @@ async def test_tokens_of_an_ask_are_charged_and_ready_answers_are_free() -> None
     tenant = tenants.named("desk")
     assert tenant is not None
     desk = Client(tenant, "desk")
-    asking = asyncio.create_task(rig.sessions.ask(CACHED_ASK(id=1), desk))
-    rig.sessions.asked(msgspec.structs.replace(reply_to(await rig.sent_ask(), "UP", "UP"), tokens=80))
+    asking = asyncio.create_task(rig.ask(CACHED_ASK(id=1), desk))
+    rig.pending.on_event(reply_to(await rig.sent_ask(), "UP", "UP", tokens=80))
     await asking
     with pytest.raises(QueryError, match="60 tokens a minute") as refused:
-        await rig.sessions.ask(CACHED_ASK(id=2), desk)
+        await rig.ask(CACHED_ASK(id=2), desk)
     assert (refused.value.code, refused.value.retry_after_s) == ("busy", 21.0)
     assert len(rig.sent) == 1
     rig.committed(3)
     rig.answered(3)
-    assert (await rig.sessions.ask(CACHED_ASK(id=3), desk)).cached
+    assert (await rig.ask(CACHED_ASK(id=3), desk)).cached
 
 
 async def test_an_abandoned_ask_is_cancelled_and_its_answer_ignored(rig):
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.02):
-            await rig.sessions.ask(CACHED_ASK(id=1))
-    command = rig.sent[0]
-    assert isinstance(command, protocol.ComputeAsk)
-    assert rig.sent[1:] == [protocol.CancelAsk(command.id)]
-    rig.sessions.asked(reply_to(command.request, "late", None))
+            await rig.ask(CACHED_ASK(id=1))
+    command = asked(rig.sent[0])
+    assert rig.sent[1:] == [CancelGeneration(command.id)]
+    rig.pending.on_event(reply_to(command, "late", None))
 
 
 async def test_an_abandoned_ask_costs_what_was_computed() -> None:
@@ -322,18 +341,17 @@ async def test_an_abandoned_ask_costs_what_was_computed() -> None:
     for _ in range(2):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.02):
-                await rig.sessions.ask(CACHED_ASK(id=1), desk)
-        asked = rig.sent[-2]
-        assert isinstance(asked, protocol.ComputeAsk)
-        rig.sessions.asked(protocol.AskFailed(asked.id, "cancelled", "the request was cancelled", 40))
+                await rig.ask(CACHED_ASK(id=1), desk)
+        number = asked(rig.sent[-2]).id
+        rig.pending.on_event(Failed(number, "cancelled", "the request was cancelled", 40))
     with pytest.raises(QueryError, match="60 tokens a minute"):
-        await rig.sessions.ask(CACHED_ASK(id=2), desk)
+        await rig.ask(CACHED_ASK(id=2), desk)
 
 
 async def test_when_the_engine_ends_every_ask_in_flight_fails(rig):
-    asking = [asyncio.create_task(rig.sessions.ask(CACHED_ASK(id=n, session="bbb"))) for n in range(3)]
+    asking = [asyncio.create_task(rig.ask(CACHED_ASK(id=n, session="bbb"))) for n in range(3)]
     await until(lambda: len(rig.sent) == 3)
-    rig.sessions.engine_gone("the engine process ended with status -9")
+    rig.pending.engine_gone("the engine process ended with status -9")
     for task in asking:
         with pytest.raises(QueryError, match="status -9") as raised:
             await task
@@ -344,14 +362,14 @@ async def test_when_the_engine_ends_every_ask_in_flight_fails(rig):
 async def test_an_unknown_session_is_refused_with_those_there_are(rig):
     for request in (CACHED_ASK(id=1, session="zzz"), Answers(1, "zzz")):
         with pytest.raises(QueryError, match="aaa, bbb") as raised:
-            await (rig.sessions.ask if isinstance(request, Ask) else rig.sessions.answers)(request)
+            await (rig.ask if isinstance(request, Ask) else rig.sessions.answers)(request)
         assert raised.value.code == "unknown_session"
 
 
 @pytest.mark.parametrize("change", [{"choices": ("UP",)}, {"choices": ("UP", "UP")}, {"question": "   "}])
 async def test_a_question_that_makes_no_sense_is_refused_without_the_engine(rig, change):
     with pytest.raises(QueryError) as raised:
-        await rig.sessions.ask(msgspec.structs.replace(CACHED_ASK(id=1), **change))
+        await rig.ask(msgspec.structs.replace(CACHED_ASK(id=1), **change))
     assert (raised.value.code, rig.sent) == ("bad_request", [])
 
 
@@ -410,7 +428,7 @@ async def test_sessions_say_where_they_are(rig):
 def test_each_answered_ask_counts_in_its_tier_and_each_refused_one_by_its_error(rig):
     """*Attention Once* section 3.9.7: a standing answer, the ready position's, or a forward pass."""
     request = CACHED_ASK(id=7)
-    computed = reply_to(request, "UP", "UP").reply
+    computed = AskReply(id=7, session="aaa", data_version=4, text="UP", flags=("untrained",))
     replies = {
         "cached": msgspec.structs.replace(computed, cached=True),
         "ready": msgspec.structs.replace(computed, flags=("untrained", "ready_exit")),

@@ -1,0 +1,443 @@
+"""The engine's side of every request, from its begin to its end: questions to sessions, prompts, chats.
+
+A request with a session asks its newest data version in class SESSION; one without is computed in class POOL.
+`daemon.engine.prompt_builder` makes tokens of it; here it runs, and its tokens become text.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+
+from daemon.api.generation import (
+    Begun,
+    CancelGeneration,
+    CountTokens,
+    Delta,
+    ExtendPrompt,
+    Failed,
+    Finish,
+    Finished,
+    FinishPrompt,
+    Generate,
+    GenerateAll,
+    GenerationCommand,
+    GenerationEvent,
+    Logprob,
+    PromptStats,
+    TokensCounted,
+    TopLogprob,
+)
+from daemon.api.messages import READY_EXIT, ReplyMetadata, code_of
+from daemon.engine.answers import decoder, lacking, times_of
+from daemon.engine.build import Built
+from daemon.engine.confidence_metrics import Confidence
+from daemon.engine.prompt_builder import Prompt, PromptBuilder, TooLong
+from daemon.engine.version_records import VersionRecords
+from engine.model.constrained import TextGrammar
+from engine.model.detokenise import Detokeniser, StopText
+from engine.model.vocabulary import token_bytes
+from engine.step import SampledToken
+from feeds.market_data import Flag
+from flash.confidence import Judged
+from flash.ready import ReadyPosition, exits
+from ingest.plane import TapeRecord
+from regions.cache_priority import PrefixRetention
+from regions.tape import Tape
+from scheduler.interfaces import PriorityClass
+from scheduler.request import Failure, LifecycleEvent, Request, RequestSpec, State
+from scheduler.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+NAME = "generation"
+"""Name of a request without a session in messages."""
+SIGN_OF_LIFE_NS = 1_000_000_000
+"""A request without an event for so long, whose tokens come, gets one."""
+CANCELLED = Failure("cancelled", "the request was cancelled")
+ANEW = Failure("rebuilding", "the session began anew, from what another daemon has answered: ask again")
+"""A request that ends so is made again, unless a part of its answer was sent."""
+REBUILDING = Failure(
+    "rebuilding",
+    "its newest data is read again after a restart: ask later (recovery.while_rebuilding)",
+)
+Emit = Callable[[GenerationEvent], None]
+
+
+@dataclass(eq=False)
+class Running:
+    """A request in the scheduler: its text so far, and what of it was not sent yet."""
+
+    asked: Generate
+    prompt: Prompt
+    text: Detokeniser
+    stop: StopText
+    grammar: TextGrammar | None
+    length: int
+    """Tokens of the prompt as of the newest input."""
+    failure: Failure | None = None
+    """Why it is given up, where that is known before the scheduler has ended it."""
+    shown: list[str] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+    sent_tokens: int = 0
+    sent_ns: int = 0
+
+
+class RequestRunner:
+    """All requests. Commands come from one thread, events go out on the scheduler's as well.
+
+    ``rebuilding`` says whether a session's bars are still read again after a restart; its answers have the
+    flag `warm_up` then, or with ``refuses`` it answers none. With a ``ready`` position, asks may exit early
+    above ``tau``. ``sign_of_life_ns``: see `SIGN_OF_LIFE_NS`.
+    """
+
+    def __init__(
+        self,
+        built: Built,
+        scheduler: Scheduler,
+        prompts: PromptBuilder,
+        records: VersionRecords,
+        confidence: Confidence,
+        emit: Emit,
+        *,
+        rebuilding: Callable[[str], bool] = lambda session: False,
+        refuses: bool = False,
+        ready: ReadyPosition | None = None,
+        tau: float = 0.0,
+        sign_of_life_ns: int = SIGN_OF_LIFE_NS,
+    ) -> None:
+        self._built, self._format, self._scheduler, self._prompts = built, built.prompt, scheduler, prompts
+        self._records, self._confidence, self._emit = records, confidence, emit
+        self._rebuilding, self._refuses, self._ready, self._tau = rebuilding, refuses, ready, tau
+        self._sign_of_life_ns = sign_of_life_ns
+        self._open: dict[int, tuple[Running, Request]] = {}
+        self._again: list[Generate] = []
+        records.readers.append(lambda: [request for _, request in list(self._open.values())])
+
+    # Commands.
+
+    def handle(self, command: GenerationCommand) -> None:
+        """Carry out one command. One about a request that has ended is ignored."""
+        match command:
+            case GenerateAll():
+                self._generate(command.requests)
+            case CountTokens():
+                self._count(command)
+            case CancelGeneration() | FinishPrompt() | ExtendPrompt():
+                if (found := self._open.get(command.id)) is not None:
+                    self._change(*found, command)
+
+    def ask_again(self) -> None:
+        """Make the requests that ended with `ANEW` once more. Between two batches."""
+        again, self._again = self._again, []
+        self._generate(again)
+
+    def _generate(self, asked: Sequence[Generate]) -> None:
+        made = {each.id: found for each in asked if (found := self._checked(each)) is not None}
+        self._open |= made  # before submitting: the worker may finish first
+        self._scheduler.submit_together([request for _, request in made.values()])
+        for running, _ in made.values():
+            if not running.asked.complete:
+                self._emit(TokensCounted(running.asked.id, running.length))
+
+    def _checked(self, asked: Generate) -> tuple[Running, Request] | None:
+        """The request; None for one that is answered or fails at once."""
+        tape = self._built.tapes.get(asked.session)
+        if asked.session and tape is None:
+            failure = Failure("unknown_session", f"there is no session {asked.session!r}")
+        elif tape is not None and self._refuses and self._rebuilding(asked.session):
+            failure = REBUILDING
+        else:
+            try:
+                prompt = self._prompts.prompt(asked)
+                exited = tape is not None and self._exited(asked, prompt, tape.version)
+                return None if exited else self._request(asked, prompt, tape)
+            except ValueError as error:
+                failure = _failure(error)
+        self._fail(asked.id, failure)
+        return None
+
+    def _request(self, asked: Generate, prompt: Prompt, tape: Tape | None) -> tuple[Running, Request]:
+        """Raises ValueError for what cannot be asked or kept."""
+        grammar = self._prompts.grammar(asked, prompt)
+        stop = StopText(asked.stop if prompt.cuttable else ())
+        running = Running(asked, prompt, Detokeniser(self._format.text), stop, grammar, len(prompt.tokens))
+        return running, Request(
+            RequestSpec(
+                cls=PriorityClass.POOL if tape is None else PriorityClass.SESSION,
+                session=asked.session or NAME,
+                prompt=prompt.tokens,
+                max_tokens=self._prompts.longest(asked, prompt),
+                on_done=partial(self._done, running),
+                tape=tape,
+                open_prompt=None if tape else partial(self._built.engine.open_prompt, asked.salt),
+                stop_ids=prompt.stop_ids,
+                choices=prompt.choice_tokens,
+                grammar=grammar.allowed if grammar else prompt.grammar,
+                temperature=asked.temperature,
+                top_p=asked.top_p,
+                top_k=asked.top_k,
+                seed=None if asked.exact else (asked.seed or 0, asked.index),
+                top_logprobs=asked.top_logprobs,
+                complete=asked.complete,
+                salt=asked.salt,
+                tenant=asked.tenant,
+                weight=asked.weight,
+                retention=PrefixRetention(
+                    asked.retention_priority, round(asked.retention_seconds * 1e9), asked.tenant
+                ),
+                on_token=None if asked.exact else partial(self._on_token, running),
+            )
+        )
+
+    def _change(
+        self, running: Running, request: Request, command: CancelGeneration | FinishPrompt | ExtendPrompt
+    ) -> None:
+        """Carry out a command about an open request."""
+        if isinstance(command, CancelGeneration):
+            self._scheduler.cancel(request.id)
+        elif isinstance(command, FinishPrompt):
+            self._scheduler.finish(request.id)
+        elif running.failure is None:  # otherwise it is being given up
+            self._extend(running, request, command)
+
+    def _extend(self, running: Running, request: Request, command: ExtendPrompt) -> None:
+        replace = command.replace or not running.length
+        try:
+            tokens, length = self._prompts.extended(
+                running.asked, command.text, 0 if replace else running.length
+            )
+        except ValueError as error:
+            running.failure = _failure(error)
+            self._scheduler.cancel(request.id)
+            return
+        running.length = length
+        (self._scheduler.replace if replace else self._scheduler.extend)(request.id, tokens)
+        self._emit(TokensCounted(command.id, length))
+
+    def _count(self, asked: CountTokens) -> None:
+        counted = Generate(
+            session=asked.session,
+            turns=asked.turns,
+            question=asked.question,
+            salt=asked.salt,
+            tenant=asked.tenant,
+        )
+        try:
+            tokens = len(self._prompts.prompt(counted).tokens)
+        except ValueError as error:
+            self._fail(asked.id, _failure(error))
+            return
+        tape = self._built.tapes.get(asked.session)
+        if tape is not None:
+            tokens += len(self._built.prefixes.newest(asked.session)) + tape.live_tokens
+        self._emit(TokensCounted(asked.id, tokens))
+
+    def _exited(self, asked: Generate, prompt: Prompt, version: int) -> bool:
+        """Answer from the ready position, if that is allowed and sure enough."""
+        tau = self._tau if asked.early_exit is None else asked.early_exit
+        ready = self._ready.newest(asked.session) if self._ready is not None else None
+        tokens, question = prompt.choice_tokens or (), prompt.question
+        if ready is None or question is None or not exits(ready, version, tokens, tau):
+            return False
+        choice = (question.choices or ())[tokens.index(ready.token)]
+        record = self._records.of(asked.session, version)
+        self._emit(
+            Finished(
+                id=asked.id,
+                text=choice,
+                finish="stop",
+                stop=None,
+                prompt_tokens=0,
+                reused_tokens=0,
+                answer_tokens=0,
+                metadata=self._metadata(asked.session, version, record, choice, ready.gap, None, READY_EXIT),
+                times=times_of(record) if record and record.ts_ring else None,
+            )
+        )
+        return True
+
+    # On the scheduler's thread.
+
+    def _on_token(self, running: Running, request: Request) -> bool:
+        """As `_next`; a defect ends this answer and no other work of the batch."""
+        try:
+            return self._next(running, request)
+        except Exception as error:
+            log.exception("the text of a generation failed")
+            running.failure = Failure("engine", f"{type(error).__name__}: {error}")
+            return True
+
+    def _next(self, running: Running, request: Request) -> bool:
+        """The next token: send what it completes; true at a stop sequence and at the end of a grammar."""
+        asked, sample = running.asked, request.samples[-1]
+        if len(request.output) == 1:
+            self._emit(Begun(asked.id, _prompt_tokens(request), request.cached_tokens))
+            running.sent_ns = time.monotonic_ns()
+        if sample.token in running.prompt.stop_ids:
+            return False  # it ends by itself
+        logprobs: tuple[Logprob, ...] = ()
+        if asked.top_logprobs is not None:
+            logprobs = (self._logprob(sample),)
+            running.logprobs += logprobs
+        piece = ""
+        if not running.prompt.whole:
+            piece = running.stop.add(running.text.add([sample.token]))
+            running.shown.append(piece)
+        self._send(running, request, piece, logprobs)
+        if running.stop.found is not None:
+            return True
+        return running.grammar is not None and running.grammar.complete(request.output)
+
+    def _send(self, running: Running, request: Request, text: str, logprobs: tuple[Logprob, ...]) -> None:
+        """Send what a stream shows, and a sign of life where nothing was sent for long."""
+        asked, now = running.asked, time.monotonic_ns()
+        shows = asked.stream and bool(text or logprobs)
+        if not shows and now - running.sent_ns < self._sign_of_life_ns:
+            return
+        tokens = len(request.output) - running.sent_tokens
+        running.sent_tokens, running.sent_ns = len(request.output), now
+        self._emit(Delta(asked.id, text, logprobs, tokens) if shows else Delta(asked.id, "", (), tokens))
+
+    def _logprob(self, sample: SampledToken) -> Logprob:
+        written = self._written(sample.token)
+        top = tuple(TopLogprob(text, logprob, data) for token, logprob in sample.top
+                    for text, data in [self._written(token)])  # fmt: skip
+        return Logprob(written[0], sample.logprob or 0.0, written[1], top)
+
+    def _written(self, token: int) -> tuple[str, tuple[int, ...]]:
+        """A token as text and as bytes; a special one by its name."""
+        data = self._bytes.get(token)
+        if data is None:
+            data = str(self._format.tokenizer.convert_ids_to_tokens(token)).encode()
+        return data.decode(errors="replace"), tuple(data)
+
+    @cached_property
+    def _bytes(self) -> dict[int, bytes]:
+        return token_bytes(self._format.tokenizer)
+
+    def _done(self, running: Running, request: Request) -> None:
+        asked = running.asked
+        self._open.pop(asked.id, None)
+        if request.error is ANEW and not (asked.stream and request.output):
+            self._again.append(asked)
+            return
+        if request.state is not State.FINISHED or running.failure is not None:
+            failure = running.failure or request.error or CANCELLED
+            self._fail(asked.id, failure, request.computed_tokens)
+            return
+        record = self._records.of(asked.session, request.version) if asked.session else None
+        choice = request.chosen(running.prompt.choices)
+        self._show_rest(running, request, choice, record)
+        self._emit(
+            Finished(
+                id=asked.id,
+                text="".join(running.shown),
+                finish=_finish(running, request),
+                stop=running.stop.found,
+                prompt_tokens=_prompt_tokens(request),
+                reused_tokens=request.cached_tokens,
+                answer_tokens=len(request.output),
+                metadata=self._judged(running, request, choice, record),
+                logprobs=tuple(running.logprobs),
+                times=times_of(record) if record and record.ts_ring else None,
+                stats=_stats(request) if asked.exact and not asked.session else None,
+            )
+        )
+
+    def _show_rest(
+        self, running: Running, request: Request, choice: str | None, record: TapeRecord | None
+    ) -> None:
+        """What was held back, or a text that comes in one piece."""
+        prompt = running.prompt
+        if prompt.whole:
+            decode = decoder(self._format.decode, prompt.prepared, record)
+            whole = decode(list(request.answer)) if choice is None else prompt.written.get(choice, choice)
+            rest = running.stop.add(whole) + running.stop.rest()
+        elif running.stop.found is None:
+            rest = running.stop.add(running.text.rest())
+            rest += running.stop.rest()
+        else:
+            return
+        running.shown.append(rest)
+        if running.asked.stream and rest:
+            tokens = len(request.output) - running.sent_tokens
+            running.sent_tokens = len(request.output)
+            self._emit(Delta(running.asked.id, rest, tokens=tokens))
+
+    def _judged(
+        self, running: Running, request: Request, choice: str | None, record: TapeRecord | None
+    ) -> ReplyMetadata:
+        session, question, judged = running.asked.session, running.prompt.question, None
+        sample = request.samples[0]
+        if question is not None:
+            judged = self._confidence.of(session, question, sample.logits, choice)
+        return self._metadata(session, request.version, record, choice, sample.gap, judged)
+
+    def _metadata(
+        self,
+        session: str,
+        version: int,
+        record: TapeRecord | None,
+        choice: str | None,
+        gap: float,
+        judged: Judged | None,
+        flag: str = "",
+    ) -> ReplyMetadata:
+        """What is known of an answer read from ``version``, with one more ``flag``; the gateway adds ages."""
+        flags: dict[Flag, bool] = {
+            "warm_up": bool(session) and self._rebuilding(session),
+            "untrained": self._built.loaded.untrained,
+            "replay": record is not None and times_of(record).replay,
+            "rounded": record is not None and record.rounded,
+            **lacking(record),
+            "abstained": judged is not None and judged.abstained,
+        }
+        return ReplyMetadata(
+            session=session or None,
+            data_version=version if session else None,
+            choice=choice,
+            probability=judged.probability if judged else None,
+            choice_set=judged.choice_set if judged else None,
+            logit_gap=gap,
+            untrained=self._built.loaded.untrained,
+            flags=(*(name for name, is_set in flags.items() if is_set), *([flag] if flag else [])),
+        )
+
+    def _fail(self, number: int, failure: Failure, tokens: int = 0) -> None:
+        self._emit(Failed(number, code_of(failure.code), failure.message, tokens))
+
+
+def _failure(error: ValueError) -> Failure:
+    return Failure("too_long" if isinstance(error, TooLong) else "bad_request", str(error))
+
+
+def _prompt_tokens(request: Request) -> int:
+    """The prompt as a client counts it: of a session with the tape before the question."""
+    return len(request.prompt) + (request.cached_tokens if request.spec.tape is not None else 0)
+
+
+def _stats(request: Request) -> PromptStats:
+    first = request.first(LifecycleEvent.KV_ON_GPU)
+    assert first is not None  # already answered
+    return PromptStats(
+        recomputed_tokens=request.recomputed_tokens,
+        swapped_tokens=request.swapped_tokens,
+        invalidated_tokens=request.total_tokens_invalidated,
+        ttft_ns=first - request.last_chunk_ns,
+        waits=dict(request.waits),
+    )
+
+
+def _finish(running: Running, request: Request) -> Finish:
+    if running.stop.found is not None:
+        return "stop_sequence"
+    grammar, output = running.grammar, request.output
+    if output[-1] in running.prompt.stop_ids:
+        return "stop"
+    if grammar is not None:
+        return "stop" if grammar.complete(output) else "length"
+    return "stop" if running.prompt.max_tokens == len(output) else "length"

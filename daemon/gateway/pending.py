@@ -1,0 +1,82 @@
+"""Commands that wait for the engine's reply: one table for requests, and for changes of sessions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import count
+
+from daemon import protocol
+from daemon.api.generation import Failed
+from daemon.api.messages import QueryError
+
+OnReply = Callable[[protocol.ReplyEvent], None]
+
+
+class PendingCommands:
+    """What waits, by the number that command and events have as ``id``. On the event loop.
+
+    An entry stays until the engine has replied, even where its client is gone.
+    """
+
+    def __init__(self, send: Callable[[protocol.Command], None]) -> None:
+        self.send = send
+        self._entries: dict[int, OnReply] = {}
+        self._numbers = count(1)
+
+    def __len__(self) -> int:
+        """How many commands wait."""
+        return len(self._entries)
+
+    def open(self, on_event: OnReply) -> int:
+        """A new number; each event of it goes to ``on_event``, until it is closed."""
+        number = next(self._numbers)
+        self._entries[number] = on_event
+        return number
+
+    def close(self, number: int) -> None:
+        """Nothing more comes for this number."""
+        self._entries.pop(number, None)
+
+    async def reply(
+        self, make: Callable[[int], protocol.Command], on_event: OnReply = lambda event: None
+    ) -> protocol.ReplyEvent:
+        """Send the command that ``make`` gives for a number, and wait for its only event.
+
+        ``on_event`` sees the event first, also where the wait has ended before it. Raises QueryError for a
+        `Failed`.
+        """
+        future: asyncio.Future[protocol.ReplyEvent] = asyncio.get_running_loop().create_future()
+
+        def hear(event: protocol.ReplyEvent) -> None:
+            self.close(event.id)
+            on_event(event)
+            resolve(future, event)
+
+        number = self.open(hear)
+        try:
+            self.send(make(number))
+        except BaseException:
+            self.close(number)
+            raise
+        return await future
+
+    def on_event(self, event: protocol.ReplyEvent) -> None:
+        """The engine replied. What nobody waits for is dropped."""
+        if (found := self._entries.get(event.id)) is not None:
+            found(event)
+
+    def engine_gone(self, message: str) -> None:
+        """Fail every command in flight: the engine is gone."""
+        for number, on_event in list(self._entries.items()):
+            on_event(Failed(number, "engine", message))
+
+
+def resolve(future: asyncio.Future[protocol.ReplyEvent], event: protocol.ReplyEvent) -> None:
+    """Give ``event`` to who waits for ``future``, a `Failed` as a QueryError."""
+    if future.done():
+        return
+    if isinstance(event, Failed):
+        future.set_exception(QueryError(event.code, event.message))
+    else:
+        future.set_result(event)
