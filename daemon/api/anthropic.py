@@ -282,10 +282,17 @@ def models(served: ModelCatalog) -> ModelList:
     return ModelList(found, found[0].id, found[-1].id)
 
 
+def error_body(problem: ApiError) -> dict[str, Any]:
+    """The body of a failed request, and of a stream that fails."""
+    kind = _TYPES.get(problem.reason, "invalid_request_error")
+    return {"type": "error", "error": AnthropicErrorBody(kind, problem.message)}
+
+
 class Messages:
     """See `daemon.api.reply_writer.Api`."""
 
     name = "messages"
+    error = staticmethod(error_body)
 
     def wanted(self, asked: MessageRequest, served: ModelCatalog) -> list[Generate]:
         """The system's text, then the messages; a last one of the assistant is gone on with."""
@@ -326,14 +333,6 @@ class Messages:
         ]
         return CountTokens(session=session, turns=(*system, *said))
 
-    def streams(self, asked: MessageRequest) -> bool:
-        """See `Api`."""
-        return bool(asked.stream)
-
-    def model(self, asked: MessageRequest) -> str:
-        """See `Api`."""
-        return asked.model
-
     def whole(self, asked: MessageRequest, made: ReplyIdentity, done: Sequence[Finished]) -> Reply:
         """See `Api`."""
         (one,) = done
@@ -350,10 +349,6 @@ class Messages:
     def writer(self, asked: MessageRequest, made: ReplyIdentity) -> Writer:
         """See `Api`."""
         return MessageWriter(made)
-
-    def error(self, problem: ApiError) -> dict[str, Any]:
-        """See `Api`."""
-        return error_body(problem)
 
 
 class MessageWriter:
@@ -403,12 +398,6 @@ class MessageWriter:
     def ping(self) -> bytes:
         """See `Writer`."""
         return _event(Ping())
-
-
-def error_body(problem: ApiError) -> dict[str, Any]:
-    """The body of a failed request, and of a stream that fails."""
-    kind = _TYPES.get(problem.reason, "invalid_request_error")
-    return {"type": "error", "error": AnthropicErrorBody(kind, problem.message)}
 
 
 def _event(event: Any) -> bytes:

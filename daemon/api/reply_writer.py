@@ -50,18 +50,15 @@ Asked = TypeVar("Asked", contravariant=True)
 
 
 class Api(Protocol[Asked]):
-    """One endpoint that generates: pure translation from its request and to its reply."""
+    """One endpoint that generates: pure translation from its request and to its reply.
+
+    A request has the members ``model`` and ``stream``.
+    """
 
     name: str
 
     def wanted(self, asked: Asked, served: ModelCatalog) -> list[Generate]:
         """What to generate. Raises ApiError."""
-
-    def streams(self, asked: Asked) -> bool:
-        """Whether the reply is a stream."""
-
-    def model(self, asked: Asked) -> str:
-        """The model's name, as asked."""
 
     def whole(self, asked: Asked, made: ReplyIdentity, done: Sequence[Finished]) -> msgspec.Struct:
         """The reply at once."""

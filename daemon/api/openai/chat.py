@@ -22,13 +22,11 @@ from daemon.api.openai.common import (
     Stop,
     StreamOptions,
     Temperature,
-    TokenLogprob,
     Tokens,
     TopP,
     Usage,
     error_body,
     finish_reason,
-    logprobs_of,
     penalty_of,
     refuse_all,
     sampling,
@@ -110,7 +108,7 @@ class ReplyMessage(msgspec.Struct, frozen=True):
 class ChatLogprobs(msgspec.Struct, frozen=True):
     """Log probabilities of the answer's tokens."""
 
-    content: tuple[TokenLogprob, ...]
+    content: tuple[Logprob, ...]
     refusal: None = None
 
 
@@ -186,6 +184,7 @@ class Chat:
     """See `daemon.api.reply_writer.Api`."""
 
     name = "chat"
+    error = staticmethod(error_body)
 
     def wanted(self, asked: ChatRequest, served: ModelCatalog) -> list[Generate]:
         """One prompt, answered ``n`` times."""
@@ -220,14 +219,6 @@ class Chat:
         )
         return [msgspec.structs.replace(one, index=index) for index in range(asked.n or 1)]
 
-    def streams(self, asked: ChatRequest) -> bool:
-        """See `Api`."""
-        return bool(asked.stream)
-
-    def model(self, asked: ChatRequest) -> str:
-        """See `Api`."""
-        return asked.model
-
     def whole(self, asked: ChatRequest, made: ReplyIdentity, done: Sequence[Finished]) -> ChatCompletion:
         """See `Api`."""
         return ChatCompletion(
@@ -238,7 +229,7 @@ class Chat:
                 ChatChoice(
                     index,
                     ReplyMessage(each.text),
-                    ChatLogprobs(logprobs_of(each.logprobs)) if asked.logprobs else None,
+                    ChatLogprobs(each.logprobs) if asked.logprobs else None,
                     finish_reason(each.finish),
                     each.metadata,
                 )
@@ -252,10 +243,6 @@ class Chat:
     def writer(self, asked: ChatRequest, made: ReplyIdentity) -> Writer:
         """See `Api`."""
         return ChatWriter(asked, made)
-
-    def error(self, problem: ApiError) -> dict[str, Any]:
-        """See `Api`."""
-        return error_body(problem)
 
 
 class ChatWriter:
@@ -297,7 +284,7 @@ class ChatWriter:
         return PING
 
     def _logprobs(self, found: Sequence[Logprob]) -> ChatLogprobs | None:
-        return ChatLogprobs(logprobs_of(found)) if self._asked.logprobs else None
+        return ChatLogprobs(tuple(found)) if self._asked.logprobs else None
 
     def _chunk(
         self, *choices: ChunkChoice, usage: Usage | None = None, foretick: ReplyMetadata | None = None

@@ -14,7 +14,6 @@ from daemon.api.generation import (
     MAX_MESSAGES,
     Finish,
     Finished,
-    Logprob,
     ModelCatalog,
     Turn,
 )
@@ -225,33 +224,3 @@ def usage_of(done: Sequence[Finished], answers: int) -> Usage:
     prompt, answer = sum(each.prompt_tokens for each in prompts), sum(each.answer_tokens for each in done)
     reused = sum(each.reused_tokens for each in prompts)
     return Usage(prompt, answer, prompt + answer, PromptDetails(reused, prompt), AnswerDetails(answer))
-
-
-class OpenAITopLogprob(msgspec.Struct, frozen=True):
-    """One of the likeliest tokens."""
-
-    token: str
-    logprob: float
-    bytes: tuple[int, ...]
-
-
-class TokenLogprob(msgspec.Struct, frozen=True):
-    """A token of the answer."""
-
-    token: str
-    logprob: float
-    bytes: tuple[int, ...]
-    top_logprobs: tuple[OpenAITopLogprob, ...]
-
-
-def logprobs_of(found: Sequence[Logprob]) -> tuple[TokenLogprob, ...]:
-    """Log probabilities in the shape of chats and responses."""
-    return tuple(
-        TokenLogprob(
-            each.token,
-            each.logprob,
-            each.bytes,
-            tuple(OpenAITopLogprob(top.token, top.logprob, top.bytes) for top in each.top_logprobs),
-        )
-        for each in found
-    )

@@ -101,6 +101,7 @@ class Completions:
     """See `daemon.api.reply_writer.Api`."""
 
     name = "completions"
+    error = staticmethod(error_body)
 
     def wanted(self, asked: CompletionRequest, served: ModelCatalog) -> list[Generate]:
         """Each prompt, answered ``n`` times."""
@@ -132,14 +133,6 @@ class Completions:
             for index in range(answers)
         ]
 
-    def streams(self, asked: CompletionRequest) -> bool:
-        """See `Api`."""
-        return bool(asked.stream)
-
-    def model(self, asked: CompletionRequest) -> str:
-        """See `Api`."""
-        return asked.model
-
     def whole(self, asked: CompletionRequest, made: ReplyIdentity, done: Sequence[Finished]) -> Completion:
         """See `Api`."""
         choices = (
@@ -156,10 +149,6 @@ class Completions:
     def writer(self, asked: CompletionRequest, made: ReplyIdentity) -> Writer:
         """See `Api`."""
         return CompletionWriter(asked, made)
-
-    def error(self, problem: ApiError) -> dict[str, Any]:
-        """See `Api`."""
-        return error_body(problem)
 
 
 class CompletionWriter:

@@ -27,11 +27,9 @@ from daemon.api.openai.common import (
     Content,
     Object,
     Temperature,
-    TokenLogprob,
     Tokens,
     TopP,
     error_body,
-    logprobs_of,
     refuse_all,
     sampling,
     schema_of,
@@ -110,7 +108,7 @@ class OutputText(msgspec.Struct, frozen=True):
     text: str
     type: str = "output_text"
     annotations: tuple[Any, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
+    logprobs: tuple[Logprob, ...] = ()
 
 
 class OutputMessage(msgspec.Struct, frozen=True):
@@ -209,6 +207,7 @@ class Responses:
     """See `daemon.api.reply_writer.Api`."""
 
     name = "responses"
+    error = staticmethod(error_body)
 
     def wanted(self, asked: ResponseRequest, served: ModelCatalog) -> list[Generate]:
         """The instructions, then the input's messages."""
@@ -229,14 +228,6 @@ class Responses:
             )
         ]
 
-    def streams(self, asked: ResponseRequest) -> bool:
-        """See `Api`."""
-        return bool(asked.stream)
-
-    def model(self, asked: ResponseRequest) -> str:
-        """See `Api`."""
-        return asked.model
-
     def whole(self, asked: ResponseRequest, made: ReplyIdentity, done: Sequence[Finished]) -> Response:
         """See `Api`."""
         return _finished(asked, made, done[0])
@@ -244,10 +235,6 @@ class Responses:
     def writer(self, asked: ResponseRequest, made: ReplyIdentity) -> Writer:
         """See `Api`."""
         return ResponseWriter(asked, made)
-
-    def error(self, problem: ApiError) -> dict[str, Any]:
-        """See `Api`."""
-        return error_body(problem)
 
 
 class ResponseStreamEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -286,7 +273,7 @@ class ResponseTextDelta(ResponseStreamEvent, frozen=True, kw_only=True):
     output_index: int = 0
     content_index: int = 0
     delta: str
-    logprobs: tuple[TokenLogprob, ...]
+    logprobs: tuple[Logprob, ...]
 
 
 class TextDone(ResponseStreamEvent, frozen=True, kw_only=True):
@@ -296,7 +283,7 @@ class TextDone(ResponseStreamEvent, frozen=True, kw_only=True):
     output_index: int = 0
     content_index: int = 0
     text: str
-    logprobs: tuple[TokenLogprob, ...]
+    logprobs: tuple[Logprob, ...]
 
 
 class ResponseWriter:
@@ -363,8 +350,8 @@ class ResponseWriter:
         for kind in ("response.created", "response.in_progress"):
             yield self._event(kind, ResponseEvent, response=response)
 
-    def _logprobs(self, found: Sequence[Logprob]) -> tuple[TokenLogprob, ...]:
-        return logprobs_of(found) if _wants_logprobs(self._asked) else ()
+    def _logprobs(self, found: Sequence[Logprob]) -> tuple[Logprob, ...]:
+        return tuple(found) if _wants_logprobs(self._asked) else ()
 
     def _event(self, kind: str, struct: type[ResponseStreamEvent], **members: Any) -> bytes:
         event = struct(type=kind, sequence_number=self._number, **members)
@@ -392,7 +379,7 @@ def _wants_logprobs(asked: ResponseRequest) -> bool:
 
 def _finished(asked: ResponseRequest, made: ReplyIdentity, done: Finished) -> Response:
     status = "incomplete" if done.finish == "length" else "completed"
-    logprobs = logprobs_of(done.logprobs) if _wants_logprobs(asked) else ()
+    logprobs = done.logprobs if _wants_logprobs(asked) else ()
     item = OutputMessage(f"msg_{made.key}", status, (OutputText(done.text, logprobs=logprobs),))
     return _response(asked, made, status, done=done, output=(item,))
 
