@@ -56,6 +56,7 @@ class World:
                 (9, 9), tokens if question.choices else None, frozenset()
             ),
             loaded=SimpleNamespace(untrained=True),
+            engine=SimpleNamespace(frame_limit=1000),
             prompt=SimpleNamespace(decode=str, text=str, terse=None, longest_token=9),
         )
         ready = ReadyPosition(self.h.scheduler, HEADER)
