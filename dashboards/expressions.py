@@ -5,7 +5,7 @@ Rates use Grafana's `$__rate_interval`; a `session` label is always limited to t
 
 from __future__ import annotations
 
-from metrics.catalogue import BY_NAME, Kind, Metric
+from metrics.catalogue import BY_NAME, MEANS, Kind, Metric
 
 STAGE = "foretick_stage_seconds"
 
@@ -41,25 +41,18 @@ def quantile(name: str, q: float, *by: str, **match: str) -> str:
 
 
 def buckets(name: str, *by: str, **match: str) -> str:
-    """A histogram's observations per second, by bucket."""
+    """A histogram's observations per second, by bucket. Raises ValueError where only the mean is exported."""
     metric = _metric(name, "histogram", tuple(label for label in by if label != "le"))
+    if means := set(match.get("stage", name).split("|")) & set(MEANS):
+        raise ValueError(f"only the mean of {', '.join(sorted(means))} is exported")
     return f"sum{_by(by)} (rate({name}_bucket{_selector(metric, match)}[$__rate_interval]))"
 
 
-def stage_mean(stages: str) -> str:
-    """Mean time in each stage, in seconds."""
-    return _mean(stages, "stage")
-
-
-def overall_mean(stages: str) -> str:
-    """Mean over the observations of all ``stages``, in seconds: their means weighted by their shares."""
-    return _mean(stages)
-
-
-def _mean(stages: str, *by: str) -> str:
-    selector = _selector(_metric(STAGE, "histogram", ("stage",)), {"stage": stages})
+def mean(name: str, *by: str, **match: str) -> str:
+    """Mean of a histogram's observations, in seconds, for each value of the labels `by`."""
+    selector = _selector(_metric(name, "histogram", by), match)
     total, count = (
-        f"sum{_by(by)} (rate({STAGE}_{part}{selector}[$__rate_interval]))" for part in ("sum", "count")
+        f"sum{_by(by)} (rate({name}_{part}{selector}[$__rate_interval]))" for part in ("sum", "count")
     )
     return f"{total} / {count}"
 

@@ -30,10 +30,9 @@ from dashboards.expressions import (
     gauge,
     increase,
     labelled,
-    overall_mean,
+    mean,
     per_second,
     quantile,
-    stage_mean,
 )
 from metrics.catalogue import AGES
 
@@ -45,6 +44,7 @@ _WHOLE = "end_to_end"
 _ASKS = "ask_cached|ask_ready|ask_computed"
 _TIERS = "cached|ready|computed"
 _STEPS = "ring_wait|bars|tokenise|queue_flash|forward|publish"
+_SLOW = "queue_flash|forward|publish"
 
 Query = tuple[str, str]
 """A PromQL expression and the legend of its series."""
@@ -122,15 +122,15 @@ def _tick_to_answer() -> list[Any]:
         .span(_HALF)
         .with_target(_query(buckets(STAGE, "le", stage=_WHOLE), "{{le}}", 0).format("heatmap")),
         _series("Tick to answer, quantiles", "s", _HALF, _quantiles(_WHOLE)),
-        _series("p99 by stage", "s", _HALF, [(quantile(STAGE, 0.99, "stage", stage=_STEPS), "{{stage}}")]),
-        _series("Mean by stage", "s", _HALF, [(stage_mean(_STEPS), "{{stage}}")]),
+        _series("p99 by stage", "s", _HALF, [(quantile(STAGE, 0.99, "stage", stage=_SLOW), "{{stage}}")]),
+        _series("Mean by stage", "s", _HALF, [(mean(STAGE, "stage", stage=_STEPS), "{{stage}}")]),
     ]
 
 
 def _questions() -> list[Any]:
     suppressed = "Answers suppressed by publish_when (late, skipped: by a deadline), a second"
     # Attention Once, equation 18: the tiers' means, weighted by their shares of all answers
-    effective = [(overall_mean(_ASKS), "effective"), (stage_mean(_ASKS), "{{stage}}")]
+    effective = [(mean(STAGE, stage=_ASKS), "effective"), (mean(STAGE, "stage", stage=_ASKS), "{{stage}}")]
     return [
         _series("Standing questions: wait and forward pass", "s", _THIRD, _quantiles("queue_flash|forward")),
         _series("Asks and free text: wait", "s", _THIRD, _quantiles("queue_session")),
@@ -181,7 +181,7 @@ def _freshness() -> list[Any]:
         _rates("Data versions a second", "foretick_versions_total", "session"),
         _rates(skipped, "foretick_flash_coalesced_total", "session"),
         _gauges("Closed bars that wait for the engine", "short", "foretick_bars_waiting", "session"),
-        _rates("Bars read later than promised, a second", "foretick_promises_missed_total", "session"),
+        _rates("Bars read later than promised, a second", "foretick_freshness_misses_total", "session"),
         _series(
             "Prompts refused while tapes were late, a second",
             "short",
@@ -221,7 +221,7 @@ def _losses() -> list[Any]:
         (per_second("foretick_records_duplicate_total"), "came before"),
         (per_second("foretick_price_jumps_total"), "price jumps"),
     ]
-    transactions = [(quantile("foretick_transaction_seconds", q), f"p{q * 100:g}") for q in (0.5, 0.99)]
+    transactions = [(mean("foretick_transaction_seconds"), "mean")]
     return [
         _series("Lost before they were read, and pauses, a second", "short", _THIRD, lost),
         _rates("Late records a second", "foretick_records_late_total", "session"),
@@ -242,8 +242,8 @@ def _scheduler() -> list[Any]:
     ]
     preempted = [
         (
-            per_second("foretick_preemptions_total", "kind", "class", "by_class"),
-            "{{kind}}: {{class}} for {{by_class}}",
+            per_second("foretick_preemptions_total", "class", "by_class"),
+            "{{class}} for {{by_class}}",
         )
     ]
     shares = [(f"{reused} / ({reused} + {computed})", "{{class}}")]
@@ -280,7 +280,7 @@ def _capacity() -> list[Any]:
     """What `foretick plan` predicts, under the same names."""
     served = per_second("foretick_asks_total", "outcome", outcome=_TIERS)
     every = per_second("foretick_asks_total", outcome=_TIERS)
-    missed, bars = per_second("foretick_promises_missed_total"), per_second("foretick_bars_total")
+    missed, bars = per_second("foretick_freshness_misses_total"), per_second("foretick_bars_total")
     skipped = per_second("foretick_bars_skipped_total")
     used = [(gauge("foretick_utilisation_ratio"), "utilisation")]
     kept = [(f"1 - ({missed} + {skipped}) / {bars}", "kept")]

@@ -14,7 +14,7 @@ from typing import Literal
 from flash.question import Question
 from flash.schedules import is_late
 
-Suppressed = Literal["late", "unchanged", "unsure", "not_crossed", "not_due"]
+Suppressed = Literal["late", "unchanged", "low_confidence", "not_crossed", "not_due"]
 """Why an answer is not published."""
 
 
@@ -39,7 +39,7 @@ def suppressed(question: Question, said: PublishedValue, last: PublishedValue | 
         case "changed" if last is not None and said.text == last.text:
             return "unchanged"
         case "confident" if not _is_confident(question, said):
-            return "unsure"
+            return "low_confidence"
         case "crossed" if not _crossed(Decimal(question.level), said, last):
             return "not_crossed"
         case "every" if last is not None and said.version < last.version + question.publish_every:

@@ -108,6 +108,4 @@ class RollupState(msgspec.Struct, frozen=True):
     window: tuple[SummedBar, ...]
     summed: int
     shown: int
-    newest_shown: int
-    newest: int
     lost: bool

@@ -12,15 +12,14 @@ from typing import Literal, get_args
 
 Kind = Literal["counter", "gauge", "histogram"]
 
-# The stages from a tick to its answer, in order; the last ones span several of them.
+# The stages from a tick to its answer, in order; the last ones span several of them. See `metrics.export` for
+# the quantiles that each can give.
 STAGES: tuple[str, ...] = (
     "ring_wait",  # ring entry -> drained by the engine
     "bars",  # drained batch -> its closed bars
     "tokenise",  # closed bars -> token ids
     "queue_flash",  # queued -> first batch, by scheduling class
     "queue_session",
-    "queue_pool",
-    "queue_stream",
     "forward",  # one forward pass
     "publish",  # answer handed to the sink -> acknowledged
     "close_to_answer",  # ring entry of the record that closed the newest bar -> answer acknowledged
@@ -29,13 +28,19 @@ STAGES: tuple[str, ...] = (
     "ask_ready",
     "ask_computed",
 )
+# Stages with an objective of their own; and stages and histograms of which only the mean is read.
+OBJECTIVES: tuple[str, ...] = ("close_to_answer", "end_to_end")
+MEANS: tuple[str, ...] = (
+    "ring_wait",
+    "bars",
+    "tokenise",
+    "foretick_tenant_wait_seconds",
+    "foretick_transaction_seconds",
+)
 CLASSES: tuple[str, ...] = ("flash", "session", "pool", "stream")
-# The classes that generate; STREAM only prefills.
-ANSWERING: tuple[str, ...] = CLASSES[:3]
+# The classes of asks, free text and prompts: those that clients see the tokens of.
+ANSWERING: tuple[str, ...] = ("session", "pool")
 BLOCK_STATES: tuple[str, ...] = ("free", "used")
-# By whose code layers run on a CPU, and when that was measured.
-LAYERS: tuple[str, ...] = ("compiled", "transformers")
-ORIGINS: tuple[str, ...] = ("measured", "remembered")
 # What the age of a record counts from.
 AGES: tuple[str, ...] = ("event", "source", "daemon")
 # Counts the values that a label's list does not name.
@@ -71,7 +76,7 @@ SET_SIZES: tuple[str, ...] = ("empty", "one", "several")
 # Why a question got no answer.
 SUPPRESSED: tuple[str, ...] = (
     "unchanged",
-    "unsure",
+    "low_confidence",
     "not_crossed",
     "not_due",
     "late",
@@ -95,52 +100,26 @@ OUTCOMES: tuple[str, ...] = (
     "cached",
     "ready",
     "computed",
-    "bad_request",
-    "unknown_session",
-    "moved",
-    "rebuilding",
-    "cancelled",
     "too_long",
     "timeout",
     "busy",
+    "cancelled",
     "engine",
-    "shutting_down",
+    "rebuilding",
+    OTHER,
 )
 # How a label ended: what it says of the answer, or an error's code.
-LABEL_OUTCOMES: tuple[str, ...] = (
-    "right",
-    "wrong",
-    "bad_request",
-    "forbidden",
-    "unknown_session",
-    "moved",
-    "rebuilding",
-    "unknown_version",
-    "not_calibrated",
-    "repeated",
-    "cancelled",
-    "timeout",
-    "busy",
-    "engine",
-    "shutting_down",
-)
-# The endpoints of the OpenAI and Anthropic APIs, and how a request to one ended: gone, when the client left.
-APIS: tuple[str, ...] = ("chat", "completions", "responses", "messages", "count_tokens", "models")
-GENERATING: tuple[str, ...] = APIS[:4]
+LABEL_OUTCOMES: tuple[str, ...] = ("right", "wrong", "unknown_version", "not_calibrated", "repeated", OTHER)
+# How a request of the OpenAI and Anthropic APIs ended: client_closed, when the client left.
 API_OUTCOMES: tuple[str, ...] = (
     "done",
-    "gone",
+    "client_closed",
     "bad_request",
-    "forbidden",
-    "unknown_model",
     "too_long",
-    "too_large",
-    "no_json",
     "busy",
     "engine",
-    "rebuilding",
-    "shutting_down",
     "timeout",
+    OTHER,
 )
 API_CACHES: tuple[str, ...] = ("render", "tokenise", "response")
 LOOK_UPS: tuple[str, ...] = ("hit", "miss")
@@ -161,14 +140,11 @@ WAIT_REASONS: tuple[str, ...] = (
     "behind pool",
     OTHER,
 )
-PREEMPTIONS: tuple[str, ...] = ("recompute", "swap")
 DRAFTS: tuple[str, ...] = ("accepted", "rejected")
 # How a request lost its KV: dropped or swapped out by preemption, or invalidated by an update of its prompt.
 LOSSES: tuple[str, ...] = ("recomputed", "swapped", "invalidated")
 # What limits the number of sessions.
 CAPACITY_LIMITS: tuple[str, ...] = ("compute", "kv_memory")
-# Between the device pool and the host tier.
-DIRECTIONS: tuple[str, ...] = ("out", "in")
 # Where a session was restored from; rebuilt: prefilled again from its tokens.
 RESTORES: tuple[str, ...] = ("host", "disk", "rebuilt")
 # How clients listen to events.
@@ -185,28 +161,13 @@ QueryRefusal = Literal[
     "busy_client",
     "shutting_down",
 ]
-# What became of a body of pushed records.
-# Interfaces that ask for keys, and what was wrong with one.
-KEYED: tuple[str, ...] = ("http", "websocket", "zeromq")
+# What was wrong with a key.
 KEY_REASONS: tuple[str, ...] = ("missing", "malformed", "unknown")
 ADMISSIONS: tuple[str, ...] = ("admitted", "rate", "tokens", "forbidden")
 RELOADS_OF_TENANTS: tuple[str, ...] = ("done", "refused")
+# What became of a body of pushed records.
 PUSHES: tuple[str, ...] = ("accepted", "partly", "refused", "busy")
-# The daemon's long-lived tasks and threads, by the first word of their names.
-TASKS: tuple[str, ...] = (
-    "query",
-    "http",
-    "ingest",
-    "publish",
-    "commit",
-    "watchdog",
-    "engine",
-    "data-plane",
-    "heartbeat",
-    "device-worker",
-    OTHER,
-)
-# What happened after one of them ended unexpectedly.
+# What happened after a task or thread ended unexpectedly.
 ENDINGS: tuple[str, ...] = ("restarted", "failed")
 # Labels whose values depend on the deployment; the store gets them when it is created, but for the
 # partitions, which a source learns later.
@@ -310,11 +271,6 @@ METRICS: tuple[Metric, ...] = (
         "source",
     ),
     _counter(
-        "foretick_lines_passed_over_total",
-        "Lines of a replayed file without a record, such as order-book deltas.",
-        "source",
-    ),
-    _counter(
         "foretick_records_late_total",
         "Records whose bar had closed: dropped, amended or refused (late). Raise lateness when it grows.",
         "session",
@@ -373,7 +329,7 @@ METRICS: tuple[Metric, ...] = (
         "sessions number their answers from 1 again.",
     ),
     _counter(
-        "foretick_recovery_progress_left_out_total",
+        "foretick_recovery_progress_excluded_total",
         "Sessions whose progress found no room beside their partition's offset. Read them from more "
         "partitions.",
     ),
@@ -386,9 +342,9 @@ METRICS: tuple[Metric, ...] = (
         "1 while this daemon stands by for another one (recovery.standby), 0 while it answers. Worry when no "
         "daemon of a group shows 0.",
     ),
-    _histogram(
-        "foretick_takeover_seconds",
-        "Time from being given the partitions until a standby answers. Each take-over has one.",
+    _gauge(
+        "foretick_promotion_seconds",
+        "Time from being given the partitions until this standby answered; 0 before that.",
     ),
     _counter(
         "foretick_records_skipped_total",
@@ -446,9 +402,9 @@ METRICS: tuple[Metric, ...] = (
         "session",
     ),
     _counter(
-        "foretick_promises_missed_total",
-        "Bars read later than the session promises (max_staleness, max_staleness_bars). Worry when it grows: "
-        "the device lacks the capacity.",
+        "foretick_freshness_misses_total",
+        "Bars read later than the session's freshness objective (max_staleness). Worry when it grows: the "
+        "device lacks the capacity.",
         "session",
     ),
     _counter(
@@ -458,11 +414,6 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "foretick_versions_total",
         "Data versions committed. Worry when it falls far behind foretick_bars_total.",
-        "session",
-    ),
-    _counter(
-        "foretick_evicted_tokens_total",
-        "Tokens evicted from sliding regions. Grows steadily once a window is full.",
         "session",
     ),
     _counter("foretick_answers_total", "Answers that every sink acknowledged.", "session"),
@@ -509,15 +460,9 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_api_requests_total",
-        "Requests of the OpenAI and Anthropic APIs, by how they ended (gone: the client left). Worry when "
-        "engine or timeout grows.",
-        api=APIS,
+        "Requests of the OpenAI and Anthropic APIs, by how they ended (client_closed: the client left). "
+        "Worry when engine or timeout grows.",
         outcome=API_OUTCOMES,
-    ),
-    _histogram(
-        "foretick_api_first_token_seconds",
-        "From the arrival of a request of these APIs to its first token.",
-        api=GENERATING,
     ),
     _counter(
         "foretick_api_cache_total",
@@ -546,8 +491,8 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_tasks_ended_total",
-        "Tasks and threads that ended unexpectedly. Worry at any increase: it is a defect, see the log.",
-        task=TASKS,
+        "Tasks and threads that ended unexpectedly. Worry at any increase: it is a defect, and the log and "
+        "/readyz name it.",
         outcome=ENDINGS,
     ),
     _counter(
@@ -568,11 +513,6 @@ METRICS: tuple[Metric, ...] = (
         transport=TRANSPORTS,
     ),
     _counter(
-        "foretick_events_sent_total",
-        "Events sent to clients that listen, counted for each client.",
-        transport=TRANSPORTS,
-    ),
-    _counter(
         "foretick_events_dropped_total",
         "Events that clients lost because they read too slowly; each is told how many. Worry when it grows: "
         "a client is too slow.",
@@ -582,7 +522,6 @@ METRICS: tuple[Metric, ...] = (
         "foretick_unauthenticated_total",
         "Requests and connections without a right key. Worry when it grows: a client has an old key, or "
         "somebody tries.",
-        transport=KEYED,
         reason=KEY_REASONS,
     ),
     _counter(
@@ -638,9 +577,9 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_preemptions_total",
-        "Requests preempted for work of by_class; KV was dropped (recompute) or moved to the host (swap). "
-        "Worry when it grows steadily: the pool is too small.",
-        **{"kind": PREEMPTIONS, "class": CLASSES, "by_class": CLASSES},
+        "Requests of a class preempted for work of by_class. Worry when it grows steadily: the pool is too "
+        "small.",
+        **{"class": CLASSES, "by_class": CLASSES},
     ),
     _counter(
         "foretick_draft_tokens_total",
@@ -663,16 +602,15 @@ METRICS: tuple[Metric, ...] = (
         "(unretained): their tenant had no more share. Worry when unretained grows: priorities are overused.",
         event=("reused", "saved", "evicted", "unretained"),
     ),
-    _counter("foretick_swaps_total", "Copies between the pool and the host tier.", direction=DIRECTIONS),
-    _counter("foretick_spills_total", "Sessions moved out of the pool, to the host tier or to disk."),
     _counter(
         "foretick_restores_total",
         "Sessions restored to the pool. Worry when many are rebuilt: files or host blocks were missing.",
         outcome=RESTORES,
     ),
     _counter(
-        "foretick_snapshot_failures_total",
-        "Session files that could not be written or read. Worry at any increase: see the log and the disk.",
+        "foretick_spill_failures_total",
+        "Files of idle sessions that could not be written or read. Worry at any increase: see the log and "
+        "the disk.",
     ),
     _counter(
         "foretick_snapshots_written_total",
@@ -680,15 +618,15 @@ METRICS: tuple[Metric, ...] = (
         "session",
     ),
     _counter(
-        "foretick_snapshots_unwritten_total",
-        "Snapshots not written, for want of room (recovery.max_bytes) or by an error of the disk.",
-        "session",
+        "foretick_snapshot_write_failures_total",
+        "Snapshots not written, for want of room (recovery.max_bytes) or by an error of the disk; the log "
+        "names the session. Worry at any increase.",
         reason=("no_room", "disk"),
     ),
     _counter(
         "foretick_snapshots_refused_total",
-        "Snapshots not used at a start. Worry when torn or foreign grows; newer is normal after a crash.",
-        "session",
+        "Snapshots not used at a start; the log names them. Worry when torn or foreign grows; newer is "
+        "normal after a crash.",
         reason=("torn", "foreign", "newer", "no_room"),
     ),
     _counter(
@@ -696,13 +634,11 @@ METRICS: tuple[Metric, ...] = (
         "Sessions that went on from a snapshot. One that did not was read again from the source.",
         "session",
     ),
-    _gauge("foretick_snapshot_bytes", "Bytes of the newest snapshot.", "session"),
     _gauge(
         "foretick_snapshot_age_seconds",
         "Age of the newest snapshot, 0 before the first of this engine. After a crash so much is read again.",
         "session",
     ),
-    _histogram("foretick_snapshot_seconds", "Time from the beginning of a snapshot until its file is whole."),
     _counter(
         "foretick_integrity_failures_total",
         "Audits that found a wrong reference count in the pool. Worry above 0: it is a defect, report it.",
@@ -768,15 +704,9 @@ METRICS: tuple[Metric, ...] = (
         "partition",
     ),
     _gauge(
-        "foretick_venue_heard_seconds",
+        "foretick_venue_silence_seconds",
         "Time since a session's venue was last heard, by a record or a heartbeat. Worry when it exceeds the "
         "venue's heartbeat interval: the feed is silent, not the market quiet.",
-        "session",
-    ),
-    _gauge(
-        "foretick_venue_ahead_seconds",
-        "How far the venue's clock is ahead of this machine's, at least, over the last one to two minutes; "
-        "ages allow for it.",
         "session",
     ),
     _gauge(
@@ -797,13 +727,6 @@ METRICS: tuple[Metric, ...] = (
         state=BLOCK_STATES,
     ),
     _gauge("foretick_host_blocks", "KV blocks of the host tier, by state.", state=BLOCK_STATES),
-    _gauge("foretick_prefix_cache_tokens", "Tokens in the prefix cache."),
-    _gauge(
-        "foretick_prefix_cache_retained_tokens", "Of these, tokens of a retention priority above the default."
-    ),
-    _gauge(
-        "foretick_pool_fragmentation_ratio", "Share of the free blocks outside the longest free run, 0 to 1."
-    ),
     _gauge(
         "foretick_ring_fill_ratio",
         "Share of the ring in use, 0 to 1. Worry near 1: the source will pause or lose records.",
@@ -829,24 +752,9 @@ METRICS: tuple[Metric, ...] = (
         "`foretick plan`. Worry when it is near their number. 0: not known yet.",
         limit=CAPACITY_LIMITS,
     ),
-    _gauge(
-        "foretick_layers_speedup",
-        "How many times as fast compiled layers are as transformers', by the comparison on this CPU that "
-        "chose between them; the labels name the choice, and whether an earlier start made the comparison. "
-        "0: not chosen so.",
-        layers=LAYERS,
-        origin=ORIGINS,
-    ),
     _gauge("foretick_scheduler_info", "Always 1; the labels name policy and eviction.", "policy", "eviction"),
     _gauge("foretick_engine_up", "1 while the engine process answers. Worry at 0."),
     _gauge("foretick_session_tokens", "Tokens in a session's window.", "session"),
-    _gauge("foretick_rollup_tokens", "Tokens of a session's rollup.", "session"),
-    _gauge(
-        "foretick_rollup_age_seconds",
-        "Event time from the newest bar in a session's rollup to its newest bar. Worry when it exceeds what "
-        "the window holds.",
-        "session",
-    ),
     _gauge(
         "foretick_rollup_missing_bars",
         "Bars that left the window before its rollup had them, so that questions see them nowhere until the "

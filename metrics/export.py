@@ -1,8 +1,12 @@
 """Exposition: a prometheus_client collector over a store.
 
-Exported histograms have four bounds per octave from 4 us to 69 s, on edges of the store's own buckets: counts
-are exact, and a quantile interpolated by Prometheus is within about a tenth on smooth latencies (a bound is
-at most a quarter above the one before). A latency equal to a bound counts in the next bucket.
+The store's own histograms are fine; each exported one has the bounds that its readers need, on edges of the
+store's buckets, so that counts are exact. A latency equal to a bound counts in the next bucket.
+
+- Stages with an objective (`OBJECTIVES`): two bounds per octave from 1 ms to 17 s. A quantile that
+  Prometheus interpolates is within a fifth on smooth latencies.
+- What only the mean is read of (`MEANS`): none, so sum and count.
+- Others: powers of four from 16 us to 17 s; a quantile names the bucket, which shows where time goes.
 """
 
 from __future__ import annotations
@@ -17,13 +21,20 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from metrics import histogram
-from metrics.catalogue import METRICS, Metric
+from metrics.catalogue import MEANS, METRICS, OBJECTIVES, Metric
 from metrics.store import MetricStore
 
-_STEP = histogram.SUBBUCKETS // 4
-# buckets whose lower edge is a bound: 2^12 ns to 2^36 ns
-BOUND_BUCKETS = np.arange(histogram.first_bucket(12), histogram.first_bucket(36) + 1, _STEP)
-BOUNDS_SECONDS: tuple[float, ...] = tuple(histogram.lower_edge(int(b)) / 1e9 for b in BOUND_BUCKETS)
+_OCTAVE = histogram.SUBBUCKETS
+# buckets whose lower edge is a bound, up to 2^34 ns
+_LAST = histogram.first_bucket(34) + 1
+_FINE = range(histogram.first_bucket(20), _LAST, _OCTAVE // 2)
+_COARSE = range(histogram.first_bucket(14), _LAST, 2 * _OCTAVE)
+
+
+def bound_buckets(metric: Metric, labels: Mapping[str, str]) -> range:
+    """The store's buckets whose lower edges are the exported bounds of a histogram's series."""
+    what = labels.get("stage", metric.name)
+    return _FINE if what in OBJECTIVES else range(0) if what in MEANS else _COARSE
 
 
 Gauges = Mapping[str, Mapping[str, float]]
@@ -57,8 +68,8 @@ class StoreCollector(Collector):
         for labels in self._store.series(metric):
             below = np.concatenate(([0], np.cumsum(self._store.buckets(metric.name, **labels))))
             buckets = [
-                (repr(bound), float(below[bucket]))
-                for bound, bucket in zip(BOUNDS_SECONDS, BOUND_BUCKETS, strict=True)
+                (repr(histogram.lower_edge(bucket) / 1e9), float(below[bucket]))
+                for bucket in bound_buckets(metric, labels)
             ]
             buckets.append(("+Inf", float(below[-1])))
             total = self._store.total_seconds(metric.name, **labels)

@@ -32,9 +32,6 @@ class Observer:
     def ended(self, request: Request) -> None:
         """A request reached a final state; it has its whole history."""
 
-    def evicted(self, session: str, tokens: int) -> None:
-        """A tape dropped its oldest records to make room."""
-
     def out_of_memory(self, *, retried: bool) -> None:
         """A forward pass ran out of memory: half of its batch is retried, or the retry failed, too."""
 

@@ -397,11 +397,8 @@ class Refresher:
             assert running.frozen is not None  # it was prefilled first
             records = following.records
             live = None if records is None else [LiveRecord(r.tokens, r.ts_event) for r in records]
-            evicted = tape.evicted_tokens
             tape.adopt_prefix(fresh, running.frozen, live)
             running.frozen = None
-            if live is None and tape.evicted_tokens > evicted:
-                self._observer.evicted(tape.name, tape.evicted_tokens - evicted)
             window.replaced()
             self._update_barrier(window)
         self._observer.refreshed(tape.name)

@@ -264,8 +264,6 @@ class Scheduler:
 
     def _allocate(self, planned: Plan) -> Allocation:
         allocation = allocate(planned, self.queues, self._memory, self._preempt)
-        for session, tokens in allocation.evicted:
-            self._observer.evicted(session, tokens)
         for entry, failure in allocation.failures:
             self._live.fail(entry, failure)
         allocation.entries = self._speculation.draft(allocation.entries)

@@ -150,7 +150,7 @@ async def _condition(gateway: Gateway, source: LiveSource, sink: _Answers, secon
     names = [session.name for session in gateway.config.sessions]
 
     def counts() -> tuple[float, ...]:
-        counters = ("foretick_bars_total", "foretick_promises_missed_total", "foretick_versions_total")
+        counters = ("foretick_bars_total", "foretick_freshness_misses_total", "foretick_versions_total")
         return (
             time.monotonic(),
             source.given,

@@ -141,7 +141,7 @@ async def _serve(clients: int, pipe: Connection) -> None:
         return messages.ErrorReply(request.id, "unknown_session", "there are none")
 
     access, pushes = Access(), Pushes({}, store, 1 << 20)
-    routes = api_routes(Requests(answer), events, pushes, lambda client: health_of([], [], ""), store, access)
+    routes = api_routes(Requests(answer), events, pushes, lambda client: health_of([], [], ""), access)
     server = HttpServer(
         lambda: b"", list, more=routes, closing=events.close, max_listeners=clients, access=access
     )

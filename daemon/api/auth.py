@@ -91,7 +91,7 @@ class Access:
     def refused(self, transport: Transport, reason: Reason) -> QueryError:
         """Counts a request without a right key; returns the error to raise, which does not repeat it."""
         if self._store is not None:
-            self._store.inc("foretick_unauthenticated_total", transport=transport, reason=reason)
+            self._store.inc("foretick_unauthenticated_total", reason=reason)
         told = {
             "missing": "a key is needed",
             "malformed": "this is no key",

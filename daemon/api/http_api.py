@@ -23,7 +23,6 @@ from daemon.api.pushes import Pushes
 from daemon.api.sse import EventsReply, last_id, stream_head
 from daemon.api.websocket import Socket
 from daemon.tenants import Client
-from metrics.store import MetricStore
 
 _UPGRADE = 426
 
@@ -33,12 +32,9 @@ def api_routes(
     events: Events,
     pushes: Pushes,
     health: Callable[[Client], Health],
-    store: MetricStore,
     access: Access,
 ) -> list[BaseRoute]:
     """All of them, for a Starlette application behind `daemon.api.auth_middleware`."""
-    to_streams = store.counter("foretick_events_sent_total", transport="sse").inc
-    to_sockets = store.counter("foretick_events_sent_total", transport="websocket").inc
 
     async def stream(request: Request) -> Response:
         try:
@@ -48,10 +44,10 @@ def api_routes(
             listening = events.subscribe(client_of(request), chosen, "sse", last_id(request))
         except QueryError as error:
             return refused(error)
-        return EventsReply(events, listening, to_streams)
+        return EventsReply(events, listening)
 
     async def converse(websocket: WebSocket) -> None:
-        made = Socket(websocket, requests, events, access, to_sockets)
+        made = Socket(websocket, requests, events, access)
         try:
             events.connect(made)
         except QueryError as error:

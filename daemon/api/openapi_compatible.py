@@ -27,13 +27,13 @@ _WHY: dict[Reason, str] = {
     "forbidden": "The request came from another machine, or from a web page of another origin.",
     "unknown_model": "There is no such model.",
     "too_large": "The body is too long.",
-    "no_json": "The content type is not JSON.",
+    "unsupported_media_type": "The content type is not JSON.",
     "busy": "Too many requests or prompts; the header retry-after says when to come back.",
     "engine": "The engine failed, or is not up.",
     "shutting_down": "The daemon is stopping, or reads a session's newest data again.",
     "timeout": "There was no token in time.",
 }
-_OF_A_BODY = ("bad_request", "too_large", "no_json", "timeout")
+_OF_A_BODY = ("bad_request", "too_large", "unsupported_media_type", "timeout")
 """What a request without a body does not get."""
 
 

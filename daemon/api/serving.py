@@ -65,10 +65,9 @@ ErrorBody = Callable[[ApiError], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Meter:
-    """``ended(api, outcome)`` per request; ``first_token(api, ns)`` from its arrival to the first token."""
+    """``ended(api, outcome)`` per request."""
 
     ended: Callable[[str, str], None] = lambda api, outcome: None
-    first_token: Callable[[str, int], None] = lambda api, ns: None
 
 
 def generation_routes(generator: Generator, meter: Meter, *, ping_s: float = PING_S) -> list[Route]:
@@ -100,7 +99,6 @@ class Endpoints:
 
     async def generate(self, api: Api[Any], kind: type[Any], request: Request) -> Response:
         """Answer one request of ``api``, read as ``kind``."""
-        since = time.monotonic_ns()
         key = secrets.token_hex(12)
 
         async def answer() -> Response:
@@ -110,7 +108,7 @@ class Endpoints:
                 msgspec.structs.replace(each, salt=salt(each.salt)) for each in api.wanted(asked, served)
             ]
             made = ReplyIdentity(key, int(time.time()), asked.model, f"fp_{served.revision}")
-            events = self._timed(api.name, since, self._generator.run(wanted, client))
+            events = self._generator.run(wanted, client)
             if not asked.stream:
                 done = await unless_gone(request, _all(events, len(wanted)))
                 return _json(api.whole(asked, made, done), key)
@@ -170,7 +168,7 @@ class Endpoints:
             except QueryError as failed:
                 raise api_error_of(failed) from None
         except ClientDisconnected:
-            self._meter.ended(name, "gone")
+            self._meter.ended(name, "client_closed")
             return Response(status_code=GONE)
         except ApiError as problem:
             self._meter.ended(name, problem.reason)
@@ -182,16 +180,6 @@ class Endpoints:
         if not isinstance(response, StreamedReply):
             self._meter.ended(name, "done")
         return response
-
-    async def _timed(self, name: str, since: int, events: Events) -> Events:
-        """``events``; the first one is when the first token was there."""
-        waiting = True
-        async with contextlib.aclosing(events):
-            async for index, event in events:
-                if waiting:
-                    self._meter.first_token(name, time.monotonic_ns() - since)
-                    waiting = False
-                yield index, event
 
 
 class StreamedReply(Response):
@@ -215,7 +203,7 @@ class StreamedReply(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it, until it ends or the client goes."""
-        outcome = "gone"
+        outcome = "client_closed"
         try:
             async with contextlib.aclosing(self._events):
                 sending = asyncio.ensure_future(self._send(send))
@@ -300,13 +288,13 @@ async def _pinged(events: Events, ping_s: float) -> Pinged:
 async def _read(request: Request, kind: type[Asked]) -> tuple[Client, Asked]:
     """The client and its request. Raises ApiError."""
     if media_type_of(request) != JSON:
-        raise ApiError("no_json", f"the content type must be {JSON}")
+        raise ApiError("unsupported_media_type", f"the content type must be {JSON}")
     try:
         body = await read_body(request, MAX_BYTES)
     except ClientDisconnect:
         raise ClientDisconnected from None
     except UnknownCoding as error:
-        raise ApiError("no_json", str(error)) from None
+        raise ApiError("unsupported_media_type", str(error)) from None
     except CorruptBody as error:
         raise ApiError("bad_request", str(error)) from None
     if body is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import msgspec
 from starlette.requests import Request
@@ -26,12 +25,10 @@ class EventsReply(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, events: Events, client: Subscription, sent: Callable[[int], None], ping_s: float = PING_S
-    ) -> None:
+    def __init__(self, events: Events, client: Subscription, ping_s: float = PING_S) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
-        self._events, self._client, self._sent, self._ping_s = events, client, sent, ping_s
+        self._events, self._client, self._ping_s = events, client, ping_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the client is gone or the daemon stops."""
@@ -61,7 +58,6 @@ class EventsReply(Response):
                 for start in range(0, len(waiting), _CHUNK):
                     chunk = waiting[start : start + _CHUNK]
                     await _write(send, b"".join(event.sse for event in chunk))
-                    self._sent(len(chunk))
                 written = loop.time()
             if not gone.done():
                 await send({"type": "http.response.body", "body": b""})

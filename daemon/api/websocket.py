@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
@@ -49,15 +49,8 @@ _encode = msgspec.json.Encoder().encode
 class Socket:
     """One connection."""
 
-    def __init__(
-        self,
-        websocket: WebSocket,
-        requests: Requests,
-        events: Events,
-        access: Access,
-        sent: Callable[[int], None],
-    ) -> None:
-        self._websocket, self._requests, self._events, self._sent = websocket, requests, events, sent
+    def __init__(self, websocket: WebSocket, requests: Requests, events: Events, access: Access) -> None:
+        self._websocket, self._requests, self._events = websocket, requests, events
         self._access = access
         self.client = client_of(websocket)
         self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
@@ -167,7 +160,6 @@ class Socket:
                 await self._send(LostMessage(number, *msgspec.structs.astuple(each)))
             for event in waiting:
                 await self._send(EventMessage(number, event.id, msgspec.Raw(event.json)))
-                self._sent(1)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

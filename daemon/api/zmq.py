@@ -162,7 +162,6 @@ class QueryServer:
         self._asked_endpoint = endpoint
         self._store = store or MetricStore.local({})
         self._events = events or Events(0, self._store, max_clients=0)
-        self._count_sent = self._store.counter("foretick_events_sent_total", transport="zeromq").inc
         self._answering, self._max_each = Quota(max_in_flight, *REQUESTS), max_in_flight_each
         self._answered: set[asyncio.Task[None]] = set()
         self._max_request_bytes = max_request_bytes
@@ -516,7 +515,6 @@ class QueryServer:
                 if not await self._send(route, encode(sent)):
                     self._gone(peer)
                     return
-                self._count_sent(1)
                 if index % _AT_ONCE == 0:
                     await asyncio.sleep(0)
         if subscription.dismissed:

@@ -79,7 +79,7 @@ class Versions:
             left=tape.state_left,
         )
         late = missed(payloads, tape.staleness_ns, self._clock())
-        self._store.inc("foretick_promises_missed_total", late, session=tape.name)
+        self._store.inc("foretick_freshness_misses_total", late, session=tape.name)
         self._store.inc("foretick_versions_total", session=tape.name)
         self._store.set("foretick_data_version", version, session=tape.name)
         self._store.set("foretick_session_tokens", tape.live_tokens, session=tape.name)

@@ -17,7 +17,7 @@ from daemon.engine.capacity_metrics import CapacityMetrics
 from daemon.engine.confidence_metrics import Confidence
 from daemon.engine.labels import EngineLabels
 from daemon.engine.maintenance import Maintenance
-from daemon.engine.metrics import EngineObserver, MemoryMetrics, note_layers
+from daemon.engine.metrics import EngineObserver, MemoryMetrics
 from daemon.engine.prompt_builder import PromptBuilder
 from daemon.engine.provenance import Lineages
 from daemon.engine.question_changes import StandingQuestions
@@ -114,7 +114,6 @@ def wire_engine(
         config, built, scheduler, entering, records, answers, refresher, rollups, confidence, lineages, store
     )
     built.recovery.count(store)
-    note_layers(store, built.loaded.choice)
     for name in built.restored:
         snapshots.give_back(name)
         snapshots.partitions_assigned(name)

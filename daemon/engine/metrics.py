@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from itertools import product
 
 from daemon.api.auth import LOCAL_LABEL, OTHER_LABEL
 from daemon.engine.maintenance import Tiers
-from engine.compiled.verdict import LayerChoice
 from engine.divergence import Divergence
 from engine.engine import Engine
-from metrics.catalogue import DRAFTS, LAYERS, ORIGINS
+from metrics.catalogue import ANSWERING, DRAFTS
 from metrics.store import GrowthHandle, MetricStore
 from regions.kv_tensors import KVPool
 from scheduler.interfaces import PriorityClass, Work
@@ -22,7 +20,7 @@ log = logging.getLogger(__name__)
 
 SHARED = (PriorityClass.SESSION, PriorityClass.POOL)
 """Classes that tenants share."""
-_KINDS = {LifecycleEvent.PREEMPTED_RECOMPUTE: "recompute", LifecycleEvent.PREEMPTED_SWAP: "swap"}
+_QUEUES = {PriorityClass.FLASH: "queue_flash", PriorityClass.SESSION: "queue_session"}
 
 
 class EngineObserver(Observer):
@@ -34,8 +32,9 @@ class EngineObserver(Observer):
         self._drafts = {each: store.counter("foretick_draft_tokens_total", outcome=each) for each in DRAFTS}
 
     def queue_wait(self, cls: PriorityClass, ns: int) -> None:
-        """Time from queued to the first batch."""
-        self._store.observe("foretick_stage_seconds", ns, stage=f"queue_{self._names[cls]}")
+        """Time from queued to the first batch, of the classes whose waits are shown."""
+        if cls in _QUEUES:
+            self._store.observe("foretick_stage_seconds", ns, stage=_QUEUES[cls])
 
     def batch(self, tokens: Mapping[PriorityClass, int], rows: int, forward_ns: int) -> None:
         """Count a forward pass, and the pool's blocks after it."""
@@ -50,7 +49,7 @@ class EngineObserver(Observer):
     def preempted(self, request: Request, how: LifecycleEvent, by: Work) -> None:
         """A request was preempted."""
         cls, by_class = self._names[request.cls], self._names[by.cls]
-        self._store.inc("foretick_preemptions_total", kind=_KINDS[how], cls=cls, by_class=by_class)
+        self._store.inc("foretick_preemptions_total", cls=cls, by_class=by_class)
 
     def speculated(self, drafted: int, accepted: int) -> None:
         """Draft tokens were verified."""
@@ -63,7 +62,7 @@ class EngineObserver(Observer):
         for reason, ns in request.waits.items():
             store.inc("foretick_wait_seconds_total", ns, cls=cls, reason=reason)
         first = request.first(LifecycleEvent.KV_ON_GPU)
-        if request.output and first is not None:
+        if request.output and first is not None and cls in ANSWERING:
             store.observe("foretick_ttft_seconds", first - request.last_chunk_ns, cls=cls)
         if (began := request.first(LifecycleEvent.SCHEDULED)) is not None and request.cls in SHARED:
             self._waited(request, began - request.events[0][1])
@@ -87,10 +86,6 @@ class EngineObserver(Observer):
     def out_of_memory(self, *, retried: bool) -> None:
         """A forward pass ran out of memory."""
         self._store.inc("foretick_oom_total", outcome="retried" if retried else "failed")
-
-    def evicted(self, session: str, tokens: int) -> None:
-        """A tape's oldest records were evicted."""
-        self._store.inc("foretick_evicted_tokens_total", tokens, session=session)
 
     def refreshed(self, session: str) -> None:
         """An exact session switched to a fresh window."""
@@ -132,17 +127,6 @@ def history(request: Request) -> str:
     )
 
 
-def note_layers(store: MetricStore, choice: LayerChoice | None) -> None:
-    """Write which layers run and why; an engine before this one may have chosen otherwise."""
-    chosen = None
-    if choice is not None:
-        compiled, remembered = choice.verdict.compiled, choice.remembered
-        chosen = "compiled" if compiled else "transformers", "remembered" if remembered else "measured"
-    for layers, origin in product(LAYERS, ORIGINS):
-        speedup = choice.verdict.speedup if choice is not None and chosen == (layers, origin) else 0.0
-        store.set("foretick_layers_speedup", speedup, layers=layers, origin=origin)
-
-
 class MemoryMetrics:
     """Writes the metrics of pool, prefix cache and tiers, as their only writer.
 
@@ -157,9 +141,6 @@ class MemoryMetrics:
     def __call__(self) -> None:
         """Write what there is."""
         host, residency, cache = self._tiers.host, self._tiers.residency, self._engine.cache
-        self._store.set("foretick_pool_fragmentation_ratio", self._engine.pool.blocks.fragmentation)
-        self._store.set("foretick_prefix_cache_tokens", cache.tokens)
-        self._store.set("foretick_prefix_cache_retained_tokens", cache.priorities.retained_tokens)
         self._count("foretick_prefix_tokens_total", cache.matched_tokens, event="reused")
         self._count("foretick_prefix_tokens_total", cache.saved_tokens, event="saved")
         self._count("foretick_prefix_tokens_total", cache.evicted_tokens, event="evicted")
@@ -168,11 +149,8 @@ class MemoryMetrics:
             free, total = host.pool.free_blocks, host.pool.total_blocks
             self._store.set("foretick_host_blocks", free, state="free")
             self._store.set("foretick_host_blocks", total - free, state="used")
-            self._count("foretick_swaps_total", host.swapped_out, direction="out")
-            self._count("foretick_swaps_total", host.swapped_in, direction="in")
         if residency is not None:
-            self._count("foretick_spills_total", residency.spills.total())
-            self._count("foretick_snapshot_failures_total", residency.failures)
+            self._count("foretick_spill_failures_total", residency.failures)
             for outcome, count in dict(residency.restores).items():
                 self._count("foretick_restores_total", count, outcome=outcome)
 

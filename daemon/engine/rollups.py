@@ -59,10 +59,6 @@ class _Rolled:
     """Bars before this one are in ``rollup``; ``window`` begins with it."""
     shown: int = 0
     """Bars before this one are in the rollup that the tape has."""
-    newest_shown: int = 0
-    """When the newest of them opened, ns."""
-    newest: int = 0
-    """When the newest that is summed up opened, ns."""
     moving: bool = False
     """A refresh is under way."""
     lost: bool = False
@@ -78,9 +74,7 @@ class _Rolled:
     def sum_up(self, end: int) -> None:
         """Sum up the bars before number ``end``."""
         while self.summed < end:
-            bar = self.window.popleft()
-            self.rollup.add(bar)
-            self.newest = bar.ts_open
+            self.rollup.add(self.window.popleft())
             self.summed += 1
 
     def outside(self) -> int:
@@ -138,8 +132,6 @@ class Rollups:
             tuple(rolled.window),
             rolled.summed,
             rolled.shown,
-            rolled.newest_shown,
-            rolled.newest,
             rolled.lost,
         )
 
@@ -148,8 +140,7 @@ class Rollups:
         rolled = self._rolled[tape]
         rolled.rollup.restore(cut.rollup)
         rolled.window = deque(cut.window)
-        rolled.summed, rolled.shown = cut.summed, cut.shown
-        rolled.newest_shown, rolled.newest, rolled.lost = cut.newest_shown, cut.newest, cut.lost
+        rolled.summed, rolled.shown, rolled.lost = cut.summed, cut.shown, cut.lost
 
     def forget(self, tape: Tape) -> None:
         """A session goes."""
@@ -166,9 +157,6 @@ class Rollups:
             self._move(tape, rolled)
         missing = max(0, tape.evicted_records - rolled.shown)
         self._store.set("foretick_rollup_missing_bars", missing, session=tape.name)
-        if rolled.shown:
-            age = rolled.window[-1].ts_open - rolled.newest_shown
-            self._store.set("foretick_rollup_age_seconds", age / 1e9, session=tape.name)
 
     def on_drop(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
         """The tape has a gap, and the rollup will say so."""
@@ -183,15 +171,14 @@ class Rollups:
             return
         rolled.sum_up(first)
         tokens = rolled.text(self._built.prompt.encode)
-        adopted = partial(self._adopted, tape, rolled, first, rolled.newest, len(tokens))
+        adopted = partial(self._adopted, rolled, first)
         rolled.moving = True
         refresh = partial(self._scheduler.refresh, tape, first=first, adopted=adopted)
         self._built.prefixes.sum_up(tape.name, tokens, refresh)
 
-    def _adopted(self, tape: Tape, rolled: _Rolled, first: int, newest: int, tokens: int) -> None:
-        rolled.moving, rolled.shown, rolled.newest_shown = False, first, newest
-        if tape in self._rolled:
-            self._store.set("foretick_rollup_tokens", tokens, session=tape.name)
+    @staticmethod
+    def _adopted(rolled: _Rolled, first: int) -> None:
+        rolled.moving, rolled.shown = False, first
 
 
 def _rolled(session: SessionConfig, spec: LineSpec, bars: BarsConfig) -> _Rolled:

@@ -174,8 +174,8 @@ class Recovery:
     def __init__(self, config: Config, files: SnapshotFiles) -> None:
         self._bars, self.files = config.bars, files
         self.enabled = config.recovery.interval > 0
-        self.refused: list[tuple[str, str]] = []
-        """Session and reason of each snapshot that was refused; the reader of this list empties it."""
+        self.refused: list[str] = []
+        """The reason of each snapshot that was refused; the reader of this list empties it."""
 
     def settings(self, session: SessionConfig, line: LineSpec | CompactSpec, retention: Retention) -> str:
         """Digest of the settings that a session's state depends on, and of the layout of its rows."""
@@ -214,12 +214,12 @@ class Recovery:
     def refuse(self, session: str, error: SnapshotError) -> None:
         """Note why a snapshot is not used."""
         log.warning("session %s does not go on from a snapshot: %s", session, error)
-        self.refused.append((session, reason_of(error)))
+        self.refused.append(reason_of(error))
 
     def count(self, store: MetricStore) -> None:
         """Count the snapshots refused since the last call."""
-        for session, reason in self.refused:
-            store.inc("foretick_snapshots_refused_total", session=session, reason=reason)
+        for reason in self.refused:
+            store.inc("foretick_snapshots_refused_total", reason=reason)
         self.refused.clear()
 
 

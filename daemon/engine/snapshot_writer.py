@@ -45,7 +45,6 @@ log = logging.getLogger(__name__)
 
 SOON_NS = 10**9
 """A cut that is not possible now is tried again after this time."""
-_SECONDS = "foretick_snapshot_seconds"
 
 
 @dataclass(eq=False, slots=True)
@@ -57,9 +56,6 @@ class _Cut:
     ranges: tuple[SlotRange, ...]
     blocks: SharedBlocks
     settings: str
-    began_ns: int
-    took_ns: int = 0
-    size: int = 0
     error: SnapshotError | None = None
 
 
@@ -274,7 +270,7 @@ class Snapshots:
 
     def _cut(self, tape: Tape) -> _Cut | None:
         """The session as it is; None when that is not possible now."""
-        began, name = self.clock(), tape.name
+        name = tape.name
         newest = self.records.of(name, tape.version)
         if newest is None or not self._can_be_cut(tape):
             return None
@@ -316,7 +312,7 @@ class Snapshots:
             time.time_ns(),
             msgspec.msgpack.encode(state),
         )
-        return _Cut(tape, file, tape.live_ranges, tape.hold(), state.settings, began)
+        return _Cut(tape, file, tape.live_ranges, tape.hold(), state.settings)
 
     def _position(self, taken: Taken) -> Position | None:
         stream = self._streams.get(taken.stream)
@@ -339,12 +335,10 @@ class Snapshots:
         try:
             recovery.files.make_room(path, size)
             write_snapshot(path, cut.header, pool, cut.ranges)
-            cut.size = path.stat().st_size
         except OSError as error:
             cut.error = SnapshotError(f"{path} could not be written: {error.strerror or error}")
         except SnapshotError as error:
             cut.error = error
-        cut.took_ns = self.clock() - cut.began_ns
 
     def _written(self, cut: _Cut) -> None:
         self._writing = None
@@ -357,12 +351,10 @@ class Snapshots:
             return
         if cut.error is not None:
             reason = reason_of(cut.error) if isinstance(cut.error, SnapshotNoRoom) else "disk"
-            self.store.inc("foretick_snapshots_unwritten_total", session=name, reason=reason)
+            self.store.inc("foretick_snapshot_write_failures_total", reason=reason)
             if not session.failing:
                 log.error("session %s has no new snapshot: %s", name, cut.error)
             session.failing = True
             return
         session.failing, session.saved, session.written = False, cut.header.state.version, time.time()
         self.store.inc("foretick_snapshots_written_total", session=name)
-        self.store.set("foretick_snapshot_bytes", cut.size, session=name)
-        self.store.observe(_SECONDS, cut.took_ns)

@@ -222,7 +222,7 @@ class Sessions:
                     last_seen_age_ns=state.last_seen_age_ns,
                     silent=state.is_silent,
                     promise_ns=state.promise_ns,
-                    promises_missed=int(self._store.value("foretick_promises_missed_total", session=name)),
+                    promises_missed=int(self._store.value("foretick_freshness_misses_total", session=name)),
                     bars_skipped=int(self._store.value("foretick_bars_skipped_total", session=name)),
                     bars_waiting=int(self._store.value("foretick_bars_waiting", session=name)),
                 )

@@ -214,8 +214,7 @@ class Gateway:
         for name, state in self.sessions.states.items():
             for since, age in state.ages(state.times)._asdict().items():
                 self.store.set("foretick_staleness_seconds", age / 1e9, session=name, since=since)
-            self.store.set("foretick_venue_ahead_seconds", state.clock.ahead_ns / 1e9, session=name)
-            self.store.set("foretick_venue_heard_seconds", state.last_seen_age_ns / 1e9, session=name)
+            self.store.set("foretick_venue_silence_seconds", state.last_seen_age_ns / 1e9, session=name)
         for route, retries in zip(self.routes, self._retries, strict=True):
             retries.update(getattr(route.sink, "retries", 0))
         for route, handshakes in zip(self.routes, self._handshakes, strict=True):

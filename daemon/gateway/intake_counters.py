@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from daemon.gateway.checkpoint.offsets import Stream
 from feeds.source import SeekingSource, Source
@@ -21,7 +21,6 @@ class IntakeCounters:
         self._of_session: dict[str, CounterHandle] = {}
         self._seeking = source if isinstance(source, SeekingSource) else None
         self._lost = store.growth("foretick_records_lost_upstream_total", source.lost, source=name)
-        self._skipped_lines = store.growth("foretick_lines_passed_over_total", self._lines, source=name)
         self._unknown_times = store.growth("foretick_source_times_unknown_total", self._timeless, source=name)
         moved = self._seeking.moved if self._seeking else 0
         self._moved = store.growth("foretick_partitions_moved_total", moved, source=name)
@@ -38,7 +37,6 @@ class IntakeCounters:
     def follow(self) -> int:
         """Bring the counters up to the source's totals; returns how many more records it lost."""
         self._unknown_times.update(self._timeless)
-        self._skipped_lines.update(self._lines)
         if self._seeking is not None:
             self._moved.update(self._seeking.moved)
         return self._lost.update(self._source.lost)
@@ -54,8 +52,3 @@ class IntakeCounters:
     @property
     def _timeless(self) -> int:
         return getattr(self._source, "unknown_times", 0)
-
-    @property
-    def _lines(self) -> int:
-        found: Mapping[str, int] = getattr(self._source, "passed_over", {})
-        return sum(found.values())

@@ -37,7 +37,7 @@ class Standby:
         """This daemon answers now; the partitions came at ``since_ns``."""
         self.answers = True
         took_ns = self._clock() - since_ns
-        self._store.observe("foretick_takeover_seconds", took_ns)
+        self._store.set("foretick_promotion_seconds", took_ns / 1e9)
         self._note()
         log.info("this daemon answers now; taking over took %.0f ms", took_ns / 1e6)
 

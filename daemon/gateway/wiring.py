@@ -220,10 +220,7 @@ def make_gateway(
         aliases=config.model.aliases,
     )
     prompts = Prompts(generations, pending, room, access, lateness.admit)
-    meter = Meter(
-        lambda api, outcome: store.inc("foretick_api_requests_total", api=api, outcome=outcome),
-        lambda api, ns: store.observe("foretick_api_first_token_seconds", ns, api=api),
-    )
+    meter = Meter(lambda api, outcome: store.inc("foretick_api_requests_total", outcome=outcome))
     engine = EngineManager(
         connect or connect_configured,
         config.source.ring_capacity,
@@ -291,7 +288,7 @@ def make_gateway(
             config.http.host,
             config.http.port,
             [
-                *api_routes(requests, events, pushes, lambda client: gateway.health(client), store, access),
+                *api_routes(requests, events, pushes, lambda client: gateway.health(client), access),
                 *generation_routes(generations, meter),
                 *([] if agents is None else [agents.route]),
             ],
@@ -375,8 +372,7 @@ def _task_ended(
     store: MetricStore, failed: asyncio.Future[None], name: str, why: str, restarted: bool
 ) -> None:
     """Count an ended task, and end the daemon unless the task was restarted."""
-    task, outcome = name.partition(" ")[0], "restarted" if restarted else "failed"
-    store.inc("foretick_tasks_ended_total", task=task, outcome=outcome)
+    store.inc("foretick_tasks_ended_total", outcome="restarted" if restarted else "failed")
     if not restarted and not failed.done():
         failed.set_exception(TaskEnded(name, why))
 

@@ -351,8 +351,8 @@ class Rig:
         engine = await self._engine()
 
         def failures() -> tuple[float, float]:
-            unwritten = _metric(self.daemon, "foretick_snapshots_unwritten_total", reason="disk")
-            return self.daemon.metric("foretick_snapshot_failures_total"), unwritten
+            unwritten = _metric(self.daemon, "foretick_snapshot_write_failures_total", reason="disk")
+            return self.daemon.metric("foretick_spill_failures_total"), unwritten
 
         before = failures()
 

@@ -200,7 +200,7 @@ async def test_a_silent_venue_is_told_from_a_quiet_one():
         source.put([beat(tape, 2)])
         await until(lambda: not state.is_silent)
         gateway.metrics()
-        assert 0 <= gateway.store.value("foretick_venue_heard_seconds", session="aaa") < 20
+        assert 0 <= gateway.store.value("foretick_venue_silence_seconds", session="aaa") < 20
 
 
 @pytest.mark.parametrize(("model", "text"), [(UNTRAINED, PAPER_SIX[0].text), (ModelConfig().path, "trend")])

@@ -132,7 +132,7 @@ async def test_a_standby_keeps_warm_and_silent_and_takes_over(pair: Pair) -> Non
         await pair.answered(market)
         assert second.not_ready() == []
         assert second.store.value("foretick_standby") == 0
-        assert second.store.count("foretick_takeover_seconds") == 1
+        assert second.store.value("foretick_promotion_seconds") > 0
         # its tapes went on as they were
         assert [second.store.value("foretick_snapshots_restored_total", session=n) for n in names] == restored
         assert all(
@@ -183,10 +183,10 @@ async def test_snapshots_that_are_acknowledged_while_its_engine_loads_are_taken(
         second = await pair.join("two")
         names = [session.name for session in second.config.sessions]
 
-        def count(metric: str, **labels: str) -> list[float]:
-            return [second.store.value(metric, session=name, **labels) for name in names]
+        def count(metric: str) -> list[float]:
+            return [second.store.value(metric, session=name) for name in names]
 
-        assert min(count("foretick_snapshots_refused_total", reason="newer")) > 0
+        assert second.store.value("foretick_snapshots_refused_total", reason="newer") >= len(names)
         await until(lambda: min(count("foretick_snapshots_restored_total")) > 0, 30.0, "snapshots")
         await market.trade(3)
         await pair.answered(market)

@@ -82,9 +82,8 @@ async def not_ready(gateway: Gateway) -> list[str]:
     return gateway.not_ready() if "http server" in gateway.tasks.ended else await asyncio.to_thread(get)
 
 
-def counted(gateway: Gateway, name: str, outcome: str) -> float:
-    task = name.partition(" ")[0]
-    return gateway.store.value("foretick_tasks_ended_total", task=task, outcome=outcome)
+def counted(gateway: Gateway, outcome: str) -> float:
+    return gateway.store.value("foretick_tasks_ended_total", outcome=outcome)
 
 
 async def test_the_names_here_are_all_there_are():
@@ -106,9 +105,9 @@ async def test_a_task_that_ends_is_restarted_or_ends_the_daemon_with_its_name(na
             with pytest.raises(TaskEnded, match=reason):
                 await asyncio.wait_for(gateway.run(asyncio.Event()), 10)
             assert reason in await not_ready(gateway)
-            assert counted(gateway, name, "failed") == 1
+            assert counted(gateway, "failed") == 1
             return
-        await until(lambda: counted(gateway, name, "restarted") == 1)
+        await until(lambda: counted(gateway, "restarted") == 1)
         assert reason in gateway.not_ready()
         await until(lambda: gateway.not_ready() == [])
         assert gateway.query is not None
@@ -126,4 +125,4 @@ async def test_a_thread_of_the_engine_that_ends_ends_the_daemon_with_its_name(na
         with pytest.raises(TaskEnded, match=f"{name} ended: SystemExit"):
             await asyncio.wait_for(gateway.run(asyncio.Event()), 10)
         assert f"{name} ended: SystemExit" in await not_ready(gateway)
-        assert counted(gateway, name, "failed") == 1
+        assert counted(gateway, "failed") == 1

@@ -50,7 +50,7 @@ def test_confident_takes_the_probability_and_the_gap_only_without_one() -> None:
     question = asked(publish_when="confident", min_probability=0.7, min_logit_gap=1.0)
     pairs = [(0.7, 0.0), (0.69, 9.0), (None, 1.0), (None, 0.99)]
     answers = [{"probability": probability, "logit_gap": gap} for probability, gap in pairs]
-    assert series(question, answers) == [None, "unsure", None, "unsure"]
+    assert series(question, answers) == [None, "low_confidence", None, "low_confidence"]
 
 
 def test_crossed_publishes_a_number_on_the_other_side_of_the_level() -> None:

@@ -89,7 +89,7 @@ def test_a_reason_not_in_the_list_counts_as_other() -> None:
     store.inc("foretick_records_malformed_total", reason="other")
     assert store.value("foretick_records_malformed_total", reason="other") == 3
     with pytest.raises(UnknownSeriesError, match="invented"):
-        store.inc("foretick_asks_total", outcome="invented")
+        store.inc("foretick_oom_total", outcome="invented")
 
 
 @pytest.mark.parametrize(

@@ -388,12 +388,11 @@ def test_events_tell_the_life_of_a_request() -> None:
     assert times == sorted(set(times))
 
 
-def test_the_observer_hears_of_waits_batches_and_evictions() -> None:
+def test_the_observer_hears_of_waits_and_batches() -> None:
     class Recorder(Observer):
         def __init__(self) -> None:
             self.waits: list[PriorityClass] = []
             self.batches: list[tuple[dict[PriorityClass, int], int]] = []
-            self.evictions: list[tuple[str, int]] = []
             self.counts: dict[PriorityClass, int] = {}
             self.waiting: dict[PriorityClass, int] = {}
 
@@ -404,9 +403,6 @@ def test_the_observer_hears_of_waits_batches_and_evictions() -> None:
         def batch(self, tokens: Mapping[PriorityClass, int], rows: int, forward_ns: int) -> None:
             assert forward_ns > 0
             self.batches.append((dict(tokens), rows))
-
-        def evicted(self, session: str, tokens: int) -> None:
-            self.evictions.append((session, tokens))
 
         def depth(self, waiting: Mapping[PriorityClass, int], live: Mapping[PriorityClass, int]) -> None:
             self.counts = dict(live)
@@ -424,7 +420,7 @@ def test_the_observer_hears_of_waits_batches_and_evictions() -> None:
     h.run()
     assert seen.waits == [SESSION, STREAM, STREAM, STREAM]
     assert seen.batches == [({SESSION: 3}, 1), ({SESSION: 1, STREAM: 3}, 2), ({STREAM: 2}, 1)]
-    assert seen.evictions == [("T", 2)]
+    assert tape.evicted_tokens == 2
     assert seen.counts == dict.fromkeys(PriorityClass, 0)
 
 

@@ -215,7 +215,7 @@ class ProgressStore:
                 "their numbers begin again, and answers may be repeated: %s; read them from more partitions",
                 len(missing), ", ".join(sorted(missing)[:10]),
             )  # fmt: skip
-            self._store.inc("foretick_recovery_progress_left_out_total", len(missing))
+            self._store.inc("foretick_recovery_progress_excluded_total", len(missing))
         return packed.text
 
     # An engine's life.

@@ -151,10 +151,10 @@ async def test_without_a_right_key_nothing_is_told_and_the_reason_counted(
     assert (openai.status, openai.json["error"]["code"]) == (401, "invalid_api_key")
     models = await request(port, "GET", "/v1/models", headers=headers)
     assert models.json["error"]["code"] == "invalid_api_key"
-    assert bench.refusals(transport="http", reason=reason) == 5
+    assert bench.refusals(reason=reason) == 5
     async with conversing(port, **headers) as socket:
         assert (socket.accepted, socket.status) == (False, 401)
-    assert bench.refusals(transport="websocket", reason=reason) == 1
+    assert bench.refusals(reason=reason) == 6
 
 
 async def test_health_the_page_and_the_description_are_open_and_metrics_are_for_operators(

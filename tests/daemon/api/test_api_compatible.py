@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from daemon.api import anthropic as claude
 from daemon.api.anthropic import MessageRequest, Messages
-from daemon.api.api_errors import ApiError
+from daemon.api.api_errors import STATUS, ApiError
 from daemon.api.generation import Finished, Generate, Turn
 from daemon.api.http_server import HttpServer
 from daemon.api.messages import ReplyMetadata
@@ -90,7 +90,7 @@ async def rig() -> AsyncIterator[Rig]:
         await client.close()
     await rig.server.stop()
     assert generator.running == 0
-    assert {outcome for _, outcome in rig.outcomes} <= set(API_OUTCOMES)
+    assert {outcome for _, outcome in rig.outcomes} <= {*API_OUTCOMES, *STATUS}
 
 
 async def test_models_are_the_daemons_own_and_its_sessions(rig: Rig) -> None:
@@ -309,7 +309,7 @@ async def test_a_client_that_gives_up_ends_its_generation(rig: Rig, text: str) -
     with pytest.raises(anthropic.APITimeoutError):
         await rig.anthropic(timeout=0.2).messages.create(model="tape", max_tokens=5, messages=said)
     await until(lambda: (rig.generator.running, rig.generator.cancelled) == (0, 2))
-    assert [each for _, each in rig.outcomes] == ["gone"] * 2
+    assert [each for _, each in rig.outcomes] == ["client_closed"] * 2
 
 
 async def test_a_client_that_gives_up_ends_its_counting(rig: Rig) -> None:
@@ -317,7 +317,7 @@ async def test_a_client_that_gives_up_ends_its_counting(rig: Rig) -> None:
     with pytest.raises(anthropic.APITimeoutError):
         await rig.anthropic(timeout=0.2).messages.count_tokens(model="tape", messages=said)
     await until(lambda: (rig.generator.running, rig.generator.cancelled) == (0, 1))
-    assert rig.outcomes == [("count_tokens", "gone")]
+    assert rig.outcomes == [("count_tokens", "client_closed")]
 
 
 async def test_a_client_that_closes_a_stream_ends_its_generation(rig: Rig) -> None:
@@ -328,7 +328,7 @@ async def test_a_client_that_closes_a_stream_ends_its_generation(rig: Rig) -> No
             break
     await stream.close()
     await until(lambda: (rig.generator.running, rig.generator.cancelled) == (0, 1))
-    assert rig.outcomes == [("chat", "gone")]
+    assert rig.outcomes == [("chat", "client_closed")]
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "messages/count_tokens"])
@@ -337,7 +337,7 @@ async def test_a_body_that_is_cut_short_is_no_failure_of_the_engine(rig: Rig, pa
         fields = {"host": "localhost", "content-type": "application/json", "content-length": "1000"}
         writer.write(head("POST", f"/v1/{path}", fields) + b'{"model"')
         await writer.drain()
-    await until(lambda: [each for _, each in rig.outcomes] == ["gone"])
+    await until(lambda: [each for _, each in rig.outcomes] == ["client_closed"])
     assert rig.generator.asked == []
 
 

@@ -150,7 +150,7 @@ async def test_a_quiet_stream_is_pinged_and_its_events_come_between() -> None:
     async def send(message: Message) -> None:
         written.extend(message.get("body", b""))
 
-    stream = EventsReply(events, events.subscribe(ME, EventFilter(), "sse"), lambda count: None, ping_s=0.02)
+    stream = EventsReply(events, events.subscribe(ME, EventFilter(), "sse"), ping_s=0.02)
     serving = asyncio.ensure_future(stream({"type": "http"}, receive, send))
     for number in (1, 2):
         await until(lambda n=number: written.count(b": ping\n\n") >= 2 * n)

@@ -92,7 +92,7 @@ class Daemon:
         return SessionsReply(request.id, ())
 
     def refusals(self, reason: str) -> float:
-        return self.store.value("foretick_unauthenticated_total", transport="zeromq", reason=reason)
+        return self.store.value("foretick_unauthenticated_total", reason=reason)
 
     def client(self, own: Keys | None, timeout_s: float = 5.0) -> AsyncQueryClient:
         return AsyncQueryClient(self.server.endpoint, timeout_s, keys=own)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from pathlib import Path
 from random import Random
 
 import pytest
 
-from daemon.engine.metrics import EngineObserver, note_layers
-from engine.compiled.verdict import LayerChoice, Verdict
-from metrics.catalogue import CLASSES, LAYERS, LOSSES, ORIGINS, OTHER, PREEMPTIONS, WAIT_REASONS
+from daemon.engine.metrics import EngineObserver
+from metrics.catalogue import ANSWERING, CLASSES, LOSSES, OTHER, WAIT_REASONS
 from metrics.store import MetricStore
 from regions.kv_tensors import KVPool, LayerShape
 from scheduler.interfaces import Limits, PriorityClass, Work
@@ -138,13 +136,12 @@ def test_the_metrics_are_the_sums_of_what_the_requests_carry(seed: int) -> None:
             seconds = store.value("foretick_wait_seconds_total", cls=cls, reason=reason)
             assert seconds == waits[cls, reason] / 1e9
         assert store.value("foretick_reused_tokens_total", cls=cls) == reused[cls]
-    for cls in ("flash", "session", "pool"):
+    for cls in ANSWERING:
         assert store.count("foretick_ttft_seconds", cls=cls) == answered[cls] > 0
-    for kind in PREEMPTIONS:
-        for cls in CLASSES:
-            for by in CLASSES:
-                found = store.value("foretick_preemptions_total", kind=kind, cls=cls, by_class=by)
-                assert found == witness.victims[kind, cls, by]
+    for cls in CLASSES:
+        for by in CLASSES:
+            found = store.value("foretick_preemptions_total", cls=cls, by_class=by)
+            assert found == sum(witness.victims[kind, cls, by] for kind in ("recompute", "swap"))
     for kind, field in (
         ("recomputed", "recomputed_tokens"),
         ("swapped", "swapped_tokens"),
@@ -168,7 +165,7 @@ def test_the_loads_give_nearly_every_reason_and_the_catalogue_lists_them() -> No
         lost.update({k: int(store.value("foretick_lost_tokens_total", kind=k)) for k in LOSSES})
         victims |= {kind for kind, _, _ in witness.victims}
     assert all(lost[kind] for kind in LOSSES)
-    assert victims == set(PREEMPTIONS)
+    assert victims == {"recompute", "swap"}
     assert seen >= {
         "step",
         "tokens",
@@ -242,25 +239,6 @@ def test_drafts_are_split_into_right_and_wrong() -> None:
     observer.speculated(2, 0)
     assert store.value("foretick_draft_tokens_total", outcome="accepted") == 3
     assert store.value("foretick_draft_tokens_total", outcome="rejected") == 3
-
-
-@pytest.mark.parametrize("remembered", [False, True])
-@pytest.mark.parametrize("speedup", [4.0, 0.5])
-def test_one_series_says_how_layers_run_and_why(speedup: float, remembered: bool) -> None:
-    """Also behind an engine that chose otherwise."""
-    store, row = MetricStore.local({}), (1.0,)
-    for ratio in (1 / speedup, speedup):
-        verdict = Verdict(rows=(1,), compiled_s=row, plain_s=(ratio,), measured="2026-01-02")
-        note_layers(store, LayerChoice(verdict, remembered, Path("x")))
-    written = {
-        (layers, origin): store.value("foretick_layers_speedup", layers=layers, origin=origin)
-        for layers in LAYERS
-        for origin in ORIGINS
-    }
-    chosen = "compiled" if speedup > 1 else "transformers", "remembered" if remembered else "measured"
-    assert {key: value for key, value in written.items() if value} == {chosen: speedup}
-    note_layers(store, None)
-    assert not store.value("foretick_layers_speedup", layers=chosen[0], origin=chosen[1])
 
 
 def test_a_preemption_names_both_classes() -> None:

@@ -137,7 +137,7 @@ def test_sessions_that_find_no_room_are_named_once(
         assert progress.describe(names) == text
     left = 300 - len(unpack(text).sessions)
     assert left
-    assert store.value("foretick_recovery_progress_left_out_total") == left
+    assert store.value("foretick_recovery_progress_excluded_total") == left
     assert caplog.text.count(f"the progress of {left} sessions finds no room") == 1
 
 
