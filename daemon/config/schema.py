@@ -160,7 +160,8 @@ class SchedulerConfig(Table, frozen=True):
         str,
         about(
             'cost profile of the device, a name or a file (`foretick profile`); "" starts from a '
-            "cautious guess. Measured passes correct both"
+            "cautious guess. Measured passes correct the computing times of either by one factor; times of "
+            "transfers stay as they are"
         ),
     ] = ""
     grouping: Annotated[bool, about("compute a common prefix of waiting prompts once")] = True

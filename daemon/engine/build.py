@@ -1,4 +1,4 @@
-"""Builds a warmed engine from the configuration: model, pool size, tapes."""
+"""Builds an engine from the configuration: model, pool size, tapes with their prefixes."""
 
 from __future__ import annotations
 
