@@ -44,7 +44,7 @@ def buckets(name: str, *by: str, **match: str) -> str:
     """A histogram's observations per second, by bucket. Raises ValueError where only the mean is exported."""
     metric = _metric(name, "histogram", tuple(label for label in by if label != "le"))
     if means := set(match.get("stage", name).split("|")) & set(MEANS):
-        raise ValueError(f"only the mean of {', '.join(sorted(means))} is exported")
+        raise ValueError(f"{name}: only the mean of {', '.join(sorted(means))} is exported")
     return f"sum{_by(by)} (rate({name}_bucket{_selector(metric, match)}[$__rate_interval]))"
 
 

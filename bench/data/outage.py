@@ -53,11 +53,11 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     """A daemon of two processes and the tape model starts at the committed offset and finds 60,000 trades
     from the time of the outage: 1,000 a second for a minute, and as many spread over an hour or a day,
     because the embedded broker keeps 5 MiB of each partition. So the sparse rows tell what the time since
-    the outage costs; a day at 1,000 a second, 86 million trades, has not been measured. A partition that is at most 100,000 records
-    behind is read whole, so the source passes over none of them; the engine reads only the bars that the
-    windows still show. Live trades arrive meanwhile. The time runs from the connection of the source to the
-    moment when each session has an answer read from a trade made since. In the reference the engine reads
-    every bar (`source.behind = "wait"`).
+    the outage costs; a day at 1,000 a second, 86 million trades, has not been measured. A partition that is
+    at most 100,000 records behind is read whole, so the source passes over none of them; the engine reads
+    only the bars that the windows still show. Live trades arrive meanwhile. The time runs from the connection
+    of the source to the moment when each session has an answer read from a trade made since. In the reference
+    the engine reads every bar (`source.backlog_policy = "wait"`).
     """
     try:
         yield from figures(run.sized(OutagePlan(), QUICK), run.threads)
@@ -133,7 +133,7 @@ async def _measure(
             [replace(session_of(market), retention_records=plan.window) for market in markets],
         )
         source = schema.SourceConfig(
-            kind="kafka", behind=behind, kafka=KafkaSourceConnector(broker.bootstrap, (TOPIC,))
+            kind="kafka", backlog_policy=behind, kafka=KafkaSourceConnector(broker.bootstrap, (TOPIC,))
         )
         sink = Fresh({session.name for session in settings.sessions}, began)
         settings = replace(settings, source=source, sink=schema.SinkConfig())

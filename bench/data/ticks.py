@@ -126,7 +126,7 @@ async def _measure(plan: TicksPlan, rate: int, sessions: int, threads: int) -> t
         config(
             schema.ModelConfig(threads=threads), [bench_session(market, plan.window) for market in markets]
         ),
-        source=schema.SourceConfig(behind="skip"),
+        source=schema.SourceConfig(backlog_policy="skip"),
         sink=schema.SinkConfig(),
     )
     gateway = make_gateway(settings, source=source, routes=[SinkRoute(sink, "answers.v1")])

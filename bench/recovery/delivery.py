@@ -84,7 +84,7 @@ async def _measure(plan: DeliveryPlan, broker: str, delivery: str, threads: int)
             ),
             source=schema.SourceConfig(
                 kind="kafka",
-                behind="wait",
+                backlog_policy="wait",
                 kafka=KafkaSourceConnector(broker, (f"{name}.{TOPIC}",), group=name),
             ),
             sink=schema.SinkConfig(

@@ -106,7 +106,7 @@ async def _measure(plan: RestartPlan, threads: int, rounds: int, *, spare: bool,
             process=replace(settings.process, spare_engine=spare),
             recovery=schema.RecoveryConfig(schema.OFF if kept == "none" else Duration(_S), folder),
             source=schema.SourceConfig(
-                kind="kafka", behind="wait", kafka=KafkaSourceConnector(broker.bootstrap, (TOPIC,))
+                kind="kafka", backlog_policy="wait", kafka=KafkaSourceConnector(broker.bootstrap, (TOPIC,))
             ),
             sink=schema.SinkConfig(),
         )

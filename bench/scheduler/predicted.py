@@ -144,7 +144,7 @@ def sources_for(
     config = replace(
         serving_config(model, (bench_session(market, sizes.window) for market in markets)),
         bars=schema.BarsConfig(interval=parse_duration(bar)),
-        source=schema.SourceConfig(behind="skip"),
+        source=schema.SourceConfig(backlog_policy="skip"),
         process=_PROCESS,
     )
     return sources_of(config, costs), Load(ticks=ticks * sessions, seconds=sizes.seconds)

@@ -47,7 +47,7 @@ _REASONS: dict[str, Reason] = {
     "moved": "unknown_model",
     "too_long": "too_long",
     "busy": "busy",
-    "late": "busy",
+    "overloaded": "busy",
     "engine": "engine",
     "rebuilding": "rebuilding",
     "shutting_down": "shutting_down",

@@ -29,7 +29,7 @@ STATUS: dict[Code, int] = {
     "moved": 421,
     "too_long": 413,
     "busy": 429,
-    "late": 429,
+    "overloaded": 429,
     "engine": 503,
     "rebuilding": 503,
     "shutting_down": 503,

@@ -41,7 +41,7 @@ Code = Literal[
     "too_long",
     "timeout",
     "busy",
-    "late",
+    "overloaded",
     "moved",
     "rebuilding",
     "engine",
@@ -63,7 +63,7 @@ _CODES: dict[str, Code] = {
 MAX_REQUEST_BYTES = 1 << 18
 """Longest request of the query socket."""
 RETRY_AFTER_S = 1
-"""When a request refused as `busy` or `late` may be tried again, unless the refusal says it itself."""
+"""When a request refused as `busy` or `overloaded` may be tried again, unless the refusal says it itself."""
 ORDINARY, RETENTION_S = 35, 300.0
 """Priority in the prefix cache of a prompt that asks for none, and how long a higher one holds, seconds."""
 RetentionPriority = Annotated[int, Meta(ge=0, le=100)]

@@ -203,7 +203,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "POST", "/v1/prompts", "openPrompt", "Open a prompt without a session",
-        messages.Open, messages.PromptReply, ("late", "too_long"), status=201,
+        messages.Open, messages.PromptReply, ("overloaded", "too_long"), status=201,
     ),
     Operation(
         "POST", f"{_PROMPT}/append", "appendPrompt", "Append text to an open prompt",
@@ -224,7 +224,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "POST", "/v1/complete", "complete", "A complete prompt: open and finish in one",
-        messages.Complete, messages.FinishReply, ("late", "too_long"),
+        messages.Complete, messages.FinishReply, ("overloaded", "too_long"),
     ),
 )  # fmt: skip
 EVERY: tuple[messages.Code, ...] = (

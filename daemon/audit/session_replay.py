@@ -343,7 +343,7 @@ def alone(config: Config, name: str) -> Config:
         config,
         sessions=(session,),
         questions=tuple(msgspec.structs.replace(each, **every) for each in config.questions),
-        source=msgspec.structs.replace(config.source, behind="wait"),
+        source=msgspec.structs.replace(config.source, backlog_policy="wait"),
         recovery=msgspec.structs.replace(config.recovery, interval=Duration(0)),
         pool=msgspec.structs.replace(config.pool, idle_spill=Duration(0), host_blocks=0),
     )

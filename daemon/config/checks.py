@@ -246,10 +246,9 @@ def pool_size(config: Config) -> Iterator[ConfigProblem]:
 
 
 def _batches(config: Config) -> Iterator[ConfigProblem]:
-    limits = config.scheduler
-    for key, most in (("chunk_max", limits.chunk_max), ("max_batch_tokens", limits.max_batch_tokens)):
-        if limits.chunk_min > most:
-            yield ConfigProblem("scheduler.chunk_min", f"{limits.chunk_min} is above scheduler.{key} {most}")
+    least, most = config.scheduler.chunk_min, config.scheduler.max_batch_tokens
+    if least > most:
+        yield ConfigProblem("scheduler.chunk_min", f"{least} is above scheduler.max_batch_tokens {most}")
 
 
 def _eviction(config: Config) -> Iterator[ConfigProblem]:

@@ -27,6 +27,8 @@ SECOND = parse_duration("1s")
 OFF = Duration(0)
 ALL = "all"
 """The label `source` of what all sources share."""
+FRESH_BARS = 3
+"""By default a live bar is read within so many bars' time."""
 UNTRAINED = "untrained"
 """`model.path` of the random model."""
 _SYMBOL = r"^[^:\s]+:\S+$"
@@ -148,7 +150,6 @@ class SchedulerConfig(Table, frozen=True):
         int,
         about("klpm only: every k-th request chosen is the oldest, the others match the cache best", ge=1),
     ] = 2
-    seed: Annotated[int, about("klpm-adaptive only: random seed", ge=0)] = 0
     eviction: Annotated[
         Eviction,
         about(
@@ -164,7 +165,6 @@ class SchedulerConfig(Table, frozen=True):
             "transfers stay as they are"
         ),
     ] = ""
-    grouping: Annotated[bool, about("compute a common prefix of waiting prompts once")] = True
     max_drafts: Annotated[
         int, about("most draft tokens of a request verified in one pass; 0 turns speculation off", ge=0)
     ] = 4
@@ -183,7 +183,6 @@ class SchedulerConfig(Table, frozen=True):
             ge=1,
         ),
     ] = 128
-    chunk_max: Annotated[int, about("largest prefill chunk, in tokens", ge=1)] = 1024
     stream_share: Annotated[
         float,
         about(
@@ -211,13 +210,13 @@ class BarsConfig(Table, frozen=True):
         OFF
     )
     empty: Annotated[
-        Literal["skip", "fill", "say"],
+        Literal["skip", "fill", "emit"],
         about(
             "an interval without records makes no bar (skip), a flat one at the last close (fill), or a line "
-            "that says that nothing was traded (say; decimal lines only)"
+            "that says that nothing was traded (emit; decimal lines only)"
         ),
     ] = "skip"
-    max_fill: Annotated[int, about("most such bars in a row with empty = fill or say", ge=1)] = 60
+    max_fill: Annotated[int, about("most such bars in a row with empty = fill or emit", ge=1)] = 60
     idle_close: Annotated[
         Duration,
         about(
@@ -256,6 +255,15 @@ class BarsConfig(Table, frozen=True):
     ] = "same"
 
 
+def _in_place_of(table: str, defaults: type[Table]) -> Any:
+    """A struct with the keys of ``defaults``, each of which may be left out and then is that of ``table``."""
+    keys = [
+        (field.name, Annotated[field.type | None, about(f"in place of `{table}.{field.name}`")], None)
+        for field in msgspec.structs.fields(defaults)
+    ]
+    return defstruct("Own" + defaults.__name__, keys, bases=(Table,), frozen=True, kw_only=True)
+
+
 class RollupConfig(Table, frozen=True):
     """Longer bars of what has left the window, one table for each length, the shortest first."""
 
@@ -273,7 +281,8 @@ class RollupConfig(Table, frozen=True):
     ]
 
 
-class SessionConfig(Table, frozen=True):
+# with the keys of `bars`, which a type checker cannot see
+class SessionConfig(_in_place_of("bars", BarsConfig)):  # type: ignore[misc]
     """One symbol, or several, and the window of their bars that the model reads."""
 
     name: Annotated[str, about("name in answers and metrics", pattern=_NAME, max_length=64)]
@@ -366,32 +375,13 @@ class SessionConfig(Table, frozen=True):
         ),
     ] = OFF
     max_staleness: Annotated[
-        Duration,
+        Duration | None,
         about(
-            "promise of freshness: a bar is read within so long of the record that closed it; close to it "
-            "the tape goes before asks. The device must have the capacity; 0s is max_staleness_bars"
+            "freshness objective: a bar is read this soon after the record that closed it; close to that the "
+            "tape goes before asks. The device must have the capacity. By default three bars, or 0s, which "
+            "is no objective, where the source waits (source.backlog_policy)"
         ),
-    ] = OFF
-    max_staleness_bars: Annotated[
-        int,
-        about(
-            "the promise in bars, where max_staleness is 0s; 0 is none. Sources that wait (source.behind) "
-            "have none by bars",
-            ge=0,
-        ),
-    ] = 3
-
-    interval: Annotated[Duration | None, about("length of a bar in place of `bars.interval`")] = None
-    lateness: Annotated[Duration | None, about("in place of `bars.lateness`")] = None
-    empty: Annotated[Literal["skip", "fill", "say"] | None, about("in place of `bars.empty`")] = None
-    max_fill: Annotated[Annotated[int, Meta(ge=1)] | None, about("in place of `bars.max_fill`")] = None
-    idle_close: Annotated[Duration | None, about("in place of `bars.idle_close`")] = None
-    late: Annotated[Literal["drop", "amend", "refuse"] | None, about("in place of `bars.late`")] = None
-    price_jump: Annotated[Annotated[float, Meta(ge=0)] | None, about("in place of `bars.price_jump`")] = None
-    on_price_jump: Annotated[Literal["flag", "refuse"] | None, about("in place of `bars.on_price_jump`")] = (
-        None
-    )
-    ready: Annotated[Literal["same", "any"] | None, about("in place of `bars.ready`")] = None
+    ] = None
 
     @property
     def scale(self) -> int:
@@ -537,7 +527,7 @@ class SourceConfig(_with_tables("SourceTables", SOURCES)):  # type: ignore[misc]
         int, about("longest message; longer ones are refused without decoding", ge=256)
     ] = 1 << 20
 
-    behind: Annotated[
+    backlog_policy: Annotated[
         Literal["auto", "skip", "wait"],
         about(
             "what happens to a session with more bars than the engine can read: skip, bars that its window "
@@ -762,16 +752,17 @@ class Config(Table, frozen=True):
 
     @property
     def skips(self) -> bool:
-        """What `source.behind` says of these sources; those that can wait decide for all."""
-        if self.source.behind != "auto":
-            return self.source.behind == "skip"
+        """What `source.backlog_policy` says of these sources; those that can wait decide for all."""
+        if self.source.backlog_policy != "auto":
+            return self.source.backlog_policy == "skip"
         connectors = [connector for _, connector in self.feeds.values()]
         return bool(connectors) and all(connector.live for connector in connectors)
 
     def promise_ns(self, session: SessionConfig) -> int:
-        """A session's promise of freshness, ns; 0: none."""
-        by_bars = session.max_staleness_bars * session.bars(self.bars).interval if self.skips else 0
-        return int(session.max_staleness or by_bars)
+        """A session's freshness objective, ns; 0: none."""
+        if session.max_staleness is not None:
+            return int(session.max_staleness)
+        return FRESH_BARS * session.bars(self.bars).interval if self.skips else 0
 
     @property
     def feeds(self) -> dict[str, tuple[str, SourceConnector]]:

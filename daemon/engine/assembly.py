@@ -190,7 +190,7 @@ def scheduler_of(
         costs=built.costs,
         tier=built.tiers.host,
         index=PrefixIndex(engine.cache) if ordering.by_prefix else None,
-        rng=random.Random(settings.seed),
+        rng=random.Random(0),
     )
 
 

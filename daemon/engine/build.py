@@ -222,7 +222,10 @@ def limits_of(config: Config) -> Limits:
     settings = config.scheduler
     alike = {f.name: getattr(settings, f.name) for f in fields(Limits) if hasattr(settings, f.name)}
     return Limits(
-        **alike, cell_budget_fraction=settings.cell_budget, stream_timeout_ns=settings.stream_timeout
+        **alike,
+        chunk_max=settings.max_batch_tokens,
+        cell_budget_fraction=settings.cell_budget,
+        stream_timeout_ns=settings.stream_timeout,
     )
 
 
@@ -387,9 +390,9 @@ def line_spec(
         raise SettingError(f"{here}.unit", 'is for compact lines: remove it, or set lines = "compact"')
     if lines == "decimal":
         symbols = labels_of(session.symbols) if session.more_symbols else ()
-        says_empty = session.bars(bars).empty == "say"
-        return LineSpec(session.price_decimals, session.volume_decimals, symbols, says_empty, session.scale)
-    for name, value in (("late", "amend"), ("empty", "say")):
+        emits_empty = session.bars(bars).empty == "emit"
+        return LineSpec(session.price_decimals, session.volume_decimals, symbols, emits_empty, session.scale)
+    for name, value in (("late", "amend"), ("empty", "emit")):
         if getattr(session.bars(bars), name) == value:
             table = "bars" if getattr(session, name) is None else here
             why = f"the model reads compact lines, which have no words: {value!r} needs decimal lines"

@@ -30,4 +30,6 @@ class LoadShedder:
         """Raise QueryError while tapes are late, and count it."""
         if self._clock() < self._until:
             self._store.inc("foretick_prompts_refused_total")
-            raise QueryError("late", f"{self._session} is late: prompts are refused until its bars are read")
+            raise QueryError(
+                "overloaded", f"{self._session} is late: prompts are refused until its bars are read"
+            )

@@ -82,7 +82,7 @@ def _config(config: Config, sessions: int) -> Config:
             SessionConfig(f"s{n}", f"PLAN:S{n}", retention_records=_WINDOW, divergence_every=OFF)
             for n in range(sessions)
         ),
-        source=SourceConfig(behind="wait"),
+        source=SourceConfig(backlog_policy="wait"),
         sink=SinkConfig(),
         query=QueryConfig("tcp://127.0.0.1:*"),
         http=HttpConfig(port=0),

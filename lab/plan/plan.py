@@ -280,7 +280,7 @@ def _overload(sessions: int, found: Capacity, simulated: Simulated) -> list[str]
     if simulated.seconds and simulated.promise_kept_ratio < KEPT:
         said.append(
             f"promise: only {simulated.promise_kept_ratio:.1%} of the bars are read in time, with room for "
-            f"{found.sessions_by_promise or 0} sessions: raise max_staleness_bars or stream_share"
+            f"{found.sessions_by_promise or 0} sessions: raise max_staleness or stream_share"
         )
     return said
 

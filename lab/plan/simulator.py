@@ -342,5 +342,5 @@ def _scheduler(sources: Sources, device: SimDevice) -> Scheduler:
         costs=sources.costs,
         tier=device.tier,
         index=device.index if ordering.by_prefix else None,
-        rng=random.Random(settings.seed),
+        rng=random.Random(0),
     )

@@ -80,7 +80,7 @@ class Group:
         )
         return replace(
             inproc_config(symbols()),
-            source=SourceConfig(kind="kafka", kafka=source, behind="wait"),
+            source=SourceConfig(kind="kafka", kafka=source, backlog_policy="wait"),
             sink=SinkConfig(kafka=self.sink(member)),
             recovery=RecoveryConfig(Duration(SECOND // 5), str(self.snapshots)),
             query=QueryConfig("tcp://127.0.0.1:*", **query),  # type: ignore[arg-type]  # a QueryConfig's

@@ -69,8 +69,11 @@ def test_a_live_source_promises_three_bars_and_a_file_nothing() -> None:
     plain = inproc_config(sessions=sessions("V:AAA", retention_tokens=1024))
     second = plain.bars.interval
     assert plain.promise_ns(plain.sessions[0]) == 0
-    for source, promise in ((live, 3 * second), (SourceConfig(kind="none", behind="skip"), 3 * second)):
+    for source, promise in (
+        (live, 3 * second),
+        (SourceConfig(kind="none", backlog_policy="skip"), 3 * second),
+    ):
         made = inproc_config(sessions=plain.sessions, source=source)
         assert made.promise_ns(made.sessions[0]) == promise
-    waits = inproc_config(sessions=plain.sessions, source=SourceConfig(kind="none", behind="skip"))
+    waits = inproc_config(sessions=plain.sessions, source=SourceConfig(kind="none", backlog_policy="skip"))
     assert build(waits, {}).tapes["aaa"].staleness_ns == 3 * second

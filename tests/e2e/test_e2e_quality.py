@@ -126,7 +126,7 @@ async def test_a_symbol_that_changes_its_decimals_is_refused_until_ten_prices_ag
         await until(lambda: [a for a in answers(sink) if "price_jump" in a.flags])
 
 
-@pytest.mark.parametrize(("setting", "value"), [("late", "amend"), ("empty", "say")])
+@pytest.mark.parametrize(("setting", "value"), [("late", "amend"), ("empty", "emit")])
 def test_compact_lines_have_no_words(setting: str, value: str):
     config = inproc_config(
         model=ModelConfig(), sessions=sessions("V:AAA", retention_tokens=1024, **{setting: value})
@@ -138,7 +138,7 @@ def test_compact_lines_have_no_words(setting: str, value: str):
 
 async def test_an_empty_interval_is_said():
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
-    async with running(inproc_config(bars=bars(empty="say", max_fill=2)), source, sink) as gateway:
+    async with running(inproc_config(bars=bars(empty="emit", max_fill=2)), source, sink) as gateway:
         source.put([tick(tape, 0.1), tick(tape, 1.1)])
         await until(lambda: on_tape(gateway) == 1)
         before = gateway.sessions.states["aaa"].live_tokens

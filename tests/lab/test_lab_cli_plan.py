@@ -14,7 +14,7 @@ from lab.plan.plan import Plan
 
 FILE = """
 [source]
-behind = "skip"
+backlog_policy = "skip"
 [[sessions]]
 name = "aaa"
 symbol = "V:AAA"

@@ -54,7 +54,7 @@ def config(count: int = 2, **more: Any) -> Config:
         SessionConfig(f"s{n}", f"V:S{n}", retention_records=8, divergence_every=Duration(0))
         for n in range(count)
     )
-    return Config(**{"sessions": own, "source": SourceConfig(behind="skip")} | more)
+    return Config(**{"sessions": own, "source": SourceConfig(backlog_policy="skip")} | more)
 
 
 def planned(
@@ -149,7 +149,8 @@ def test_beyond_compute() -> None:
 def test_beyond_the_promise() -> None:
     """Passes of 40 ms and bars of 20 ms with a promise of one bar."""
     sessions = tuple(
-        replace(session, max_staleness_bars=1, retention_records=4) for session in config(4).sessions
+        replace(session, max_staleness=parse_duration("20ms"), retention_records=4)
+        for session in config(4).sessions
     )
     settings = config(4, sessions=sessions, bars=BarsConfig(interval=parse_duration("20ms")))
     found = planned(4000, settings, costs(40.0), seconds=1)

@@ -247,7 +247,7 @@ async def test_messages(rig: Rig) -> None:
         ("unknown_session", openai.NotFoundError, anthropic.NotFoundError),
         ("too_long", openai.BadRequestError, anthropic.BadRequestError),
         ("busy", openai.RateLimitError, anthropic.RateLimitError),
-        ("late", openai.RateLimitError, anthropic.RateLimitError),
+        ("overloaded", openai.RateLimitError, anthropic.RateLimitError),
         ("engine", openai.InternalServerError, anthropic.InternalServerError),
         ("broken", openai.InternalServerError, anthropic.InternalServerError),
         ("rebuilding", openai.InternalServerError, anthropic.InternalServerError),
@@ -271,7 +271,7 @@ async def test_a_failure_has_its_status_in_each_apis_shape(rig, code, openais, a
         assert (one.value.status_code, other.value.status_code) == (503, 503)
         assert isinstance(other.value, anthropic.ServiceUnavailableError)
         assert (one.value.code, other.value.body["error"]["type"]) == ("rebuilding", "api_error")
-    if code in ("busy", "late"):
+    if code in ("busy", "overloaded"):
         assert one.value.response.headers["retry-after"] == "1"
         assert other.value.body["error"]["type"] == "rate_limit_error"
 

@@ -180,7 +180,7 @@ def test_records_out_of_order_are_in_the_bar_of_their_time(tmp_path: Path) -> No
 
 def test_a_state_that_says_that_bars_are_missing_is_made_again(tmp_path: Path) -> None:
     with MockBroker() as broker:
-        file, answers = run(tmp_path, broker, f'empty = "say"\n{SHORT}', with_a_pause)
+        file, answers = run(tmp_path, broker, f'empty = "emit"\n{SHORT}', with_a_pause)
         check(file, answers[5:8])
 
 

@@ -404,13 +404,11 @@ def test_the_scheduler_takes_its_limits_from_the_configuration(tmp_path):
     text = """
     [scheduler]
     eviction = "recompute"
-    grouping = false
     max_drafts = 2
     stream_timeout = "5s"
     max_batch_tokens = 300
     max_batch_requests = 7
     chunk_min = 11
-    chunk_max = 12
     cell_budget = 0.3
     high_water = 0.9
     max_prompt_tokens = 13
@@ -420,13 +418,12 @@ def test_the_scheduler_takes_its_limits_from_the_configuration(tmp_path):
         300,
         7,
         11,
-        12,
+        300,
         0.3,
         0.9,
         13,
         14,
         "recompute",
-        grouping=False,
         max_drafts=2,
         stream_timeout_ns=5 * 10**9,
     )

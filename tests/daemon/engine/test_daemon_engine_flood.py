@@ -34,9 +34,9 @@ BATCH_NS = COSTS.batch_ns([(0, LIMITS.max_batch_tokens)])
 EVERY, BARS = 2 * BATCH_NS, 12
 """A quiet session has a bar in so many ns, and so many of them; the flooded one a hundred times as many."""
 BAR_TOKENS, WINDOW = 17, 20
-FLOODING = SourceConfig(behind="skip")
-BUS = SourceConfig(kind="zeromq", zeromq=ZmqSourceConnector("tcp://127.0.0.1:1"), behind="wait")
-LOG = SourceConfig(kind="kafka", kafka=KafkaSourceConnector("127.0.0.1:1"), behind="wait")
+FLOODING = SourceConfig(backlog_policy="skip")
+BUS = SourceConfig(kind="zeromq", zeromq=ZmqSourceConnector("tcp://127.0.0.1:1"), backlog_policy="wait")
+LOG = SourceConfig(kind="kafka", kafka=KafkaSourceConnector("127.0.0.1:1"), backlog_policy="wait")
 
 
 class World:

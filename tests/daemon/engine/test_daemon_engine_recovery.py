@@ -673,9 +673,9 @@ def test_all_bars_behind_an_old_snapshot_are_read_again(
     """More than a window holds, and faster than their source had them: they left traces in the window."""
     made = config(terse, tmp_path / "on", session("s", retention_records=6))
     kafka = KafkaSourceConnector("127.0.0.1:1")
-    made = replace(made, source=SourceConfig(kind="kafka", kafka=kafka, behind=behind))
+    made = replace(made, source=SourceConfig(kind="kafka", kafka=kafka, backlog_policy=behind))
     log = [(0, n * SECOND // 2, 10_000 + n % 7) for n in range(60)]
-    first = Engine(replace(made, source=SourceConfig(kind="kafka", kafka=kafka, behind="wait")))
+    first = Engine(replace(made, source=SourceConfig(kind="kafka", kafka=kafka, backlog_policy="wait")))
     for offset, trade in enumerate(log):
         first.give(offset, trade)
         if offset == 20:

@@ -30,7 +30,7 @@ def test_a_prompt_is_refused_for_a_second_after_a_late_version() -> None:
     for _ in range(2):
         with pytest.raises(QueryError, match="aaa is late") as refused:
             lateness.admit()
-        assert refused.value.code == "late"
+        assert refused.value.code == "overloaded"
         now[0] += SECOND - 1
     now[0] -= SECOND - 2
     lateness.admit()
