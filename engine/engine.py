@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import TypeVar
 
 import torch
@@ -100,6 +100,44 @@ class Engine:
         context = prompt.as_context()
         prompt.release()
         return replace(context, prefix=tuple(tokens))
+
+    def append(self, tape: Tape, records: Sequence[Sequence[int]]) -> None:
+        """Append ``records`` of tokens to a session in one pass, as its next data version.
+
+        The oldest records leave the window as its retention says. Raises ModelError when the pool is full.
+        """
+        lengths = [len(record) for record in records]
+        tape.make_room(lengths)
+        if not tape.acquire(sum(lengths)):
+            raise ModelError(f"the pool has no room for {sum(lengths)} tokens of session {tape.name}")
+        self.execute([Chunk(tape, list(chain.from_iterable(records)), sample=False)])
+        tape.commit(lengths)
+
+    def answer(
+        self,
+        tape: Tape,
+        question: Sequence[int],
+        *,
+        max_tokens: int = 1,
+        choices: tuple[int, ...] | None = None,
+    ) -> list[int]:
+        """The likeliest answer to a question of a session, in tokens; the session stays as it is.
+
+        ``choices``: the first token is one of them. Raises ModelError when the pool is full.
+        """
+        fork, answer, appended = tape.fork(), [], question
+        try:
+            while len(answer) < max_tokens:
+                if not fork.acquire(len(appended)):
+                    raise ModelError(f"the pool has no room for a question of {len(question)} tokens")
+                (chosen,) = self.execute([Chunk(fork, appended, choices=None if answer else choices)])
+                if chosen is None or chosen.token in self.model.end_ids:
+                    break
+                answer.append(chosen.token)
+                appended = answer[-1:]
+            return answer
+        finally:
+            fork.release()
 
     def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
         """One forward pass over a mixed batch; afterwards every target's tokens are in KV.

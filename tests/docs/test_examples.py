@@ -1,0 +1,63 @@
+"""The examples of the Python API: short, and they run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.model.embedded import embedded_directory
+
+ROOT = Path(__file__).parents[2]
+CONFIG = """
+[model]
+path = "untrained"
+[[sessions]]
+name = "made-up"
+symbol = "V:UP"
+[query]
+endpoint = "tcp://127.0.0.1:*"
+[http]
+port = 0
+[process]
+spare_engine = false
+[recovery]
+interval = "0s"
+"""
+
+
+def run(*arguments: str, lines: str = "") -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        input=lines,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*.py")), ids=lambda path: path.name)
+def test_an_example_has_at_most_thirty_lines_and_is_listed(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 30
+    assert f"({path.name})" in (ROOT / "examples/README.md").read_text(encoding="utf-8")
+
+
+def test_a_daemon_in_another_program_answers(tmp_path: Path) -> None:
+    config = tmp_path / "foretick.toml"
+    config.write_text(CONFIG)
+    shown = run("examples/daemon.py", str(config), "made-up", "Is it rising?")
+    assert shown.startswith("ready: http://127.0.0.1:")
+    assert "at data version 0" in shown
+
+
+def test_an_engine_answers_over_lines_that_came() -> None:
+    shown = run("examples/engine.py", str(embedded_directory()), lines="101.5\n101.7\n102.1\n")
+    assert shown.startswith("data version 3: ")
