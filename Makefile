@@ -11,13 +11,21 @@ WORKERS ?= auto
 # For all targets together.
 SECONDS_TO_FUZZ ?= 600
 
-.PHONY: run test kernels fuzz lint format lock clean
+.PHONY: run test coverage kernels fuzz lint format lock clean
 
 run: $(RUNTIME)
 	$(BIN)/foretick demo --http-port 7800
 
 test: lint kernels
 	$(BIN)/python -m pytest -n $(WORKERS)
+
+# One process, since compiled kernels are not counted anyway; T=PATH covers a part of the suite.
+coverage: $(STAMP)
+	mkdir -p .cache/coverage
+	$(BIN)/coverage run -m pytest -n 0 $(T)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage html --quiet
+	$(BIN)/coverage report --skip-covered --sort=cover
 
 kernels: $(STAMP)
 	$(BIN)/python -m tests.warm
@@ -28,6 +36,7 @@ fuzz: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

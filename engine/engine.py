@@ -125,7 +125,8 @@ class Engine:
 
         ``choices``: the first token is one of them. Raises ModelError when the pool is full.
         """
-        fork, answer, appended = tape.fork(), [], question
+        fork, appended = tape.fork(), question
+        answer: list[int] = []
         try:
             while len(answer) < max_tokens:
                 if not fork.acquire(len(appended)):

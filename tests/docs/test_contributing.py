@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-RECIPE = re.compile(r"<!-- recipe: (\S+)(?: after: (.*?))? -->\n```python\n(.*?)^```$", re.M | re.S)
+RECIPE = re.compile(r"<!-- recipe: (\S+)(?: after: (.*?))? -->\n```(?:python|text)\n(.*?)^```$", re.M | re.S)
 RECIPES = [(path, after, text) for path, after, text in RECIPE.findall(PAGE)]
 FEED = """
 import asyncio, sys
@@ -60,14 +60,12 @@ mode = "inproc"
 interval = "0s"
 """
 PUBLISHING = """
-from flash.publishing import suppressed
+from flash.publishing import PublishedValue, suppressed
 from flash.question import Question
-import flash.publishing as publishing
 
-kind = next(v for v in vars(publishing).values() if getattr(v, "__slots__", ()) and "text" in v.__slots__)
 question = Question("q", "Well?", publish_when="answered")
-said = [kind(1, text, None, None, 1.0) for text in ("yes", " ")]
-assert [suppressed(question, each, None) for each in said] == [None, "unchanged"]
+values = [PublishedValue(1, text, None, None, 1.0) for text in ("yes", " ")]
+assert [suppressed(question, each, None) for each in values] == [None, "unchanged"]
 """
 METRIC = """
 from metrics.export import exposition

@@ -53,11 +53,11 @@ def test_an_example_has_at_most_thirty_lines_and_is_listed(path: Path) -> None:
 def test_a_daemon_in_another_program_answers(tmp_path: Path) -> None:
     config = tmp_path / "foretick.toml"
     config.write_text(CONFIG)
-    shown = run("examples/daemon.py", str(config), "made-up", "Is it rising?")
+    shown = run("examples/embedded_daemon.py", str(config), "made-up", "Is it rising?")
     assert shown.startswith("ready: http://127.0.0.1:")
     assert "at data version 0" in shown
 
 
 def test_an_engine_answers_over_lines_that_came() -> None:
-    shown = run("examples/engine.py", str(embedded_directory()), lines="101.5\n101.7\n102.1\n")
+    shown = run("examples/embedded_engine.py", str(embedded_directory()), lines="101.5\n101.7\n102.1\n")
     assert shown.startswith("data version 3: ")

@@ -1,4 +1,6 @@
-"""Words that a stranger must ask about: there are no more of them than there were, and renamed things stay renamed."""
+"""Words that a stranger must ask about: there are no more of them than there were, and renamed things stay
+renamed.
+"""
 
 from __future__ import annotations
 

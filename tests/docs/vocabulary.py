@@ -1,7 +1,7 @@
 """The words that this project does not use: home-made ones, and two names for one thing.
 
-`python -m tests.docs.vocabulary` prints where they stand, and fails where there are more than are allowed. The
-bounds only ever go down: lower one when you have written a sentence again.
+`python -m tests.docs.vocabulary` prints where they stand, and fails where there are more than are allowed.
+The bounds only ever go down: lower one when you have written a sentence again.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 HOME_MADE = re.compile(
-    r"\banew\b|\bletters?\b|\bis told\b|\bare told\b|\btold apart\b|\bpassed over\b|\bfor ever\b|\bMOST_\w+|\bheard\b"
-    r"|\bstands? by\b|\bat_once\b|\bnobody\b|\bno more\b(?! than)|\bwhat is (?:to come|left|behind)\b|\bso many\b"
-    r"|\bso long as\b|\bbegins?_anew\b|\bread_elsewhere\b|\bread_on\b|\btook_over\b|\bunsure\b",
+    r"\banew\b|\bletters?\b|\bis told\b|\bare told\b|\btold apart\b|\bpassed over\b|\bfor ever\b|\bMOST_\w+"
+    r"|\bheard\b|\bstands? by\b|\bat_once\b|\bnobody\b|\bno more\b(?! than)"
+    r"|\bwhat is (?:to come|left|behind)\b|\bso many\b|\bso long as\b|\bbegins?_anew\b"
+    r"|\bread_elsewhere\b|\bread_on\b|\btook_over\b|\bunsure\b",
     re.I,
 )
-"""Words, and what to write: reset, dead-letter record, notify, skipped, always, MAX_, on_event or last_seen, standby,
-fast path, no one, at most, as many, while, reset, promoted, low_confidence or ambiguous."""
+"""Words, and what to write: reset, dead-letter record, notify, skipped, always, MAX_, on_event or last_seen,
+standby, fast path, no one, at most, as many, while, reset, promoted, low_confidence or ambiguous."""
 RENAMED = re.compile(
     r"\bsnapshots_unwritten_total\b|\bpromises_missed_total\b|\bno_json\b|source\.behind\b|\bmax_staleness_bars\b"
 )

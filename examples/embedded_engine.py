@@ -1,4 +1,4 @@
-"""The engine without a daemon: `python examples/engine.py MODEL_DIRECTORY < lines`."""
+"""The engine without a daemon: `python examples/embedded_engine.py MODEL_DIRECTORY < lines`."""
 
 import sys
 from pathlib import Path
