@@ -1,4 +1,4 @@
-"""A daemon inside your own program: `python examples/embedded_daemon.py foretick.toml btcusdt "Is it rising?"`."""
+"""A daemon inside your own program: `python examples/embedded_daemon.py CONFIG SESSION QUESTION`."""
 
 import asyncio
 import sys
