@@ -23,15 +23,15 @@ spec.submodule_search_locations.append(sys.argv[1])
 package = sys.modules["feeds.connectors"] = module_from_spec(spec)
 spec.loader.exec_module(package)
 
-from feeds.connector import Route
+from feeds.connector import SinkRoute
 from foretick import Daemon, load_config
 from tests.kit import MemorySink, until
 
 
 async def main():
     sink = MemorySink()
-    async with Daemon(load_config(sys.argv[2], {}), routes=[Route(sink, "answers.v1")]):
-        await until(lambda: sink.published)
+    async with Daemon(load_config(sys.argv[2], {}), routes=[SinkRoute(sink, "answers.v1")]):
+        await until(lambda: sink.sent)
 
 
 asyncio.run(main())

@@ -420,7 +420,6 @@ def test_the_observer_hears_of_waits_and_batches() -> None:
     h.run()
     assert seen.waits == [SESSION, STREAM, STREAM, STREAM]
     assert seen.batches == [({SESSION: 3}, 1), ({SESSION: 1, STREAM: 3}, 2), ({STREAM: 2}, 1)]
-    assert tape.evicted_tokens == 2
     assert seen.counts == dict.fromkeys(PriorityClass, 0)
 
 
