@@ -128,7 +128,7 @@ async def test_it_goes_on_where_it_has_read_behind_what_is_committed() -> None:
     assert rig.progress.of("aaa").closed == (7,)
     assert await rig.input.commit()
     assert rig.log.committed == {P: 130}
-    assert rig.store.value("foretick_promotion_seconds") > 0
+    assert rig.store.value("foretick_promotion_seconds") != 0
 
 
 async def test_a_session_without_a_snapshot_begins_anew_before_it_is_read() -> None:
