@@ -93,11 +93,7 @@ _add(
     "What a restart takes: from a snapshot, with a spare engine, from the log alone; what its means cost.",
     click.Option(["--broker"], default="", help="A Kafka, HOST:PORT, for `delivery` and `standby`."),
 )
-_add(
-    "query",
-    "The interfaces to clients: cached answers, listeners, kept responses, chats beside another server.",
-    click.Option(["--vllm"], type=_PYTHON, help="Python of the environment that has vLLM."),
-)
+_add("query", "The interfaces to clients: cached answers, listeners, kept responses.")
 _add(
     "engine",
     "Regions and engine on a CPU: questions, updates, many readers, a sliding window, refresh, forks.",
@@ -119,11 +115,8 @@ _add(
 
 _add(
     "peers",
-    "Our engine beside vLLM, llama.cpp and a kept Hugging Face cache, one running at a time.",
+    "Our engine beside vLLM and a kept Hugging Face cache, one running at a time.",
     click.Option(["--vllm"], type=_PYTHON, help="Python of the environment that has vLLM."),
-    click.Option(
-        ["--llama"], type=_PYTHON, help="Python of the environment that has llama-cpp-python and gguf."
-    ),
     click.Option(
         ["--dtype", "dtypes"], type=_DTYPES, multiple=True, default=_DTYPES.choices, show_default=True
     ),

@@ -183,7 +183,7 @@ _PLACEMENT = click.option(
 )
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Seed of generated tapes.")
 @click.option(
-    "--most-tapes", type=click.IntRange(1), default=20_000, show_default=True, help="Where to stop."
+    "--max-tapes", type=click.IntRange(1), default=20_000, show_default=True, help="Where to stop."
 )
 @click.option("--calibration", type=_FILE, help="Default: calibration.json in the model's directory.")
 @click.option(
@@ -279,7 +279,7 @@ def evaluate(
 )
 @click.option("--seed", type=click.IntRange(0), default=2, show_default=True, help="Seed of generated tapes.")
 @click.option(
-    "--most-tapes", type=click.IntRange(1), default=20_000, show_default=True, help="Where to stop."
+    "--max-tapes", type=click.IntRange(1), default=20_000, show_default=True, help="Where to stop."
 )
 def calibrate(
     path: Path,

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -43,16 +43,7 @@ class ServicePlan:
     kept: tuple[Kept, ...] = KEPT
 
 
-@dataclass(frozen=True)
-class WindowsPlan:
-    """``windows``: in bars."""
-
-    windows: tuple[int, ...] = (16, 64, 128)
-    service: ServicePlan = ServicePlan(ends=("both killed",))
-
-
 _QUICK = ServicePlan(markets=1, bars=4, repeats=1, settle_s=2.0)
-QUICK_WINDOWS = WindowsPlan((4,), ServicePlan(1, repeats=1, settle_s=2.0, ends=("both killed",)))
 
 
 def measure(run: SuiteRun) -> Iterator[Figure]:
@@ -67,18 +58,6 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     """
     try:
         yield from figures(run.sized(ServicePlan(), _QUICK), run.threads)
-    except MockUnavailable as error:
-        raise MeasurementFailed(str(error)) from None
-
-
-def windows(run: SuiteRun) -> Iterator[Figure]:
-    """The daemon of the part `service` and its engine are killed (`kill -9`) and started again, by the length
-    of the windows.
-    """
-    plan = run.sized(WindowsPlan(), QUICK_WINDOWS)
-    try:
-        for bars in plan.windows:
-            yield from figures(replace(plan.service, bars=bars), run.threads)
     except MockUnavailable as error:
         raise MeasurementFailed(str(error)) from None
 

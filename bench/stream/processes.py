@@ -17,7 +17,6 @@ import zmq
 import ingest
 from bench.run import timed
 from daemon.api.client import QueryClient
-from daemon.api.messages import MAX_CHOICES
 from flash.question import PAPER_SIX
 from ingest.bars import BarPolicy, one_each
 from ingest.plane import DataPlane, SessionSpec, TapeRecord
@@ -157,41 +156,6 @@ def watch(query: str, echo: str, session: str, seconds: float, pipe: Connection)
             seen.latest.append(_paused(lambda: client.answers(session, question.name))[1])
             seen.echoes.append(_paused(lambda: (socket.send(b"echo"), socket.recv()))[1])
     pipe.send(seen)
-
-
-class TierSamples(NamedTuple):
-    """Round trips of asks in ns, by what answered them."""
-
-    hits: list[int]
-    early: list[int]
-    computed: list[int]
-
-
-def asks_by_tier(query: str, session: str, choices: tuple[str, ...], asks: int, pipe: Connection) -> None:
-    """Sends "ready", then `TierSamples` of ``asks`` each; None if no one of ``choices`` lets an ask exit."""
-    standing, other, sure = PAPER_SIX[0], "Is it so?", 1e-9
-    with QueryClient(query) as client:
-        pipe.send("ready")
-        for at in range(0, len(choices), MAX_CHOICES):
-            first = client.ask(session, other, 1, choices[at : at + MAX_CHOICES], sure)
-            if "ready_exit" in first.flags:
-                break
-        else:
-            pipe.send(None)
-            return
-        seen = TierSamples([], [], [])
-        two = (first.text, next(choice for choice in choices if choice != first.text))
-        given = standing.choices or ()
-        for _ in range(asks):
-            hit, hit_ns = _paused(lambda: client.ask(session, standing.text, 1, given))
-            early, early_ns = _paused(lambda: client.ask(session, other, 1, two, sure))
-            computed, computed_ns = _paused(lambda: client.ask(session, other, 1, two, 0.0))
-            flags = ("ready_exit" in early.flags, "ready_exit" in computed.flags)
-            if not hit.cached or flags != (True, False):
-                raise RuntimeError("an ask was answered by another tier than it should")
-            for samples, ns in zip(seen, (hit_ns, early_ns, computed_ns), strict=True):
-                samples.append(ns)
-        pipe.send(seen)
 
 
 def _paused(request: Callable[[], T]) -> tuple[T, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,10 @@ from bench.engine.batches import Readers, Stopwatch, compare, standing_texts
 from bench.engine.contenders import Disagreement, Reply
 from bench.engine.floor import Floors, PassCosts, causal
 from bench.engine.rates import Rate
-from bench.engine.ready import TAUS, Case, figures
 from bench.figures import Figure
 from bench.run import read
 from bench.suites import SUITES
 from engine.attention.reference import ReferenceAttention
-from flash.ready import ReadyAnswer
 
 COSTS = PassCosts(
     weight_bytes=100 * 4,
@@ -45,34 +42,12 @@ def test_floors_are_the_larger_of_arithmetic_and_reading() -> None:
     assert causal(3) == 2
 
 
-def test_early_exits_are_counted_by_tau_and_compared_with_the_forward_pass() -> None:
-    """Of four asks two exit at 2, of which one agrees; one of the two exits at 4, and none at 8."""
-    cases = [
-        Case(ReadyAnswer(1, 7, 3.0), (7, 8), 7),
-        Case(ReadyAnswer(1, 7, 5.0), (7, 8), 8),
-        Case(ReadyAnswer(1, 7, 1.0), (7, 8), 7),
-        Case(ReadyAnswer(1, 6, 9.0), (7, 8), 7),
-    ]
-    found = [(f.name, f.setting["tau"], f.ours) for f in figures(cases)]
-    agreed = "early exits with the computed answer"
-    assert found == [
-        ("early exits", 2.0, 0.5),
-        (agreed, 2.0, 0.5),
-        ("early exits", 4.0, 0.25),
-        (agreed, 4.0, 0.0),
-        ("early exits", 8.0, 0.0),
-    ]
-
-
 def test_every_part_is_measured(tmp_path: Path) -> None:
     saved = tmp_path / "run.json"
     run = CliRunner().invoke(bench, ["engine", "--quick", "--threads", "1", "--json", str(saved)])
     assert run.exit_code == 0, run.output
     parts = {part.name: part.figures for part in read(saved).parts}
     assert list(parts) == list(SUITES["engine"])
-    exits = _named(parts["ready"], "early exits")
-    assert [f.setting["tau"] for f in exits] == list(TAUS)
-    assert {f.setting["asks"] for f in exits} == {5 * 4}
     (agreed,) = _named(parts["questions"], "answers equal to the reference's")
     assert 0 < agreed.ours == agreed.reference
     assert {f.against for f in _named(parts["questions"], "question P50")} == {"kept cache", "dense", "floor"}
@@ -99,8 +74,6 @@ def test_every_part_is_measured(tmp_path: Path) -> None:
         (dtype, rows) for dtype in ("float32", "bfloat16") for rows in (1, 18)
     ]
     assert all(f.ratio for f in alone)
-    for _, calls in groupby(parts["bookkeeping"], lambda figure: figure.setting["call"]):
-        assert [f.name for f in calls] == ["208 tokens", "2,000 tokens"]
 
 
 def _named(figures: list[Figure], name: str) -> list[Figure]:

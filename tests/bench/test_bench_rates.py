@@ -7,13 +7,10 @@ import os
 import time
 
 import pytest
-from transformers import AutoTokenizer
 
 from bench.figures import Figure
-from bench.stream import hits, idle, kafka, processes, ring, sessions, tiers
+from bench.stream import hits, idle, kafka, processes, ring, sessions
 from bench.stream.flood import FloodSource, instruments, payloads
-from engine.model.chat_format import PromptFormat
-from engine.model.embedded import embedded_directory
 from ingest.tokens import Tokeniser
 
 
@@ -89,21 +86,6 @@ def test_hits_come_from_the_cache_of_a_real_gateway() -> None:
     assert versions[idle].ours == 0
     assert versions[others].ours > 0
     assert values("latest answer P50")[own].n > 0
-
-
-def test_the_average_ask_is_that_of_its_mix_of_tiers() -> None:
-    """Equation 18, from the medians of the same run."""
-    tokenizer = AutoTokenizer.from_pretrained(embedded_directory())
-    found = list(tiers.figures(PromptFormat.of(tokenizer), threads=1, asks=4))
-    hit, early, computed = (f.ours for f in found if f.name.endswith("P50"))
-    assert hit < computed
-    averages = [f for f in found if f.name == "average ask"]
-    assert [(f.setting["hits"], f.setting["early exits"]) for f in averages] == list(tiers.MIXES)
-    for (hits_share, early_share), average in zip(tiers.MIXES, averages, strict=True):
-        rest = 1 - hits_share - early_share
-        expected = hits_share * hit + early_share * early + rest * computed
-        assert average.ours == pytest.approx(expected)
-        assert average.reference == pytest.approx(computed)
 
 
 def test_every_bar_of_every_session_is_answered_before_the_next() -> None:

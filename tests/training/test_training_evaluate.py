@@ -216,7 +216,7 @@ class TestCommands:
         own = tmp_path / "model"
         own.symlink_to(model)
         out = tmp_path / "calibration.json"
-        options = ["--model", str(own), "--window", "32", "--labels", "1000", "--most-tapes", "80"]
+        options = ["--model", str(own), "--window", "32", "--labels", "1000", "--max-tapes", "80"]
         result = CliRunner().invoke(calibrate, [*options, "--out", str(out)], catch_exceptions=False)
         assert result.exit_code == 0, result.output
         asked = ["--windows", "1", "--placement", "terse", "--json", str(tmp_path / "found.json")]
@@ -294,7 +294,7 @@ def test_any_other_model_can_be_evaluated(tmp_path: Path) -> None:
     options = [
         "--labels",
         "2",
-        "--most-tapes",
+        "--max-tapes",
         "8",
         "--window",
         "32",
