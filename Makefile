@@ -11,13 +11,23 @@ WORKERS ?= auto
 # For all targets together.
 SECONDS_TO_FUZZ ?= 600
 
-.PHONY: run test coverage kernels fuzz lint format lock clean
+# Tests that need neither PyTorch nor a broker nor a browser; tests/kit/unit.py skips what does.
+UNIT := $(addprefix tests/,dashboards flash ingest metrics scheduler tapes daemon/config daemon/gateway)
+
+.PHONY: run test unit one coverage kernels fuzz lint format lock clean
 
 run: $(RUNTIME)
 	$(BIN)/foretick demo --http-port 7800
 
 test: lint kernels
 	$(BIN)/python -m pytest -n $(WORKERS)
+
+unit: $(STAMP)
+	$(BIN)/python -m pytest -q -n $(WORKERS) -p tests.kit.unit $(UNIT)
+
+# One test: make one T=tests/flash/test_flash_lookup.py::test_name
+one: $(STAMP)
+	$(BIN)/python -m pytest -m "" $(or $(T),$(error T is missing: make one T=tests/FILE.py::NAME))
 
 # One process, since compiled kernels are not counted anyway; T=PATH covers a part of the suite.
 coverage: $(STAMP)

@@ -7,6 +7,7 @@ import gc
 import os
 import time
 from collections.abc import Generator, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -74,10 +75,14 @@ def pytest_configure() -> None:
     BlockPool.__init__ = noted  # type: ignore[method-assign]  # wrapped, so that none is missed
 
 
+_states = count()
+"""Numbers of the directories: pytest's own way to number them lists all of them for each."""
+
+
 @pytest.fixture(autouse=True)
 def state_directory(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A test's own: none of its daemons goes on from the snapshots of another's."""
-    directory = tmp_path_factory.mktemp("state")
+    directory = tmp_path_factory.mktemp(f"state{next(_states)}", numbered=False)
     monkeypatch.setenv("STATE_DIRECTORY", str(directory))
     return directory
 

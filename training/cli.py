@@ -182,9 +182,7 @@ _PLACEMENT = click.option(
     help="Windows of bars read before a question: 1 is a fresh window, others slide.",
 )
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Seed of generated tapes.")
-@click.option(
-    "--max-tapes", type=click.IntRange(1), default=20_000, show_default=True, help="Where to stop."
-)
+@click.option("--max-tapes", type=click.IntRange(1), default=20_000, show_default=True, help="Where to stop.")
 @click.option("--calibration", type=_FILE, help="Default: calibration.json in the model's directory.")
 @click.option(
     "--dtype",
@@ -278,9 +276,7 @@ def evaluate(
     help="Default: calibration.json in the directory.",
 )
 @click.option("--seed", type=click.IntRange(0), default=2, show_default=True, help="Seed of generated tapes.")
-@click.option(
-    "--max-tapes", type=click.IntRange(1), default=20_000, show_default=True, help="Where to stop."
-)
+@click.option("--max-tapes", type=click.IntRange(1), default=20_000, show_default=True, help="Where to stop.")
 def calibrate(
     path: Path,
     tape: str,

@@ -94,5 +94,5 @@ def test_a_damaged_text_is_refused(sessions: dict[str, Progress], data: st.DataO
 def test_a_text_that_unpacks_to_too_much_is_refused() -> None:
     packed = zlib.compress(b"\0" * (1 << 23))
     data = zlib.crc32(packed).to_bytes(4) + packed
-    with pytest.raises(Undecodable, match="cut off, or too long"):
+    with pytest.raises(Undecodable, match="cut off"):
         unpack("foretick1:" + base64.b85encode(data).decode())

@@ -243,5 +243,5 @@ class TestFile:
 
     def test_a_configured_file_must_exist(self, directory: Path) -> None:
         settings = ModelConfig(calibration=str(directory / "none.json"))
-        with pytest.raises(SettingError, match="cannot read the calibration"):
+        with pytest.raises(SettingError, match="calibration"):
             calibration_of(settings, directory, "r", ["compact"])

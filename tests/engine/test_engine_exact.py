@@ -13,57 +13,20 @@ from engine.divergence import Divergence, divergences, probe, window_of
 from engine.engine import Engine
 from engine.model.canary import dense_logits
 from engine.step import Chunk
-from regions.ephemeral import Fork
 from regions.tape import Retention
-from tests.engine.oracle import VOCABULARY, History, oracle_logits, tiny
+from tests.engine.oracle import History, oracle_logits, tiny
 from tests.kit import tolerance
+from tests.kit.engine import TapeWithHistory, ask, prefill, tokens
 
 CHUNK = 13
 SLIDING = ["llama", "gemma2", "gpt_oss"]
 
 
-def tokens(rng: random.Random, n: int) -> list[int]:
-    return [rng.randrange(3, VOCABULARY) for _ in range(n)]
-
-
-def ask(engine: Engine, fork: Fork, question: Sequence[int]) -> torch.Tensor:
-    assert fork.acquire(len(question))
-    return engine.logits([Chunk(fork, question)])
-
-
-def prefill(engine: Engine, fork: Fork, window: Sequence[int]) -> None:
-    for start in range(0, len(window), CHUNK):
-        part = window[start : start + CHUNK]
-        assert fork.acquire(len(part))
-        engine.execute([Chunk(fork, part, sample=False)])
-
-
-class World:
-    """A tape past evictions and position frames, and the history the oracle needs."""
+class RefreshedTape(TapeWithHistory):
+    """Its window can be prefilled again."""
 
     def __init__(self, architecture: str = "llama", frame_limit: int = 170, records: int = 22) -> None:
-        self.rng = random.Random(5)
-        self.model = tiny(architecture, layers=2)
-        self.engine = Engine(self.model, blocks=120, block_size=4, frame_limit=frame_limit)
-        self.frozen = tokens(self.rng, 11)
-        self.tape = self.engine.open_tape("t", self.frozen, Retention(64))
-        self.history = History.begin(self.frozen)
-        for _ in range(records):
-            self.append()
-        assert self.tape.evicted_tokens > 60
-
-    @property
-    def coord(self) -> int:
-        return self.tape.evicted_tokens + self.tape.live_tokens
-
-    def append(self, length: int | None = None, at: int = 0) -> torch.Tensor:
-        record = tokens(self.rng, length or self.rng.randrange(4, 10))
-        self.tape.make_room([len(record)], [at])
-        assert self.tape.acquire(len(record))
-        logits = self.engine.logits([Chunk(self.tape, record)])
-        self.tape.commit([len(record)], [at])
-        self.history.add(record, self.coord - len(record), self.tape.evicted_tokens)
-        return logits
+        super().__init__(architecture, blocks=120, frame_limit=frame_limit, records=records)
 
     def answer(self, question: Sequence[int]) -> torch.Tensor:
         """Logits of a question to the current version."""
@@ -78,7 +41,7 @@ class World:
 
     def refresh(self) -> None:
         fresh = self.tape.fresh_window()
-        prefill(self.engine, fresh, self.tape.window)
+        prefill(self.engine, fresh, self.tape.window, CHUNK)
         self.tape.adopt(fresh)
 
 
@@ -87,7 +50,7 @@ def test_after_a_refresh_behind_the_last_eviction_logits_are_those_of_a_fresh_pr
     architecture: str,
 ) -> None:
     """The new record's and a question's; a carried tape's are far from them."""
-    world = World(architecture)
+    world = RefreshedTape(architecture)
     tape, question = world.tape, tokens(world.rng, 6)
     tape.make_room([20])  # the last eviction: what comes below fits
     world.append(5)
@@ -110,7 +73,7 @@ def test_after_a_refresh_behind_the_last_eviction_logits_are_those_of_a_fresh_pr
 @pytest.mark.parametrize("architecture", SLIDING)
 def test_questions_of_the_version_before_the_adoption_read_the_carried_state(architecture: str) -> None:
     """Forked before the adoption and asked after it, and forked after it while the version is the same."""
-    world = World(architecture)
+    world = RefreshedTape(architecture)
     tape = world.tape
     tape.make_room([20])  # what comes below fits
     world.append(5)
@@ -139,18 +102,18 @@ def test_questions_of_the_version_before_the_adoption_read_the_carried_state(arc
 
 def test_what_was_appended_and_evicted_during_the_prefill_is_caught_up_with_and_left_out() -> None:
     """Records evicted since are absorbed by those behind them, as in any window: the oracle agrees."""
-    world = World()
+    world = RefreshedTape()
     tape = world.tape
     fresh = tape.fresh_window()
     window, begun, evicted = tape.window, tape.evicted_tokens, tape.evicted_tokens
-    prefill(world.engine, fresh, window)
+    prefill(world.engine, fresh, window, CHUNK)
     for _ in range(4):
         world.append(9)
     missing = tape.window[fresh.begins_at + fresh.length - tape.evicted_tokens :]
     assert len(missing) == 36
     passed = tape.evicted_tokens - begun
     assert 0 < passed < len(window)
-    prefill(world.engine, fresh, missing)
+    prefill(world.engine, fresh, missing, CHUNK)
     history = History.begin(world.frozen)
     history.add([*window, *missing], begun, evicted)
     tape.adopt(fresh)
@@ -167,13 +130,13 @@ def test_what_was_appended_and_evicted_during_the_prefill_is_caught_up_with_and_
 @pytest.mark.parametrize("late", [False, True], ids=["adopted, then room", "room, then adopted"])
 def test_records_together_behind_an_adopted_window_see_what_they_would_one_by_one(late: bool) -> None:
     """What is evicted for the later ones is in no version yet: it is kept until they are committed."""
-    world = World()
+    world = RefreshedTape()
     tape = world.tape
     begun, window = tape.evicted_tokens, tape.window
     records = [tokens(world.rng, n) for n in (9, 12, 5)]
     flat, lengths = [token for record in records for token in record], [9, 12, 5]
     fresh = tape.fresh_window()
-    prefill(world.engine, fresh, window)
+    prefill(world.engine, fresh, window, CHUNK)
     if not late:
         tape.adopt(fresh)
     history = History.begin(world.frozen)
@@ -227,15 +190,15 @@ def test_a_probe_compares_the_carried_with_the_fresh_state(architecture: str) ->
 
     Records were evicted while the window was prefilled.
     """
-    world = World(architecture)
+    world = RefreshedTape(architecture)
     tape, engine = world.tape, world.engine
     fresh = tape.fresh_window()
     begun, old = tape.evicted_tokens, tape.window
-    prefill(engine, fresh, tape.window)
+    prefill(engine, fresh, tape.window, CHUNK)
     for _ in range(2):
         world.append(8)
     passed = tape.evicted_tokens - begun
-    prefill(engine, fresh, tape.window[fresh.length - passed :])
+    prefill(engine, fresh, tape.window[fresh.length - passed :], CHUNK)
     probes = [
         (tuple(tokens(world.rng, n)), choices) for n, choices in ((6, None), (1, (5, 9)), (4, (7, 8, 70)))
     ]
@@ -261,14 +224,14 @@ def test_a_probe_compares_the_carried_with_the_fresh_state(architecture: str) ->
 
 
 def test_a_probe_of_a_tape_where_nothing_was_evicted_finds_no_divergence() -> None:
-    world = World(frame_limit=400)
+    world = RefreshedTape(frame_limit=400)
     tape = world.engine.open_tape("new", world.frozen, Retention(64))
     world.tape.release()
     world.tape = tape
     for _ in range(4):
         world.append()
     fresh = tape.fresh_window()
-    prefill(world.engine, fresh, tape.window)
+    prefill(world.engine, fresh, tape.window, CHUNK)
     size = tolerance.largest(world.answer([9]))
     for found in probe(world.engine, tape, fresh, [((5, 6, 7), None), ((9,), None)]):
         assert found.agrees
@@ -278,10 +241,10 @@ def test_a_probe_of_a_tape_where_nothing_was_evicted_finds_no_divergence() -> No
 
 def test_a_probe_is_left_out_when_the_states_differ_or_the_pool_is_full() -> None:
     """While an append is under way, the current version has records that the window no longer has."""
-    world = World()
+    world = RefreshedTape()
     tape, engine = world.tape, world.engine
     fresh = tape.fresh_window()
-    prefill(engine, fresh, tape.window)
+    prefill(engine, fresh, tape.window, CHUNK)
     question = [((4, 5, 6), None)]
     assert len(probe(engine, tape, fresh, question)) == 1
     hog = engine.open_prompt()

@@ -20,8 +20,9 @@ from regions.frozen import SharedBlocks
 from regions.offload.host_tier import HostTier
 from regions.offload.snapshot_format import Identity, Restoring, Snapshot, SnapshotHeader, write_snapshot
 from regions.tape import Retention, Tape
-from tests.engine.oracle import VOCABULARY, History, Window, oracle_logits, tiny
+from tests.engine.oracle import History, Window, oracle_logits, tiny
 from tests.kit import tolerance
+from tests.kit.engine import scribble, tokens
 
 OPERATIONS = [
     *("append", "fork", "grow", "cut", "preempt", "drop"),
@@ -46,7 +47,7 @@ class Reader:
 
 
 @dataclass
-class World:
+class Session:
     """One session in a small pool, with the history the oracle computes from."""
 
     architecture: str
@@ -67,13 +68,10 @@ class World:
         self.others = SharedBlocks(pool, [Run(block, block + 1) for block in range(0, pool.total_blocks, 7)])
         pool.blocks.release(taken)
         self.host = HostTier(self.engine.pool, 40)
-        self.frozen = self.tokens(self.rng.randrange(1, 12))
+        self.frozen = tokens(self.rng, self.rng.randrange(1, 12))
         self.tape = self.open()
         self.history = History.begin(self.frozen)
         self.window = Window(RETENTION)
-
-    def tokens(self, n: int) -> list[int]:
-        return [self.rng.randrange(3, VOCABULARY) for _ in range(n)]
 
     def open(self) -> Tape:
         return self.engine.open_tape("t", self.frozen, Retention(RETENTION))
@@ -86,16 +84,9 @@ class World:
     def written(self) -> int:
         return self.tape.evicted_tokens + self.tape.live_tokens
 
-    def scribble(self) -> None:
-        """Overwrite every free block, as other readers would."""
-        for pool in (self.engine.pool, self.host.pool):
-            free = torch.from_numpy(pool.blocks.references == 0).repeat_interleave(pool.block_size)
-            for tensor in (*pool.keys, *pool.values):
-                tensor[:, free] = 9.0
-
     def append(self) -> None:
         """Records together, which see what they would see one by one."""
-        records = [self.tokens(self.rng.randrange(2, 9)) for _ in range(self.rng.randrange(1, 5))]
+        records = [tokens(self.rng, self.rng.randrange(2, 9)) for _ in range(self.rng.randrange(1, 5))]
         flat = [token for record in records for token in record]
         coord = self.written
         self.tape.make_room(list(map(len, records)))
@@ -120,7 +111,7 @@ class World:
             )
 
     def grow(self, reader: Reader) -> None:
-        part = self.tokens(self.rng.randrange(1, 7))
+        part = tokens(self.rng, self.rng.randrange(1, 7))
         if reader.fork.acquire(len(part)):
             where = self.history.add(part, reader.coord + reader.fork.length, reader.evicted, reader.owner)
             self.checks.append((where, self.engine.logits([Chunk(reader.fork, part)])))
@@ -165,7 +156,7 @@ class World:
             self.to_reader(operation, reader)
         self.engine.pool.check_integrity()
         self.host.pool.check_integrity()
-        self.scribble()
+        scribble(self.engine.pool, self.host.pool)
 
     def to_reader(self, operation: str, reader: Reader) -> None:
         if operation == "grow":
@@ -208,7 +199,7 @@ def test_any_history_of_a_session_gives_the_oracles_logits(
     tmp_path: Path, architecture: str, seed: int, operations: list[str]
 ) -> None:
     """Appends that evict, forks that grow, are cut, preempted and swapped, swaps, compaction, snapshots."""
-    world = World(architecture, random.Random(seed), tmp_path)
+    world = Session(architecture, random.Random(seed), tmp_path)
     world.append()
     for operation in operations:
         world.apply(operation)

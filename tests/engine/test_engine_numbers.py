@@ -48,7 +48,7 @@ def test_what_is_no_number_is_never_allowed() -> None:
 
 def test_a_tokenizer_without_an_end_or_digits_is_refused() -> None:
     for pieces, stops in ((PIECES, frozenset[int]()), ({0: "a"}, frozenset({STOP}))):
-        with pytest.raises(ValueError, match="no end token, or no token for every digit"):
+        with pytest.raises(ValueError, match="end token"):
             NumberGrammar(pieces, stops)
 
 

@@ -14,24 +14,12 @@ from engine.engine import Engine
 from engine.model.canary import check, dense_logits
 from engine.step import Chunk
 from regions.ephemeral import Fork
-from regions.tape import Retention, Tape
-from tests.engine.oracle import ARCHITECTURES, VOCABULARY, History, Window, oracle_logits, tiny
+from regions.tape import Retention
+from tests.engine.oracle import ARCHITECTURES, History, Window, oracle_logits, tiny
 from tests.kit import tolerance
+from tests.kit.engine import append, tokens
 
 BACKENDS: list[type[Attention]] = [CpuAttention, ReferenceAttention]
-
-
-def tokens(rng: random.Random, n: int) -> list[int]:
-    return [rng.randrange(3, VOCABULARY) for _ in range(n)]
-
-
-def append(engine: Engine, tape: Tape, *records: list[int]) -> torch.Tensor:
-    flat, lengths = [token for record in records for token in record], list(map(len, records))
-    tape.make_room(lengths)
-    assert tape.acquire(len(flat))
-    logits = engine.logits([Chunk(tape, flat)])
-    tape.commit(lengths)
-    return logits
 
 
 def test_the_oracle_is_the_dense_model_while_nothing_is_evicted() -> None:

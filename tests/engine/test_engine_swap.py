@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,78 +10,34 @@ import torch
 
 from engine.engine import Engine
 from engine.model.canary import dense_logits
-from engine.step import Chunk
 from regions.ephemeral import Fork
 from regions.offload.host_tier import HostTier
 from regions.offload.kv_store import NotResident
 from regions.offload.residency import Idleness, Residency
 from regions.offload.snapshot_format import Identity, Restoring, Snapshot, SnapshotHeader, write_snapshot
 from regions.tape import Retention, Tape, compact_one
-from tests.engine.oracle import VOCABULARY, History, oracle_logits, tiny
+from tests.engine.oracle import oracle_logits, tiny
 from tests.kit import tolerance
+from tests.kit.engine import TapeWithHistory, ask, prefill, scribble, tokens
 
 IDENTITY_OF = {"model": "tiny", "tokenizer": "none"}
 
 
-def tokens(rng: random.Random, n: int) -> list[int]:
-    return [rng.randrange(3, VOCABULARY) for _ in range(n)]
-
-
-def append(engine: Engine, tape: Tape, record: Sequence[int]) -> None:
-    tape.make_room([len(record)])
-    assert tape.acquire(len(record))
-    engine.execute([Chunk(tape, record, sample=False)])
-    tape.commit([len(record)])
-
-
-def ask(engine: Engine, fork: Fork, part: Sequence[int]) -> torch.Tensor:
-    assert fork.acquire(len(part))
-    return engine.logits([Chunk(fork, part)])
-
-
-def scribble(engine: Engine) -> None:
-    """Overwrite every free block, as other readers would."""
-    pool = engine.pool
-    free = torch.from_numpy(pool.blocks.references == 0).repeat_interleave(pool.block_size)
-    for tensor in (*pool.keys, *pool.values):
-        tensor[:, free] = 9.0
-
-
 def rebuild(engine: Engine, tape: Tape) -> None:
     """Rebuild a lost session, as the scheduler does."""
-    fresh, window = tape.fresh_window(), tape.window
-    for start in range(0, len(window), 16):
-        part = window[start : start + 16]
-        assert fresh.acquire(len(part))
-        engine.execute([Chunk(fresh, part, sample=False)])
+    fresh = tape.fresh_window()
+    prefill(engine, fresh, tape.window, 16)
     tape.rebuild(fresh)
 
 
-class World:
-    """A tape after evictions and frame changes, its history, and a question to ask of it."""
+class AskedTape(TapeWithHistory):
+    """Questions to it are checked against the oracle."""
 
     def __init__(self, model: str = "llama", blocks: int = 60, frame_limit: int = 110) -> None:
-        self.rng = random.Random(5)
-        self.model = tiny(model, layers=2)
-        self.engine = Engine(self.model, blocks=blocks, block_size=4, frame_limit=frame_limit)
-        self.frozen = tokens(self.rng, 11)
-        self.tape = self.engine.open_tape("t", self.frozen, Retention(64))
-        self.history = History.begin(self.frozen)
+        super().__init__(model, blocks=blocks, frame_limit=frame_limit, records=25)
         self.checks: list[tuple[slice, torch.Tensor]] = []
         self.owners = 0
-        for _ in range(25):
-            self.append()
-        assert self.tape.evicted_tokens > 60
         assert len({e.origin for e in self.tape.extents[1:]}) > 1  # several frames
-
-    @property
-    def coord(self) -> int:
-        return self.tape.evicted_tokens + self.tape.live_tokens
-
-    def append(self) -> None:
-        record = tokens(self.rng, self.rng.randrange(4, 10))
-        append(self.engine, self.tape, record)
-        self.history.add(record, self.coord - len(record), self.tape.evicted_tokens)
 
     def ask(self) -> None:
         fork = self.tape.fork()
@@ -106,7 +61,7 @@ class World:
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
 def test_swapped_tapes_and_forks_equal_the_oracle(architecture: str) -> None:
     """Both ways, in several frames, after evictions, to other slots, with readers of older versions."""
-    world = World(architecture)
+    world = AskedTape(architecture)
     host = HostTier(world.engine.pool, 60)
     for _ in range(4):
         reader, who = world.tape.fork(), world.owner()
@@ -116,7 +71,7 @@ def test_swapped_tapes_and_forks_equal_the_oracle(architecture: str) -> None:
         assert reader.swap_out(host)
         old = world.tape.extents
         assert world.tape.swap_out(host)
-        scribble(world.engine)
+        scribble(world.engine.pool)
         shift = world.engine.open_prompt()  # so that the window comes back to other slots
         assert shift.acquire(4 * world.rng.randrange(1, 9))
         world.ask()
@@ -143,7 +98,7 @@ def test_an_updated_swapped_prompt_equals_the_dense_model() -> None:
     for kept in (21, 16, 3):
         assert prompt.swap_out(host)
         prompt.keep(kept)
-        scribble(engine)
+        scribble(engine.pool)
         text = text[:kept] + tokens(rng, 14)
         seen = ask(engine, prompt, text[kept:])
         tolerance.assert_logits(model, seen, dense_logits(model, text)[kept:])
@@ -152,7 +107,7 @@ def test_an_updated_swapped_prompt_equals_the_dense_model() -> None:
 
 def test_compacted_windows_equal_the_oracle() -> None:
     """A window in several runs and frames is copied to one run; readers of before keep the old blocks."""
-    world = World(blocks=120)
+    world = AskedTape(blocks=120)
     blocks = world.engine.pool.blocks
     for _ in range(3):
         while world.tape.runs < 3:
@@ -177,7 +132,7 @@ def test_compacted_windows_equal_the_oracle() -> None:
 @pytest.mark.parametrize("spoiled", [False, True])
 def test_spilled_sessions_come_back_by_themselves(tmp_path: Path, spoiled: bool) -> None:
     """From disk they equal the oracle; with a spoiled file they are lost, and rebuilt."""
-    world = World()
+    world = AskedTape()
     engine, tape = world.engine, world.tape
     now = [0]
     residency = Residency(engine.pool, Idleness(100, tmp_path), lambda: now[0])
@@ -190,9 +145,9 @@ def test_spilled_sessions_come_back_by_themselves(tmp_path: Path, spoiled: bool)
         raw = bytearray(file.read_bytes())
         raw[-100] ^= 1
         file.write_bytes(raw)
-    scribble(engine)
+    scribble(engine.pool)
     if spoiled:
-        with pytest.raises(NotResident, match="lost its stored KV"):
+        with pytest.raises(NotResident, match="stored KV"):
             tape.fork()
         rebuild(engine, tape)
     fork = tape.fork()
@@ -216,7 +171,7 @@ def test_spilled_sessions_come_back_by_themselves(tmp_path: Path, spoiled: bool)
 
 def test_a_session_goes_on_from_its_snapshot_in_another_engine(tmp_path: Path) -> None:
     """Records, frames, versions and logits continue as in the first engine."""
-    world = World()
+    world = AskedTape()
     identity = Identity.of(world.engine.pool, frozen=world.frozen, **IDENTITY_OF)
     file = tmp_path / "t.kv"
     header = SnapshotHeader("t", identity, 4, world.tape.state, 1)

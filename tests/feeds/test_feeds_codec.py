@@ -258,7 +258,7 @@ def test_payloads_that_are_no_record(payload: bytes, encoding: str, reason: str)
 
 
 def test_ten_megabytes_are_refused_by_size_and_a_megabyte_is_not() -> None:
-    with pytest.raises(MalformedRecord, match="10000000 bytes are more than the limit of 1048576") as caught:
+    with pytest.raises(MalformedRecord, match="limit of 1048576") as caught:
         decode_record(b"x" * 10_000_000)
     assert caught.value.reason == "oversize"
     payload = json.dumps(TRADE).encode()

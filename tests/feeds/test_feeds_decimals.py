@@ -119,7 +119,7 @@ def test_text_that_is_no_decimal_is_refused_with_a_short_message(text: str) -> N
 
 @pytest.mark.parametrize("text", ["1e-19", "1e-999999999", "1.0000000000000000001", "1e-9" + "9" * 150])
 def test_finer_text_is_refused_or_rounded(text: str) -> None:
-    with pytest.raises(ValueError, match="more than 18 decimals"):
+    with pytest.raises(ValueError, match="18 decimals"):
         parse_fixed(text)
     assert round_fixed(text) in (0, SCALE)
 

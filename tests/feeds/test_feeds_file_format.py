@@ -115,7 +115,7 @@ def test_a_receive_time_is_a_count_and_ends(tmp_path: Path, receive: str, says: 
 
 
 def test_a_column_index_needs_columns(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="column index needs a csv"):
+    with pytest.raises(FormatError, match="needs a csv"):
         load_format(write(tmp_path, GOOD.replace('"csv"', '"jsonl"').replace('price = "p"', "price = 1")))
 
 

@@ -88,7 +88,7 @@ async def test_reading_stops_at_damage_where_the_settings_say_so(broker):
     await store(broker.bootstrap, T, 0, batch([Rec()] * 4), DAMAGE["checksum"])
     source = source_of(broker, on_unreadable="stop")
     await source.start()
-    with pytest.raises(DataUnreadable, match=f"offsets 4 to 6 of {T}/0 cannot be read: its checksum"):
+    with pytest.raises(DataUnreadable, match=f"offsets 4 to 6 of {T}/0"):
         await read(source, 6)
     await source.stop()
 

@@ -61,7 +61,7 @@ async def test_a_reader_that_takes_long_over_a_batch_gets_the_next_one() -> None
 
 async def test_a_broker_that_is_not_there_is_told_in_time() -> None:
     (port,) = free_ports(1)
-    with pytest.raises(BrokerError, match="no useful answer from Kafka"):
+    with pytest.raises(BrokerError, match="Kafka"):
         async with KafkaRange(f"127.0.0.1:{port}", timeout_s=2.0):
             pass
 
@@ -85,5 +85,5 @@ async def test_times_and_deleted_records(real_kafka: RealKafka) -> None:
         await admin.close()
         assert (await reader.spans([topic]))[topic, 0] == Span(4, 10)
         assert await read(reader, topic, Span(4, 10)) == list(range(4, 10))
-        with pytest.raises(OffsetsGone, match=f"{topic}/0 has no offsets before 4 any more, and 2 is needed"):
+        with pytest.raises(OffsetsGone, match=f"{topic}/0"):
             await read(reader, topic, Span(2, 10))

@@ -179,9 +179,7 @@ async def test_the_broker_refuses_large_messages_and_the_sink_keeps_working(
 ) -> None:
     sink = KafkaSink("out", real_kafka.bootstrap, max_bytes=8 << 20, options={"request_timeout_ms": 3000})
     await sink.start()
-    with pytest.raises(
-        PublishRefused, match="4000000 bytes as too large"
-    ):  # our limit allows it, the broker's is 1 MiB
+    with pytest.raises(PublishRefused, match="4000000 bytes"):  # our limit allows it, the broker's is 1 MiB
         await asyncio.wait_for(sink.publish(topic, b"k", b"x" * 4_000_000, {}), 30)
     with pytest.raises(PublishRefused, match=r"InvalidTopic|does not exist"):
         await asyncio.wait_for(sink.publish("no/such topic", b"k", b"x", {}), 30)

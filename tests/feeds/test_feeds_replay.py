@@ -170,7 +170,7 @@ def test_the_files_of_an_archive_come_one_after_the_other_each_on_its_day(tmp_pa
     (given_day, _), _ = read(path, form, day=date(2020, 1, 2))
     assert given_day.ts_event == 1_577_975_400_000_000_000
     path.write_bytes(zipped(b"34200000,1,1,1,1,1\n", "spy.csv"))
-    with pytest.raises(FormatError, match=r"day-ms.*spy.zip, spy.csv has no date like %Y%m%d: give the date"):
+    with pytest.raises(FormatError, match=r"no date like %Y%m%d"):
         read(path, form)
 
 
@@ -190,9 +190,7 @@ def test_times_of_the_day_need_a_day(tmp_path: Path) -> None:
     )
     path = tmp_path / "20140501_quote.csv"
     path.write_text("14400032,1.38669,1.38691\n")
-    with pytest.raises(
-        FormatError, match=r"nothing says on which day: give the date, or declare in time\.date"
-    ):
+    with pytest.raises(FormatError, match=r"time\.date"):
         read(path, form)
     (quote,), _ = read(path, form, day=date(2014, 5, 1))
     assert quote.ts_event == 1_398_916_800_032_000_000

@@ -59,7 +59,7 @@ def test_unknown_zones_and_patterns_are_refused() -> None:
         parse_zone("Mars/Olympus")
     with pytest.raises(ValueError, match="strptime"):
         time_parser("sunrise")
-    with pytest.raises(ValueError, match="leaves the unit open; declare one of epoch-s, epoch-ms"):
+    with pytest.raises(ValueError, match="epoch-s, epoch-ms"):
         time_parser("unix")
     with pytest.raises(ValueError, match="of which day"):
         time_parser("day-ms")
@@ -80,7 +80,7 @@ def test_times_of_the_day_are_wall_times(day: date, since: int, zone: str) -> No
     assert time_parser("day-ns", zone, day)(str(since)).ns == exact
     assert time_parser("day-s", zone, day)(f"{since // 10**9}.{since % 10**9:09d}").ns == exact
     assert time_parser("day-ms", zone, day)(f"{since // 10**6}.{since % 10**6:06d}").ns == exact
-    with pytest.raises(ValueError, match="beyond the end of the day"):
+    with pytest.raises(ValueError, match="end of the day"):
         time_parser("day-ns", zone, day)(str(since + 86_400 * 10**9))
 
 
@@ -95,10 +95,10 @@ def test_a_file_names_its_day(day: date, pattern: str) -> None:
 
 
 def test_a_day_that_is_not_sure_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"spy\.csv has no date like %Y%m%d"):
+    with pytest.raises(ValueError, match=r"no date like %Y%m%d"):
         name_date("%Y%m%d", "spy.csv")
     with pytest.raises(ValueError, match=r"several dates .*: 2024-01-02, 2024-01-05"):
         name_date("%Y%m%d", "20240102_20240105.csv")
-    with pytest.raises(ValueError, match="%H of %Y%H is not one of %Y"):
+    with pytest.raises(ValueError, match="%H of %Y%H"):
         name_date("%Y%H", "2024")
     assert name_date("%Y%m%d", "20240102_20240102.csv") == date(2024, 1, 2)

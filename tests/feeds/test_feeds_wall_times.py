@@ -70,7 +70,7 @@ def test_a_wall_time_is_every_instant_at_which_clocks_show_it(data: st.DataObjec
     for pattern in ("iso", "%Y-%m-%d %H:%M:%S"):
         parse = time_parser(pattern, zone)
         if not expected:
-            with pytest.raises(ValueError, match=f"does not exist in {zone}"):
+            with pytest.raises(ValueError, match=f"in {zone}"):
                 parse(str(wall))
             continue
         found = parse(str(wall))
@@ -88,9 +88,9 @@ def test_fractions_are_exact_to_the_ninth_digit(
     text = f"{whole:%Y-%m-%d}{between}{whole:%H:%M:%S}{point}{digits}"
     expected = ns(whole.replace(tzinfo=UTC)) + int(digits.ljust(12, "0")) // 1000
     if int(digits.ljust(12, "0")) % 1000:
-        with pytest.raises(ValueError, match="finer than a nanosecond"):
+        with pytest.raises(ValueError, match="nanosecond"):
             time_parser("iso")(text)
-        with pytest.raises(ValueError, match="finer than a nanosecond"):
+        with pytest.raises(ValueError, match="nanosecond"):
             time_parser(f"%Y-%m-%d{between}%H:%M:%S{point}%f")(text)
         return
     for zone, end in (("UTC", ""), ("Asia/Tokyo", "Z"), ("Asia/Tokyo", "z"), ("Asia/Tokyo", "+00:00")):
@@ -169,7 +169,7 @@ def test_named_zones_mean_what_they_say_or_are_refused(
 
 @pytest.mark.parametrize("name", ["EST", "MST", "CET", "WET"])
 def test_an_abbreviation_is_no_zone_of_a_format(name: str) -> None:
-    with pytest.raises(ValueError, match="not the same everywhere"):
+    with pytest.raises(ValueError, match="everywhere"):
         parse_zone(name)
 
 

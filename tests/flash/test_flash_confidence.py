@@ -209,14 +209,14 @@ class TestFile:
 
     def test_other_files_are_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "calibration.json"
-        with pytest.raises(CalibrationError, match="cannot read the calibration"):
+        with pytest.raises(CalibrationError, match="calibration"):
             read_calibration(path, "a", "b")
         path.write_text("{}")
         with pytest.raises(CalibrationError, match="is no calibration"):
             read_calibration(path, "a", "b")
         self.written(path)
         path.write_bytes(msgspec.json.encode(msgspec.json.decode(path.read_bytes()) | {"version": 2}))
-        with pytest.raises(CalibrationError, match="has version 2 instead of 1"):
+        with pytest.raises(CalibrationError, match="version 2"):
             read_calibration(path, "0123abcd", "compact")
 
 

@@ -221,5 +221,5 @@ def test_a_refused_price_does_not_close_bars() -> None:
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, -3.0, float("nan")])
 def test_a_senseless_limit_is_refused(factor: float) -> None:
-    with pytest.raises(ValueError, match="price_jump must be above 1"):
+    with pytest.raises(ValueError, match="price_jump"):
         BarPolicy(10, price_jump=factor)

@@ -285,7 +285,7 @@ class TestReport:
 
     def test_a_run_without_an_answer_has_no_quantiles(self) -> None:
         result = simulate(iter([piece(0, 0, "open", (0, 20_000), last=True)]), ROOM, COSTS)
-        with pytest.raises(ValueError, match="no request was answered"):
+        with pytest.raises(ValueError, match="no request"):
             summarize(result, workload="w", qps=1, policy="fcfs", eviction="cost", profile="p")
 
     @pytest.mark.parametrize("rates", [(None,), (1.0,), (1.0, 4.0)])
@@ -311,5 +311,5 @@ class TestReport:
 
 @pytest.mark.parametrize("wrong", [{"pool_tokens": 3}, {"block_size": 0}, {"host_tokens": -1}])
 def test_invalid_setups_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="at least one block"):
+    with pytest.raises(ValueError, match="one block"):
         Setup(**{"pool_tokens": 100, "block_size": 4, **wrong})

@@ -46,7 +46,7 @@ def test_the_papers_kv() -> None:
     assert session == 17_179_869_184
     assert sessions_max(141e9, 16e9, session) == 7
     assert sessions_max(10e9, 16e9, session) == 0
-    with pytest.raises(ValueError, match="more than 0 bytes"):
+    with pytest.raises(ValueError, match="0 bytes"):
         sessions_max(1, 0, 0)
 
 

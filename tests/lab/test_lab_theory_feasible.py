@@ -137,7 +137,7 @@ def test_late_queries_are_found_where_no_schedule_meets_all() -> None:
 
 def test_a_search_too_wide_says_so_unless_a_schedule_turned_up() -> None:
     burst = QueryStream(tuple((i // 2, i) for i in range(30)), (0,) * 30)
-    with pytest.raises(TooWide, match="more than 100 partial schedules"):
+    with pytest.raises(TooWide, match="100 partial"):
         feasible(burst, 45, 0, states=100)
     verdict = feasible(burst, 46, 0.1, states=100)
     assert verdict.order is not None

@@ -52,7 +52,7 @@ def test_the_first_query_costs_its_length_and_waits_for_its_own_arrival_and_the_
 
 @pytest.mark.parametrize("order", [(0,), (0, 0), (0, 2), (0, 1, 1)])
 def test_an_order_that_is_no_permutation_is_refused(order: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="each of the 2 queries once"):
+    with pytest.raises(ValueError, match="2 queries"):
         completions(QueryStream(((1,), (2,)), (0, 0)), order)
 
 

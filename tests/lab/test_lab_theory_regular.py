@@ -110,7 +110,7 @@ def test_bounds_ask_for_a_start_after_the_last_arrival() -> None:
         lambda t: queue.lpm_at_least(t, 0.1),
         lambda t: queue.fcfs_at_least(t, 0.1),
     ):
-        with pytest.raises(ValueError, match="at or after the last arrival"):
+        with pytest.raises(ValueError, match="last arrival"):
             bound(19)
 
 

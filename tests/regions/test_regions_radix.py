@@ -274,14 +274,14 @@ def test_only_prompts_can_be_cached() -> None:
     tape.commit([4])
     fork = tape.fork()
     for reader in (young, fork):
-        with pytest.raises(ValueError, match="not a fork of a tape"):
+        with pytest.raises(ValueError, match="fork"):
             cache.save(SYSTEM, reader)
         reader.release()
     tape.release()
     own = prompt(pool, [1, 2, 3])
-    with pytest.raises(ValueError, match="differ from those in KV"):
+    with pytest.raises(ValueError, match="in KV"):
         cache.save([1, 2, 4], own)
-    with pytest.raises(ValueError, match="4 tokens cannot be cached: only 3 are in KV"):
+    with pytest.raises(ValueError, match="only 3"):
         cache.save([1, 2, 3, 4], own)
     assert cache.save([], own) == 0
     assert cache.match([]) is None

@@ -200,5 +200,5 @@ def test_one_owner_cannot_fill_the_cache_for_ever() -> None:
 
 def test_impossible_priorities_are_refused() -> None:
     for priority, for_ns in ((-1, 0), (101, 0), (50, -1), (50, LONGEST_NS + 1)):
-        with pytest.raises(ValueError, match=r"retention_(priority|seconds) must be from 0 to"):
+        with pytest.raises(ValueError, match=r"retention_(priority|seconds)"):
             PrefixRetention(priority, for_ns)

@@ -36,7 +36,7 @@ def test_a_fork_swaps_out_and_in() -> None:
     assert (memory.free_blocks, host.pool.free_blocks) == (40, 16)
     other = prompt_of(memory, [9] * 3)
     scribble(memory)
-    with pytest.raises(RuntimeError, match="swapped out has no extents"):
+    with pytest.raises(RuntimeError, match="no extents"):
         fork.extents  # noqa: B018  # the property raises
     assert fork.length == 14
     assert fork.swap_in()
@@ -156,7 +156,7 @@ def test_a_swapped_fork_cannot_be_detached_or_become_a_context() -> None:
     assert fork.swap_out(host)
     with pytest.raises(RuntimeError, match="cannot be detached"):
         fork.detach()
-    with pytest.raises(RuntimeError, match="no extents in the pool"):
+    with pytest.raises(RuntimeError, match="no extents"):
         fork.as_context()
     fork.release()
 
@@ -291,7 +291,7 @@ def test_a_tape_that_cannot_come_back_says_so() -> None:
     assert tape.swap_out(host)
     hog = prompt_of(memory, [1] * 4 * 17)
     assert tape.blocks_needed(2) == 10
-    with pytest.raises(NotResident, match="session t is stored outside the pool, which has 1 of 20 blocks"):
+    with pytest.raises(NotResident, match="1 of 20"):
         tape.fork()
     assert not tape.acquire(1)
     assert not tape.swap_in()

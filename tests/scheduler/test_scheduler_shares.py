@@ -272,7 +272,7 @@ def test_a_weight_has_bounds(weight: float) -> None:
     check_weight(LEAST)
     check_weight(MOST)
     assert virtual(1, MOST) > 0
-    with pytest.raises(ValueError, match="weight must be from"):
+    with pytest.raises(ValueError, match="weight"):
         check_weight(weight)
-    with pytest.raises(ValueError, match="weight must be from"):
+    with pytest.raises(ValueError, match="weight"):
         of_tenant(FakeWorld(LIMITS).request(POOL, [1], 1), "desk", weight)

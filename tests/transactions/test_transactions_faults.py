@@ -110,7 +110,7 @@ async def test_a_second_process_with_this_id_ends_the_first_one(copy: Copy) -> N
     first, second = copy.sink(), copy.sink()
     await first.start()
     await second.start()
-    with pytest.raises(Fenced, match="another process has this transactional id"):
+    with pytest.raises(Fenced, match="transactional id"):
         await first.commit([OutgoingMessage(copy.output, None, b"0")], {}, copy.member)
     await second.commit([OutgoingMessage(copy.output, None, b"1")], {}, copy.member)
     await first.stop()

@@ -102,7 +102,7 @@ async def test_tools_are_listed_with_schemas_and_carry_requests_out(mode):
 async def test_refusals_are_results_that_a_model_can_read(mode, tool, arguments, code):
     async with Client(Desk().server.sdk, mode=mode) as client:
         assert code_of(await client.call_tool(tool, arguments)) == code
-        with pytest.raises(MCPError, match="there is no tool 'order'"):
+        with pytest.raises(MCPError, match="'order'"):
             await client.call_tool("order", {})
 
 

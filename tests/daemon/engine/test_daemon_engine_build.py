@@ -50,5 +50,5 @@ def test_a_model_that_fails_without_compiled_layers_is_refused() -> None:
     loaded = tiny("llama", layers=2)
     other = FrameRotation(3 * loaded.rotations[0].inv_freq)
     wrong = replace(loaded, compiled=None, rotations=(other, other))
-    with pytest.raises(ModelError, match="differ from the dense forward"):
+    with pytest.raises(ModelError, match="dense forward"):
         checked(wrong)

@@ -71,13 +71,13 @@ def test_a_terse_model_s_sessions_are_compact_and_as_long_as_it_was_trained_for(
 
 
 def test_a_terse_model_refuses_decimal_lines(terse: Path) -> None:
-    with pytest.raises(SettingError, match="this model reads compact lines only") as refused:
+    with pytest.raises(SettingError, match="compact lines") as refused:
         build(config(terse, session("a"), session("b", lines="decimal")), {})
     assert refused.value.key == "sessions[1].lines"
 
 
 def test_a_unit_without_compact_lines_is_refused() -> None:
-    with pytest.raises(SettingError, match="is for compact lines") as refused:
+    with pytest.raises(SettingError, match="compact lines") as refused:
         build(config(None, session("a", unit=from_units(QUARTER))), {})
     assert refused.value.key == "sessions[0].unit"
 
@@ -138,7 +138,7 @@ def test_a_pool_without_room_for_a_second_window_is_refused_when_the_model_choos
         scheduler=SchedulerConfig(max_prompt_tokens=64, max_new_tokens=64),
     )
     assert not cross_check(small)
-    with pytest.raises(SettingError, match="blocks of 16 have room for") as refused:
+    with pytest.raises(SettingError, match="of 16") as refused:
         build(small, {})
     assert refused.value.key == "pool.blocks"
 

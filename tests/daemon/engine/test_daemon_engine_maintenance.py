@@ -165,13 +165,13 @@ def test_impossible_tiers_are_named(tmp_path: Path) -> None:
     engine = small_engine()
     (tmp_path / "file").touch()
     spill = Config(pool=PoolConfig(idle_spill=Duration(1), spill_dir=str(tmp_path / "file" / "x")))
-    with pytest.raises(SettingError, match=r"pool\.spill_dir: cannot make .*: Not a directory"):
+    with pytest.raises(SettingError, match=r"pool\.spill_dir"):
         tiers_of(spill, engine)
 
     def no_memory(*_: Any) -> None:
         raise RuntimeError("can't allocate memory")
 
-    with pytest.raises(SettingError, match=r"pool\.host_blocks: no memory for the host tier"):
+    with pytest.raises(SettingError, match=r"pool\.host_blocks"):
         tiers_of(Config(pool=PoolConfig(host_blocks=3)), engine, make_host=no_memory)
 
 

@@ -86,7 +86,7 @@ async def test_a_silent_engine_counts_as_hung_while_it_loads_again_too() -> None
     assert engine.hung() == ""
     clock.now += 2
     assert engine.hung() == "the engine has been silent for 30 s"
-    with pytest.raises(RuntimeError, match="silent for 30 s"):
+    with pytest.raises(RuntimeError, match="30 s"):
         await asyncio.wait_for(engine.watch(), 60)
     for _ in range(28):
         client.emit(protocol.EngineHeartbeat(0, idle=True))

@@ -16,8 +16,9 @@ from engine.model.loaded import ATTENTION
 from engine.step import Chunk
 from regions.ephemeral import Fork
 from regions.tape import Retention, Tape
-from tests.engine.oracle import VOCABULARY, tiny
+from tests.engine.oracle import tiny
 from tests.kit import tolerance
+from tests.kit.engine import tokens
 
 
 class Prepared(ReferenceAttention):
@@ -30,10 +31,6 @@ class Prepared(ReferenceAttention):
 def again(run: Replay) -> Replay:
     """A capture that runs the pass again: all but the metadata must then come from static tensors."""
     return run
-
-
-def tokens(rng: random.Random, n: int) -> list[int]:
-    return [rng.randrange(3, VOCABULARY) for _ in range(n)]
 
 
 def append(engine: Engine, tape: Tape, record: list[int]) -> None:

@@ -69,7 +69,7 @@ def test_the_canary_compares_with_the_weights_before_packing() -> None:
     for module, part in loaded.linears._parts[:3]:
         part.product.library = wrong
         vars(module)["forward"] = part.forward
-    with pytest.raises(ModelError, match="differ from the dense forward"):
+    with pytest.raises(ModelError, match="dense forward"):
         canary.check(loaded)
 
 
@@ -102,7 +102,7 @@ def test_the_original_weights_are_freed_and_a_packed_model_is_not_saved(tmp_path
     gc.collect()
     assert [original() for original in originals] == [None] * 3
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
-    with pytest.raises(RuntimeError, match="is packed for this CPU: save a model loaded with layers='torch'"):
+    with pytest.raises(RuntimeError, match="layers='torch'"):
         model.save_pretrained(tmp_path)
 
 
@@ -149,7 +149,7 @@ def test_only_plain_layers_that_run_are_changed(library: MatmulLibrary | None) -
 
 def test_forcing_onednn_needs_it() -> None:
     net = Net()
-    with pytest.raises(ModelError, match=r"model\.layers is onednn, but this build"):
+    with pytest.raises(ModelError, match=r"model\.layers"):
         install_linears(net, lambda: None, "onednn", packed=None)
 
 

@@ -147,7 +147,7 @@ def test_a_model_that_rotates_otherwise_beyond_a_length_is_served_up_to_it(
     assert "phi3: positions are served up to 128" in caplog.text
     engine = Engine(loaded, blocks=64, frame_limit=4096)
     assert engine.frame_limit == 128
-    with pytest.raises(ValueError, match="below the frame limit of 128"):
+    with pytest.raises(ValueError, match="128"):
         engine.open_tape("t", [1, 2, 3], Retention(126))
 
 
@@ -177,7 +177,7 @@ def test_the_canary_catches_one_layer_with_the_rotation_of_another(layer: int) -
     loaded = tiny("gemma3_text")
     rotations = list(loaded.rotations)
     rotations[layer] = rotations[(layer + 1) % 4]
-    with pytest.raises(ModelError, match="gemma3_text: its logits over regions differ"):
+    with pytest.raises(ModelError, match=r"^gemma3_text: its logits"):
         canary.check(dataclasses.replace(loaded, rotations=tuple(rotations)))
 
 
@@ -187,7 +187,7 @@ def test_the_canary_catches_a_layer_that_mixes_tokens_outside_of_attention() -> 
     mlp = loaded.model.model.layers[1].mlp
     plain = mlp.forward
     mlp.forward = lambda hidden: plain(hidden + hidden.roll(1, dims=1))
-    with pytest.raises(ModelError, match="llama: its logits over regions differ"):
+    with pytest.raises(ModelError, match=r"^llama: its logits"):
         canary.check(loaded)
 
 
@@ -198,7 +198,7 @@ def test_the_canary_turns_a_failing_forward_into_a_refusal() -> None:
         raise RuntimeError("no such kernel")
 
     loaded.model.model.layers[1].mlp.forward = fail
-    with pytest.raises(ModelError, match="llama: its forward pass does not run over regions: no such kernel"):
+    with pytest.raises(ModelError, match="no such kernel"):
         canary.check(loaded)
 
 
@@ -221,7 +221,7 @@ def test_a_bf16_checkpoint_stays_bf16_and_passes_its_canary(kind: str, tmp_path:
         assert torch.equal(rotation.inv_freq, frequencies)
     assert canary.check(loaded) < tolerance.of_model(loaded)
     for wrong in (FrameRotation(expected[0] * 1.5), FrameRotation(torch.empty(0))):
-        with pytest.raises(ModelError, match="differ from the dense forward"):
+        with pytest.raises(ModelError, match="dense forward"):
             canary.check(dataclasses.replace(loaded, rotations=(wrong,) * len(loaded.rotations)))
 
 

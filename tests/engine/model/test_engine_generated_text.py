@@ -256,7 +256,7 @@ def test_a_long_schema_is_refused_before_it_is_read(monkeypatch) -> None:
     monkeypatch.setattr("engine.model.constrained._parts", lambda *_: pytest.fail("it is read"))
     long = "a" * MAX_SCHEMA_BYTES
     for schema in ({"enum": [long]}, {"type": "object", "properties": {long: {"type": "number"}}}):
-        with pytest.raises(BadSchema, match="the limit is 16384"):
+        with pytest.raises(BadSchema, match="16384"):
             schema_parts(schema)
 
 

@@ -63,7 +63,7 @@ def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
 
 def test_learned_positions_are_refused_by_name() -> None:
     config = GPT2Config(vocab_size=99, n_embd=32, n_layer=2, n_head=2)
-    with pytest.raises(ModelError, match="gpt2 is not supported: it adds positions to the token embeddings"):
+    with pytest.raises(ModelError, match=r"^gpt2 is not supported"):
         prepare(AutoModelForCausalLM.from_config(config), None, name="gpt2")
 
 
@@ -71,7 +71,7 @@ def test_the_canary_catches_a_rotary_layout_that_re_rotation_does_not_reproduce(
     """The same model with a wrong rotation passes as long as nothing is rotated, so two frames are needed."""
     model = tiny("llama")
     wrong = FrameRotation(model.model.model.rotary_emb.inv_freq * 1.5)
-    with pytest.raises(ModelError, match="differ from the dense forward"):
+    with pytest.raises(ModelError, match="dense forward"):
         canary.check(dataclasses.replace(model, rotations=(wrong,) * len(model.rotations)))
 
 
@@ -87,7 +87,7 @@ def test_an_untested_architecture_with_partial_rotary_is_served() -> None:
 
 def test_a_gpu_that_is_not_there_is_an_error() -> None:
     if not torch.cuda.is_available():
-        with pytest.raises(ModelError, match="no GPU is visible"):
+        with pytest.raises(ModelError, match="GPU"):
             resolve_device("cuda")
     assert resolve_device("cpu") == "cpu"
 
@@ -148,7 +148,7 @@ def test_positions_never_exceed_what_the_model_was_made_for() -> None:
     model = tiny("llama", layers=1, max_position_embeddings=64)
     engine = Engine(model, blocks=32, frame_limit=1 << 20)
     assert engine.frame_limit == 64
-    with pytest.raises(ValueError, match="below the frame limit of 64"):
+    with pytest.raises(ValueError, match="64"):
         engine.open_tape("t", [1, 2, 3], Retention(61))
 
 

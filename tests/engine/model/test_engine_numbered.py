@@ -93,11 +93,11 @@ def test_a_terse_model_says_which_questions_it_answers_by_number() -> None:
 
 def test_a_terse_model_refuses_what_it_cannot_be_asked() -> None:
     prompt = terse()
-    with pytest.raises(ValueError, match="does not answer 'Why'"):
+    with pytest.raises(ValueError, match="'Why'"):
         prompt.frozen(HEADER, ["Why"])
     with pytest.raises(ValueError, match="999"):
         prompt.numbered(1000)
-    with pytest.raises(ValueError, match="cannot be asked for the number"):
+    with pytest.raises(ValueError, match="number"):
         terse(ask="numbers are not for me").numbered(1)
     with pytest.raises(PromptError, match="layout"):
         terse(layout="verbose")

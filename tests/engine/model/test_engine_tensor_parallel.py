@@ -81,12 +81,12 @@ def test_a_rank_has_its_part_of_the_weights(
 def test_without_a_group_it_is_refused(tmp_path: Path) -> None:
     tiny("llama", layers=1).model.save_pretrained(tmp_path)
     build_tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match=r"needs an initialised torch\.distributed process group"):
+    with pytest.raises(ModelError, match=r"torch\.distributed"):
         load_model(tmp_path, tensor_parallel=True)
 
 
 def test_heads_that_cannot_be_divided_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_parallel.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(tensor_parallel.distributed, "get_world_size", lambda: 4)
-    with pytest.raises(ModelError, match="llama: 2 key-value heads cannot be divided among 4 ranks"):
+    with pytest.raises(ModelError, match="among 4 ranks"):
         tensor_parallel.shard(tiny("llama", layers=1).model)

@@ -31,7 +31,7 @@ def test_a_terse_model_has_no_ready_position() -> None:
 
 
 def test_an_unknown_question_is_refused_with_all_that_the_model_answers() -> None:
-    with pytest.raises(ValueError, match="does not answer 'Will it rain") as refused:
+    with pytest.raises(ValueError, match="'Will it rain") as refused:
         TERSE.question("Will it rain?")
     assert all(name in str(refused.value) for name in QUESTIONS)
 
@@ -39,7 +39,7 @@ def test_an_unknown_question_is_refused_with_all_that_the_model_answers() -> Non
 def test_choices_are_the_answers_of_their_question_or_none() -> None:
     ids = TOKENIZER.convert_tokens_to_ids(["DOWN", "UP", "NONE"])
     assert TERSE.choices("trend", ("DOWN", "UP", "NONE")) == tuple(ids)
-    with pytest.raises(ValueError, match=r"\['YES'\]; its answers are \['UP', 'DOWN', 'NONE'\]"):
+    with pytest.raises(ValueError, match=r"\['UP', 'DOWN', 'NONE'\]"):
         TERSE.choices("trend", ("UP", "YES"))
 
 
@@ -68,9 +68,9 @@ def test_what_the_model_says_of_itself() -> None:
 def test_an_unusable_description_is_refused() -> None:
     with pytest.raises(PromptError, match=r"remove model\.system_prompt"):
         PromptFormat.of(TOKENIZER, "Be brief.", description())
-    with pytest.raises(PromptError, match="cannot use the model's layout"):
+    with pytest.raises(PromptError, match="layout"):
         PromptFormat.of(TOKENIZER, described={**description(), "layout": "telegraphic"})
-    with pytest.raises(PromptError, match="'Will it rain' is not one token"):
+    with pytest.raises(PromptError, match="'Will it rain'"):
         PromptFormat.of(TOKENIZER, described={**description(), "none": "Will it rain"})
 
 

@@ -173,7 +173,7 @@ def test_want_of_blocks_moves_sessions_before_anything_fails(tmp_path: Path) -> 
     assert not Fork(house.pool, frame_limit=100).acquire(60)  # not even with t2 gone
     assert house.resident == [True, True, False, False, False]
     kept = house.tapes[3].fork()
-    with pytest.raises(NotResident, match="session t4 is stored outside the pool, which has 3 of 32 blocks"):
+    with pytest.raises(NotResident, match=r"t4 .* 3 of 32"):
         house.tapes[4].fork()
     for fork in (prompt, more, reader, kept):
         fork.release()
@@ -252,7 +252,7 @@ def test_a_refused_snapshot_loses_the_session_until_its_tokens_are_prefilled_aga
     version, expected = tape.version, tape.window
     for _ in range(3):
         assert not tape.acquire(1)
-        with pytest.raises(NotResident, match="session t0 lost its stored KV and must be prefilled again"):
+        with pytest.raises(NotResident, match="t0 lost"):
             tape.fork()
     assert tape.lost
     assert not tape.movable
@@ -320,12 +320,12 @@ def test_only_the_live_window_of_a_lost_session_is_taken_over(tmp_path: Path) ->
         fresh = tape.fresh_window()
         assert fresh.acquire(len(wrong))
         write(house.pool, fresh, wrong)
-        with pytest.raises(ValueError, match="session t0: what was prefilled again is not the live window"):
+        with pytest.raises(ValueError, match=r"t0: .* live window"):
             tape.rebuild(fresh)
         fresh.release()
     house.rebuild(0)
     fresh = tape.fresh_window()
-    with pytest.raises(ValueError, match="session t0 has lost nothing"):
+    with pytest.raises(ValueError, match="t0 has lost nothing"):
         tape.rebuild(fresh)
     fresh.release()
     assert house.seen(0) == numbers(0)
@@ -340,7 +340,7 @@ def test_a_snapshot_is_not_read_without_room_for_it(tmp_path: Path) -> None:
     (tmp_path / "t0.kv").unlink()
     hog = prompt_of(house.pool, [1] * 28)
     assert not house.tapes[0].acquire(1)
-    with pytest.raises(NotResident, match="not enough to bring it back"):
+    with pytest.raises(NotResident, match="bring it back"):
         house.tapes[0].fork()
     assert (house.residency.failures, house.tapes[0].lost) == (0, False)
     hog.release()

@@ -1,0 +1,46 @@
+"""A plugin for `make unit`: tests that need neither PyTorch nor a broker nor a browser; few examples each.
+
+A module that imports one of them, or a test that does, is skipped: the import fails before it begins.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+import pytest
+from hypothesis import settings
+
+HEAVY = ("torch", "transformers", "playwright")
+SLOW_MARKERS = {"kafka", "prometheus", "slow", "long"}
+MAX_EXAMPLES = 10
+"""Of a property, at most; `make test` runs as many as it asks for."""
+_OWN = "_hypothesis_internal_use_settings"
+
+
+class NoHeavyImports:
+    """A finder of modules that skips the module or test that imports one of `HEAVY`."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name.partition(".")[0] in HEAVY:
+            pytest.skip(f"needs {name}", allow_module_level=True)
+        return None
+
+
+def pytest_configure() -> None:
+    sys.meta_path.insert(0, NoHeavyImports())
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked as slow or in need of a server, and ask properties less often."""
+    slow = [item for item in items if SLOW_MARKERS & {mark.name for mark in item.iter_markers()}]
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [item for item in items if item not in slow]
+    for item in items:
+        test = getattr(item, "obj", None)
+        if (own := getattr(test, _OWN, None)) is not None and own.max_examples > MAX_EXAMPLES:
+            setattr(test, _OWN, settings(own, max_examples=MAX_EXAMPLES))
