@@ -13,6 +13,7 @@ from typing import Any
 from weakref import ref
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from regions.pool_metadata import BlockPool
 from tests.kit import programs
@@ -21,6 +22,10 @@ pytest_plugins = ["tests.kit.fixtures"]
 
 # For PyTorch, here and in every process that a test starts: models this small gain nothing by more threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A machine that others use, too, is slow at times.
+settings.register_profile("foretick", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("foretick")
 
 ROOT = Path(__file__).parent
 

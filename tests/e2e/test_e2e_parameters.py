@@ -168,9 +168,7 @@ RESPONSES = combined(
     top_logprobs=st.integers(0, 2),
 )
 MESSAGES = combined(**SAMPLED, stop_sequences=STOPS, top_k=st.integers(0, 2))
-MANY = settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
-)
+MANY = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None)
 
 
 def greedy(more: dict[str, Any]) -> bool:

@@ -189,7 +189,7 @@ OPERATIONS = st.tuples(
 )
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=75)
 @given(st.lists(OPERATIONS, min_size=5, max_size=40), st.integers(0, 1 << 20))
 def test_any_history_of_a_prompt_gives_the_logits_of_a_fresh_prefill(
     operations: list[tuple[str, int, int]], seed: int

@@ -27,7 +27,7 @@ def naive(logits: list[float], allowed: tuple[int, ...] | None) -> tuple[int, fl
     return ranked[0], logits[ranked[0]], logits[ranked[min(1, len(ranked) - 1)]]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from([2, 5, 199, 256, 384, 1000]), st.integers(1, 6), st.integers(0, 10**6))
 def test_the_choice_is_the_first_of_the_best_and_the_gap_is_over_the_same_set(
     width: int, rows: int, seed: int
@@ -45,7 +45,7 @@ def test_the_choice_is_the_first_of_the_best_and_the_gap_is_over_the_same_set(
         assert choice.logits == tuple(row[token] for token in allowed or ())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from([1, 2, 199, 512, 1300]), st.integers(1, 6), st.integers(0, 10**6))
 def test_compiled_choices_are_torch_s(width: int, rows: int, seed: int) -> None:
     """To the bit, with and without choices and noise, and where logits are not finite."""
@@ -201,7 +201,7 @@ def test_a_broken_row_confirms_nothing_and_is_what_comes_back() -> None:
     assert accept((9, 0), model).error is None  # the answer never comes to the broken row
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 1000), st.floats(0.05, 1.0), st.integers(0, 9), st.floats(0.2, 3.0))
 def test_only_the_nucleus_is_drawn_from(seed, top_p, top_k, temperature) -> None:
     """Against a plain sort; without a cut nothing changes."""

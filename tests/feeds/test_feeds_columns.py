@@ -132,7 +132,7 @@ members = st.sampled_from(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     plain=st.sampled_from([TRADE, QUOTE, BAR]),
     changes=st.dictionaries(members, values, max_size=3),
@@ -149,7 +149,7 @@ def test_any_members_are_read_as_by_the_codec(
     check(msgspec.msgpack.encode(dict(made)), "msgpack")
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     plain=st.sampled_from([TRADE, QUOTE, BAR]),
     encoding=st.sampled_from(["json", "msgpack"]),
@@ -187,7 +187,7 @@ def test_any_bytes_are_read_as_by_the_codec(payload: bytes, encoding: str) -> No
     check(payload, encoding)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.from_regex(r"[0-9]{0,12}\.?[0-9]{0,11}", fullmatch=True))
 def test_decimal_text_is_exact(text: str) -> None:
     check(json.dumps(TRADE | {"price": text, "size": text}).encode())
@@ -213,7 +213,7 @@ def test_plain_json_numbers_are_taken(price: str, size: str) -> None:
 json_numbers = st.from_regex(r"-?[0-9]{0,12}(\.[0-9]{0,11})?([eE][+-]?[0-9]{0,3})?", fullmatch=True)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(json_numbers, json_numbers)
 @example("7.12e-05", "1E3")
 @example("-0", "-0.0")
@@ -223,7 +223,7 @@ def test_json_numbers_are_read_as_by_the_codec(price: str, size: str) -> None:
     check(with_numbers(price, size))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.from_regex(r"0?[0-9]{1,20}", fullmatch=True))
 def test_integers_of_units_are_exact(text: str) -> None:
     check(json.dumps(TRADE | {"size": 7}).replace(": 7", f": {text}").encode())

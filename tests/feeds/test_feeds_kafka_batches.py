@@ -44,7 +44,7 @@ def by_aiokafka(data: bytes) -> list[BatchRecord]:
 
 
 @given(st.lists(st.tuples(records, st.sampled_from(sorted(NAMES)), times), min_size=1, max_size=4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_whole_batches_are_read_as_by_aiokafka(batches):
     data, base = b"", 7
     for each, codec, first_ms in batches:
@@ -184,7 +184,7 @@ def test_a_batch_without_a_length_costs_an_offset_at_a_time(length):
 
 
 @given(st.integers(0, 2**32), st.integers(1, 30), st.sampled_from(sorted(NAMES)))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_whatever_is_damaged_each_offset_has_one_outcome_and_reading_goes_on(seed, count, codec):
     chance = random.Random(seed)
     data = bytearray(batch([Rec(b"%d" % n * 5, b"k") for n in range(count)], codec, base=10))
@@ -199,7 +199,6 @@ def test_whatever_is_damaged_each_offset_has_one_outcome_and_reading_goes_on(see
 
 
 @given(st.binary(max_size=300), st.integers(0, 2**40))
-@settings(deadline=None)
 def test_any_bytes_raise_nothing_and_never_lead_back(data, position):
     read = read_batches(data, position)
     assert read.next >= position

@@ -617,7 +617,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=75)
 @given(actions, st.integers(40, 90), st.integers(3, 12))
 def test_every_record_is_answered_for_exactly_once_and_every_answer_is_exact(
     load: list[tuple[str, int, int, bool]], blocks: int, rows: int

@@ -28,7 +28,7 @@ def test_seeds_are_accepted(target: Target) -> None:
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 def test_only_documented_errors_come_out(target: Target) -> None:
-    @settings(max_examples=120, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=120, database=None, suppress_health_check=list(HealthCheck))
     @given(near(tuple(target.seeds)) | st.binary(max_size=200))
     def run(data: bytes) -> None:
         target.run(data)

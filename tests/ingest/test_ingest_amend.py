@@ -54,7 +54,7 @@ ticks = st.tuples(st.integers(START, START + 60), st.integers(1, 50))
     lateness=st.sampled_from([0, 5]),
     cuts=st.lists(st.integers(0, 60), max_size=4),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_last_line_of_every_bar_is_that_of_all_its_ticks(
     items: list[tuple[int, int]], lateness: int, cuts: list[int]
 ) -> None:
@@ -102,7 +102,7 @@ def _in_time(items: list[tuple[int, int]], n: int, lateness: int) -> bool:
         span_ns=st.sampled_from([0, 25]),
     ),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_only_bars_that_the_tape_retains_are_amended(
     items: list[tuple[int, int]], window: TapeWindow
 ) -> None:
@@ -155,7 +155,7 @@ def test_a_dropped_record_hands_its_gap_to_the_next_bar() -> None:
 
 
 @given(items=st.lists(ticks, max_size=60), cuts=st.lists(st.integers(0, 60), max_size=3))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_refused_late_records_are_those_that_are_else_dropped(
     items: list[tuple[int, int]], cuts: list[int]
 ) -> None:
@@ -184,7 +184,7 @@ def test_refused_late_records_are_those_that_are_else_dropped(
     prices=st.lists(st.sampled_from([10, 11, 99, 100, 101, 1000, 1001, 10_000]), max_size=60),
     refuses=st.booleans(),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_prices_beyond_the_limit_are_flagged_or_refused_until_ten_agree(
     prices: list[int], refuses: bool
 ) -> None:

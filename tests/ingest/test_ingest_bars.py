@@ -88,7 +88,7 @@ def build(policy: BarPolicy, items: list[tuple[int, Tick]], cuts: list[int]) -> 
     items=st.lists(st.tuples(st.integers(0, 1), ticks), max_size=60),
     cuts=st.lists(st.integers(0, 60), max_size=4),
 )
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 def test_bars_equal_the_reference_in_any_batches(
     policy: BarPolicy, items: list[tuple[int, Tick]], cuts: list[int]
 ) -> None:
@@ -104,7 +104,7 @@ def test_bars_equal_the_reference_in_any_batches(
 
 
 @given(items=st.lists(st.tuples(st.just(0), ticks), min_size=1, max_size=40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_in_order_ticks_are_never_late_and_none_is_missing(items: list[tuple[int, Tick]]) -> None:
     items.sort(key=lambda item: item[1].ts_event)
     bars, late = build(BarPolicy(10), items, [])
@@ -226,7 +226,7 @@ def test_idle_sessions_are_closed_by_the_wall_clock_and_their_stragglers_are_lat
     policy=policies,
     items=st.lists(st.tuples(ticks, st.booleans()), max_size=40),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_heartbeat_closes_bars_as_a_tick_does_and_adds_nothing(
     policy: BarPolicy, items: list[tuple[Tick, bool]]
 ) -> None:
@@ -290,7 +290,7 @@ def both_reading(policy: BarPolicy) -> list[Feeds]:
     items=st.lists(st.tuples(st.integers(0, 1), ticks), max_size=60),
     cuts=st.lists(st.integers(0, 60), max_size=3),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_several_symbols_make_one_session_and_one_symbol_several(
     policy: BarPolicy, items: list[tuple[int, Tick]], cuts: list[int]
 ) -> None:
@@ -325,7 +325,7 @@ def test_several_symbols_make_one_session_and_one_symbol_several(
 
 
 @given(items=st.lists(st.tuples(st.integers(0, 1), ticks), max_size=60), at=st.integers(0, 60))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_session_that_stays_does_not_notice_that_others_come_and_go(
     items: list[tuple[int, Tick]], at: int
 ) -> None:

@@ -92,7 +92,6 @@ def level(price: int, anchor: Anchor) -> int:
     )
 
 
-@settings(deadline=None)
 @given(
     units=st.lists(st.integers(-700, 700), min_size=4, max_size=4),
     off=st.sampled_from([0, 1, -1, 2, 5]),
@@ -115,7 +114,6 @@ def test_levels_are_rounded_half_to_even_and_end_at_the_first_bar_outside(
             fields_of(bars, anchor)
 
 
-@settings(deadline=None)
 @given(volume=st.integers(1, MAX_VOLUME), typical=st.integers(1, MAX_VOLUME))
 @example(1, MAX_VOLUME)
 @example(MAX_VOLUME, 1)
@@ -134,7 +132,6 @@ def test_no_volume_is_code_zero() -> None:
     assert fields_of(bars_of([flat(0, 0)]), Anchor(0, 1, 1))[0].tolist() == [500, 500, 500, 500, 0]
 
 
-@settings(deadline=None)
 @given(
     reference=st.integers(-(10**15), 10**15),
     unit=st.sampled_from([1, 5 * 10**6, CENT, 25 * CENT, NANO, 20 * NANO]),
@@ -153,7 +150,6 @@ def test_the_header_prints_the_anchor_exactly(reference: int, unit: int, volume:
     assert anchor.percent == min(max(round(Decimal(abs(anchor.reference)) / unit / 100), 1), 999)
 
 
-@settings(deadline=None)
 @given(
     st.integers(-LIMIT, LIMIT),
     st.sampled_from([1, CENT, 25 * CENT, NANO]),
@@ -225,7 +221,6 @@ def test_a_tokenizer_that_differs_anywhere_gets_no_table(encode: object) -> None
 # Anchors.
 
 
-@settings(deadline=None)
 @given(span=st.integers(0, 2**64), finest=st.sampled_from([1, CENT, 25 * CENT, NANO]))
 def test_the_unit_is_the_finest_of_its_series_that_fits(span: int, finest: int) -> None:
     unit = unit_for(span, finest)
@@ -234,7 +229,6 @@ def test_the_unit_is_the_finest_of_its_series_that_fits(span: int, finest: int) 
     assert unit == next(each for each in series if span <= FITTING * each)
 
 
-@settings(deadline=None)
 @given(
     ends=st.tuples(st.integers(-LIMIT, LIMIT), st.integers(-LIMIT, LIMIT)),
     volume=st.integers(1, MAX_VOLUME),
@@ -349,7 +343,7 @@ SPECS = [
     spec=st.sampled_from(SPECS),
     sizes=st.lists(st.integers(1, 70), min_size=1, max_size=4),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_encoder_equals_plain_python_for_every_way_of_batching(
     moves: list[tuple[int, int, int]], spec: CompactSpec, sizes: list[int]
 ) -> None:
@@ -489,7 +483,7 @@ def test_decimals_outside_the_fixed_point_and_negative_units_are_refused() -> No
 @given(
     seed=st.integers(0, 1000), step=st.sampled_from([2.0, 60.0, 400.0]), n=st.integers(2, 90), end=st.data()
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_an_encoder_that_is_given_the_anchor_encodes_as_the_one_that_chose_it(
     seed: int, step: float, n: int, end: st.DataObject
 ) -> None:

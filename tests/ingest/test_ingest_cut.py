@@ -152,7 +152,7 @@ WINDOWS = st.sampled_from(
 
 
 @given(data=st.data(), policy=POLICIES, window=WINDOWS, compact=st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_cut_session_goes_on_as_if_it_had_not_been(
     data: st.DataObject, policy: BarPolicy, window: TapeWindow, compact: bool
 ) -> None:

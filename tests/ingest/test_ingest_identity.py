@@ -68,7 +68,7 @@ def volume(bars: Bars) -> int:
 
 
 @given(items=st.lists(ticks, max_size=60), border=st.integers(0, 60), restarts=st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_repeats_are_those_of_plain_sets_in_any_batches_and_over_restarts(
     items: list[Tick], border: int, restarts: bool
 ) -> None:

@@ -46,7 +46,7 @@ def late_openings(found: list[Item], lateness: int) -> list[tuple[int, int]]:
 
 
 @given(found=items, lateness=st.sampled_from([0, 10, 25]), cuts=st.lists(st.integers(0, 50), max_size=3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_bars_know_the_newest_one_that_lacks_dropped_or_refused_records(
     found: list[Item], lateness: int, cuts: list[int]
 ) -> None:

@@ -137,7 +137,7 @@ def test_full_ring_in_pause_mode_accepts_what_fits(make: type[Ring]) -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 40)), max_size=40))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_overwrite_bookkeeping_against_a_plain_model(steps: list[tuple[bool, int]]) -> None:
     """For any pushes and pops: order kept, loss exact, the oldest overwritten, loss before what is read."""
     ring = Ring.create(16, "overwrite")

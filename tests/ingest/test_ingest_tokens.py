@@ -60,7 +60,7 @@ def llama3_tokeniser() -> Tokeniser:
     scale=st.integers(0, 18),
     decimals=st.tuples(st.integers(0, 18), st.integers(0, 18)),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_extreme_numbers_by_table(
     values: list[int], limbs: tuple[int, int], scale: int, decimals: tuple[int, int]
 ) -> None:

@@ -28,7 +28,7 @@ def test_every_volume_has_one_form(exact: int) -> None:
     assert volume.high == 0 or volume.nano < 10**18
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.lists(st.tuples(units, finer), max_size=30))
 @example([(MAX_INT64, 0), (1, 0)])
 @example([(MAX_INT64, 0), (10**9 - 1, 9), (1, 9)])

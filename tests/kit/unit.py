@@ -1,4 +1,4 @@
-"""A plugin for `make unit`: tests that need neither PyTorch nor a broker nor a browser; few examples each.
+"""A plugin for `make unit`: tests without PyTorch, broker and browser, with few examples of each property.
 
 A module that imports one of them, or a test that does, is skipped: the import fails before it begins.
 """

@@ -96,7 +96,7 @@ class HostMemory(RuleBasedStateMachine):
         self.device.cache.check_integrity()
 
 
-HostMemory.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+HostMemory.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
 TestHostMemory = HostMemory.TestCase
 
 

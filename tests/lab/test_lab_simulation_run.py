@@ -123,7 +123,7 @@ class TestByHand:
     gaps=st.lists(st.integers(0, 2000), min_size=1, max_size=30),
     seed=st.integers(0, 5),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_one_row_at_a_time_is_a_single_server_queue(gaps: list[int], seed: int) -> None:
     """Lindley's recursion: a request begins when it has arrived and the previous one is done."""
     times = np.cumsum(gaps).tolist()

@@ -117,7 +117,7 @@ def test_bad_label_values_are_refused(labels: dict[str, list[str]]) -> None:
     values=st.lists(st.integers(1_000, 10**12), min_size=1, max_size=200),
     q=st.floats(0, 1),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_quantile_is_within_a_32nd_of_numpy(values: list[int], q: float) -> None:
     store = MetricStore.local({})
     handle = store.histogram(STAGE, stage="forward")
@@ -130,7 +130,7 @@ def test_quantile_is_within_a_32nd_of_numpy(values: list[int], q: float) -> None
 
 
 @given(st.integers(-(10**6), 2**63 - 1))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_every_latency_lands_between_its_edges(ns: int) -> None:
     bucket = histogram.bucket_of(ns)
     clamped = min(max(ns, 0), histogram.LIMIT_NS - 1)

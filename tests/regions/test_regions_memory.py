@@ -37,7 +37,7 @@ def append(tape: Tape, n: int) -> bool:
     return True
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.tuples(st.sampled_from(["take", "grow", "share", "release"]), st.integers(0, 9)), max_size=60)
 )
@@ -72,7 +72,7 @@ def test_a_tape_continues_behind_its_last_block() -> None:
     assert [len(tape.extents) for tape in tapes] == [2, 2]  # frozen and one run
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(
         st.one_of(
@@ -173,7 +173,7 @@ def slots_of(fork: Fork) -> list[int]:
     return [slot for e in fork.extents for slot in range(e.slot, e.slot + e.length)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.tuples(st.sampled_from(["write", "keep", "share", "reset"]), st.integers(0, 13)), max_size=40)
 )
@@ -271,7 +271,7 @@ def test_a_fresh_window_replaces_the_carried_one() -> None:
     assert memory.free_blocks == memory.total_blocks
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 40)), min_size=1, max_size=40))
 def test_records_are_evicted_by_event_time(records: list[tuple[int, int]]) -> None:
     """Nothing older than the span before the newest record stays, and nothing younger goes."""

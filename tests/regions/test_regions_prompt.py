@@ -50,7 +50,7 @@ OPERATIONS = st.tuples(
 )
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=75)
 @given(st.lists(OPERATIONS, min_size=15, max_size=50))
 def test_what_is_in_kv_is_always_the_prompt(operations: list[tuple[str, int, list[int]]]) -> None:
     """After any changes, saves, evictions, preemptions and swaps the KV is right and no block leaks."""

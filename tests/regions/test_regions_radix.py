@@ -54,7 +54,7 @@ OPERATIONS = st.tuples(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(OPERATIONS, max_size=50), st.sampled_from([15, 40, 1000]))
 def test_matches_are_the_longest_cached_prefixes(
     operations: list[tuple[str, int, list[int], str]], budget: int

@@ -144,7 +144,7 @@ USES = st.tuples(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(USES, max_size=40), st.sampled_from([12, 25]))
 def test_the_lowest_priority_goes_first_and_among_equals_the_least_recently_used(
     uses: list[tuple[str, list[int], int, int, int]], budget: int
@@ -162,7 +162,7 @@ def test_the_lowest_priority_goes_first_and_among_equals_the_least_recently_used
         cache.check_integrity()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(USES, min_size=10, max_size=40), st.integers(1, 60))
 def test_the_pool_gets_every_block_back_whatever_their_priorities(
     uses: list[tuple[str, list[int], int, int, int]], blocks: int

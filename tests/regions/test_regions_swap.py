@@ -312,7 +312,7 @@ def test_releasing_a_stored_tape_frees_the_host() -> None:
     assert (memory.free_blocks, host.pool.free_blocks) == (20, 30)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10**9), st.booleans())
 def test_any_order_of_operations_keeps_every_number(seed: int, late: bool) -> None:
     """Append, evict, fork, cut back, swap both ways, compact: every reader sees exactly its own numbers."""

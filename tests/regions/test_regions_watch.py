@@ -101,7 +101,7 @@ class Watched(RuleBasedStateMachine):
             self.watch.check_integrity()
 
 
-Watched.TestCase.settings = settings(max_examples=75, stateful_step_count=40, deadline=None)
+Watched.TestCase.settings = settings(max_examples=75, stateful_step_count=40)
 TestWatched = Watched.TestCase
 
 

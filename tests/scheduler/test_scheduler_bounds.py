@@ -95,7 +95,7 @@ def tape_load(run: Run, rng: random.Random, span: int, n: int) -> None:
         run.world.executor.at(rng.randrange(span), partial(run.feed, name, sizes))
 
 
-@settings(max_examples=30, deadline=None, phases=PHASES)
+@settings(max_examples=30, phases=PHASES)
 @given(limits, orderings, flashes, st.integers(0, 10**6), st.booleans())
 def test_a_flash_waits_for_one_batch_in_flight_at_most(
     limits: Limits, ordering: Ordering, wanted: list[Flash], seed: int, bounded: bool
@@ -133,7 +133,7 @@ def test_a_flash_waits_for_one_batch_in_flight_at_most(
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS, ids=lambda ordering: ordering.name)
-@settings(max_examples=12, deadline=None, phases=PHASES)
+@settings(max_examples=12, phases=PHASES)
 @given(
     limits=limits,
     blocks=st.integers(26, 34),
@@ -209,7 +209,7 @@ def has_capacity(feeds: Sequence[Feed], bounds: dict[str, int], batch_ns: int, m
     return True
 
 
-@settings(max_examples=20, deadline=None, phases=PHASES)
+@settings(max_examples=20, phases=PHASES)
 @given(
     st.integers(16, 40),
     st.sampled_from([1.0, 1.0, 0.5, 3.0]),
@@ -266,7 +266,7 @@ def test_a_bound_is_met_whenever_the_device_has_the_capacity(
 sizes = st.lists(st.integers(1, 9), min_size=1, max_size=12)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(sizes, min_size=1, max_size=14), st.integers(9, 40), st.integers(1, 6), st.integers(9, 30))
 def test_passes_are_never_more_than_counted(
     waiting: list[list[int]], tokens: int, rows: int, retention: int

@@ -43,7 +43,7 @@ def test_what_passed_is_told_once_as_a_list_would_tell_it(load: list[tuple[str, 
             assert deadlines.next_due(now) == (None if expected is None else pytest.approx(expected))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(1, 6), st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=12),
     st.integers(2, 6),

@@ -62,7 +62,6 @@ HASHES: dict[str, Callable[[Sequence[int]], int]] = {
 
 
 @pytest.mark.parametrize("hashed", HASHES)
-@settings(deadline=None)
 @given(PROMPTS, st.integers(1, 20))
 def test_groups_are_those_of_the_definition(
     hashed: str, prompts: list[tuple[int, int, int, str]], n: int
@@ -126,7 +125,7 @@ BEGINNINGS = st.lists(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(BEGINNINGS, st.integers(12, 40), st.booleans())
 def test_grouped_or_not_the_answers_are_the_same_and_no_token_is_computed_in_vain(
     prompts: list[tuple[int, list[int], bool]], blocks: int, collide: bool

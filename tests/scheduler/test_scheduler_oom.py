@@ -197,7 +197,7 @@ def test_a_device_for_half_the_batch_still_answers_everything() -> None:
     assert set(reports.outcomes) == {"retried"}
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=75)
 @given(
     st.sets(st.integers(0, 30)),
     st.lists(

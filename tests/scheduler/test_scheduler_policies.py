@@ -89,7 +89,7 @@ histories = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(histories)
 def test_orders_are_those_of_the_paper(history: list[tuple[str, int, int]]) -> None:
     """Random histories; queues, tiers and counts kept as the sentences of section 4.4 say."""
@@ -238,7 +238,7 @@ def crowded(seed: int, policy: str, blocks: int = 12) -> Pool:
     return pool
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(limits, st.sampled_from(sorted(KEYS)), st.integers(0, 10**6))
 def test_phase_1_changes_nothing(limits: Limits, policy: str, seed: int) -> None:
     pool = crowded(seed, policy)
@@ -252,7 +252,7 @@ def test_phase_1_changes_nothing(limits: Limits, policy: str, seed: int) -> None
     assert sum(entry.n for entry in first.entries) <= limits.max_batch_tokens
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(limits, st.sampled_from(sorted(KEYS)), st.integers(0, 10**6))
 def test_phase_2_takes_from_the_unplanned_then_from_the_planned_the_last_first(
     limits: Limits, policy: str, seed: int

@@ -89,7 +89,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(OPERATIONS, st.sampled_from([None, 1, 2, 3, 5]), st.integers(0, 40))
 def test_the_order_is_that_of_the_theory(
     operations: list[tuple[str, int, int]], k: int | None, at_once: int
@@ -128,7 +128,7 @@ def test_the_order_is_that_of_the_theory(
     assert index.matches == {}, "the index follows none that do not wait"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(

@@ -95,7 +95,7 @@ def conserved(h: Harness, fed: list[FakeTape]) -> bool:
     return set(h.memory.references) == of_tapes and set(h.memory.references.values()) <= {1}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(pools, limits, loads)
 def test_every_request_finishes_with_the_one_by_one_answer(
     blocks: int, limits: Limits, load: list[object]
@@ -117,7 +117,7 @@ def test_every_request_finishes_with_the_one_by_one_answer(
         assert [list(record.tokens) for record in sent][len(sent) - len(tape.records) :] == tape.records
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(pools, limits, loads)
 def test_starts_are_fifo_within_a_class(blocks: int, limits: Limits, load: list[object]) -> None:
     _, requests, _ = play(blocks, limits, load)
@@ -126,7 +126,7 @@ def test_starts_are_fifo_within_a_class(blocks: int, limits: Limits, load: list[
         assert starts == sorted(starts)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(pools, limits, loads)
 def test_equal_inputs_give_equal_decisions(blocks: int, limits: Limits, load: list[object]) -> None:
     (one, first, _), (two, second, _) = play(blocks, limits, load), play(blocks, limits, load)
@@ -134,7 +134,7 @@ def test_equal_inputs_give_equal_decisions(blocks: int, limits: Limits, load: li
     assert [request.events for request in first] == [request.events for request in second]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(tight_pools, greedy, loads)
 def test_a_pool_that_is_much_too_small_never_deadlocks_nor_gives_a_wrong_answer(
     blocks: int, limits: Limits, load: list[object]
@@ -152,7 +152,7 @@ def test_a_pool_that_is_much_too_small_never_deadlocks_nor_gives_a_wrong_answer(
     assert {failure.code for _, _, failure in h.log.drops} <= {"no_memory", "too_long"}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     pools, limits, st.lists(st.one_of(asks, feeds, steps, st.builds(Cancel, st.integers(0, 9))), max_size=30)
 )
@@ -167,7 +167,7 @@ def test_cancellation_at_any_moment_gives_everything_back(
     assert conserved(h, fed)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(pools, limits, loads, flashes)
 def test_a_flash_request_waits_for_one_batch_at_most(
     blocks: int, limits: Limits, load: list[object], flash: Ask
@@ -190,7 +190,7 @@ def test_a_flash_request_waits_for_one_batch_at_most(
         h.check(ended)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.one_of(tight_pools, pools), greedy, loads)
 def test_preempted_work_is_accounted_for(blocks: int, limits: Limits, load: list[object]) -> None:
     """Tokens computed = tokens needed + tokens invalidated by preemption; no other is computed twice."""

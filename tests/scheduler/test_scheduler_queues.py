@@ -283,4 +283,4 @@ class Model(RuleBasedStateMachine):
 
 
 TestQueues = Model.TestCase
-TestQueues.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestQueues.settings = settings(max_examples=40, stateful_step_count=30)

@@ -562,7 +562,7 @@ class Encoder:
         fork.release()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(actions, max_size=40), st.booleans())
 def test_any_history_of_refreshes_keeps_every_record_and_every_version(
     load: list[object], exactly: bool

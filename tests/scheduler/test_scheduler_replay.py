@@ -172,7 +172,7 @@ def journal_of(seed: int, *, unreliable: bool = False) -> bytes:
     return b"".join(lines)
 
 
-@settings(max_examples=10, deadline=None, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=10, phases=(Phase.explicit, Phase.generate))
 @given(st.integers(0, 10**6), st.booleans())
 def test_any_run_is_decided_alike_again(seed: int, unreliable: bool) -> None:
     journal = journal_of(seed, unreliable=unreliable)

@@ -107,7 +107,7 @@ def test_questions_go_first_as_before(
         assert shared[SESSION] >= before[SESSION] - kept
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.floats(0.2, 0.6), st.integers(0, 10**6))
 def test_a_flood_of_prompts_never_starves_a_tape(share: float, seed: int) -> None:
     """Two tapes take half of the share, without a deadline, beside prompts that fill every pass.

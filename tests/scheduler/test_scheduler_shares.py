@@ -63,7 +63,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(OPERATIONS)
 def test_starts_are_those_of_the_reference(operations: list[tuple[str, str, int]]) -> None:
     """Whatever arrives, is admitted first or further down, and is given up."""
@@ -103,7 +103,7 @@ def assert_fair(served: Sequence[tuple[str, int]], weights: dict[str, float], ba
 SIZES = st.lists(st.integers(1, 40), min_size=30, max_size=30)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.dictionaries(st.sampled_from("abc"), SIZES, min_size=2), st.integers(5, 25))
 def test_waiting_tenants_get_what_their_weights_say(sizes: dict[str, list[int]], served: int) -> None:
     shares = Shares()
@@ -122,7 +122,7 @@ def test_waiting_tenants_get_what_their_weights_say(sizes: dict[str, list[int]],
     assert_fair(got, WEIGHTS, set(sizes))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.dictionaries(st.sampled_from("abc"), SIZES, min_size=2), st.sampled_from([None, 1, 2, 3]))
 def test_prefixes_order_a_tenants_requests_and_weights_the_tenants(
     sizes: dict[str, list[int]], k: int | None
@@ -256,7 +256,7 @@ def played(
     return [(r.id, r.state, r.output, r.events, r.cached_tokens, r.preempted_by, r.waits) for r in made]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(LOADS, st.sampled_from(ORDERINGS), st.sampled_from([0.25, 1.0, 7.0]))
 def test_one_tenant_alone_is_scheduled_as_if_there_were_no_shares(
     load: list[tuple[str, int, int]], ordering: Ordering, weight: float

@@ -26,7 +26,6 @@ def scanned(tokens: list[int], most: int) -> list[int]:
     return []
 
 
-@settings(deadline=None)
 @given(FEW, FEW, st.integers(1, 6))
 def test_a_draft_is_what_followed_the_newest_earlier_occurrence(
     prompt: list[int], answer: list[int], most: int
@@ -95,7 +94,7 @@ def test_drafts_that_prove_right_save_passes_and_change_nothing() -> None:
     assert len(drafted.executor.batches) * 3 < len(plain.executor.batches)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(FEW.filter(bool), min_size=1, max_size=4), st.integers(1, 5))
 def test_answers_are_token_for_token_those_without_drafts(prompts: list[list[int]], most: int) -> None:
     """The fakes' model is a hash of all it sees: a draft left in KV, or one too many, would change it."""

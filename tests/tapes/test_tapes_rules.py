@@ -66,7 +66,7 @@ def test_labels_of_generated_tapes_equal_the_reference(rule: Rule, window: int) 
 
 
 @given(drawn=small_tapes(), window=st.sampled_from((0, 32)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_ties_and_short_tapes_equal_the_reference(drawn: tuple[list[Bar], int], window: int) -> None:
     bars, percent = drawn
     levels = levels_of(bars, percent, window)

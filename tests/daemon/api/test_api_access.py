@@ -267,7 +267,7 @@ async def test_over_tls_the_same_is_served_and_a_bad_certificate_is_named(pem: t
             tls_of(bad)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.text(min_size=1, max_size=64).filter(str.strip))
 def test_a_key_is_never_repeated(key: str) -> None:
     store = MetricStore.local({"tenant": ["local", "desk", "other"]})

@@ -13,7 +13,7 @@ import anthropic
 import msgspec
 import openai
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.api import anthropic as claude
@@ -570,7 +570,6 @@ BODIES: list[tuple[Any, type[msgspec.Struct], dict[str, Any]]] = [
 ]
 
 
-@settings(deadline=None)
 @given(st.sampled_from(BODIES), st.data())
 def test_any_body_is_translated_or_refused_as_documented(which, data) -> None:
     """Bodies of an API's own members, with values of any kind."""

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.api import messages
@@ -55,7 +55,6 @@ each_form = pytest.mark.parametrize("form", sorted(PACK))
 
 
 @given(st.binary(max_size=5000), st.sampled_from(sorted(PACK)), st.integers(-2, 2))
-@settings(deadline=None)
 def test_a_body_is_read_up_to_the_limit_and_not_beyond(data, form, more):
     coding, pack = PACK[form]
     limit = max(0, len(data) - more)
@@ -63,7 +62,6 @@ def test_a_body_is_read_up_to_the_limit_and_not_beyond(data, form, more):
 
 
 @given(st.binary(min_size=1, max_size=2000), st.sampled_from(sorted(PACK)), st.data())
-@settings(deadline=None)
 def test_a_body_without_its_end_is_never_taken_for_whole(data, form, chance):
     coding, pack = PACK[form]
     packed = pack(data)
@@ -73,7 +71,6 @@ def test_a_body_without_its_end_is_never_taken_for_whole(data, form, chance):
 
 
 @given(st.binary(max_size=300), st.sampled_from(["gzip", "deflate", "zstd"]))
-@settings(deadline=None)
 def test_any_bytes_are_read_or_corrupt(data, coding):
     with contextlib.suppress(CorruptBody):
         found = unpacked(data, coding, 1000)

@@ -368,7 +368,7 @@ def fits(request: Any) -> bool:
         return False
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 async def test_any_message_gets_one_reply_and_the_socket_lives(desk, wire, data):
     """Valid requests, cut and altered ones, and bytes at random."""

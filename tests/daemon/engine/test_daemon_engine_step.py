@@ -140,7 +140,7 @@ class Driven:
         assert self.reader.update(self.prompt) == 0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(OPERATIONS)
 def test_any_history_of_two_prompts_gives_the_dense_models_rows(
     operations: list[tuple[str, int, int]],

@@ -125,7 +125,7 @@ OPERATIONS = st.lists(
     st.booleans(),
     st.integers(0, 3),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_streamed_prompts_are_answered_as_the_dense_model_answers_them(
     operations: list[tuple[str, int, int]],
     policy: str,

@@ -222,7 +222,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(actions, some, st.sampled_from([1, 1, 2, 99]))
 def test_offsets_are_committed_exactly_when_the_answers_at_and_before_them_are_acknowledged(
     load: list[tuple[str, int, int]], first: int, fast_path: int

@@ -496,7 +496,7 @@ def unusual(n: int) -> bytes:
     ),
     st.integers(0, 1),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_many_at_a_time_have_the_outcome_of_one_by_one(given_messages, gaps):
     """The same records, counts, DLQ records, clocks and offsets, whatever stands next to what."""
     messages, at = [], [0, 0]

@@ -117,7 +117,7 @@ def shown(bar: Sequence[Decimal], scale: int) -> list[str]:
     return [*(f"{EXACT.quantize(x, scaled(1, scale)):f}" for x in bar[:4]), f"{bar[4]:.18f}"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data(), scales, st.lists(st.integers(0, 200), max_size=3))
 def test_trades_make_exact_bars_whatever_their_scale_notation_and_batches(
     data: st.DataObject, scale: int, borders: list[int]
@@ -139,7 +139,7 @@ def test_trades_make_exact_bars_whatever_their_scale_notation_and_batches(
         assert (one_by_one[name] == records[name]).all(), f"{name} differs between columns and codec"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data(), st.integers(0, 18))
 def test_ready_made_bars_keep_their_numbers(data: st.DataObject, scale: int) -> None:
     drawn = data.draw(
@@ -157,7 +157,7 @@ def test_ready_made_bars_keep_their_numbers(data: st.DataObject, scale: int) -> 
     assert lines_of(records, scale) == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data(), st.integers(0, 18))
 def test_the_mid_of_quotes_is_exact_to_a_unit(data: st.DataObject, scale: int) -> None:
     pairs = data.draw(st.lists(st.tuples(prices_with(scale), prices_with(scale)), min_size=1, max_size=20))
@@ -235,7 +235,6 @@ def test_all_prices_of_a_record_count() -> None:
     assert prices_of(Quote(**common, bid=Fixed(5), ask=Fixed(6))) == [5, 6]
 
 
-@settings(deadline=None)
 @given(st.data(), st.integers(0, 18))
 def test_a_refused_record_that_is_rebuilt_has_its_numbers(data: st.DataObject, scale: int) -> None:
     price, size = data.draw(prices_with(scale)), data.draw(sizes)

@@ -248,7 +248,7 @@ async def test_the_newest_ready_answer_is_served_with_its_own_version_and_ages(r
     age_s=st.sampled_from([0.0, 5.0, 50.0]),
     max_age_s=st.none() | st.sampled_from([0.0, 1.0, 10.0, 1e9]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_an_ask_is_computed_only_where_the_ready_answer_is_older_than_it_may_be(version, age_s, max_age_s):
     """``version``: what was answered; the session is at version 3. 0: nothing is ready."""
 

@@ -99,7 +99,7 @@ def test_every_size_gives_float64_s_output_and_sum(
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_runs_of_slots_are_cut_into_pieces_without_loss(data: st.DataObject) -> None:
     """In order, at borders of tiles, no more pieces than wanted; also where sizes do not divide."""
     lengths = data.draw(st.lists(st.integers(1, 3000), min_size=1, max_size=5))
@@ -121,7 +121,7 @@ def test_runs_of_slots_are_cut_into_pieces_without_loss(data: st.DataObject) -> 
         assert ((own[1:, 2] - low) % TILE == 0).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2000), st.integers(1, 130), st.integers(1, 4), st.sampled_from([None, 5, 300]))
 def test_a_plan_reads_what_its_rows_see(context: int, rows: int, readers: int, window: int | None) -> None:
     """As the interval of every row and run in numpy; each slot of a segment lies in one task of its block."""

@@ -10,7 +10,7 @@ import re
 from typing import ClassVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -36,7 +36,6 @@ END = TOKENIZER.eos_token_id
 TEXTS = st.text(max_size=40) | st.text("aé€😀 \n", max_size=40)
 
 
-@settings(deadline=None)
 @given(TEXTS, st.data())
 def test_pieces_are_the_text_of_all_tokens_and_no_piece_has_half_a_character(text, data) -> None:
     tokens = FORMAT.encode(text)
@@ -49,7 +48,6 @@ def test_pieces_are_the_text_of_all_tokens_and_no_piece_has_half_a_character(tex
         assert not any("\ufffd" in piece for piece in pieces)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, len(TOKENIZER) - 1), max_size=30))
 def test_tokens_at_random_lose_nothing(tokens: list[int]) -> None:
     detokeniser = Detokeniser(FORMAT.text)
@@ -80,7 +78,6 @@ MARKS = st.sampled_from(["<s>", "</s>", "<s>x", "<|user|>", "<|end|>", "<|assist
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(deadline=None)
 @given(st.lists(st.one_of(MARKS, MESSAGES), max_size=12).map("".join), st.integers(1, 12))
 def test_parts_of_a_text_have_the_tokens_of_the_text(name: str, text: str, least: int) -> None:
     format_ = PromptFormat(TOKENIZERS[name], "", "", "")
@@ -111,7 +108,6 @@ def test_an_unfinished_character_comes_at_the_end() -> None:
     assert detokeniser.rest() == FORMAT.text(begun)
 
 
-@settings(deadline=None)
 @given(st.lists(st.text("abc", max_size=4), max_size=8), st.lists(st.text("abc", max_size=4), max_size=3))
 def test_a_text_is_cut_before_the_first_stop_wherever_the_pieces_are_cut(pieces, stops) -> None:
     text, cut = "".join(pieces), StopText(stops)
@@ -175,7 +171,6 @@ SCALARS = st.sampled_from(
 )
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.text('ab"é ', min_size=1, max_size=4), SCALARS, max_size=4), st.integers(0, 9))
 def test_json_of_a_schema_has_its_properties_in_order(properties, seed) -> None:
     schema = {
@@ -190,7 +185,6 @@ def test_json_of_a_schema_has_its_properties_in_order(properties, seed) -> None:
     assert all(check(found[name]) for name, (_, check) in properties.items())
 
 
-@settings(deadline=None)
 @given(st.integers(0, 30))
 def test_a_number_alone_ends_by_itself(seed: int) -> None:
     grammar = TextGrammar(schema_parts({"type": "number"}), VOCABULARY, frozenset({END}))
