@@ -162,7 +162,7 @@ async def test_deadlines_and_cancelled_asks_end_in_the_engine_too(
     desk: Desk, client: AsyncQueryClient
 ) -> None:
     long = {"session": "aaa", "question": "Tell all.", "max_tokens": 60}  # over a second of passes
-    with pytest.raises(QueryError, match=r"no answer within 0\.1 s") as late:
+    with pytest.raises(QueryError, match=r"0\.1 s") as late:
         await client.ask(**long, deadline_ms=100)
     assert late.value.code == "timeout"
     asking = asyncio.create_task(client.ask(**long))

@@ -143,7 +143,7 @@ async def test_clients_add_change_and_remove_sessions() -> None:
         assert "bbb" in added.stdout
         with pytest.raises(QueryError, match="already a session"):
             await ask_gateway(gateway, "add_session", "bbb", "V:BBB")
-        with pytest.raises(QueryError, match="there is no such key"):
+        with pytest.raises(QueryError, match="no such key"):
             await ask_gateway(gateway, "add_session", "ccc", "V:BBB", tokens=7)
         with pytest.raises(QueryError, match="frame_limit"):
             await ask_gateway(gateway, "add_session", "ccc", "V:BBB", retention_tokens=100_000)

@@ -41,7 +41,7 @@ def test_the_reason_is_short_however_much_was_sent():
     class Known(msgspec.Struct, forbid_unknown_fields=True):
         pass
 
-    with pytest.raises(Undecodable, match=r"unknown field `xxx.* \(\d+ characters\) x+`") as raised:
+    with pytest.raises(Undecodable, match=r"\(\d+ characters\) x+`") as raised:
         decoded(partial(msgspec.json.decode, type=Known), b'{"%s": 1}' % (b"x" * 900_000))
     assert len(str(raised.value)) < MAX_DECODING_CHARS + 40
 

@@ -97,7 +97,7 @@ def test_a_file_names_its_day(day: date, pattern: str) -> None:
 def test_a_day_that_is_not_sure_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no date like %Y%m%d"):
         name_date("%Y%m%d", "spy.csv")
-    with pytest.raises(ValueError, match=r"several dates .*: 2024-01-02, 2024-01-05"):
+    with pytest.raises(ValueError, match=r"2024-01-02, 2024-01-05"):
         name_date("%Y%m%d", "20240102_20240105.csv")
     with pytest.raises(ValueError, match="%H of %Y%H"):
         name_date("%Y%H", "2024")

@@ -158,7 +158,7 @@ def test_named_zones_mean_what_they_say_or_are_refused(
 ) -> None:
     parse = time_parser("%Y-%m-%d %H:%M %Z", "Asia/Tokyo", zones=zones)
     if expected is ValueError:
-        with pytest.raises(ValueError, match=r"declare its offset in time.zones|not a known zone"):
+        with pytest.raises(ValueError, match=r"time.zones|known zone"):
             parse(f"2024-03-05 10:00 {name}")
         return
     hours = 4.5 if expected is None else float(str(expected))

@@ -451,7 +451,7 @@ def test_no_server_is_a_timeout():
 
 
 def test_an_address_that_is_none_is_refused():
-    with pytest.raises(QueryError, match="is not an address to connect to"):
+    with pytest.raises(QueryError, match="address"):
         QueryClient("nowhere")
 
 
@@ -459,7 +459,7 @@ async def test_a_taken_endpoint_is_an_error_that_names_it(server, backend):
     second = QueryServer(
         Queries(backend, backend, None, None, None, Prompts(), 1.0, None).answer, server.endpoint
     )
-    with pytest.raises(OSError, match="cannot bind the query socket to tcp://127"):
+    with pytest.raises(OSError, match="tcp://127"):
         await second.start(Tasks())
 
 

@@ -76,7 +76,7 @@ async def test_what_the_engine_refuses_is_the_client_s_error(rig: Rig, code: str
 
 
 async def test_an_unknown_session_never_reaches_the_engine(rig: Rig) -> None:
-    with pytest.raises(QueryError, match="there is no session 'bbb'; there are: aaa") as refused:
+    with pytest.raises(QueryError, match=r"'bbb'.* aaa") as refused:
         await rig.labels.label(Label(1, "bbb", "trend", 4, "UP"))
     assert refused.value.code == "unknown_session"
     assert rig.sent == []

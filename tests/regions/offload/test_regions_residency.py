@@ -173,7 +173,7 @@ def test_want_of_blocks_moves_sessions_before_anything_fails(tmp_path: Path) -> 
     assert not Fork(house.pool, frame_limit=100).acquire(60)  # not even with t2 gone
     assert house.resident == [True, True, False, False, False]
     kept = house.tapes[3].fork()
-    with pytest.raises(NotResident, match=r"t4 .* 3 of 32"):
+    with pytest.raises(NotResident, match=r"t4 .*3 of 32"):
         house.tapes[4].fork()
     for fork in (prompt, more, reader, kept):
         fork.release()

@@ -117,7 +117,7 @@ def test_an_incomplete_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match="is incomplete"):
         Snapshot.open(path)
     path.unlink()
-    with pytest.raises(SnapshotError, match="could not be read: No such file"):
+    with pytest.raises(SnapshotError, match="No such file"):
         Snapshot.open(path)
     path.write_bytes(b"x" * 1000)
     with pytest.raises(SnapshotError, match="is no snapshot"):
@@ -218,7 +218,7 @@ def test_a_full_disk_loses_nothing_but_the_snapshot(tmp_path: Path, room: int, f
     def opened(temporary: Path) -> BinaryIO:
         return cast(BinaryIO, FullDisk(create(temporary), room, fails))
 
-    with pytest.raises(SnapshotError, match=r"could not be written: (No space left|Input/output error)"):
+    with pytest.raises(SnapshotError, match=r"No space left|Input/output error"):
         write_snapshot(path, header, memory, tape.live_ranges, opened=opened)
     assert [p.name for p in tmp_path.iterdir()] == ["t.kv"]
     assert path.read_bytes() == before
