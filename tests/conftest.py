@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from regions.pool_metadata import BlockPool
 from tests.kit import programs
+from tests.kit.examples import limit_examples
 
 pytest_plugins = ["tests.kit.fixtures"]
 
@@ -40,9 +41,15 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(len(os.sched_getaffinity(0)) + 1, MAX_WORKERS)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+MAX_EXAMPLES = 100
+"""Of a property, at most, unless tests that take long are asked for."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Workers take a module at a time: the longest come first, so that no worker ends late."""
     packages = {name: turn for turn, name in enumerate(LONGEST)}
+    if config.option.markexpr == "not long":
+        limit_examples(items, MAX_EXAMPLES)
     items.sort(key=lambda item: packages.get(item.path.relative_to(ROOT).parts[0], len(packages)))
 
 

@@ -11,13 +11,13 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 import pytest
-from hypothesis import settings
+
+from tests.kit.examples import limit_examples
 
 HEAVY = ("torch", "transformers", "playwright")
 SLOW_MARKERS = {"kafka", "prometheus", "slow", "long"}
 MAX_EXAMPLES = 10
-"""Of a property, at most; `make test` runs as many as it asks for."""
-_OWN = "_hypothesis_internal_use_settings"
+"""Of a property, at most."""
 
 
 class NoHeavyImports:
@@ -40,7 +40,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow = [item for item in items if SLOW_MARKERS & {mark.name for mark in item.iter_markers()}]
     config.hook.pytest_deselected(items=slow)
     items[:] = [item for item in items if item not in slow]
-    for item in items:
-        test = getattr(item, "obj", None)
-        if (own := getattr(test, _OWN, None)) is not None and own.max_examples > MAX_EXAMPLES:
-            setattr(test, _OWN, settings(own, max_examples=MAX_EXAMPLES))
+    limit_examples(items, MAX_EXAMPLES)
