@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from regions.pool_metadata import BlockPool
-from scheduler.interfaces import Costs, Eviction, Work
+from scheduler.interfaces import Costs, Eviction
 from scheduler.planner import Entry, Plan
 from scheduler.queues import Queues
 from scheduler.request import Failure, Request
-from scheduler.tapes import TapeAppend
+from scheduler.tapes import Work
 
 Preempt = Callable[[Request, Work], None]
 """Preempt the first argument to make room for the second, and queue it again."""
@@ -142,7 +142,7 @@ class _Allocator:
         n = bisect_right(range(1, entry.n + 1), free, key=lambda k: work.blocks_needed(k, size))
         return entry._replace(n=n) if n and work.allocate(n) else None
 
-    def _pinning(self, work: Request | TapeAppend) -> list[Request]:
+    def _pinning(self, work: Work) -> list[Request]:
         """Requests below ``work`` with an open reader: the restartable ones first, each from the tail."""
         key, key_of = self.keys[work], self.queues.key
         opened = (other for other in self.queues.requests.values() if other.reader is not None)

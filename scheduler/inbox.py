@@ -11,7 +11,7 @@ from typing import Literal
 
 from regions.tape import Tape
 from scheduler.request import LifecycleEvent, Request
-from scheduler.tapes import Pending, TapeItems
+from scheduler.tapes import TapeItems
 
 Change = Literal["extend", "replace", "finish"]
 """Changes of an unfinished prompt."""
@@ -22,7 +22,7 @@ class AppendRecords:
     """Append records to a tape."""
 
     tape: Tape
-    records: list[Pending]
+    records: TapeItems
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,9 @@ class Inbox:
             for tape, records in appends:
                 self._seq += 1
                 now = self._clock()
-                self._put(AppendRecords(tape, [Pending(self._seq, record, now) for record in records]))
+                for record in records:
+                    record.queue(self._seq, now)
+                self._put(AppendRecords(tape, records))
             return not self._closed
 
     def change_prompt(self, request_id: int, change: Change, tokens: Sequence[int] = ()) -> None:

@@ -1,4 +1,4 @@
-"""Priority classes, limits, and the scheduler's interfaces to its work, the host tier and the costs.
+"""Priority classes, limits, and the scheduler's interfaces to the host tier and the costs.
 
 Every method is called from the one thread that runs `Scheduler.step`.
 """
@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal, Protocol, get_args
-
-from engine.step import Chunk
 
 Eviction = Literal["recompute", "swap", "cost"]
 """How victims are preempted; `cost` takes the cheaper way for each (*Stream2LLM* section 4.3)."""
@@ -96,63 +94,3 @@ class Costs(Protocol):
 
     def batch_ns(self, spans: Sequence[tuple[int, int]]) -> int:
         """One pass over rows of (tokens in KV, tokens to compute)."""
-
-
-class Work(Protocol):
-    """Work of the planner, the allocation and the executor: a request, or the appends to a tape.
-
-    Work advances in units: tokens of a prompt, whole records of a tape.
-    """
-
-    @property
-    def cls(self) -> PriorityClass:
-        """Priority class."""
-
-    @property
-    def seq(self) -> int:
-        """Order of arrival."""
-
-    @property
-    def session(self) -> str:
-        """Its name in messages."""
-
-    @property
-    def background(self) -> bool:
-        """It uses only what other work leaves of a batch."""
-
-    @property
-    def complete(self) -> bool:
-        """It needs no more input to end."""
-
-    @property
-    def decoding(self) -> bool:
-        """The next pass computes only the token sampled last."""
-
-    @property
-    def lost(self) -> bool:
-        """It must wait until a session's lost KV is rebuilt."""
-
-    @property
-    def remaining(self) -> int:
-        """Units left to compute."""
-
-    def tokens_of(self, n: int) -> int:
-        """Tokens of the next `n` units."""
-
-    def units_within(self, tokens: int, most: int) -> int:
-        """How many of the next `most` units fit into `tokens` tokens."""
-
-    def blocks_needed(self, n: int, block_size: int) -> int:
-        """More blocks that the next `n` units need. Changes nothing."""
-
-    def open(self, n: int) -> int:
-        """Prepare its target for `n` units; returns the tokens evicted for them."""
-
-    def allocate(self, n: int) -> bool:
-        """Allocate the blocks of the next `n` units. False, with nothing changed, when the pool is short."""
-
-    def defer(self) -> None:
-        """Release what it need not hold until the next step: it got no blocks in this one."""
-
-    def chunk(self, n: int, drafts: tuple[int, ...] = ()) -> Chunk:
-        """The next `n` units, with drafts after them, for the executor."""

@@ -133,8 +133,8 @@ class RequestLifecycle:
 
     def _enqueue(self, note: AppendRecords) -> None:
         tape, limit = note.tape, min(self._limits.max_batch_tokens, note.tape.retention.tokens)
-        fitting = [item for item in note.records if len(item.record.tokens) <= limit]
-        too_long = [item.record for item in note.records if len(item.record.tokens) > limit]
+        fitting = [item for item in note.records if len(item.tokens) <= limit]
+        too_long = [item for item in note.records if len(item.tokens) > limit]
         if too_long:
             message = f"a record has {max(len(r.tokens) for r in too_long)} tokens, the limit is {limit}"
             self.dropped(tape, too_long, Failure("too_long", message))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from scheduler.interfaces import PriorityClass, Work
+from scheduler.interfaces import PriorityClass
 from scheduler.request import LifecycleEvent, Request, State
+from scheduler.tapes import Work
 
 if TYPE_CHECKING:
     from engine.divergence import Divergence

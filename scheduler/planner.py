@@ -26,7 +26,7 @@ from scheduler.grouping import Grouping
 from scheduler.interfaces import Limits, PriorityClass
 from scheduler.queues import PreemptableBlocks, QueuePosition, Queues
 from scheduler.request import Failure, Request, State
-from scheduler.tapes import TapeAppend
+from scheduler.tapes import TapeAppend, Work
 
 POOL_SHARE = 4
 """In a batch with questions, all POOL prompts share the smallest chunk divided by this."""
@@ -39,7 +39,7 @@ class Entry(NamedTuple):
     prefill). ``drafts`` are verified after the `n` tokens.
     """
 
-    work: Request | TapeAppend
+    work: Work
     n: int
     source: Request | None = None
     drafts: tuple[int, ...] = ()
@@ -202,9 +202,9 @@ class _Planner:
             if append.lost or (barrier is not None and append.seq > barrier):
                 continue
             rows += 1
-            longest = max(longest, len(append.queue[0].record.tokens))
-            for pending in append.queue:
-                tokens += len(pending.record.tokens)
+            longest = max(longest, len(append.queue[0].tokens))
+            for item in append.queue:
+                tokens += len(item.tokens)
                 if tokens >= max_tokens:
                     break
             if tokens >= max_tokens and rows >= max_rows:
@@ -294,11 +294,11 @@ class _Planner:
         self.tokens -= tokens
         self.free -= blocks
 
-    def _note(self, work: Request | TapeAppend, reason: str) -> None:
+    def _note(self, work: Work, reason: str) -> None:
         """Keep the first reason for which a class waits."""
         self.waits.setdefault(work.cls, reason)
 
-    def _restore(self, work: Request | TapeAppend, tape: Tape | None) -> None:
+    def _restore(self, work: Work, tape: Tape | None) -> None:
         self._note(work, "restore")
         if tape is not None:
             self.lost[tape] = None
@@ -369,12 +369,12 @@ class _Planner:
         share = min(most, max(beside, self.limits.chunk_min))
         if append.due or not self.has_request:
             share = most
-        oldest = newest = append.queue[0].record.ts_event
-        for pending in islice(append.queue, retention.records or None):
-            after = tokens + len(pending.record.tokens)
-            if after > most or (n and after > share) or (barrier is not None and pending.seq > barrier):
+        oldest = newest = append.queue[0].ts_event
+        for item in islice(append.queue, retention.records or None):
+            after = tokens + len(item.tokens)
+            if after > most or (n and after > share) or (barrier is not None and item.seq > barrier):
                 break
-            oldest, newest = min(oldest, pending.record.ts_event), max(newest, pending.record.ts_event)
+            oldest, newest = min(oldest, item.ts_event), max(newest, item.ts_event)
             if retention.span_ns and newest - oldest > retention.span_ns:
                 break
             need = append.tape.blocks_needed(after)
@@ -383,7 +383,7 @@ class _Planner:
             n, tokens, blocks = n + 1, after, need
         return n, tokens, blocks
 
-    def _preemptable(self, work: Request | TapeAppend, needed: int) -> int:
+    def _preemptable(self, work: Work, needed: int) -> int:
         """Blocks that phase 2 may preempt for `work`; at least `needed` if there are that many."""
         if self.preemptable is None:
             self.preemptable = PreemptableBlocks(self.queues)

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 from sortedcontainers import SortedDict
 
 from regions.tape import Tape
-from scheduler.interfaces import PriorityClass, Work
+from scheduler.interfaces import PriorityClass
 from scheduler.policies import Key, Policy, vllm
 from scheduler.prefix_queue import PrefixQueue
 from scheduler.request import Request, State
-from scheduler.tapes import TapeAppend
+from scheduler.tapes import TapeAppend, Work
 
 SchedulingKey = tuple[int, int, Key]
 
@@ -98,7 +98,7 @@ class Queues:
         """The scheduling key of work."""
         return self._positions[work].key
 
-    def update(self, work: Request | TapeAppend, *, prompt: bool = False) -> None:
+    def update(self, work: Work, *, prompt: bool = False) -> None:
         """Insert or move work; ``prompt``: its prompt was replaced."""
         position, before = _position(work, self._policy), self._positions.get(work)
         self._positions[work] = position
@@ -117,7 +117,7 @@ class Queues:
         if prompt and self._ordered(position):
             self._insert(work, position)
 
-    def remove(self, work: Request | TapeAppend) -> None:
+    def remove(self, work: Work) -> None:
         """Remove ended work. Idempotent."""
         before = self._positions.pop(work, None)
         if before is not None:
@@ -125,7 +125,7 @@ class Queues:
             self._count(work, before, -1)
             self._remove(work, before, admitted=False)
 
-    def walk(self, admitting: Callable[[], bool] = lambda: True) -> Iterator[Request | TapeAppend]:
+    def walk(self, admitting: Callable[[], bool] = lambda: True) -> Iterator[Work]:
         """Work with something to do, in order. Once ``admitting`` is false, waiting requests cost nothing."""
         runnable, admittable = self._runnable(), self._admittable()
         runs, waits = next(runnable, None), next(admittable, None)
@@ -177,9 +177,9 @@ class Queues:
         for key in self._waiting.irange(minimum=NEVER_ADMITTED):
             yield key, self._waiting[key]
 
-    def _runnable(self) -> Iterator[tuple[SchedulingKey, Request | TapeAppend]]:
+    def _runnable(self) -> Iterator[tuple[SchedulingKey, Work]]:
         """Admitted requests with something to do, and tapes, in order."""
-        ready: Iterator[tuple[SchedulingKey, Request | TapeAppend]] = iter(self._ready.items())
+        ready: Iterator[tuple[SchedulingKey, Work]] = iter(self._ready.items())
         return heapq.merge(ready, self._appends.items(), key=itemgetter(0)) if self._appends else ready
 
     def _count(self, work: Work, position: QueuePosition, sign: int) -> None:
@@ -266,7 +266,7 @@ class _RunningSum:
         return sums[bisect_left(keys, True, key=lambda other: not ahead(other, key))]
 
 
-def _position(work: Request | TapeAppend, policy: Policy) -> QueuePosition:
+def _position(work: Work, policy: Policy) -> QueuePosition:
     if isinstance(work, TapeAppend):
         at: SchedulingKey = (PRIORITIES[work.cls], 1, (work.seq,))
         if work.due:

@@ -132,7 +132,7 @@ class RequestSpec:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """The running state of one `RequestSpec`; a `Work` in tokens."""
+    """The running state of one `RequestSpec`; work whose units are tokens."""
 
     spec: RequestSpec
     cls: PriorityClass = field(init=False)
@@ -273,7 +273,7 @@ class Request:
         """Time of the first ``event``, ns; None if it never happened."""
         return next((at for what, at in self.events if what is event), None)
 
-    # `Work`, in tokens.
+    # As of a `TapeAppend`, in tokens.
 
     @property
     def seq(self) -> int:
@@ -286,15 +286,15 @@ class Request:
         return self.reader is None and self.spec.tape is not None and self.spec.tape.lost
 
     def tokens_of(self, n: int) -> int:
-        """See `Work`."""
+        """Tokens of the next ``n`` units, which are tokens."""
         return n
 
     def units_within(self, tokens: int, most: int) -> int:
-        """See `Work`."""
+        """How many of the next ``most`` units fit into ``tokens`` tokens."""
         return max(0, min(tokens, most))
 
     def blocks_needed(self, n: int, block_size: int) -> int:
-        """See `Work`; also before there is a reader."""
+        """More blocks that the next ``n`` tokens need; also before there is a reader. Changes nothing."""
         return -(-n // block_size) if self.reader is None else self.reader.blocks_needed(n)
 
     def open(self, n: int = 0) -> int:
@@ -313,7 +313,7 @@ class Request:
         return 0
 
     def allocate(self, n: int) -> bool:
-        """See `Work`."""
+        """Allocate the blocks of the next ``n`` tokens. False, with nothing changed, without room."""
         assert self.reader is not None  # opened just before
         return self.reader.acquire(n)
 
@@ -324,7 +324,7 @@ class Request:
             self.close()
 
     def chunk(self, n: int, drafts: tuple[int, ...] = ()) -> Chunk:
-        """See `Work`."""
+        """The next ``n`` tokens, with drafts after them, for the executor."""
         assert self.reader is not None  # opened by the allocation
         sample = n == self.remaining and self.complete and not self.prefill_only
         tokens = self.next_tokens(n)

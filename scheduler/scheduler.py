@@ -22,7 +22,7 @@ from regions.tape import Tape
 from scheduler.allocation import Allocation, allocate, prefers_swap
 from scheduler.grouping import Grouping
 from scheduler.inbox import Inbox
-from scheduler.interfaces import Costs, Limits, OffloadTier, PriorityClass, Work
+from scheduler.interfaces import Costs, Limits, OffloadTier, PriorityClass
 from scheduler.lifecycle import STOPPING, RequestLifecycle, call
 from scheduler.observer import Observer
 from scheduler.planner import Entry, Plan, first_half, plan
@@ -32,7 +32,7 @@ from scheduler.queues import Queues
 from scheduler.refresh_policy import Replacement
 from scheduler.request import Failure, LifecycleEvent, Request, State
 from scheduler.speculation import Speculation
-from scheduler.tapes import OnCommit, OnDrop, TapeAppend, TapeItems, due
+from scheduler.tapes import OnCommit, OnDrop, TapeAppend, TapeItems, Work, due
 
 log = logging.getLogger(__name__)
 
@@ -316,8 +316,8 @@ class Scheduler:
             work = entry.work
             if isinstance(work, TapeAppend):
                 if not work.failures:
-                    for pending, _ in zip(work.queue, range(entry.n), strict=False):
-                        self._observer.queue_wait(work.cls, now - pending.queued_ns)
+                    for item in work.head(entry.n):
+                        self._observer.queue_wait(work.cls, now - item.queued_ns)
             elif work.state is State.QUEUED:
                 if work.first(LifecycleEvent.SCHEDULED) is None and not work.prefill_only:
                     self._observer.queue_wait(work.cls, now - work.events[0][1])

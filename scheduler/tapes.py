@@ -22,12 +22,12 @@ from typing import Any, Generic, TypeVar
 from engine.step import Chunk
 from regions.tape import Tape
 from scheduler.interfaces import Costs, Limits, PriorityClass
-from scheduler.request import Failure
+from scheduler.request import Failure, Request
 
 P = TypeVar("P")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TapeItem(Generic[P]):
     """One indivisible piece of a tape (a bar), with a payload that its owner gets back at commit.
 
@@ -39,6 +39,14 @@ class TapeItem(Generic[P]):
     payload: P = None  # type: ignore[assignment] # a record without a payload is a TapeItem[None]
     ts_event: int = 0
     since_ns: int = 0
+    seq: int = field(default=0, compare=False)
+    """Number of its append, in order of arrival; 0 before it is queued."""
+    queued_ns: int = field(default=0, compare=False)
+    """When it was queued, by the scheduler's clock."""
+
+    def queue(self, seq: int, now: int) -> None:
+        """Note its place in the order of arrival, and when it came."""
+        self.seq, self.queued_ns = seq, now
 
 
 TapeItems = Sequence[TapeItem[Any]]
@@ -48,21 +56,12 @@ OnDrop = Callable[[Tape, TapeItems, Failure], None]
 """The records are lost for good: the tape has a gap."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """A record waiting for its batch."""
-
-    seq: int
-    record: TapeItem[Any]
-    queued_ns: int
-
-
 @dataclass(eq=False, slots=True)
 class TapeAppend:
-    """The waiting records of one tape, oldest first; a `Work` whose units are records."""
+    """The waiting records of one tape, oldest first; work whose units are records."""
 
     tape: Tape
-    queue: deque[Pending] = field(default_factory=deque)
+    queue: deque[TapeItem[Any]] = field(default_factory=deque)
     failures: int = 0
     """Consecutive failed batches with the oldest records; the second failure drops them."""
     due: bool = False
@@ -87,7 +86,7 @@ class TapeAppend:
     def deadline(self) -> int | None:
         """When its oldest record must be committed, ns; None without a bound."""
         oldest, bound = self.queue[0], self.tape.staleness_ns
-        return (oldest.record.since_ns or oldest.queued_ns) + bound if bound else None
+        return (oldest.since_ns or oldest.queued_ns) + bound if bound else None
 
     @property
     def lost(self) -> bool:
@@ -101,7 +100,7 @@ class TapeAppend:
 
     def head(self, n: int) -> list[TapeItem[Any]]:
         """The ``n`` oldest records."""
-        return [pending.record for pending in islice(self.queue, n)]
+        return list(islice(self.queue, n))
 
     def lengths(self, n: int) -> list[int]:
         """Tokens of each of the ``n`` oldest records."""
@@ -114,20 +113,20 @@ class TapeAppend:
     def take(self, n: int) -> list[TapeItem[Any]]:
         """Remove the ``n`` oldest records from the queue."""
         self.failures, self.due = 0, False
-        return [self.queue.popleft().record for _ in range(n)]
+        return [self.queue.popleft() for _ in range(n)]
 
-    # `Work`, in records.
+    # As of a `Request`, in records.
 
     def tokens_of(self, n: int) -> int:
-        """See `Work`."""
+        """Tokens of the next ``n`` records."""
         return sum(self.lengths(n))
 
     def units_within(self, tokens: int, most: int) -> int:
-        """See `Work`."""
+        """How many of the next ``most`` records fit into ``tokens`` tokens."""
         return bisect_right(list(accumulate(self.lengths(most))), tokens)
 
     def blocks_needed(self, n: int, block_size: int) -> int:
-        """See `Work`."""
+        """More blocks that the next ``n`` records need."""
         return self.tape.blocks_needed(self.tokens_of(n))
 
     def open(self, n: int) -> int:
@@ -135,15 +134,19 @@ class TapeAppend:
         return self.tape.make_room(self.lengths(n), self.times(n))
 
     def allocate(self, n: int) -> bool:
-        """See `Work`."""
+        """Allocate the blocks of the next ``n`` records. False, with nothing changed, without room."""
         return self.tape.acquire(self.tokens_of(n))
 
     def defer(self) -> None:
         """Does nothing: a tape keeps its blocks."""
 
     def chunk(self, n: int, drafts: tuple[int, ...] = ()) -> Chunk:
-        """See `Work`; a tape has no drafts."""
+        """The next ``n`` records for the executor; a tape has no drafts."""
         return Chunk(self.tape, [token for record in self.head(n) for token in record.tokens], sample=False)
+
+
+Work = Request | TapeAppend
+"""What the planner, the allocation and the executor handle. It advances in units: tokens, or whole records."""
 
 
 def due(appends: Iterable[TapeAppend], now: int, limits: Limits, costs: Costs | None) -> list[TapeAppend]:
@@ -212,8 +215,8 @@ def _alone(append: TapeAppend, lengths: list[int], limits: Limits) -> int:
     most = min(limits.max_batch_tokens, retention.tokens)
     max_records = retention.records or len(lengths)
     passes = tokens = records = oldest = newest = 0
-    for pending, length in zip(append.queue, lengths, strict=True):
-        at = pending.record.ts_event
+    for item, length in zip(append.queue, lengths, strict=True):
+        at = item.ts_event
         tokens, records, oldest, newest = tokens + length, records + 1, min(oldest, at), max(newest, at)
         wide = retention.span_ns and newest - oldest > retention.span_ns
         if not passes or tokens > most or records > max_records or wide:

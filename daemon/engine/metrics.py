@@ -12,9 +12,10 @@ from engine.engine import Engine
 from metrics.catalogue import ANSWERING, DRAFTS
 from metrics.store import GrowthHandle, MetricStore
 from regions.kv_tensors import KVPool
-from scheduler.interfaces import PriorityClass, Work
+from scheduler.interfaces import PriorityClass
 from scheduler.observer import Observer
 from scheduler.request import LifecycleEvent, Request, State
+from scheduler.tapes import Work
 
 log = logging.getLogger(__name__)
 

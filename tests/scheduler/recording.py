@@ -24,12 +24,12 @@ from regions.streaming_kv import StreamingPrompt
 from regions.tape import Tape
 from scheduler.grouping import Grouping
 from scheduler.inbox import AppendRecords, CancelRequest, Change, ChangePrompt, Inbox, Note
-from scheduler.interfaces import Costs, Limits, OffloadTier, PriorityClass, Work
+from scheduler.interfaces import Costs, Limits, OffloadTier, PriorityClass
 from scheduler.observer import Observer
 from scheduler.policies import Ordering
 from scheduler.request import Failure, LifecycleEvent, Request, RequestSpec
 from scheduler.scheduler import Scheduler
-from scheduler.tapes import TapeItem, TapeItems
+from scheduler.tapes import TapeItem, TapeItems, Work
 
 
 class Submitted(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
@@ -364,9 +364,9 @@ def _input(note: Note) -> Input | None:
     match note:
         case Request():
             return _submitted(note.spec, note.events[0][1])
-        case AppendRecords(tape, pending):
-            records = [(list(each.record.tokens), each.record.ts_event) for each in pending]
-            return Appended(pending[0].queued_ns, tape.name, records)
+        case AppendRecords(tape, items):
+            records = [(list(each.tokens), each.ts_event) for each in items]
+            return Appended(items[0].queued_ns, tape.name, records)
         case ChangePrompt(number, change, tokens, at):
             return Changed(at, number, change, list(tokens))
         case CancelRequest(number):

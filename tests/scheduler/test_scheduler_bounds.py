@@ -16,7 +16,7 @@ from scheduler.interfaces import Limits, PriorityClass
 from scheduler.planner import plan
 from scheduler.policies import Ordering
 from scheduler.request import LifecycleEvent, Request
-from scheduler.tapes import Passes, Pending, TapeAppend
+from scheduler.tapes import Passes, TapeAppend
 from tests.scheduler.fakes import FakeMemory, FakeTape
 from tests.scheduler.harness import queues_of
 from tests.scheduler.runs import Run, answered
@@ -276,7 +276,9 @@ def test_passes_are_never_more_than_counted(
     memory = FakeMemory(1000)
     appends: list[TapeAppend] = []
     for n, lengths in enumerate(waiting):
-        queue = deque(Pending(100 * n + k, record, 0) for k, record in enumerate(records(*lengths)))
+        queue = deque(records(*lengths))
+        for k, item in enumerate(queue):
+            item.queue(100 * n + k, 0)
         appends.append(TapeAppend(FakeTape(memory, str(n), retention), queue, due=True))
     counted = Passes(limits)
     for append in appends:

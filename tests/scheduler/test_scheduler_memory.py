@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from itertools import count
 
 from scheduler.allocation import Allocation, allocate
-from scheduler.interfaces import Limits, PriorityClass, Work
+from scheduler.interfaces import Limits, PriorityClass
 from scheduler.planner import Entry, Plan, adaptive_chunk, cell_budget, plan
 from scheduler.request import LifecycleEvent, Request, RequestSpec, State
-from scheduler.tapes import Pending, TapeAppend, TapeItem
+from scheduler.tapes import TapeAppend, TapeItem, Work
 from tests.scheduler.fakes import FakeMemory, FakeTape, one_by_one
 from tests.scheduler.harness import Harness, queues_of
 
@@ -25,7 +25,7 @@ def request(memory: FakeMemory, seq: int, prompt: int, new: int = 1, cls: Priori
 
 def append(memory: FakeMemory, seq: int, *records: int) -> TapeAppend:
     work = TapeAppend(FakeTape(memory, f"T{seq}"))
-    work.queue.extend(Pending(seq, TapeItem((0,) * size), 0) for size in records)
+    work.queue.extend(TapeItem((0,) * size, seq=seq) for size in records)
     return work
 
 

@@ -17,7 +17,7 @@ from scheduler.interfaces import Limits, PriorityClass
 from scheduler.observer import Observer
 from scheduler.planner import Entry, first_half
 from scheduler.request import LifecycleEvent, Request, RequestSpec, State
-from scheduler.tapes import Pending, TapeAppend, TapeItem
+from scheduler.tapes import TapeAppend, TapeItem
 from tests.scheduler.fakes import FakeMemory, FakeTape
 from tests.scheduler.harness import Harness
 
@@ -66,7 +66,7 @@ def entry(seq: int, *lengths: int, append: bool = False) -> Entry:
     memory = FakeMemory(64)
     if append:
         work = TapeAppend(FakeTape(memory, f"T{seq}"))
-        work.queue.extend(Pending(seq, TapeItem((0,) * n), 0) for n in lengths)
+        work.queue.extend(TapeItem((0,) * n, seq=seq) for n in lengths)
         return Entry(work, len(lengths))
     made = Request(RequestSpec(SESSION, "", (0,) * 100, 1, lambda _: None, tape=FakeTape(memory, "")))
     return Entry(made, lengths[0])

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from scheduler.allocation import allocate, prefers_swap
 from scheduler.grouping import Grouping
-from scheduler.interfaces import Limits, PriorityClass, Work
+from scheduler.interfaces import Limits, PriorityClass
 from scheduler.planner import Plan, plan
 from scheduler.policies import KEYS, NAMES, Ordering
 from scheduler.queues import QueuePosition, Queues
 from scheduler.request import LifecycleEvent, Request, RequestSpec, State
+from scheduler.tapes import Work
 from tests.scheduler.fakes import FakeMemory, FakePrompt
 from tests.scheduler.runs import Run, answered
 from tests.scheduler.simulated import LinearCosts

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.step import SampledToken
-from scheduler.interfaces import PriorityClass, Work
+from scheduler.interfaces import PriorityClass
 from scheduler.policies import NAMES, Ordering
 from scheduler.prefix_queue import waiting_order
 from scheduler.queues import PreemptableBlocks, Queues
 from scheduler.request import LifecycleEvent, Request, RequestSpec, State
-from scheduler.tapes import Pending, TapeAppend, TapeItem
+from scheduler.tapes import TapeAppend, TapeItem, Work
 from tests.scheduler.fakes import FakeMemory, FakePrompt, FakeTape
 from tests.scheduler.worlds import SavedPromptsIndex
 
@@ -158,13 +158,13 @@ class Model(RuleBasedStateMachine):
 
     @rule(n=st.integers(0, 3), due=st.booleans())
     def append(self, n: int, due: bool) -> None:
-        pending = Pending(next(self.numbers), TapeItem([1]), 0)
+        item = TapeItem([1], seq=next(self.numbers))
         if n < len(self.appends):
             append = self.appends[n]
-            append.queue.append(pending)
+            append.queue.append(item)
             append.due |= due
         else:
-            append = TapeAppend(FakeTape(self.memory, str(n)), deque([pending]))
+            append = TapeAppend(FakeTape(self.memory, str(n)), deque([item]))
             self.appends.append(append)
         self.queues.update(append)
 

@@ -15,7 +15,7 @@ from regions.tape import Tape
 from scheduler.interfaces import Limits, PriorityClass
 from scheduler.planner import plan
 from scheduler.request import Request
-from scheduler.tapes import Pending, TapeAppend, TapeItems
+from scheduler.tapes import TapeAppend, TapeItems
 from tests.scheduler.fakes import FakeTape
 from tests.scheduler.harness import queues_of
 from tests.scheduler.runs import Run, answered
@@ -39,7 +39,9 @@ def world(limits: Limits, waiting: list[list[int]], wanted: list[tuple[PriorityC
     over = FakeWorld(limits, blocks=2000)
     over.work = []  # type: ignore[attr-defined]
     for n, sizes in enumerate(waiting):
-        queue = deque(Pending(1000 + n, record, 0) for record in records(*sizes))
+        queue = deque(records(*sizes))
+        for item in queue:
+            item.queue(1000 + n, 0)
         over.work.append(TapeAppend(FakeTape(over.memory, str(n), 100), queue))  # type: ignore[attr-defined]
     for n, (cls, length) in enumerate(wanted, 1):
         request = over.request(cls, range(length), 2, "" if cls is POOL else "A")

@@ -12,10 +12,10 @@ from daemon.engine.metrics import EngineObserver
 from metrics.catalogue import ANSWERING, CLASSES, LOSSES, OTHER, WAIT_REASONS
 from metrics.store import MetricStore
 from regions.kv_tensors import KVPool, LayerShape
-from scheduler.interfaces import Limits, PriorityClass, Work
+from scheduler.interfaces import Limits, PriorityClass
 from scheduler.request import LifecycleEvent, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
-from scheduler.tapes import TapeAppend, TapeItem
+from scheduler.tapes import TapeAppend, TapeItem, Work
 from tests.scheduler.fakes import (
     FakeClock,
     FakeExecutor,
