@@ -46,6 +46,18 @@ class _Account:
     paid: int = 0
     """End of the last admitted one."""
 
+    def arrive(self, start: int, takes: int) -> None:
+        """One more waits."""
+        self.waiting += 1
+        self.ends = start + takes
+
+    def leave(self, admitted_end: int = 0) -> None:
+        """One waits no longer; with the last one, what was not admitted is free again."""
+        self.waiting -= 1
+        self.paid = max(self.paid, admitted_end)
+        if not self.waiting:
+            self.ends = self.paid
+
 
 class Shares:
     """The virtual time of one class."""
@@ -63,24 +75,20 @@ class Shares:
     def arrive(self, tenant: str, takes: int) -> int:
         """A request that ``takes`` so long in virtual time; returns where it starts."""
         start = self.start(tenant)
-        account = self._accounts.setdefault(tenant, _Account())
-        account.waiting += 1
-        account.ends = start + takes
+        self._accounts.setdefault(tenant, _Account()).arrive(start, takes)
         return start
 
     def admit(self, tenant: str, start: int, takes: int) -> None:
         """A request that arrived is admitted for the first time."""
         self.now = max(self.now, start)
-        account = self._accounts[tenant]
-        account.paid = max(account.paid, start + takes)
-        self._left(tenant, account)
+        self._left(tenant, start + takes)
 
     def leave(self, tenant: str) -> None:
         """A request that arrived ended before it was admitted.
 
         With the last one that waited, what they all reserved is free again.
         """
-        self._left(tenant, self._accounts[tenant])
+        self._left(tenant)
 
     def grow(self, tenant: str, takes: int, *, admitted: bool) -> None:
         """A request that arrived became longer."""
@@ -108,9 +116,8 @@ class Shares:
             yield item
             heapq.heapreplace(heap, (start + takes(item), at, tenant))
 
-    def _left(self, tenant: str, account: _Account) -> None:
-        account.waiting -= 1
-        if not account.waiting:
-            account.ends = account.paid
-            if account.paid <= self.now:
-                del self._accounts[tenant]
+    def _left(self, tenant: str, admitted_end: int = 0) -> None:
+        account = self._accounts[tenant]
+        account.leave(admitted_end)
+        if not account.waiting and account.paid <= self.now:
+            del self._accounts[tenant]

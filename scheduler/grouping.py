@@ -34,6 +34,24 @@ class _Known:
     equal: int = 0
     """Length of their known common prefix, in tokens."""
 
+    def move(self, head: Head) -> None:
+        """The request has more of its prompt in KV."""
+        self.head, self.hashed = head, None
+
+    def hash(self, hashed: Callable[[Sequence[int]], int]) -> int:
+        """The hash of the next tokens, computed once."""
+        if self.hashed is None:
+            self.hashed = hashed(self.prompt[self.head[1] : self.head[1] + HEAD])
+        return self.hashed
+
+    def is_like(self, other: Sequence[int], n: int) -> bool:
+        """Whether the first ``n`` tokens are those of ``other``; each token is compared only once."""
+        start = self.equal if self.like is other else 0
+        if self.prompt[start:n] != other[start:n]:
+            return False
+        self.like, self.equal = other, max(start, n)
+        return True
+
 
 class Grouping:
     """Finds the sources of each plan by the next tokens of the prompts."""
@@ -59,7 +77,7 @@ class Grouping:
             shared = min(end, len(request.prompt) - 1)
             if shared <= request.computed or self._hashed(request) != self._hashed(source):
                 continue
-            if self._alike(request, source, shared):
+            if self._note(request).is_like(source.prompt, shared):
                 return source
         return None
 
@@ -76,7 +94,7 @@ class Grouping:
         if reader is None or other is None or reader.swapped or other.swapped:
             return
         n = min(other.length, len(source.prompt), len(request.prompt) - 1)
-        if n > reader.length and self._alike(request, source, n):
+        if n > reader.length and self._note(request).is_like(source.prompt, n):
             reader.read_from(other, n)
             request.cached_tokens = reader.cached_tokens
 
@@ -85,23 +103,11 @@ class Grouping:
         if note is None or note.prompt is not request.prompt:
             note = self._notes[request.id] = _Known(request.prompt, _head(request, start))
         elif note.head[1] != start:
-            note.head, note.hashed = _head(request, start), None
+            note.move(_head(request, start))
         return note
 
     def _hashed(self, request: Request) -> int:
-        note = self._note(request)
-        if note.hashed is None:
-            note.hashed = self._hash(request.prompt[note.head[1] : note.head[1] + HEAD])
-        return note.hashed
-
-    def _alike(self, request: Request, source: Request, n: int) -> bool:
-        """Whether the first ``n`` tokens are equal; each token is compared only once."""
-        note = self._note(request)
-        start = note.equal if note.like is source.prompt else 0
-        if request.prompt[start:n] != source.prompt[start:n]:
-            return False
-        note.like, note.equal = source.prompt, max(start, n)
-        return True
+        return self._note(request).hash(self._hash)
 
 
 def _groupable(request: Request) -> bool:

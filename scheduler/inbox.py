@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import Literal
 
 from regions.tape import Tape
-from scheduler.request import LifecycleEvent, Request
+from scheduler.request import Request
 from scheduler.tapes import TapeItems
 
 Change = Literal["extend", "replace", "finish"]
@@ -69,9 +69,7 @@ class Inbox:
         with self._changed:
             for request in requests:
                 self._seq += 1
-                request.id = self._seq
-                request.last_chunk_ns = self._clock()
-                request.events.append((LifecycleEvent.QUEUED, request.last_chunk_ns))
+                request.queue(self._seq, self._clock())
                 self._put(request)
             return not self._closed
 

@@ -101,7 +101,7 @@ class RequestLifecycle:
             tenant = request.spec.tenant
             # what belongs to no question is not charged, and goes as if it came alone
             only = request.prefill_only
-            request.start = shares.start(tenant) if only else shares.arrive(tenant, request.takes)
+            request.start_at(shares.start(tenant) if only else shares.arrive(tenant, request.takes))
         self.waits.arrived(request, request.events[0][1])
         if not request.complete:
             self.timeouts.touch(request)
@@ -114,7 +114,7 @@ class RequestLifecycle:
         if request is None or request.complete:
             return
         if note.change == "finish":
-            request.complete, request.last_chunk_ns = True, note.at
+            request.finish_prompt(note.at)
             self.timeouts.forget(request)
         else:
             prompt = _joined(request.prompt, note.tokens) if note.change == "extend" else note.tokens
@@ -153,9 +153,7 @@ class RequestLifecycle:
     def lose(self, entries: Sequence[Entry], failure: Failure) -> None:
         """Handle a failed batch: its requests end, its records are tried once more."""
         for entry in entries:
-            if isinstance(entry.work, TapeAppend) and not entry.work.failures:
-                entry.work.failures = 1
-            else:
+            if not (isinstance(entry.work, TapeAppend) and entry.work.retry()):
                 self.fail(entry, failure)
 
     def fail(self, entry: Entry, failure: Failure) -> None:

@@ -134,6 +134,19 @@ def first_half(entries: Sequence[Entry]) -> list[Entry]:
     return kept
 
 
+@dataclass(slots=True)
+class _TapeShare:
+    """Tokens and rows that requests leave to tapes, less what these have got; the longest first bar."""
+
+    tokens: int
+    rows: int
+    longest_bar: int
+
+    def take(self, tokens: int) -> None:
+        """A tape got a row of ``tokens``."""
+        self.tokens, self.rows = max(0, self.tokens - tokens), max(0, self.rows - 1)
+
+
 class _Planner:
     """The budgets left during the walk."""
 
@@ -161,8 +174,7 @@ class _Planner:
         """A foreground request has a row in this batch."""
         self.pool_share: int | None = None
         """Tokens left for POOL prompts in a batch with a question; None without one."""
-        self.held_tokens, self.held_rows, self.longest_bar = self._held_for_tapes()
-        """Tokens and rows that requests leave to tapes, less what these have got; the longest first bar."""
+        self.held = self._held_for_tapes()
         self.preemptable: PreemptableBlocks | None = None
         self.entries: list[Entry] = []
         self.waits: dict[PriorityClass, str] = {}
@@ -189,14 +201,14 @@ class _Planner:
         waits, lost = tuple(self.waits.items()), tuple(self.lost)
         return Plan(tuple(self.entries), waits, self.pool_share is not None, lost)
 
-    def _held_for_tapes(self) -> tuple[int, int, int]:
-        """Tokens and rows of the share, as far as bars wait that could run, and the longest first bar."""
+    def _held_for_tapes(self) -> _TapeShare:
+        """The share of tapes, as far as bars wait that could run."""
         limits = self.limits
         max_tokens = int(limits.stream_share * limits.max_batch_tokens)
         max_rows = int(limits.stream_share * limits.max_batch_requests)
         tokens = rows = longest = 0
         if not max_tokens:
-            return 0, 0, 0
+            return _TapeShare(0, 0, 0)
         for append in self.queues.sorted_appends():
             barrier = self.queues.barriers.get(append.tape)
             if append.lost or (barrier is not None and append.seq > barrier):
@@ -212,22 +224,22 @@ class _Planner:
         held = max(min(tokens, max_tokens), longest)
         # the first of the order always gets a token and a row
         rows = min(rows, max_rows, limits.max_batch_requests - 1)
-        return min(held, limits.max_batch_tokens - 1), rows, longest
+        return _TapeShare(min(held, limits.max_batch_tokens - 1), rows, longest)
 
-    def _held(self, request: Request) -> tuple[int, int]:
+    def _held_from(self, request: Request) -> tuple[int, int]:
         """Tokens and rows that a request leaves to tapes; beside questions what these may have there."""
         if request.cls is PriorityClass.FLASH:
             return 0, 0
         if request.cls > PriorityClass.SESSION and self.pool_share is None:
-            return self.held_tokens, self.held_rows
+            return self.held.tokens, self.held.rows
         if not self.after_question:
             return 0, 0
-        chunk = max(self.limits.chunk_min, self.longest_bar)
-        return min(self.held_tokens, chunk), min(self.held_rows, 1)
+        chunk = max(self.limits.chunk_min, self.held.longest_bar)
+        return min(self.held.tokens, chunk), min(self.held.rows, 1)
 
     def _is_full(self, request: Request) -> bool:
         """Whether the batch has no more room for this request, nor for any after it, but only for tapes."""
-        tokens, rows = self._held(request)
+        tokens, rows = self._held_from(request)
         if self.tokens > tokens and self.rows > rows:
             return False
         self._note(request, "tokens" if self.tokens <= tokens else "rows")
@@ -337,7 +349,7 @@ class _Planner:
             chunk = min(self.chunk, self.pool_share)
         else:
             chunk = self.chunk
-        return min(left, chunk, self.tokens - self._held(request)[0])
+        return min(left, chunk, self.tokens - self._held_from(request)[0])
 
     def _append(self, append: TapeAppend) -> Entry | None:
         barrier = self.queues.barriers.get(append.tape)
@@ -355,7 +367,7 @@ class _Planner:
             self._note(append, "tokens")
             return None
         self._spend(tokens, blocks)
-        self.held_tokens, self.held_rows = max(0, self.held_tokens - tokens), max(0, self.held_rows - 1)
+        self.held.take(tokens)
         return Entry(append, n)
 
     def _records(self, append: TapeAppend, barrier: int | None) -> tuple[int, int, int]:
@@ -365,7 +377,7 @@ class _Planner:
         most = min(self.tokens, retention.tokens)
         # Questions wait for the whole pass, so next to them a tape gets the smallest chunk or one record.
         # Next to prompts alone it gets what these leave to tapes.
-        beside = self.limits.chunk_min if self.pool_share is not None else self.held_tokens
+        beside = self.limits.chunk_min if self.pool_share is not None else self.held.tokens
         share = min(most, max(beside, self.limits.chunk_min))
         if append.due or not self.has_request:
             share = most

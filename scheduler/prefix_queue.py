@@ -10,7 +10,7 @@ infinity differs only in its first choice. Several tenants take turns by their w
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from sortedcontainers import SortedDict, SortedList
 
@@ -38,6 +38,10 @@ class _Line:
         self.step = 0  # of algorithm 1: requests admitted so far
         self.requests: SortedDict[int, Request] = SortedDict()
         self.by_match: SortedList[tuple[int, int]] = SortedList()  # (-match length, number)
+
+    def sort(self, matches: Mapping[int, int]) -> None:
+        """Sort by the match length of each request."""
+        self.by_match = SortedList((-match, number) for number, match in matches.items())
 
     def walk(self, k: int | None) -> Iterator[Request]:
         """In order of admission."""
@@ -110,8 +114,8 @@ class PrefixQueue:
     def _apply(self, changes: Sequence[tuple[int, int]]) -> None:
         if len(changes) * MOVES > len(self):
             self._waiting.update((number, (self._waiting[number][0], match)) for number, match in changes)
-            for line in {id(line): line for line, _ in self._waiting.values()}.values():
-                line.by_match = SortedList((-self._waiting[each][1], each) for each in line.requests)
+            for line in self._lines.values():
+                line.sort({number: self._waiting[number][1] for number in line.requests})
             return
         for number, match in changes:
             line, before = self._waiting[number]

@@ -25,10 +25,10 @@ from regions.offload.kv_store import NotResident
 from regions.tape import LiveRecord, Tape
 from scheduler.interfaces import PriorityClass
 from scheduler.observer import Observer
-from scheduler.refresh_policy import RETRY_NS, RefreshPolicy, Replacement, SessionWindow
+from scheduler.refresh_policy import RefreshPolicy, Replacement, SessionWindow
 from scheduler.request import Failure, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
-from scheduler.tapes import TapeItems
+from scheduler.tapes import TapeAppend, TapeItems
 
 if TYPE_CHECKING:
     from engine.divergence import Divergence, Probe
@@ -92,6 +92,79 @@ class _Prefill:
         """Records wait for it."""
         return self.replacement is not None and self.replacement.records is not None
 
+    def open_prefix(self, prefixes: Prefixes) -> tuple[Fork, Sequence[int]]:
+        """Begin with the other prefix: its reader, and the tokens that are to be prefilled."""
+        assert self.replacement is not None  # its prefix
+        frozen = self.replacement.frozen
+        self.prompt = prefixes.open_prefix(frozen)
+        return self.prompt, frozen[self.prompt.cached_tokens :]
+
+    def close_prefix(self, prefixes: Prefixes) -> None:
+        """The prefix is prefilled."""
+        assert self.replacement is not None
+        assert self.prompt is not None  # opened first
+        self.frozen = prefixes.close_prefix(self.replacement.frozen, self.prompt)
+        self.prompt = None
+
+    def open_window(self) -> tuple[Fork, Sequence[int]]:
+        """Go on with the window: its reader, and the tokens that are to be prefilled."""
+        tape, following = self.window.tape, self.replacement
+        leaving = max(0, following.first - tape.evicted_records) if following is not None else 0
+        self.fresh = tape.fresh_window(self.frozen, leaving)
+        tokens = tape.window[self.fresh.begins_at - tape.evicted_tokens :]
+        if following is not None and following.records is not None:
+            tokens = list(chain.from_iterable(record.tokens for record in following.records))
+        self.tokens = len(tokens)
+        return self.fresh, tokens
+
+    def ask(self, reader: Fork, tokens: Sequence[int], on_done: Callable[[Request], None]) -> Request:
+        """The request that prefills ``tokens`` into ``reader``."""
+        self.request = Request(
+            RequestSpec(
+                cls=PriorityClass.SESSION if self.urgent else PriorityClass.STREAM,
+                session=self.window.tape.name,
+                prompt=tokens,
+                max_tokens=0,
+                on_done=on_done,
+                reader=reader,
+                background=not self.urgent,
+            )
+        )
+        return self.request
+
+    def is_overtaken(self, frame_limit: int) -> bool:
+        """All of its window was evicted, or its positions would pass the frame limit."""
+        if self.fresh is None or self.urgent:
+            return False
+        tape, begins = self.window.tape, self.fresh.begins_at
+        end = self.fresh.cached_tokens + tape.evicted_tokens + tape.live_tokens - begins
+        return tape.evicted_tokens - begins >= self.tokens > 0 or end > frame_limit
+
+    def overtake(self) -> None:
+        """It must restart."""
+        self.overtaken = True
+
+    def waits_for(self, append: TapeAppend | None) -> bool:
+        """Whether older records, which wait in ``append``, come before it; until `proceed`."""
+        self.waiting = append is not None and append.seq <= (self.window.barrier or 0)
+        return self.waiting
+
+    def proceed(self) -> None:
+        """Wait no longer."""
+        self.waiting = False
+
+    def adopt(self, fresh: Fork) -> None:
+        """Have the tape take over the window, and the prefix if there is another one."""
+        tape = self.window.tape
+        if self.replacement is None:
+            tape.adopt(fresh)
+            return
+        assert self.frozen is not None  # it was prefilled first
+        records = self.replacement.records
+        live = None if records is None else [LiveRecord(r.tokens, r.ts_event) for r in records]
+        tape.adopt_prefix(fresh, self.frozen, live)
+        self.frozen = None
+
     def release(self) -> None:
         for part in (self.prompt, self.fresh, self.frozen):
             if part is not None:
@@ -141,13 +214,12 @@ class Refresher:
         window, running = self._windows.get(tape), self._running
         if window is None:
             return
-        window.committed = self._clock()
+        window.commit(self._clock())
         if running is not None and running.window is window:
             if running.waiting:
                 self._between(running, self._complete)
-            elif self._is_overtaken(running):
-                running.overtaken = True
-                self._cancel(running)
+            elif running.is_overtaken(self._frame_limit):
+                self._restart(running)
         elif self._is_due(window):
             self._enqueue(window)
 
@@ -177,7 +249,7 @@ class Refresher:
         if window is None:
             self._windows[tape] = SessionWindow(tape, policy, now, now)
         else:
-            window.policy = policy
+            window.follow(policy)
 
     def forget(self, tape: Tape) -> None:
         """Stop refreshing ``tape``; call it before the tape is released."""
@@ -202,10 +274,10 @@ class Refresher:
         return 0 if window is None else window.stale_records
 
     def restore(self, tape: Tape, stale_records: int) -> None:
-        """Go on with a restored tape that lost so many records since its window was prefilled last."""
+        """See `SessionWindow.restore`."""
         window = self._windows.get(tape)
         if window is not None:
-            window.begun_records = tape.evicted_records - stale_records
+            window.restore(stale_records)
 
     def stop(self) -> None:
         """Begin no more refreshes and cancel the one under way: shutdown does not wait for it.
@@ -249,14 +321,6 @@ class Refresher:
         now = self._clock()
         return window.retry - now if window in self._failed else window.idle_wait(now)
 
-    def _is_overtaken(self, running: _Prefill) -> bool:
-        """All of its window was evicted, or its positions would pass the frame limit."""
-        if running.fresh is None or running.urgent:
-            return False
-        tape, begins = running.window.tape, running.fresh.begins_at
-        end = running.fresh.cached_tokens + tape.evicted_tokens + tape.live_tokens - begins
-        return tape.evicted_tokens - begins >= running.tokens > 0 or end > self._frame_limit
-
     def _is_wanted(self, running: _Prefill) -> bool:
         """Its tape is still refreshed, and not to get another prefix; at a stop, records wait for it."""
         window = running.window
@@ -274,8 +338,7 @@ class Refresher:
         if window not in self._queue:
             self._queue.append(window)
         if running is not None and not running.urgent and window.barrier is not None:
-            running.overtaken = True  # it may never get a token, and records wait for this one
-            self._cancel(running)
+            self._restart(running)  # it may never get a token, and records wait for this one
         self._begin()
 
     def _next(self) -> SessionWindow | None:
@@ -293,11 +356,9 @@ class Refresher:
                 continue
             self._running = running = _Prefill(window, following)
             if following is None:
-                self._prefill_window(running)
+                self._prefill(running, *running.open_window(), self._complete)
             else:
-                running.prompt = self._prefixes.open_prefix(following.frozen)
-                rest = following.frozen[running.prompt.cached_tokens :]
-                self._prefill(running, running.prompt, rest, self._prefix_complete)
+                self._prefill(running, *running.open_prefix(self._prefixes), self._prefix_complete)
 
     def _prefill(
         self, running: _Prefill, reader: Fork, tokens: Sequence[int], then: Callable[[_Prefill], None]
@@ -306,18 +367,7 @@ class Refresher:
         if not tokens:
             self._between(running, then)
             return
-        running.request = Request(
-            RequestSpec(
-                cls=PriorityClass.SESSION if running.urgent else PriorityClass.STREAM,
-                session=running.window.tape.name,
-                prompt=tokens,
-                max_tokens=0,
-                on_done=partial(self._prefilled, running, then),
-                reader=reader,
-                background=not running.urgent,
-            )
-        )
-        self._scheduler.submit(running.request)
+        self._scheduler.submit(running.ask(reader, tokens, partial(self._prefilled, running, then)))
 
     def _prefilled(self, running: _Prefill, then: Callable[[_Prefill], None], request: Request) -> None:
         if request.state is State.FINISHED:
@@ -329,45 +379,30 @@ class Refresher:
 
     def _between(self, running: _Prefill, then: Callable[[_Prefill], None]) -> None:
         """Call ``then`` between two batches, or end when the scheduler is closed."""
-        running.waiting = False
+        running.proceed()
         if not self._scheduler.run_between(partial(then, running)):
             self._end(running)
 
     def _prefix_complete(self, running: _Prefill) -> None:
-        assert running.replacement is not None  # its prefix
-        assert running.prompt is not None  # was prefilled
         if running.overtaken or not self._is_wanted(running):
             self._end(running)
             return
-        running.frozen = self._prefixes.close_prefix(running.replacement.frozen, running.prompt)
-        running.prompt = None
-        self._prefill_window(running)
-
-    def _prefill_window(self, running: _Prefill) -> None:
-        tape, following = running.window.tape, running.replacement
-        leaving = max(0, following.first - tape.evicted_records) if following is not None else 0
-        running.fresh = tape.fresh_window(running.frozen, leaving)
-        tokens = tape.window[running.fresh.begins_at - tape.evicted_tokens :]
-        if following is not None and following.records is not None:
-            tokens = list(chain.from_iterable(record.tokens for record in following.records))
-        running.tokens = len(tokens)
-        self._prefill(running, running.fresh, tokens, self._complete)
+        running.close_prefix(self._prefixes)
+        self._prefill(running, *running.open_window(), self._complete)
 
     def _complete(self, running: _Prefill) -> None:
         """Between two batches: catch up, wait, restart, or use the fresh window."""
-        running.overtaken = running.overtaken or self._is_overtaken(running)
+        if running.is_overtaken(self._frame_limit):
+            running.overtake()
         if running.overtaken or not self._is_wanted(running):
             self._end(running)
             return
         tape, fresh = running.window.tape, running.fresh
         assert fresh is not None  # it was prefilled
-        if running.urgent:
-            missing = []
-            append = self._scheduler.queues.appends.get(tape)
-            running.waiting = append is not None and append.seq <= (running.window.barrier or 0)
-        else:
+        missing: list[int] = []
+        if not running.urgent:
             missing = tape.window[fresh.begins_at + fresh.length - tape.evicted_tokens :]
-        if running.waiting:
+        elif running.waits_for(self._scheduler.queues.appends.get(tape)):
             return
         if missing and not self._caught_up(fresh, missing):
             self._prefill(running, fresh, [*fresh.tokens, *missing], self._complete)
@@ -392,13 +427,8 @@ class Refresher:
                 self._observer.compared(tape.name, found)
             if not window.policy.exact:
                 return
-            tape.adopt(fresh)
-        else:
-            assert running.frozen is not None  # it was prefilled first
-            records = following.records
-            live = None if records is None else [LiveRecord(r.tokens, r.ts_event) for r in records]
-            tape.adopt_prefix(fresh, running.frozen, live)
-            running.frozen = None
+        running.adopt(fresh)
+        if following is not None:
             window.replaced()
             self._update_barrier(window)
         self._observer.refreshed(tape.name)
@@ -424,9 +454,14 @@ class Refresher:
             elif window.replacement not in (None, running.replacement):
                 self._queue.append(window)
             elif window.replacement is not None:
-                window.retry = self._clock() + RETRY_NS
+                window.fail(self._clock())
                 self._failed.add(window)
         self._begin()
+
+    def _restart(self, running: _Prefill) -> None:
+        """Cancel the prefill, to begin it again later."""
+        running.overtake()
+        self._cancel(running)
 
     def _cancel(self, running: _Prefill) -> None:
         if running.waiting:

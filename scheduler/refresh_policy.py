@@ -79,6 +79,22 @@ class SessionWindow:
         """A prefill begins."""
         self.begun, self.begun_records = now, self.tape.evicted_records
 
+    def commit(self, now: int) -> None:
+        """The tape has a new version."""
+        self.committed = now
+
+    def follow(self, policy: RefreshPolicy) -> None:
+        """Refresh as ``policy`` says from now on."""
+        self.policy = policy
+
+    def restore(self, stale_records: int) -> None:
+        """Go on with a restored tape that lost so many records since its window was prefilled last."""
+        self.begun_records = self.tape.evicted_records - stale_records
+
+    def fail(self, now: int) -> None:
+        """Its replacement failed."""
+        self.retry = now + RETRY_NS
+
     def is_due(self, now: int) -> bool:
         """To be refreshed for its evicted records, or to be compared."""
         policy = self.policy

@@ -136,10 +136,6 @@ class Request:
 
     spec: RequestSpec
     cls: PriorityClass = field(init=False)
-    session: str = field(init=False)
-    background: bool = field(init=False)
-    prefill_only: bool = field(init=False)
-    """It produces KV but no answer."""
     prompt: Sequence[int] = field(init=False)
     """The prompt received so far."""
     complete: bool = field(init=False)
@@ -192,9 +188,23 @@ class Request:
 
     def __post_init__(self) -> None:
         spec = self.spec
-        self.cls, self.session, self.background = spec.cls, spec.session, spec.background
+        self.cls = spec.cls
         self.prompt, self.complete, self.reader = spec.prompt, spec.complete, spec.reader
-        self.prefill_only = not spec.max_tokens
+
+    @property
+    def session(self) -> str:
+        """The name of its session; empty without one."""
+        return self.spec.session
+
+    @property
+    def background(self) -> bool:
+        """It uses only what other work leaves of a batch."""
+        return self.spec.background
+
+    @property
+    def prefill_only(self) -> bool:
+        """It produces KV but no answer."""
+        return not self.spec.max_tokens
 
     @property
     def computed(self) -> int:
@@ -228,7 +238,8 @@ class Request:
     @property
     def cells(self) -> int:
         """Tokens of KV it may use out of the questions' share: prompt + max_tokens."""
-        return 0 if self.prefill_only else len(self.prompt) + self.spec.max_tokens
+        new = self.spec.max_tokens
+        return len(self.prompt) + new if new else 0
 
     @property
     def takes(self) -> int:
@@ -326,7 +337,7 @@ class Request:
     def chunk(self, n: int, drafts: tuple[int, ...] = ()) -> Chunk:
         """The next ``n`` tokens, with drafts after them, for the executor."""
         assert self.reader is not None  # opened by the allocation
-        sample = n == self.remaining and self.complete and not self.prefill_only
+        sample = n == self.remaining and self.complete and self.spec.max_tokens > 0
         tokens = self.next_tokens(n)
         if drafts:
             tokens = [*tokens, *drafts]
@@ -352,6 +363,19 @@ class Request:
         return [*head, *self.output[: start + n - prompt]]
 
     # Transitions.
+
+    def queue(self, number: int, now: int) -> None:
+        """Get its number, in order of arrival, when it is queued."""
+        self.id, self.last_chunk_ns = number, now
+        self.events.append((LifecycleEvent.QUEUED, now))
+
+    def start_at(self, start: int) -> None:
+        """Get its place among the requests of its class, see `scheduler.fair_queue`."""
+        self.start = start
+
+    def finish_prompt(self, now: int) -> None:
+        """Nothing follows the prompt any more."""
+        self.complete, self.last_chunk_ns = True, now
 
     def admit(self, number: int, now: int) -> None:
         """Enter a batch, as the ``number``-th admission of all."""

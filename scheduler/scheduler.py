@@ -219,7 +219,7 @@ class Scheduler:
         received = self._receive(now)
         planned = self._plan(now)
         allocation = self._allocate(planned)
-        executed = self._execute(allocation.entries)
+        executed = self._execute(self._speculation.draft(allocation.entries))
         if executed is not None:
             self._commit(executed)
         worked = received or allocation.changed
@@ -248,7 +248,7 @@ class Scheduler:
 
     def _plan(self, now: int) -> Plan:
         for append in due(self.queues.sorted_appends(), now, self._limits, self._costs):
-            append.due = True
+            append.promote()
             self.queues.update(append)
         planned = plan(
             self.queues, self._memory, self._limits, self._grouping, after_question=self._after_question
@@ -266,7 +266,6 @@ class Scheduler:
         allocation = allocate(planned, self.queues, self._memory, self._preempt)
         for entry, failure in allocation.failures:
             self._live.fail(entry, failure)
-        allocation.entries = self._speculation.draft(allocation.entries)
         return allocation
 
     def _preempt(self, victim: Request, by: Work) -> None:

@@ -110,6 +110,15 @@ class TapeAppend:
         """Event time of each of the ``n`` oldest records, ns."""
         return [record.ts_event for record in self.head(n)]
 
+    def promote(self) -> None:
+        """Rank above sessions' questions until records are taken."""
+        self.due = True
+
+    def retry(self) -> bool:
+        """Whether the oldest records may be tried once more after a failed batch."""
+        self.failures += 1
+        return self.failures == 1
+
     def take(self, n: int) -> list[TapeItem[Any]]:
         """Remove the ``n`` oldest records from the queue."""
         self.failures, self.due = 0, False
@@ -146,7 +155,7 @@ class TapeAppend:
 
 
 Work = Request | TapeAppend
-"""What the planner, the allocation and the executor handle. It advances in units: tokens, or whole records."""
+"""What the planner and the allocation handle. It advances in units: tokens, or whole records."""
 
 
 def due(appends: Iterable[TapeAppend], now: int, limits: Limits, costs: Costs | None) -> list[TapeAppend]:
