@@ -269,13 +269,14 @@ def close_below(
         feed = feeds[session["first_feed"] + own[slot].bar.leg]
         end = own[slot].index
         at = _fill(session, feed, slots, end, low, out, at)
-        own[slot].index = NEVER
-        _close(session, own[slot].bar)
-        own[slot].bar.low_watermark = _low_watermark(own, fallback)
-        own[slot].bar.ts_closed = session["last_ring"]
-        own[slot].bar.closed_by = session["last_offset"]
-        out[at] = own[slot].bar
-        feed["last"] = own[slot].bar
+        bar = own[slot]["bar"]
+        own[slot]["index"] = NEVER
+        _close(session, bar)
+        bar["low_watermark"] = _low_watermark(own, fallback)
+        bar["ts_closed"] = session["last_ring"]
+        bar["closed_by"] = session["last_offset"]
+        out[at] = bar
+        feed["last"] = bar
         feed["closed_any"] = 1
         at += 1
         feed["empty_run"] = 0

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -102,11 +103,54 @@ class TapeRecord:
     read: tuple[int, int, int] = (0, -1, -1)
 
 
-Submit = Callable[[list[tuple[str, list[TapeRecord]]]], None]
-"""Takes (session, its records), of one batch of the ring: each session's in order."""
+Made = list[tuple[str, list[TapeRecord]]]
+"""(session, its records), of one batch of the ring: each session's in order."""
 
 WatchBars = Callable[[str, Bars], None]
 """Sees (session, BAR [n]) of its closed bars, and of the corrections of earlier ones, in order."""
+
+
+class Phase(Enum):
+    """How a session's next bars go to the engine."""
+
+    LIVE = "live"
+    """As many at a time as it has room for."""
+    IN_ORDER = "in order"
+    """No more at a time than one record closes: each version is made as the first time."""
+    REBUILDING = "rebuilding"
+    """As in order. An earlier engine answered them, so they are neither held nor skipped."""
+
+
+class BarConsumer:
+    """What a data plane feeds. It takes all bars as they come; override what differs.
+
+    The plane's thread calls these methods, and an exception of `submit` or `restart` ends its step.
+    """
+
+    def submit(self, made: Made) -> None:
+        """Take records, those of all sessions together."""
+        raise NotImplementedError
+
+    def room(self, session: str) -> int:
+        """How many more bars it takes now: wake the ring when that grows and the session `waits`."""
+        return sys.maxsize
+
+    def phase(self, session: str) -> Phase:
+        """How the session's next bars are to come."""
+        return Phase.LIVE
+
+    def may_close_idle(self) -> bool:
+        """Whether open bars of idle sessions are closed now."""
+        return True
+
+    def watch(self, session: str, bars: Bars) -> None:
+        """See closed bars, and corrections of earlier ones, BAR [n], in order, before they are submitted."""
+
+    def restart(self, session: str, restart: Restart) -> None:
+        """Note a new anchor, before the first record around it."""
+
+    def refuse(self, session: str, refused: RefusedRecord) -> None:
+        """Note a record that a session refuses."""
 
 
 class _DecimalEncoder:
@@ -161,13 +205,13 @@ class _Session:
         """The records on its tape by the openings of their bars; None: a correction."""
         self.bars_ns = 0
         self.releasing = False
-        """Bars from the backlog are on their way to the engine."""
+        """Bars from the backlog are on their way to the engine, until `released`."""
         self.restored = False
         """It came from a snapshot, and nothing behind that has been read yet."""
-        self.late = self.late_event = 0
+        self._late = self._late_event = 0
         """Late records so far, and the event time of the newest one, ns."""
         self._late_reported = self._report_late_at = 0
-        self.excluded = 0
+        self._left_out = 0
         """Bars to come that are dropped."""
         self.bars = metrics.counter("foretick_bars_total", session=spec.name)
         self.waiting = metrics.gauge("foretick_bars_waiting", session=spec.name)
@@ -201,20 +245,38 @@ class _Session:
 
     def report_late(self, now_ns: int) -> None:
         """Log how many records came late since the last time, once in `_REPORT_NS`."""
-        if self.late == self._late_reported or now_ns < self._report_late_at:
+        if self._late == self._late_reported or now_ns < self._report_late_at:
             return
         log.warning(
             "session %s: %d records came after their bar had closed (bars.late = %s), the newest one of %s",
             self.spec.name,
-            self.late - self._late_reported,
+            self._late - self._late_reported,
             self.spec.feeds.policy.late,
-            np.datetime64(self.late_event, "ns"),
+            np.datetime64(self._late_event, "ns"),
         )
-        self._late_reported, self._report_late_at = self.late, now_ns + _REPORT_NS
+        self._late_reported, self._report_late_at = self._late, now_ns + _REPORT_NS
 
-    def count_records(self, **totals: int) -> None:
-        """Note the totals of its records, by metric."""
+    def count_records(self, late_event: int, **totals: int) -> None:
+        """Note the totals of its records, by metric, and the event time of the newest late one, ns."""
+        self._late, self._late_event = totals["records_late"], late_event
         self._grow(**totals)
+
+    def exclude(self, bars: int) -> None:
+        """Drop the next ``bars`` when they close."""
+        self._left_out = bars
+
+    def go_on(self) -> None:
+        """It is read from now on, if it came from a snapshot."""
+        self.restored = False
+
+    def take(self, n: int, now_ns: int) -> Bars | None:
+        """The ``n`` oldest bars of the backlog, BAR [n], on their way to the engine; None for no bar."""
+        self.releasing = n > 0
+        return self.backlog.take(n, now_ns) if n > 0 else None
+
+    def released(self) -> None:
+        """What was taken is with the engine."""
+        self.releasing = False
 
     def cut(self, builder: BuilderState) -> PlaneState:
         """Its state, with that of its open bars."""
@@ -244,9 +306,9 @@ class _Session:
 
     def add(self, bars: Bars, bars_ns: int, *, rebuilding: bool) -> None:
         """Its closed bars wait, with late records among them, and are counted."""
-        dropped = min(self.excluded, len(bars))
+        dropped = min(self._left_out, len(bars))
         if dropped:
-            self.excluded, bars = self.excluded - dropped, bars[dropped:]
+            self._left_out, bars = self._left_out - dropped, bars[dropped:]
         self.bars.inc(int(np.count_nonzero((bars["flags"] & LATE) == 0)))
         self.backlog.add(bars, all_count=rebuilding)
         self.bars_ns = bars_ns
@@ -302,21 +364,16 @@ def record_waits(words: Words, base: int, records: Records, now: int) -> None:
 
 
 class DataPlane:
-    """Ring in, tape records out through `submit`, those of all sessions together.
+    """Ring in, tape records out to the consumer, those of all sessions together.
 
-    `restart(session, restart)` is called before the first record around a new anchor. `source` labels the
-    ring's metrics, `clock` is the monotonic clock in ns. `room(session)` is how many more bars the engine
-    takes now: wake the ring when that grows and the session `waits`. `refuse(session, refused)` is called for
-    each record that a session refuses. ``one_version_at_a_time(session)``: bars go to the engine in no larger
-    pieces than a record closes. ``rebuilding(session)``: its bars were answered before. ``skips``: the source
-    cannot wait, see `ingest.backlog`. ``may_close_idle()``: whether open bars of idle sessions are closed
-    now. ``watch`` sees all bars before they are submitted. The plane is the only writer of these metrics: the
-    stages ring_wait, bars and tokenise, `foretick_bars_total`, `foretick_records_late_total`,
-    `foretick_records_ignored_total`, `foretick_records_duplicate_total`, `foretick_records_amended_total`,
-    `foretick_price_jumps_total`, `foretick_bars_rounded_total`, `foretick_volumes_saturated_total`,
-    `foretick_anchors_total`, `foretick_bars_skipped_total`, `foretick_bars_waiting`,
-    `foretick_ring_dropped_total` and `foretick_ring_fill_ratio`. An exception of `submit` or `restart`
-    propagates from `step`, `flush` or `run`.
+    ``source`` labels the ring's metrics, ``clock`` is the monotonic clock in ns. ``skips``: the source cannot
+    wait, see `ingest.backlog`. The plane is the only writer of these metrics: the stages ring_wait, bars and
+    tokenise,
+    `foretick_bars_total`, `foretick_records_late_total`, `foretick_records_ignored_total`,
+    `foretick_records_duplicate_total`, `foretick_records_amended_total`, `foretick_price_jumps_total`,
+    `foretick_bars_rounded_total`, `foretick_volumes_saturated_total`, `foretick_anchors_total`,
+    `foretick_bars_skipped_total`, `foretick_bars_waiting`, `foretick_ring_dropped_total` and
+    `foretick_ring_fill_ratio`.
     """
 
     def __init__(
@@ -325,29 +382,18 @@ class DataPlane:
         source: str,
         tokeniser: Tokeniser,
         specs: Sequence[SessionSpec],
-        submit: Submit,
+        consumer: BarConsumer,
         metrics: MetricStore,
         *,
         clock: Callable[[], int] = time.monotonic_ns,
-        room: Callable[[str], int] = lambda session: sys.maxsize,
         skips: bool = False,
-        one_version_at_a_time: Callable[[str], bool] = lambda session: False,
-        rebuilding: Callable[[str], bool] = lambda session: False,
-        restart: Callable[[str, Restart], None] = lambda session, restart: None,
-        refuse: Callable[[str, RefusedRecord], None] = lambda session, refused: None,
-        may_close_idle: Callable[[], bool] = lambda: True,
-        watch: WatchBars = lambda session, bars: None,
     ) -> None:
-        self._ring, self._tokeniser, self._submit, self._restart = ring, tokeniser, submit, restart
-        self._metrics, self._skips, self._refuse = metrics, skips, refuse
+        self._ring, self._tokeniser, self._consumer = ring, tokeniser, consumer
+        self._metrics, self._skips, self._clock = metrics, skips, clock
         self._sessions = [_Session(spec, tokeniser, metrics, skips) for spec in specs]
         self._by_name = {spec.name: each for spec, each in zip(specs, self._sessions, strict=True)}
         self._builder = BarBuilder([spec.feeds for spec in specs])
         self._changes: deque[tuple[Sequence[SessionSpec], Callable[[], None]]] = deque()
-        self._clock, self._room, self._bit_by_bit = clock, room, one_version_at_a_time
-        self._rebuilding = rebuilding
-        self._may_close_idle = may_close_idle
-        self._watch = watch
         self._drained_until = clock()
         """All that came before this time was taken out of the ring."""
         self._building = threading.Lock()
@@ -375,7 +421,7 @@ class DataPlane:
             self._change(*self._changes.popleft())
         until = self._ring.read_until or sys.maxsize  # before the ring is read: it has all up to there
         drained = 0 if self.full else self._drain()
-        if self._builder.closes_idle and self._may_close_idle():
+        if self._builder.closes_idle and self._consumer.may_close_idle():
             now_ns = self._drained_until
             with self._building:
                 self._builder.partitions_assigned(
@@ -401,7 +447,7 @@ class DataPlane:
 
     def exclude(self, session: str, bars: int) -> None:
         """Drop the next ``bars`` of a session when they close. Call it on the thread that steps."""
-        self._by_name[session].excluded = bars
+        self._by_name[session].exclude(bars)
 
     def flush(self, until_ns: int = 0) -> None:
         """Close every open bar at the end of the input. Call it on the thread that steps.
@@ -410,7 +456,7 @@ class DataPlane:
         """
         with self._building:
             for session in self._sessions:
-                session.restored = False
+                session.go_on()
             self._accept(self._builder.flush(until_ns), 0)
         self._release()
 
@@ -489,7 +535,7 @@ class DataPlane:
         with self._building:
             for number, each in enumerate(self._sessions):
                 if each.restored and each.spec.name in sessions:
-                    each.restored = False
+                    each.go_on()
                     self._builder.partitions_assigned(now_ns, [number])
 
     def mark_gap(self) -> None:
@@ -539,11 +585,11 @@ class DataPlane:
             bars = self._builder.update(records, started)
             bars_ns = self._since(started, self._bars)
             for number in np.unique(bars["session"]).tolist():
-                self._sessions[number].restored = False
+                self._sessions[number].go_on()
             self._accept(bars, bars_ns)
         self._count_records()
         for refused in self._builder.take_refused():
-            self._refuse(self._sessions[refused.session].spec.name, refused)
+            self._consumer.refuse(self._sessions[refused.session].spec.name, refused)
         return n
 
     def _count_records(self) -> None:
@@ -556,21 +602,20 @@ class DataPlane:
             "records_duplicate": builder.duplicates,
             "records_in_bars": builder.taken,
         }
-        late, events = totals["records_late"], builder.late_events
+        events = builder.late_events
         for number, session in enumerate(self._sessions):
-            session.count_records(**{name: counts[number] for name, counts in totals.items()})
-            session.late, session.late_event = late[number], events[number]
+            session.count_records(events[number], **{name: own[number] for name, own in totals.items()})
 
     def _accept(self, bars: Bars, bars_ns: int) -> None:
         for number in np.unique(bars["session"]).tolist():
             session = self._sessions[number]
-            rebuilding = self._rebuilding(session.spec.name)
+            rebuilding = self._consumer.phase(session.spec.name) is Phase.REBUILDING
             session.add(bars[bars["session"] == number], bars_ns, rebuilding=rebuilding)
 
     def _release(self) -> None:
         """Encode and submit the bars that the engine has room for."""
         # one call for all sessions: the engine wakes at the first and would begin a pass with it alone
-        made: list[tuple[str, list[TapeRecord]]] = []
+        made: Made = []
         now_ns = self._clock()
         for session in self._sessions:
             if not len(session.backlog):
@@ -580,34 +625,32 @@ class DataPlane:
                 pass
             session.waiting.set(len(session.backlog))
         if made:
-            self._submit(made)
+            self._consumer.submit(made)
         for session in self._sessions:
-            session.releasing = False
+            session.released()
 
-    def _release_of(self, session: _Session, now_ns: int, made: list[tuple[str, list[TapeRecord]]]) -> bool:
+    def _release_of(self, session: _Session, now_ns: int, made: Made) -> bool:
         """Add what the engine has room for to ``made``; whether there were bars, but nothing to submit."""
         with self._building:  # so that a cut is before or behind it
-            name = session.spec.name
-            held = session.restored or (session.backlog.held(now_ns) and not self._rebuilding(name))
-            room = 0 if held else self._room(name)
-            if room > 0 and self._bit_by_bit(name):
-                room = min(room, session.backlog.together)
-            session.releasing = room > 0
-            bars = session.backlog.take(room, now_ns) if room > 0 else None
+            name, backlog = session.spec.name, session.backlog
+            phase = self._consumer.phase(name)
+            held = session.restored or (backlog.held(now_ns) and phase is not Phase.REBUILDING)
+            room = 0 if held else self._consumer.room(name)
+            bars = session.take(room if phase is Phase.LIVE else min(room, backlog.together), now_ns)
         return bars is not None and len(bars) > 0 and not self._encode(session, bars, made)
 
-    def _encode(self, session: _Session, bars: Bars, made: list[tuple[str, list[TapeRecord]]]) -> bool:
+    def _encode(self, session: _Session, bars: Bars, made: Made) -> bool:
         """Encode bars of a session, and add them to what is ``made`` to be submitted; whether any were."""
         name, started = session.spec.name, self._clock()
         pieces = session.encode(bars)
         tokenise_ns = self._since(started, self._tokenise)
         for now, piece in pieces:
-            self._watch(name, now)
+            self._consumer.watch(name, now)
             if piece.restart is not None:
                 if made:  # records before the restart belong to the old window
-                    self._submit(made[:])
+                    self._consumer.submit(made[:])
                     made.clear()
-                self._restart(name, piece.restart)
+                self._consumer.restart(name, piece.restart)
             lacking = session.lacking(now, piece.lines)
             made.append((name, _tape_records(piece, now, lacking, session.bars_ns, tokenise_ns)))
         return bool(pieces)

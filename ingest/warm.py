@@ -10,7 +10,7 @@ import numpy as np
 from ingest.bars import BarPolicy, one_each
 from ingest.compact import CompactSpec
 from ingest.identity import IDENTITY, unpacked_tables
-from ingest.plane import DataPlane, SessionSpec
+from ingest.plane import BarConsumer, DataPlane, Made, SessionSpec
 from ingest.record import QUOTE, RecordWriter
 from ingest.ring import Mode, Ring
 from ingest.tokens import Tokeniser
@@ -35,18 +35,26 @@ def warm_up() -> None:
             os.close(wake_fd)
 
 
+class _StopsAtABar(BarConsumer):
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+
+    def submit(self, made: Made) -> None:
+        self.stop.set()
+
+
 def _one_bar(ring: Ring) -> None:
     metrics = MetricStore.local({"session": ["warm", "compact"], "source": ["warm"]})
     policy = BarPolicy(1_000_000_000, empty="fill", max_fill=1, idle_close_ns=3_600_000_000_000)
     feeds = one_each(2, policy)
     tokeniser = Tokeniser(lambda text: [ord(character) for character in text])
-    stop = threading.Event()
+    consumer = _StopsAtABar()
     plane = DataPlane(
         ring,
         "warm",
         tokeniser,
         [SessionSpec("warm", feeds[0]), SessionSpec("compact", feeds[1], CompactSpec())],
-        lambda made: stop.set(),
+        consumer,
         metrics,
     )
     writer = RecordWriter(4)
@@ -55,7 +63,7 @@ def _one_bar(ring: Ring) -> None:
     plane.mark_gap()
     ring.push(writer.records)
     ring.tell_read(1)
-    plane.run(stop)
+    plane.run(consumer.stop)
     ring.wait(0.0)
     plane.flush()
     unpacked_tables(np.zeros(1, IDENTITY), 1)

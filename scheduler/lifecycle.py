@@ -113,7 +113,8 @@ class RequestLifecycle:
         request = self.queues.requests.get(note.id)
         if request is None or request.complete:
             return
-        if note.change == "finish":
+        finished = note.change == "finish"
+        if finished:
             request.finish_prompt(note.at)
             self.timeouts.forget(request)
         else:
@@ -124,7 +125,7 @@ class RequestLifecycle:
                 more, tenant = request.takes - before, request.spec.tenant
                 shares.grow(tenant, more, admitted=request.admitted > 0)
             self.timeouts.touch(request)
-        if request.complete and not request.prompt:
+        if finished and not request.prompt:
             self.end(request, State.FAILED, Failure("bad_prompt", "the prompt was finished without a token"))
         elif (failure := refusal(request, self._limits, self._memory)) is not None:
             self.end(request, State.FAILED, failure)

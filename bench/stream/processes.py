@@ -19,7 +19,7 @@ from bench.run import timed
 from daemon.api.client import QueryClient
 from flash.question import PAPER_SIX
 from ingest.bars import BarPolicy, one_each
-from ingest.plane import DataPlane, SessionSpec, TapeRecord
+from ingest.plane import BarConsumer, DataPlane, Made, SessionSpec
 from ingest.record import RECORD
 from ingest.ring import Ring
 from ingest.tokens import Tokeniser
@@ -75,7 +75,7 @@ def encode(text: str) -> list[int]:
     return [int(p) + 1000 * len(p) if p.isdigit() else ord(p) for p in pieces]
 
 
-class Counted:
+class Counted(BarConsumer):
     """A data plane over one ring that counts its bars and tokens."""
 
     def __init__(self, ring: Ring, sessions: list[str]) -> None:
@@ -86,11 +86,12 @@ class Counted:
             _SOURCE,
             Tokeniser(encode),
             [SessionSpec(name, each) for name, each in zip(sessions, feeds, strict=True)],
-            self._submit,
+            self,
             MetricStore.local({"session": sessions, "source": [_SOURCE]}),
         )
 
-    def _submit(self, made: list[tuple[str, list[TapeRecord]]]) -> None:
+    def submit(self, made: Made) -> None:
+        """Count the records."""
         for _, records in made:
             self.bars += len(records)
             self.tokens += sum(len(record.tokens) for record in records)

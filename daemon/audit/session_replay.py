@@ -39,7 +39,7 @@ from ingest import warm_up
 from ingest.bar_kernel import SESSION
 from ingest.bars import AMENDS
 from ingest.compact import Anchor, CompactSpec
-from ingest.plane import DataPlane, TapeRecord
+from ingest.plane import BarConsumer, DataPlane, Made, TapeRecord
 from ingest.plane_state import Rows
 from ingest.ring import Ring
 from ingest.tokens import Tokeniser
@@ -108,6 +108,17 @@ class _Seen:
         return done
 
 
+class _Records(BarConsumer):
+    """Keeps the records of all bars."""
+
+    def __init__(self) -> None:
+        self.records: list[TapeRecord] = []
+
+    def submit(self, made: Made) -> None:
+        """Keep them."""
+        self.records.extend(each for _, own in made for each in own)
+
+
 class Replay:
     """The session ``name`` of ``config``; use it as a context. Feed it once, after `bars`.
 
@@ -174,13 +185,13 @@ class Replay:
     async def bars(self, batches: Batches) -> list[End]:
         """Read (source, messages) to their end; the session behind each bar that they make."""
         name, state = self._session.name, None if self.snapshot is None else self.snapshot.state
-        made: list[TapeRecord] = []
+        made = _Records()
         plane = DataPlane(
             self._ring,
             self._sources[0],
             Tokeniser(self.built.prompt.encode),
             [self.host.input.spec(name)],
-            lambda records: made.extend(each for _, own in records for each in own),
+            made,
             self._store,
         )
         if state is not None:
@@ -195,7 +206,7 @@ class Replay:
         plane.flush(self._until_ns)
         history = History(len(self._session.symbols), restored=() if state is None else state.closed)
         ends, newest = list[End](), dict[int, int]()
-        for record in made:
+        for record in made.records:
             if not record.flags & AMENDS:
                 history.take(record.bar.leg, record.bar.ts_open)
             stream, _, last = record.read

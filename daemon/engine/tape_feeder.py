@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -17,10 +17,10 @@ from daemon.progress import Position, Progress
 from daemon.protocol import InputNumbers, RecordRefused
 from feeds.market_data import InputRange
 from ingest.backlog import TapeWindow
-from ingest.bars import AMENDS, EMPTY, GAP, BarPolicy, Feeds, RefusedRecord
+from ingest.bars import AMENDS, EMPTY, GAP, BarPolicy, Bars, Feeds, RefusedRecord
 from ingest.compact import Anchor, CompactSpec, Restart
 from ingest.lines import LineSpec
-from ingest.plane import DataPlane, SessionSpec, TapeRecord, WatchBars
+from ingest.plane import BarConsumer, DataPlane, Made, Phase, SessionSpec, TapeRecord, WatchBars
 from ingest.plane_state import PlaneState, Taken
 from ingest.ring import Ring
 from ingest.tokens import Tokeniser
@@ -114,7 +114,74 @@ def policy_of(bars: BarsConfig) -> BarPolicy:
     )
 
 
-class TapeFeeder:
+@dataclass(eq=False, slots=True)
+class _Fed:
+    """A session that is fed. ``follows``: another daemon answers."""
+
+    legs: int
+    follows: bool
+    ahead: int = 0
+    """Bars that the scheduler has; under the lock of `TapeFeeder`."""
+    paused: bool = False
+    """It is given no bars for now."""
+    bars: int = 0
+    unanswered: int = 0
+    """Bars so far that no earlier engine had answered."""
+    anchor: Anchor | None = None
+    """Of its newest version."""
+    positions: Sequence[Position | None] = ()
+    """Where the symbols of a restored session are read on."""
+    history: History | None = None
+
+    def follow(self, known: Progress) -> History:
+        """Its history, which begins at what is ``known``."""
+        if self.history is None:
+            self.history = History(self.legs, known.closed, corrected=known.corrected, follows=self.follows)
+        return self.history
+
+    def restore(self, state: SavedSession, known: Progress) -> None:
+        """Go on from a snapshot."""
+        self.positions, self.bars, self.anchor = state.positions, state.bars, state.newest.anchor
+        # without a log there is nothing to read again
+        known_closed = known.closed if state.has_log else ()
+        self.history = History(
+            len(state.positions),
+            known_closed,
+            state.closed,
+            corrected=known.corrected,
+            restored_corrected=state.corrected,
+            follows=self.follows,
+        )
+
+    def promote(self, known: Progress) -> None:
+        """Another daemon has answered up to what is ``known``; what follows is this one's."""
+        self.follows = False
+        if self.history is not None:
+            self.history.promote(known.closed, known.corrected)
+
+    def take(self, history: History, record: TapeRecord, several: bool) -> TapeItem[Appended]:
+        """Its next bar for the scheduler. ``several``: there are several sources."""
+        late = record.read[2] if record.flags & AMENDS else None
+        answered = history.take(record.bar.leg, record.bar.ts_open, late)
+        self.unanswered += not answered
+        restored = self._restored(record, several)
+        payload = Appended(record, self.bars, history.closed, answered, restored, history.corrected)
+        self.bars += 1
+        return TapeItem(record.tokens, payload, record.ts_last_event, record.ts_closed)
+
+    def _restored(self, record: TapeRecord, several: bool) -> InputRange | None:
+        """The records of a bar that an earlier engine began, if they were read from a log."""
+        _, first, last = record.read
+        # see `received_before`
+        if record.first_offset or first < 0 or record.flags & EMPTY:
+            return None
+        position = self.positions[record.bar.leg]
+        if position is None:
+            return None
+        return InputRange(position.topic, position.partition, first, last, position.source if several else "")
+
+
+class TapeFeeder(BarConsumer):
     """Appends the ring's records to the tapes; `run` is the data plane's thread."""
 
     def __init__(
@@ -134,56 +201,27 @@ class TapeFeeder:
     ) -> None:
         """``credits``: bars of a session that the scheduler has at a time, by default `CREDITS` say.
 
-        ``standby``: another daemon answers, until `promote`. ``watch``: see `DataPlane`.
+        ``standby``: another daemon answers, until `promote`. ``watch`` sees (session, its closed bars and
+        corrections) before they are appended.
         """
         self.standby, self._clock = standby, clock
-        self._emit, self._store = emit, store
-        self._ring, self._scheduler, self._prefixes = ring, scheduler, built.prefixes
-        self._tapes = built.tapes
-        self._appended: Counter[str] = Counter()
-        self._ahead: Counter[str] = Counter()
-        """Bars of each session that the scheduler has."""
-        self._unanswered: Counter[str] = Counter()
-        """Bars of each session so far that no earlier engine had answered."""
-        self._anchors: dict[str, Anchor | None] = {}
-        """Of each session's newest version."""
-        self._history: dict[str, History] = {}
-        self._positions: dict[str, Sequence[Position | None]] = {}
-        """Where each restored session's symbols are read on."""
+        self._config, self._built, self._scheduler = config, built, scheduler
+        self._ring, self._store = ring, store
+        self._emit, self._watch = emit, watch
         sources = [connector for _, connector in config.feeds.values()]
-        self._several = len(sources) > 1
         self._rereads = bool(sources) and all(each.rereads for each in sources)
-        self._paused: set[str] = set()
-        """Sessions that are given no bars for now."""
-        self._lock, self._following = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
         self._stop = threading.Event()
         self._ended = threading.Event()
         self._leave_ring = threading.Event()
         """Set by `end` and by `stop`: ends the data plane's loop."""
         self._changing = threading.Lock()
-        self._bars, self._symbols = config.bars, dict(symbols)
+        self._symbols = dict(symbols)
         self._specs = {each.name: self._spec(each, built.lines[each.name]) for each in config.sessions}
-        skips = config.skips
-        self._most = credits or (CREDITS if skips else 4 * CREDITS)
-        self._progress = built.progress
-        self._plane = DataPlane(
-            ring,
-            source,
-            Tokeniser(built.prompt.encode),
-            list(self._specs.values()),
-            self._append,
-            store,
-            clock=clock,
-            room=self._room,
-            one_version_at_a_time=self._goes_in_order,
-            rebuilding=self.rebuilding,
-            skips=skips,
-            restart=self._restart,
-            refuse=self._refuse,
-            # records of the open bars may wait behind what the other daemon has committed
-            may_close_idle=lambda: not self.standby,
-            watch=watch,
-        )
+        self._fed = {name: _Fed(len(spec.feeds.symbols), standby) for name, spec in self._specs.items()}
+        self._most = credits or (CREDITS if config.skips else 4 * CREDITS)
+        tokeniser, specs = Tokeniser(built.prompt.encode), list(self._specs.values())
+        self._plane = DataPlane(ring, source, tokeniser, specs, self, store, clock=clock, skips=config.skips)
         scheduler.subscribe(self.on_commit, self.on_drop)
 
     def run(self, idle: Callable[[], bool], on_end: Callable[[], None]) -> None:
@@ -217,7 +255,7 @@ class TapeFeeder:
     @property
     def settled(self) -> bool:
         """The ring is empty, and no bar waits or is with the scheduler."""
-        return not (self._ring.fill or self._plane.waiting or any(self._ahead.values()))
+        return not (self._ring.fill or self._plane.waiting or any(fed.ahead for fed in self._fed.values()))
 
     def set(
         self,
@@ -236,58 +274,42 @@ class TapeFeeder:
             since_ns = 0
             if session.name not in self._specs:
                 since_ns = self._clock()
-                counted = self._appended, self._unanswered, self._ahead
-                for kept in (*counted, self._history, self._anchors, self._positions):
-                    kept.pop(session.name, None)
+                self._fed[session.name] = _Fed(len(session.symbols), self.standby)
             self._specs[session.name] = self._spec(session, line, since_ns)
             self._plane.change(list(self._specs.values()), done or (lambda: None))
 
     def rebuilding(self, session: str) -> bool:
         """Whether bars that were answered before the engine's start are still to come. Any thread."""
-        found = self._history.get(session)
-        if found is None and self._rereads and (spec := self._specs.get(session)) is not None:
-            found = self._follow(session, spec)
-        return found is not None and found.rebuilding
+        fed = self._fed.get(session)
+        if fed is None or (fed.history is None and not self._rereads):
+            return False
+        return self._follow(session, fed).rebuilding
 
     def pause(self, session: str, is_paused: bool) -> None:
         """Give the scheduler no more bars of a session, or go on. Any thread."""
-        if is_paused:
-            self._paused.add(session)
-        else:
-            self._paused.discard(session)
+        self._fed[session].paused = is_paused
+        if not is_paused:
             self._ring.wake()
 
     def ahead(self, session: str) -> int:
         """Bars of a session that the scheduler has. Any thread."""
         with self._lock:
-            return self._ahead[session]
+            return self._fed[session].ahead
 
     def cut(self, session: str) -> FeederState | None:
         """The session's state; None while bars are on their way to its tape. Between two batches."""
         found = self._plane.cut(session, lambda: not self.ahead(session))
         if found is None:
             return None
-        history = self._followed(session)
-        return FeederState(*found, history.seen, history.seen_corrected, self._appended[session])
+        fed = self._fed[session]
+        history = self._follow(session, fed)
+        return FeederState(*found, history.seen, history.seen_corrected, fed.bars)
 
     def restore(self, session: str, state: SavedSession) -> None:
         """Go on from a snapshot, before the first record."""
         reread = [state.has_log] * len(state.positions)
         self._plane.restore(session, state.plane, reread)
-        self._positions[session] = state.positions
-        self._appended[session] = state.bars
-        self._anchors[session] = state.newest.anchor
-        known = self._progress.get(session, Progress())
-        # without a log there is nothing to read again
-        known_closed = known.closed if state.has_log else ()
-        self._history[session] = History(
-            len(reread),
-            known_closed,
-            state.closed,
-            corrected=known.corrected,
-            restored_corrected=state.corrected,
-            follows=self.standby,
-        )
+        self._fed[session].restore(state, self._progress(session))
 
     def partitions_assigned(self, sessions: Collection[str]) -> None:
         """The records of these sessions are read from now on: see `DataPlane.restore`."""
@@ -308,12 +330,11 @@ class TapeFeeder:
         """
 
         def go_on() -> None:
-            with self._following:
+            with self._lock:
                 self.standby = False
-                self._progress.update(progress)
-                for name, history in self._history.items():
-                    known = progress.get(name, Progress())
-                    history.promote(known.closed, known.corrected)
+                self._built.progress.update(progress)
+                for name, fed in self._fed.items():
+                    fed.promote(progress.get(name, Progress()))
             self._plane.partitions_assigned()
             done()
 
@@ -332,7 +353,7 @@ class TapeFeeder:
 
     def on_commit(self, tape: Tape, version: int, records: TapeItems) -> None:
         """These bars' credits come back."""
-        self._anchors[tape.name] = newest(records).anchor
+        self._fed[tape.name].anchor = newest(records).anchor
         self._committed(tape, len(records))
 
     def on_drop(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
@@ -341,89 +362,82 @@ class TapeFeeder:
 
     def open_lines(self, session: str) -> list[int]:
         """The session's open bars behind its newest version, as tokens; none while bars between them wait."""
-        lines = self._plane.open_lines(session, self._anchors.get(session))
+        fed = self._fed[session]
+        lines = self._plane.open_lines(session, fed.anchor)
         with self._lock:
-            return [] if self._ahead[session] else lines
+            return [] if fed.ahead else lines
 
-    def _append(self, made: Sequence[tuple[str, Sequence[TapeRecord]]]) -> None:
-        made = [(name, records) for name, records in made if name in self._tapes]  # others are being closed
+    # What the data plane calls, on its thread.
+
+    def submit(self, made: Made) -> None:
+        """Append the records to their tapes."""
+        tapes = self._built.tapes
+        made = [(name, records) for name, records in made if name in tapes]  # others are being closed
         with self._lock:
             for name, records in made:
-                self._ahead[name] += len(records)
-        self._scheduler.append_together(
-            [(self._tapes[session], self._items(session, records)) for session, records in made]
-        )
+                self._fed[name].ahead += len(records)
+        self._scheduler.append_together([(tapes[name], self._items(name, own)) for name, own in made])
 
-    def _spec(self, session: SessionConfig, line: LineSpec | CompactSpec, since_ns: int = 0) -> SessionSpec:
-        feeds = Feeds(
-            tuple(self._symbols[each] for each in session.symbols),
-            policy_of(session.bars(self._bars)),
-            since_ns,
-            line.price_scale,
-        )
-        return SessionSpec(session.name, feeds, line, _window(self._tapes[session.name].retention))
-
-    def _items(self, session: str, records: Sequence[TapeRecord]) -> list[TapeItem[Appended]]:
-        history, items = self._followed(session), []
-        for ordinal, record in enumerate(records, self._appended[session]):
-            late = record.read[2] if record.flags & AMENDS else None
-            answered = history.take(record.bar.leg, record.bar.ts_open, late)
-            self._unanswered[session] += not answered
-            restored = self._restored(session, record)
-            payload = Appended(record, ordinal, history.closed, answered, restored, history.corrected)
-            items.append(TapeItem(record.tokens, payload, record.ts_last_event, record.ts_closed))
-        self._appended[session] += len(records)
-        return items
-
-    def _restored(self, session: str, record: TapeRecord) -> InputRange | None:
-        """The records of a bar that an earlier engine began, if they were read from a log."""
-        _, first, last = record.read
-        # see `received_before`
-        if record.first_offset or first < 0 or record.flags & EMPTY:
-            return None
-        position = self._positions[session][record.bar.leg]
-        if position is None:
-            return None
-        source = position.source if self._several else ""
-        return InputRange(position.topic, position.partition, first, last, source)
-
-    def _followed(self, session: str) -> History:
-        return self._history.get(session) or self._follow(session, self._specs[session])
-
-    def _follow(self, session: str, spec: SessionSpec) -> History:
-        """Asks come on other threads than bars do: whoever is first, all follow one history."""
-        with self._following:
-            known = self._progress.get(session, Progress())
-            made = History(
-                len(spec.feeds.symbols), known.closed, corrected=known.corrected, follows=self.standby
-            )
-            return self._history.setdefault(session, made)
-
-    def _room(self, session: str) -> int:
+    def room(self, session: str) -> int:
         """How many more bars the scheduler takes."""
-        ahead = self._ahead[session]
-        if session in self._paused or (ahead and self._goes_in_order(session)):
+        fed = self._fed[session]
+        if fed.paused or (fed.ahead and self.phase(session) is not Phase.LIVE):
             return 0
-        return self._most - ahead
+        return self._most - fed.ahead
 
-    def _goes_in_order(self, session: str) -> bool:
-        """Whether bars go version by version: those answered before, as the first time, and `IN_ORDER`."""
-        in_order = self._rereads and self._unanswered[session] < IN_ORDER
-        return in_order or self._followed(session).rebuilding
+    def phase(self, session: str) -> Phase:
+        """Bars answered before go version by version, as the first time, and so do `IN_ORDER` behind them."""
+        fed = self._fed[session]
+        if self._follow(session, fed).rebuilding:
+            return Phase.REBUILDING
+        return Phase.IN_ORDER if self._rereads and fed.unanswered < IN_ORDER else Phase.LIVE
 
-    def _restart(self, session: str, restart: Restart) -> None:
+    def may_close_idle(self) -> bool:
+        """Records of the open bars may wait behind what the other daemon has committed."""
+        return not self.standby
+
+    def watch(self, session: str, bars: Bars) -> None:
+        """Pass the bars on to who watches."""
+        self._watch(session, bars)
+
+    def restart(self, session: str, restart: Restart) -> None:
         """Give a compact session its new anchor; its next bars wait for it, and questions do not."""
-        tape = self._tapes.get(session)
+        tape = self._built.tapes.get(session)
         if tape is None:
             return
         window = [TapeItem(tokens, None, event) for tokens, event in restart.window]
         refresh = partial(self._scheduler.refresh, tape, window=window)
-        self._prefixes.anchor(tape.name, restart.anchor.header, refresh)
+        self._built.prefixes.anchor(tape.name, restart.anchor.header, refresh)
 
-    def _refuse(self, session: str, refused: RefusedRecord) -> None:
+    def refuse(self, session: str, refused: RefusedRecord) -> None:
+        """Count and report a record."""
         self._store.inc("foretick_records_refused_total", session=session, reason=refused.reason)
         record = {name: int(refused.record[name]) for name in RecordRefused.VALUES}
         self._emit(RecordRefused(session=session, leg=refused.leg, reason=refused.reason, **record))
+
+    def _spec(self, session: SessionConfig, line: LineSpec | CompactSpec, since_ns: int = 0) -> SessionSpec:
+        feeds = Feeds(
+            tuple(self._symbols[each] for each in session.symbols),
+            policy_of(session.bars(self._config.bars)),
+            since_ns,
+            line.price_scale,
+        )
+        return SessionSpec(session.name, feeds, line, _window(self._built.tapes[session.name].retention))
+
+    def _items(self, session: str, records: Sequence[TapeRecord]) -> list[TapeItem[Appended]]:
+        fed, several = self._fed[session], len(self._config.feeds) > 1
+        history = self._follow(session, fed)
+        return [fed.take(history, record, several) for record in records]
+
+    def _progress(self, session: str) -> Progress:
+        return self._built.progress.get(session, Progress())
+
+    def _follow(self, session: str, fed: _Fed) -> History:
+        """Asks come on other threads than bars do: whoever is first, all follow one history."""
+        if fed.history is not None:
+            return fed.history
+        with self._lock:
+            return fed.follow(self._progress(session))
 
     def _leave(self) -> None:
         self._leave_ring.set()
@@ -437,7 +451,7 @@ class TapeFeeder:
         if not self._stop.is_set():
             self._plane.flush()
         # In this order: bars that no longer wait are committed, and the worker is idle only after their work.
-        while not (self._plane.waiting == 0 and not any(self._ahead.values()) and idle()):
+        while not (self._plane.waiting == 0 and not any(fed.ahead for fed in self._fed.values()) and idle()):
             if self._stop.wait(0.001):
                 return False
             self._plane.step()
@@ -445,7 +459,7 @@ class TapeFeeder:
 
     def _committed(self, tape: Tape, records: int) -> None:
         with self._lock:
-            self._ahead[tape.name] -= records
+            self._fed[tape.name].ahead -= records
         if self._plane.waits(tape.name):
             self._ring.wake()
 

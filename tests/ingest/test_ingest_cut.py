@@ -16,7 +16,7 @@ from ingest.backlog import TapeWindow
 from ingest.bars import BAR, EMPTY, GAP, BarPolicy, Feeds
 from ingest.compact import CompactSpec, Restart
 from ingest.lines import LineSpec
-from ingest.plane import DataPlane, SessionSpec, TapeRecord
+from ingest.plane import BarConsumer, DataPlane, Made, SessionSpec, TapeRecord
 from ingest.plane_state import PlaneState, Rows
 from ingest.record import BAR as READY
 from ingest.record import HEARTBEAT, QUOTE, TRADE, RecordWriter, stream_number
@@ -29,6 +29,23 @@ KINDS = {"trade": TRADE, "quote": QUOTE, "bar": READY, "heartbeat": HEARTBEAT}
 TOKENISER = Tokeniser(lambda text: list(map(ord, text)))
 
 
+class Consumer(BarConsumer):
+    """Takes so many ``bars``."""
+
+    def __init__(self) -> None:
+        self.bars = 0
+        self.seen: list[TapeRecord | Restart] = []
+
+    def room(self, session: str) -> int:
+        return self.bars
+
+    def submit(self, made: Made) -> None:
+        self.seen.extend(record for _, records in made for record in records)
+
+    def restart(self, session: str, restart: Restart) -> None:
+        self.seen.append(restart)
+
+
 @dataclass
 class Plane:
     """A plane of one session; the test gives its engine room."""
@@ -36,12 +53,15 @@ class Plane:
     plane: DataPlane
     ring: Ring
     metrics: MetricStore
-    room: list[int]
-    seen: list[TapeRecord | Restart]
+    consumer: Consumer
     given: int = field(default=0)
 
+    @property
+    def seen(self) -> list[TapeRecord | Restart]:
+        return self.consumer.seen
+
     def take(self, items: list[Item], room: int = 10**6) -> None:
-        self.room[0] = room
+        self.consumer.bars = room
         if items:
             self.ring.push(packed(items, self.given))
         self.given += len(items)
@@ -90,20 +110,18 @@ def opened(
 ) -> Iterator[Plane]:
     metrics = MetricStore.local({"session": ["s"], "source": ["kafka"]})
     ring = Ring.create(1024, "pause", clock=lambda: now[0])
-    room, seen = [0], list[TapeRecord | Restart]()
+    consumer = Consumer()
     plane = DataPlane(
         ring,
         "kafka",
         TOKENISER,
         [SessionSpec("s", Feeds((0, 1) if isinstance(line, LineSpec) else (0,), policy), line, window)],
-        lambda made: seen.extend(record for _, records in made for record in records),
+        consumer,
         metrics,
         clock=lambda: now[0],
-        room=lambda name: room[0],
-        restart=lambda name, restart: seen.append(restart),
     )
     try:
-        yield Plane(plane, ring, metrics, room, seen)
+        yield Plane(plane, ring, metrics, consumer)
     finally:
         ring.close()
         ring.unlink()
@@ -228,7 +246,7 @@ def test_a_restored_session_waits_until_it_is_read() -> None:
         cut, _ = first.plane.cut("s") or pytest.fail("no cut")
     for begins in (True, False):
         with opened(policy, line, TapeWindow(), now := [7]) as second:
-            second.room[0] = 100
+            second.consumer.bars = 100
             second.plane.restore("s", cut, [True, True])
             now[0] += 1000
             second.plane.step()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ingest.backlog import TapeWindow
 from ingest.bar_kernel import NEVER
 from ingest.bars import BAR, INCOMPLETE, LACKS_LATE, BarBuilder, BarPolicy, one_each
-from ingest.plane import DataPlane, SessionSpec, TapeRecord
+from ingest.plane import BarConsumer, DataPlane, Made, SessionSpec, TapeRecord
 from ingest.record import REFUSAL, TRADE, Records, RecordWriter
 from ingest.ring import Ring
 from ingest.tokens import Tokeniser
@@ -99,8 +99,9 @@ def windows(found: list[Item], bars: int, restart: int = 0) -> list[TapeRecord]:
     """The tape records of a plane whose window has so many bars; it is stored and restored in between."""
     seen: list[TapeRecord] = []
 
-    def submit(made: list[tuple[str, list[TapeRecord]]]) -> None:
-        seen.extend(record for _, records in made for record in records)
+    class Consumer(BarConsumer):
+        def submit(self, made: Made) -> None:
+            seen.extend(record for _, records in made for record in records)
 
     records, state = packed(found, UNIT), None
     for part in (records[:restart], records[restart:]) if restart else (records,):
@@ -108,7 +109,9 @@ def windows(found: list[Item], bars: int, restart: int = 0) -> list[TapeRecord]:
         feeds = one_each(1, BarPolicy(INTERVAL * UNIT))[0]
         spec = SessionSpec("s", feeds, window=TapeWindow(10**6, bars))
         metrics = MetricStore.local({"session": ["s"], "source": ["t"]})
-        plane = DataPlane(ring, "t", Tokeniser(lambda text: list(map(ord, text))), [spec], submit, metrics)
+        plane = DataPlane(
+            ring, "t", Tokeniser(lambda text: list(map(ord, text))), [spec], Consumer(), metrics
+        )
         if state is not None:
             plane.restore("s", state[0], [False])
             plane.go_on(["s"])

@@ -15,7 +15,7 @@ from ingest.backlog import TapeWindow
 from ingest.bars import EMPTY, GAP, BarPolicy, Feeds, one_each
 from ingest.compact import CompactSpec, Restart
 from ingest.lines import LineSpec
-from ingest.plane import DataPlane, SessionSpec, TapeRecord
+from ingest.plane import BarConsumer, DataPlane, Made, Phase, SessionSpec, TapeRecord
 from ingest.record import RECORD, TRADE, Records, RecordWriter
 from ingest.ring import Mode, Ring
 from ingest.rollup import rollup_line
@@ -48,7 +48,7 @@ def same_as_line(record: TapeRecord, spec: LineSpec) -> None:
     assert (bar.bars, bar.gap, bar.leg) == (1, bool(record.flags & GAP), 0)
 
 
-class Harness:
+class Harness(BarConsumer):
     """A plane of three sessions on a ring; the test controls its clock and engine."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Harness:
         self.rooms = [10**6] * 3
         """Bars that the engine takes of each session."""
         self.seen: list[tuple[int, TapeRecord]] = []
-        self.may_close_idle, self.rebuilding = True, False
+        self.closes_idle, self.rebuilding = True, False
         self.calls: list[list[int]] = []
         """Sessions of each call of `submit`."""
         self.restarts: list[tuple[int, int, Restart]] = []
@@ -83,17 +83,25 @@ class Harness:
                 SessionSpec("spx", feeds[1], self.lines[1]),
                 SessionSpec("eur", feeds[2], self.lines[2]),
             ],
-            self.submit,
+            self,
             self.metrics,
             clock=lambda: self.now,
-            room=lambda name: self.rooms[NAMES.index(name)],
             skips=skips,
-            restart=lambda name, restart: self.restarts.append((len(self.seen), NAMES.index(name), restart)),
-            may_close_idle=lambda: self.may_close_idle,
-            rebuilding=lambda name: self.rebuilding,
         )
 
-    def submit(self, made: list[tuple[str, list[TapeRecord]]]) -> None:
+    def room(self, session: str) -> int:
+        return self.rooms[NAMES.index(session)]
+
+    def phase(self, session: str) -> Phase:
+        return Phase.REBUILDING if self.rebuilding else Phase.LIVE
+
+    def may_close_idle(self) -> bool:
+        return self.closes_idle
+
+    def restart(self, session: str, restart: Restart) -> None:
+        self.restarts.append((len(self.seen), NAMES.index(session), restart))
+
+    def submit(self, made: Made) -> None:
         for name, records in made:
             if isinstance(spec := self.lines[NAMES.index(name)], LineSpec):
                 for record in records:
@@ -206,7 +214,7 @@ def test_a_new_plane_on_an_old_ring_counts_only_new_loss(make: Make) -> None:
     metrics = MetricStore.local(LABELS)
     tokeniser = Tokeniser(lambda text: list(map(ord, text)))
     specs = [SessionSpec("btc", Feeds((0,), BarPolicy(SECOND)))]
-    plane = DataPlane(harness.ring, "ticks", tokeniser, specs, harness.submit, metrics)
+    plane = DataPlane(harness.ring, "ticks", tokeniser, specs, harness, metrics)
     plane.step()
     assert metrics.value("foretick_ring_dropped_total", source="ticks") == 0
 
@@ -278,12 +286,12 @@ def test_a_session_is_not_idle_before_its_sources_were_read(make: Make) -> None:
 
 def test_idle_bars_stay_open_while_they_must_and_then_count_from_there(make: Make) -> None:
     harness = make(policy=BarPolicy(SECOND, idle_close_ns=500))
-    harness.may_close_idle = False
+    harness.closes_idle = False
     harness.ring.push(packed(trade(0, 1, 10)))
     harness.plane.step()
     harness.now += 10_000
     harness.plane.step()
-    harness.may_close_idle = True
+    harness.closes_idle = True
     harness.plane.partitions_assigned()
     harness.plane.step()
     assert harness.texts(0) == []
@@ -409,7 +417,7 @@ def test_a_source_whose_times_run_too_fast_is_read_once_a_minute(make: Make) -> 
 def test_run_serves_until_stopped_and_an_engine_error_leaves_it(make: Make) -> None:
     harness = make(wake_fd=os.eventfd(0, os.EFD_NONBLOCK))
     stop, served = threading.Event(), threading.Event()
-    harness.plane._submit = lambda made: served.set()
+    harness.submit = lambda made: served.set()
     thread = threading.Thread(target=harness.plane.run, args=(stop,))
     thread.start()
     harness.ring.push(packed(trade(2, 1, 1), trade(2, 2, 1)))
@@ -422,7 +430,7 @@ def test_run_serves_until_stopped_and_an_engine_error_leaves_it(make: Make) -> N
     def refuse(made: list[tuple[str, list[TapeRecord]]]) -> None:
         raise RuntimeError("the engine is gone")
 
-    harness.plane._submit = refuse
+    harness.submit = refuse
     harness.ring.push(packed(trade(2, 3, 1), trade(2, 4, 1)))
     with pytest.raises(RuntimeError, match="engine is gone"):
         harness.plane.run(threading.Event())
