@@ -127,9 +127,29 @@ class _Evaluation:
 
     @property
     def started(self) -> bool:
+        """Some question is in a batch, or has its result."""
         return self.reported or any(
             request.first(LifecycleEvent.SCHEDULED) is not None for request in self.requests
         )
+
+    def submit(self, requests: list[Request]) -> None:
+        """These questions are submitted, the first ones or more."""
+        self.requests += requests
+
+    def begin(self) -> None:
+        """No question has its result."""
+        self.open = len(self.asks)
+
+    def end(self, *, reports: bool) -> None:
+        """One question has ended; ``reports``: with a result, so no other evaluation replaced this one."""
+        self.open -= 1
+        self.reported |= reports
+
+    def drop_texts(self) -> list[_Ask]:
+        """Remove the questions of the second stage, and return them."""
+        dropped, self.second = self.second, []
+        self.open -= len(dropped)
+        return dropped
 
     def absorb(self, older: _Evaluation) -> None:
         """Take over the payloads and the gaps of a skipped evaluation."""
@@ -156,6 +176,85 @@ class _Session:
     """Those that were not asked when a gap was reported."""
     not_due: tuple[int, tuple[Any, ...]] | None = None
     """The newest version that no question was due at while an evaluation ran, and the payloads since it."""
+
+    def add(self, bars: int, *, gap: bool) -> None:
+        """Bars came; ``gap``: data was lost before one of them."""
+        self.bars += bars
+        self.gap |= gap
+
+    def due(
+        self, standing: Sequence[Standing], as_of: int, replaced: Sequence[_Evaluation]
+    ) -> list[Standing]:
+        """The questions to ask now: none, or those due and those of ``replaced`` evaluations."""
+        now = DataVersion(self.bars, as_of)
+        due = {item.key for item in standing if is_due(item.question, now, self.asked.get(item.key))}
+        if not due:
+            return []
+        due |= {ask.item.key for each in replaced for ask in each.asks}
+        found = [item for item in standing if item.key in due]
+        kept = {item.key for item in standing}
+        self.asked = {key: then for key, then in self.asked.items() if key in kept}
+        self.asked |= {item.key: now for item in found}
+        return found
+
+    def take_gaps(self, standing: Sequence[Standing], due: Sequence[Standing]) -> tuple[bool, set[Key]]:
+        """Whether those that are ``due`` report a gap, and which of them one of before; the others will."""
+        asked, gap = {item.key for item in due}, self.gap
+        unreported = self.unreported & asked
+        self.unreported -= asked
+        if gap:
+            self.unreported |= {item.key for item in standing} - asked
+        self.gap = False
+        return gap, unreported
+
+    def pass_gap(self) -> None:
+        """An earlier engine reported it."""
+        self.gap = False
+
+    def defer(self, version: int, payloads: tuple[Any, ...]) -> None:
+        """No question is due at ``version``, and an evaluation runs."""
+        self.not_due = version, (self.not_due[1] if self.not_due else ()) + payloads
+
+    def take_not_due(self) -> tuple[int, tuple[Any, ...]] | None:
+        """The newest such version, and the payloads since it."""
+        found, self.not_due = self.not_due, None
+        return found
+
+    def replace(self, new: _Evaluation, replaced: Sequence[_Evaluation]) -> bool:
+        """Whether ``new`` can begin now; else it waits for the evaluation that runs."""
+        if self.current in replaced:
+            self.current = None
+        self.pending = new if self.current else None
+        return self.pending is None
+
+    def begin(self, evaluation: _Evaluation) -> None:
+        """Its first stage begins."""
+        self.current = evaluation
+
+    def finish(self) -> _Evaluation | None:
+        """The first stage has ended; returns what waited for it."""
+        pending, self.current, self.pending = self.pending, None, None
+        return pending
+
+    def drop(self) -> list[_Ask]:
+        """The session is to be removed: what waits, and is not submitted."""
+        waiting = [each[1] for each in self.texts.values() if each is not None]
+        if self.pending is not None:
+            waiting += self.pending.asks
+        if self.current is not None:
+            waiting += self.current.drop_texts()
+        self.pending = self.not_due = None
+        self.texts = dict.fromkeys(self.texts)
+        return waiting
+
+    def inherit(self, evaluation: _Evaluation, key: Key) -> None:
+        """A question of ``evaluation`` had to report a gap and got no answer: its next one reports it."""
+        waits = self.texts.get(key)
+        coming = (waits[0] if waits else None, self.current, self.pending)
+        later = (each for each in coming if each and each is not evaluation)
+        asked = (each for each in later if any(ask.item.key == key for ask in each.asks))
+        heir: _Evaluation | _Session = next(asked, None) or self
+        heir.unreported.add(key)
 
 
 class FlashEvaluator(Generic[P]):
@@ -197,41 +296,32 @@ class FlashEvaluator(Generic[P]):
         """Evaluate the new version now, or after the running evaluation."""
         session, standing = self._session(tape.name), self._registry.standing(tape.name)
         payloads = tuple(record.payload for record in records)
-        session.gap |= any(map(self._has_gap, payloads))
-        session.bars += len(records)
+        session.add(len(records), gap=any(map(self._has_gap, payloads)))
         if not standing:
             return
         replaced = [each for each in (session.pending, session.current) if each and not each.started]
-        due = self._due(session, standing, DataVersion(session.bars, records[-1].ts_event), replaced)
+        due = session.due(standing, records[-1].ts_event, replaced)
         if all(map(self._is_history, payloads)):
             if due:
-                session.gap = False
+                session.pass_gap()
             due = []
         if not due:
             self._not_asked(session, version, payloads)
             return
         self.coalesced[tape.name] += len(records) - 1
-        if session.not_due is not None:
-            payloads, session.not_due = session.not_due[1] + payloads, None
-        asked = {item.key for item in due}
+        if (skipped := session.take_not_due()) is not None:
+            payloads = skipped[1] + payloads
         asks = [self._fork(tape, item) for item in due]
         first, second = ([ask for ask in asks if ask.is_text == text] for text in (False, True))
-        new = _Evaluation(version, first, second, payloads, session.gap, session.unreported & asked)
-        session.unreported -= asked
-        if session.gap:
-            session.unreported |= {item.key for item in standing} - asked
-        session.gap = False
+        new = _Evaluation(version, first, second, payloads, *session.take_gaps(standing, due))
         for each in replaced:
             self._skip(tape.name, each, new)
-        if session.current in replaced:
-            session.current = None
-        session.pending = new if session.current else None
-        if session.pending is None:
+        if session.replace(new, replaced):
             self._submit(session, new)
 
     def on_drop(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
         """Note the gap in the tape; the next version's answers report it."""
-        self._session(tape.name).gap = True
+        self._session(tape.name).add(0, gap=True)
 
     def cut(self, name: str) -> AskedState:
         """What was asked of a session so far."""
@@ -250,55 +340,19 @@ class FlashEvaluator(Generic[P]):
         session = self._sessions.pop(name, None)
         if session is None:
             return
-        waiting = [each[1] for each in session.texts.values() if each is not None]
-        if session.pending is not None:
-            waiting += session.pending.asks
-        if session.current is not None:
-            waiting += session.current.second
-            session.current.open -= len(session.current.second)
-            session.current.second.clear()
-        for ask in waiting:
+        for ask in session.drop():
             ask.reader.release()
-        session.pending = session.not_due = None
-        session.texts = dict.fromkeys(session.texts)
         self.coalesced.pop(name, None)
 
     def _session(self, name: str) -> _Session:
         return self._sessions.setdefault(name, _Session(name))
-
-    def _due(
-        self,
-        session: _Session,
-        standing: Sequence[Standing],
-        now: DataVersion,
-        replaced: Sequence[_Evaluation],
-    ) -> list[Standing]:
-        """The questions to ask ``now``: none, or those due and those of ``replaced`` evaluations."""
-        due = {item.key for item in standing if is_due(item.question, now, session.asked.get(item.key))}
-        if not due:
-            return []
-        due |= {ask.item.key for each in replaced for ask in each.asks}
-        found = [item for item in standing if item.key in due]
-        kept = {item.key for item in standing}
-        session.asked = {key: then for key, then in session.asked.items() if key in kept}
-        session.asked |= {item.key: now for item in found}
-        return found
-
-    def _pass_on(self, session: _Session, evaluation: _Evaluation, key: Key) -> None:
-        """A question that had to report a gap got no answer: its next one reports it."""
-        waits = session.texts.get(key)
-        coming = (waits[0] if waits else None, session.current, session.pending)
-        later = (each for each in coming if each and each is not evaluation)
-        asked = (each for each in later if any(ask.item.key == key for ask in each.asks))
-        heir: _Evaluation | _Session = next(asked, None) or session
-        heir.unreported.add(key)
 
     def _not_asked(self, session: _Session, version: int, payloads: tuple[Any, ...]) -> None:
         """Report a version that no question is due at, after the first stages before it."""
         if session.current is None:
             self._on_not_due(session.name, version, payloads)
         else:
-            session.not_due = version, (session.not_due[1] if session.not_due else ()) + payloads
+            session.defer(version, payloads)
 
     def _fork(self, tape: Tape, item: Standing) -> _Ask:
         fork = tape.fork()
@@ -315,9 +369,9 @@ class FlashEvaluator(Generic[P]):
 
     def _submit(self, session: _Session, evaluation: _Evaluation) -> None:
         """Begin the first stage, or the second where that is empty."""
-        evaluation.open = len(evaluation.asks)
+        evaluation.begin()
         if evaluation.first:
-            session.current = evaluation
+            session.begin(evaluation)
             self._ask(session, evaluation, evaluation.first)
         else:
             call(
@@ -348,7 +402,7 @@ class FlashEvaluator(Generic[P]):
         if any(ask.item.question.answer_within_ns for ask in asks):
             takes = self._pass_ns([(ask.reader.cached_tokens, len(ask.tokens)) for ask in asks])
         requests = [self._request(session, evaluation, ask, takes) for ask in asks]
-        evaluation.requests += requests
+        evaluation.submit(requests)
         for request in requests:
             self._scheduler.submit(request)
 
@@ -385,24 +439,23 @@ class FlashEvaluator(Generic[P]):
 
     def _next(self, session: _Session, finished: _Evaluation) -> None:
         """After a first stage: its second stage, and the newest version that waits."""
-        session.current, pending, session.pending = None, session.pending, None
+        pending = session.finish()
         self._ask_texts(session, finished)
         if pending is not None:
             self._submit(session, pending)
-        if session.current is None and session.not_due is not None:
-            (version, payloads), session.not_due = session.not_due, None
-            self._on_not_due(session.name, version, payloads)
+        if session.current is None and (skipped := session.take_not_due()) is not None:
+            self._on_not_due(session.name, *skipped)
 
     def _ended(self, session: _Session, evaluation: _Evaluation, ask: _Ask, request: Request) -> None:
         """Report a result; a receiver that raises must not stop the session's next evaluation."""
-        evaluation.open -= 1
         answered, key = request.state is State.FINISHED, ask.item.key
-        if not answered and request.error is None:
+        reports = answered or request.error is not None
+        evaluation.end(reports=reports)
+        if not reports:
             return  # another evaluation replaced this one
-        evaluation.reported = True
         gap = evaluation.gap or key in evaluation.unreported
         if gap and not answered:
-            self._pass_on(session, evaluation, key)
+            session.inherit(evaluation, key)
         asked = len(evaluation.asks)
         done = Evaluated(ask.item, evaluation.version, request, evaluation.payloads, gap, asked)
         call(partial(self._on_done, done))

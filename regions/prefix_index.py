@@ -37,6 +37,15 @@ class Watched:
         at = self.stop.length
         return int(self.tokens[at]) if at < len(self.tokens) else END
 
+    def move(self, stop: MatchEnd) -> None:
+        """Its match ends elsewhere."""
+        self.stop = stop
+
+    def report(self) -> bool:
+        """Whether its match has another length than at the last call."""
+        before, self.reported = self.reported, self.stop.length
+        return self.reported != before
+
 
 @dataclass(slots=True, eq=False)
 class MatchEnd:
@@ -46,6 +55,10 @@ class MatchEnd:
     length: int
     by_next: dict[int, dict[int, None]] = field(default_factory=dict)
     """The keys of the prompts that stop here, in order, by next token (keys: no reference cycle)."""
+
+    def move(self, edge: Edge) -> None:
+        """It lies on another edge, which begins at the same length."""
+        self.edge = edge
 
 
 class PrefixIndex:
@@ -89,14 +102,9 @@ class PrefixIndex:
 
     def changes(self) -> list[tuple[int, int]]:
         """(key, match length) of each prompt whose length changed since the last call, by key."""
-        changed = []
-        for key in sorted(self._touched):
-            prompt = self._prompts[key]
-            if prompt.stop.length != prompt.reported:
-                prompt.reported = prompt.stop.length
-                changed.append((key, prompt.reported))
+        touched = [self._prompts[key] for key in sorted(self._touched)]
         self._touched.clear()
-        return changed
+        return [(prompt.key, prompt.reported) for prompt in touched if prompt.report()]
 
     def added(self, node: Node, parent: Node) -> None:
         """See `Watcher.added`; prompts that continue with ``node``'s tokens now stop on it."""
@@ -116,7 +124,7 @@ class PrefixIndex:
         stops = self._stops.get(node, {})
         for length in [length for length in stops if length <= node.start]:
             stop = stops.pop(length)
-            stop.edge = upper
+            stop.move(upper)
             self._stops.setdefault(upper, {})[length] = stop
         if not stops:
             self._stops.pop(node, None)
@@ -147,7 +155,7 @@ class PrefixIndex:
         assert self._touched.keys() <= self._prompts.keys(), "a forgotten prompt is to be reported"
 
     def _move(self, prompt: Watched, stop: MatchEnd) -> None:
-        prompt.stop = stop
+        prompt.move(stop)
         self._touched[prompt.key] = None
         self._file(prompt)
 

@@ -69,6 +69,10 @@ class Node:
         """Coordinate of its first token, the number of tokens above it."""
         return self.extents[0].coord if self.extents else 0
 
+    def shorten(self, tokens: TokenArray, extents: list[Extent], blocks: SharedBlocks) -> None:
+        """Keep only its last ``tokens``; its parent has the others."""
+        self.tokens, self.extents, self.blocks = tokens, extents, blocks
+
     def has_any(self, marked: npt.NDArray[np.bool_]) -> bool:
         """Whether it refers to any of the ``marked`` blocks, bool [blocks]."""
         return any(bool(marked[start:stop].any()) for start, stop in self.blocks.blocks)
@@ -303,9 +307,8 @@ class RadixCache:
         before = node.blocks
         self._parents[node] = upper
         self.priorities.split(upper, len(head), node)
-        node.tokens = tail
-        node.extents = between(node.extents, end, end + len(tail))
-        node.blocks = self._share(node.extents)
+        rest = between(node.extents, end, end + len(tail))
+        node.shorten(tail, rest, self._share(rest))
         self._release(before)
         for watcher in self.watchers:
             watcher.split(upper, node)

@@ -30,11 +30,21 @@ class LiveRecord(NamedTuple):
     ts_event: int
 
 
-class TapeState(msgspec.Struct, frozen=True):
-    """All of a tape but its KV and frozen prefix; ``origin``: of the frame the next token is written in.
+class KVState(NamedTuple):
+    """What the KV of a tape depends on.
 
-    ``states``, ``state_records``, ``state_left``: see `regions.tape.Tape`.
+    ``number``: windows that were prefilled again and adopted so far. ``records``: those of the newest such
+    window, and all since. ``left``: records left that window before it was adopted, so it depends on them,
+    too.
     """
+
+    number: int = 0
+    records: int = 0
+    left: bool = False
+
+
+class TapeState(msgspec.Struct, frozen=True):
+    """All of a tape but its KV and frozen prefix; ``origin``: of the frame the next token is written in."""
 
     version: int
     evicted_tokens: int
@@ -42,9 +52,7 @@ class TapeState(msgspec.Struct, frozen=True):
     origin: int
     records: tuple[LiveRecord, ...]
     stretches: tuple[Segment, ...]
-    states: int
-    state_records: int
-    state_left: bool
+    kv: KVState
 
     @property
     def tokens(self) -> int:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, islice, pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from regions.block_table import BlockTable
 from regions.ephemeral import Fork
@@ -19,9 +19,9 @@ from regions.extents import Extent, Placement, SlotRange, anchor, between
 from regions.frozen import Context, SharedBlocks
 from regions.offload.kv_store import NotResident, Store, StoredBlocks, StoredLost
 from regions.pool_metadata import BlockPool
-from regions.sliding import LiveRecord, Retention, TapeState
+from regions.sliding import KVState, LiveRecord, Retention, TapeState
 
-__all__ = ["LiveRecord", "ResidencyManager", "Retention", "Tape", "compact_one"]
+__all__ = ["KVState", "ResidencyManager", "LiveRecord", "Retention", "Tape", "compact_one"]
 
 
 class ResidencyManager(Protocol):
@@ -40,6 +40,13 @@ class ResidencyManager(Protocol):
         """Called when ``tape`` has another frozen prefix."""
 
 
+class _Append(NamedTuple):
+    """An append that is not committed: its tokens in KV, and from which of them on how many are evicted."""
+
+    tokens: list[int]
+    windows: list[tuple[int, int]]
+
+
 class Tape:
     """One session's frozen prefix and sliding window. It takes over the caller's reference to ``frozen``.
 
@@ -55,18 +62,12 @@ class Tape:
         """Also bounds every append."""
         self._frame_limit = frame_limit
         self.check_prefix(frozen.tokens)
-        self.keeper: ResidencyManager | None = None
+        self._keeper: ResidencyManager | None = None
         self.version = 0
         self.staleness_ns = 0
-        """A record must be committed within this time of being queued; 0 means no bound."""
         self.evicted_tokens = 0
         self.evicted_records = 0
-        self.states = 0
-        """Windows that were prefilled again and adopted so far."""
-        self.state_records = 0
-        """Records that its KV depends on: those of the newest such window, and all since."""
-        self.state_left = False
-        """Records left that window before it was adopted: its KV depends on them, too."""
+        self.kv = KVState()
         self.lost = False
         """Its stored KV cannot be read back: `window` must be prefilled again, see `rebuild`."""
         self._pool = pool
@@ -74,23 +75,45 @@ class Tape:
         # while offloaded, evicted tokens stay stored: the version comes back whole
         self._table = BlockTable(pool, grows=True)
         self._records: deque[LiveRecord] = deque()
-        self._pending: list[int] = []  # tokens in KV that are not committed yet
         self._written = 0  # tokens ever in KV, including pending ones
         self._origin = self._base  # positions equal the dense model's until the first eviction
         self._adopted: Context | None = None
         """A window that was adopted, as it was then, until readers see it: from the next commit on."""
         self._committed = self._current()
         self._growing = False  # blocks are acquired for an uncommitted append
-        self._windows: list[tuple[int, int]] = []
-        """Of an uncommitted append: from which of its tokens on so many tokens are evicted."""
+        self._append = _Append([], [])
 
-    def check_prefix(self, tokens: int) -> None:
-        """Raise ValueError when a frozen prefix of so many tokens leaves no room below the frame limit."""
-        if tokens + self.retention.tokens >= self._frame_limit:
+    def attach(self, keeper: ResidencyManager | None) -> None:
+        """Have ``keeper`` decide whether it stays in the pool; None: it stays."""
+        self._keeper = keeper
+
+    def check_prefix(self, tokens: int, retention: Retention | None = None) -> None:
+        """Raise ValueError when a frozen prefix of so many tokens leaves no room below the frame limit.
+
+        ``retention``: by default its own.
+        """
+        retained = (retention or self.retention).tokens
+        if tokens + retained >= self._frame_limit:
             raise ValueError(
-                f"session {self.name}: {tokens} frozen and {self.retention.tokens} retained tokens leave "
+                f"session {self.name}: {tokens} frozen and {retained} retained tokens leave "
                 f"no room for a question below the frame limit of {self._frame_limit} positions"
             )
+
+    def retain(self, retention: Retention, more: int = 0) -> None:
+        """Keep another window from the next append on; the prefix may grow by ``more`` tokens.
+
+        Raises ValueError, with nothing changed, as `check_prefix` does.
+        """
+        self.check_prefix(len(self.prefix) + more, retention)
+        self.retention = retention
+
+    def bound_staleness(self, ns: int) -> None:
+        """Records must be committed within this time of being queued; 0: no bound."""
+        self.staleness_ns = ns
+
+    def count_from(self, version: int) -> None:
+        """Go on counting versions from ``version``, unless it is behind."""
+        self.version = max(self.version, version)
 
     def continue_from(self, version: int) -> None:
         """An empty window stands for ``version``: its readers say so, and the next version follows."""
@@ -145,7 +168,8 @@ class Tape:
         if n_tokens > limit.tokens:
             raise ValueError(f"session {self.name}: {n_tokens} tokens exceed the retention of {limit.tokens}")
         before, written, newest = self.evicted_tokens, 0, 0
-        self._windows = []
+        windows = self._append.windows
+        windows.clear()
         for number, length in enumerate(lengths):
             newest = max(newest, times[number]) if times else 0
             while self._records and (
@@ -155,8 +179,8 @@ class Tape:
             ):
                 self.evicted_tokens += len(self._records.popleft().tokens)
                 self.evicted_records += 1
-            if not self._windows or self._windows[-1][1] < self.evicted_tokens:
-                self._windows.append((written, self.evicted_tokens))
+            if not windows or windows[-1][1] < self.evicted_tokens:
+                windows.append((written, self.evicted_tokens))
             written += length
         if self.resident:
             self._drop_evicted()
@@ -185,7 +209,7 @@ class Tape:
     def wrote(self, placement: Placement, tokens: Sequence[int]) -> None:
         """Record that the ``tokens`` of ``placement`` are in KV."""
         self._table.wrote(placement, len(tokens))
-        self._pending.extend(tokens)
+        self._append.tokens.extend(tokens)
         self._written += len(tokens)
 
     def commit(self, record_lengths: Sequence[int], times: Sequence[int] = ()) -> int:
@@ -195,16 +219,15 @@ class Tape:
         nothing changed, when the lengths do not add up to the written tokens or times are missing.
         """
         times = times or [0] * len(record_lengths)
-        if sum(record_lengths) != len(self._pending) or len(times) != len(record_lengths):
+        pending = self._append.tokens
+        if sum(record_lengths) != len(pending) or len(times) != len(record_lengths):
             raise RuntimeError(f"session {self.name}: committed records do not add up to the written tokens")
         start = 0
         for length, ts_event in zip(record_lengths, times, strict=True):
-            self._records.append(LiveRecord(self._pending[start : start + length], ts_event))
+            self._records.append(LiveRecord(pending[start : start + length], ts_event))
             start += length
-        self._pending = []
-        self._windows = []
-        self._growing = False
-        self.state_records += len(record_lengths)
+        self._append, self._growing = _Append([], []), False
+        self.kv = self.kv._replace(records=self.kv.records + len(record_lengths))
         self.version += 1
         self._publish()
         return self.version
@@ -272,8 +295,8 @@ class Tape:
         self._replace(fresh)
         if not resident:
             self._publish_again()
-        if self.keeper is not None:
-            self.keeper.prefix_changed(self)
+        if self._keeper is not None:
+            self._keeper.prefix_changed(self)
 
     @property
     def resident(self) -> bool:
@@ -296,7 +319,7 @@ class Tape:
 
         Unlike a `movable` one, it may have adopted a window that readers see from the next commit on.
         """
-        return self.resident and not self._growing and not self._pending and self.live_tokens > 0
+        return self.resident and not self._growing and not self._append.tokens and self.live_tokens > 0
 
     def hold(self) -> SharedBlocks:
         """References to the window's blocks, for who reads them later; the caller releases them."""
@@ -386,9 +409,7 @@ class Tape:
             self._origin,
             tuple(LiveRecord([int(token) for token in r.tokens], int(r.ts_event)) for r in self._records),
             self._table.stretches,
-            self.states,
-            self.state_records,
-            self.state_left,
+            self.kv,
         )
 
     def resume(self, state: TapeState, stored: StoredBlocks) -> None:
@@ -405,8 +426,7 @@ class Tape:
         self.evicted_tokens, self.evicted_records = state.evicted_tokens, state.evicted_records
         self._written = state.evicted_tokens + state.tokens
         self._records = deque(state.records)
-        self.states, self.state_records = state.states, state.state_records
-        self.state_left = state.state_left
+        self.kv = state.kv
         self._table.expect(state.stretches, stored)
         self._committed = self._context((), ())
 
@@ -420,14 +440,14 @@ class Tape:
         """Raise ValueError unless ``fresh`` has ``window``, from ``begins_at`` on, behind ``frozen``."""
         evicted = begins_at - fresh.begins_at
         alike = fresh.prefix == frozen.prefix and fresh.tokens[max(0, evicted) :] == window
-        if self._pending or evicted < 0 or not alike:
+        if self._append.tokens or evicted < 0 or not alike:
             raise ValueError(f"session {self.name}: what was prefilled again is not the live window")
 
     def _replace(self, fresh: Fork) -> None:
         self._table.release()
         self._table, self._origin = fresh.detach()
-        self.states += 1
-        self.state_records, self.state_left = len(self._records), self._table.length > self.live_tokens
+        left = self._table.length > self.live_tokens
+        self.kv = KVState(self.kv.number + 1, len(self._records), left)
         self.lost = False
         self._keep_adopted(self._context(self._table.extents, (self._share(),)))
         self._drop_evicted()
@@ -442,9 +462,10 @@ class Tape:
 
         What is evicted is still in the blocks of the current version, or of a window adopted since.
         """
-        if len(self._windows) < 2:
+        windows = self._append.windows
+        if len(windows) < 2:
             return ()
-        borders, kept = [evicted for _, evicted in self._windows], self._adopted or self._committed
+        borders, kept = [evicted for _, evicted in windows], self._adopted or self._committed
         leaving = [between(kept.extents, *each) for each in pairwise(borders)]
         return tuple(
             (
@@ -455,7 +476,7 @@ class Tape:
                     *self._table.extents,
                 ),
             )
-            for number, (first, evicted) in enumerate(self._windows)
+            for number, (first, evicted) in enumerate(windows)
         )
 
     def _drop_evicted(self) -> None:
@@ -470,7 +491,7 @@ class Tape:
         """Bring its KV into the pool, with room for ``n`` more tokens; False when that fails."""
         if self.lost and not self._records:
             self.rebuild(self.fresh_window())  # everything was evicted: there is nothing to prefill
-        return self.swap_in(n) if self.keeper is None else self.keeper.use(self, n)
+        return self.swap_in(n) if self._keeper is None else self._keeper.use(self, n)
 
     def _need(self) -> None:
         if not self.bring_back():
@@ -490,8 +511,8 @@ class Tape:
     def _publish_again(self) -> None:
         """Publish a window that took the place of one outside the pool."""
         self._committed = self._current()
-        if self.keeper is not None:
-            self.keeper.rebuilt(self)
+        if self._keeper is not None:
+            self._keeper.rebuilt(self)
 
     def _retract(self) -> None:
         """Release the references of the current version, before it leaves the pool."""

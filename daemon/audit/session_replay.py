@@ -152,7 +152,7 @@ class Replay:
             self.built.tapes.pop(name).release()
             self.snapshot = self.snapshot._replace(state=_never_idle(self.snapshot.state))
             self.built.tapes[name] = self.built.restore(self._session, self.snapshot, Progress())
-        self.state_bars = self.built.tapes[name].state_records
+        self.state_bars = self.built.tapes[name].kv.records
         """Bars that the state of the snapshot depends on."""
         self._store = MetricStore.local(_labels(config, self._sources))
         self._ring = Ring.create(max(config.source.ring_capacity, 1 << 16))

@@ -74,9 +74,7 @@ class Versions:
         made = self._lineages.of(tape).committed(
             [OffsetSpan(*each.record.read, has_gap(each)) for each in payloads],
             tape.live_records,
-            state=tape.states,
-            state_bars=tape.state_records,
-            left=tape.state_left,
+            tape.kv,
         )
         late = missed(payloads, tape.staleness_ns, self._clock())
         self._store.inc("foretick_freshness_misses_total", late, session=tape.name)

@@ -103,7 +103,7 @@ class Built:
         if tape is None:
             tape = self._opened(session)
             tape.continue_from(progress.version)
-        tape.staleness_ns = promise_ns
+        tape.bound_staleness(promise_ns)
         self.tapes[name] = tape
         if self.tiers.residency is not None:
             self.tiers.residency.attach(tape, self.identity.behind(tape.prefix))

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from daemon.protocol import Provenance, ReadRange
-from regions.tape import Tape
+from regions.tape import KVState, Tape
 
 UNKNOWN = 0
 """Number of a stream that is not known: see `ingest.plane.TapeRecord`."""
@@ -36,12 +36,12 @@ class OffsetSpan(NamedTuple):
 class ProvenanceState(msgspec.Struct, frozen=True):
     """A `ProvenanceLog` as plain data. ``newest``: last offset by stream. For the others see there."""
 
-    firsts: dict[int, list[tuple[int, int]]]
-    newest: dict[int, int]
-    bars: int
-    forgotten: int
-    state: int
-    state_first: dict[int, int] | None
+    firsts: dict[int, list[tuple[int, int]]] = {}
+    newest: dict[int, int] = {}
+    bars: int = 0
+    forgotten: int = 0
+    state: int = 0
+    state_first: dict[int, int] | None = None
     left: bool = False
     gap: int = 0
 
@@ -57,29 +57,21 @@ class ProvenanceLog:
     Bars have numbers from 1 on, in the order in which they came.
     """
 
-    def __init__(self, *, known: bool = True) -> None:
-        self._firsts: dict[int, deque[tuple[int, int]]] = {}
+    def __init__(self, cut: ProvenanceState | None = None, *, known: bool = True) -> None:
+        """``cut``: it goes on from there."""
+        cut = cut or ProvenanceState(state_first={} if known else None)
+        self._firsts = {stream: deque(firsts) for stream, firsts in cut.firsts.items()}
         """By stream, bars and their first offsets: those of which no later bar has a lower one."""
-        self._newest: dict[int, int] = {}
-        self._bars = self._forgotten = 0
+        self._newest = dict(cut.newest)
+        self._bars, self._forgotten = cut.bars, cut.forgotten
         """Numbers of the newest bar, and of the newest one that has left the window."""
-        self._state = 0
-        self._state_first: dict[int, int] | None = {} if known else None
+        self._state = cut.state
+        self._state_first = None if cut.state_first is None else dict(cut.state_first)
         """First offset by stream of what the state depends on; None: not known."""
-        self._left = False
+        self._left = cut.left
         """Bars left the window that the state began with while it was prefilled."""
-        self._gap = 0
+        self._gap = cut.gap
         """Number of the newest bar with a gap."""
-
-    @classmethod
-    def of(cls, cut: ProvenanceState) -> ProvenanceLog:
-        """Go on from a cut."""
-        made = cls()
-        made._firsts = {stream: deque(firsts) for stream, firsts in cut.firsts.items()}
-        made._newest, made._bars, made._forgotten = dict(cut.newest), cut.bars, cut.forgotten
-        made._state, made._left, made._gap = cut.state, cut.left, cut.gap
-        made._state_first = None if cut.state_first is None else dict(cut.state_first)
-        return made
 
     def cut(self) -> ProvenanceState:
         """As it is now."""
@@ -96,24 +88,13 @@ class ProvenanceLog:
             self._gap,
         )
 
-    def committed(
-        self,
-        reads: Sequence[OffsetSpan],
-        live: int,
-        *,
-        state: int = 0,
-        state_bars: int = 0,
-        left: bool = False,
-    ) -> Provenance:
-        """A version of these new bars, oldest first; the window has ``live`` bars now.
-
-        ``state``, ``state_bars``, ``left``: `Tape.states`, `Tape.state_records`, `Tape.state_left`.
-        """
+    def committed(self, reads: Sequence[OffsetSpan], live: int, state: KVState) -> Provenance:
+        """A version of these new bars, oldest first, in a window of ``live`` bars and with KV of ``state``."""
         for read in reads:
             self._add(read)
-        if state != self._state:
-            self._state, self._left = state, left
-            self._state_first = self._since(state_bars)
+        if state.number != self._state:
+            self._state, self._left = state.number, state.left
+            self._state_first = self._since(state.records)
         elif self._state_first is not None:
             for stream, first, _, _ in reads:
                 self._state_first[stream] = min(first, self._state_first.get(stream, first))
@@ -124,7 +105,9 @@ class ProvenanceLog:
         self._forget(self._bars - live)
         ranges = self._ranges(window), self._ranges(self._state_first or {})
         since_gap = self._bars - self._gap + 1 if self._gap else 0
-        return Provenance(state_bars, self._left, *ranges, known, since_gap if since_gap <= state_bars else 0)
+        return Provenance(
+            state.records, self._left, *ranges, known, since_gap if since_gap <= state.records else 0
+        )
 
     def _add(self, read: OffsetSpan) -> None:
         stream, first, last, gap = read
@@ -175,4 +158,4 @@ class Lineages:
 
     def restore(self, tape: Tape, cut: ProvenanceState, *, has_log: bool) -> None:
         """A tape came back from a snapshot; without a log nothing is known of the bars before it."""
-        self._by_tape[tape] = ProvenanceLog.of(cut) if has_log else ProvenanceLog(known=False)
+        self._by_tape[tape] = ProvenanceLog(cut) if has_log else ProvenanceLog(known=False)

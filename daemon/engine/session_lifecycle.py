@@ -203,16 +203,14 @@ class EngineSessions:
 
     def _apply(self, command: protocol.ChangeSession, tape: Tape, line: LineSpec | CompactSpec) -> None:
         """Between two batches. A shorter window is evicted at its next bar."""
-        session, before = command.session, tape.retention
-        tape.retention = retention_of(session, self.built.prompt)
+        session = command.session
         try:
-            tape.check_prefix(len(tape.prefix) + session.summed_tokens)
+            tape.retain(retention_of(session, self.built.prompt), session.summed_tokens)
         except ValueError as error:
-            tape.retention = before
             self._refuse(command, "bad_request", str(error))
             return
         self.input.set(session, line)
-        tape.staleness_ns = self.config.promise_ns(session)
+        tape.bound_staleness(self.config.promise_ns(session))
         self.built.lines[session.name] = line
         self._sessions[session.name] = session
         self.answers.add(session)
@@ -263,7 +261,7 @@ class EngineSessions:
         for name, progress in command.progress.items():
             tape = self.built.tapes.get(name)
             if tape is not None:
-                tape.version = max(tape.version, progress.version)
+                tape.count_from(progress.version)
         self.input.promote(command.progress, partial(self.emit, protocol.Done(command.id)))
 
     def _check_pool(self, session: SessionConfig, line: LineSpec | CompactSpec) -> None:

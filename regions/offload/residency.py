@@ -76,13 +76,13 @@ class Residency:
         """Start managing ``tape``."""
         self._identity[tape] = identity
         self._used[tape] = self._clock()
-        tape.keeper = self
+        tape.attach(self)
 
     def detach(self, tape: Tape) -> None:
         """Stop managing ``tape``; call it before the tape is released."""
         for kept in (self._identity, self._used, self._tier):
             kept.pop(tape, None)
-        tape.keeper = None
+        tape.attach(None)
 
     def use(self, tape: Tape, n: int) -> bool:
         """See `Keeper.use`."""

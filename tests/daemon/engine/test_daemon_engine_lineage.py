@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from daemon.engine.provenance import UNKNOWN, OffsetSpan, ProvenanceLog, ProvenanceState
 from daemon.protocol import ReadRange
+from regions.tape import KVState
 
 Version = tuple[list[int], int, bool, bool]
 
@@ -35,7 +36,7 @@ def test_window_and_state_are_the_records_of_their_bars(versions: list[Version],
     for streams, most, fresh, restored in versions:
         if restored:
             packed = msgspec.msgpack.encode(lineage.cut())
-            lineage = ProvenanceLog.of(msgspec.msgpack.decode(packed, type=ProvenanceState))
+            lineage = ProvenanceLog(msgspec.msgpack.decode(packed, type=ProvenanceState))
         if fresh:
             number, state = number + 1, live
         new = []
@@ -46,7 +47,7 @@ def test_window_and_state_are_the_records_of_their_bars(versions: list[Version],
         live = min(live + len(new), max(most, len(new)))
         state = max(state + len(new), live)
         bars += new
-        made = lineage.committed(new, live, state=number, state_bars=state)
+        made = lineage.committed(new, live, KVState(number, state))
 
         assert by_stream(made.window) == ranges(bars, live)
         assert by_stream(made.state) == ranges(bars, state)
@@ -55,13 +56,13 @@ def test_window_and_state_are_the_records_of_their_bars(versions: list[Version],
 
 def test_a_gap_is_told_as_long_as_the_state_depends_on_it() -> None:
     lineage = ProvenanceLog()
-    assert lineage.committed([OffsetSpan(1, 0, 1), OffsetSpan(1, 2, 3)], 2, state_bars=2).since_gap == 0
-    assert lineage.committed([OffsetSpan(1, 90, 91, gap=True)], 3, state_bars=3).since_gap == 1
-    lineage = ProvenanceLog.of(
+    assert lineage.committed([OffsetSpan(1, 0, 1), OffsetSpan(1, 2, 3)], 2, KVState(0, 2)).since_gap == 0
+    assert lineage.committed([OffsetSpan(1, 90, 91, gap=True)], 3, KVState(0, 3)).since_gap == 1
+    lineage = ProvenanceLog(
         msgspec.msgpack.decode(msgspec.msgpack.encode(lineage.cut()), type=ProvenanceState)
     )
-    assert lineage.committed([OffsetSpan(1, 92, 93)], 3, state_bars=4).since_gap == 2
-    assert lineage.committed([OffsetSpan(1, 94, 95)], 2, state=1, state_bars=2).since_gap == 0
+    assert lineage.committed([OffsetSpan(1, 92, 93)], 3, KVState(0, 4)).since_gap == 2
+    assert lineage.committed([OffsetSpan(1, 94, 95)], 2, KVState(1, 2)).since_gap == 0
 
 
 def ranges(bars: list[OffsetSpan], count: int) -> list[ReadRange]:
@@ -83,24 +84,24 @@ def by_stream(found: tuple[ReadRange, ...]) -> list[ReadRange]:
 
 def test_bars_of_an_unknown_stream_make_the_state_unknown_while_it_has_them() -> None:
     lineage = ProvenanceLog()
-    lineage.committed([OffsetSpan(1, 4, 6)], 1, state_bars=1)
-    made = lineage.committed([OffsetSpan(UNKNOWN, 7, 9)], 2, state_bars=2)
+    lineage.committed([OffsetSpan(1, 4, 6)], 1, KVState(0, 1))
+    made = lineage.committed([OffsetSpan(UNKNOWN, 7, 9)], 2, KVState(0, 2))
     assert (made.state, made.window, made.known) == ((), (ReadRange(1, 0, 6),), False)
-    made = lineage.committed([OffsetSpan(1, 9, 11)], 1, state=1, state_bars=1)
+    made = lineage.committed([OffsetSpan(1, 9, 11)], 1, KVState(1, 1))
     assert made.state == made.window == (ReadRange(1, 9, 11),)
     assert made.known
 
 
 def test_nothing_is_known_of_bars_before_a_snapshot_without_a_log() -> None:
     lineage = ProvenanceLog(known=False)
-    made = lineage.committed([OffsetSpan(1, 7, 9)], 5, state_bars=40)
+    made = lineage.committed([OffsetSpan(1, 7, 9)], 5, KVState(0, 40))
     assert (made.state, made.window, made.known) == ((), (ReadRange(1, 0, 9),), False)
-    made = lineage.committed([OffsetSpan(1, 10, 12)], 2, state=1, state_bars=2)
+    made = lineage.committed([OffsetSpan(1, 10, 12)], 2, KVState(1, 2))
     assert made.state == made.window == (ReadRange(1, 7, 12),)
-    assert lineage.committed([OffsetSpan(1, 13, 15)], 1, state=2, state_bars=9).state == ()
+    assert lineage.committed([OffsetSpan(1, 13, 15)], 1, KVState(2, 9)).state == ()
 
 
 def test_bars_that_left_while_a_window_was_prefilled_are_told() -> None:
     lineage = ProvenanceLog()
-    assert lineage.committed([OffsetSpan(1, 0, 0)], 1, state=1, state_bars=1, left=True).left
-    assert lineage.committed([OffsetSpan(1, 1, 1)], 2, state=1, state_bars=2, left=True).left
+    assert lineage.committed([OffsetSpan(1, 0, 0)], 1, KVState(1, 1, True)).left
+    assert lineage.committed([OffsetSpan(1, 1, 1)], 2, KVState(1, 2, True)).left
