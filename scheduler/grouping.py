@@ -95,8 +95,7 @@ class Grouping:
             return
         n = min(other.length, len(source.prompt), len(request.prompt) - 1)
         if n > reader.length and self._note(request).is_like(source.prompt, n):
-            reader.read_from(other, n)
-            request.cached_tokens = reader.cached_tokens
+            request.share(other, n)
 
     def _note(self, request: Request) -> _Known:
         note, start = self._notes.get(request.id), request.computed

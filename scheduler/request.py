@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import cast
+from typing import NamedTuple, cast
 
 from engine.seeding import Sampling, answer_seed, prompt_seed
 from engine.step import Chunk, SampledToken
@@ -130,12 +130,18 @@ class RequestSpec:
             Sampling(self.temperature, 0, 0, self.top_p, self.top_k)  # raises for an invalid one
 
 
+class Drafts(NamedTuple):
+    """Draft tokens of a request: those that were verified, and those of them that were right."""
+
+    verified: int
+    accepted: int
+
+
 @dataclass(eq=False, slots=True)
 class Request:
     """The running state of one `RequestSpec`; work whose units are tokens."""
 
     spec: RequestSpec
-    cls: PriorityClass = field(init=False)
     prompt: Sequence[int] = field(init=False)
     """The prompt received so far."""
     complete: bool = field(init=False)
@@ -177,10 +183,7 @@ class Request:
     """Tokens whose KV was moved to the host by preemption."""
     computed_tokens: int = 0
     """Once it has ended: tokens in KV that it had computed itself."""
-    drafted: int = 0
-    """Draft tokens that were verified."""
-    accepted: int = 0
-    """Draft tokens that were right."""
+    drafts: Drafts = Drafts(0, 0)
     _sampling: Sampling | None = None
     """How to draw the first token."""
     _prefix_stale: bool = True
@@ -188,8 +191,12 @@ class Request:
 
     def __post_init__(self) -> None:
         spec = self.spec
-        self.cls = spec.cls
         self.prompt, self.complete, self.reader = spec.prompt, spec.complete, spec.reader
+
+    @property
+    def cls(self) -> PriorityClass:
+        """Its priority class."""
+        return self.spec.cls
 
     @property
     def session(self) -> str:
@@ -308,6 +315,12 @@ class Request:
         """More blocks that the next ``n`` tokens need; also before there is a reader. Changes nothing."""
         return -(-n // block_size) if self.reader is None else self.reader.blocks_needed(n)
 
+    def share(self, source: StreamingPrompt, n: int) -> None:
+        """Read the first ``n`` tokens of ``source``, which are equal to the prompt's."""
+        assert self.prompt_reader is not None
+        self.prompt_reader.read_from(source, n)
+        self.cached_tokens = self.prompt_reader.cached_tokens
+
     def open(self, n: int = 0) -> int:
         """Open the reader and look the rest up in the prefix cache. Raises whatever opening raises."""
         if self.reader is None and self.spec.tape is not None:
@@ -414,7 +427,7 @@ class Request:
         """Count the verified drafts of its last chunk and drop the rejected ones from KV."""
         assert self.reader is not None  # it was in the batch
         self.reader.keep(self.reader.length - drafted + accepted)
-        self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted
+        self.drafts = Drafts(self.drafts.verified + drafted, self.drafts.accepted + accepted)
 
     def accept(self, sampled: SampledToken) -> bool:
         """Add a sampled token; True when the answer is complete."""

@@ -50,7 +50,7 @@ class EventSocket:
         self._lock = threading.Lock()
         self._socket = context.socket(zmq.PUSH)
         self._socket.set_hwm(0)  # never block the worker; the gateway bounds what is in flight
-        self._socket.linger = 1000
+        self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.connect(endpoint)
 
     def emit(self, event: protocol.EngineEvent) -> None:

@@ -89,7 +89,7 @@ class ProvenanceLog:
         )
 
     def committed(self, reads: Sequence[OffsetSpan], live: int, state: KVState) -> Provenance:
-        """A version of these new bars, oldest first, in a window of ``live`` bars and with KV of ``state``."""
+        """A version of these new bars, oldest first; its window has ``live`` bars, and KV of ``state``."""
         for read in reads:
             self._add(read)
         if state.number != self._state:

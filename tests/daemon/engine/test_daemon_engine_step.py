@@ -280,12 +280,12 @@ def test_the_loop_drafts_by_itself_and_every_answer_stays_the_same() -> None:
     drafted = [served(5, temperature) for temperature in (0.0, 0.7)]
     for before, after in zip(plain, drafted, strict=True):
         assert [request.output for request in after] == [request.output for request in before]
-        assert not any(request.drafted for request in before)
+        assert not any(request.drafts.verified for request in before)
         for right, row in zip_rows(after, before):
             assert right.gap == tolerance.near(row.gap, tolerance.of_gap(model(), abs(row.top1)))
     tried = [request for requests in drafted for request in requests]
-    accepted = sum(request.accepted for request in tried)
-    assert 0 < accepted < sum(request.drafted for request in tried)
+    accepted = sum(request.drafts.accepted for request in tried)
+    assert 0 < accepted < sum(request.drafts.verified for request in tried)
 
 
 def zip_rows(a: list[Request], b: list[Request]) -> Iterator[tuple[SampledToken, SampledToken]]:
