@@ -137,6 +137,9 @@ class Drafts(NamedTuple):
     accepted: int
 
 
+NO_DRAFTS = Drafts(0, 0)
+
+
 @dataclass(eq=False, slots=True)
 class Request:
     """The running state of one `RequestSpec`; work whose units are tokens."""
@@ -183,7 +186,7 @@ class Request:
     """Tokens whose KV was moved to the host by preemption."""
     computed_tokens: int = 0
     """Once it has ended: tokens in KV that it had computed itself."""
-    drafts: Drafts = Drafts(0, 0)
+    drafts: Drafts = NO_DRAFTS
     _sampling: Sampling | None = None
     """How to draw the first token."""
     _prefix_stale: bool = True

@@ -124,7 +124,8 @@ def history(request: Request) -> str:
         f"{request.state.value}: waited {waits}; preempted by {preempted_by}; "
         f"{len(request.prompt)} + {len(request.output)} tokens, reused {request.cached_tokens}, "
         f"recomputed {request.recomputed_tokens}, swapped {request.swapped_tokens}, "
-        f"invalidated {request.total_tokens_invalidated}, drafts {request.drafts.accepted}/{request.drafts.verified}"
+        f"invalidated {request.total_tokens_invalidated}, "
+        f"drafts {request.drafts.accepted}/{request.drafts.verified}"
     )
 
 

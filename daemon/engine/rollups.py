@@ -66,7 +66,34 @@ class _Rolled:
     lines: dict[SummedBar, list[int]] = field(default_factory=dict)
     """Tokens of the newest rollup's lines."""
 
+    def change(self, session: SessionConfig) -> None:
+        """Other settings, but for those of the rollup's bars."""
+        self.session = session
+
+    def cut(self) -> RollupState:
+        """As it is now."""
+        return RollupState(self.rollup.cut(), tuple(self.window), self.summed, self.shown, self.lost)
+
+    def restore(self, cut: RollupState) -> None:
+        """Go on from a cut with the same rollup."""
+        self.rollup.restore(cut.rollup)
+        self.window = deque(cut.window)
+        self.summed, self.shown, self.lost = cut.summed, cut.shown, cut.lost
+
+    def lose(self) -> None:
+        """Bars that were to come next never reached the tape."""
+        self.lost = True
+
+    def move(self) -> None:
+        """A refresh begins."""
+        self.moving = True
+
+    def moved(self, first: int) -> None:
+        """A refresh is done: the tape's rollup has the bars before ``first``."""
+        self.moving, self.shown = False, first
+
     def add(self, bars: Iterable[SummedBar]) -> None:
+        """Bars of its window, the newest ones."""
         for bar in bars:
             self.window.append(bar._replace(gap=True) if self.lost else bar)
             self.lost = False
@@ -115,7 +142,7 @@ class Rollups:
         if known is None:
             self._rolled[tape] = _rolled(session, spec, self._bars)
         else:
-            known.session = session
+            known.change(session)
 
     def settled(self, tape: Tape) -> bool:
         """Whether no bars are on their way from its window to its rollup."""
@@ -125,22 +152,11 @@ class Rollups:
     def cut(self, tape: Tape) -> RollupState | None:
         """The bars of a session; None without a rollup."""
         rolled = self._rolled.get(tape)
-        if rolled is None:
-            return None
-        return RollupState(
-            rolled.rollup.cut(),
-            tuple(rolled.window),
-            rolled.summed,
-            rolled.shown,
-            rolled.lost,
-        )
+        return None if rolled is None else rolled.cut()
 
     def restore(self, tape: Tape, cut: RollupState) -> None:
         """Go on from a cut of a session with the same rollup."""
-        rolled = self._rolled[tape]
-        rolled.rollup.restore(cut.rollup)
-        rolled.window = deque(cut.window)
-        rolled.summed, rolled.shown, rolled.lost = cut.summed, cut.shown, cut.lost
+        self._rolled[tape].restore(cut)
 
     def forget(self, tape: Tape) -> None:
         """A session goes."""
@@ -161,7 +177,7 @@ class Rollups:
     def on_drop(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
         """The tape has a gap, and the rollup will say so."""
         if tape in self._rolled:
-            self._rolled[tape].lost = True
+            self._rolled[tape].lose()
 
     def _move(self, tape: Tape, rolled: _Rolled) -> None:
         live = tape.live_records
@@ -171,14 +187,9 @@ class Rollups:
             return
         rolled.sum_up(first)
         tokens = rolled.text(self._built.prompt.encode)
-        adopted = partial(self._adopted, rolled, first)
-        rolled.moving = True
-        refresh = partial(self._scheduler.refresh, tape, first=first, adopted=adopted)
+        rolled.move()
+        refresh = partial(self._scheduler.refresh, tape, first=first, adopted=partial(rolled.moved, first))
         self._built.prefixes.sum_up(tape.name, tokens, refresh)
-
-    @staticmethod
-    def _adopted(rolled: _Rolled, first: int) -> None:
-        rolled.moving, rolled.shown = False, first
 
 
 def _rolled(session: SessionConfig, spec: LineSpec, bars: BarsConfig) -> _Rolled:

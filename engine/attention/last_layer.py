@@ -41,6 +41,10 @@ class LastLayer:
     metadata: AttentionMetadata
     reading: bool = field(default=False, init=False)
 
+    def partitions_assigned(self) -> None:
+        """Keys and values are written: from now on attention gets only ``rows``."""
+        self.metadata, self.reading = self.metadata.only(self.rows), True
+
     def reduced(self, call: LayerCall) -> LayerCall:
         """``call`` for ``rows`` only; their keys and values are in the pool."""
         kept = torch.tensor(self.rows)
@@ -80,8 +84,7 @@ def _forward(layer: nn.Module, wanted: Wanted, *args: Any, **kwargs: Any) -> Any
         raise RuntimeError("the last decoder layer did not call our attention")
     if not last.rows:
         raise NothingRead
-    last.metadata = last.metadata.only(last.rows)
-    last.reading = True
+    last.partitions_assigned()
     hidden = args[0]
     rows, kept = hidden.shape[1], torch.tensor(last.rows, device=hidden.device)
     return forward(layer, *_pick(args, rows, kept), **_pick(kwargs, rows, kept))

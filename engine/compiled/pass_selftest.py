@@ -60,7 +60,7 @@ def compare(plain: LoadedModel, decoder: Decoder, measure: Measure = STOPWATCH) 
     attention = default_attention(plain)
     with _layers_put_back(model), ExitStack() as stack:
         whole = model.model.layers
-        model.model.layers = whole[: counts[-1]]
+        _give_layers(model, whole[: counts[-1]])
         stack.enter_context(lent(model, partial(single_token, model)))
         model.set_attn_implementation(ATTENTION)
         runs = [
@@ -112,6 +112,11 @@ def _first(loaded: LoadedModel, count: int) -> LoadedModel:
     )
 
 
+def _give_layers(model: Any, layers: nn.ModuleList) -> None:
+    """Have ``model`` run these layers."""
+    model.model.layers = layers
+
+
 @contextmanager
 def _layers_put_back(model: Any) -> Iterator[None]:
     """Restore the model's list of layers."""
@@ -119,7 +124,7 @@ def _layers_put_back(model: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        model.model.layers = whole
+        _give_layers(model, whole)
 
 
 @dataclass(frozen=True)
@@ -132,7 +137,7 @@ class _Run:
 
     def __call__(self, rows: int) -> None:
         """Run one pass over ``rows`` tokens, of which the last is read, and forget them."""
-        self.engine.model.model.model.layers = self.layers
+        _give_layers(self.engine.model.model, self.layers)
         token = self.engine.model.model.config.vocab_size // 2
         self.reader.acquire(rows)
         self.engine.logits([Chunk(self.reader, [token] * rows)], [rows - 1])
@@ -144,7 +149,7 @@ def _reading(engine: Engine, layers: nn.ModuleList) -> Iterator[_Run]:
     """Passes over a context that is there."""
     run = _Run(engine, layers, Fork(engine.pool, frame_limit=engine.frame_limit, context=Context()))
     try:
-        run.engine.model.model.model.layers = layers
+        _give_layers(run.engine.model.model, layers)
         token = engine.model.model.config.vocab_size // 2
         run.reader.acquire(CONTEXT)
         engine.logits([Chunk(run.reader, [token] * CONTEXT)], [CONTEXT - 1])
