@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -47,7 +48,7 @@ SOON_NS = 10**9
 """A cut that is not possible now is tried again after this time."""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class _Cut:
     """A session at one version, with references to its KV."""
 
@@ -56,7 +57,6 @@ class _Cut:
     ranges: tuple[SlotRange, ...]
     blocks: SharedBlocks
     settings: str
-    error: SnapshotError | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -71,6 +71,23 @@ class _Session:
     """The last one could not be written, which is logged once."""
     incomplete: bool = False
     """The engine's end took bars that never reached its tape."""
+
+    def wait(self, until_ns: int) -> None:
+        """Its next snapshot is due then."""
+        self.due = until_ns
+
+    def miss(self) -> None:
+        """Bars never reached its tape."""
+        self.incomplete = True
+
+    def save(self, version: int) -> None:
+        """It has a new snapshot."""
+        self.failing, self.saved, self.written = False, version, time.time()
+
+    def fail(self) -> bool:
+        """It has no new snapshot; whether it had one the last time."""
+        before, self.failing = self.failing, True
+        return not before
 
 
 @dataclass(eq=False)
@@ -199,7 +216,7 @@ class Snapshots:
     def on_drop(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
         """The tape has a gap; at the engine's end these bars will be read again."""
         if failure == STOPPING and tape in self._sessions:
-            self._sessions[tape].incomplete = True
+            self._sessions[tape].miss()
         if tape is self._wanted:
             self.scheduler.run_between(self._try)
 
@@ -226,8 +243,7 @@ class Snapshots:
                 continue
             cut = self._cut(tape)
             if cut is not None:
-                self._write(cut)
-                self._written(cut)
+                self._written(cut, self._write(cut))
 
     def _next(self) -> Tape | None:
         """The changed session whose snapshot is due first."""
@@ -242,7 +258,7 @@ class Snapshots:
         if tape not in self._sessions or self._wanted is not None or self._writing is not None:
             return
         if not self._can_be_cut(tape):
-            self._sessions[tape].due = self.clock() + SOON_NS
+            self._sessions[tape].wait(self.clock() + SOON_NS)
             return
         self._wanted = tape
         self.input.pause(tape.name, True)
@@ -257,9 +273,9 @@ class Snapshots:
         self._wanted = None
         self.input.pause(tape.name, False)
         if cut is None:
-            self._sessions[tape].due = self.clock() + SOON_NS
+            self._sessions[tape].wait(self.clock() + SOON_NS)
             return
-        self._sessions[tape].due = self.clock() + self.config.recovery.interval
+        self._sessions[tape].wait(self.clock() + self.config.recovery.interval)
         self._writing = threading.Thread(target=self._write_aside, args=(cut,), name="snapshot", daemon=True)
         self._writing.start()
 
@@ -323,11 +339,11 @@ class Snapshots:
 
     def _write_aside(self, cut: _Cut) -> None:
         """On a thread of its own."""
-        self._write(cut)
-        if not self.scheduler.run_between(partial(self._written, cut)):
-            self._written(cut)  # the worker has ended
+        error = self._write(cut)
+        if not self.scheduler.run_between(partial(self._written, cut, error)):
+            self._written(cut, error)  # the worker has ended
 
-    def _write(self, cut: _Cut) -> None:
+    def _write(self, cut: _Cut) -> SnapshotError | None:
         recovery, pool, name = self.built.recovery, self.built.engine.pool, cut.tape.name
         path = recovery.next(name, cut.settings, self._progress.get(name, Progress()))
         token = sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in pool.layers)
@@ -335,12 +351,13 @@ class Snapshots:
         try:
             recovery.files.make_room(path, size)
             write_snapshot(path, cut.header, pool, cut.ranges)
-        except OSError as error:
-            cut.error = SnapshotError(f"{path} could not be written: {error.strerror or error}")
-        except SnapshotError as error:
-            cut.error = error
+        except OSError as failure:
+            return SnapshotError(f"{path} could not be written: {failure.strerror or failure}")
+        except SnapshotError as failure:
+            return failure
+        return None
 
-    def _written(self, cut: _Cut) -> None:
+    def _written(self, cut: _Cut, error: SnapshotError | None) -> None:
         self._writing = None
         kept, self._keeping = self._keeping, set()
         cut.blocks.release()
@@ -349,12 +366,11 @@ class Snapshots:
             if cut.tape not in kept:
                 self.built.recovery.files.remove(name)
             return
-        if cut.error is not None:
-            reason = reason_of(cut.error) if isinstance(cut.error, SnapshotNoRoom) else "disk"
+        if error is not None:
+            reason = reason_of(error) if isinstance(error, SnapshotNoRoom) else "disk"
             self.store.inc("foretick_snapshot_write_failures_total", reason=reason)
-            if not session.failing:
-                log.error("session %s has no new snapshot: %s", name, cut.error)
-            session.failing = True
+            if session.fail():
+                log.error("session %s has no new snapshot: %s", name, error)
             return
-        session.failing, session.saved, session.written = False, cut.header.state.version, time.time()
+        session.save(cut.header.state.version)
         self.store.inc("foretick_snapshots_written_total", session=name)
