@@ -21,7 +21,7 @@ from regions.offload.kv_store import NotResident, Store, StoredBlocks, StoredLos
 from regions.pool_metadata import BlockPool
 from regions.sliding import KVState, LiveRecord, Retention, TapeState
 
-__all__ = ["KVState", "ResidencyManager", "LiveRecord", "Retention", "Tape", "compact_one"]
+__all__ = ["KVState", "LiveRecord", "ResidencyManager", "Retention", "Tape", "compact_one"]
 
 
 class ResidencyManager(Protocol):

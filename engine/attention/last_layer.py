@@ -41,7 +41,7 @@ class LastLayer:
     metadata: AttentionMetadata
     reading: bool = field(default=False, init=False)
 
-    def partitions_assigned(self) -> None:
+    def keep_rows(self) -> None:
         """Keys and values are written: from now on attention gets only ``rows``."""
         self.metadata, self.reading = self.metadata.only(self.rows), True
 
@@ -84,7 +84,7 @@ def _forward(layer: nn.Module, wanted: Wanted, *args: Any, **kwargs: Any) -> Any
         raise RuntimeError("the last decoder layer did not call our attention")
     if not last.rows:
         raise NothingRead
-    last.partitions_assigned()
+    last.keep_rows()
     hidden = args[0]
     rows, kept = hidden.shape[1], torch.tensor(last.rows, device=hidden.device)
     return forward(layer, *_pick(args, rows, kept), **_pick(kwargs, rows, kept))
