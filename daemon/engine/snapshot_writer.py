@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 
