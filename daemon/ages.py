@@ -50,7 +50,7 @@ class VenueClock:
 
     A record cannot arrive before its event. Where it seems to, the venue's clock is ahead by that much, or
     more. Clocks that are behind look like latency and are not told. The last one to two minutes count.
-    ``last_seen_ns``: when the venue was last heard, by a record or a heartbeat (monotonic clock).
+    ``last_seen_ns``: when the venue last sent a record or a heartbeat (monotonic clock).
     """
 
     def __init__(self, last_seen_ns: int = 0) -> None:

@@ -69,7 +69,7 @@ class RemoveSession(msgspec.Struct, frozen=True, tag="remove_session"):
 
 
 class TakeOver(msgspec.Struct, frozen=True, tag="promote"):
-    """An engine that stands by: answer from now on, about bars behind the ``progress`` of each session.
+    """A standby engine: answer from now on, about bars behind the ``progress`` of each session.
 
     Answered by `Done`, before a record that comes after it, or `Failed`.
     """

@@ -67,7 +67,7 @@ def numbers_of(values: RingValues) -> dict[str, Any]:
 
 
 def price_scale_for(decimals: int, highest: int) -> int:
-    """A scale for prices of so many ``decimals``, up to ``highest`` in units of 1e-18.
+    """A scale for prices of ``decimals`` decimals, up to ``highest`` in units of 1e-18.
 
     It is nine where that holds them; else one that leaves as much room for finer as for higher prices. Where
     none holds them, the scale is that of the decimals, and `ring_values` refuses the highest.

@@ -52,7 +52,7 @@ class Tenant:
     def salt(self, own: str = "") -> str:
         """The salt of every cache for requests of this tenant; empty is that of `LOCAL`.
 
-        ``own``: a client's own salt, under which it shares with nobody else of its tenant either.
+        ``own``: a client's own salt, under which it shares with no other client of its tenant either.
         """
         if not self.name and not own:
             return ""
@@ -67,7 +67,7 @@ LOCAL = Tenant("", operator=True)
 class Client:
     """Who sent a request. ``name``: what limits per client count by: an HTTP address, or a ZeroMQ route.
 
-    ``credential`` finds the tenant again after the tenants file was read anew; empty without a key.
+    ``credential`` finds the tenant again after the tenants file was read again; empty without a key.
     ``forwarded``: another daemon of the consumer group sent it on, for a client of its own.
     """
 
@@ -92,7 +92,7 @@ class Tenants:
     def __init__(self, tables: Sequence[TenantTable] | None = None, own: str = "") -> None:
         self.required = tables is not None
         self._own = own
-        # an index that nobody outside can compute says nothing by the time that a look-up takes
+        # an index that no outsider can compute says nothing by the time that a look-up takes
         self._secret = secrets.token_bytes(32)
         self.replace(tables or ())
 
@@ -145,7 +145,7 @@ def new_key() -> str:
 def hash_of(key: str) -> str:
     """An API key as the tenants file has it.
 
-    A fast hash is enough: nobody finds 256 random bits by trying, as they find a password.
+    A fast hash is enough: no attacker finds 256 random bits by trying, as they find a password.
     """
     return "sha256:" + hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
 

@@ -175,9 +175,7 @@ def _freshness() -> list[Any]:
         ),
         _gauges("Kafka records not read yet", "short", "foretick_consumer_lag_records", "partition"),
         _gauges("Age of the Kafka input while some waits", "s", "foretick_consumer_lag_seconds", "partition"),
-        _series(
-            "Daemons that stand by", "short", _THIRD, [(gauge("foretick_standby", over="sum"), "standby")]
-        ),
+        _series("Standby daemons", "short", _THIRD, [(gauge("foretick_standby", over="sum"), "standby")]),
         _rates("Data versions a second", "foretick_versions_total", "session"),
         _rates(skipped, "foretick_flash_coalesced_total", "session"),
         _gauges("Closed bars that wait for the engine", "short", "foretick_bars_waiting", "session"),
@@ -188,7 +186,7 @@ def _freshness() -> list[Any]:
             _THIRD,
             [(per_second("foretick_prompts_refused_total"), "refused")],
         ),
-        _rates("Bars passed over unread, a second", "foretick_bars_skipped_total", "session"),
+        _rates("Bars skipped unread, a second", "foretick_bars_skipped_total", "session"),
     ]
 
 

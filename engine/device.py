@@ -58,7 +58,9 @@ def to_device(device: torch.device, *lists: Sequence[int]) -> tuple[torch.Tensor
 
 
 def use_threads(threads: int) -> None:
-    """Compute with so many CPU threads; 0: torch's own number, at most one per CPU this process may use."""
+    """Compute with this number of CPU threads; 0: torch's own number, at most one per CPU this process may
+    use.
+    """
     if not threads and hasattr(os, "sched_getaffinity"):
         threads = min(torch.get_num_threads(), len(os.sched_getaffinity(0)))
     if threads:

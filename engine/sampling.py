@@ -41,7 +41,7 @@ def choose(
 
     Without ``sampling[row]`` it is the argmax; ties go to the lowest id or the first of the choices. A single
     choice has no second best: its gap is 0. A row with a logit that is not finite fails alone. With
-    ``top_logprobs[row]`` it has its log probability, and those of so many of the likeliest tokens.
+    ``top_logprobs[row]`` it has its log probability, and those of that many of the likeliest tokens.
     """
     allowed = _padded(choices)
     drawn = [
@@ -66,7 +66,7 @@ def choose(
 def _with_logprobs(
     chosen: list[SampledToken], logits: torch.Tensor, asked: Sequence[tuple[int, int]]
 ) -> list[SampledToken]:
-    """``chosen``, the rows ``asked`` with their log probability and so many of the highest ones."""
+    """``chosen``, the rows ``asked`` with their log probability and that many of the highest ones."""
     rows, tokens = to_device(
         logits.device, [row for row, _ in asked], [chosen[row].token for row, _ in asked]
     )

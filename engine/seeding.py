@@ -23,7 +23,7 @@ class Sampling:
     """How to draw token ``index`` of an answer at ``temperature`` above 0; ``seed``: 32 bits per answer.
 
     ``top_p``: draw among the likeliest tokens that together have this probability at the temperature.
-    ``top_k``: draw among so many of the likeliest; 0: any. Neither applies where the token is one of given
+    ``top_k``: draw among that many of the likeliest; 0: any. Neither applies where the token is one of given
     choices. Raises ValueError for a temperature that is not a number above 0, and for others out of range.
     """
 

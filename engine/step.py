@@ -46,7 +46,7 @@ class Chunk:
     drafts: int = 0
     """How many of the last `tokens` are drafts, to be verified in the same pass."""
     top_logprobs: int | None = None
-    """Give the token's log probability, and so many of the likeliest tokens with theirs; None: neither."""
+    """Give the token's log probability, and that many of the likeliest tokens with theirs; None: neither."""
 
     def __post_init__(self) -> None:
         if self.sample and not 0 <= self.drafts < len(self.tokens):
@@ -75,7 +75,9 @@ class SampledToken:
     logits: tuple[float, ...] = ()
     """The logits of the chunk's choices, in their order."""
     logprob: float | None = None
-    """Its natural log probability over the whole vocabulary, at temperature 1; None where nobody asked."""
+    """Its natural log probability over the whole vocabulary, at temperature 1; None where it was not asked
+    for.
+    """
     top: tuple[tuple[int, float], ...] = ()
     """The likeliest tokens and their log probabilities, the likeliest first."""
 

@@ -76,12 +76,12 @@ def check_fixed(value: int) -> Fixed:
 
 
 def whole(value: int) -> Fixed:
-    """So many whole units. Raises ValueError when the magnitude is above 1e15."""
+    """A number of whole units. Raises ValueError when the magnitude is above 1e15."""
     return check_fixed(value * SCALE)
 
 
 def from_units(units: int, scale: int = NANO) -> Fixed:
-    """The number of so many ``units`` of 10^-``scale`` each, ``scale`` from 0 to 18."""
+    """The number of ``units`` of 10^-``scale`` each, ``scale`` from 0 to 18."""
     return Fixed(units * 10 ** (DIGITS - scale))
 
 

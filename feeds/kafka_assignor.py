@@ -20,7 +20,7 @@ NEVER = -1
 """Number of an assignment to a member that has not had one."""
 _MARK = b"\0foretick"
 _END = struct.Struct(">?q")
-"""Whether the member stands by, and the number of its newest assignment."""
+"""Whether the member is a standby, and the number of its newest assignment."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class GroupMember:
 
 
 def serving(members: Mapping[str, GroupMember]) -> Collection[str]:
-    """The members that share the partitions: all that do not stand by or, without one, a single standby.
+    """The members that share the partitions: all that are not standbys or, without one, a single standby.
 
-    A standby that had partitions by the newest assignment has taken over, so it does not stand by. One that
+    A standby that had partitions by the newest assignment has taken over, so it is no standby. One that
     had them by an older one hung, and was left behind.
     """
     newest = newest_of(members)

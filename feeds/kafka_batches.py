@@ -1,4 +1,4 @@
-"""Batches of Kafka records, read from the broker's bytes so that damage costs what is damaged and no more.
+"""Batches of Kafka records, read from the broker's bytes so that damage costs only what is damaged.
 
 aiokafka reads batches quicker, and gives up at the first that it cannot read, without naming its offsets.
 Here each record is read that can be, and the offsets are named of those that cannot. Names of headers that

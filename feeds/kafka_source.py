@@ -60,7 +60,7 @@ _REJOIN_S = 4.0
 """The same while a member that joins again sends no heartbeats: less than any session timeout."""
 
 READ_WHOLE = 100_000
-"""A partition that is at most so many records behind is read whole, however old they are."""
+"""A partition that is at most this many records behind is read whole, however old they are."""
 
 StartAt = int | Literal["committed", "latest", "earliest", "retention"]
 OnUnreadable = Literal["skip", "stop"]
@@ -83,9 +83,9 @@ class KafkaSource:
     ``start_at`` is where the first assignment begins, an int: at this time, ns. "committed", as all later
     assignments, begins where its `Reader` says, else as far before the committed offset as windows span:
     those records are history. `hold` says what windows hold. Times are those of Kafka's records.
-    ``skipped``: offsets passed over so far, by partition; ``moved``: partitions that went elsewhere.
+    ``skipped``: offsets skipped so far, by partition; ``moved``: partitions that went elsewhere.
 
-    One that stands by is a member without partitions, and reads what the others have committed. When it is
+    A standby is a member without partitions, and reads what the others have committed. When it is
     given partitions, it goes on there. ``behind``: committed records that it has not read, by partition; None
     before it has looked.
     """
@@ -167,7 +167,7 @@ class KafkaSource:
         """Time of the newest bar that was answered before a partition was ours, ns."""
         self._reader: Reader | None = None
         self._rejoined = False
-        """The group was formed anew."""
+        """The group was formed again."""
         self._joining = asyncio.Lock()
         """Held until it is known what is lost."""
         self._lost: set[TopicPartition] = set()
@@ -178,21 +178,21 @@ class KafkaSource:
         self._asked_for: set[TopicPartition] = set()
         """Partitions whose past was asked for, and that have not caught up."""
         self._stands_by = self._serves = False
-        """It stands by until it is given partitions; it was."""
+        """It is a standby until it is given partitions; it was."""
         self._follower: KafkaFollower | None = None
         self._followed: dict[TopicPartition, CommitPoint] = {}
         self.behind: dict[Partition, int] | None = None
         self.before_serving: Callable[[], Awaitable[None]] = _nothing
 
     def hold(self, span_ns: int, skips: bool, few: int = READ_WHOLE) -> None:
-        """Windows span ``span_ns``; with ``skips``, a group's records twice as old are passed over.
+        """Windows span ``span_ns``; with ``skips``, a group's records twice as old are skipped.
 
         A partition that is ``few`` records behind is read whole.
         """
         self._span_ns, self._skips, self._few = span_ns, skips, few
 
     def stand_by(self) -> None:
-        """Stand by from the next `start` on: see the class."""
+        """Be a standby from the next `start` on: see the class."""
         self._stands_by = True
         self._config["partition_assignment_strategy"][0].standby = True
         heartbeat_ms = min(_STANDBY_HEARTBEAT_MS, self._config.get("heartbeat_interval_ms", 3000))
@@ -465,7 +465,7 @@ class KafkaSource:
         """Messages that other members have committed since; ``consumer`` is our membership."""
         if self._serves:
             raise PartitionsLost(
-                f"{self.name}: another member of the group has all partitions now; start again to stand by"
+                f"{self.name}: another member of the group owns all partitions; start again as its standby"
             )
         if self._follower is None:
             settings = {
@@ -698,7 +698,7 @@ class KafkaSource:
             name = (partition.topic, partition.partition)
             self.skipped[name] = self.skipped.get(name, 0) + held - first.offset
             log.warning(
-                "%s: %s/%d was behind: passed over offsets %d to %d, older than any window holds (%.0f s)",
+                "%s: %s/%d was behind: skipped offsets %d to %d, older than any window holds (%.0f s)",
                 self.name, *name, first.offset, held - 1, self._span_ns / 1e9,
             )  # fmt: skip
         return kept
@@ -767,7 +767,7 @@ class KafkaSource:
         return polled_ns
 
     def unread(self) -> list[str]:
-        """See `PartitionedSource`. One that is paused could be read, and one that stands by has none."""
+        """See `PartitionedSource`. One that is paused could be read, and a standby has none."""
         consumer = self._consumer
         if consumer is None:
             down = self.connection.state is ConnectionState.DOWN

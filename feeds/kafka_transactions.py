@@ -135,7 +135,7 @@ class KafkaTransactions:
         return self.connection.retries
 
     async def start(self) -> None:
-        """Initialise a producer, unless it stands by; waits for the broker."""
+        """Initialise a producer, unless it is a standby; waits for the broker."""
         self._stop.clear()
         self.connection.connecting()
         if not self._stands_by:

@@ -125,7 +125,7 @@ class Basis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     bars evicted since the state began; empty where that is not known. ``anchor``: of compact lines:
     reference, unit and volume, as decimal text. ``left``: bars left the window that the state began with
     while it was prefilled, which one bar after the other can't repeat. ``since_gap``: bars since records were
-    last lost or passed over among those of ``state``, counted from the first one behind; 0 where none were.
+    last lost or skipped among those of ``state``, counted from the first one behind; 0 where none were.
     """
 
     config: str = ""

@@ -20,7 +20,7 @@ HEAD_CHANGES = 32
 HEAD_RECORDS = 4096
 """Records in which they are looked for; as many are held at once."""
 _MOSTLY = 4
-"""A file stands newest first if so many times as many of its changes go back as go on."""
+"""A file stands newest first if this many times as many of its changes go back as go on."""
 _FEW = 3
 """Changes below which only the whole file says how it is ordered."""
 IN_MEMORY = 32 << 20

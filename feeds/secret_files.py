@@ -1,4 +1,4 @@
-"""Files with secrets: read only when nobody else may, and written so that nobody else can."""
+"""Files with secrets: read only when other users cannot, and written so that they cannot."""
 
 import os
 import stat

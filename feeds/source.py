@@ -42,7 +42,7 @@ def source_time_ns(stamp_ms: int | None) -> int:
 class Fault(msgspec.Struct, frozen=True, gc=False):
     """Why the source could not read a message, which becomes a dead-record record.
 
-    ``last``: the last offset, where it stands for several that cannot be told apart; -1: its own.
+    ``last``: the last offset, where it stands for several that look the same; -1: its own.
     ``is_line``: it is a line of a file or a pushed body, which is no message and becomes no dead-record
     record. Its symbol is the message's key, and ``ts_event`` its time; 0: not known.
     """
@@ -93,7 +93,7 @@ class CommitPoint(NamedTuple):
 
 
 class Membership(NamedTuple):
-    """A member of a consumer group and the partitions it owns; without a generation: nobody in particular.
+    """A member of a consumer group and the partitions it owns; without a generation: no member in particular.
 
     ``placing``: partitions assigned to it of which it is not known yet whether others have answered them.
     """
@@ -176,7 +176,7 @@ class SeekingSource(Protocol):
     moved: int
 
     def hold(self, span_ns: int, skips: bool) -> None:
-        """Windows span ``span_ns``; with ``skips``, older records are passed over when it is far behind."""
+        """Windows span ``span_ns``; with ``skips``, older records are skipped when it is far behind."""
 
 
 @runtime_checkable
@@ -209,7 +209,7 @@ class StartPosition(NamedTuple):
 
 
 class Reader(Protocol):
-    """What reads a log: it is told which partitions come and go."""
+    """What reads a log: it learns which partitions come and go."""
 
     async def assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, StartPosition]:
         """These partitions come, with what was committed last; `CommitPoint` (0) where nothing was.
@@ -219,7 +219,7 @@ class Reader(Protocol):
         """
 
     async def follows(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, StartPosition]:
-        """Others have committed this, and what is below is read next by one that stands by.
+        """Others have committed this, and what is below is read next by a standby.
 
         Returns as `assigned`.
         """

@@ -57,7 +57,7 @@ class Evaluated(Generic[P]):
     gap: bool
     """Data was lost since the last answered version."""
     asked: int
-    """Questions asked of this version; so many results it has."""
+    """The number of questions asked of this version."""
 
     @property
     def queue_ns(self) -> int:

@@ -75,7 +75,7 @@ class LateLabels:
         return max(map(self.coverage, self._adapted), default=self._target)
 
     def keep(self, most: int) -> None:
-        """Remember so many answers from now on."""
+        """Remember this number of answers from now on."""
         self._most = most
         self._forget()
 

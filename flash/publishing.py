@@ -2,7 +2,7 @@
 
 Policies: ``always``; ``changed``, where the text differs from the last published one; ``confident``, at the
 least probability, or logit gap where nothing is calibrated; ``crossed``, where a number is on the other side
-of a level; ``every`` so many data versions. What compares with an earlier answer publishes the first one.
+of a level; ``every`` n-th data version. What compares with an earlier answer publishes the first one.
 """
 
 from __future__ import annotations

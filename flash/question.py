@@ -55,7 +55,7 @@ class Question:
             if (value := getattr(self, member)) < least:
                 raise ValueError(f"question {self.name!r}: {member} must be at least {least}, not {value}")
         if self.ask_every_bars > 1 and self.ask_every_ns:
-            raise ValueError(f"question {self.name!r}: asked every so many bars or every so long, not both")
+            raise ValueError(f"question {self.name!r}: asked every n bars or every n seconds, not both")
         if self.answer == "number" and self.choices is not None:
             raise ValueError(
                 f"question {self.name!r}: the answer is a number or one of the choices, not both"

@@ -1,13 +1,13 @@
 """The closed bars of a session that wait for the engine, before they are encoded.
 
-A session gets credits from the engine: so many of its bars may be there at a time. The others wait here, so
+A session gets credits from the engine: that many of its bars may be there at a time. The others wait here, so
 a session with too much data delays itself only. Of a source that cannot wait, at most one window waits: what
-is older could never be shown, so it is passed over before it costs anything, and the next bar has a gap.
+is older could never be shown, so it is skipped before it costs anything, and the next bar has a gap.
 
 While such a session catches up (its bars come more than `_FASTER` times as fast as their source had them),
 none is released before they come slower: a backlog of any length costs one window. What a source says of its
 times may be wrong, so one window is released every `_HOLD_MOST_NS` anyway. Bars that were answered before a
-restart are neither held nor passed over: they left traces in the window.
+restart are neither held nor skipped: they left traces in the window.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TapeWindow:
 class Backlog:
     """Waiting bars of one session, oldest first. ``skips``: of a source that cannot wait.
 
-    ``skipped`` counts the bars passed over. One thread changes it; any may ask for its length.
+    ``skipped`` counts the skipped bars. One thread changes it; any may ask for its length.
     """
 
     def __init__(self, window: TapeWindow, *, skips: bool) -> None:
@@ -85,7 +85,7 @@ class Backlog:
         return not self._skips and len(self._bars) >= self.most
 
     def add(self, bars: Bars, *, all_count: bool = False) -> None:
-        """Closed bars, BAR [n], follow those that wait. ``all_count``: none is passed over for now."""
+        """Closed bars, BAR [n], follow those that wait. ``all_count``: none is skipped for now."""
         self._bars = np.concatenate([self._bars, bars]) if len(self._bars) else bars.copy()
         if self._skips and not all_count:
             self._look(bars)
@@ -100,7 +100,7 @@ class Backlog:
         return now_ns < min(self._held_until, self._released + _HOLD_MOST_NS)
 
     def take(self, n: int, now_ns: int) -> Bars:
-        """Remove and return the ``n`` oldest bars, BAR [n], fewer if there are not so many."""
+        """Remove and return the ``n`` oldest bars, BAR [n], fewer if there are fewer."""
         taken, self._bars = self._bars[:n], self._bars[n:]
         self._released = now_ns
         return taken

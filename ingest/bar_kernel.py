@@ -34,7 +34,7 @@ _OF_RECORD = SKEWED | REPLAYED
 DROP, AMEND, REFUSE = 0, 1, 2
 """What becomes of a late record."""
 CONFIRMED = 10
-"""So many refused prices in a row, each near the one before, are a new price level."""
+"""This many refused prices in a row, each near the one before, are a new price level."""
 
 BAR = np.dtype(
     [
@@ -120,7 +120,7 @@ FEED = np.dtype(
         ("identity", "u8"),  # of the newest record
         ("token", "u4"),
         ("same_token", "u4"),  # records in a row with this token, no two of them equal
-        ("unsure", "i4"),
+        ("unreliable", "i4"),
         ("table", "i4"),  # the newer one
         ("remembered", "i8"),  # identities in it
         ("price", "i8"),  # the newest one taken; 0: none

@@ -90,7 +90,7 @@ class BarPolicy:
     closes the open bars of a session without a record for so long.
 
     ``late``: records of closed bars are dropped; or stand among the bars as LATE rows, for
-    `ingest.late_updates`; or are refused. `price_jump`: a price more than so many times the one before, or
+    `ingest.late_updates`; or are refused. `price_jump`: a price more than that many times the one before, or
     less than that part of it, flags its bar or, with `refuse_jumps`, is refused; 0 is no limit. ``ready``:
     ready-made bars of another interval are refused ("same"), or taken as they are ("any").
     """
@@ -164,7 +164,7 @@ class RefusedRecord:
 def received_before(bars: Bars, session: int, now_ns: int) -> None:
     """Change bars of records that an earlier engine had, in place.
 
-    Records are numbered anew from 1: those have number 0. ``now_ns``, of the monotonic clock, is when they
+    Records are numbered again from 1: those have number 0. ``now_ns``, of the monotonic clock, is when they
     all came: the earlier one's may be another.
     """
     bars["session"] = session

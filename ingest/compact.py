@@ -30,7 +30,7 @@ FITTING = 400
 TINY = 40
 """Levels of a window at or below which a finer unit is chosen, if there is one."""
 REVIEW = 64
-"""After so many bars, and after 1, 2, 4 ... before, it is checked whether the anchor suits the window."""
+"""After this many bars, and after 1, 2, 4 ... before, it is checked whether the anchor suits the window."""
 NO_VOLUME = 10**VOLUME_SCALE
 """The volume of an anchor, 1e-18, where none was traded yet."""
 _SHIFTED = 10

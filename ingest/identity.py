@@ -2,8 +2,8 @@
 
 A record's identity is its token (the venue's number or id, see `ingest.record`) together with its content, so
 that a venue which uses a number or an id again for something else loses nothing. Records without a token
-have no identity. A feed where `UNSURE` records in a row had the same token and other contents, such as the
-id of an order instead of a trade, has no identities from then on.
+have no identity. A feed where `UNRELIABLE_AFTER` records in a row had the same token and other contents, such
+as the id of an order instead of a trade, has no identities from then on.
 
 Of each symbol of a session at least the newest `REMEMBERED` identities are known, in two tables: when one
 holds that many, it becomes the older one, and the one before it is forgotten. It takes 64 KiB a symbol.
@@ -21,7 +21,7 @@ from support.numba_kernel import kernel
 REMEMBERED = 2048
 SLOTS = 2 * REMEMBERED
 """Of one table: open addressing, half full at most."""
-UNSURE = 3
+UNRELIABLE_AFTER = 3
 
 Tables = npt.NDArray[np.uint64]
 """Of one feed, [2, SLOTS]: the older and the newer one by turns; 0 is a free slot."""
@@ -107,9 +107,9 @@ def is_known(feed: Any, tables: Any, own: Any, record: Any, identity: Any) -> bo
     elif identity != feed["identity"]:
         feed["same_token"] += 1
     feed["token"], feed["identity"] = token, identity
-    if feed["same_token"] >= UNSURE:
-        feed["unsure"] = 1
-    if feed["unsure"]:
+    if feed["same_token"] >= UNRELIABLE_AFTER:
+        feed["unreliable"] = 1
+    if feed["unreliable"]:
         return False
     return _has(tables, own, 0, identity) or _has(tables, own, 1, identity)
 
@@ -117,7 +117,7 @@ def is_known(feed: Any, tables: Any, own: Any, record: Any, identity: Any) -> bo
 @kernel
 def remember(feed: Any, tables: Any, own: Any, identity: Any) -> None:
     """The feed has taken a record with this identity, which was not known."""
-    if identity == 0 or feed["unsure"]:
+    if identity == 0 or feed["unreliable"]:
         return
     if feed["remembered"] == REMEMBERED:
         feed["table"] = 1 - feed["table"]

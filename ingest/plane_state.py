@@ -26,7 +26,7 @@ class Rows(msgspec.Struct, frozen=True):
         return cls(_layout(array.dtype), array.tobytes(), columns)
 
     def array(self, dtype: npt.DTypeLike, columns: int = 0) -> npt.NDArray[Any]:
-        """The array again. Raises ValueError unless it has elements of ``dtype`` and so many ``columns``."""
+        """The array again. Raises ValueError unless it has elements of ``dtype`` and ``columns`` columns."""
         wanted = np.dtype(dtype)
         if self.layout != _layout(wanted) or self.columns != columns:
             raise ValueError("the stored rows have another layout than this program's")

@@ -29,7 +29,7 @@ class Retained(Generic[K]):
         self._window = window
 
     def add(self, key: K, tokens: int, event: int) -> list[K]:
-        """Append a record of so many tokens, its event time in ns; returns the keys that leave for it."""
+        """Append a record of ``tokens`` tokens, its event time in ns; returns the keys that leave for it."""
         self._settle()
         return self._extend([(key, tokens, event)])
 

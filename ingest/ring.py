@@ -1,6 +1,6 @@
 """The ring carries ticks from the gateway to the engine: shared memory, one writer, one reader, no locks.
 
-Two modes. `pause`: a full ring accepts no more records, and the source pauses (Kafka). `overwrite`: the
+Two modes. `pause`: a full ring accepts no records, and the source pauses (Kafka). `overwrite`: the
 writer never waits; it overwrites the oldest records and the reader counts exactly how many it lost (ZeroMQ).
 A sequence lock per slot prevents torn records. An eventfd wakes a sleeping reader; it is written only if the
 reader has announced that it sleeps. The ring stores the reader's position and its loss count, so a restarted

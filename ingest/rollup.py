@@ -1,8 +1,8 @@
 """What has left a session's window, as longer bars: the rollup region (*Attention Once* section 6.2).
 
-Bars go into tiers, finest first: each tier keeps so many bars of one interval, aligned to the epoch by their
-opening. A tier's oldest bar goes into the next tier, and the last tier's is forgotten. So every bar is in
-exactly one longer bar, and each longer bar reaches to the opening of the next. Where two tiers meet, and
+Bars go into tiers, finest first: each tier keeps a number of bars of one interval, aligned to the epoch by
+their opening. A tier's oldest bar goes into the next tier, and the last tier's is forgotten. So every bar is
+in exactly one longer bar, and each longer bar reaches to the opening of the next. Where two tiers meet, and
 where the window begins, one may hold less than its interval; each says how many bars it is made of. All
 numbers are Python integers: nothing is rounded before it is printed, and nothing saturates.
 """
@@ -76,7 +76,7 @@ class SummedBar(NamedTuple):
 
 
 class RollupTier(NamedTuple):
-    """At most so many ``bars`` of one interval (ns), of each symbol."""
+    """At most ``bars`` bars of one interval (ns), of each symbol."""
 
     interval_ns: int
     bars: int

@@ -30,7 +30,7 @@ class Volume(NamedTuple):
 
     @classmethod
     def of(cls, exact: int) -> Volume:
-        """The volume of so many units of 1e-18; not negative."""
+        """The volume of a number of units of 1e-18; not negative."""
         nano, low = divmod(exact, LOW)
         return cls(0, nano, low) if nano <= MAX_INT64 else cls(*divmod(nano, HIGH), low)
 
@@ -77,7 +77,7 @@ def is_volume(bar: Any, units: int, finer: int) -> bool:
 
 @kernel
 def _sum(high: Any, nano: Any, low: Any, units: Any, finer: int) -> tuple[Any, Any, Any]:
-    """The three integers of a volume and so many ``units`` more."""
+    """The three integers of a volume and ``units`` units more."""
     shift: Any = np.int64(finer)
     more: Any = np.int64(units)
     if shift > 0:

@@ -339,7 +339,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _gauge(
         "foretick_standby",
-        "1 while this daemon stands by for another one (recovery.standby), 0 while it answers. Worry when no "
+        "1 while this daemon is a standby of another (recovery.standby), 0 while it answers. Worry when no "
         "daemon of a group shows 0.",
     ),
     _gauge(
@@ -354,7 +354,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_partitions_moved_total",
-        "Partitions that a rebalance of the consumer group took from this daemon. Their sessions get no more "
+        "Partitions that a rebalance of the consumer group took from this daemon. Their sessions get no "
         "records here; the new owner reads on from the committed offsets.",
         "source",
     ),
@@ -514,7 +514,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_events_dropped_total",
-        "Events that clients lost because they read too slowly; each is told how many. Worry when it grows: "
+        "Events that clients lost because they read too slowly; each learns how many. Worry when it grows: "
         "a client is too slow.",
         transport=TRANSPORTS,
     ),
@@ -599,7 +599,7 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "foretick_prefix_tokens_total",
         "Tokens read from the prefix cache (reused), added to it (saved), evicted from it, or not retained "
-        "(unretained): their tenant had no more share. Worry when unretained grows: priorities are overused.",
+        "(unretained): their tenant had no share left. Worry when unretained grows: priorities are overused.",
         event=("reused", "saved", "evicted", "unretained"),
     ),
     _counter(
@@ -705,7 +705,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _gauge(
         "foretick_venue_silence_seconds",
-        "Time since a session's venue was last heard, by a record or a heartbeat. Worry when it exceeds the "
+        "Time since a session's venue last sent a record or a heartbeat. Worry when it exceeds the "
         "venue's heartbeat interval: the feed is silent, not the market quiet.",
         "session",
     ),

@@ -1,7 +1,7 @@
 """Which cached prefixes stay longest: their priorities, as in TensorRT-LLM's KV cache retention.
 
 A prefix of a lower priority is evicted before any of a higher one, and the least recently used first among
-equals. Nothing is kept for ever: a priority above the default holds for a limited time, and an owner (a
+equals. Nothing is kept indefinitely: a priority above the default holds for a limited time, and an owner (a
 tenant) may raise a limited number of tokens.
 """
 
@@ -59,7 +59,7 @@ class Priorities(Generic[Edge]):
         self._kept: dict[Edge, _Kept] = {}
         self._tokens: Counter[str] = Counter()  # above the default, by owner
         self.refused_tokens = 0
-        """Tokens that stayed at the default, because their owner has no more share."""
+        """Tokens that stayed at the default, because their owner has no share left."""
         self.retained_tokens = 0
         """Tokens above the default."""
 

@@ -88,7 +88,7 @@ class Tape:
         self._keeper = keeper
 
     def check_prefix(self, tokens: int, retention: Retention | None = None) -> None:
-        """Raise ValueError when a frozen prefix of so many tokens leaves no room below the frame limit.
+        """Raise ValueError when a frozen prefix of that many tokens leaves no room below the frame limit.
 
         ``retention``: by default its own.
         """
@@ -244,7 +244,7 @@ class Tape:
         """A reader of the frozen prefix alone (by default its own), positioned where the window begins.
 
         After `window` is prefilled into it, it is as if nothing had ever been evicted. ``leaving``: the
-        window begins so many records later, see `adopt_prefix`.
+        window begins that many records later, see `adopt_prefix`.
         """
         frozen = frozen or self._frozen
         begins = self.evicted_tokens + sum(len(record.tokens) for record in islice(self._records, leaving))

@@ -56,7 +56,7 @@ class Limits:
     max_draft_rows: int = 64
     """Most draft tokens in one batch, shared by all running answers."""
     stream_timeout_ns: int = 60_000_000_000
-    """An unfinished prompt without input for so long is ended; 0 waits for ever."""
+    """An unfinished prompt without input for so long is ended; 0 waits indefinitely."""
 
     def __post_init__(self) -> None:
         for name in ("max_drafts", "max_draft_rows", "stream_timeout_ns"):

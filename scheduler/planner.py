@@ -238,7 +238,7 @@ class _Planner:
         return min(self.held.tokens, chunk), min(self.held.rows, 1)
 
     def _is_full(self, request: Request) -> bool:
-        """Whether the batch has no more room for this request, nor for any after it, but only for tapes."""
+        """Whether the batch has no room left for this request, nor for any after it, but only for tapes."""
         tokens, rows = self._held_from(request)
         if self.tokens > tokens and self.rows > rows:
             return False

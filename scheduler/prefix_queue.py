@@ -21,7 +21,7 @@ from scheduler.policies import Ordering
 from scheduler.request import Request
 
 MOVES = 16
-"""When more than one in so many moves, sorting again is cheaper."""
+"""When more than one in this many moves, sorting again is cheaper."""
 
 
 def takes_oldest(step: int, k: int | None) -> bool:

@@ -25,7 +25,7 @@ class Rebuilder:
     def __init__(self, scheduler: Scheduler, clock: Callable[[], int]) -> None:
         self._scheduler, self._clock = scheduler, clock
         self._running: set[Tape] = set()
-        self._retry: dict[Tape, int] = {}  # not before so many ns
+        self._retry: dict[Tape, int] = {}  # not before this time, ns
         scheduler.on_lost(self._wanted)
 
     def idle(self) -> float | None:

@@ -280,7 +280,7 @@ class Refresher:
             window.restore(stale_records)
 
     def stop(self) -> None:
-        """Begin no more refreshes and cancel the one under way: shutdown does not wait for it.
+        """Begin no further refreshes and cancel the one under way: shutdown does not wait for it.
 
         Records that wait for another prefix still get it, also those that arrive later.
         """

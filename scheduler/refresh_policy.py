@@ -88,7 +88,7 @@ class SessionWindow:
         self.policy = policy
 
     def restore(self, stale_records: int) -> None:
-        """Go on with a restored tape that lost so many records since its window was prefilled last."""
+        """Go on with a restored tape that lost ``records`` records since its window was prefilled last."""
         self.begun_records = self.tape.evicted_records - stale_records
 
     def fail(self, now: int) -> None:

@@ -54,7 +54,7 @@ def temporaries(directory: Path, names: str) -> list[Path]:
 
 
 def remove_abandoned(directory: Path, names: str) -> None:
-    """Remove the `temporaries` that nobody writes any more."""
+    """Remove the `temporaries` that no process writes any more."""
     for path in temporaries(directory, names):
         with suppress(OSError), path.open("rb+") as file:  # gone meanwhile, or another user's
             if _is_abandoned(file):

@@ -278,7 +278,7 @@ def collect(
     max_tapes: int = 20_000,
     progress: Callable[[float], None] = lambda share: None,
 ) -> list[Answers]:
-    """Ask all questions until each has ``labels`` labels, or the source ends, or so many tapes are read.
+    """Ask all questions until each has ``labels`` labels, or the source ends, or ``tapes`` tapes are read.
 
     Questions are asked at bars of the second half of a tape's last window.
     """

@@ -72,7 +72,7 @@ def figures(plan: OutagePlan, threads: int) -> Iterator[Figure]:
         ours, skipped = uvloop.run(_measure(plan, seconds, "skip", threads))
         setting: Setting = {
             "outage": name, "trades": plan.trades, "a second": round(plan.trades / seconds, 1),
-            "sessions": plan.markets, "bars in a window": plan.window, "passed over": skipped,
+            "sessions": plan.markets, "bars in a window": plan.window, "skipped": skipped,
         }  # fmt: skip
         yield Figure(
             "time to live answers", ours, "s", setting=setting, against="reading the whole backlog",
@@ -113,7 +113,7 @@ class Fresh:
 async def _measure(
     plan: OutagePlan, outage_s: int, behind: Literal["wait", "skip"], threads: int
 ) -> tuple[float, int]:
-    """Seconds to live answers of every session, and records passed over."""
+    """Seconds to live answers of every session, and records skipped."""
     markets = instruments(plan.markets, plan.trades // plan.markets)
     with MockBroker() as broker:
         broker.create_topic(TOPIC, len(markets))

@@ -141,7 +141,7 @@ def sessions(run: SuiteRun) -> Iterator[Figure]:
 def standing(run: SuiteRun) -> Iterator[Figure]:
     """Whole questions on one tape, and one further token of each answer: one pass against one each. Every
     row multiplies every key and weight itself either way; a pass only saves reading the same bytes again
-    and the fixed cost of each pass. Then both placements (`flash.placement`): so many questions of a window
+    and the fixed cost of each pass. Then both placements (`flash.placement`): these questions of a window
     of 64 bars, in full, or numbered in the frozen prefix and asked by number, against one in the same
     placement.
     """
@@ -159,7 +159,7 @@ def standing(run: SuiteRun) -> Iterator[Figure]:
 
 
 _PLACED = {6: 1.5, 25: 3.0}
-"""Goals for this many terse or numbered questions: at most so many times the time of one."""
+"""Goals for this many terse or numbered questions: a multiple of the time of one."""
 
 
 def placements(run: SuiteRun, model: str, loaded: LoadedModel) -> Iterator[Figure]:
@@ -207,7 +207,7 @@ def placements(run: SuiteRun, model: str, loaded: LoadedModel) -> Iterator[Figur
 
 
 def _window(loaded: LoadedModel, prompt: PromptFormat, bars: int) -> tuple[str | None, Records]:
-    """So many bars in the lines that the model reads best, and their header."""
+    """Bars in the lines that the model reads best, and their header."""
     if prompt.lines == "decimal":
         return None, make_scenario(loaded, Size(bars, 0, 0)).first
     header, window = "", list[list[int]]()

@@ -109,7 +109,7 @@ def answer_together(
     tokens: int,
     choices: tuple[int, ...] | None = None,
 ) -> Iterator[list[Reply]]:
-    """So many passes with a fork per question, each an answer token further."""
+    """Passes with a fork per question, each an answer token further."""
     forks = [tape.fork() for tape in tapes]
     appended = questions
     try:
@@ -214,7 +214,7 @@ class KeptCache:
         return reply
 
     def answer(self, question: Sequence[int], tokens: int) -> Iterator[Reply]:
-        """So many passes, each an answer token further; then crop."""
+        """Passes, each an answer token further; then crop."""
         appended = question
         for _ in range(tokens):
             yield (reply := _reply(self._forward(appended)))
@@ -223,7 +223,7 @@ class KeptCache:
 
     @torch.inference_mode()
     def cut(self, start: int, tokens: int) -> None:
-        """Drop the KV of so many tokens from ``start``; what was before stands directly before the rest.
+        """Drop the KV of ``tokens`` tokens from ``start``; what was before stands directly before the rest.
 
         The rest keeps its positions and its KV; the keys before are rotated forward, for Llama's layout.
         """

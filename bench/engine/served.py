@@ -114,7 +114,7 @@ class Served(Observer):
 def bounded(
     name: str, setting: Setting, ns: Sequence[int], idle: Sequence[int], times: float, batch_ns: float
 ) -> Iterator[Figure]:
-    """Questions under load next to idle ones, and to a bound: so many ``times`` the idle P99, and a batch."""
+    """Questions under load next to idle ones, and to a bound: ``times`` the idle P99, and a batch."""
     yield from latency(name, ns, setting, "", "idle", idle, paired=False)
     p99, idle_p99 = (quantiles(each, 0.99)[0] for each in (ns, idle))
     bound = (times * idle_p99 + batch_ns) / 1e6
@@ -163,7 +163,7 @@ class Flood:
     rng: random.Random = field(default_factory=lambda: random.Random(3))
 
     def start(self, backlog: int, prompts: int) -> None:
-        """From here on there are always so many bars to read and prompts to compute."""
+        """From here on there are always bars to read and prompts to compute."""
         self.flowing = True
         self.served.scheduler.subscribe(self.on_commit)
         for _ in range(prompts):

@@ -14,7 +14,7 @@ from bench.peers.protocol import Answered, Ask, Opening, Record
 
 
 class Kept:
-    """A session that has more bars than it keeps is prefilled anew when an update comes: exact."""
+    """A session that has more bars than it keeps is prefilled again when an update comes: exact."""
 
     def open(self, opening: Opening) -> str:
         """Load the model and prefill the frozen tokens of each session."""

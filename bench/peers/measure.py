@@ -51,7 +51,7 @@ def grow(run: SuiteRun) -> Iterator[Figure]:
 
 
 def slide(run: SuiteRun) -> Iterator[Figure]:
-    """256 bars are kept, 15 times 55 come and go, and a question. The kept cache is prefilled anew when an
+    """256 bars are kept, 15 times 55 come and go, and a question. The kept cache is prefilled again when an
     update comes, as is vLLM: exact. *Cut*: its oldest bars are cut out, which is approximate,
     because what stays has read them; ours does the same.
     """
@@ -170,9 +170,9 @@ def figures(
     plan: Plan, dtype: str, found: Mapping[str, Results], contexts: Sequence[int]
 ) -> Iterator[Figure]:
     """Every contestant over the kept cache; then ours over every other, in all and by context."""
-    reference, at_once = found.get(KEPT), plan.sessions * plan.questions
+    reference, concurrent = found.get(KEPT), plan.sessions * plan.questions
     for name, results in found.items():
-        figure = partial(Figure, table=dtype, setting={"contestant": name, "questions at once": at_once})
+        figure = partial(Figure, table=dtype, setting={"contestant": name, "questions at once": concurrent})
         for what, ns in results.times.items():
             other = reference.times.get(what, []) if reference is not None and name != KEPT else []
             yield _compared(partial(figure, f"{what} P50"), ns, KEPT, other)

@@ -43,7 +43,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Update:
-    """New bars of every session. Where a session keeps so many bars, its oldest go."""
+    """New bars of every session. Where a session's window is full, its oldest go."""
 
     records: list[list[Record]]
 

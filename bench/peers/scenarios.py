@@ -56,7 +56,7 @@ class Round(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What every contestant is told.
+    """The parameters of every contestant.
 
     ``asks`` follow each round's update: the questions, and the one with a longer answer, if any. They also
     follow ``fill``, the updates that are not measured.

@@ -70,7 +70,7 @@ class Resent:
         return [*self._frozen, *chain.from_iterable(self._windows[session])]
 
     def _generate(self, prompts: list[list[int]], tokens: int, clock: Clock) -> list[list[int]]:
-        """Greedy answers of so many tokens."""
+        """Greedy answers of ``tokens`` tokens."""
         parameters = self._parameters(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
         names = [str(next(self._numbers)) for _ in prompts]
         for name, prompt in zip(names, prompts, strict=True):

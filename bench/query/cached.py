@@ -45,8 +45,8 @@ async def _returned(request: Request) -> Response:
 
 @dataclass(frozen=True)
 class CachedPlan:
-    """``seconds`` of round trips in each condition, ``pause_s`` between them; ``rounds`` of so many requests
-    by each server, with ``window`` of them in flight. ``fill_s``: of flood, until the ring is full.
+    """``seconds`` of round trips in each condition, ``pause_s`` between them; ``rounds`` of ``requests``
+    requests by each server, with ``window`` of them in flight. ``fill_s``: of flood, until the ring is full.
     """
 
     seconds: float = 20.0

@@ -89,7 +89,7 @@ def flood_zeromq(endpoint: str, payload: bytes, requests: int, window: int, pipe
 
 
 def flood_http(port: int, request: bytes, requests: int, connections: int, pipe: Connection) -> None:
-    """The same over so many new connections, each with one request in flight."""
+    """The same over new connections, each with one request in flight."""
     uvloop.run(_flood_http(port, request, requests, connections, pipe))
 
 

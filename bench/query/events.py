@@ -129,7 +129,7 @@ def _measure(plan: EventsPlan, transport: str, clients: int, serving: Callable[.
 
 
 def serve(clients: int, pipe: Connection) -> None:
-    """A server; sends "ready" and its port, then does as it is told, until None."""
+    """A server; sends "ready" and its port, then follows commands until None."""
     uvloop.run(_serve(clients, pipe))
 
 

@@ -28,7 +28,7 @@ _AS_NEW = Goal(0.8, "at least")
 
 @dataclass(frozen=True)
 class KeptPlan:
-    """Prompts of so many ``words`` each, of four tokens, ``rounds`` of each length."""
+    """Prompts of ``words`` words each, of four tokens, ``rounds`` of each length."""
 
     words: tuple[int, ...] = (64, 256, 1024)
     rounds: int = 60

@@ -149,7 +149,7 @@ class Trades:
 
 
 async def _seen(reader: AIOKafkaConsumer, seconds: float) -> list[tuple[int, Answer]]:
-    """What comes in so many seconds."""
+    """What comes within ``seconds``."""
     until = time.monotonic() + seconds
     return await _answers(reader, lambda answer: time.monotonic() < until)
 
@@ -167,7 +167,7 @@ async def _answers(reader: AIOKafkaConsumer, goes_on: Callable[[Answer], bool]) 
 
 
 async def create_topics(broker: str, topics: dict[str, int]) -> None:
-    """Create topics with so many partitions."""
+    """Create topics with ``partitions`` partitions."""
     admin = AIOKafkaAdminClient(bootstrap_servers=broker)
     await admin.start()
     try:

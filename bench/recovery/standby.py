@@ -55,7 +55,7 @@ class Took(NamedTuple):
 
 def measure(run: SuiteRun) -> Iterator[Figure]:
     """Daemons of two processes and the tape model read four markets, 20 trades a second each, from the Kafka
-    that `--broker` names, and answer six questions a session to a topic of it. Two stand by for each other
+    that `--broker` names, and answer six questions a session to a topic of it. Two are standbys of each other
     (`recovery.standby`). The one that answers is killed (`kill -9`), or stopped. The time runs from the
     signal to the first answer of the other one, and until every session has one from a trade made since. A
     kill is noticed by the group's session timeout alone, which is the limit. Without a standby the same

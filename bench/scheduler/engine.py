@@ -80,7 +80,7 @@ def profile(loaded: LoadedModel, batch_tokens: int, longest: int, *, quick: bool
 
 
 def rate(costs: CostModel, tokens: float) -> float:
-    """Prompts of so many tokens that the engine computes per second."""
+    """Prompts of ``tokens`` tokens that the engine computes per second."""
     return 1e9 / costs.recompute_ns(round(tokens))
 
 

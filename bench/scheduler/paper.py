@@ -53,7 +53,7 @@ OVER_STREAMING = {
 """Section 6.2: P95 of vLLM-S over that of the others."""
 
 SORTING_P99_US = {500: 165.0}
-"""Section 6.5: P99 of sorting so many requests, microseconds."""
+"""Section 6.5: P99 of sorting this number of requests, microseconds."""
 
 
 def order(workload: str, qps: float) -> dict[str, float]:

@@ -134,7 +134,7 @@ class Access:
             raise QueryError("busy", f"this tenant has {tenant.tokens_per_minute} tokens a minute", wait_s)
 
     def charge(self, client: Client, tokens: int) -> None:
-        """So many tokens were computed for it."""
+        """Charge it the tokens that were computed."""
         # the limits may have changed since the request began
         tenant = self.tenants.named(client.tenant.name) or client.tenant
         if tenant.tokens_per_minute:

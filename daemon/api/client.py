@@ -303,7 +303,7 @@ class QueryClient(Methods):
         try:
             self._socket.send(message, zmq.NOBLOCK)
         except zmq.Again:
-            raise QueryError("timeout", f"{self._endpoint} takes no more requests") from None
+            raise QueryError("timeout", f"{self._endpoint} accepts no further requests") from None
 
     def _receive(self, deadline: float) -> object:
         left_ms = int((deadline - time.monotonic()) * 1000)

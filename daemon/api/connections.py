@@ -186,7 +186,7 @@ def connection_class(timeouts: Timeouts, limit: Connections) -> type[Any]:
 
 
 def allow_connections(most: int) -> None:
-    """Raise this process's soft limit of open files for so many connections, if the hard one lets it."""
+    """Raise this process's soft limit of open files for ``connections``, if the hard one lets it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = most + 1024
     if hard != resource.RLIM_INFINITY:

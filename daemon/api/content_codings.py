@@ -13,7 +13,7 @@ ACCEPTED = "gzip, deflate, zstd"
 """What `Accept-Encoding` says of requests."""
 _ALIASES = {"x-gzip": "gzip"}
 _WINDOW_LOG = 23
-"""Memory that a decoder of zstd needs at most, as a power of two; RFC 9659 allows no more over HTTP."""
+"""Memory that a decoder of zstd needs at most, as a power of two; RFC 9659 sets this limit for HTTP."""
 
 Unpack = Callable[[bytes, int], bytes | None]
 

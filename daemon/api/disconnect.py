@@ -11,7 +11,7 @@ from starlette.types import Receive
 
 T = TypeVar("T")
 GONE = 499
-"""Status of a reply that nobody reads."""
+"""Status of a reply whose client has gone."""
 _WATCH_S = 0.05
 """A client is watched from so long after its request."""
 

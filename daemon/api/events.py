@@ -1,7 +1,7 @@
 """Events for clients that listen: answers and new data versions, numbered, with a bounded past.
 
 Every client has a queue of its own, which holds references to shared events. One that reads too slowly loses
-its own oldest events and is told how many; it delays nobody.
+its own oldest events and learns how many; it delays no one else.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import msgspec
 from daemon.api.messages import SessionInfo
 
 API_VERSION = 1
-STANDBY = "this daemon stands by: another one answers"
+STANDBY = "this daemon is a standby: another one answers"
 FILLING = "it has not read yet what the other one has answered"
 
 
@@ -25,7 +25,7 @@ class VersionInfo(msgspec.Struct, frozen=True):
 
 class Health(msgspec.Struct, frozen=True):
     """``reasons``: what is missing; the daemon is ready without any. ``silent``: sessions whose venue was not
-    heard for `silent_after`. ``late``: sessions with closed bars that wait to be read.
+    seen for `silent_after`. ``late``: sessions with closed bars that wait to be read.
 
     `degraded`: ready, but some session is silent or late. `standby`: nothing is missing, but another daemon
     answers.

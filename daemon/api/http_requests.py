@@ -35,7 +35,7 @@ _UNSAID = ("id", "type")
 
 
 class Requests:
-    """Requests of all HTTP clients to the daemon: so many at a time, and each is observed."""
+    """Requests of all HTTP clients to the daemon: a bounded number at a time, each observed."""
 
     def __init__(
         self,

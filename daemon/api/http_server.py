@@ -104,7 +104,7 @@ class HttpServer:
             ws_max_size=MESSAGE_BYTES,
             ws_per_message_deflate=False,  # it costs each connection more memory than all else
             limit_concurrency=self._max_connections,
-            proxy_headers=False,  # who a client is, nobody else can say
+            proxy_headers=False,  # only the connection says who the client is
             lifespan="off",
             log_config=None,
             access_log=False,

@@ -65,7 +65,7 @@ class Connections:
     """At most ``most`` open connections of the HTTP port are served.
 
     A tenant has at most half of them, or its ``max_listeners`` if that is more. A connection counts for the
-    tenant of its last request, and for nobody before the first.
+    tenant of its last request, and for no tenant before the first.
     """
 
     def __init__(self, most: int) -> None:

@@ -278,7 +278,7 @@ class McpServer:
             self._subscriptions.leave(tenant, places)
 
     def _enter(self, tenant: str, subscriptions: int) -> None:
-        """So many more. Raises MCPError when there is no room."""
+        """Add to the number. Raises MCPError when there is no room."""
         try:
             self._subscriptions.enter(tenant, subscriptions)
         except QueryError as error:

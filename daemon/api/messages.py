@@ -90,10 +90,10 @@ class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True):
 
     With `choices` the answer is one of them; without, greedy text of at most `max_tokens` tokens. The name or
     text of a standing question, with its choices or none, asks that question as it stands: it gets its newest
-    ready answer; with `max_age_s` only while the newest record behind that answer is at most so many seconds
-    old (`staleness_ns`), or of the newest data version. Any other ask is computed at the newest data version.
-    `early_exit` replaces `flash.early_exit`, where that is on; 0 turns it off. `deadline_ms`: give up so long
-    after the request's arrival.
+    ready answer; with `max_age_s` only while the newest record behind that answer is at most that many
+    seconds old (`staleness_ns`), or of the newest data version. Any other ask is computed at the newest data
+    version. `early_exit` replaces `flash.early_exit`, where that is on; 0 turns it off. `deadline_ms`: give
+    up so long after the request's arrival.
     """
 
     id: Id
@@ -174,7 +174,7 @@ class RemoveQuestion(msgspec.Struct, frozen=True, tag="remove_question", forbid_
 
 
 class Pause(msgspec.Struct, frozen=True, tag="pause", forbid_unknown_fields=True):
-    """Ask a standing question no more, or all of a session's, or ask them again (`paused` false).
+    """Pause a standing question, or all of a session's, or resume them (`paused` false).
 
     The session goes on reading its data, so that it is up to date whenever it is asked. It lasts as long as
     other changes of standing questions.
@@ -329,7 +329,7 @@ class Subscribe(msgspec.Struct, frozen=True, tag="subscribe", forbid_unknown_fie
 
 
 class Unsubscribe(msgspec.Struct, frozen=True, tag="unsubscribe", forbid_unknown_fields=True):
-    """Get no more events of the subscription that request ``subscription`` made."""
+    """End the subscription that request ``subscription`` made."""
 
     id: Id
     subscription: Id
@@ -597,7 +597,8 @@ class EventMessage(msgspec.Struct, frozen=True, tag="event"):
 
 
 class LostMessage(msgspec.Struct, frozen=True, tag="lost", omit_defaults=True):
-    """The subscription has missed so many events. ``exact``: of its filter; otherwise of all, so at most.
+    """The number of events that the subscription has missed. ``exact``: of its filter; otherwise of all, so
+    at most.
 
     ``reason``: slow, the client read too slowly; expired, it came back too late; restarted, the daemon has
     begun again, so nothing is known of the events between; unknown_id, the client came back with an id that
@@ -613,7 +614,7 @@ class LostMessage(msgspec.Struct, frozen=True, tag="lost", omit_defaults=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
-    """The daemon ends a subscription. ``reason``: lease, nothing was heard of the client; access, its tenant
+    """The daemon ends a subscription. ``reason``: lease, the client was silent; access, its tenant
     has changed or its key was removed; shutting_down.
     """
 

@@ -167,7 +167,7 @@ OPERATIONS: tuple[Operation, ...] = (
         messages.RemoveSession, messages.SessionsReply, ("unknown_session",), body="none",
     ),
     Operation(
-        "POST", f"{_SESSION}/pause", "pause", "Ask standing questions no more, or ask them again",
+        "POST", f"{_SESSION}/pause", "pause", "Pause standing questions, or resume them",
         messages.Pause, messages.QuestionsReply, ("unknown_session",),
     ),
     Operation(

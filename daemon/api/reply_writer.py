@@ -40,7 +40,7 @@ class Writer(Protocol):
         """All are."""
 
     def failed(self, problem: ApiError) -> Iterator[bytes]:
-        """No more comes."""
+        """The stream has ended."""
 
     def ping(self) -> bytes:
         """Keeps a connection open."""

@@ -37,7 +37,7 @@ from daemon.api.messages import (
 from feeds.decoding import Undecodable
 
 BEAT_S = 5.0
-"""How often the daemon is told that the client is there; it forgets one after `HelloReply.lease_s`."""
+"""How often the client sends a heartbeat; it forgets one after `HelloReply.lease_s`."""
 
 
 @dataclass(frozen=True)

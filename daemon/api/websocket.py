@@ -167,7 +167,7 @@ class Socket:
         task.add_done_callback(self._tasks.discard)
 
     async def _send(self, message: msgspec.Struct) -> None:
-        # the connection may end at any time, and `serve` is told
+        # the connection may end at any time, and `serve` learns of it
         with contextlib.suppress(WebSocketDisconnect, RuntimeError):
             await self._websocket.send({"type": "websocket.send", "text": _encode(message).decode()})
 

@@ -1,7 +1,7 @@
 """The query socket: a ZeroMQ ROUTER that answers each request as its own task, so none waits for another.
 
 Nothing is ever sent by waiting for a client: one that does not read loses its own events and, in the end, its
-own replies. Subscriptions end when their client is gone, or was not heard for a while.
+own replies. Subscriptions end when their client is gone, or was silent for a while.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class QueryServer:
 
     async def _receive(self, socket: zmq.asyncio.Socket) -> None:
         for number in count(1):
-            if number % _AT_ONCE == 0:  # taking what has arrived gives nobody else a turn
+            if number % _AT_ONCE == 0:  # taking what has arrived gives no other task a turn
                 await asyncio.sleep(0)
             arrived, user = await self._next(socket)
             since = time.monotonic_ns()
@@ -571,7 +571,7 @@ class QueryServer:
         if self._socket is None:
             return False
         try:
-            # done at once, as nobody ever waits to send: the future's result is an exception or nothing
+            # done at once, as no sender ever waits: the future's result is an exception or nothing
             done = self._socket.send_multipart([*route, payload], zmq.NOBLOCK)
             assert isinstance(done, asyncio.Future)
             done.result()

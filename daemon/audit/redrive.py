@@ -2,7 +2,7 @@
 
 Who sends records again first writes a claim into the DLQ topic, reads that, and goes on only
 where its claim of a record is the first. After the sending it writes that it is sent. So of two people who
-redrive at the same time one sends a record, and a redrive that broke off is told apart: its records
+redrive at the same time one sends a record, and a redrive that broke off can be recognised: its records
 may or may not have arrived. A record that was read again after a restart has several records; what is
 noted of the first one holds for all.
 """

@@ -43,8 +43,8 @@ class ReadPlan:
     """What is read: a span of offsets by source and partition.
 
     ``begins``: see `Replay`. ``notes``: what the replay does not repeat. ``asked``: somebody named the start,
-    so no snapshot takes the place of what the log has no more. ``bars``: how many the answer has up to there,
-    -1 where that is not known.
+    so no snapshot takes the place of what the log no longer has. ``bars``: how many the answer has up to
+    there, -1 where that is not known.
     """
 
     spans: Mapping[Stream, Span]
@@ -141,7 +141,7 @@ def plan(basis: Basis, session: SessionConfig, *, start: Mapping[Stream, int] | 
             raise CannotReproduce(
                 f"its state depends on {basis.state_bars} bars, of which the window has {basis.window_bars}, "
                 "and where they begin is not known: an older version published it, its source has no log, or "
-                "a symbol's records were in several partitions. Name a start at least so many bars back "
+                "a symbol's records were in several partitions. Name a start at least that many bars back "
                 "(--from OFFSET or TIME)"
             )
         start = {stream_of(each): each.first_offset for each in basis.state}
@@ -289,7 +289,7 @@ def _is_end(answer: Answer, closed: tuple[int, ...], newest: Mapping[int, int], 
 
 
 def _before(basis: Basis, planned: ReadPlan, bars: int) -> int:
-    """Of so many ``bars`` up to the answer's end, those before what the answer has. Raises CannotReproduce.
+    """Of the ``bars`` up to the answer's end, those before what the answer has. Raises CannotReproduce.
 
     Behind the first offset of a state there may be records of bars that were before it, which come first: of
     another symbol, or out of order.
@@ -306,13 +306,13 @@ def _check_gap(basis: Basis, bars: int) -> None:
     """Raise CannotReproduce where there was a gap within the newest ``bars``."""
     if 0 < basis.since_gap < bars:
         raise CannotReproduce(
-            f"records were passed over or lost {basis.since_gap} bars before the end of its state: it is not "
+            f"records were skipped or lost {basis.since_gap} bars before the end of its state: it is not "
             "published which"
         )
 
 
 def _behind(found: UsableSnapshot, basis: Basis, had: int, *, several: bool) -> ReadPlan:
-    """What to read behind a snapshot, whose state ``had`` so many bars."""
+    """What to read behind a snapshot, whose state ``had`` that many bars."""
     began, read = {stream_of(each): each.first_offset for each in basis.state}, starts(found.state, several)
     spans = {
         stream: Span(read.get(stream, began.get(stream, 0)), end) for stream, end in _ends(basis).items()
@@ -326,7 +326,7 @@ def _begin(basis: Basis) -> str:
 
 
 async def _gone(brokers: Mapping[str, Broker], planned: ReadPlan) -> OffsetsGone | None:
-    """What the log has no more of the records that are planned."""
+    """The planned records that the log no longer has."""
     for (source, partition), span in planned.spans.items():
         async with _broker(brokers, source).reader() as reader:
             first = (await reader.spans([partition[0]]))[partition].first

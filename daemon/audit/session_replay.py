@@ -2,7 +2,7 @@
 
 One thread does it all: it decodes records, makes bars and tokens, appends each bar in a pass of its own and
 asks the standing questions of every version, as a daemon with time to spare does. So equal records give equal
-floats. Nothing is closed by the clock (`idle_close`), and no bar is passed over.
+floats. Nothing is closed by the clock (`idle_close`), and no bar is skipped.
 
 The records are read twice: first for their bars alone, which show where the answer's version ends and how
 many bars there are before its state; then with the engine.
@@ -219,7 +219,7 @@ class Replay:
     ) -> ReplayedVersion | None:
         """Read the same again; what ``question`` saw behind bar ``wanted``, an index of what `bars` returned.
 
-        ``exclude``: so many of the first bars are no part of the session.
+        ``exclude``: the number of first bars that are no part of the session.
         """
         self._question, self._wanted = (question, question_hash), wanted - exclude
         self.host.input.exclude(self._session.name, exclude)

@@ -59,7 +59,7 @@ TRADES, ANSWERS, DEAD = "md.trades.v1", "answers.v1", "dlq.v1"
 HISTORY_S = 60
 ASKED = next(rule for rule in RULES if rule.name == "breakout")
 WINDOW = 64
-"""Bars that the tape model sees; set here so that the truth is told of as many."""
+"""Bars that the tape model sees; set here so that the truth covers as many."""
 INTERVAL = Duration(parse_duration("1s"))
 _SLOT_NS = 50_000_000
 """Trades in the same slot of event time are sent together."""

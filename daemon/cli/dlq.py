@@ -173,7 +173,7 @@ def redrive_(
         if missing:
             raise BrokerError(f"{topic} has no record at {', '.join(map(str, missing))}")
         chosen = [each for each in _chosen(found, wanted) if not places or each.place in places]
-        if not places and not again:  # filters speak of what is left to do
+        if not places and not again:  # filters choose among records not yet redriven
             chosen = [each for each in chosen if each.state != "sent"]
         homes = [home_of(each.dead_letter, sources, others, to) for each in chosen]
         async with AsyncExitStack() as opened:

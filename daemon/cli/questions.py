@@ -77,7 +77,7 @@ def set_(session: str, name: str, text: str, choices: tuple[str, ...], endpoint:
 @click.argument("name", default="")
 @endpoint_option
 def pause(session: str, name: str, endpoint: str) -> None:
-    """Ask the question NAME of SESSION no more, or all; the session goes on reading its data."""
+    """Pause the question NAME of SESSION, or all; the session goes on reading its data."""
     _run(endpoint, lambda client: client.pause(session, name))
 
 

@@ -250,7 +250,7 @@ class BarsConfig(Table, frozen=True):
         Literal["same", "any"],
         about(
             "which ready-made bars are taken: those of the length `interval`, while others go to the dead "
-            "letters (same), or bars of any length, as they are"
+            "DLQ (same), or bars of any length, as they are"
         ),
     ] = "same"
 
@@ -356,7 +356,7 @@ class SessionConfig(_in_place_of("bars", BarsConfig)):  # type: ignore[misc]
     rollup_every: Annotated[
         int,
         about(
-            "rollup only: so many of the oldest bars move out of the window together, in the background, "
+            "rollup only: this many of the oldest bars move out of the window together, in the background, "
             "once it has no room for as many new ones; at most a quarter of it",
             ge=1,
         ),
@@ -370,7 +370,7 @@ class SessionConfig(_in_place_of("bars", BarsConfig)):  # type: ignore[misc]
     silent_after: Annotated[
         Duration,
         about(
-            "answers carry the flag silent when nothing, not even a heartbeat, was heard of the venue for so "
+            "answers carry the flag silent when nothing, not even a heartbeat, came from the venue for so "
             "long; 0s is off"
         ),
     ] = OFF
@@ -423,7 +423,7 @@ class QuestionConfig(Table, frozen=True):
         about(
             "which answers are published: always all; changed, those that differ from the last published "
             "one; confident, those at least as sure as below; crossed, numbers that went from one side of "
-            "`level` to the other; every, one in so many data versions"
+            "`level` to the other; every, one in that many data versions"
         ),
     ] = "always"
     min_probability: Annotated[
@@ -531,7 +531,7 @@ class SourceConfig(_with_tables("SourceTables", SOURCES)):  # type: ignore[misc]
         Literal["auto", "skip", "wait"],
         about(
             "what happens to a session with more bars than the engine can read: skip, bars that its window "
-            "could no longer show are passed over and the next answers carry the flag gap; wait, every bar "
+            "could no longer show are skipped and the next answers carry the flag gap; wait, every bar "
             "is read and the source waits for the slowest session. auto is skip for Kafka and ZeroMQ, wait "
             "for a replayed file"
         ),
@@ -629,7 +629,7 @@ class HttpConfig(Table, frozen=True):
 
 
 class TenantsConfig(Table, frozen=True):
-    """Who may ask. Without a file: every program of this machine, and nobody else."""
+    """Who may ask. Without a file: every program of this machine, and no other."""
 
     file: Annotated[
         str,
@@ -707,7 +707,7 @@ class RecoveryConfig(Table, frozen=True):
     standby: Annotated[
         bool,
         about(
-            "this daemon stands by while another one of its consumer group answers: it keeps the windows, "
+            "this daemon is a standby while another one of its consumer group answers: it keeps the windows, "
             "publishes and commits nothing, and takes over when the other one is gone; needs one Kafka "
             "source. Set it in both daemons"
         ),

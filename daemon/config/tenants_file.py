@@ -87,7 +87,7 @@ def read_tenants(path: str) -> tuple[TenantTable, ...]:
 
 def _contradictions(tenants: tuple[TenantTable, ...]) -> Iterator[ConfigProblem]:
     if not tenants:
-        yield ConfigProblem("tenants", "there are none: nobody could ask")
+        yield ConfigProblem("tenants", "there are none: no client could ask")
     names: dict[str, str] = {}
     keys: dict[str, str] = {}
     for index, tenant in enumerate(tenants):

@@ -169,7 +169,7 @@ class EnginePrefixes:
         self._headers[session], self._questions[session] = header, questions
         self._rollups[session] = rollup
         if not self.numbers:
-            self._listings[session].clear()  # nobody asks by number
+            self._listings[session].clear()  # no question is asked by number
         self._listings[session].append(listing)
 
     def _made(

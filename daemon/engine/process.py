@@ -122,7 +122,7 @@ class Beats:
 
 
 class _Front(NamedTuple):
-    """The gateway that this engine is told to serve, which hears its heartbeats."""
+    """The gateway that this engine serves, which receives its heartbeats."""
 
     spec: EngineSpec
     context: zmq.Context[zmq.Socket[bytes]]
@@ -159,7 +159,7 @@ def spin_briefly(environment: MutableMapping[str, str]) -> None:
 def _load_ahead(spare: Spare) -> Loaded | None:
     """Load the libraries, the kernels and, on a CPU, the model; None without a model.
 
-    On a GPU its memory would be taken twice. What fails here is told when the engine itself loads it.
+    On a GPU its memory would be taken twice. What fails here is reported when the engine itself loads it.
     """
     from daemon.engine.build import load_on_cpu
     from ingest import warm_up

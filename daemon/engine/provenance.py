@@ -24,7 +24,7 @@ UNKNOWN = 0
 class OffsetSpan(NamedTuple):
     """The records of one bar: first to last offset in a stream, by its number in the ring.
 
-    ``gap``: records before the last of them were lost or passed over.
+    ``gap``: records before the last of them were lost or skipped.
     """
 
     stream: int

@@ -58,7 +58,7 @@ NAME = "generation"
 SIGN_OF_LIFE_NS = 1_000_000_000
 """A request without an event for so long, whose tokens come, gets one."""
 CANCELLED = Failure("cancelled", "the request was cancelled")
-ANEW = Failure("rebuilding", "the session began anew, from what another daemon has answered: ask again")
+SESSION_RESET = Failure("rebuilding", "the session was reset to what another daemon has answered: ask again")
 """A request that ends so is made again, unless a part of its answer was sent."""
 REBUILDING = Failure(
     "rebuilding",
@@ -131,7 +131,7 @@ class RequestRunner:
                     self._change(*found, command)
 
     def ask_again(self) -> None:
-        """Make the requests that ended with `ANEW` once more. Between two batches."""
+        """Make the requests that ended with `SESSION_RESET` once more. Between two batches."""
         again, self._again = self._again, []
         self._generate(again)
 
@@ -322,7 +322,7 @@ class RequestRunner:
     def _done(self, running: Running, request: Request) -> None:
         asked = running.asked
         self._open.pop(asked.id, None)
-        if request.error is ANEW and not (asked.stream and request.output):
+        if request.error is SESSION_RESET and not (asked.stream and request.output):
             self._again.append(asked)
             return
         if request.state is not State.FINISHED or running.failure is not None:

@@ -20,7 +20,7 @@ from daemon.engine.capacity_metrics import CapacityMetrics
 from daemon.engine.labels import EngineLabels
 from daemon.engine.metrics import MemoryMetrics
 from daemon.engine.question_changes import StandingQuestions
-from daemon.engine.request_runner import ANEW, RequestRunner
+from daemon.engine.request_runner import SESSION_RESET, RequestRunner
 from daemon.engine.session_lifecycle import EngineSessions
 from daemon.engine.snapshot_writer import Snapshots
 from daemon.engine.tape_feeder import TapeFeeder
@@ -104,7 +104,7 @@ class EngineHost:
         match command:
             case protocol.SetQuestions():
                 if self.sessions.needs_reset(command.session):
-                    self.emit(Failed(command.id, "rebuilding", ANEW.message))
+                    self.emit(Failed(command.id, "rebuilding", SESSION_RESET.message))
                 else:
                     self.questions.set(command)
             case (

@@ -15,7 +15,7 @@ from daemon.engine.answers import Emit, StandingAnswers
 from daemon.engine.build import Built, check_pool, line_spec, retention_of
 from daemon.engine.confidence_metrics import Confidence
 from daemon.engine.question_changes import StandingQuestions
-from daemon.engine.request_runner import ANEW, RequestRunner
+from daemon.engine.request_runner import SESSION_RESET, RequestRunner
 from daemon.engine.rollups import Rollups
 from daemon.engine.snapshot_writer import Snapshots
 from daemon.engine.tape_feeder import TapeFeeder, policy_of
@@ -125,7 +125,7 @@ class EngineSessions:
         """Between two batches. What the old tape was asked and has not answered is asked of the new one."""
         name = command.session.name
         del self.built.tapes[name], self._sessions[name]
-        self._end(self._kept.pop(name), ANEW, keeps=True)
+        self._end(self._kept.pop(name), SESSION_RESET, keeps=True)
         try:
             line, standing = self._prepare(command)
         except (SettingError, ValueError) as error:

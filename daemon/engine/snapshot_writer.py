@@ -230,7 +230,7 @@ class Snapshots:
     def close(self, within_s: float) -> None:
         """Write what changed, after the scheduler and the data plane have ended.
 
-        One that stands by writes none: the files are those of the daemon that answers.
+        A standby writes none: the files are those of the daemon that answers.
         """
         if self.input.standby:
             return

@@ -35,7 +35,7 @@ CREDITS = 8
 The next ones wait in the session's backlog (`ingest.backlog`). Four times as many of a source that waits."""
 
 IN_ORDER = 64
-"""Where a log is read, so many bars of a session that no engine has answered go version by version after a
+"""Where a log is read, this many bars of a session that no engine has answered go version by version after a
 start: those that came while the daemon was down are answered as if it had not been. A longer backlog is
 caught up with faster.
 """
@@ -286,7 +286,7 @@ class TapeFeeder(BarConsumer):
         return self._follow(session, fed).rebuilding
 
     def pause(self, session: str, is_paused: bool) -> None:
-        """Give the scheduler no more bars of a session, or go on. Any thread."""
+        """Hold a session's bars back from the scheduler, or release them. Any thread."""
         self._fed[session].paused = is_paused
         if not is_paused:
             self._ring.wake()
@@ -318,13 +318,13 @@ class TapeFeeder(BarConsumer):
             self._plane.change(list(self._specs.values()), go_on)
 
     def remove(self, name: str, done: Callable[[], None]) -> None:
-        """Take no more records for a session; then ``done`` is called, on the data plane's thread."""
+        """Stop taking records for a session; then ``done`` is called, on the data plane's thread."""
         with self._changing:
             self._specs.pop(name, None)
             self._plane.change(list(self._specs.values()), done)
 
     def promote(self, progress: Mapping[str, Progress], done: Callable[[], None]) -> None:
-        """Another daemon has answered up to ``progress``, and nobody else will go on.
+        """Another daemon has answered up to ``progress``, and no other daemon continues.
 
         Then ``done`` is called, on the data plane's thread, before the next record.
         """

@@ -21,7 +21,7 @@ class VersionRecords:
         self._kept: defaultdict[str, dict[int, TapeRecord]] = defaultdict(dict)
 
     def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem[Appended]]) -> None:
-        """Note the new version's newest record, and forget those that nobody reads."""
+        """Note the new version's newest record, and forget those that no request reads."""
         kept = self._kept[tape.name]
         running = [request for reader in self.readers for request in reader()]
         read = {request.version for request in running if request.session == tape.name}

@@ -86,12 +86,12 @@ class SessionState:
 
     @property
     def last_seen_age_ns(self) -> int:
-        """Time since the venue was last heard, or since the session began."""
+        """Time since the venue last sent something, or since the session began."""
         return time.monotonic_ns() - self.clock.last_seen_ns
 
     @property
     def is_silent(self) -> bool:
-        """Whether the venue has not been heard for too long: a quiet market sends heartbeats."""
+        """Whether the venue has been silent for too long: a quiet market sends heartbeats."""
         return 0 < self.silent_after_ns < self.last_seen_age_ns
 
     def flags_now(self, event_age_ns: int) -> tuple[Flag, ...]:

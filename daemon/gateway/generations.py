@@ -53,7 +53,7 @@ class Generations:
     """All requests that take tokens, on the event loop; implements `daemon.api.generation.Generator`.
 
     As far as there is ``room``. ``admit`` raises QueryError when no new prompt is admitted now.
-    ``access`` is told the tokens that they take. ``counted(outcome)`` hears of look-ups of kept responses.
+    ``access`` is charged the tokens that they take. ``counted(outcome)`` hears of look-ups of kept responses.
     A generation without a new token for ``max_wait_s`` seconds fails.
     """
 

@@ -26,11 +26,11 @@ class PromptQuota:
         if not self._most:
             raise QueryError("bad_request", "this daemon accepts no prompts: query.max_prompts is 0")
         if len(self) + n > self._most:
-            raise QueryError("busy", f"{self._most} prompts are open at a time, no more")
+            raise QueryError("busy", f"{self._most} prompts may be open at a time")
         if tenant.max_prompts and self._by_tenant[tenant.name] + n > tenant.max_prompts:
-            raise QueryError("busy", f"a tenant has {tenant.max_prompts} prompts at a time, no more")
+            raise QueryError("busy", f"a tenant has {tenant.max_prompts} prompts at a time at most")
         if self._by_client[client.key] + n > self._most_each:
-            raise QueryError("busy", f"a client has {self._most_each} prompts at a time, no more")
+            raise QueryError("busy", f"a client has {self._most_each} prompts at a time at most")
 
     def take(self, client: Client, n: int = 1) -> None:
         """``n`` more are open."""

@@ -107,7 +107,7 @@ class Questions:
         return self._reply(request)
 
     async def pause(self, request: messages.Pause) -> messages.QuestionsReply:
-        """Ask a question no more, or again; without a name, all of the session's."""
+        """Pause a question or resume it; without a name, all of the session's."""
         self._sessions.state(request.session)
         async with self._locks[request.session]:
             state = self._sessions.state(request.session)

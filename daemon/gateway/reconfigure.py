@@ -96,14 +96,14 @@ class LiveSessions:
             return done
 
     async def resume(self, names: Collection[str]) -> dict[str, Mapping[str, Position]]:
-        """Begin these sessions anew, from what others have acknowledged; returns where they read on."""
+        """Reset these sessions to what others have acknowledged; returns where they read on."""
         async with self._changing:
             for session in [each for each in self.config.sessions if each.name in names]:
                 await self._logged(session.name, self._again(session))
         return {name: found for name in names if (found := self._positions.pop(name, {}))}
 
     async def promote(self) -> None:
-        """Have the engine, which stands by, answer behind what others have acknowledged of all sessions.
+        """Have the standby engine answer behind what others have acknowledged of all sessions.
 
         One that is gone meanwhile is waited for.
         """
@@ -156,7 +156,7 @@ class LiveSessions:
                 self._gone(command.name)
 
     def _added(self, command: protocol.AddSession) -> None:
-        """There is another session, or one began anew."""
+        """There is another session, or one was reset."""
         name = command.session.name
         before = self._sessions.states.get(name)
         if before is not None:
@@ -182,7 +182,7 @@ class LiveSessions:
         self._set(s for s in self.config.sessions if s.name != name)
 
     def _forget_answers(self, name: str) -> int:
-        """Nobody waits for a session's answers any more; returns its newest version."""
+        """No client waits for a session's answers any more; returns its newest version."""
         version = self._sessions.remove(name).version
         self._publisher.remove(name)
         return version

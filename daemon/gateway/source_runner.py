@@ -46,11 +46,11 @@ CLOSE_COMMIT_S, REOPEN_COMMIT_S = 1.0, 10.0
 """How long a failing commit is retried before the source is closed."""
 RETRY_S = 0.1
 TELL_S = 0.5
-"""How often the engine is told up to when the source was read."""
+"""How often the engine learns up to when the source was read."""
 _NOTHING = Progress()
 INGEST, COMMIT = "ingest", "commit loop"
 Resume = Callable[[Collection[str]], Awaitable[Mapping[str, Mapping[str, Position]]]]
-"""Begins sessions anew, from their progress; returns where they read on, by session and symbol."""
+"""Resets sessions to their progress; returns where they read on, by session and symbol."""
 BeginAnew = Callable[[Collection[str], Collection[str]], None]
 """Takes the sessions, and those that another daemon has answered."""
 
@@ -87,10 +87,10 @@ class SourceRunner:
         self._elsewhere_answered: set[str] = set()
         """Sessions that another daemon has answered further than this engine knows, or may have."""
         self._unrestored: set[str] = set()
-        """Sessions that came back from no snapshot, and were not read yet by an engine that stands by."""
+        """Sessions that came back from no snapshot, and were not read yet by a standby engine."""
         self.resume: Resume = _nothing
         self.reset_session: BeginAnew = lambda sessions, answered: None
-        """What is still to come of these sessions is dropped until they have begun anew."""
+        """Events still under way for these sessions are dropped until they are reset."""
         self.partitions_assigned: Callable[[Collection[str]], None] = lambda sessions: None
         """Tells the engine whose records are read from now on."""
         self.partitions_revoked: Callable[[Collection[str]], None] = lambda sessions: None
@@ -160,24 +160,24 @@ class SourceRunner:
         if not self._standby.answers:
             return await self._take_over(stored)
         found, changed = self._progress.promote(point.metadata for point in stored.values())
-        self._elsewhere_answered |= changed  # until they have begun anew: this may be cancelled before
+        self._elsewhere_answered |= changed  # until they are reset: this may be cancelled before
         known = {session.name for session in self._sessions}
-        anew = {
+        resets = {
             partition: known & (_readers(found, point) | self.tracker.read_from(partition))
             for partition, point in stored.items()
         }
-        ours = set[str]().union(*anew.values())
+        ours = set[str]().union(*resets.values())
         self._elsewhere = {name: each for name, each in self._elsewhere.items() if name not in ours}
-        anew = {partition: names for partition, names in anew.items() if names & self._elsewhere_answered}
-        for partition, names in anew.items():  # all of them before anything else is heard of the engine
+        resets = {partition: names for partition, names in resets.items() if names & self._elsewhere_answered}
+        for partition, names in resets.items():  # all of them before the engine's next event
             self.reset_session(names, self._elsewhere_answered)
             self.tracker.rewind(partition)
             if self.transactions is not None:
                 self.transactions.rewind(partition)
-        for names in anew.values():
+        for names in resets.values():
             others = {name: each for name, each in self._positions.items() if name not in names}
             self._positions = others | dict(await self.resume(names))
-        self._elsewhere_answered.difference_update(*anew.values())
+        self._elsewhere_answered.difference_update(*resets.values())
         self._stored.update(stored)
         return self._begin(found, stored)
 
@@ -196,7 +196,7 @@ class SourceRunner:
         return self._begin(found, stored)
 
     async def _take_over(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, StartPosition]:
-        """Nobody else answers: go on behind what was committed last, where the tapes are already."""
+        """No other daemon answers: go on behind what was committed last, where the tapes are already."""
         since_ns = time.monotonic_ns()
         found = self._progress.read(point.metadata for point in stored.values())
         await self._look_for_snapshots(found)
@@ -207,7 +207,7 @@ class SourceRunner:
         return self._begin(found, stored)
 
     async def _look_for_snapshots(self, found: Mapping[str, StoredProgress]) -> None:
-        """Begin sessions anew that came back from no snapshot, before anything of them is read.
+        """Reset sessions that came back from no snapshot, before anything of them is read.
 
         While the engine loaded, the daemon that answers wrote on: all its files may have been newer than what
         the engine knew as acknowledged.
@@ -281,7 +281,7 @@ class SourceRunner:
         """These partitions are somebody else's.
 
         With transactions, what is not committed of their sessions is dropped. If they come back, they begin
-        anew from what is committed.
+        again from what is committed.
         """
         self._mine.difference_update(partitions)
         gone = set[str]()
@@ -418,7 +418,7 @@ class SourceRunner:
         self._store.set("foretick_source_up", float(up), source=self.source.name)
 
     def _behind(self) -> Mapping[Partition, int]:
-        """Records that another daemon has answered, and that one which stands by has not read."""
+        """Records that another daemon has answered, and that a standby has not read."""
         return {} if self._waiting is None else self._waiting.behind or {}
 
     def lags(self) -> dict[str, dict[str, float]]:
@@ -516,7 +516,7 @@ class SourceRunner:
         if self.transactions is None:
             await self._commit_before_closing(REOPEN_COMMIT_S)
         elif not await self.commit():
-            # nobody reads, so a rebalance does not end; what is in doubt is waited for
+            # the source is not read, so a rebalance does not end; what is in doubt is waited for
             self.transactions.gives_up = True
             try:
                 await self._commit_before_closing(float("inf"))
@@ -550,7 +550,7 @@ class SourceRunner:
         while True:
             if isinstance(source, CatchesUp):
                 self.order.has_read(source.name, source.read_until_ns, ring)
-            elif not ingest.paused:  # there is no more to come of what was sent meanwhile
+            elif not ingest.paused:  # all that was sent meanwhile has come
                 self.order.has_read(source.name, time.monotonic_ns(), ring)
             await asyncio.sleep(TELL_S)
 

@@ -1,4 +1,4 @@
-"""Whether this daemon answers, or stands by: reads behind the one that answers, and publishes nothing."""
+"""Whether this daemon answers, or is a standby: reads behind the one that answers, and publishes nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class Standby:
-    """``configured``: it stands by whenever it begins to read, until it is given partitions.
+    """``configured``: it is a standby whenever it begins to read, until it is given partitions.
 
     ``clock``: monotonic, ns.
     """

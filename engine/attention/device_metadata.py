@@ -23,7 +23,7 @@ from engine.graphs.static import Staging, round_up
 TILES = (16, 64, 128)
 """Query rows times grouped heads of one program; matrix instructions need at least 16."""
 STEP = 128
-"""Splits are multiples of so many keys, so that only the tile's own edges cut a block."""
+"""Splits are multiples of this many keys, so that only the tile's own edges cut a block."""
 LEAST_PARTS = 1024
 """Least number of parts: up to here they are cheap (16 MiB at 32 heads of 128), and fewer buckets mean fewer
 captured graphs."""

@@ -78,7 +78,7 @@ _PASS = (
     # int64 [rows], and the states that they begin as: [vocabulary, inputs], in bfloat16 if ``half``; set by
     # `forward` if a token is not in the vocabulary
     ("tokens", "embedding", "vocabulary", "half", "strange"),
-    # the attention's worker and its arguments, so many bytes a layer
+    # the attention's worker and its arguments, in bytes a layer
     ("worker", "calls", "call_bytes"),
     # int64: the rows whose logits are read; whether the last layer is for them alone
     ("kept", "trims"),

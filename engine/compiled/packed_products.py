@@ -151,7 +151,7 @@ squares: Callable[[Any, Any], Any] = intrinsic(_squares)
 
 @action(*[types.int64] * 5, types.float32)
 def weighted(v: Vectors, source: Any, weight: Any, target: Any, vectors: Any, half: Any, factor: Any) -> None:
-    """target = source * factor * weight, so many ``vectors``, in bfloat16 if ``half``."""
+    """target = source * factor * weight, of ``vectors`` vectors, in bfloat16 if ``half``."""
     b = v.builder
     with b.if_else(b.icmp_signed("!=", half, I64(0))) as (short, full):
         for taken, size in ((short, VECTOR_BYTES // 2), (full, VECTOR_BYTES)):

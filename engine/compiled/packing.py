@@ -66,7 +66,7 @@ def decoder_of(model: Any, pairs: bool = True) -> Decoder | None:
 
 
 def release_plain(model: Any) -> int:
-    """Free the weights that `decoder_of` packed; ``model`` itself can run no more. Returns the bytes."""
+    """Free the weights that `decoder_of` packed; ``model`` itself can no longer run. Returns the bytes."""
     tied, freed = model.get_input_embeddings().weight, 0
     for each in _linears(model):
         if each.weight is not tied:

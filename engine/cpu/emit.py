@@ -79,7 +79,7 @@ def emitted(module: Any, features: Container[str]) -> list[str]:
 def integers(
     count: int, needs: str = ""
 ) -> Callable[[Callable[..., None]], Callable[[tuple[Any, ...]], None]]:
-    """`action` of so many whole numbers."""
+    """`action` of whole numbers."""
     return action(*[types.int64] * count, needs=needs)
 
 

@@ -21,7 +21,7 @@ _NAMES = ("libgomp", "libomp", "libiomp5")
 _LOADED = Path("/proc/self/maps")
 
 Parallel = Callable[[int, int, int], None]
-"""Runs the C function at an address with an argument on so many threads, and waits for all."""
+"""Runs the C function at an address with an argument on several threads, and waits for all."""
 
 
 def threads() -> int:

@@ -155,7 +155,7 @@ class PromptFormat:
 
         ``symbols``: decimal lines begin with a symbol.
         ``questions`` get the numbers from 1 on, see `numbered`. Raises ValueError when a terse model does not
-        know one, or cannot number so many.
+        know one, or cannot number that many.
         """
         if self.terse is not None:
             asked = [self._number(n) + self.terse.find(text).token for n, text in enumerate(questions, 1)]
@@ -277,7 +277,7 @@ class PromptFormat:
         if self.terse is None or len(self.encode(self.terse.ask)) != 1:
             raise ValueError("this model cannot be asked for the number of a question")
         if number > 999:
-            raise ValueError("this model can be asked for 999 questions by their number, no more")
+            raise ValueError("this model can be asked for 999 questions by their number at most")
         return f"{self.terse.ask}{number:03d}"
 
     @cached_property

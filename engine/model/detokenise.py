@@ -70,7 +70,7 @@ class StopText:
         return text
 
     def rest(self) -> str:
-        """What was held back, once no more comes."""
+        """What was held back, once the stream has ended."""
         text, self._held = self._held, ""
         return text
 

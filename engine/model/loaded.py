@@ -144,7 +144,7 @@ class LoadedModel:
         return replace(self, compiled=decoder_of(self.model, pairs=False) if self.compiled.pairs else None)
 
     def release_plain(self) -> None:
-        """Free the weights that only transformers' code reads, if it runs no more. Not before the canary."""
+        """Free the weights that only transformers' code reads, if it no longer runs. Call it last."""
         if self.compiled is not None:
             release_plain(self.model)
 

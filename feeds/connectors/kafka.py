@@ -108,7 +108,7 @@ class KafkaSinkConnector(SinkConnector, frozen=True):
         str,
         about(
             "exactly_once: name of this daemon's transactions; the same after a restart, and for one that "
-            "stands by for it (recovery.standby); another one for every other daemon of a group",
+            "is a standby for it (recovery.standby); another one for every other daemon of a group",
             min_length=1,
         ),
     ] = "foretick"

@@ -144,7 +144,7 @@ def capacity(sources: Sources, shape: Shape, load: Load, memory: int) -> Capacit
 
 
 def bars_per_s(sources: Sources, ticks: float) -> list[float]:
-    """Bars a second of each session at so many ticks a second: intervals without a tick make none."""
+    """Bars a second of each session at a rate of ticks a second: intervals without a tick make none."""
     each = ticks / len(sources.symbols)
     return [
         len(session.symbols) * (1 - exp(-each * ns * 1e-9)) / (ns * 1e-9)

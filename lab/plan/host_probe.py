@@ -153,7 +153,7 @@ async def _in_time(arrived: asyncio.Event) -> None:
 
 
 class CountingSink:
-    """Acknowledges at once, and tells when so many answers are there."""
+    """Acknowledges at once, and tells when enough answers are there."""
 
     name = "counting"
 
@@ -162,7 +162,7 @@ class CountingSink:
         self._wanted, self._arrived = 0, asyncio.Event()
 
     def expect(self, answers: int) -> asyncio.Event:
-        """Set once so many more have been published."""
+        """Set once that many more have been published."""
         self._wanted, self._arrived = self.count + answers, asyncio.Event()
         self._look()
         return self._arrived

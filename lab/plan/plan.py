@@ -134,7 +134,7 @@ def simulate(sources: Sources, load: Load) -> Simulated:
 
 
 def repeated(config: Config, sessions: int) -> Config:
-    """The configuration with so many sessions: its own ones over and over, under other names."""
+    """The configuration with ``sessions`` sessions: its own ones over and over, under other names."""
     own = config.sessions
     names = {s.name: [s.name] for s in own}
     made: list[SessionConfig] = []

@@ -67,7 +67,7 @@ class Sources:
         return numbered(self.config.sessions)
 
     def kv_bytes(self, tokens: float) -> float:
-        """Memory of so many tokens of KV (*Attention Once* equation 21)."""
+        """Memory of ``tokens`` tokens of KV (*Attention Once* equation 21)."""
         outline = self.outline
         return 2 * outline.layers * outline.width * tokens * outline.number_bytes
 

@@ -21,7 +21,7 @@ class OwnDirectory:
     def __init__(self, base: Path) -> None:
         parent = os.open(base, os.O_RDONLY)
         try:
-            _lock(parent)  # nobody removes the new one before it is locked
+            _lock(parent)  # no one removes the new one before it is locked
             for other in base.glob(f"{_PREFIX}*"):
                 _remove_ended(other)
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))

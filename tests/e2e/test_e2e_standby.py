@@ -42,7 +42,7 @@ SYMBOLS = {"aaa": "V:AAA", "bbb": "V:BBB"}
 
 
 class Pair(Group):
-    """Daemons that stand by for each other. A member that stops leaves the group at once."""
+    """Standby daemons for each other. A member that stops leaves the group at once."""
 
     def config(self, member: str, **query: object) -> Config:
         found = super().config(member, **query)

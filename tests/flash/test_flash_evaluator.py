@@ -145,7 +145,7 @@ def test_answers_are_exact_while_the_tape_moves_on_under_them() -> None:
         flash.feed(tape)
         flash.h.scheduler.step()
     flash.h.run()
-    assert len(flash.results) >= 2 * len(flash.question)
+    assert len(flash.results) >= 2 * len(flash.questions)
     assert tape.live_tokens == 6
     for result in flash.results:
         flash.check(result, tape)
@@ -639,7 +639,7 @@ def test_every_record_is_answered_for_exactly_once_and_every_answer_is_exact(
         committed = [
             r.payload for name, _, records in flash.h.log.commits if name == tape.name for r in records
         ]
-        for question in flash.question:
+        for question in flash.questions:
             results = [
                 r
                 for r in sorted(flash.results + flash.failures, key=lambda each: each.version)

@@ -14,7 +14,7 @@ from feeds.decimals import Fixed
 from feeds.market_data import Quote, Trade, VenueHeartbeat
 from feeds.record_identity import token_of
 from ingest.bars import BarBuilder, BarPolicy, Bars, one_each
-from ingest.identity import IDENTITY, REMEMBERED, UNSURE, unpacked_tables
+from ingest.identity import IDENTITY, REMEMBERED, UNRELIABLE_AFTER, unpacked_tables
 from ingest.record import TRADE, Records, RecordWriter
 
 HOUR = 3600 * 10**9
@@ -43,7 +43,9 @@ def packed(items: list[Tick]) -> Records:
 
 
 def expected(items: list[Tick]) -> tuple[int, int]:
-    """Volume and repeats, with all identities known; `UNSURE` contents of one token in a row end it."""
+    """Volume and repeats, with all identities known; `UNRELIABLE_AFTER` contents of one token in a row end
+    it.
+    """
     seen: set[Tick] = set()
     taken = repeats = run = 0
     unsure, before = False, None
@@ -54,7 +56,7 @@ def expected(items: list[Tick]) -> tuple[int, int]:
             elif before != item:
                 run += 1
             before = item
-            unsure = unsure or run >= UNSURE
+            unsure = unsure or run >= UNRELIABLE_AFTER
             if not unsure and item in seen:
                 repeats += 1
                 continue

@@ -88,9 +88,9 @@ class Transactions:
         self._rewound: set[Stream] = set()
         """Streams that are read again since that transaction was made; its points are outdated."""
         self.gives_up = False
-        """Nobody reads the source, so it learns nothing of partitions: those not known to be ours are not."""
+        """The source is not read, so it learns nothing of partitions: those not known to be ours are not."""
         self.is_unread: Callable[[], bool] = lambda: False
-        """Whether nobody reads the source until less waits here: what is not known to be ours is not."""
+        """Whether the source is not read until less waits here: what is not known to be ours is not."""
         self.left: Callable[[Collection[Stream]], None] = lambda streams: None
         """Called where streams are another member's."""
 

@@ -163,7 +163,7 @@ class Delivery:
             queue.put_nowait((topic, outgoing))
 
     def wait_for(self, more: int) -> None:
-        """So many more messages wait, or fewer; too many close the gate."""
+        """Count messages that wait; too many close the gate."""
         self.waiting += more
         if more > 0 and self.waiting >= self._backlog:
             self.gate(False)

@@ -365,7 +365,7 @@ class Publisher:
             settle()
 
     def _refused(self, refused: RefusedMessage, settle: Callable[[], None]) -> None:
-        """A sink refuses a message for good: an answer becomes a DLQ record, another is told in the log."""
+        """A sink refuses a message for good: an answer becomes a DLQ record, another is logged."""
         if isinstance(refused.message, Answer):
             self.dead_letter(unpublished(refused), settle)
         else:

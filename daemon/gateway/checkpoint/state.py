@@ -74,7 +74,7 @@ class ProgressStore:
     def read(self, texts: Iterable[str]) -> dict[str, StoredProgress]:
         """Go on from what was stored with offsets, by text; of a session in several, the newest counts.
 
-        A text that is not ours is counted and passed over.
+        A text that is not ours is counted and skipped.
         """
         found: dict[str, StoredProgress] = {}
         for text in dict.fromkeys(texts):

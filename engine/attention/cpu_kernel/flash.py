@@ -120,11 +120,11 @@ def _few(call: Any, lines: int, keys: int, values: int, count: int, room: Scratc
 
 @_part
 def _segment(call: Any, keys: int, values: int, read: tuple[int, int, int], tops: int, room: Scratch) -> None:
-    """The lines that `_lines` loaded, so many, meet the keys of the slots from the first to the stop."""
+    """The lines that `_lines` loaded meet the keys of the slots from the first to the stop."""
     lines, first, stop = read
     query_step, width = call.key_dim * FLOAT, call.value_dim // LANES
     # as few groups as possible, of equal size
-    at_once = -(-lines // -(-lines // MAX_LINES))
+    per_round = -(-lines // -(-lines // MAX_LINES))
     for start in range(first, stop, TILE):
         count = min(TILE, stop - start)
         source, seen, seen_step = (
@@ -142,8 +142,8 @@ def _segment(call: Any, keys: int, values: int, read: tuple[int, int, int], tops
         if call.half:
             widened((seen, seen_step, count, width, room.values))
             seen, seen_step = room.values, call.value_dim * FLOAT
-        for line in range(0, lines, at_once):
-            some = min(at_once, lines - line)
+        for line in range(0, lines, per_round):
+            some = min(per_round, lines - line)
             numbers = room.numbers + line * LONG
             low, high, whole = TILE, 0, 1
             for i in range(some):

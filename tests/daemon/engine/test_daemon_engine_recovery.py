@@ -31,7 +31,7 @@ from daemon.config.schema import (
 from daemon.config.standing import questions_of
 from daemon.engine.assembly import wire_engine
 from daemon.engine.build import build
-from daemon.engine.request_runner import ANEW
+from daemon.engine.request_runner import SESSION_RESET
 from daemon.engine.service import EngineHost
 from daemon.engine.snapshot_store import SnapshotFiles, SnapshotNoRoom
 from daemon.progress import Position, Progress
@@ -650,7 +650,7 @@ def test_questions_are_answered_from_the_old_window_until_a_session_that_begins_
     engine.rest()
     assert asks(engine) == [(1, old)]
     engine.host.handle(protocol.SetQuestions(109, "s", ()))
-    assert engine.events[-1] == Failed(109, "rebuilding", ANEW.message)
+    assert engine.events[-1] == Failed(109, "rebuilding", SESSION_RESET.message)
     ask(2)
     engine.host.handle(chat(3))
     engine.host.handle(protocol.AddSession(102, COMPACT, (), {"X:a": 0}, progress["s"], ""))
