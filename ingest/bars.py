@@ -317,7 +317,7 @@ class BarBuilder:
         closed["ts_closed"] = now_ns
         return closed
 
-    def partitions_assigned(self, now_ns: int, sessions: Sequence[int] | None = None) -> None:
+    def restart_idle_clock(self, now_ns: int, sessions: Sequence[int] | None = None) -> None:
         """Idle times of these sessions (all) count from now, on the monotonic clock."""
         self._sessions["last_ring"][slice(None) if sessions is None else list(sessions)] = now_ns
 

@@ -424,7 +424,7 @@ class DataPlane:
         if self._builder.closes_idle and self._consumer.may_close_idle():
             now_ns = self._drained_until
             with self._building:
-                self._builder.partitions_assigned(
+                self._builder.restart_idle_clock(
                     now_ns, [n for n, each in enumerate(self._sessions) if each.restored]
                 )
                 self._accept(self._builder.close_idle(min(now_ns, until)), 0)
@@ -524,10 +524,10 @@ class DataPlane:
             self._builder.restore(number, cut.builder, reread, now_ns)
             self._by_name[session].restore(cut, number, now_ns)
 
-    def partitions_assigned(self) -> None:
+    def restart_idle_clock(self) -> None:
         """Reading begins again: no session is idle yet. On the thread that steps."""
         with self._building:
-            self._builder.partitions_assigned(self._clock())
+            self._builder.restart_idle_clock(self._clock())
 
     def go_on(self, sessions: Collection[str]) -> None:
         """These sessions are read from now on. On the thread that steps."""
@@ -536,7 +536,7 @@ class DataPlane:
             for number, each in enumerate(self._sessions):
                 if each.restored and each.spec.name in sessions:
                     each.go_on()
-                    self._builder.partitions_assigned(now_ns, [number])
+                    self._builder.restart_idle_clock(now_ns, [number])
 
     def mark_gap(self) -> None:
         """Records of any session may be lost: see `BarBuilder.mark_gap`."""

@@ -174,12 +174,12 @@ class EngineSessions:
         self.rollups.set(session, tape)
         self.snapshots.set(session, tape)
         self.built.recovery.count(self.store)
-        partitions_assigned = None
+        opened = None
         if session.name in self.built.restored:
             self.snapshots.give_back(session.name)
-            partitions_assigned = partial(self.snapshots.partitions_assigned, session.name)
+            opened = partial(self.snapshots.partitions_assigned, session.name)
         # in this order: a record that comes after the reply is the session's, too
-        self.input.set(session, line, command.symbols, partitions_assigned)
+        self.input.set(session, line, command.symbols, opened)
         snapshots = self.snapshots
         found = snapshots.positions(session), snapshots.streams(session.name)
         self.emit(protocol.SessionAdded(command.id, *found))

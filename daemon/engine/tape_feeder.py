@@ -335,7 +335,7 @@ class TapeFeeder(BarConsumer):
                 self._built.progress.update(progress)
                 for name, fed in self._fed.items():
                     fed.promote(progress.get(name, Progress()))
-            self._plane.partitions_assigned()
+            self._plane.restart_idle_clock()
             done()
 
         with self._changing:

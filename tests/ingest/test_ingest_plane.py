@@ -292,7 +292,7 @@ def test_idle_bars_stay_open_while_they_must_and_then_count_from_there(make: Mak
     harness.now += 10_000
     harness.plane.step()
     harness.closes_idle = True
-    harness.plane.partitions_assigned()
+    harness.plane.restart_idle_clock()
     harness.plane.step()
     assert harness.texts(0) == []
     harness.now += 500

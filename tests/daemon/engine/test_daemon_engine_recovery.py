@@ -385,9 +385,9 @@ def test_the_last_snapshot_that_a_restart_can_use_stays(terse: Path, tmp_path: P
             engine.give(engine.given, log[engine.given])
         engine.snapshot()
         after = Engine(made, dict(stored))
-        partitions_assigned = offset_of(after)
+        resumes_at = offset_of(after)
         after.kill()
-        return partitions_assigned
+        return resumes_at
 
     stored = {"s": Progress()}
 
