@@ -107,7 +107,7 @@ def test_a_saved_suite_is_read_as_it_was(tmp_path: Path) -> None:
 
 def test_the_command_saves_what_it_prints_and_keeps_other_parts(tmp_path: Path) -> None:
     saved, target = tmp_path / "run.json", tmp_path / "page.md"
-    command = ["engine", "--quick", "--part", "bookkeeping", "--json", str(saved)]
+    command = ["engine", "--quick", "--part", "attention", "--json", str(saved)]
     run = CliRunner().invoke(bench, command)
     assert run.exit_code == 0, run.output
     assert run.stdout == CliRunner().invoke(bench, ["render", str(saved)]).stdout
@@ -116,7 +116,7 @@ def test_the_command_saves_what_it_prints_and_keeps_other_parts(tmp_path: Path) 
     other = read(saved).parts[0]
     save(saved, Suite("engine", [msgspec.structs.replace(other, name="window")]))
     assert CliRunner().invoke(bench, command).exit_code == 0
-    assert [part.name for part in read(saved).parts] == ["window", "bookkeeping"]
+    assert [part.name for part in read(saved).parts] == ["window", "attention"]
 
 
 def test_one_command_measures_and_renders_everything(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_one_command_measures_and_renders_everything(tmp_path: Path) -> None:
     measurements.mkdir()
     save(measurements / "stream.json", suite(Figure("ring", 6.0, goal=Goal(5.0, of="ours"))))
     (tmp_path / "benchmarks.md").write_text(f"{BEGIN}{END}")
-    command = ["engine", "--quick", "--part", "bookkeeping", "--docs", str(tmp_path)]
+    command = ["engine", "--quick", "--part", "attention", "--docs", str(tmp_path)]
     run = CliRunner().invoke(bench, command)
     assert run.exit_code == 0, run.output
     for name in ("stream", "engine"):

@@ -310,6 +310,8 @@ def test_foretick_commands_and_their_options_exist() -> None:
             found = command.get_command(context, rest.pop(0))
             assert found is not None, f"{name}: {' '.join(words)}"
             command = found
+        if name.startswith("docs/measurements/"):
+            continue  # a record of what was run at its commit
         known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
         assert {word for word in rest if word.startswith("--")} <= known, f"{name}: {' '.join(words)}"
 
