@@ -115,8 +115,11 @@ _add(
 
 _add(
     "peers",
-    "Our engine beside vLLM and a kept Hugging Face cache, one running at a time.",
+    "Our engine beside vLLM, llama.cpp and a kept Hugging Face cache, one running at a time.",
     click.Option(["--vllm"], type=_PYTHON, help="Python of the environment that has vLLM."),
+    click.Option(
+        ["--llama"], type=_PYTHON, help="Python of the environment that has llama-cpp-python and gguf."
+    ),
     click.Option(
         ["--dtype", "dtypes"], type=_DTYPES, multiple=True, default=_DTYPES.choices, show_default=True
     ),

@@ -33,8 +33,8 @@ class SuiteRun:
     """How to measure the parts. ``quick``: small sizes, which check that it runs.
 
     ``say`` reports progress; ``models``: of the stream suite's questions; ``device`` and ``profiles`` (a
-    directory for the cost profile): of the GPU suite. Of the peers: ``vllm``, the Python of its
-    environment; ``dtypes``; ``seed`` of their order. ``broker``: a Kafka, for recovery.
+    directory for the cost profile): of the GPU suite. Of the peers: ``vllm`` and ``llama``, the Python of
+    their environments; ``dtypes``; ``seed`` of their order. ``broker``: a Kafka, for recovery.
     """
 
     threads: int = 2
@@ -44,6 +44,7 @@ class SuiteRun:
     device: str = "cuda"
     profiles: Path | None = None
     vllm: Path | None = None
+    llama: Path | None = None
     dtypes: Sequence[str] = ("float32", "bfloat16")
     seed: int = 1
     broker: str = ""

@@ -22,7 +22,7 @@ from engine.model.chat_format import PromptFormat
 from engine.model.embedded import embedded_directory
 
 KEPT, CUT, OURS = "kept cache", "kept cache, cut", "ours"
-RESENT, WARMED = "vLLM, re-sent", "vLLM, warmed"
+RESENT, WARMED, LLAMA = "vLLM, re-sent", "vLLM, warmed", "llama.cpp"
 _TINY = {"hidden": 256, "layers": 2}
 _GOALS: dict[tuple[str, str, str, str], float] = {
     ("grow", "float32", "question", WARMED): 0.8,
@@ -45,14 +45,15 @@ def grow(run: SuiteRun) -> Iterator[Figure]:
     running at a time in an order drawn at each step while the others are stopped. *Kept cache*: Hugging Face
     with a `DynamicCache` that is cropped after each question; ratios are medians of the ratios at the same
     step. *vLLM, re-sent*: the whole prompt comes with the question. *Warmed*: it also comes with each update,
-    for one token, so that the question meets a filled prefix cache.
+    for one token, so that the question meets a filled prefix cache. *llama.cpp* keeps a context and forgets
+    the question.
     """
     yield from _measured(run, GROW)
 
 
 def slide(run: SuiteRun) -> Iterator[Figure]:
     """256 bars are kept, 15 times 55 come and go, and a question. The kept cache is prefilled again when an
-    update comes, as is vLLM: exact. *Cut*: its oldest bars are cut out, which is approximate,
+    update comes, as are llama.cpp and vLLM: exact. *Cut*: its oldest bars are cut out, which is approximate,
     because what stays has read them; ours does the same.
     """
     yield from _measured(run, SLIDE)
@@ -109,6 +110,7 @@ def peers_of(run: SuiteRun, plan: Plan) -> list[Peer]:
     threads = {"OMP_NUM_THREADS": str(run.threads)}
     own = {KEPT: "kept:Kept", OURS: "ours:Ours"} | ({CUT: "kept:Cut"} if plan.keep else {})
     others = {RESENT: ("vllm:Resent", run.vllm), WARMED: ("vllm:Warmed", run.vllm)}
+    others[LLAMA] = ("llama:LlamaCpp", run.llama)
     peers = [Peer(name, f"bench.peers.{target}", None, threads) for name, target in own.items()]
     return peers + [
         Peer(name, f"bench.peers.{target}", python, threads | _preloads(python))
@@ -159,7 +161,7 @@ def taking_part(
     plan: Plan, dtype: str, found: Mapping[str, Results], about: Mapping[str, str], lost: Mapping[str, str]
 ) -> Iterator[Figure]:
     """Who took part in how many rounds, by which engine, and why others did not."""
-    for name in (KEPT, *([CUT] if plan.keep else []), OURS, RESENT, WARMED):
+    for name in (KEPT, *([CUT] if plan.keep else []), OURS, RESENT, WARMED, LLAMA):
         why = lost.get(name, "" if name in about else "absent: no environment given").partition("\n")[0]
         setting: Setting = {"contestant": name, "engine": "; ".join(filter(None, (about.get(name), why)))}
         rounds = len(found[name].asked) if name in found else 0

@@ -277,6 +277,7 @@ def test_ratios_are_of_the_same_step_and_answers_are_compared() -> None:
     }
     assert taken[KEPT] == (3, "torch 2")
     assert taken[WARMED] == (2, "vllm 1; ended")
+    assert taken["llama.cpp"] == (0, "absent: no environment given")
     assert CUT not in taken
 
 

@@ -1,0 +1,90 @@
+"""llama.cpp by llama-cpp-python: append, ask, forget. Sessions and questions take turns.
+
+Runs in llama.cpp's environment: imports only that, numpy, gguf and the standard library.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from bench.peers.contestant import Clock
+from bench.peers.protocol import Answered, Ask, Opening, Record
+
+_BATCH_TOKENS = 2048
+
+
+class LlamaCpp:
+    """A context for each session; one that has more bars than it keeps is prefilled again on an update.
+
+    Without flash attention, which is slower and less exact for a short question behind a long cache; it reads
+    faster, but in float32 only.
+    """
+
+    def open(self, opening: Opening) -> str:
+        """Convert the weights into the working directory; the contexts share them by the page cache."""
+        import llama_cpp
+
+        from bench.peers.convert import write_gguf
+
+        weights = Path("model.gguf")
+        kind = write_gguf(Path(opening.model), opening.dtype, weights)
+        self._contexts: list[Any] = [
+            llama_cpp.Llama(
+                str(weights),
+                n_ctx=opening.tokens + opening.question,
+                n_batch=_BATCH_TOKENS,
+                n_threads=opening.threads,
+                n_threads_batch=opening.threads,
+                type_k=kind,
+                type_v=kind,
+                flash_attn=False,
+                verbose=False,
+            )
+            for _ in range(opening.sessions)
+        ]
+        self._frozen, self._keep = opening.frozen, opening.records
+        self._windows: list[deque[Record]] = [deque(maxlen=opening.records) for _ in self._contexts]
+        for context in self._contexts:
+            context.eval(opening.frozen)
+        return f"llama-cpp-python {llama_cpp.__version__}"
+
+    def read(self, records: list[list[Record]]) -> bool:
+        """Extend each context."""
+        for context, window, own in zip(self._contexts, self._windows, records, strict=True):
+            slides = self._keep is not None and len(window) + len(own) > self._keep
+            window.extend(own)
+            if slides:
+                context.n_tokens = len(self._frozen)
+            context.eval(list(chain.from_iterable(window if slides else own)))
+        return True
+
+    def ask(self, ask: Ask) -> Answered:
+        """One question after the other; of several, each only has one token."""
+        clock, answers, leads = Clock(), list[list[int]](), list[float]()
+        for session, question in ask.questions:
+            context, answer, appended = self._contexts[session], list[int](), question
+            kept = context.n_tokens
+            for _ in range(ask.tokens):
+                context.eval(appended)
+                token, lead = _best(context)
+                if not answer:
+                    leads.append(lead)
+                    if len(leads) == len(ask.questions):
+                        clock.first()
+                answer.append(token)
+                appended = [token]
+            context.n_tokens = kept  # the next `eval` drops what lies behind
+            answers.append(answer)
+        return clock.answered(answers, leads)
+
+
+def _best(context: Any) -> tuple[int, float]:
+    """The token with the largest logit of the last row, and its lead over the second."""
+    import numpy as np
+
+    logits = np.ctypeslib.as_array(context._ctx.get_logits_ith(-1), (context.n_vocab(),))
+    second, first = np.argpartition(logits, -2)[-2:]
+    return int(first), float(logits[first] - logits[second])
