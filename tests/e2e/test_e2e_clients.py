@@ -176,12 +176,12 @@ async def test_deadlines_and_cancelled_asks_end_in_the_engine_too(
 
 ELSEWHERE = """
 import importlib.util, sys
-from foretick_client import QueryClient, Update
+from foretick_client import QueryClient, SubscriptionUpdate
 assert importlib.util.find_spec("torch") is None and importlib.util.find_spec("daemon") is None
 with QueryClient(sys.argv[1]) as client, client.subscribe(["aaa"], events=["flash_ready"]) as stream:
     print(client.hello().version, client.ask("aaa", "up?", choices=("YES", "NO")).text, flush=True)
     item = stream.get(60)
-    assert isinstance(item, Update)
+    assert isinstance(item, SubscriptionUpdate)
     print(item.message.session)
 """
 

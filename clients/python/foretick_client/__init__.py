@@ -7,7 +7,7 @@ from foretick_client.client import AsyncQueryClient, QueryClient
 from foretick_client.dealer import ClientKeys
 from foretick_client.messages import AskReply, LostMessage, QueryError
 from foretick_client.records import Answer, DataUpdated, FlashReady
-from foretick_client.subscriptions import AsyncEventStream, EventStream, Update
+from foretick_client.subscriptions import AsyncEventStream, EventStream, SubscriptionUpdate
 
 __all__ = [
     "Answer",
@@ -21,5 +21,5 @@ __all__ = [
     "LostMessage",
     "QueryClient",
     "QueryError",
-    "Update",
+    "SubscriptionUpdate",
 ]
