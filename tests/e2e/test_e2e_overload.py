@@ -150,7 +150,7 @@ async def test_a_flood_of_bars_sheds_prompts_and_no_standing_question() -> None:
             return second
 
         seconds = asyncio.ensure_future(flood())
-        await until(lambda: count(gateway, "promises_missed", session="aaa") > 3, what="missed promises")
+        await until(lambda: count(gateway, "freshness_misses", session="aaa") > 3, what="missed promises")
         for path, kind in (
             ("/v1/chat/completions", ("error", "type")),
             ("/v1/completions", ("error", "type")),

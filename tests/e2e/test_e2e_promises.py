@@ -40,12 +40,12 @@ async def test_prompts_are_refused_while_bars_are_read_later_than_promised() -> 
 
         for second in range(3):
             source.put(tape.second(second))
-        await until(lambda: count(gateway, "promises_missed", session="aaa") >= 2, what="a missed promise")
+        await until(lambda: count(gateway, "freshness_misses", session="aaa") >= 2, what="a missed promise")
         with pytest.raises(QueryError) as refused:
             await ask_gateway(gateway, "complete", "one two", choices=("YES", "NO"))
         assert refused.value.code == "late"
         source.put(tape.second(3))
-        await until(lambda: count(gateway, "promises_missed", session="aaa") >= 3, what="a missed promise")
+        await until(lambda: count(gateway, "freshness_misses", session="aaa") >= 3, what="a missed promise")
         assert await asyncio.to_thread(over_http) == (429, "1", "late")
         assert count(gateway, "prompts_refused") == 2
         (session,) = (await ask_gateway(gateway, "sessions")).sessions
@@ -61,7 +61,7 @@ async def test_a_kept_promise_refuses_nothing() -> None:
             source.put(tape.second(second))
         await until(lambda: len(answers(sink)) >= 1, what="an answer")
         await ask_gateway(gateway, "complete", "one two", choices=("YES", "NO"))
-        assert (count(gateway, "promises_missed", session="aaa"), count(gateway, "prompts_refused")) == (0, 0)
+        assert (count(gateway, "freshness_misses", session="aaa"), count(gateway, "prompts_refused")) == (0, 0)
 
 
 def test_a_live_source_promises_three_bars_and_a_file_nothing() -> None:

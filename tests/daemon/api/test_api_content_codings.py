@@ -162,7 +162,7 @@ async def served() -> AsyncIterator[tuple[int, PushedSource]]:
     async def answer(*_: object) -> messages.Reply:
         raise AssertionError("nothing is asked")
 
-    routes = api_routes(Requests(awaited(answer)), events, pushes, health, store, Access())
+    routes = api_routes(Requests(awaited(answer)), events, pushes, health, Access())
     server = HttpServer(lambda: b"", list, more=routes, closing=events.close)
     await server.start(Tasks())
     yield server.port, source

@@ -81,7 +81,7 @@ async def serving(timeouts: Timeouts | None = None, max_listeners: int = 50) -> 
         return await bench.answer(asked, client, since)
 
     routes = api_routes(
-        Requests(awaited(answer)), events, Pushes({"http": source}, store, 1 << 20), health, store, Access()
+        Requests(awaited(answer)), events, Pushes({"http": source}, store, 1 << 20), health, Access()
     )
     server = HttpServer(
         lambda: b"", list, more=routes, closing=events.close, max_listeners=max_listeners, timeouts=timeouts

@@ -45,7 +45,6 @@ def test_every_route_of_the_api_is_described_and_no_other(described: Any) -> Non
         Events(1, store, max_clients=1),
         Pushes({}, store, 1),
         lambda client: health_of([], [], ""),
-        store,
         Access(),
     )
     routes += generation_routes(FakeGenerator(), Meter())

@@ -316,7 +316,7 @@ async def _http(drawn: list[tuple[bytes, str, str, bool]]) -> None:
     async def answer(*_: object) -> messages.Reply:
         raise AssertionError("nothing is asked")
 
-    routes = api_routes(Requests(awaited(answer)), events, pushes, health, store, Access())
+    routes = api_routes(Requests(awaited(answer)), events, pushes, health, Access())
     server = HttpServer(lambda: b"", list, more=routes, closing=events.close)
     await server.start(Tasks())
 
