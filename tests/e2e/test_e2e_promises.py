@@ -61,7 +61,10 @@ async def test_a_kept_promise_refuses_nothing() -> None:
             source.put(tape.second(second))
         await until(lambda: len(answers(sink)) >= 1, what="an answer")
         await ask_gateway(gateway, "complete", "one two", choices=("YES", "NO"))
-        assert (count(gateway, "freshness_misses", session="aaa"), count(gateway, "prompts_refused")) == (0, 0)
+        assert (count(gateway, "freshness_misses", session="aaa"), count(gateway, "prompts_refused")) == (
+            0,
+            0,
+        )
 
 
 def test_a_live_source_promises_three_bars_and_a_file_nothing() -> None:

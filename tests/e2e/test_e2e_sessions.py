@@ -211,7 +211,6 @@ async def test_300_sessions_on_a_small_pool_go_to_disk_and_come_back(tmp_path: P
                 await until(lambda n=n, sink=sink: len(sink.sent) >= 600 * n, 60)
             if blocks:
                 await until(lambda gateway=gateway: count(gateway, "restores", outcome="disk") > 100, 30)
-                await until(lambda gateway=gateway: count(gateway, "spills") > 300, 30)
                 assert gateway.store.value("foretick_integrity_failures_total") == 0
             for name in ("s0", "s299"):
                 reply = await ask_gateway(gateway, "ask", name, "Up?", choices=("YES", "NO"))
