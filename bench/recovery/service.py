@@ -126,7 +126,7 @@ def _config(
         [
             *session_tables(markets, plan.bars),
             f"[model]\nthreads = {threads}",
-            f'[source]\nkind = "kafka"\nbehind = "wait"\n[source.kafka]\nbootstrap = "{bootstrap}"',
+            f'[source]\nkind = "kafka"\nbacklog_policy = "wait"\n[source.kafka]\nbootstrap = "{bootstrap}"',
             f'topics = ["{TOPIC}"]\nsession_timeout = "{plan.session_s}s"',
             '[sink.zeromq]\nendpoint = "tcp://127.0.0.1:*"',
             f'[recovery]\ninterval = "{0 if kept == "none" else 1}s"\ndirectory = "{folder}/snapshots"',

@@ -142,7 +142,7 @@ def config_text(
         [
             *session_tables(markets, plan.bars),
             f"[model]\nthreads = {threads}",
-            f'[source]\nkind = "kafka"\nbehind = "wait"\n[source.kafka]\nbootstrap = "{broker}"',
+            f'[source]\nkind = "kafka"\nbacklog_policy = "wait"\n[source.kafka]\nbootstrap = "{broker}"',
             f'topics = ["{name}.{TOPIC}"]\ngroup = "{name}"\nsession_timeout = "{plan.session_s}s"',
             f'instance = "{name}"' if way == "static member" else "",
             f'[sink.kafka]\nbootstrap = "{broker}"\ntopic = "{name}"',

@@ -180,7 +180,9 @@ async def test_members_of_a_group_join_leave_and_are_killed(tmp_path: Path, serv
 
     def member(name: str) -> Daemon:
         config = exactly_once(kafka_config(server.bootstrap, suffix, "inproc", sessions), f"{suffix}.{name}")
-        config = config.replace("[source]\n", f'[model]\npath = "{UNTRAINED}"\n[source]\nbehind = "wait"\n')
+        config = config.replace(
+            "[source]\n", f'[model]\npath = "{UNTRAINED}"\n[source]\nbacklog_policy = "wait"\n'
+        )
         config = config.replace("[source.kafka]\n", '[source.kafka]\nsession_timeout = "6s"\n')
         config += f'\n[recovery]\ndirectory = "{tmp_path / "snapshots"}"\ninterval = "1s"'
         for question in questions:  # a choice, for free text may be left out where the next bar is there

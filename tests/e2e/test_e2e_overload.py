@@ -170,8 +170,8 @@ async def test_a_flood_of_bars_sheds_prompts_and_no_standing_question() -> None:
             said = reply.json
             for name in kind:
                 said = said[name]
-            assert said == ("late" if path == "/v1/complete" else "rate_limit_error")
-        with pytest.raises(QueryError, match="late"):
+            assert said == ("overloaded" if path == "/v1/complete" else "rate_limit_error")
+        with pytest.raises(QueryError, match="overloaded"):
             await ask_gateway(gateway, "complete", "one two")
         session = {"model": "session:aaa", **CHAT}
         ready = session | {"messages": [{"role": "user", "content": "trend"}]}

@@ -43,10 +43,10 @@ async def test_prompts_are_refused_while_bars_are_read_later_than_promised() -> 
         await until(lambda: count(gateway, "freshness_misses", session="aaa") >= 2, what="a missed promise")
         with pytest.raises(QueryError) as refused:
             await ask_gateway(gateway, "complete", "one two", choices=("YES", "NO"))
-        assert refused.value.code == "late"
+        assert refused.value.code == "overloaded"
         source.put(tape.second(3))
         await until(lambda: count(gateway, "freshness_misses", session="aaa") >= 3, what="a missed promise")
-        assert await asyncio.to_thread(over_http) == (429, "1", "late")
+        assert await asyncio.to_thread(over_http) == (429, "1", "overloaded")
         assert count(gateway, "prompts_refused") == 2
         (session,) = (await ask_gateway(gateway, "sessions")).sessions
         assert (session.promise_ns, session.promises_missed) == (1, 3)
