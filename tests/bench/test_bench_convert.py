@@ -109,11 +109,11 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
         config | {"model_type": "gemma3"},
         config | {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}},
     ):
-        with pytest.raises(ValueError, match="is not a Llama with plain rotary embedding"):
+        with pytest.raises(ValueError, match="plain rotary embedding"):
             next(tensors(tmp_path, changed))
     save_file({"model.layers.0.self_attn.q_proj.bias": torch.ones(2)}, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"q_proj\.bias is no weight of a Llama"):
+    with pytest.raises(ValueError, match=r"q_proj\.bias"):
         list(tensors(tmp_path, config))
     save_file({"lm_head.weight": torch.ones(2, 2).half()}, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"lm_head\.weight is F16, not F32"):
+    with pytest.raises(ValueError, match=r"lm_head\.weight is F16"):
         list(tensors(tmp_path, config))

@@ -60,7 +60,7 @@ def test_values_are_read_as_in_the_file() -> None:
         (["--ask-every", "soon"], "Invalid value for --ask-every"),
         (["--publish-every", "0"], "Invalid value for --publish-every: expected int >= 1"),
         (["--min-probability", "2"], "Invalid value for --min-probability: expected float <= 1"),
-        (["--ask-every", "1m", "--ask-every-bars", "5"], "every so many bars or every so long, not both"),
+        (["--ask-every", "1m", "--ask-every-bars", "5"], "every n bars or every n seconds, not both"),
         (["--", "not a name", "Up?"], "Invalid value for NAME"),
         (["--choice", "YES"], "needs at least two choices"),
     ],
