@@ -31,8 +31,8 @@ class Allocation:
     """Entries that hold their blocks, in policy order."""
     failures: list[tuple[Entry, Failure]] = field(default_factory=list)
     """Work that can never run; the scheduler ends it."""
-    evicted: list[tuple[str, int]] = field(default_factory=list)
-    """(tape, tokens) evicted to make room."""
+    evicted: bool = False
+    """Whether tokens of a tape were evicted to make room."""
     preempted: set[Work] = field(default_factory=set)
     """Requests that lost their blocks or the version they pinned."""
 
@@ -98,8 +98,7 @@ class _Allocator:
                 failure = Failure("open_failed", f"{type(error).__name__}: {error}")
                 self.out.failures.append((entry, failure))
             return False
-        if evicted:
-            self.out.evicted.append((entry.work.session, evicted))
+        self.out.evicted |= bool(evicted)
         return True
 
     def _allocate(self, entry: Entry, *, first: bool) -> Entry | None:
