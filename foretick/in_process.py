@@ -32,7 +32,7 @@ class Daemon:
     ) -> None:
         self.config = config
         self._source, self._routes = source, routes
-        self._front: Gateway | None = None
+        self._gateway: Gateway | None = None
 
     async def start(self) -> None:
         """Start, and return when the daemon is ready.
@@ -45,7 +45,7 @@ class Daemon:
         except BaseException:
             await gateway.stop()
             raise
-        self._front = gateway
+        self._gateway = gateway
 
     async def serve(self, stop: asyncio.Event) -> None:
         """Serve until ``stop`` is set. Raises the first fatal error of the daemon."""
@@ -53,7 +53,7 @@ class Daemon:
 
     async def stop(self) -> bool:
         """Drain and close; returns whether nothing was left behind, as exit status 0 of `foretick run`."""
-        gateway, self._front = self._running, None
+        gateway, self._gateway = self._running, None
         return await gateway.stop()
 
     def client(self) -> AsyncQueryClient:
@@ -75,9 +75,9 @@ class Daemon:
 
     @property
     def _running(self) -> Gateway:
-        if self._front is None:
+        if self._gateway is None:
             raise RuntimeError("the daemon is not running: start it first")
-        return self._front
+        return self._gateway
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -86,5 +86,5 @@ class Daemon:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._front is not None:
+        if self._gateway is not None:
             await self.stop()

@@ -104,9 +104,8 @@ class HttpConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Read some of a request, and bound the time and the size of the rest."""
         super().data_received(data)
-        if (
-            self.transport.get_protocol() is not self
-        ):  # a WebSocket, which `daemon.api.auth_middleware` counts
+        # a WebSocket, which `daemon.api.auth_middleware` counts
+        if self.transport.get_protocol() is not self:
             self._leave()
             return
         # the line ends that may precede a request are part of it
