@@ -376,7 +376,7 @@ METRICS: tuple[Metric, ...] = (
     _counter("foretick_bars_total", "Bars closed.", "session"),
     _counter(
         "foretick_bars_skipped_total",
-        "Bars passed over unread, because newer ones that waited fill the window. Worry when it grows "
+        "Bars skipped unread, because newer ones that waited fill the window. Worry when it grows "
         "steadily: the session has more data than the engine can read.",
         "session",
     ),

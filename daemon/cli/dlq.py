@@ -276,7 +276,7 @@ def hexdump(payload: bytes) -> str:
 
 
 def _broker_of(options: dict[str, Any]) -> tuple[Broker, str, Config | None]:
-    """Of the DLQ, their topic, and the configuration, if any. Takes its options out.
+    """The DLQ's broker, its topic, and the configuration, if any. Takes its options out.
 
     Exits with status 2 where they do not name a broker.
     """

@@ -28,7 +28,7 @@ OFF = Duration(0)
 ALL = "all"
 """The label `source` of what all sources share."""
 FRESH_BARS = 3
-"""By default a live bar is read within so many bars' time."""
+"""By default a live bar is read within the time of this many bars."""
 UNTRAINED = "untrained"
 """`model.path` of the random model."""
 _SYMBOL = r"^[^:\s]+:\S+$"

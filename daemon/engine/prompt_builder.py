@@ -133,7 +133,7 @@ class PromptBuilder:
 
     def grammar(self, asked: Generate, prompt: Prompt) -> TextGrammar | None:
         """What the text must be: JSON of a schema, or one of several choices. Raises ValueError."""
-        # a choice of `choice_tokens` is told by its first token
+        # a choice of `choice_tokens` is known by its first token
         if prompt.written or prompt.choice_tokens or (asked.schema is None and not asked.choices):
             return None
         parts = self._schema_parts(asked) if asked.schema is not None else choice_parts(asked.choices)
@@ -265,7 +265,7 @@ class PromptBuilder:
             raise TooLong(f"the prompt has {characters} characters; the limit is {limit} tokens")
 
     def _check_length(self, asked: Generate, tokens: int) -> None:
-        """Raise TooLong for a prompt without a session of so many tokens.
+        """Raise TooLong for a prompt without a session of that many tokens.
 
         Of an exact one the positions count; the scheduler holds it to the other limits.
         """

@@ -48,8 +48,8 @@ class EngineSessions:
     """Opens, changes and closes sessions between two batches. Commands come from one thread.
 
     The KV of other sessions is not touched. A new session takes records once it is open; one that is to be
-    closed takes none any more, then its work ends, and then its blocks are free. One that reset is
-    asked as it was until it is open again.
+    closed takes none any more, then its work ends, and then its blocks are free. One that is
+    reset is asked as it was until it is open again.
     """
 
     config: Config

@@ -120,7 +120,7 @@ class Generations:
         return numbers
 
     def cancel(self, number: int) -> None:
-        """Nobody waits for a request any more."""
+        """Its client no longer waits for a request."""
         self._pending.send(CancelGeneration(number))
 
     def _charging(

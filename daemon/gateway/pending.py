@@ -62,7 +62,7 @@ class PendingCommands:
         return await future
 
     def on_event(self, event: protocol.ReplyEvent) -> None:
-        """The engine replied. What nobody waits for is dropped."""
+        """The engine replied. An event that no command waits for is dropped."""
         if (found := self._entries.get(event.id)) is not None:
             found(event)
 

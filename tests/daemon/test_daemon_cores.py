@@ -18,7 +18,7 @@ def config(threads: int = 0, *, reserve: bool = True, mode: str = "two") -> Conf
     return Config(model=ModelConfig(threads=threads), process=process)
 
 
-def test_the_front_gets_the_first_cpu_and_the_engine_the_others() -> None:
+def test_the_gateway_gets_the_first_cpu_and_the_engine_the_others() -> None:
     found = cores_of(config(threads=4), {9, 3, 5, 4, 7})
     assert found == Cores(frozenset({3}), frozenset({4, 5, 7, 9}))
     assert str(found) == "gateway on CPU 3, engine on CPU 4-5,7,9"

@@ -35,7 +35,7 @@ symbol = "V:S{0}"
 
 
 async def series(sessions: int, tmp_path: Path) -> int:
-    """Lines of values in the exposition of a daemon with so many sessions, before it starts."""
+    """Lines of values in the exposition of a daemon with that many sessions, before it starts."""
     file = tmp_path / "foretick.toml"
     text = FILE if sessions else FILE.replace('kind = "kafka"', 'kind = "none"')
     file.write_text(text + "".join(map(SESSION.format, range(sessions))))

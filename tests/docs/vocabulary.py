@@ -27,7 +27,7 @@ RENAMED = re.compile(
 )
 """Names that have another one now."""
 
-MAX_WORDS = {"code": 30, "docs": 10}
+MAX_WORDS = {"code": 6, "docs": 2}
 """How many there may be, by kind of file: code without tests, and pages."""
 
 

@@ -43,7 +43,7 @@ def cpus(listed: str) -> set[int]:
 
 
 @pytest.mark.skipif(len(usable()) < 2, reason="needs two CPUs")
-async def test_the_front_has_a_core_of_its_own(tmp_path: Path) -> None:
+async def test_the_gateway_has_a_core_of_its_own(tmp_path: Path) -> None:
     first, *others = sorted(usable())
     with Daemon(tmp_path, CONFIG.format(port=free_ports(1)[0])) as daemon:
         await daemon.ready()

@@ -180,7 +180,7 @@ async def _bad_messages(daemon: Daemon, topics: Topics, broker: MockBroker) -> N
     assert daemon.metric("foretick_records_malformed_total", reason="json") == 1
     assert daemon.metric("foretick_records_malformed_total", reason="price") == 1
     assert daemon.metric("foretick_records_unknown_symbol_total") == 1
-    dead_letters = KafkaSource("test-letters", broker.bootstrap, ["dlq.v1"], None)
+    dead_letters = KafkaSource("test-dlq", broker.bootstrap, ["dlq.v1"], None)
     await dead_letters.start()
     reasons: list[bytes] = []
     async with asyncio.timeout(20):

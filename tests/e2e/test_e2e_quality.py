@@ -68,7 +68,7 @@ async def test_a_late_record_is_refused_with_its_place_and_its_content():
 
 
 async def test_a_record_is_committed_once_its_letter_is_acknowledged():
-    """Where the DLQ are away, also as the daemon stops: it is read again, and has another letter."""
+    """While the DLQ is away, also as the daemon stops: it is read again, and has another DLQ record."""
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
     sink.holds = lambda payload: b'"dead_letter"' in payload
     process = ProcessConfig(mode="inproc", drain=Duration(2 * SECOND))

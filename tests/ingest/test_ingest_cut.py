@@ -30,7 +30,7 @@ TOKENISER = Tokeniser(lambda text: list(map(ord, text)))
 
 
 class Consumer(BarConsumer):
-    """Takes so many ``bars``."""
+    """Has room for ``bars`` bars."""
 
     def __init__(self) -> None:
         self.bars = 0
@@ -261,7 +261,7 @@ def test_a_restored_session_waits_until_it_is_read() -> None:
                 assert len(second.seen) == 2
                 now[0] += 49
                 second.plane.step()
-                assert len(second.seen) == 2, "its time reset"
+                assert len(second.seen) == 2, "its time is counted again"
                 now[0] += 1
                 second.plane.step()
                 assert len(second.seen) == 3

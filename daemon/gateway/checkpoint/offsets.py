@@ -98,7 +98,7 @@ class OffsetTracker:
         self._followed.add(stream)
 
     def rewind(self, stream: Stream) -> None:
-        """The stream is read again from wherever `begin` says, for sessions that reset."""
+        """The stream is read again from wherever `begin` says, for sessions that are reset."""
         for known in (self._next, self._stored, self._floor, self._readers, self._committed, self._asked):
             known.pop(stream, None)
         self._held.pop(stream, None)

@@ -295,7 +295,7 @@ class Publisher:
     def failed(self, event: protocol.AnswerFailed) -> None:
         """A question without an answer: its records count as acknowledged, unless it was ended from outside.
 
-        So it is where the engine stops, or its session is removed: it may reset, and is asked again.
+        So it is where the engine stops, or its session is removed: it may be reset, and is asked again.
         """
         if self._published[event.session].drops(event.version):
             return

@@ -694,7 +694,7 @@ def test_all_bars_behind_an_old_snapshot_are_read_again(
     again.kill()
 
 
-def test_the_front_sees_the_metrics_of_a_session_that_began_anew(
+def test_the_gateway_sees_the_metrics_of_a_session_that_began_anew(
     left: Left, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In another process, and each time: another daemon may join and leave again and again."""

@@ -236,41 +236,41 @@ async def test_a_start_commits_its_epoch_before_a_record_is_read() -> None:
 async def test_the_engine_hears_whose_records_are_read_as_soon_as_they_are() -> None:
     """Sessions of a partition that another daemon has may be restored, too: they wait."""
     rig = Rig({P: CommitPoint(100, text("aaa")), Q: CommitPoint(7, text("bbb"))})
-    heard: list[set[str]] = []
-    rig.input.partitions_assigned = lambda sessions: heard.append(set(sessions))
+    assigned: list[set[str]] = []
+    rig.input.partitions_assigned = lambda sessions: assigned.append(set(sessions))
     await rig.start()
     await rig.assign()
-    assert not heard
+    assert not assigned
     rig.log.reader.begins(P, 70)
-    assert heard == [{"aaa"}]
+    assert assigned == [{"aaa"}]
 
 
 async def test_the_engine_hears_which_sessions_left_until_their_partition_comes_back() -> None:
     """Also those that no commit tells of; the next engine begins without any of them."""
     rig = Rig({P: CommitPoint(100, text("aaa")), Q: CommitPoint(7)})
     left: list[set[str]] = []
-    heard: list[set[str]] = []
+    assigned: list[set[str]] = []
     rig.input.partitions_revoked = lambda sessions: left.append(set(sessions))
-    rig.input.partitions_assigned = lambda sessions: heard.append(set(sessions))
+    rig.input.partitions_assigned = lambda sessions: assigned.append(set(sessions))
     await rig.start()
     await rig.assign()
     rig.log.reader.begins(P, 70)
     rig.log.reader.begins(Q, 7)
     rig.tracker.passed_on("bbb", 1, Q, 7)
     rig.tracker.passed_on("aaa", 2, Q, 8)
-    heard.clear()
+    assigned.clear()
     rig.log.reader.left([Q])
     assert left == [{"bbb"}], "the other one reads from a partition that stays"
     rig.log.reader.left([P])
     assert left[1:] == [{"aaa"}]
     rig.log.reader.begins(Q, 8)
-    assert heard == [{"bbb"}]
+    assert assigned == [{"bbb"}]
     rig.log.reader.begins(P, 70)
-    assert heard[1:] == [{"aaa"}]
+    assert assigned[1:] == [{"aaa"}]
     rig.log.reader.left([Q])
     rig.input.engine_ready({})
     rig.log.reader.begins(Q, 8)
-    assert heard[2:] == [set()]
+    assert assigned[2:] == [set()]
 
 
 async def test_an_engine_knows_what_a_restart_of_the_daemon_would_find() -> None:
@@ -306,7 +306,7 @@ async def test_what_is_committed_while_an_engine_loads_reaches_it_once_it_is_up(
     rig.progress.acknowledge("aaa", 11, [], (6,))
     rig.tracker.skipped(P, 101)
     assert await rig.input.commit()
-    rig.sent.clear()  # nobody heard it
+    rig.sent.clear()  # it reached no engine
     rig.input.engine_ready({})
     assert await rig.input.commit()
     assert rig.sent == [protocol.NoteProgress({"aaa": Progress(6, 11, 60, (6,))})]
@@ -444,7 +444,7 @@ async def test_sessions_that_others_answered_begin_anew(
 
 
 async def test_a_session_is_asked_here_as_soon_as_its_partition_is_ours() -> None:
-    """While it reset its former owner is not asked any more."""
+    """While it is reset, its former owner is not asked any more."""
     theirs = CommitPoint(300, pack(6, {"aaa": Progress(6, 30, 180, (9,))}, owner="tcp://there").text)
     rig = Rig({P: CommitPoint(100, text("aaa"))})
     await rig.start()

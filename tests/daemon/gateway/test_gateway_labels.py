@@ -88,5 +88,5 @@ async def test_when_the_engine_ends_labels_fail(rig: Rig) -> None:
     with pytest.raises(QueryError, match="the engine ended") as refused:
         await task
     assert refused.value.code == "engine"
-    rig.pending.on_event(reply_to(command))  # too late: nobody waits
+    rig.pending.on_event(reply_to(command))  # too late: the command has ended
     assert rig.counted() == {}

@@ -135,9 +135,9 @@ async def test_versions_go_out_whole_and_in_order(running: Running) -> None:
 async def test_offsets_alone_and_dead_letters_need_no_version(running: Running) -> None:
     running.tracker.skipped(IN, 4)
     dead_letter = DeadLetter(topic="in", partition=0, offset=4, error="e", reason="json", payload=b"")
-    running.transactions.put("", dead_letter, "letter", {}, running.outcomes.append)
+    running.transactions.put("", dead_letter, "rejected", {}, running.outcomes.append)
     await until(lambda: running.outcomes == [DeliveryOutcome.DELIVERED])
-    assert running.broker.got == [([b"letter"], {IN: 5})]
+    assert running.broker.got == [([b"rejected"], {IN: 5})]
     running.tracker.skipped(IN, 5)
     assert await running.transactions.settle()
     assert running.broker.got[1:] == [([], {IN: 6})]
@@ -180,7 +180,7 @@ async def test_a_refused_message_is_told_and_its_letter_goes_with_the_offsets_th
     def refused(found: RefusedMessage, settle: Callable[[], None]) -> None:
         told.append(found)
         dead_letter = DeadLetter(topic="in", partition=0, offset=4, error="e", reason="json", payload=b"")
-        running.transactions.put("", dead_letter, "letter", {}, running.outcomes.append)
+        running.transactions.put("", dead_letter, "rejected", {}, running.outcomes.append)
 
     running.delivery.on_refused = refused
     running.broker.refuses = frozenset({b"large"})
@@ -191,11 +191,11 @@ async def test_a_refused_message_is_told_and_its_letter_goes_with_the_offsets_th
     running.transactions.complete("a", 1)
     await until(lambda: len(running.outcomes) == 3)
     assert running.outcomes == [DeliveryOutcome.REFUSED, DeliveryOutcome.DELIVERED, DeliveryOutcome.DELIVERED]
-    assert running.broker.got == [([b"one", b"letter"], {IN: 2})]
+    assert running.broker.got == [([b"one", b"rejected"], {IN: 2})]
     assert [(each.topic, each.key, each.reason) for each in told] == [("updates", b"large", "too_large")]
     assert isinstance(told[0].message, DataUpdated)
     assert running.delivery.waiting == 0
-    running.broker.refuses = frozenset({b"letter"})
+    running.broker.refuses = frozenset({b"rejected"})
     refused(told[0], lambda: None)
     await until(lambda: len(running.outcomes) == 4)
     assert (len(told), running.delivery.waiting) == (2, 0), "of a letter there is no letter"
