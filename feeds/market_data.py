@@ -180,6 +180,7 @@ class Answer(AnswerMetadata, frozen=True, kw_only=True, tag="answer"):
     staleness_ns: int = 0
     source_age_ns: int = 0
     daemon_age_ns: int = 0
+    flags: tuple[Flag, ...] = ()
     symbol: str
     question: str
     question_hash: str

@@ -201,7 +201,7 @@ def test_the_tokens_that_explain_prints_give_the_answer_to_the_unmodified_model(
     assert result.exit_code == 0, result.output
     explained = json.loads(result.output)
     assert len(explained["window"]) == 4
-    assert explained["answer"] == msgspec.to_builtins(answer)
+    assert explained["answer"] == msgspec.json.decode(msgspec.json.encode(answer))
     loaded = load_model(directory_of(ran.config.model))
     prompt = PromptFormat.of(loaded.tokenizer, described=loaded.described)
     logits = dense(ran.config, explained)
