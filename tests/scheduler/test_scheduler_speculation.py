@@ -108,6 +108,6 @@ def test_drafts_end_with_the_answer() -> None:
     h, (answer,) = run([[0, 1, 2, 3, 4, 0, 1, 2]], Parrot(), max_drafts=16)
     assert len(answer) == 23
     decodes = len(h.executor.batches) - 1
-    assert decodes + h.done[0].accepted == 22, "one verified behind the end would be one too many"
-    assert h.done[0].drafted > 0
-    assert 0 < h.done[0].accepted <= h.done[0].drafted
+    assert decodes + h.done[0].drafts.accepted == 22, "one verified behind the end would be one too many"
+    assert h.done[0].drafts.verified > 0
+    assert 0 < h.done[0].drafts.accepted <= h.done[0].drafts.verified
