@@ -13,7 +13,7 @@ from ingest.ring import Ring
 
 
 class Silent:
-    """An engine that emits only what the test sends."""
+    """An engine that emits only what the test sends, and stops when it is asked to."""
 
     emit: OnEvent
 
@@ -25,7 +25,8 @@ class Silent:
         self.started.set()
 
     def send(self, command: protocol.Command) -> None:
-        pass
+        if isinstance(command, protocol.StopEngine):
+            self.emit(protocol.EngineStopped(True))
 
     async def close(self, timeout_s: float) -> None:
         pass
