@@ -151,12 +151,6 @@ class BlockAllocator:
         """Blocks of the longest free run."""
         return max((run.blocks for run in self._free), default=0)
 
-    @property
-    def fragmentation(self) -> float:
-        """Share of the free blocks outside the longest free run, 0 to 1; approximate on other threads."""
-        free = self.free_blocks
-        return max(0.0, 1.0 - self.largest_free_run / free) if free else 0.0
-
     def check_integrity(self) -> None:
         """Raise AssertionError unless counts, free list and references agree."""
         free = np.zeros(self.total_blocks, bool)

@@ -1,1 +1,1 @@
-"""Generated market tapes, and the rules that label them and real bars."""
+"""The rules that label tapes, generated ones and real bars."""

@@ -227,8 +227,8 @@ def evaluate(
     from rich.console import Console
     from rich.progress import Progress
 
-    from tapes.generate import EVALUATION
     from training.evaluate import Report, score, tables
+    from training.generate import EVALUATION
     from training.sources import Setting, collect
 
     if plots is not None:
@@ -298,9 +298,9 @@ def calibrate(
     from rich.progress import Progress
 
     from flash.confidence import Calibration, write_calibration
-    from tapes.generate import TRAINING
     from training.calibrate import fit
     from training.export import foretick_block
+    from training.generate import TRAINING
     from training.sources import Setting, collect, joined
 
     model, _, revision = _read_model(path)

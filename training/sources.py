@@ -19,11 +19,11 @@ from feeds.recorded_file import read_records
 from ingest.bars import BarBuilder, BarPolicy, Bars, Feeds
 from ingest.compact import CompactSpec
 from ingest.record import RecordWriter
-from tapes.generate import EVALUATION, Ranges, generate
 from tapes.real_bars import anchor_of, bars_of, levels_of
 from tapes.rules import RULES, UNDEFINED, Floats, Ints, Levels
-from tapes.simple import simple_guess
+from training.baseline import simple_guess
 from training.batches import Layout, Vocabulary, draw_headers, pack
+from training.generate import EVALUATION, Ranges, generate
 from training.model import TapeModel
 from training.tokenizer import QUESTIONS
 

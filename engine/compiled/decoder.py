@@ -63,7 +63,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Decoder:
+class CompiledDecoder:
     """A whole model; ``head``: its last norm and logits, as a layer's queries."""
 
     embedding: torch.Tensor
@@ -145,7 +145,7 @@ class Pass:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: CompiledDecoder,
         tokens: torch.Tensor,
         positions: torch.Tensor,
         slots: torch.Tensor,
@@ -220,12 +220,6 @@ class Pass:
             self._run(first + AFTER, first + STEPS, threads)
         self._run(self._end - 1, self._end, self._team(self._kept * self._decoder.head.size))
         return self._read()
-
-    def around_attention(self) -> None:
-        """Run one layer but for its attention."""
-        threads = self._team(self._rows * self._decoder.layers[0].size)
-        self._run(BEFORE, ATTENTION, threads)
-        self._run(AFTER, STEPS, threads)
 
     @property
     def _end(self) -> int:

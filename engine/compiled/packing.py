@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from engine.compiled.decoder import Decoder, Layer, padded
+from engine.compiled.decoder import CompiledDecoder, Layer, padded
 from engine.compiled.layers import LAYER
 from engine.compiled.packed_products import FLOATS, HALF, PAIRS, PANEL
 from engine.cpu.emit import host_has
@@ -37,7 +37,7 @@ def serves(model: Any) -> bool:
     )
 
 
-def decoder_of(model: Any, pairs: bool = True) -> Decoder | None:
+def decoder_of(model: Any, pairs: bool = True) -> CompiledDecoder | None:
     """The compiled form of a transformers model on the CPU; None where it is no plain decoder.
 
     ``pairs``: weights in bfloat16 meet inputs rounded to bfloat16, in pairs, where the CPU multiplies such;
@@ -49,7 +49,7 @@ def decoder_of(model: Any, pairs: bool = True) -> Decoder | None:
     epsilon = float(inner.norm.variance_epsilon)
     width = inner.embed_tokens.weight.shape[1]
     paired = pairs and model.dtype == torch.bfloat16 and host_has(PAIRED)
-    return Decoder(
+    return CompiledDecoder(
         embedding=inner.embed_tokens.weight,
         rotary=inner.rotary_emb,
         layers=tuple(_layer(each, width, epsilon, _pairs if paired else _panels) for each in inner.layers),
@@ -71,7 +71,7 @@ def release_plain(model: Any) -> int:
     for each in _linears(model):
         if each.weight is not tied:
             freed += each.weight.nbytes
-            each.weight = nn.Parameter(each.weight.new_empty(0), requires_grad=False)
+            each.register_parameter("weight", nn.Parameter(each.weight.new_empty(0), requires_grad=False))
     return freed
 
 

@@ -9,17 +9,17 @@ through its first layers only, once through some and once through twice as many:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import blake2b
-from typing import Any
 
 from torch import nn
 
-from engine.compiled.decoder import Decoder
+from engine.attention.base import Attention
+from engine.compiled.decoder import CompiledDecoder
 from engine.compiled.verdict import Verdict
 from engine.engine import Engine, default_attention
 from engine.linears.install import lent
@@ -29,7 +29,6 @@ from engine.model.probe import single_token
 from engine.step import Chunk
 from engine.stopwatch import Measure, Stopwatch
 from regions.ephemeral import Fork
-from regions.frozen import Context
 
 log = logging.getLogger(__name__)
 
@@ -53,18 +52,18 @@ def question_of(plain: LoadedModel) -> Question:
     return {"about": "compiled layers", "model": kind, "passes": f"{ROWS} rows over {CONTEXT}"}
 
 
-def compare(plain: LoadedModel, decoder: Decoder, measure: Measure = STOPWATCH) -> Verdict:
+def compare(plain: LoadedModel, decoder: CompiledDecoder, measure: Measure = STOPWATCH) -> Verdict:
     """Time passes of ``plain``, which has transformers' layers as they are, with and without ``decoder``."""
     model, layers = plain.model, decoder.layers
     counts = measured_layers(len(layers), layers[0].size)
-    attention = default_attention(plain)
-    with _layers_put_back(model), ExitStack() as stack:
-        whole = model.model.layers
-        _give_layers(model, whole[: counts[-1]])
+    attention, whole = default_attention(plain), model.model.layers
+    with ExitStack() as stack:
+        stack.callback(model.model.register_module, "layers", whole)
+        model.model.register_module("layers", whole[: counts[-1]])
         stack.enter_context(lent(model, partial(single_token, model)))
         model.set_attn_implementation(ATTENTION)
         runs = [
-            stack.enter_context(_reading(Engine(_first(loaded, n), attention=attention, **_POOL), whole[:n]))
+            _Passes(_engine(_first(loaded, n), attention), whole[:n], stack)
             for loaded in (replace(plain, compiled=decoder), plain)
             for n in counts
         ]
@@ -81,7 +80,8 @@ def compare(plain: LoadedModel, decoder: Decoder, measure: Measure = STOPWATCH) 
     return verdict
 
 
-_POOL: dict[str, Any] = {"blocks": _BLOCKS, "block_size": _BLOCK, "eager": True}
+def _engine(loaded: LoadedModel, attention: Attention) -> Engine:
+    return Engine(loaded, blocks=_BLOCKS, block_size=_BLOCK, attention=attention, eager=True)
 
 
 def measured_layers(layers: int, size: int) -> tuple[int, ...]:
@@ -112,47 +112,20 @@ def _first(loaded: LoadedModel, count: int) -> LoadedModel:
     )
 
 
-def _give_layers(model: Any, layers: nn.ModuleList) -> None:
-    """Have ``model`` run these layers."""
-    model.model.layers = layers
+class _Passes:
+    """Passes of an engine whose model has ``layers``, behind a context of `CONTEXT` tokens."""
 
-
-@contextmanager
-def _layers_put_back(model: Any) -> Iterator[None]:
-    """Restore the model's list of layers."""
-    whole = model.model.layers
-    try:
-        yield
-    finally:
-        _give_layers(model, whole)
-
-
-@dataclass(frozen=True)
-class _Run:
-    """Runs passes of one engine whose model has ``layers``; ``reader`` has `CONTEXT` tokens in KV."""
-
-    engine: Engine
-    layers: nn.ModuleList
-    reader: Fork
+    def __init__(self, engine: Engine, layers: nn.ModuleList, stack: ExitStack) -> None:
+        self._engine, self._layers = engine, layers
+        self._reader = Fork(engine.pool, frame_limit=engine.frame_limit)
+        stack.callback(self._reader.release)
+        self(CONTEXT)
 
     def __call__(self, rows: int) -> None:
         """Run one pass over ``rows`` tokens, of which the last is read, and forget them."""
-        _give_layers(self.engine.model.model, self.layers)
-        token = self.engine.model.model.config.vocab_size // 2
-        self.reader.acquire(rows)
-        self.engine.logits([Chunk(self.reader, [token] * rows)], [rows - 1])
-        self.reader.keep(CONTEXT)
-
-
-@contextmanager
-def _reading(engine: Engine, layers: nn.ModuleList) -> Iterator[_Run]:
-    """Passes over a context that is there."""
-    run = _Run(engine, layers, Fork(engine.pool, frame_limit=engine.frame_limit, context=Context()))
-    try:
-        _give_layers(run.engine.model.model, layers)
-        token = engine.model.model.config.vocab_size // 2
-        run.reader.acquire(CONTEXT)
-        engine.logits([Chunk(run.reader, [token] * CONTEXT)], [CONTEXT - 1])
-        yield run
-    finally:
-        run.reader.release()
+        model = self._engine.model.model
+        model.model.register_module("layers", self._layers)
+        self._reader.acquire(rows)
+        tokens = [model.config.vocab_size // 2] * rows
+        self._engine.logits([Chunk(self._reader, tokens)], [rows - 1])
+        self._reader.keep(CONTEXT)

@@ -88,8 +88,8 @@ class GraphRunner:
         self._capture = capture or CudaCapture()
         self._most_rows, self._most_graphs = max_rows, max_graphs
         self._inputs: dict[tuple[int, int], Staging] = {}
-        # contexts are kept because a `Capture` may run the pass again with other metadata
-        self._captured: OrderedDict[Key, tuple[ForwardContext, Replay]] = OrderedDict()
+        self._captured: OrderedDict[Key, Replay] = OrderedDict()
+        self._metadata: AttentionMetadata | None = None  # of the pass: a `Capture` may run it again
         runs = pool.take(1)
         if runs is None:
             raise ValueError("the pool has no free block for the rows of padding; enlarge it")
@@ -117,12 +117,11 @@ class GraphRunner:
         scratch = self._scratch.blocks[0].start * self._pool.block_size
         inputs.fill(tokens=(tokens, 0), positions=(positions, 0), slots=(slots, scratch), keep=(keep, 0))
         key = rows, kept, self._attention.prepare(metadata)
-        captured = self._captured.get(key)
-        if captured is None:
+        self._metadata = metadata
+        replay = self._captured.get(key)
+        if replay is None:
             return self._first(key, inputs.parts, metadata)[: len(keep)]
         self._captured.move_to_end(key)
-        context, replay = captured
-        context.metadata = metadata
         self.replays += 1
         return replay()[: len(keep)]
 
@@ -130,10 +129,12 @@ class GraphRunner:
         self, key: Key, inputs: Mapping[str, torch.Tensor], metadata: AttentionMetadata
     ) -> torch.Tensor:
         """Run the pass eagerly, which also compiles its kernels, then capture it."""
-        slots, rotations = inputs["slots"], self._model.rotations
-        context = ForwardContext(metadata, self._pool, slots, self._attention, rotations)
 
         def run() -> torch.Tensor:
+            assert self._metadata is not None
+            context = ForwardContext(
+                self._metadata, self._pool, inputs["slots"], self._attention, self._model.rotations
+            )
             return self._model.forward(context, inputs["tokens"], inputs["keep"], inputs["positions"])
 
         result = run()
@@ -147,7 +148,7 @@ class GraphRunner:
             log.warning("CUDA graphs are off: passes of this model cannot be captured: %s", error)
             self._refused = True
             return result
-        self._captured[complete] = context, replay
+        self._captured[complete] = replay
         self.captures += 1
         while len(self._captured) > self._most_graphs:
             self._captured.popitem(last=False)

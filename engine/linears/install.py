@@ -181,7 +181,7 @@ def _plain(module: nn.Module) -> bool:
 def _replace(modules: Sequence[nn.Linear], parts: Sequence[Part]) -> Iterator[tuple[nn.Module, Part]]:
     for module, part in zip(modules, parts, strict=True):
         vars(module)["forward"] = part.forward
-        module.weight = nn.Parameter(part.shown(), requires_grad=False)
+        module.register_parameter("weight", nn.Parameter(part.shown(), requires_grad=False))
         if part.product.library.packs:
             module.register_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
         yield module, part

@@ -66,15 +66,14 @@ def build_tokenizer(size: int = VOCABULARY) -> PreTrainedTokenizerFast:
     split = pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=BOS,
         eos_token=END,
         pad_token=PAD,
         additional_special_tokens=list(_ROLES),
+        chat_template=_TEMPLATE,
     )
-    fast.chat_template = _TEMPLATE
-    return fast
 
 
 def build_model(

@@ -6,8 +6,8 @@ values to `region_attention`.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -20,7 +20,7 @@ from engine.attention.base import Attention, LayerCall
 from engine.attention.last_layer import LastLayer, NothingRead, Written
 from engine.attention.metadata import AttentionMetadata
 from engine.attention.rotary import FrameRotation
-from engine.compiled.decoder import Decoder
+from engine.compiled.decoder import CompiledDecoder
 from engine.compiled.packing import decoder_of, release_plain
 from engine.compiled.verdict import LayerChoice
 from engine.linears.install import Linears
@@ -30,7 +30,7 @@ from regions.kv_tensors import KVPool, LayerShape
 ATTENTION = "foretick_regions"
 
 
-@dataclass
+@dataclass(frozen=True)
 class ForwardContext:
     """Arguments of the attention function for one forward pass; ``rotations``: one per layer.
 
@@ -43,11 +43,10 @@ class ForwardContext:
     attention: Attention
     rotations: tuple[FrameRotation, ...]
     last: LastLayer | None = None
-    calls: int = 0
 
 
 # a global, because some layers drop the extra keyword arguments of a forward call
-_current = threading.local()
+_current: ContextVar[ForwardContext | None] = ContextVar("forward_context", default=None)
 
 
 def region_attention(
@@ -65,9 +64,9 @@ def region_attention(
     """transformers' attention function: [1, q_heads, rows, dim] to [1, rows, q_heads, dim]."""
     if attention_mask is not None:
         raise ModelError("transformers built an attention mask: this architecture has its own masking")
-    context: ForwardContext = _current.context
+    context = _current.get()
+    assert context is not None, "only `LoadedModel.forward` runs the layers"
     layer = int(module.layer_idx)  # type: ignore[arg-type]  # a plain int on every attention module
-    context.calls += 1
     last = context.last if layer == len(context.rotations) - 1 else None
     if last is None or not last.reading:
         context.pool.keys[layer][:, context.slots] = key[0]
@@ -98,7 +97,7 @@ AttentionInterface.register(ATTENTION, region_attention)
 
 def wanted_of_last() -> LastLayer | None:
     """Return the rows read of the last layer in the pass of this thread; None outside of one."""
-    context: ForwardContext | None = getattr(_current, "context", None)
+    context = _current.get()
     return None if context is None else context.last
 
 
@@ -123,7 +122,7 @@ class LoadedModel:
     trims: bool = False
     described: Mapping[str, Any] = field(default_factory=dict)
     linears: Linears = field(default_factory=Linears)
-    compiled: Decoder | None = None
+    compiled: CompiledDecoder | None = None
     """Runs the layers instead of transformers' code."""
     end_ids: frozenset[int] = frozenset()
     """Tokens that end an answer, as the model's configurations name them."""
@@ -176,7 +175,7 @@ class LoadedModel:
             positions = context.metadata.positions()
         if self.compiled is not None:
             return self.compiled.forward(context, tokens, keep, positions)
-        _current.context = context
+        token = _current.set(context)
         try:
             output = self.model(
                 input_ids=tokens[None],
@@ -187,5 +186,5 @@ class LoadedModel:
         except NothingRead:
             return torch.empty(0, 0, device=tokens.device)
         finally:
-            _current.context = None
+            _current.reset(token)
         return output.logits[0].float()  # type: ignore[no-any-return]  # transformers is untyped here

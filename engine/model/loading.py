@@ -21,7 +21,7 @@ from transformers.utils import is_accelerate_available
 from transformers.utils.logging import disable_progress_bar
 
 from engine.attention.last_layer import install
-from engine.compiled.decoder import Decoder
+from engine.compiled.decoder import CompiledDecoder
 from engine.compiled.packing import decoder_of, serves
 from engine.compiled.pass_selftest import compare, question_of
 from engine.compiled.verdict import LayerChoice, Verdict
@@ -131,7 +131,7 @@ def _with_layers(plain: LoadedModel, layers: Layers, memory: Memory) -> LoadedMo
     return replace(plain, linears=linears, choice=choice)
 
 
-def _chosen(plain: LoadedModel, memory: Memory) -> tuple[Decoder | None, LayerChoice]:
+def _chosen(plain: LoadedModel, memory: Memory) -> tuple[CompiledDecoder | None, LayerChoice]:
     """Compiled layers if they pay, as an earlier start on this machine found, or else as is measured now."""
     question = question_of(plain)
     verdict, decoder = memory.recall(question, Verdict), None

@@ -24,11 +24,11 @@ from daemon.engine.build import (
 from daemon.engine.prefixes import EnginePrefixes
 from engine.model.architectures import ModelError
 from engine.model.chat_format import PromptFormat
-from engine.model.outline import Outline, outline_of
 from feeds.connector import SettingError
 from flash.registry import Registry
 from ingest.compact import WIDEST, CompactSpec
 from ingest.lines import LineSpec
+from lab.plan.outline import Outline, outline_of
 from scheduler.costs import CostModel
 from scheduler.interfaces import Limits
 

@@ -322,28 +322,6 @@ def test_a_lost_block_is_found() -> None:
     kept.release()
 
 
-def test_fragmentation_is_the_share_outside_the_longest_run() -> None:
-    allocator = BlockAllocator(10)
-    assert allocator.fragmentation == 0
-    first, _, third = allocator.take(2), allocator.take(6), allocator.take(2)
-    assert allocator.fragmentation == 0  # nothing free, no fragments
-    assert first is not None
-    assert third is not None
-    allocator.release(first)
-    allocator.release(third)
-    assert (allocator.largest_free_run, allocator.fragmentation) == (2, 0.5)
-
-
-def test_fragmentation_can_be_read_while_another_thread_takes_the_last_block() -> None:
-    class Racing(BlockAllocator):
-        @property
-        def largest_free_run(self) -> int:
-            self.free_blocks = 0
-            return 0
-
-    assert Racing(10).fragmentation == 1
-
-
 def test_the_context_of_a_target_is_what_its_next_token_sees_without_the_frozen_prefix() -> None:
     memory = pool()
     tape = tape_of(memory, Retention(30))

@@ -16,9 +16,9 @@ from engine.model.embedded import embedded_directory
 from ingest.compact import CompactSpec
 from tapes.real_bars import anchor_of, bars_of, levels_of
 from tapes.rules import RULES, UNDEFINED
-from tapes.simple import simple_guess
 from tests.kit.tolerance import apart, largest, near, of_float64, rounding
 from tests.training.answered import answers
+from training.baseline import simple_guess
 from training.batches import Layout, Vocabulary, pack
 from training.cli import calibrate, evaluate
 from training.evaluate import Report, balanced_accuracy, by_distance, distance_of, score, wilson

@@ -9,9 +9,9 @@ from engine.model.chat_format import COMPACT_SCHEMA, SCHEMA, PromptError, Prompt
 from engine.model.embedded import build_tokenizer as build_chat_tokenizer
 from ingest.compact import Anchor
 from ingest.tokens import Tokeniser
-from tapes.generate import TRAINING
 from tests.kit.models import WINDOW_BARS, description
 from training.batches import Layout, Vocabulary, make_batch
+from training.generate import TRAINING
 from training.tokenizer import QUESTIONS, build_tokenizer
 
 TOKENIZER = build_tokenizer()
