@@ -11,9 +11,10 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.frozen import FrozenEstimator
 from sklearn.isotonic import IsotonicRegression
 
-from flash.confidence import CalibrationCurve, QuestionCalibration, log_loss, order_statistics
+from flash.confidence import CalibrationCurve, QuestionCalibration
 from tapes.rules import UNDEFINED, Floats, Ints
 from training.evaluate import calibrated_probabilities, softmax
+from training.scores import log_loss, order_statistics
 from training.sources import Answers
 from training.tokenizer import NONE
 

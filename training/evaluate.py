@@ -8,24 +8,12 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from flash.confidence import (
-    COVERAGE,
-    AdaptiveCoverage,
-    Calibration,
-    QuestionCalibration,
-    accuracy_at,
-    brier,
-    expected_calibration_error,
-    log_loss,
-    risk_coverage,
-    threshold,
-)
+from flash.confidence import COVERAGE, AdaptiveCoverage, Calibration, QuestionCalibration, threshold
 from tapes.rules import UNDEFINED, Floats, Ints
+from training.scores import Flags, accuracy_at, brier, expected_calibration_error, log_loss, risk_coverage
 from training.sources import Answers
 
-Flags = npt.NDArray[np.bool_]
 DISTANCES = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, inf)
 """Edges of the distance to the boundary, in each question's own unit."""
 _RESAMPLES = 400

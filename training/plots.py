@@ -8,9 +8,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from flash.confidence import Bin, Calibration, reliability, risk_coverage
+from flash.confidence import Calibration
 from tapes.rules import Floats
 from training.evaluate import by_distance, calibrated_probabilities, distance_of, given_confidence, softmax
+from training.scores import Bin, reliability, risk_coverage
 from training.sources import Answers
 
 AXES = {
