@@ -18,7 +18,7 @@ from scheduler.tapes import TapeItems
 
 
 @dataclass(frozen=True, slots=True)
-class ReadyAnswer:
+class ReadyToken:
     """The likeliest ``token`` at the ready position of a data version, and its logit gap (equation 12)."""
 
     version: int
@@ -26,7 +26,7 @@ class ReadyAnswer:
     gap: float
 
 
-def exits(ready: ReadyAnswer | None, version: int, choices: Sequence[int], tau: float) -> bool:
+def exits(ready: ReadyToken | None, version: int, choices: Sequence[int], tau: float) -> bool:
     """Whether ``ready`` answers an ask of ``version`` with these first tokens of its choices (equation 13).
 
     ``tau``: logit gap to exceed; 0 never exits.
@@ -45,11 +45,11 @@ class ReadyPosition:
 
     def __init__(self, scheduler: Scheduler, tokens: Sequence[int]) -> None:
         self._scheduler, self._tokens = scheduler, tuple(tokens)
-        self._newest: dict[str, ReadyAnswer] = {}
+        self._newest: dict[str, ReadyToken] = {}
         self._open: dict[str, Request] = {}
         scheduler.subscribe(self.on_commit)
 
-    def newest(self, session: str) -> ReadyAnswer | None:
+    def newest(self, session: str) -> ReadyToken | None:
         """The result of the newest evaluated version."""
         return self._newest.get(session)
 
@@ -75,4 +75,4 @@ class ReadyPosition:
             del self._open[request.session]
         known = self._newest.get(request.session)
         if request.state is State.FINISHED and (known is None or known.version < version):
-            self._newest[request.session] = ReadyAnswer(version, request.output[0], request.samples[0].gap)
+            self._newest[request.session] = ReadyToken(version, request.output[0], request.samples[0].gap)

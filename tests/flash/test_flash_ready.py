@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from flash.ready import ReadyAnswer, ReadyPosition, exits
+from flash.ready import ReadyToken, ReadyPosition, exits
 from tests.flash.test_flash_evaluator import EIGHT, ONE_AT_A_TIME, YES_NO, Flash
 from tests.scheduler.fakes import FakeTape, one_by_one
 
 HEADER = (3, 1, 4)
 
 
-def expected(tape: FakeTape, version: int) -> ReadyAnswer:
+def expected(tape: FakeTape, version: int) -> ReadyToken:
     (row,) = one_by_one(tape.history[version], HEADER, 1, frozenset(), None)
-    return ReadyAnswer(version, row.token, row.gap)
+    return ReadyToken(version, row.token, row.gap)
 
 
 def test_every_version_has_its_row_in_the_batch_of_its_standing_questions() -> None:
@@ -61,16 +61,16 @@ def test_a_row_that_fails_leaves_the_older_result() -> None:
 @pytest.mark.parametrize(
     ("ready", "tau", "exited"),
     [
-        (ReadyAnswer(4, 7, 2.5), 2.0, True),
-        (ReadyAnswer(4, 7, 2.0), 2.0, False),  # not above tau
-        (ReadyAnswer(4, 7, 99.0), 0.0, False),  # off
-        (ReadyAnswer(3, 7, 2.5), 2.0, False),  # of an older version
-        (ReadyAnswer(4, 6, 2.5), 2.0, False),  # no choice begins with it
+        (ReadyToken(4, 7, 2.5), 2.0, True),
+        (ReadyToken(4, 7, 2.0), 2.0, False),  # not above tau
+        (ReadyToken(4, 7, 99.0), 0.0, False),  # off
+        (ReadyToken(3, 7, 2.5), 2.0, False),  # of an older version
+        (ReadyToken(4, 6, 2.5), 2.0, False),  # no choice begins with it
         (None, 2.0, False),
     ],
 )
 def test_an_ask_exits_early_only_on_a_sure_choice_of_its_version(
-    ready: ReadyAnswer | None, tau: float, exited: bool
+    ready: ReadyToken | None, tau: float, exited: bool
 ) -> None:
     assert exits(ready, 4, (7, 8), tau) is exited
     assert not exits(ready, 4, (), tau), "an ask without choices"
