@@ -1,11 +1,11 @@
-"""Requests that must be answered by a time, or not at all."""
+"""Requests that must be answered by a time, or not at all; and unfinished prompts that get no input."""
 
 from __future__ import annotations
 
 from itertools import takewhile
 from typing import NamedTuple
 
-from sortedcontainers import SortedDict
+from sortedcontainers import SortedList
 
 LATE = "late"
 """Failure code of a request that could not be answered in time."""
@@ -23,29 +23,29 @@ class Deadline(NamedTuple):
 
 
 class Deadlines:
-    """The deadlines of live requests. Every operation takes logarithmic time."""
+    """Times of live requests, ns. Every operation takes logarithmic time."""
 
     def __init__(self) -> None:
-        self._times: SortedDict[tuple[int, int], None] = SortedDict()
-        self._open: dict[int, Deadline] = {}
+        self._times: SortedList[tuple[int, int]] = SortedList()
+        self._watched: dict[int, set[int]] = {}
 
-    def add(self, request_id: int, deadline: Deadline) -> None:
-        """Watch a request until `forget`."""
-        self._open[request_id] = deadline
-        self._times.update(dict.fromkeys((time, request_id) for time in deadline))
+    def watch(self, request_id: int, *times: int) -> None:
+        """Watch these times of a request, in place of those before, until `forget`."""
+        self.forget(request_id)
+        self._watched[request_id] = set(times)
+        self._times.update((time, request_id) for time in self._watched[request_id])
 
     def forget(self, request_id: int) -> None:
-        """It ended, with a deadline or without."""
-        for time in self._open.pop(request_id, ()):
-            self._times.pop((time, request_id), None)
+        """Watch nothing of a request. Idempotent."""
+        for time in self._watched.pop(request_id, ()):
+            self._times.discard((time, request_id))
 
     def passed(self, now: int) -> list[int]:
         """Ids of the requests one of whose times passed since the last call."""
         passed = list(takewhile(lambda each: each[0] < now, self._times))
-        for each in passed:
-            del self._times[each]
+        del self._times[: len(passed)]
         return list(dict.fromkeys(request_id for _, request_id in passed))
 
     def next_due(self, now: int) -> float | None:
         """Seconds until the next time passes; None without one."""
-        return max(0, self._times.peekitem(0)[0][0] + 1 - now) * 1e-9 if self._times else None
+        return max(0, self._times[0][0] + 1 - now) * 1e-9 if self._times else None

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from regions.pool_metadata import BlockPool
 from regions.tape import Tape
 from scheduler.deadlines import LATE, Deadlines
 from scheduler.fair_queue import Shares
-from scheduler.inbox import AppendRecords, CancelRequest, ChangePrompt, Note, PromptTimeouts
 from scheduler.interfaces import Limits, PriorityClass
 from scheduler.observer import Observer, WaitLedger
 from scheduler.planner import Entry, refusal
@@ -23,9 +22,11 @@ log = logging.getLogger(__name__)
 
 STOPPING = Failure("stopping", "the engine is shutting down")
 
+PromptChange = Literal["extend", "replace", "finish"]
+
 
 class RequestLifecycle:
-    """Keeps the queues, the wait ledger, the prompt timeouts and the deadlines consistent.
+    """Keeps the queues, the wait ledger and the deadlines consistent.
 
     Every callback in ``forget`` is called with each request that ended.
     """
@@ -40,58 +41,18 @@ class RequestLifecycle:
         forget: Sequence[Callable[[Request], None]],
     ) -> None:
         self.queues, self.waits = queues, WaitLedger()
-        self.timeouts = PromptTimeouts(limits.stream_timeout_ns)
         self.shares = {PriorityClass.SESSION: Shares(), PriorityClass.POOL: Shares()}
         """Of the classes that tenants share."""
         self._deadlines = Deadlines()
         self.on_commit: list[OnCommit] = []
         self.on_drop: list[OnDrop] = []
         self._memory, self._limits, self._clock = memory, limits, clock
-        self._observer, self._forget = observer, (self.timeouts.forget, *forget)
+        self._observer, self._forget = observer, forget
 
     # Arrival and change.
 
-    def apply(self, note: Note) -> None:
-        """Carry out a note from another thread."""
-        match note:
-            case Request():
-                self._enter(note)
-            case AppendRecords():
-                self._enqueue(note)
-            case ChangePrompt():
-                self._change_prompt(note)
-            case CancelRequest(request_id):
-                if request_id in self.queues.requests:
-                    self.end(self.queues.requests[request_id], State.CANCELLED)
-            case _:
-                call(note)
-
-    def expire(self, now: int) -> bool:
-        """End unfinished prompts that timed out, and what is late; returns whether there was any."""
-        expired = self.timeouts.expired(now)
-        for request_id in expired:
-            seconds = self._limits.stream_timeout_ns / 1e9
-            message = f"the prompt was not finished, and no input came for {seconds:g} s"
-            self.end(self.queues.requests[request_id], State.FAILED, Failure("abandoned", message))
-        watched = (self.queues.requests[request_id] for request_id in self._deadlines.passed(now))
-        late = [request for request in watched if _is_late(request, now)]
-        for request in late:
-            self.end(
-                request, State.FAILED, Failure(LATE, "its deadline passed, or could not be met any more")
-            )
-        return bool(expired or late)
-
-    def next_due(self, now: int) -> float | None:
-        """Seconds until `expire` has something to do; None: nothing waits for a time."""
-        dues = (self.timeouts.next_due(now), self._deadlines.next_due(now))
-        return min((due for due in dues if due is not None), default=None)
-
-    def update(self, request: Request, *, prompt: bool = False) -> None:
-        """Update the queues after a request changed; ``prompt``: its prompt changed."""
-        self.waits.track(request)
-        self.queues.update(request, prompt=prompt)
-
-    def _enter(self, request: Request) -> None:
+    def enter(self, request: Request) -> None:
+        """Queue a request that arrived."""
         failure = refusal(request, self._limits, self._memory)
         if failure is not None:
             self.end(request, State.FAILED, failure)
@@ -103,39 +64,36 @@ class RequestLifecycle:
             only = request.prefill_only
             request.start_at(shares.start(tenant) if only else shares.arrive(tenant, request.takes))
         self.waits.arrived(request, request.events[0][1])
-        if not request.complete:
-            self.timeouts.touch(request)
-        if request.spec.deadline is not None:
-            self._deadlines.add(request.id, request.spec.deadline)
+        self._watch(request)
         self.update(request)
 
-    def _change_prompt(self, note: ChangePrompt) -> None:
-        request = self.queues.requests.get(note.id)
+    def change_prompt(self, number: int, change: PromptChange, tokens: Sequence[int], at: int) -> None:
+        """Extend, replace or finish an unfinished prompt; ``at`` is the time of the call, ns."""
+        request = self.queues.requests.get(number)
         if request is None or request.complete:
             return
-        finished = note.change == "finish"
-        if finished:
-            request.finish_prompt(note.at)
-            self.timeouts.forget(request)
+        if change == "finish":
+            request.finish_prompt(at)
         else:
-            prompt = _joined(request.prompt, note.tokens) if note.change == "extend" else note.tokens
+            prompt = _joined(request.prompt, tokens) if change == "extend" else tokens
             before = request.takes
-            request.replace(prompt, note.at)
+            request.replace(prompt, at)
             if request.takes > before and (shares := self.shares.get(request.cls)) is not None:
                 more, tenant = request.takes - before, request.spec.tenant
                 shares.grow(tenant, more, admitted=request.admitted > 0)
-            self.timeouts.touch(request)
-        if finished and not request.prompt:
+        self._watch(request)
+        if change == "finish" and not request.prompt:
             self.end(request, State.FAILED, Failure("bad_prompt", "the prompt was finished without a token"))
         elif (failure := refusal(request, self._limits, self._memory)) is not None:
             self.end(request, State.FAILED, failure)
         else:
             self.update(request, prompt=True)
 
-    def _enqueue(self, note: AppendRecords) -> None:
-        tape, limit = note.tape, min(self._limits.max_batch_tokens, note.tape.retention.tokens)
-        fitting = [item for item in note.records if len(item.tokens) <= limit]
-        too_long = [item for item in note.records if len(item.tokens) > limit]
+    def enqueue(self, tape: Tape, records: TapeItems) -> None:
+        """Queue records that arrived."""
+        limit = min(self._limits.max_batch_tokens, tape.retention.tokens)
+        fitting = [item for item in records if len(item.tokens) <= limit]
+        too_long = [item for item in records if len(item.tokens) > limit]
         if too_long:
             message = f"a record has {max(len(r.tokens) for r in too_long)} tokens, the limit is {limit}"
             self.dropped(tape, too_long, Failure("too_long", message))
@@ -143,6 +101,45 @@ class RequestLifecycle:
             append = self.queues.appends.setdefault(tape, TapeAppend(tape))
             append.queue.extend(fitting)
             self.queues.update(append)
+
+    def cancel(self, number: int) -> None:
+        """End a live request as CANCELLED."""
+        if number in self.queues.requests:
+            self.end(self.queues.requests[number], State.CANCELLED)
+
+    def expire(self, now: int) -> bool:
+        """End unfinished prompts that timed out, and what is late; returns whether there was any."""
+        passed = [self.queues.requests[number] for number in self._deadlines.passed(now)]
+        expired = [(request, failure) for request in passed if (failure := self._expired(request, now))]
+        for request, failure in expired:
+            self.end(request, State.FAILED, failure)
+        return bool(expired)
+
+    def next_due(self, now: int) -> float | None:
+        """Seconds until `expire` may have something to do; None: nothing waits for a time."""
+        return self._deadlines.next_due(now)
+
+    def update(self, request: Request, *, prompt: bool = False) -> None:
+        """Update the queues after a request changed; ``prompt``: its prompt changed."""
+        self.waits.track(request)
+        self.queues.update(request, prompt=prompt)
+
+    def _watch(self, request: Request) -> None:
+        """Watch its deadline and, while the prompt is unfinished, its timeout."""
+        timeout, times = self._limits.stream_timeout_ns, request.spec.deadline or ()
+        if timeout and not request.complete:
+            times = (*times, request.last_chunk_ns + timeout - 1)
+        self._deadlines.watch(request.id, *times)
+
+    def _expired(self, request: Request, now: int) -> Failure | None:
+        timeout, deadline = self._limits.stream_timeout_ns, request.spec.deadline
+        if not request.complete and 0 < timeout <= now - request.last_chunk_ns:
+            message = f"the prompt was not finished, and no input came for {timeout / 1e9:g} s"
+            return Failure("abandoned", message)
+        started = request.first(LifecycleEvent.SCHEDULED) is not None
+        if deadline is not None and deadline.missed(now, started=started):
+            return Failure(LATE, "its deadline passed, or could not be met any more")
+        return None
 
     def admitted(self, request: Request) -> None:
         """A request entered a batch for the first time."""
@@ -210,11 +207,6 @@ class RequestLifecycle:
             self.end(request, State.FAILED, STOPPING)
         for append in list(self.queues.appends.values()):
             self.fail(Entry(append, append.remaining), STOPPING)
-
-
-def _is_late(request: Request, now: int) -> bool:
-    deadline, started = request.spec.deadline, request.first(LifecycleEvent.SCHEDULED) is not None
-    return deadline is not None and deadline.missed(now, started=started)
 
 
 def call(callback: Callable[[], None]) -> None:

@@ -23,7 +23,7 @@ from scheduler.allocation import Allocation, allocate, prefers_swap
 from scheduler.grouping import Grouping
 from scheduler.inbox import Inbox
 from scheduler.interfaces import Costs, Limits, OffloadTier, PriorityClass
-from scheduler.lifecycle import STOPPING, RequestLifecycle, call
+from scheduler.lifecycle import STOPPING, PromptChange, RequestLifecycle, call
 from scheduler.observer import Observer
 from scheduler.planner import Entry, Plan, first_half, plan
 from scheduler.policies import Ordering
@@ -73,14 +73,12 @@ class Scheduler:
         tier: OffloadTier | None = None,
         index: PrefixIndex | None = None,
         rng: random.Random | None = None,
-        inbox: Inbox | None = None,
-        grouping: Grouping | None = None,
     ) -> None:
         self._executor, self._memory, self._limits, self._clock = executor, memory, limits, clock
         self._observer = observer or Observer()
         self._costs, self._tier = costs, tier
-        self._inbox = Inbox(clock) if inbox is None else inbox
-        self._grouping = (grouping or Grouping()) if limits.grouping else None
+        self._inbox = Inbox(clock)
+        self._grouping = Grouping() if limits.grouping else None
         self._speculation = Speculation(limits, memory)
         forget = [self._speculation.forget] + ([self._grouping.forget] if self._grouping else [])
         order, self._learn = waiting_order(ordering, index, rng)
@@ -104,7 +102,8 @@ class Scheduler:
         Refusals, such as `too_long`, also arrive by `on_done`. After `close` the requests end at once with
         `stopping`, on the caller's thread.
         """
-        if not self._inbox.submit(requests):
+        arrived = ((partial(self._live.enter, request), [request]) for request in requests)
+        if not self._inbox.put_together(arrived):
             for request in requests:
                 self._live.end(request, State.FAILED, STOPPING, request.last_chunk_ns)
 
@@ -122,7 +121,8 @@ class Scheduler:
             if any(not record.tokens for record in records):
                 raise ValueError(f"{tape.name}: every record needs at least one token")
         given = [(tape, records) for tape, records in appends if records]
-        if given and not self._inbox.append(given):
+        arrived = ((partial(self._live.enqueue, tape, records), records) for tape, records in given)
+        if not self._inbox.put_together(arrived):
             for tape, records in given:
                 self._live.dropped(tape, list(records), STOPPING)
 
@@ -131,15 +131,18 @@ class Scheduler:
 
         Ignored, as are `replace` and `finish`, when the request has ended or its prompt is finished.
         """
-        self._inbox.change_prompt(request_id, "extend", tokens)
+        self._change_prompt(request_id, "extend", tokens)
 
     def replace(self, request_id: int, tokens: Sequence[int]) -> None:
         """Replace an unfinished prompt; KV of the common prefix stays (update mode)."""
-        self._inbox.change_prompt(request_id, "replace", tokens)
+        self._change_prompt(request_id, "replace", tokens)
 
     def finish(self, request_id: int) -> None:
         """Finish the prompt and generate. An empty prompt fails with `bad_prompt`."""
-        self._inbox.change_prompt(request_id, "finish")
+        self._change_prompt(request_id, "finish", ())
+
+    def _change_prompt(self, request_id: int, change: PromptChange, tokens: Sequence[int]) -> None:
+        self._inbox.put(partial(self._live.change_prompt, request_id, change, tokens, self._clock()))
 
     def refresh(
         self,
@@ -163,15 +166,15 @@ class Scheduler:
         if tokens > tape.retention.tokens:
             raise ValueError(f"{tape.name}: {tokens} tokens exceed the retention of {tape.retention.tokens}")
         for callback in self._on_refresh:
-            self._inbox.call(partial(callback, tape, Replacement(tuple(frozen), window, first, adopted)))
+            self.run_between(partial(callback, tape, Replacement(tuple(frozen), window, first, adopted)))
 
     def cancel(self, request_id: int) -> None:
         """End a live request as CANCELLED before the next batch; ignores unknown and ended ids."""
-        self._inbox.cancel(request_id)
+        self._inbox.put(partial(self._live.cancel, request_id))
 
     def run_between(self, callback: Callable[[], None]) -> bool:
         """Call `callback` on the stepping thread between two batches; after `close` return False instead."""
-        return self._inbox.call(callback)
+        return self._inbox.put(partial(call, callback))
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Block until work arrives (True), or until `interrupt` or the timeout (False)."""
@@ -230,19 +233,19 @@ class Scheduler:
     def close(self) -> None:
         """Refuse new work, and end all live work with `stopping`."""
         self._inbox.close()
-        for note in self._inbox.take():
-            self._live.apply(note)
+        for arrived in self._inbox.take():
+            arrived()
         self._live.close()
 
-    # Receive: carry out the notes of other threads.
+    # Receive: carry out the calls of other threads.
 
     def _receive(self, now: int) -> bool:
-        """Whether a note arrived, a prompt timed out, or a deadline passed."""
+        """Whether a call arrived, a prompt timed out, or a deadline passed."""
         self._live.waits.advance(now)
-        notes = self._inbox.take()
-        for note in notes:
-            self._live.apply(note)
-        return self._live.expire(now) or bool(notes)
+        calls = self._inbox.take()
+        for arrived in calls:
+            arrived()
+        return self._live.expire(now) or bool(calls)
 
     # Plan.
 

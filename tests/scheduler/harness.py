@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from regions.tape import Tape
-from scheduler.grouping import Grouping
 from scheduler.interfaces import Limits, PriorityClass
 from scheduler.observer import Observer
 from scheduler.queues import Queues
@@ -52,14 +51,11 @@ class Harness:
         block_size: int = 4,
         *,
         executor: FakeExecutor | None = None,
-        grouping: Grouping | None = None,
         clock: Callable[[], int] | None = None,
     ) -> None:
         self.memory = FakeMemory(blocks, block_size)
         self.executor = executor or FakeExecutor(limits.max_batch_tokens, limits.max_batch_requests)
-        self.scheduler = Scheduler(
-            self.executor, self.memory, limits, clock or FakeClock(), observer, grouping=grouping
-        )
+        self.scheduler = Scheduler(self.executor, self.memory, limits, clock or FakeClock(), observer)
         self.log = Log()
         self.scheduler.subscribe(self.log.on_commit, self.log.on_drop)
         self.done: list[Request] = []

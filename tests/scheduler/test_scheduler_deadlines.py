@@ -29,7 +29,7 @@ def test_what_passed_is_told_once_as_a_list_would_tell_it(load: list[tuple[str, 
     deadlines, times, now = Deadlines(), list[tuple[int, int]](), 0
     for number, (what, n, span) in enumerate(load):
         if what == "add":
-            deadlines.add(number, Deadline(n, n + span))
+            deadlines.watch(number, n, n + span)
             times += [(time, number) for time in sorted({n, n + span})]
         elif what == "forget":
             deadlines.forget(n)

@@ -1,14 +1,12 @@
-"""Grouped prefill against its definition, also when hashes collide or prompts change."""
+"""Grouped prefill against its definition, also when prompts change."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.seeding import prompt_seed
 from scheduler.grouping import HEAD, Grouping
 from scheduler.interfaces import Limits, PriorityClass
 from scheduler.request import Request, RequestSpec, State
@@ -55,23 +53,12 @@ PROMPTS = st.lists(
     min_size=2,
     max_size=12,
 )
-HASHES: dict[str, Callable[[Sequence[int]], int]] = {
-    "FNV-1a": prompt_seed,
-    "all collide": lambda tokens: 7,
-}
 
 
-@pytest.mark.parametrize("hashed", HASHES)
 @given(PROMPTS, st.integers(1, 20))
-def test_groups_are_those_of_the_definition(
-    hashed: str, prompts: list[tuple[int, int, int, str]], n: int
-) -> None:
-    """Equal tokens decide, however the hash collides: no request reads tokens other than its own prompt's.
-
-    Where all collide exactly those read that may. A hash of the next eight tokens tells apart what ends or
-    differs within them, so by FNV-1a those read whose next eight are the source's, too.
-    """
-    groups, sources = Grouping(HASHES[hashed]), list[tuple[Request, int]]()
+def test_groups_are_those_of_the_definition(prompts: list[tuple[int, int, int, str]], n: int) -> None:
+    """No request reads tokens other than its own prompt's; those read whose next eight are the source's."""
+    groups, sources = Grouping(), list[tuple[Request, int]]()
     for common, computed, other, salt in prompts:
         prompt = [*SOURCE[:common], 100, 100, 100 + other]
         request = in_kv(prompt, min(computed, len(prompt) - 1), salt)
@@ -79,9 +66,7 @@ def test_groups_are_those_of_the_definition(
         expected = [
             source
             for source, chunk in sources
-            if may_read(request, source, chunk)
-            and (hashed != "FNV-1a" or heads(request) == heads(source))
-            and request.remaining > 1
+            if may_read(request, source, chunk) and heads(request) == heads(source) and request.remaining > 1
         ]
         assert found is (expected[0] if expected else None)
         if found is None:
@@ -95,7 +80,7 @@ def heads(request: Request) -> Sequence[int]:
     return request.prompt[request.computed : request.computed + HEAD]
 
 
-def test_another_prompt_at_the_same_place_is_hashed_again() -> None:
+def test_another_prompt_at_the_same_place_is_looked_up_again() -> None:
     """An update that keeps the KV changes the next tokens, and with them the group."""
     old, new = in_kv(SOURCE[:20], 4), in_kv([*SOURCE[:4], *range(70, 90)], 4)
     changing = in_kv(SOURCE[:22], 4, complete=False)
@@ -126,9 +111,9 @@ BEGINNINGS = st.lists(
 
 
 @settings(max_examples=50)
-@given(BEGINNINGS, st.integers(12, 40), st.booleans())
+@given(BEGINNINGS, st.integers(12, 40))
 def test_grouped_or_not_the_answers_are_the_same_and_no_token_is_computed_in_vain(
-    prompts: list[tuple[int, list[int], bool]], blocks: int, collide: bool
+    prompts: list[tuple[int, list[int], bool]], blocks: int
 ) -> None:
     """In pools down to two prompts; the fakes check the tokens that are read, and answer by hash."""
     computed = {}
@@ -141,7 +126,7 @@ def test_grouped_or_not_the_answers_are_the_same_and_no_token_is_computed_in_vai
             cell_budget_fraction=1.0,
             grouping=grouping,
         )
-        h = Harness(blocks, limits, grouping=Grouping(HASHES["all collide" if collide else "FNV-1a"]))
+        h = Harness(blocks, limits)
         asked = [submitted(h, [*SOURCE[:common], *own], "ab"[salt]) for common, own, salt in prompts]
         h.run()
         for request in asked:
@@ -176,7 +161,7 @@ def test_what_was_found_equal_is_forgotten_with_the_prompt_that_it_was_found_in(
     groups = Grouping()
     groups.add_source(source, 12)
     assert groups.source_of(request) is source
-    source.replace([*SOURCE[:13], 99, *SOURCE[14:20]], now=1)  # behind the tokens that are hashed
+    source.replace([*SOURCE[:13], 99, *SOURCE[14:20]], now=1)  # behind the next eight
     assert source.computed == 4
     changed = Grouping()
     changed.add_source(source, 12)
