@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flash.ready import ReadyToken, ReadyPosition, exits
+from flash.ready import ReadyPosition, ReadyToken, exits
 from tests.flash.test_flash_evaluator import EIGHT, ONE_AT_A_TIME, YES_NO, Flash
 from tests.scheduler.fakes import FakeTape, one_by_one
 
