@@ -9,13 +9,22 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from daemon.api.api_errors import ApiError, Reason, refuse, refuse_tools, stops_of
+from daemon.api.api_errors import (
+    ApiError,
+    Object,
+    Reason,
+    refuse_all,
+    refuse_tools,
+    session_of,
+    stops_of,
+)
 from daemon.api.extension import Extension, extended
 from daemon.api.generation import (
     MAX_MESSAGES,
     Begun,
     CountTokens,
     Delta,
+    Event,
     Finish,
     Finished,
     Generate,
@@ -24,9 +33,9 @@ from daemon.api.generation import (
     Turn,
 )
 from daemon.api.messages import Count, Natural, ReplyMetadata
+from daemon.api.openai.common import text_of
 from daemon.api.reply_writer import ReplyIdentity, Writer, sse
 
-Object = dict[str, Any]
 _TEXT: Object = {
     "required": ["type", "text"],
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
@@ -50,10 +59,10 @@ _REASONS: dict[Finish, str] = {
     "stop_sequence": "stop_sequence",
     "length": "max_tokens",
 }
-UNSUPPORTED = ("tool_choice", "mcp_servers", "container", "thinking", "context_management")
 HARMLESS: dict[str, tuple[Any, ...]] = {
     "tool_choice": ({"type": "none"}, {"type": "auto"}),
     "mcp_servers": ([],),
+    "container": (),
     "thinking": ({"type": "disabled"},),
     "context_management": ({},),
 }
@@ -161,73 +170,6 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     foretick: ReplyMetadata | None
 
 
-class MessageStart(msgspec.Struct, frozen=True):
-    """The reply begins: its usage so far, and no text."""
-
-    message: Reply
-    type: str = "message_start"
-
-
-class BlockStart(msgspec.Struct, frozen=True):
-    """The text begins."""
-
-    content_block: Text = Text("")
-    index: int = 0
-    type: str = "content_block_start"
-
-
-class AnthropicTextDelta(msgspec.Struct, frozen=True):
-    """More text."""
-
-    text: str
-    type: str = "text_delta"
-
-
-class BlockDelta(msgspec.Struct, frozen=True):
-    """More text."""
-
-    delta: AnthropicTextDelta
-    index: int = 0
-    type: str = "content_block_delta"
-
-
-class BlockStop(msgspec.Struct, frozen=True):
-    """The text is whole."""
-
-    index: int = 0
-    type: str = "content_block_stop"
-
-
-class Stopped(msgspec.Struct, frozen=True):
-    """Why it ended."""
-
-    stop_reason: str
-    stop_sequence: str | None
-    stop_details: None = None
-    container: None = None
-
-
-class MessageDelta(msgspec.Struct, frozen=True):
-    """The end, with the usage of the whole reply."""
-
-    delta: Stopped
-    usage: UsageSoFar
-    foretick: ReplyMetadata
-    type: str = "message_delta"
-
-
-class MessageStop(msgspec.Struct, frozen=True):
-    """Nothing follows."""
-
-    type: str = "message_stop"
-
-
-class Ping(msgspec.Struct, frozen=True):
-    """Keeps a connection open."""
-
-    type: str = "ping"
-
-
 class AnthropicErrorBody(msgspec.Struct, frozen=True):
     """An error in Anthropic's shape."""
 
@@ -291,7 +233,8 @@ def error_body(problem: ApiError) -> dict[str, Any]:
 class Messages:
     """See `daemon.api.reply_writer.Api`."""
 
-    name = "messages"
+    name, path, summary = "messages", "/v1/messages", "Anthropic: answer messages"
+    request, reply, harmless = MessageRequest, Reply, HARMLESS
     error = staticmethod(error_body)
 
     def wanted(self, asked: MessageRequest, served: ModelCatalog) -> list[Generate]:
@@ -320,15 +263,14 @@ class Messages:
 
     def counted(self, asked: CountRequest, served: ModelCatalog) -> CountTokens:
         """The prompt alone. Raises ApiError."""
-        session = _session(asked.model, served)
-        for name in UNSUPPORTED:
-            refuse(name, getattr(asked, name), HARMLESS.get(name, ()))
+        session = session_of(asked.model, served)
+        refuse_all(asked, HARMLESS)
         refuse_tools("tools", asked.tools, asked.tool_choice, {"type": "none"})
         if not asked.messages:
             raise ApiError("bad_request", "messages: at least one message is required", "messages")
-        system = [] if asked.system is None else [Turn("system", _text(asked.system, "system"))]
+        system = [] if asked.system is None else [Turn("system", text_of(asked.system, "system", ("text",)))]
         said = [
-            Turn(each.role, _text(each.content, f"messages.{n}.content"))
+            Turn(each.role, text_of(each.content, f"messages.{n}.content", ("text",)))
             for n, each in enumerate(asked.messages)
         ]
         return CountTokens(session=session, turns=(*system, *said))
@@ -357,35 +299,40 @@ class MessageWriter:
     def __init__(self, made: ReplyIdentity) -> None:
         self._made = made
 
-    def begun(self, index: int, event: Begun) -> Iterator[bytes]:
+    def write(self, index: int, event: Event) -> Iterator[bytes]:
         """See `Writer`."""
-        reply = Reply(
-            id=f"msg_{self._made.key}",
-            model=self._made.model,
-            content=(),
-            stop_reason=None,
-            stop_sequence=None,
-            usage=AnthropicUsage(
-                input_tokens=event.prompt_tokens - event.reused_tokens,
-                cache_read_input_tokens=event.reused_tokens,
-                output_tokens=0,
-            ),
-            foretick=None,
-        )
-        yield _event(MessageStart(reply))
-        yield _event(BlockStart())
-        yield self.ping()
-
-    def delta(self, index: int, event: Delta) -> Iterator[bytes]:
-        """See `Writer`."""
-        yield _event(BlockDelta(AnthropicTextDelta(event.text)))
-
-    def finished(self, index: int, event: Finished) -> Iterator[bytes]:
-        """See `Writer`."""
-        yield _event(BlockStop())
-        stopped = Stopped(_REASONS[event.finish], event.stop)
-        yield _event(MessageDelta(stopped, _usage(UsageSoFar, event), event.metadata))
-        yield _event(MessageStop())
+        match event:
+            case Begun():
+                reply = Reply(
+                    id=f"msg_{self._made.key}",
+                    model=self._made.model,
+                    content=(),
+                    stop_reason=None,
+                    stop_sequence=None,
+                    usage=AnthropicUsage(
+                        input_tokens=event.prompt_tokens - event.reused_tokens,
+                        cache_read_input_tokens=event.reused_tokens,
+                        output_tokens=0,
+                    ),
+                    foretick=None,
+                )
+                yield _event("message_start", message=reply)
+                yield _event("content_block_start", content_block=Text(""), index=0)
+                yield self.ping()
+            case Delta():
+                delta = {"text": event.text, "type": "text_delta"}
+                yield _event("content_block_delta", delta=delta, index=0)
+            case Finished():
+                yield _event("content_block_stop", index=0)
+                stopped = {
+                    "stop_reason": _REASONS[event.finish],
+                    "stop_sequence": event.stop,
+                    "stop_details": None,
+                    "container": None,
+                }
+                usage = _usage(UsageSoFar, event)
+                yield _event("message_delta", delta=stopped, usage=usage, foretick=event.metadata)
+                yield _event("message_stop")
 
     def end(self) -> Iterator[bytes]:
         """See `Writer`."""
@@ -397,11 +344,11 @@ class MessageWriter:
 
     def ping(self) -> bytes:
         """See `Writer`."""
-        return _event(Ping())
+        return _event("ping")
 
 
-def _event(event: Any) -> bytes:
-    return sse(event, event.type)
+def _event(kind: str, **members: Any) -> bytes:
+    return sse({**members, "type": kind}, kind)
 
 
 def _usage(kind: type[U], done: Finished) -> U:
@@ -410,28 +357,6 @@ def _usage(kind: type[U], done: Finished) -> U:
         cache_read_input_tokens=done.reused_tokens,
         output_tokens=done.answer_tokens,
     )
-
-
-def _session(model: str, served: ModelCatalog) -> str:
-    session = served.session_of(model)
-    if session is not None:
-        return session
-    known = ", ".join(served.names)
-    raise ApiError("unknown_model", f"model: {model!r} does not exist; there are: {known}", "model")
-
-
-def _text(content: str | list[Object], here: str) -> str:
-    """The text of a message's content. Raises ApiError for blocks that are no text."""
-    if isinstance(content, str):
-        return content
-    texts = []
-    for n, block in enumerate(content):
-        kind, text = block.get("type"), block.get("text")
-        if kind != "text" or not isinstance(text, str):
-            where = f"{here}.{n}"
-            raise ApiError("bad_request", f"{where}: only text is supported, not {kind!r}", where)
-        texts.append(text)
-    return "".join(texts)
 
 
 def _schema(asked: MessageRequest) -> Object | None:

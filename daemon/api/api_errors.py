@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from daemon.api.generation import MAX_STOP_CHARS, MAX_STOPS
+import msgspec
+
+from daemon.api.generation import MAX_STOP_CHARS, MAX_STOPS, ModelCatalog
+from daemon.api.http_errors import BodyTooLong, UnsupportedCoding
 from daemon.api.messages import QueryError
 from feeds.decoding import shortened
 
@@ -41,19 +45,14 @@ STATUS: dict[Reason, int] = {
     "timeout": 504,
 }
 _REASONS: dict[str, Reason] = {
-    "unauthenticated": "unauthenticated",
-    "forbidden": "forbidden",
+    **{reason: reason for reason in STATUS},
     "unknown_session": "unknown_model",
     "moved": "unknown_model",
-    "too_long": "too_long",
-    "busy": "busy",
     "overloaded": "busy",
-    "engine": "engine",
-    "rebuilding": "rebuilding",
-    "shutting_down": "shutting_down",
-    "timeout": "timeout",
     "abandoned": "timeout",
 }
+"""By the codes of the daemon; any other one is a bad request."""
+Object = dict[str, Any]
 
 
 class ApiError(Exception):
@@ -75,10 +74,27 @@ class ApiError(Exception):
         return STATUS[self.reason]
 
 
+ErrorBody = Callable[[ApiError], Object]
+"""The body of a failed request, and of a stream that fails, in the shape of an API."""
+
+
 def api_error_of(error: QueryError) -> ApiError:
     """A failure of the daemon as one of an API."""
     reason = _REASONS.get(error.code, "bad_request")
+    if isinstance(error, BodyTooLong):
+        reason = "too_large"
+    elif isinstance(error, UnsupportedCoding):
+        reason = "unsupported_media_type"
     return ApiError(reason, error.message, retry_after_s=error.retry_after_s)
+
+
+def session_of(model: str, served: ModelCatalog) -> str:
+    """The session that a model's name means, "" for the daemon's own. Raises ApiError for an unknown name."""
+    session = served.session_of(model)
+    if session is None:
+        known = ", ".join(served.names)
+        raise ApiError("unknown_model", f"there is no model {model!r}; there are: {known}", "model")
+    return session
 
 
 def stops_of(stop: str | list[str] | None, param: str = "stop") -> tuple[str, ...]:
@@ -88,6 +104,12 @@ def stops_of(stop: str | list[str] | None, param: str = "stop") -> tuple[str, ..
         why = f"{param}: give at most {MAX_STOPS} texts of 1 to {MAX_STOP_CHARS} characters"
         raise ApiError("bad_request", why, param)
     return found
+
+
+def refuse_all(asked: msgspec.Struct, harmless: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raise ApiError for a member of ``harmless`` that has another value than those listed there."""
+    for name, values in harmless.items():
+        refuse(name, getattr(asked, name), values)
 
 
 def refuse_tools(param: str, tools: Any, choice: Any, none: Any) -> None:

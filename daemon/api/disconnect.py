@@ -7,6 +7,7 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive
 
 T = TypeVar("T")
@@ -21,7 +22,7 @@ class ClientDisconnected(Exception):
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """The result of ``work``. Raises Gone, with the work cancelled, when the client goes before it ends."""
+    """The result of ``work``. Raises ClientDisconnected, with it cancelled, when the client goes first."""
     loop = asyncio.get_running_loop()
     watching: list[asyncio.Task[None]] = []
     try:
@@ -45,6 +46,11 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
         for task in watching:
             task.cancel()
         await asyncio.gather(*watching, return_exceptions=True)
+
+
+async def client_gone(_: Request, __: Exception) -> Response:
+    """The reply that nobody reads."""
+    return Response(status_code=GONE)
 
 
 async def gone(receive: Receive) -> None:

@@ -162,9 +162,9 @@ class Subscription:
             self.news.clear()
         return lost, waiting
 
-    def close(self) -> None:
+    def close(self, *, dismissed: bool = False) -> None:
         """Nothing more will come."""
-        self.closed = True
+        self.closed, self.dismissed = True, dismissed
         self.news.set()
 
     def begin(self, missed: Lost | None, waiting: Iterable[PublishedEvent]) -> None:
@@ -305,14 +305,13 @@ class Events:
     def _enter(self, tenant: Tenant, transport: Transport, n: int) -> None:
         self._clients[transport] += n
         self._share.take(tenant.name, n)
-        self._note(transport)
+        self._store.set("foretick_listeners", self._clients[transport], transport=transport)
 
     def dismiss(self, stays: Callable[[Client], bool]) -> None:
         """Close the subscriptions and connections of clients that do not stay."""
         for client in self._everyone():
             if not stays(client.client):
-                client.dismissed = True
-                client.close()
+                client.close(dismissed=True)
         for connection in list(self.connections):
             if not stays(connection.client):
                 connection.dismiss()
@@ -327,9 +326,6 @@ class Events:
         for groups in self._groups.values():
             for group in groups.values():
                 yield from group
-
-    def _note(self, transport: Transport) -> None:
-        self._store.set("foretick_listeners", self._clients[transport], transport=transport)
 
     def _since(self, made: Subscription, after: str) -> tuple[Lost | None, list[PublishedEvent]]:
         """What is gone and what is kept of the events after the one with this id."""

@@ -45,6 +45,10 @@ class UnsupportedCoding(QueryError):
     """A request whose body is packed in a way that is not read here."""
 
 
+class BodyTooLong(QueryError):
+    """A request whose body is longer than its route reads."""
+
+
 class Problem(msgspec.Struct, frozen=True):
     """Why a request failed: a code of the query socket, or one of HTTP alone, and a text for people."""
 

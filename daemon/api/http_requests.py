@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from daemon.api import messages
 from daemon.api.auth_middleware import client_of
-from daemon.api.disconnect import GONE, ClientDisconnected, unless_gone
+from daemon.api.disconnect import unless_gone
 from daemon.api.http_errors import NO_SUCH_TYPE, problem, refused, reply
 from daemon.api.limits import REQUESTS, Quota
 from daemon.api.messages import QueryError
@@ -113,10 +113,7 @@ async def _serve(
         begun = requests.begin(asked, client, since)
     else:
         begun = partial(operation.perform, partial(requests.ask, client=client, since=since), asked)
-    try:
-        found = await unless_gone(request, begun()) if callable(begun) else begun
-    except ClientDisconnected:
-        return Response(status_code=GONE)
+    found = await unless_gone(request, begun()) if callable(begun) else begun
     if isinstance(found, messages.ErrorReply):
         return refused(QueryError.of(found))
     members = {name: getattr(found, name) for name in _said(type(found))}

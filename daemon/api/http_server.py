@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute, Route
 from daemon.api.auth import Access
 from daemon.api.auth_middleware import HEADERS, Guard, client_of
 from daemon.api.connections import Timeouts, allow_connections, connection_class
+from daemon.api.disconnect import ClientDisconnected, client_gone
 from daemon.api.health import state_of
 from daemon.api.http_errors import framework_error, refused
 from daemon.api.limits import Connections
@@ -43,6 +44,10 @@ class _EmbeddedServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    def exit(self) -> None:
+        """End `serve`, once the running requests have ended."""
+        self.should_exit = True
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ class HttpServer:
         self._timeouts, self._access, self._tls = timeouts or Timeouts(), access or Access(), tls
         self._connections = Connections(max_listeners + _OTHERS)
         self._max_connections = max_listeners + _OTHERS + _HEALTH
-        self._server: uvicorn.Server | None = None
+        self._server: _EmbeddedServer | None = None
         self._listener: socket.socket
         self._tasks = Tasks()
         self.port = 0
@@ -130,7 +135,7 @@ class HttpServer:
             return
         self._closing()
         if task is not None:
-            server.should_exit = True
+            server.exit()
             await task
         elif server.started:  # the task was killed before uvicorn closed listeners and connections
             await server.shutdown()
@@ -145,7 +150,7 @@ class HttpServer:
                 Route("/readyz", self._serve_ready),
             ],
             middleware=[Middleware(Guard, access=self._access, connections=self._connections)],
-            exception_handlers={HTTPException: framework_error},
+            exception_handlers={HTTPException: framework_error, ClientDisconnected: client_gone},
         )
 
     async def _serve_metrics(self, request: Request) -> Response:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
 
 from daemon.api import anthropic
 from daemon.api.api_errors import STATUS, Reason
-from daemon.api.openai import chat, common, completions, responses
+from daemon.api.openai import common
+from daemon.api.serving import MESSAGES, OPENAI
 
 Schema = dict[str, Any]
 JSON, _EVENTS = "application/json", "text/event-stream"
@@ -59,29 +60,26 @@ class Endpoint:
     summary: str
     kinds: tuple[tuple[type[msgspec.Struct], type[msgspec.Struct]], ...]
     request: type[msgspec.Struct] | None = None
-    refused: tuple[Sequence[str], Mapping[str, Sequence[Any]]] = ((), {})
+    harmless: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """Members of the request that may only have certain values, beside null, and these values."""
     streams: bool = True
 
 
 _MODELS = (common.Models, OpenAIError), (anthropic.ModelList, AnthropicError)
 _MODEL = (common.Model, OpenAIError), (anthropic.ModelInfo, AnthropicError)
+_BOTH = "OpenAI and Anthropic"
 ENDPOINTS = (
-    Endpoint("chat", "/v1/chat/completions", "OpenAI: answer a chat", ((chat.ChatCompletion, OpenAIError),),
-             chat.ChatRequest, (chat.UNSUPPORTED, chat.HARMLESS)),
-    Endpoint("completions", "/v1/completions", "OpenAI: continue a text",
-             ((completions.Completion, OpenAIError),), completions.CompletionRequest,
-             (completions.UNSUPPORTED, completions.HARMLESS)),
-    Endpoint("responses", "/v1/responses", "OpenAI: answer an input", ((responses.Response, OpenAIError),),
-             responses.ResponseRequest, (responses.UNSUPPORTED, responses.HARMLESS)),
-    Endpoint("messages", "/v1/messages", "Anthropic: answer messages",
-             ((anthropic.Reply, AnthropicError),), anthropic.MessageRequest,
-             (anthropic.UNSUPPORTED, anthropic.HARMLESS)),
-    Endpoint("countTokens", "/v1/messages/count_tokens", "Anthropic: count the tokens of a prompt",
-             ((anthropic.Counted, AnthropicError),), anthropic.CountRequest,
-             (anthropic.UNSUPPORTED, anthropic.HARMLESS), streams=False),
-    Endpoint("models", "/v1/models", "OpenAI and Anthropic: all models, and each session as one", _MODELS),
-    Endpoint("model", "/v1/models/{model}", "OpenAI and Anthropic: one model", _MODEL),
+    *(
+        Endpoint(api.name, api.path, api.summary, ((api.reply, error),), api.request, api.harmless)
+        for apis, error in ((OPENAI, OpenAIError), ((MESSAGES,), AnthropicError))
+        for api in apis
+    ),
+    Endpoint(
+        "countTokens", "/v1/messages/count_tokens", "Anthropic: count the tokens of a prompt",
+        ((anthropic.Counted, AnthropicError),), anthropic.CountRequest, anthropic.HARMLESS, streams=False,
+    ),
+    Endpoint("models", "/v1/models", f"{_BOTH}: all models, and each session as one", _MODELS),
+    Endpoint("model", "/v1/models/{model}", f"{_BOTH}: one model", _MODEL),
 )  # fmt: skip
 
 
@@ -97,18 +95,16 @@ def described() -> tuple[dict[str, Schema], dict[str, Schema]]:
         template = _REF.format(name=endpoint.name + ".{name}")
         schemas, found = msgspec.json.schema_components(types, ref_template=template)
         if endpoint.request is not None:
-            _restrict(found[endpoint.request.__name__]["properties"], *endpoint.refused)
+            _restrict(found[endpoint.request.__name__]["properties"], endpoint.harmless)
         components |= {f"{endpoint.name}.{name}": schema for name, schema in found.items()}
         paths[endpoint.path] = _operation(endpoint, schemas)
     return paths, components
 
 
-def _restrict(
-    properties: dict[str, Schema], refused: Sequence[str], harmless: Mapping[str, Sequence[Any]]
-) -> None:
+def _restrict(properties: dict[str, Schema], harmless: Mapping[str, Sequence[Any]]) -> None:
     """Say of members that are not supported which values they may have."""
-    for name in refused:
-        properties[name] = {"enum": [None, *harmless.get(name, ())], "default": None}
+    for name, values in harmless.items():
+        properties[name] = {"enum": [None, *values], "default": None}
     if "messages" in properties:
         properties["messages"]["minItems"] = 1
 

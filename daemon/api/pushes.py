@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from datetime import date
 from functools import partial
 from typing import Annotated, Literal
@@ -16,7 +17,7 @@ from starlette.responses import Response
 from daemon.api.auth_middleware import client_of
 from daemon.api.http_errors import NO_SUCH_TYPE, problem, refused, reply
 from daemon.api.messages import LineError, Push, Pushed, PushReply, QueryError
-from daemon.api.request_body import body_of, media_type_of
+from daemon.api.request_body import media_type_of, read_body
 from daemon.tenants import Tenant
 from feeds.batch_body import Body, TooMany, convert, split
 from feeds.decoding import Undecodable, decoded
@@ -82,7 +83,7 @@ class Pushes:
             if media not in allowed:
                 why = f"the content type must be {' or '.join(allowed)}"
                 return problem(NO_SUCH_TYPE, "bad_request", why)
-            body = await body_of(request, source.limits.body_bytes)
+            body = await read_body(request, source.limits.body_bytes)
             told = await self._take(body, media, source, options, tenant)
         except Undecodable as error:
             return problem(400, "bad_request", str(error))
@@ -132,8 +133,7 @@ class Pushes:
         else:
             limit = self._max_record_bytes
             found = split(body, encoding, lines=media == LINES, most=most, max_bytes=limit)
-        found.payloads = in_order(found.payloads, encoding)
-        return found
+        return replace(found, payloads=in_order(found.payloads, encoding))
 
     def _source(self, name: str, tenant: Tenant) -> PushedSource:
         """The source of this name, or the only one, as far as the tenant may push. Raises QueryError."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from daemon.api.api_errors import ApiError
-from daemon.api.generation import Begun, Delta, Finished, Generate, ModelCatalog
+from daemon.api.generation import Event, Finished, Generate, ModelCatalog
 
 encode = msgspec.json.Encoder().encode
 
@@ -25,16 +25,10 @@ class ReplyIdentity:
 
 
 class Writer(Protocol):
-    """Writes a stream's events as bytes; ``index``: of the answer they belong to."""
+    """Writes a stream as bytes."""
 
-    def begun(self, index: int, event: Begun) -> Iterator[bytes]:
-        """An answer begins."""
-
-    def delta(self, index: int, event: Delta) -> Iterator[bytes]:
-        """More text."""
-
-    def finished(self, index: int, event: Finished) -> Iterator[bytes]:
-        """An answer is whole."""
+    def write(self, index: int, event: Event) -> Iterator[bytes]:
+        """An answer begins, goes on, or is whole. ``index``: of the answer."""
 
     def end(self) -> Iterator[bytes]:
         """All are."""
@@ -50,12 +44,18 @@ Asked = TypeVar("Asked", contravariant=True)
 
 
 class Api(Protocol[Asked]):
-    """One endpoint that generates: pure translation from its request and to its reply.
+    """One endpoint that generates: pure translation from its ``request`` and to its ``reply``.
 
-    A request has the members ``model`` and ``stream``.
+    A request has the members ``model`` and ``stream``. ``harmless``: members that are not supported, and the
+    values of each that are served beside null, because they change nothing.
     """
 
     name: str
+    path: str
+    summary: str
+    request: type[Any]
+    reply: type[Any]
+    harmless: dict[str, tuple[Any, ...]]
 
     def wanted(self, asked: Asked, served: ModelCatalog) -> list[Generate]:
         """What to generate. Raises ApiError."""
@@ -74,7 +74,3 @@ def sse(data: msgspec.Struct | dict[str, Any], event: str = "") -> bytes:
     """A server-sent event."""
     named = f"event: {event}\n".encode() if event else b""
     return named + b"data: " + encode(data) + b"\n\n"
-
-
-PING = b": ping\n\n"
-DONE = b"data: [DONE]\n\n"

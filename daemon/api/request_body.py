@@ -8,10 +8,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from daemon.api.content_codings import CorruptBody, UnknownCoding, coding_of, unpacked
-from daemon.api.http_errors import UnsupportedCoding
+from daemon.api.disconnect import ClientDisconnected
+from daemon.api.http_errors import BodyTooLong, UnsupportedCoding
 from daemon.api.messages import QueryError
 from feeds.decoding import Undecodable, decoded
 
@@ -24,18 +25,27 @@ _CUT = "Input data was truncated"
 """What msgspec says of a text that is cut short, and of half a surrogate pair near its end."""
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes | None:
-    """The whole body, unpacked; None when it is too long, and is then not read on.
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The whole body, unpacked; one that is too long is not read on.
 
-    Raises ClientDisconnect, UnknownCoding before anything is read, and Corrupt.
+    Raises ClientDisconnected, and QueryError for a body that is too long, or packed as nothing here reads.
     """
-    coding = coding_of(value for name, value in request.scope["headers"] if name == b"content-encoding")
+    try:
+        coding = coding_of(value for name, value in request.scope["headers"] if name == b"content-encoding")
+    except UnknownCoding as error:
+        raise UnsupportedCoding("bad_request", str(error)) from None
     body = await _received(request, max_bytes + _SLACK if coding else max_bytes)
-    if body is None or not coding:
-        return body
-    if len(body) <= _IN_LINE_BYTES:
-        return unpacked(body, coding, max_bytes)
-    return await asyncio.to_thread(unpacked, body, coding, max_bytes)
+    if body is not None and coding:
+        try:
+            if len(body) <= _IN_LINE_BYTES:
+                body = unpacked(body, coding, max_bytes)
+            else:
+                body = await asyncio.to_thread(unpacked, body, coding, max_bytes)
+        except CorruptBody as error:
+            raise QueryError("bad_request", str(error)) from None
+    if body is None:
+        raise BodyTooLong("too_long", f"the body has at most {max_bytes} bytes")
+    return body
 
 
 async def _received(request: Request, max_bytes: int) -> bytes | None:
@@ -43,7 +53,7 @@ async def _received(request: Request, max_bytes: int) -> bytes | None:
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
-            raise ClientDisconnect
+            raise ClientDisconnected
         piece = message.get("body", b"")
         size += len(piece)
         if size > max_bytes:
@@ -51,21 +61,6 @@ async def _received(request: Request, max_bytes: int) -> bytes | None:
         pieces.append(piece)
         if not message.get("more_body", False):
             return b"".join(pieces)
-
-
-async def body_of(request: Request, max_bytes: int) -> bytes:
-    """The whole body, unpacked. Raises QueryError when it is too long, or packed as nothing here reads."""
-    try:
-        body = await read_body(request, max_bytes)
-    except UnknownCoding as error:
-        raise UnsupportedCoding("bad_request", str(error)) from None
-    except CorruptBody as error:
-        raise QueryError("bad_request", str(error)) from None
-    except ClientDisconnect:
-        raise QueryError("bad_request", "the client is gone") from None
-    if body is None:
-        raise QueryError("too_long", f"the body has at most {max_bytes} bytes")
-    return body
 
 
 def read_json(body: bytes, kind: type[T]) -> T:
@@ -91,7 +86,7 @@ def _is_whole(body: bytes) -> bool:
 
 async def members_of(request: Request, max_bytes: int) -> dict[str, Any]:
     """Members of the JSON object that the body is. Raises QueryError."""
-    body = await body_of(request, max_bytes)
+    body = await read_body(request, max_bytes)
     try:
         members = read_json(body, Any)
     except Undecodable as error:

@@ -14,23 +14,22 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from daemon.api import anthropic
-from daemon.api.api_errors import ApiError, api_error_of
+from daemon.api.api_errors import ApiError, ErrorBody, api_error_of
 from daemon.api.auth_middleware import client_of
-from daemon.api.content_codings import CorruptBody, UnknownCoding
 from daemon.api.disconnect import GONE, ClientDisconnected, gone, unless_gone
-from daemon.api.generation import Begun, Delta, Event, Finished, Generator, ModelCatalog
+from daemon.api.generation import Event, Finished, Generator
 from daemon.api.http_errors import headers_of
 from daemon.api.messages import QueryError
 from daemon.api.openai import chat, common, completions, responses
@@ -60,50 +59,44 @@ _PATH = re.compile(r"`\$\.?([^`]*)`")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
 Events = AsyncGenerator[tuple[int, Event], None]
 Pinged = AsyncGenerator[tuple[int, Event] | None, None]
-ErrorBody = Callable[[ApiError], dict[str, Any]]
+Ended = Callable[[str], None]
+"""``ended(outcome)``, once per request."""
+
+OPENAI: tuple[Api[Any], ...] = (chat.Chat(), completions.Completions(), responses.Responses())
+MESSAGES = anthropic.Messages()
 
 
-@dataclass(frozen=True)
-class Meter:
-    """``ended(api, outcome)`` per request."""
-
-    ended: Callable[[str, str], None] = lambda api, outcome: None
-
-
-def generation_routes(generator: Generator, meter: Meter, *, ping_s: float = PING_S) -> list[Route]:
+def generation_routes(generator: Generator, ended: Ended, *, ping_s: float = PING_S) -> list[Route]:
     """Routes for a Starlette application."""
-    endpoints = Endpoints(generator, meter, ping_s)
-    messages = anthropic.Messages()
-    generate = endpoints.generate
+    endpoints = Endpoints(generator, ended, ping_s)
     of_openai, of_anthropic = common.error_body, anthropic.error_body
     return [
-        *_route("POST", "/v1/chat/completions", partial(generate, chat.Chat(), chat.ChatRequest), of_openai),
-        *_route("POST", "/v1/completions",
-                partial(generate, completions.Completions(), completions.CompletionRequest), of_openai),
-        *_route("POST", "/v1/responses",
-                partial(generate, responses.Responses(), responses.ResponseRequest), of_openai),
-        *_route("POST", "/v1/messages", partial(generate, messages, anthropic.MessageRequest), of_anthropic),
-        *_route("POST", "/v1/messages/count_tokens", partial(endpoints.count, messages), of_anthropic),
+        *(
+            route
+            for api in (*OPENAI, MESSAGES)
+            for route in _route("POST", api.path, partial(endpoints.generate, api), api.error)
+        ),
+        *_route("POST", "/v1/messages/count_tokens", endpoints.count, of_anthropic),
         *_route("GET", "/v1/models", endpoints.models, of_openai),
         *_route("GET", "/v1/models/{model:path}", endpoints.models, of_openai),
         *_unserved(_OPENAI, of_openai),
         *_unserved(_ANTHROPIC, of_anthropic),
-    ]  # fmt: skip
+    ]
 
 
 class Endpoints:
     """Answers requests by ``generator``."""
 
-    def __init__(self, generator: Generator, meter: Meter, ping_s: float) -> None:
-        self._generator, self._meter, self._ping_s = generator, meter, ping_s
+    def __init__(self, generator: Generator, ended: Ended, ping_s: float) -> None:
+        self._generator, self._ended, self._ping_s = generator, ended, ping_s
 
-    async def generate(self, api: Api[Any], kind: type[Any], request: Request) -> Response:
-        """Answer one request of ``api``, read as ``kind``."""
+    async def generate(self, api: Api[Any], request: Request) -> Response:
+        """Answer one request of ``api``."""
         key = secrets.token_hex(12)
 
         async def answer() -> Response:
-            client, asked = await _read(request, kind)
-            served, salt = self._served(client), client.tenant.salt
+            client, asked = await _read(request, api.request)
+            served, salt = self._generator.served(client), client.tenant.salt
             wanted = [
                 msgspec.structs.replace(each, salt=salt(each.salt)) for each in api.wanted(asked, served)
             ]
@@ -114,24 +107,23 @@ class Endpoints:
                 return _json(api.whole(asked, made, done), key)
             pinged = _pinged(events, self._ping_s)
             first = await unless_gone(request, anext(pinged))
-            ended = partial(self._meter.ended, api.name)
-            return StreamedReply(api.writer(asked, made), first, pinged, ended, _headers(key))
+            return StreamedReply(api.writer(asked, made), first, pinged, self._ended, _headers(key))
 
         return await self._answered(api.name, api.error, key, answer)
 
-    async def count(self, api: anthropic.Messages, request: Request) -> Response:
+    async def count(self, request: Request) -> Response:
         """`POST /v1/messages/count_tokens`."""
         key = secrets.token_hex(12)
 
         async def answer() -> Response:
             client, asked = await _read(request, anthropic.CountRequest)
-            counted = api.counted(asked, self._served(client))
+            counted = MESSAGES.counted(asked, self._generator.served(client))
             sender = {"salt": client.tenant.salt(), "tenant": client.tenant.name}
             counting = self._generator.count(msgspec.structs.replace(counted, **sender), client)
             tokens = await unless_gone(request, counting)
             return _json(anthropic.Counted(tokens), key)
 
-        return await self._answered("count_tokens", api.error, key, answer)
+        return await self._answered("count_tokens", anthropic.error_body, key, answer)
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`, and one of them, in the shape of the API that the client speaks."""
@@ -139,7 +131,7 @@ class Endpoints:
         key, wanted = secrets.token_hex(12), request.path_params.get("model")
 
         async def answer() -> Response:
-            served = self._served(client_of(request))
+            served = self._generator.served(client_of(request))
             listed: Any = anthropic.models(served) if anthropics else common.models(served)
             if wanted is None:
                 return _json(listed, key)
@@ -152,12 +144,6 @@ class Endpoints:
         error = anthropic.error_body if anthropics else common.error_body
         return await self._answered("models", error, key, answer)
 
-    def _served(self, client: Client) -> ModelCatalog:
-        try:
-            return self._generator.served(client)
-        except QueryError as error:
-            raise api_error_of(error) from None
-
     async def _answered(
         self, name: str, error: ErrorBody, key: str, answer: Callable[[], Awaitable[Response]]
     ) -> Response:
@@ -168,17 +154,17 @@ class Endpoints:
             except QueryError as failed:
                 raise api_error_of(failed) from None
         except ClientDisconnected:
-            self._meter.ended(name, "client_closed")
+            self._ended("client_closed")
             return Response(status_code=GONE)
         except ApiError as problem:
-            self._meter.ended(name, problem.reason)
+            self._ended(problem.reason)
             return _error(problem, error, key)
         except Exception:
             log.exception("a request of %s failed", name)
-            self._meter.ended(name, "engine")
-            return _error(ApiError("engine", "the daemon failed to answer; see its log"), error, key)
+            self._ended("engine")
+            return _error(_broken(), error, key)
         if not isinstance(response, StreamedReply):
-            self._meter.ended(name, "done")
+            self._ended("done")
         return response
 
 
@@ -193,7 +179,7 @@ class StreamedReply(Response):
         writer: Writer,
         first: tuple[int, Event] | None,
         events: Pinged,
-        ended: Callable[[str], None],
+        ended: Ended,
         headers: dict[str, str],
     ) -> None:
         super().__init__(headers={**headers, "cache-control": "no-store"}, media_type="text/event-stream")
@@ -223,41 +209,31 @@ class StreamedReply(Response):
         """Send the whole stream; returns the outcome."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
 
-        async def body(pieces: Iterable[bytes], more: bool = True) -> None:
-            data = b"".join(pieces)
+        async def write(data: bytes, more: bool = True) -> None:
             if data or not more:
                 await send({"type": "http.response.body", "body": data, "more_body": more})
 
-        outcome = "done"
+        async def write_event(found: tuple[int, Event] | None) -> None:
+            await write(self._writer.ping() if found is None else b"".join(self._writer.write(*found)))
+
+        outcome: str = "done"
         try:
-            await body(_written(self._writer, self._first))
+            await write_event(self._first)
             async for found in self._events:
-                await body(_written(self._writer, found))
+                await write_event(found)
+            last = self._writer.end()
         except QueryError as error:
             problem = api_error_of(error)
-            outcome = problem.reason
-            await body(self._writer.failed(problem), more=False)
+            outcome, last = problem.reason, self._writer.failed(problem)
         except Exception:
             log.exception("a stream failed")
-            outcome = "engine"
-            problem = ApiError("engine", "the daemon failed to answer; see its log")
-            await body(self._writer.failed(problem), more=False)
-        else:
-            await body(self._writer.end(), more=False)
+            outcome, last = "engine", self._writer.failed(_broken())
+        await write(b"".join(last), more=False)
         return outcome
 
 
-def _written(writer: Writer, found: tuple[int, Event] | None) -> Iterable[bytes]:
-    if found is None:
-        return [writer.ping()]
-    index, event = found
-    match event:
-        case Begun():
-            return writer.begun(index, event)
-        case Delta():
-            return writer.delta(index, event)
-        case Finished():
-            return writer.finished(index, event)
+def _broken() -> ApiError:
+    return ApiError("engine", "the daemon failed to answer; see its log")
 
 
 async def _all(events: Events, count: int) -> list[Finished]:
@@ -286,19 +262,10 @@ async def _pinged(events: Events, ping_s: float) -> Pinged:
 
 
 async def _read(request: Request, kind: type[Asked]) -> tuple[Client, Asked]:
-    """The client and its request. Raises ApiError."""
+    """The client and its request. Raises ApiError, QueryError, ClientDisconnected."""
     if media_type_of(request) != JSON:
         raise ApiError("unsupported_media_type", f"the content type must be {JSON}")
-    try:
-        body = await read_body(request, MAX_BYTES)
-    except ClientDisconnect:
-        raise ClientDisconnected from None
-    except UnknownCoding as error:
-        raise ApiError("unsupported_media_type", str(error)) from None
-    except CorruptBody as error:
-        raise ApiError("bad_request", str(error)) from None
-    if body is None:
-        raise ApiError("too_large", f"a request has at most {MAX_BYTES} bytes")
+    body = await read_body(request, MAX_BYTES)
     try:
         return client_of(request), read_json(body, kind)
     except Undecodable as error:

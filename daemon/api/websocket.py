@@ -16,26 +16,16 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from daemon.api.auth import Access
 from daemon.api.auth_middleware import PROTOCOL, client_of
-from daemon.api.events import EventFilter, Events, Subscription
+from daemon.api.connection_events import ConnectionEvents
+from daemon.api.events import Events
 from daemon.api.http_requests import Requests
 from daemon.api.limits import TokenBucket
-from daemon.api.messages import (
-    ClientRequest,
-    ErrorReply,
-    EventMessage,
-    LostMessage,
-    QueryError,
-    Subscribe,
-    Subscribed,
-    Unsubscribe,
-    Unsubscribed,
-)
+from daemon.api.messages import ClientRequest, ErrorReply, QueryError, Subscribe, Unsubscribe
 from feeds.decoding import Undecodable, decoded
 
 MESSAGE_BYTES = 1 << 18
 MAX_IN_FLIGHT = 32
 """Requests of one connection that are answered at a time; the next one is read when one is done."""
-MAX_SUBSCRIPTIONS = 16
 RATE, BURST = 200.0, 400.0
 """Messages a second that a connection may send, and how many at once."""
 _POLICY_VIOLATION = 1008
@@ -50,12 +40,13 @@ class Socket:
     """One connection."""
 
     def __init__(self, websocket: WebSocket, requests: Requests, events: Events, access: Access) -> None:
-        self._websocket, self._requests, self._events = websocket, requests, events
-        self._access = access
+        self._websocket, self._requests, self._access = websocket, requests, access
         self.client = client_of(websocket)
         self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._subscriptions: dict[int, tuple[Subscription, asyncio.Task[None]]] = {}
+        self._subscriptions = ConnectionEvents(
+            events, "websocket", self._send, lambda event: event.json, on=self
+        )
 
     async def serve(self) -> None:
         """Serve until the client or the daemon closes the connection, which `Events` knows."""
@@ -78,16 +69,14 @@ class Socket:
                     case ErrorReply():
                         await self._send(asked)
                     case Subscribe():
-                        await self._subscribe(asked)
+                        await self._send(self._subscriptions.subscribe(asked, self.client))
                     case Unsubscribe():
-                        await self._unsubscribe(asked)
+                        await self._send(self._subscriptions.unsubscribe(asked))
                     case _:
                         await self._room.acquire()
                         self._start(self._answer(asked))
         finally:
-            for subscription, pump in self._subscriptions.values():
-                self._events.unsubscribe(subscription)
-                self._tasks.add(pump)
+            self._subscriptions.close()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -124,52 +113,16 @@ class Socket:
         finally:
             self._room.release()
 
-    async def _subscribe(self, asked: Subscribe) -> None:
-        if asked.id in self._subscriptions:
-            await self._send(ErrorReply(asked.id, "bad_request", "there is a subscription with this id"))
-            return
-        if len(self._subscriptions) >= MAX_SUBSCRIPTIONS:
-            why = f"a connection has at most {MAX_SUBSCRIPTIONS} subscriptions"
-            await self._send(ErrorReply(asked.id, "busy", why))
-            return
-        chosen = EventFilter(frozenset(asked.sessions), frozenset(asked.questions), frozenset(asked.events))
-        try:
-            newest = self._events.newest
-            subscription = self._events.subscribe(self.client, chosen, "websocket", asked.after, self)
-        except QueryError as error:
-            await self._send(error.reply(asked.id))
-            return
-        pump = asyncio.ensure_future(self._pump(asked.id, subscription))
-        self._subscriptions[asked.id] = subscription, pump
-        await self._send(Subscribed(asked.id, newest))
-
-    async def _unsubscribe(self, asked: Unsubscribe) -> None:
-        found = self._subscriptions.pop(asked.subscription, None)
-        if found is None:
-            await self._send(ErrorReply(asked.id, "bad_request", f"no subscription {asked.subscription}"))
-            return
-        self._events.unsubscribe(found[0])
-        found[1].cancel()
-        await self._send(Unsubscribed(asked.id))
-
-    async def _pump(self, number: int, subscription: Subscription) -> None:
-        while not subscription.closed:
-            await subscription.news.wait()
-            lost, waiting = subscription.take()
-            for each in lost:
-                await self._send(LostMessage(number, *msgspec.structs.astuple(each)))
-            for event in waiting:
-                await self._send(EventMessage(number, event.id, msgspec.Raw(event.json)))
-
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _send(self, message: msgspec.Struct) -> None:
+    async def _send(self, message: msgspec.Struct) -> bool:
         # the connection may end at any time, and `serve` learns of it
         with contextlib.suppress(WebSocketDisconnect, RuntimeError):
             await self._websocket.send({"type": "websocket.send", "text": _encode(message).decode()})
+        return True
 
 
 def _id_of(text: str) -> int | None:

@@ -17,7 +17,7 @@ from daemon.api.http_api import api_routes
 from daemon.api.http_requests import Requests
 from daemon.api.http_server import HttpServer
 from daemon.api.pushes import Pushes
-from daemon.api.serving import Meter, generation_routes
+from daemon.api.serving import generation_routes
 from daemon.api.zmq import QueryServer
 from daemon.config.schema import ALL, Config, QueryConfig
 from daemon.cores import cores_of, usable
@@ -220,7 +220,6 @@ def make_gateway(
         aliases=config.model.aliases,
     )
     prompts = Prompts(generations, pending, room, access, lateness.admit)
-    meter = Meter(lambda api, outcome: store.inc("foretick_api_requests_total", outcome=outcome))
     engine = EngineManager(
         connect or connect_configured,
         config.source.ring_capacity,
@@ -289,7 +288,9 @@ def make_gateway(
             config.http.port,
             [
                 *api_routes(requests, events, pushes, lambda client: gateway.health(client), access),
-                *generation_routes(generations, meter),
+                *generation_routes(
+                    generations, lambda outcome: store.inc("foretick_api_requests_total", outcome=outcome)
+                ),
                 *([] if agents is None else [agents.route]),
             ],
             closing=close_streams,

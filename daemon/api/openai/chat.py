@@ -8,47 +8,41 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from daemon.api.api_errors import ApiError, refuse_tools, stops_of
-from daemon.api.extension import Extension, extended
-from daemon.api.generation import MAX_MESSAGES, Begun, Delta, Finished, Generate, Logprob, ModelCatalog
-from daemon.api.messages import ReplyMetadata
+from daemon.api.api_errors import ApiError, Object, refuse_all, refuse_tools, session_of, stops_of
+from daemon.api.extension import extended
+from daemon.api.generation import (
+    MAX_MESSAGES,
+    Begun,
+    Delta,
+    Event,
+    Finished,
+    Generate,
+    Logprob,
+    ModelCatalog,
+)
+from daemon.api.messages import Count, ReplyMetadata
 from daemon.api.openai.common import (
-    Answers,
+    ChunkedRequest,
+    ChunkWriter,
     Content,
-    Object,
-    Penalty,
     RoleName,
-    Seed,
-    Stop,
-    StreamOptions,
-    Temperature,
-    Tokens,
-    TopP,
     Usage,
     error_body,
     finish_reason,
     penalty_of,
-    refuse_all,
     sampling,
     schema_of,
-    session_of,
     top_logprobs,
     turn_of,
     usage_of,
 )
-from daemon.api.reply_writer import DONE, PING, ReplyIdentity, Writer, sse
+from daemon.api.reply_writer import ReplyIdentity, Writer, sse
 
-UNSUPPORTED = (
-    "tool_choice",
-    "function_call",
-    "audio",
-    "web_search_options",
-    "modalities",
-    "logit_bias",
-)
 HARMLESS: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
+    "audio": (),
+    "web_search_options": (),
     "modalities": (["text"],),
     "logit_bias": ({},),
 }
@@ -63,24 +57,14 @@ class ChatMessage(msgspec.Struct, frozen=True):
     function_call: Any = None
 
 
-class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The members that this server reads; others are tolerated, as the API itself does."""
+class ChatRequest(ChunkedRequest, frozen=True, kw_only=True):
+    """The members that this server reads."""
 
-    model: str
     messages: Annotated[list[ChatMessage], Meta(max_length=MAX_MESSAGES)]
-    max_tokens: Tokens | None = None
-    max_completion_tokens: Tokens | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    n: Answers | None = None
-    seed: Seed | None = None
-    stop: Stop = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     response_format: Object | None = None
-    foretick: Extension | None = None
     tools: Any = None
     functions: Any = None
     tool_choice: Any = None
@@ -88,9 +72,6 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     audio: Any = None
     web_search_options: Any = None
     modalities: Any = None
-    logit_bias: Any = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
 
 
 class ReplyMessage(msgspec.Struct, frozen=True):
@@ -138,29 +119,11 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     foretick: ReplyMetadata
 
 
-class FirstDelta(msgspec.Struct, frozen=True):
-    """Begins an answer."""
-
-    role: str = "assistant"
-    content: str = ""
-    refusal: str | None = None
-
-
-class ChatDelta(msgspec.Struct, frozen=True):
-    """Goes on with an answer."""
-
-    content: str
-
-
-class NoDelta(msgspec.Struct, frozen=True):
-    """Ends an answer."""
-
-
 class ChunkChoice(msgspec.Struct, frozen=True):
     """A piece of one answer."""
 
     index: int
-    delta: FirstDelta | ChatDelta | NoDelta
+    delta: dict[str, str | None]
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
 
@@ -183,13 +146,14 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
 class Chat:
     """See `daemon.api.reply_writer.Api`."""
 
-    name = "chat"
+    name, path, summary = "chat", "/v1/chat/completions", "OpenAI: answer a chat"
+    request, reply, harmless = ChatRequest, ChatCompletion, HARMLESS
     error = staticmethod(error_body)
 
     def wanted(self, asked: ChatRequest, served: ModelCatalog) -> list[Generate]:
         """One prompt, answered ``n`` times."""
         session = session_of(asked.model, served)
-        refuse_all({name: getattr(asked, name) for name in UNSUPPORTED}, HARMLESS)
+        refuse_all(asked, HARMLESS)
         refuse_tools("tools", asked.tools, asked.tool_choice, "none")
         refuse_tools("functions", asked.functions, asked.function_call, "none")
         if not asked.messages:
@@ -211,9 +175,7 @@ class Chat:
             stop=stops_of(asked.stop),
             **extended(asked.foretick, schema),
             schema=schema,
-            penalty=penalty_of(
-                {name: getattr(asked, name) for name in ("presence_penalty", "frequency_penalty")}, session
-            ),
+            penalty=penalty_of(asked, session),
             top_logprobs=top_logprobs(bool(asked.logprobs), asked.top_logprobs),
             stream=bool(asked.stream),
         )
@@ -245,46 +207,26 @@ class Chat:
         return ChatWriter(asked, made)
 
 
-class ChatWriter:
-    """Chunks: of each answer the role, its text, its end; the usage if asked for; `[DONE]`."""
+class ChatWriter(ChunkWriter):
+    """Of each answer the role, its text, its end."""
 
     def __init__(self, asked: ChatRequest, made: ReplyIdentity) -> None:
-        self._asked, self._made = asked, made
-        self._done: dict[int, Finished] = {}
+        super().__init__(asked, made, answers=0)
+        self._logprobs = bool(asked.logprobs)
 
-    def begun(self, index: int, event: Begun) -> Iterator[bytes]:
+    def write(self, index: int, event: Event) -> Iterator[bytes]:
         """See `Writer`."""
-        yield self._chunk(ChunkChoice(index, FirstDelta()))
-
-    def delta(self, index: int, event: Delta) -> Iterator[bytes]:
-        """See `Writer`."""
-        yield self._chunk(ChunkChoice(index, ChatDelta(event.text), self._logprobs(event.logprobs)))
-
-    def finished(self, index: int, event: Finished) -> Iterator[bytes]:
-        """See `Writer`."""
-        self._done[index] = event
-        ended = ChunkChoice(index, NoDelta(), None, finish_reason(event.finish))
-        yield self._chunk(ended, foretick=event.metadata)
-
-    def end(self) -> Iterator[bytes]:
-        """See `Writer`."""
-        options = self._asked.stream_options
-        if options is not None and options.include_usage:
-            done = [self._done[index] for index in sorted(self._done)]
-            yield self._chunk(usage=usage_of(done, len(done)))
-        yield DONE
-
-    def failed(self, problem: ApiError) -> Iterator[bytes]:
-        """See `Writer`."""
-        yield sse(error_body(problem))
-        yield DONE
-
-    def ping(self) -> bytes:
-        """See `Writer`."""
-        return PING
-
-    def _logprobs(self, found: Sequence[Logprob]) -> ChatLogprobs | None:
-        return ChatLogprobs(tuple(found)) if self._asked.logprobs else None
+        match event:
+            case Begun():
+                first = {"role": "assistant", "content": "", "refusal": None}
+                yield self._chunk(ChunkChoice(index, first))
+            case Delta():
+                logprobs = ChatLogprobs(event.logprobs) if self._logprobs else None
+                yield self._chunk(ChunkChoice(index, {"content": event.text}, logprobs))
+            case Finished():
+                self._done[index] = event
+                ended = ChunkChoice(index, {}, None, finish_reason(event.finish))
+                yield self._chunk(ended, foretick=event.metadata)
 
     def _chunk(
         self, *choices: ChunkChoice, usage: Usage | None = None, foretick: ReplyMetadata | None = None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from daemon.api.api_errors import ApiError, Reason, refuse
+from daemon.api.api_errors import ApiError, Object, Reason
+from daemon.api.extension import Extension
 from daemon.api.generation import (
     MAX_LOGPROBS,
     MAX_MESSAGES,
@@ -17,24 +18,18 @@ from daemon.api.generation import (
     ModelCatalog,
     Turn,
 )
-from daemon.api.messages import Count
+from daemon.api.messages import Count, ReplyMetadata
+from daemon.api.reply_writer import ReplyIdentity, sse
 
 MAX_ANSWERS = 16
 """Most answers to one request."""
-Temperature = Annotated[float, Meta(ge=0, le=2)]
-TopP = Annotated[float, Meta(ge=0, le=1)]
-Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-Tokens = Count
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Answers = Annotated[int, Meta(ge=1, le=MAX_ANSWERS)]
-Stop = str | list[str] | None
-Object = dict[str, Any]
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TEXTS = ("text", "input_text", "output_text", "refusal")
 RoleName = Annotated[str, Meta(extra_json_schema={"enum": [*_ROLES]})]
 _Part = Annotated[Object, Meta(extra_json_schema={"required": ["type", "text"], "properties": {
     "type": {"enum": [*_TEXTS[:-1]]}, "text": {"type": "string"}}})]  # fmt: skip
 Content = str | Annotated[list[_Part], Meta(max_length=MAX_MESSAGES)] | None
+PING, _DONE = b": ping\n\n", b"data: [DONE]\n\n"
 _TYPES: dict[Reason, str] = {
     "busy": "rate_limit_error",
     "engine": "server_error",
@@ -61,6 +56,29 @@ class StreamOptions(msgspec.Struct, frozen=True):
     """``include_usage``: a last chunk tells the usage."""
 
     include_usage: bool = False
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What every request of this API may say; members that are not read are tolerated, as the API does."""
+
+    model: str
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    stream: bool | None = None
+    foretick: Extension | None = None
+
+
+class ChunkedRequest(GenerationRequest, frozen=True, kw_only=True):
+    """A request for ``n`` answers, whose stream is of chunks of any of them."""
+
+    max_tokens: Count | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_ANSWERS)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: str | list[str] | None = None
+    stream_options: StreamOptions | None = None
+    logit_bias: Any = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
 
 
 class OpenAIErrorBody(msgspec.Struct, frozen=True):
@@ -130,15 +148,6 @@ def error_body(problem: ApiError) -> dict[str, Any]:
     return {"error": OpenAIErrorBody(problem.message, kind, problem.param, _CODES.get(problem.reason))}
 
 
-def session_of(model: str, served: ModelCatalog) -> str:
-    """The session that a model's name means, "" for the daemon's own. Raises ApiError for an unknown name."""
-    session = served.session_of(model)
-    if session is not None:
-        return session
-    known = ", ".join(served.names)
-    raise ApiError("unknown_model", f"there is no model {model!r}; there are: {known}", "model")
-
-
 def turn_of(role: str, content: Content, here: str) -> Turn:
     """A message of text. Raises ApiError for another role or content."""
     if role not in _ROLES:
@@ -146,15 +155,15 @@ def turn_of(role: str, content: Content, here: str) -> Turn:
     return Turn(_ROLES[role], text_of(content, f"{here}.content"))  # type: ignore[arg-type]  # a Role
 
 
-def text_of(content: Content, here: str) -> str:
-    """The text of a message's content. Raises ApiError for parts that are no text."""
+def text_of(content: str | list[Object] | None, here: str, kinds: Sequence[str] = _TEXTS) -> str:
+    """The text of a message's content. Raises ApiError for parts that are not of these ``kinds`` of text."""
     if content is None or isinstance(content, str):
         return content or ""
     texts = []
     for n, part in enumerate(content):
         kind = part.get("type")
         text = part.get("refusal" if kind == "refusal" else "text")
-        if kind not in _TEXTS or not isinstance(text, str):
+        if kind not in kinds or not isinstance(text, str):
             where = f"{here}[{n}]"
             raise ApiError("bad_request", f"{where}: only text is supported, not {kind!r}", where)
         texts.append(text)
@@ -196,21 +205,15 @@ def top_logprobs(logprobs: bool, most: int | None, param: str = "top_logprobs") 
     return (most or 0) if logprobs else None
 
 
-def penalty_of(members: Mapping[str, float | None], session: str) -> str:
+def penalty_of(asked: ChunkedRequest, session: str) -> str:
     """The name of a penalty, which changes nothing in an answer of one token; the engine refuses others.
 
     "" where there is none. Raises ApiError where no session is asked.
     """
-    given = [name for name, value in members.items() if value]
+    given = [name for name in ("presence_penalty", "frequency_penalty") if getattr(asked, name)]
     if given and not session:
         raise ApiError("bad_request", f"{given[0]} is not supported", given[0])
     return given[0] if given else ""
-
-
-def refuse_all(members: Mapping[str, Any], harmless: Mapping[str, tuple[Any, ...]]) -> None:
-    """`refuse` each of ``members``; ``harmless``: the values of some that change nothing."""
-    for name, value in members.items():
-        refuse(name, value, harmless.get(name, ()))
 
 
 def finish_reason(finish: Finish) -> str:
@@ -224,3 +227,33 @@ def usage_of(done: Sequence[Finished], answers: int) -> Usage:
     prompt, answer = sum(each.prompt_tokens for each in prompts), sum(each.answer_tokens for each in done)
     reused = sum(each.reused_tokens for each in prompts)
     return Usage(prompt, answer, prompt + answer, PromptDetails(reused, prompt), AnswerDetails(answer))
+
+
+class ChunkWriter:
+    """Chunks of ``n`` answers, the usage if asked for, `[DONE]`."""
+
+    def __init__(self, asked: ChunkedRequest, made: ReplyIdentity, answers: int) -> None:
+        """``answers``: to each prompt; 0: as many as there are."""
+        self._options, self._made, self._answers = asked.stream_options, made, answers
+        self._done: dict[int, Finished] = {}
+
+    def end(self) -> Iterator[bytes]:
+        """See `Writer`."""
+        if self._options is not None and self._options.include_usage:
+            done = [self._done[index] for index in sorted(self._done)]
+            yield self._chunk(usage=usage_of(done, self._answers or len(done)))
+        yield _DONE
+
+    def failed(self, problem: ApiError) -> Iterator[bytes]:
+        """See `Writer`."""
+        yield sse(error_body(problem))
+        yield _DONE
+
+    def ping(self) -> bytes:
+        """See `Writer`."""
+        return PING
+
+    def _chunk(
+        self, *choices: Any, usage: Usage | None = None, foretick: ReplyMetadata | None = None
+    ) -> bytes:
+        raise NotImplementedError

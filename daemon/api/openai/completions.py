@@ -7,63 +7,37 @@ from typing import Any
 
 import msgspec
 
-from daemon.api.api_errors import ApiError, stops_of
-from daemon.api.extension import Extension, extended
-from daemon.api.generation import Begun, Delta, Finished, Generate, Logprob, ModelCatalog, Turn
+from daemon.api.api_errors import ApiError, refuse_all, session_of, stops_of
+from daemon.api.extension import extended
+from daemon.api.generation import Begun, Delta, Event, Finished, Generate, Logprob, ModelCatalog, Turn
 from daemon.api.messages import ReplyMetadata
 from daemon.api.openai.common import (
     MAX_ANSWERS,
-    Answers,
-    Penalty,
-    Seed,
-    Stop,
-    StreamOptions,
-    Temperature,
-    Tokens,
-    TopP,
+    ChunkedRequest,
+    ChunkWriter,
     Usage,
     error_body,
     finish_reason,
     penalty_of,
-    refuse_all,
     sampling,
-    session_of,
     top_logprobs,
     usage_of,
 )
-from daemon.api.reply_writer import DONE, PING, ReplyIdentity, Writer, sse
+from daemon.api.reply_writer import ReplyIdentity, Writer, sse
 
 MAX_TOKENS = 16
 """Longest answer where the request does not say, as the API has it."""
-UNSUPPORTED = ("suffix", "echo", "logit_bias")
-HARMLESS: dict[str, tuple[Any, ...]] = {
-    "suffix": ("",),
-    "echo": (False,),
-    "logit_bias": ({},),
-}
+HARMLESS: dict[str, tuple[Any, ...]] = {"suffix": ("",), "echo": (False,), "logit_bias": ({},)}
 
 
-class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The members that this server reads; others are tolerated."""
+class CompletionRequest(ChunkedRequest, frozen=True, kw_only=True):
+    """The members that this server reads."""
 
-    model: str
     prompt: str | list[Any]
-    max_tokens: Tokens | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    n: Answers | None = None
     best_of: int | None = None
-    seed: Seed | None = None
-    stop: Stop = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     logprobs: int | None = None
-    foretick: Extension | None = None
     suffix: Any = None
     echo: Any = None
-    logit_bias: Any = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
@@ -100,13 +74,14 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 class Completions:
     """See `daemon.api.reply_writer.Api`."""
 
-    name = "completions"
+    name, path, summary = "completions", "/v1/completions", "OpenAI: continue a text"
+    request, reply, harmless = CompletionRequest, Completion, HARMLESS
     error = staticmethod(error_body)
 
     def wanted(self, asked: CompletionRequest, served: ModelCatalog) -> list[Generate]:
         """Each prompt, answered ``n`` times."""
         session = session_of(asked.model, served)
-        refuse_all({name: getattr(asked, name) for name in UNSUPPORTED}, HARMLESS)
+        refuse_all(asked, HARMLESS)
         answers = asked.n or 1
         if asked.best_of not in (None, answers):
             raise ApiError("bad_request", "best_of is not supported, unless it equals n", "best_of")
@@ -121,9 +96,7 @@ class Completions:
             seed=asked.seed,
             stop=stops_of(asked.stop),
             **extended(asked.foretick, None),
-            penalty=penalty_of(
-                {name: getattr(asked, name) for name in ("presence_penalty", "frequency_penalty")}, session
-            ),
+            penalty=penalty_of(asked, session),
             top_logprobs=top_logprobs(asked.logprobs is not None, asked.logprobs, "logprobs"),
             stream=bool(asked.stream),
         )
@@ -151,55 +124,30 @@ class Completions:
         return CompletionWriter(asked, made)
 
 
-class CompletionWriter:
-    """Pieces of text, the end of each answer, the usage if asked for, `[DONE]`."""
+class CompletionWriter(ChunkWriter):
+    """Pieces of text, and the end of each answer."""
 
     def __init__(self, asked: CompletionRequest, made: ReplyIdentity) -> None:
-        self._asked, self._made = asked, made
-        self._done: dict[int, Finished] = {}
+        super().__init__(asked, made, answers=asked.n or 1)
+        self._logprobs = asked.logprobs is not None
         self._written: dict[int, int] = {}
 
-    def begun(self, index: int, event: Begun) -> Iterator[bytes]:
+    def write(self, index: int, event: Event) -> Iterator[bytes]:
         """See `Writer`."""
-        self._written[index] = 0
-        return iter(())
+        match event:
+            case Begun():
+                self._written[index] = 0
+            case Delta():
+                logprobs = _logprobs(event.logprobs, self._written[index]) if self._logprobs else None
+                self._written[index] += sum(len(each.token) for each in event.logprobs)
+                yield self._chunk(CompletionChoice(event.text, index, logprobs, None))
+            case Finished():
+                self._done[index] = event
+                ended = CompletionChoice("", index, None, finish_reason(event.finish))
+                yield self._chunk(ended, foretick=event.metadata)
 
-    def delta(self, index: int, event: Delta) -> Iterator[bytes]:
-        """See `Writer`."""
-        asked, offset = self._asked.logprobs is not None, self._written[index]
-        self._written[index] += sum(len(each.token) for each in event.logprobs)
-        logprobs = _logprobs(event.logprobs, offset) if asked else None
-        yield self._event((CompletionChoice(event.text, index, logprobs, None),))
-
-    def finished(self, index: int, event: Finished) -> Iterator[bytes]:
-        """See `Writer`."""
-        self._done[index] = event
-        yield self._event(
-            (CompletionChoice("", index, None, finish_reason(event.finish)),), foretick=event.metadata
-        )
-
-    def end(self) -> Iterator[bytes]:
-        """See `Writer`."""
-        options = self._asked.stream_options
-        if options is not None and options.include_usage:
-            done = [self._done[index] for index in sorted(self._done)]
-            yield self._event((), usage_of(done, self._asked.n or 1))
-        yield DONE
-
-    def failed(self, problem: ApiError) -> Iterator[bytes]:
-        """See `Writer`."""
-        yield sse(error_body(problem))
-        yield DONE
-
-    def ping(self) -> bytes:
-        """See `Writer`."""
-        return PING
-
-    def _event(
-        self,
-        choices: tuple[CompletionChoice, ...],
-        usage: Usage | None = None,
-        foretick: ReplyMetadata | None = None,
+    def _chunk(
+        self, *choices: CompletionChoice, usage: Usage | None = None, foretick: ReplyMetadata | None = None
     ) -> bytes:
         return sse(_completion(self._made, choices, usage, foretick))
 

@@ -9,49 +9,40 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from daemon.api.api_errors import ApiError, refuse_tools
-from daemon.api.extension import Extension, extended
+from daemon.api.api_errors import ApiError, Object, refuse_all, refuse_tools, session_of
+from daemon.api.extension import extended
 from daemon.api.generation import (
     MAX_MESSAGES,
     SESSION,
     Begun,
     Delta,
+    Event,
     Finished,
     Generate,
     Logprob,
     ModelCatalog,
     Turn,
 )
-from daemon.api.messages import ReplyMetadata
+from daemon.api.messages import Count, ReplyMetadata
 from daemon.api.openai.common import (
+    PING,
     Content,
-    Object,
-    Temperature,
-    Tokens,
-    TopP,
+    GenerationRequest,
     error_body,
-    refuse_all,
     sampling,
     schema_of,
-    session_of,
     text_of,
     top_logprobs,
     turn_of,
 )
-from daemon.api.reply_writer import PING, ReplyIdentity, Writer, sse
+from daemon.api.reply_writer import ReplyIdentity, Writer, sse
 
-LOGPROBS = "message.output_text.logprobs"
-UNSUPPORTED = (
-    "tool_choice",
-    "previous_response_id",
-    "conversation",
-    "background",
-    "prompt",
-    "context_management",
-)
 HARMLESS: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
+    "previous_response_id": (),
+    "conversation": (),
     "background": (False,),
+    "prompt": (),
     "context_management": ([],),
 }
 
@@ -71,16 +62,12 @@ class TextConfig(msgspec.Struct, frozen=True):
     verbosity: str | None = None
 
 
-class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The members that this server reads; others are tolerated."""
+class ResponseRequest(GenerationRequest, frozen=True, kw_only=True):
+    """The members that this server reads."""
 
-    model: str
     input: str | Annotated[list[InputItem], Meta(max_length=MAX_MESSAGES)]
     instructions: str | None = None
-    max_output_tokens: Tokens | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    stream: bool | None = None
+    max_output_tokens: Count | None = None
     text: TextConfig | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     include: list[str] | None = None
@@ -92,7 +79,6 @@ class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_cache_key: str | None = None
     max_tool_calls: int | None = None
     reasoning: Object | None = None
-    foretick: Extension | None = None
     tools: Any = None
     tool_choice: Any = None
     previous_response_id: Any = None
@@ -206,13 +192,14 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
 class Responses:
     """See `daemon.api.reply_writer.Api`."""
 
-    name = "responses"
+    name, path, summary = "responses", "/v1/responses", "OpenAI: answer an input"
+    request, reply, harmless = ResponseRequest, Response, HARMLESS
     error = staticmethod(error_body)
 
     def wanted(self, asked: ResponseRequest, served: ModelCatalog) -> list[Generate]:
         """The instructions, then the input's messages."""
         session = session_of(asked.model, served)
-        refuse_all({name: getattr(asked, name) for name in UNSUPPORTED}, HARMLESS)
+        refuse_all(asked, HARMLESS)
         refuse_tools("tools", asked.tools, asked.tool_choice, "none")
         schema = schema_of(asked.text.format if asked.text else None, "text.format")
         return [
@@ -237,96 +224,34 @@ class Responses:
         return ResponseWriter(asked, made)
 
 
-class ResponseStreamEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of the stream; each has the next ``sequence_number``, from 0."""
-
-    type: str
-    sequence_number: int
-
-
-class ResponseEvent(ResponseStreamEvent, frozen=True, kw_only=True):
-    """The response begins, goes on or ends."""
-
-    response: Response
-
-
-class ItemEvent(ResponseStreamEvent, frozen=True, kw_only=True):
-    """The message begins or ends."""
-
-    output_index: int = 0
-    item: OutputMessage
-
-
-class PartEvent(ResponseStreamEvent, frozen=True, kw_only=True):
-    """The text part begins or ends."""
-
-    item_id: str
-    output_index: int = 0
-    content_index: int = 0
-    part: OutputText
-
-
-class ResponseTextDelta(ResponseStreamEvent, frozen=True, kw_only=True):
-    """More text."""
-
-    item_id: str
-    output_index: int = 0
-    content_index: int = 0
-    delta: str
-    logprobs: tuple[Logprob, ...]
-
-
-class TextDone(ResponseStreamEvent, frozen=True, kw_only=True):
-    """The text is whole."""
-
-    item_id: str
-    output_index: int = 0
-    content_index: int = 0
-    text: str
-    logprobs: tuple[Logprob, ...]
-
-
 class ResponseWriter:
     """created, in_progress, output_item.added, content_part.added, deltas, the done events, completed."""
 
     def __init__(self, asked: ResponseRequest, made: ReplyIdentity) -> None:
         self._asked, self._made = asked, made
         self._item = f"msg_{made.key}"
+        self._at = {"item_id": self._item, "output_index": 0, "content_index": 0}
         self._number = 0
 
-    def begun(self, index: int, event: Begun) -> Iterator[bytes]:
+    def write(self, index: int, event: Event) -> Iterator[bytes]:
         """See `Writer`."""
-        yield from self._created()
-        item = OutputMessage(self._item, "in_progress", ())
-        yield self._event("response.output_item.added", ItemEvent, item=item)
-        part = OutputText("")
-        yield self._event("response.content_part.added", PartEvent, item_id=self._item, part=part)
-
-    def delta(self, index: int, event: Delta) -> Iterator[bytes]:
-        """See `Writer`."""
-        yield self._event(
-            "response.output_text.delta",
-            ResponseTextDelta,
-            item_id=self._item,
-            delta=event.text,
-            logprobs=self._logprobs(event.logprobs),
-        )
-
-    def finished(self, index: int, event: Finished) -> Iterator[bytes]:
-        """See `Writer`."""
-        response = _finished(self._asked, self._made, event)
-        item = response.output[0]
-        part = item.content[0]
-        yield self._event(
-            "response.output_text.done",
-            TextDone,
-            item_id=self._item,
-            text=part.text,
-            logprobs=part.logprobs,
-        )
-        yield self._event("response.content_part.done", PartEvent, item_id=self._item, part=part)
-        yield self._event("response.output_item.done", ItemEvent, item=item)
-        yield self._event(f"response.{response.status}", ResponseEvent, response=response)
+        match event:
+            case Begun():
+                yield from self._created()
+                item = OutputMessage(self._item, "in_progress", ())
+                yield self._event("output_item.added", output_index=0, item=item)
+                yield self._event("content_part.added", **self._at, part=OutputText(""))
+            case Delta():
+                logprobs = event.logprobs if _wants_logprobs(self._asked) else ()
+                yield self._event("output_text.delta", **self._at, delta=event.text, logprobs=logprobs)
+            case Finished():
+                response = _finished(self._asked, self._made, event)
+                (item,) = response.output
+                (part,) = item.content
+                yield self._event("output_text.done", **self._at, text=part.text, logprobs=part.logprobs)
+                yield self._event("content_part.done", **self._at, part=part)
+                yield self._event("output_item.done", output_index=0, item=item)
+                yield self._event(response.status, response=response)
 
     def end(self) -> Iterator[bytes]:
         """See `Writer`."""
@@ -339,7 +264,7 @@ class ResponseWriter:
         code = "rate_limit_exceeded" if problem.reason == "busy" else "server_error"
         failure = ResponseFailure(code, problem.message)
         response = _response(self._asked, self._made, "failed", error=failure)
-        yield self._event("response.failed", ResponseEvent, response=response)
+        yield self._event("failed", response=response)
 
     def ping(self) -> bytes:
         """See `Writer`."""
@@ -347,16 +272,15 @@ class ResponseWriter:
 
     def _created(self) -> Iterator[bytes]:
         response = _response(self._asked, self._made, "in_progress")
-        for kind in ("response.created", "response.in_progress"):
-            yield self._event(kind, ResponseEvent, response=response)
+        for kind in ("created", "in_progress"):
+            yield self._event(kind, response=response)
 
-    def _logprobs(self, found: Sequence[Logprob]) -> tuple[Logprob, ...]:
-        return tuple(found) if _wants_logprobs(self._asked) else ()
-
-    def _event(self, kind: str, struct: type[ResponseStreamEvent], **members: Any) -> bytes:
-        event = struct(type=kind, sequence_number=self._number, **members)
+    def _event(self, kind: str, **members: Any) -> bytes:
+        """An event of the stream; each has the next ``sequence_number``, from 0."""
+        named = f"response.{kind}"
+        event = {"type": named, "sequence_number": self._number, **members}
         self._number += 1
-        return sse(event, kind)
+        return sse(event, named)
 
 
 def _turns(asked: ResponseRequest) -> tuple[Turn, ...]:
@@ -374,7 +298,7 @@ def _turns(asked: ResponseRequest) -> tuple[Turn, ...]:
 
 
 def _wants_logprobs(asked: ResponseRequest) -> bool:
-    return LOGPROBS in (asked.include or ()) or bool(asked.top_logprobs)
+    return "message.output_text.logprobs" in (asked.include or ()) or bool(asked.top_logprobs)
 
 
 def _finished(asked: ResponseRequest, made: ReplyIdentity, done: Finished) -> Response:

@@ -13,7 +13,7 @@ from daemon.api import messages
 from daemon.api.generation import MAX_MESSAGES
 from daemon.api.http_server import HttpServer
 from daemon.api.messages import MAX_CHOICE_CHARS, MAX_CHOICES, MAX_QUESTION_CHARS
-from daemon.api.serving import Meter, generation_routes
+from daemon.api.serving import generation_routes
 from daemon.supervision import Tasks
 from engine.model import constrained
 from feeds.decoding import MAX_MESSAGE_CHARS, Undecodable
@@ -94,7 +94,7 @@ async def test_too_many_choices_are_refused_over_every_transport(bench: Bench) -
 @pytest.fixture
 async def generating() -> AsyncIterator[tuple[int, FakeGenerator]]:
     generator = FakeGenerator()
-    server = HttpServer(lambda: b"", list, more=generation_routes(generator, Meter()))
+    server = HttpServer(lambda: b"", list, more=generation_routes(generator, lambda outcome: None))
     await server.start(Tasks())
     yield server.port, generator
     await server.stop()

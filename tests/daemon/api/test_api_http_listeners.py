@@ -13,6 +13,7 @@ import pytest
 
 from daemon.api import messages
 from daemon.api.auth import Access
+from daemon.api.connection_events import MAX_SUBSCRIPTIONS
 from daemon.api.connections import Timeouts
 from daemon.api.events import Events
 from daemon.api.health import Health, health_of
@@ -20,7 +21,7 @@ from daemon.api.http_api import api_routes
 from daemon.api.http_requests import Requests
 from daemon.api.http_server import HttpServer
 from daemon.api.pushes import Pushes
-from daemon.api.websocket import BURST, MAX_IN_FLIGHT, MAX_SUBSCRIPTIONS, MESSAGE_BYTES
+from daemon.api.websocket import BURST, MAX_IN_FLIGHT, MESSAGE_BYTES
 from daemon.supervision import Tasks
 from daemon.tenants import Client
 from feeds.market_data import FlashReady

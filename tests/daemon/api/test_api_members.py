@@ -133,9 +133,9 @@ def absences(api: Api[Any], kind: Any, members: Any, reply: Any, event: Any) -> 
     absent = checked(reply, encode(api.whole(asked, MADE, [DONE])))
     writer = api.writer(asked, MADE)
     for pieces in (
-        writer.begun(0, Begun(0, 3, 1)),
-        writer.delta(0, Delta(0, "Up", (LOGPROB,))),
-        writer.finished(0, DONE),
+        writer.write(0, Begun(0, 3, 1)),
+        writer.write(0, Delta(0, "Up", (LOGPROB,))),
+        writer.write(0, DONE),
         writer.end(),
     ):
         for data in events(b"".join(pieces)):

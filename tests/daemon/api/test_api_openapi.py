@@ -18,7 +18,7 @@ from daemon.api.http_requests import Requests
 from daemon.api.messages import ErrorReply
 from daemon.api.openapi import document
 from daemon.api.pushes import Pushes
-from daemon.api.serving import Meter, generation_routes
+from daemon.api.serving import generation_routes
 from daemon.tenants import Client
 from metrics.store import MetricStore
 from tests.daemon.api.generator import FakeGenerator
@@ -47,7 +47,7 @@ def test_every_route_of_the_api_is_described_and_no_other(described: Any) -> Non
         lambda client: health_of([], [], ""),
         Access(),
     )
-    routes += generation_routes(FakeGenerator(), Meter())
+    routes += generation_routes(FakeGenerator(), lambda outcome: None)
     served = {
         (route.path.replace("{model:path}", "{model}"), method)
         for route in routes

@@ -16,7 +16,7 @@ from daemon.api import anthropic
 from daemon.api.api_errors import ApiError
 from daemon.api.generation import Begun, Delta, Finished
 from daemon.api.messages import ReplyMetadata
-from daemon.api.openai import chat, completions, responses
+from daemon.api.openai import chat, common, completions, responses
 from daemon.api.reply_writer import ReplyIdentity, Writer
 
 MADE = ReplyIdentity("0a", 1700000000, "tape", "fp_01")
@@ -42,20 +42,20 @@ def written(writer: Writer, *, fails: bool = False) -> list[str]:
     """The events of a stream of two pieces, as text."""
 
     def events() -> Iterator[bytes]:
-        yield from writer.begun(0, Begun(0, 10, 4))
-        yield from writer.delta(0, Delta(0, "Up"))
+        yield from writer.write(0, Begun(0, 10, 4))
+        yield from writer.write(0, Delta(0, "Up"))
         if fails:
             yield from writer.failed(BAD)
             return
-        yield from writer.delta(0, Delta(0, " we"))
-        yield from writer.finished(0, DONE)
+        yield from writer.write(0, Delta(0, " we"))
+        yield from writer.write(0, DONE)
         yield from writer.end()
 
     return b"".join(events()).decode().split("\n\n")[:-1]
 
 
 def test_chat_completions() -> None:
-    asked = chat.ChatRequest(model="tape", messages=[], stream_options=chat.StreamOptions(True))
+    asked = chat.ChatRequest(model="tape", messages=[], stream_options=common.StreamOptions(True))
     head = (
         'data: {"id":"chatcmpl-0a","object":"chat.completion.chunk","created":1700000000,"model":"tape",'
         '"service_tier":"default","system_fingerprint":"fp_01","choices":'

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from daemon.api import messages
 from daemon.api.client import AsyncQueryClient, QueryClient
+from daemon.api.connection_events import MAX_SUBSCRIPTIONS
 from daemon.api.dealer import ClientKeys
 from daemon.api.events import Events
 from daemon.api.messages import (
@@ -47,7 +48,7 @@ from daemon.api.messages import (
 )
 from daemon.api.operations import OPERATIONS
 from daemon.api.subscriptions import Feed, SubscriptionUpdate
-from daemon.api.zmq import MAX_SUBSCRIPTIONS, Answering, QueryServer
+from daemon.api.zmq import Answering, QueryServer
 from daemon.supervision import Tasks
 from daemon.tenants import Client
 from feeds.market_data import FlashReady
