@@ -63,7 +63,7 @@ def _leads_to(state: SavedSession, basis: Basis, several: bool) -> bool:
         )
         for each in state.streams
     }
-    lineage = state.lineage
+    lineage = state.parts.lineage
     if not state.has_log or not lineage.state_first or not names.keys() >= lineage.state_first.keys():
         return False
     began: Mapping[Stream, int] = {stream_of(each): each.first_offset for each in basis.state}

@@ -9,14 +9,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from weakref import WeakKeyDictionary
 
 from daemon import protocol
 from daemon.ages import Times
 from daemon.config.schema import Config, SessionConfig
 from daemon.engine.build import Built
 from daemon.engine.confidence_metrics import Confidence
-from daemon.engine.provenance import Lineages, OffsetSpan
-from daemon.engine.tape_feeder import Appended, has_gap, inputs_of, is_history, missed, newest
+from daemon.engine.provenance import OffsetSpan, ProvenanceLog, ProvenanceState
+from daemon.engine.tape_feeder import Appended, TapeFeeder, has_gap, inputs_of, is_history, missed, newest
 from feeds.decimals import parse_fixed
 from feeds.market_data import Answer, Basis, Flag, Latency
 from flash.confidence import Judged
@@ -55,28 +56,31 @@ def decoder(
 
 
 class Versions:
-    """Reports every new data version to the gateway. Called on the scheduler's thread."""
+    """Reports every new data version to the gateway, with its provenance. On the scheduler's thread."""
 
-    def __init__(
-        self,
-        store: MetricStore,
-        emit: Emit,
-        clock: Callable[[], int] = time.monotonic_ns,
-        lineages: Lineages | None = None,
-    ) -> None:
-        self._store, self._emit, self._clock = store, emit, clock
-        self._lineages = lineages or Lineages()
+    def __init__(self, scheduler: Scheduler, store: MetricStore, emit: Emit) -> None:
+        self._store, self._emit = store, emit
+        self._logs: WeakKeyDictionary[Tape, ProvenanceLog] = WeakKeyDictionary()
+        scheduler.subscribe(self.on_commit)
+
+    def log(self, tape: Tape) -> ProvenanceLog:
+        """The provenance of a tape; a new one begins with its first bar."""
+        return self._logs.setdefault(tape, ProvenanceLog())
+
+    def restore(self, tape: Tape, cut: ProvenanceState, *, has_log: bool) -> None:
+        """A tape came back from a snapshot; without a log nothing is known of the bars before it."""
+        self._logs[tape] = ProvenanceLog(cut) if has_log else ProvenanceLog(known=False)
 
     def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem[Appended]]) -> None:
         """Report a tape's new version."""
         record = newest(records)
         payloads = [each.payload for each in records]
-        made = self._lineages.of(tape).committed(
+        made = self.log(tape).committed(
             [OffsetSpan(*each.record.read, has_gap(each)) for each in payloads],
             tape.live_records,
             tape.kv,
         )
-        late = missed(payloads, tape.staleness_ns, self._clock())
+        late = missed(payloads, tape.staleness_ns, time.monotonic_ns())
         self._store.inc("foretick_freshness_misses_total", late, session=tape.name)
         self._store.inc("foretick_versions_total", session=tape.name)
         self._store.set("foretick_data_version", version, session=tape.name)
@@ -109,9 +113,9 @@ class StandingAnswers:
         confidence: Confidence,
         store: MetricStore,
         emit: Emit,
-        open_lines: Callable[[str], Sequence[int]] = lambda session: (),
+        feeder: TapeFeeder,
     ) -> None:
-        self._prefixes, self._open_lines = built.prefixes, open_lines
+        self._prefixes, self._feeder = built.prefixes, feeder
         self._loaded, self._decode, self._emit = built.loaded, built.prompt.decode, emit
         self._sessions: dict[str, SessionConfig] = {}
         self._confidence = confidence
@@ -158,7 +162,7 @@ class StandingAnswers:
     def _asked(self, standing: Standing, reader: Fork) -> Sequence[int]:
         """The tokens that ask a question; those of a provisional one begin with the open bars."""
         if standing.question.provisional:
-            return (*self._open_lines(standing.session), *standing.prepared.prompt_tokens)
+            return (*self._feeder.open_lines(standing.session), *standing.prepared.prompt_tokens)
         return self._prefixes.asked(standing, reader)
 
     def _evaluated(self, done: Evaluated[Appended]) -> None:

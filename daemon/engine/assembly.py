@@ -9,25 +9,22 @@ from functools import partial
 
 from daemon import protocol
 from daemon.config.schema import Config
-from daemon.config.standing import questions_of
 from daemon.config.symbols import numbered
 from daemon.engine.answers import Emit, StandingAnswers, Versions
-from daemon.engine.build import Built, limits_of, register
+from daemon.engine.build import Built, limits_of, registry_of
 from daemon.engine.capacity_metrics import CapacityMetrics
 from daemon.engine.confidence_metrics import Confidence
-from daemon.engine.labels import EngineLabels
 from daemon.engine.maintenance import Maintenance
 from daemon.engine.metrics import EngineObserver, MemoryMetrics
 from daemon.engine.prompt_builder import PromptBuilder
-from daemon.engine.provenance import Lineages
 from daemon.engine.question_changes import StandingQuestions
-from daemon.engine.request_runner import SIGN_OF_LIFE_NS, RequestRunner
+from daemon.engine.request_runner import RequestRunner
 from daemon.engine.rollups import Rollups
 from daemon.engine.service import EngineHost
-from daemon.engine.session_lifecycle import EngineSessions, refresh_policy
+from daemon.engine.session_lifecycle import EngineSessions
+from daemon.engine.session_parts import SessionParts, refresh_policy
 from daemon.engine.snapshot_writer import Snapshots
 from daemon.engine.tape_feeder import TapeFeeder
-from daemon.engine.version_records import VersionRecords
 from daemon.supervision import Threads
 from engine.divergence import Probe, probe
 from engine.step import Executor
@@ -65,20 +62,16 @@ def wire_engine(
     ``symbols``: their numbers in the ring, by default in order. ``executor`` replaces the engine's (tests).
     ``credits``, ``standby``, ``watch``: see `TapeFeeder`.
     """
-    engine, prompt, loaded = built.engine, built.prompt, built.loaded
-    registry = Registry(built.prepare)
-    for asked in questions_of(config):
-        register(registry, asked)
-    observer = EngineObserver(store, engine.pool)
+    pool, limits, registry = built.engine.pool, limits_of(config), registry_of(config, built)
+    observer = EngineObserver(store, pool)
     scheduler = scheduler_of(config, built, observer, executor)
-    # Order of listeners on a commit: first those that record the version, then those that query it.
-    numbers = numbered(config.sessions) if symbols is None else symbols
-    entering = TapeFeeder(
+    # Listeners on a commit are called in this order: those that record the version, then those that query it.
+    feeder = TapeFeeder(
         config,
         ring,
         source,
         built,
-        numbers,
+        numbered(config.sessions) if symbols is None else symbols,
         scheduler,
         store,
         emit=emit,
@@ -86,85 +79,43 @@ def wire_engine(
         standby=standby,
         watch=watch,
     )
-    lineages = Lineages()
-    scheduler.subscribe(Versions(store, emit, lineages=lineages).on_commit)
-    confidence = Confidence(config, prompt, built.calibration, store)
+    versions = Versions(scheduler, store, emit)
+    confidence = Confidence(config, built.prompt, built.calibration, store)
     ready = ready_position(config, built, scheduler)
-    records = VersionRecords()
-    scheduler.subscribe(records.on_commit)
-    requests = RequestRunner(
-        built,
-        scheduler,
-        PromptBuilder(built, limits_of(config), store),
-        records,
-        confidence,
-        emit,
-        rebuilding=entering.rebuilding,
-        refuses=config.recovery.while_rebuilding == "refuse",
-        ready=ready,
-        tau=config.flash.early_exit,
-        sign_of_life_ns=min(SIGN_OF_LIFE_NS, config.query.max_wait // 4),
-    )
-    answers = StandingAnswers(
-        config, built, scheduler, registry, confidence, store, emit, entering.open_lines
-    )
+    prompts = PromptBuilder(built, limits, store)
+    requests = RequestRunner(config, built, scheduler, prompts, confidence, emit, feeder.rebuilding, ready)
+    answers = StandingAnswers(config, built, scheduler, registry, confidence, store, emit, feeder)
     refresher = refresher_of(config, built, scheduler, registry, observer)
     rollups = Rollups(config, built, scheduler, store)
-    snapshots = Snapshots(
-        config, built, scheduler, entering, records, answers, refresher, rollups, confidence, lineages, store
-    )
-    built.recovery.count(store)
-    for name in built.restored:
-        snapshots.give_back(name)
-        snapshots.partitions_assigned(name)
-    rebuilder = Rebuilder(scheduler, time.monotonic_ns)
-    maintenance = Maintenance(engine.pool, built.tapes.values(), built.tiers, store)
-    questions = StandingQuestions(registry, built.prefixes, built.tapes, scheduler, limits_of(config), emit)
-    sessions = EngineSessions(
-        config,
-        built,
-        scheduler,
-        registry,
-        entering,
-        questions,
-        answers,
-        requests,
-        records,
-        confidence,
-        refresher,
-        rollups,
-        snapshots,
-        store,
-        emit,
-    )
+    parts = SessionParts(scheduler, registry, versions, confidence, requests, answers, refresher, rollups)
+    snapshots = Snapshots(config, built, scheduler, feeder, parts, store)
+    questions = StandingQuestions(registry, built, scheduler, limits, confidence, emit)
+    sessions = EngineSessions(config, built, scheduler, feeder, questions, parts, snapshots, store, emit)
     threads = Threads(lambda name, why: emit(protocol.ThreadEnded(name, why)))
+    rebuilder = Rebuilder(scheduler, time.monotonic_ns)
+    maintenance = Maintenance(pool, built.tapes.values(), built.tiers, store)
+    idle = partial(_soonest, refresher.idle, rebuilder.idle, maintenance, snapshots)
+    worker = Worker(scheduler, when_idle=idle, make_thread=threads.make)
+    memory = MemoryMetrics(built.engine, built.tiers, store)
+    gauges = memory, CapacityMetrics(store, pool, built.tapes), snapshots.note
+    ready_event = _ready_event(config, built, snapshots)
     return EngineHost(
-        ready=protocol.EngineReady(
-            loaded.name,
-            loaded.revision,
-            loaded.untrained,
-            str(loaded.device),
-            engine.pool.total_blocks,
-            {each.name: snapshots.positions(each) for each in config.sessions if each.name in built.restored},
-            tuple({each for name in built.restored for each in snapshots.streams(name)}),
-        ),
-        scheduler=scheduler,
-        worker=Worker(
-            scheduler,
-            when_idle=partial(_soonest, refresher.idle, rebuilder.idle, maintenance, snapshots),
-            make_thread=threads.make,
-        ),
-        input=entering,
-        questions=questions,
-        sessions=sessions,
-        snapshots=snapshots,
-        labels=EngineLabels(registry, confidence, scheduler, emit),
-        requests=requests,
-        memory=MemoryMetrics(engine, built.tiers, store),
-        capacity=CapacityMetrics(store, engine.pool, built.tapes),
-        stop_background=refresher.stop,
-        threads=threads,
-        emit=emit,
+        ready_event, worker, feeder, questions, sessions, snapshots, parts, gauges, threads, emit
+    )
+
+
+def _ready_event(config: Config, built: Built, snapshots: Snapshots) -> protocol.EngineReady:
+    """What the gateway learns of the engine when it is ready."""
+    loaded = built.loaded
+    resumed = {s.name: snapshots.resumed(s) for s in config.sessions if s.name in built.restored}
+    return protocol.EngineReady(
+        loaded.name,
+        loaded.revision,
+        loaded.untrained,
+        str(loaded.device),
+        built.engine.pool.total_blocks,
+        {name: positions for name, (positions, _) in resumed.items()},
+        tuple({stream for _, streams in resumed.values() for stream in streams}),
     )
 
 

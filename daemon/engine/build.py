@@ -208,6 +208,14 @@ def _worded(text: str) -> str:
     return Question(text, text, None).hash
 
 
+def registry_of(config: Config, built: Built) -> Registry:
+    """The standing questions of all sessions. Raises SettingError for one that cannot be asked."""
+    registry = Registry(built.prepare)
+    for asked in questions_of(config):
+        register(registry, asked)
+    return registry
+
+
 def register(registry: Registry, asked: StandingQuestion) -> Standing:
     """Register a declared standing question. Raises SettingError naming its key."""
     try:

@@ -10,12 +10,11 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import dropwhile
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import msgspec
 
 from daemon.protocol import Provenance, ReadRange
-from regions.tape import KVState, Tape
+from regions.tape import KVState
 
 UNKNOWN = 0
 """Number of a stream that is not known: see `ingest.plane.TapeRecord`."""
@@ -144,18 +143,3 @@ class ProvenanceLog:
         if UNKNOWN in firsts:
             return ()
         return tuple(ReadRange(stream, first, self._newest[stream]) for stream, first in firsts.items())
-
-
-class Lineages:
-    """Those of all tapes. Used on the scheduler's thread."""
-
-    def __init__(self) -> None:
-        self._by_tape: WeakKeyDictionary[Tape, ProvenanceLog] = WeakKeyDictionary()
-
-    def of(self, tape: Tape) -> ProvenanceLog:
-        """A tape's; a new one begins with its first bar."""
-        return self._by_tape.setdefault(tape, ProvenanceLog())
-
-    def restore(self, tape: Tape, cut: ProvenanceState, *, has_log: bool) -> None:
-        """A tape came back from a snapshot; without a log nothing is known of the bars before it."""
-        self._by_tape[tape] = ProvenanceLog(cut) if has_log else ProvenanceLog(known=False)

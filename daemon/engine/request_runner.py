@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from daemon.api.generation import (
@@ -32,11 +32,12 @@ from daemon.api.generation import (
     TopLogprob,
 )
 from daemon.api.messages import READY_EXIT, ReplyMetadata, code_of
+from daemon.config.schema import Config
 from daemon.engine.answers import decoder, lacking, times_of
 from daemon.engine.build import Built
 from daemon.engine.confidence_metrics import Confidence
 from daemon.engine.prompt_builder import Prompt, PromptBuilder, TooLong
-from daemon.engine.version_records import VersionRecords
+from daemon.engine.tape_feeder import Appended, newest
 from engine.model.constrained import TextGrammar
 from engine.model.detokenise import Detokeniser, StopText
 from engine.model.vocabulary import token_bytes
@@ -50,6 +51,7 @@ from regions.tape import Tape
 from scheduler.interfaces import PriorityClass
 from scheduler.request import Failure, LifecycleEvent, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
+from scheduler.tapes import TapeItem
 
 log = logging.getLogger(__name__)
 
@@ -85,39 +87,48 @@ class Running:
     sent_tokens: int = 0
     sent_ns: int = 0
 
+    def extend(self, length: int) -> None:
+        """The prompt has that many tokens now."""
+        self.length = length
+
+    def give_up(self, failure: Failure) -> None:
+        """It ends with ``failure`` once the scheduler has ended it."""
+        self.failure = failure
+
+    def send(self, tokens: int) -> int:
+        """An event goes out after that many tokens of the answer; returns how many are new since the last."""
+        new, self.sent_tokens, self.sent_ns = tokens - self.sent_tokens, tokens, time.monotonic_ns()
+        return new
+
 
 class RequestRunner:
     """All requests. Commands come from one thread, events go out on the scheduler's as well.
 
     ``rebuilding`` says whether a session's bars are still read again after a restart; its answers have the
-    flag `warm_up` then, or with ``refuses`` it answers none. With a ``ready`` position, asks may exit early
-    above ``tau``. ``sign_of_life_ns``: see `SIGN_OF_LIFE_NS`.
+    flag `warm_up` then, or it answers none (`recovery.while_rebuilding`). With a ``ready`` position, asks may
+    exit early above `flash.early_exit`.
     """
 
     def __init__(
         self,
+        config: Config,
         built: Built,
         scheduler: Scheduler,
         prompts: PromptBuilder,
-        records: VersionRecords,
         confidence: Confidence,
         emit: Emit,
-        *,
-        rebuilding: Callable[[str], bool] = lambda session: False,
-        refuses: bool = False,
+        rebuilding: Callable[[str], bool],
         ready: ReadyPosition | None = None,
-        tau: float = 0.0,
-        sign_of_life_ns: int = SIGN_OF_LIFE_NS,
     ) -> None:
         self._built, self._format, self._scheduler, self._prompts = built, built.prompt, scheduler, prompts
-        self._records, self._confidence, self._emit = records, confidence, emit
-        self._rebuilding, self._refuses, self._ready, self._tau = rebuilding, refuses, ready, tau
-        self._sign_of_life_ns = sign_of_life_ns
+        self._confidence, self._emit, self._rebuilding, self._ready = confidence, emit, rebuilding, ready
+        self._refuses, self._tau = config.recovery.while_rebuilding == "refuse", config.flash.early_exit
+        self._sign_of_life_ns = min(SIGN_OF_LIFE_NS, config.query.max_wait // 4)
         self._open: dict[int, tuple[Running, Request]] = {}
         self._again: list[Generate] = []
-        records.readers.append(lambda: [request for _, request in list(self._open.values())])
-
-    # Commands.
+        self._records: dict[str, dict[int, TapeRecord]] = {}
+        """By session and version, the newest record of the versions that may still be answered."""
+        scheduler.subscribe(self.on_commit)
 
     def handle(self, command: GenerationCommand) -> None:
         """Carry out one command. One about a request that has ended is ignored."""
@@ -129,6 +140,24 @@ class RequestRunner:
             case CancelGeneration() | FinishPrompt() | ExtendPrompt():
                 if (found := self._open.get(command.id)) is not None:
                     self._change(*found, command)
+
+    def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem[Appended]]) -> None:
+        """Note the newest record of the new version, and forget those of versions that no request reads."""
+        read = {request.version for _, request in list(self._open.values()) if request.session == tape.name}
+        kept = {v: each for v, each in self._records.get(tape.name, {}).items() if v in read}
+        self._records[tape.name] = kept | {version: newest(records)}
+
+    def record(self, session: str, version: int) -> TapeRecord | None:
+        """The newest record of ``version``; None for a session without input since the engine's start."""
+        return self._records.get(session, {}).get(version)
+
+    def restore(self, session: str, version: int, record: TapeRecord) -> None:
+        """A session goes on from ``version``, whose ``record`` has times of another process."""
+        self._records[session] = {version: replace(record, ts_ring=0)}
+
+    def remove(self, session: str) -> None:
+        """A session is removed."""
+        self._records.pop(session, None)
 
     def ask_again(self) -> None:
         """Make the requests that ended with `SESSION_RESET` once more. Between two batches."""
@@ -205,17 +234,17 @@ class RequestRunner:
             self._extend(running, request, command)
 
     def _extend(self, running: Running, request: Request, command: ExtendPrompt) -> None:
-        replace = command.replace or not running.length
+        whole = command.replace or not running.length
         try:
             tokens, length = self._prompts.extended(
-                running.asked, command.text, 0 if replace else running.length
+                running.asked, command.text, 0 if whole else running.length
             )
         except ValueError as error:
-            running.failure = _failure(error)
+            running.give_up(_failure(error))
             self._scheduler.cancel(request.id)
             return
-        running.length = length
-        (self._scheduler.replace if replace else self._scheduler.extend)(request.id, tokens)
+        running.extend(length)
+        (self._scheduler.replace if whole else self._scheduler.extend)(request.id, tokens)
         self._emit(TokensCounted(command.id, length))
 
     def _count(self, asked: CountTokens) -> None:
@@ -244,7 +273,7 @@ class RequestRunner:
         if ready is None or question is None or not exits(ready, version, tokens, tau):
             return False
         choice = (question.choices or ())[tokens.index(ready.token)]
-        record = self._records.of(asked.session, version)
+        record = self.record(asked.session, version)
         self._emit(
             Finished(
                 id=asked.id,
@@ -268,7 +297,7 @@ class RequestRunner:
             return self._next(running, request)
         except Exception as error:
             log.exception("the text of a generation failed")
-            running.failure = Failure("engine", f"{type(error).__name__}: {error}")
+            running.give_up(Failure("engine", f"{type(error).__name__}: {error}"))
             return True
 
     def _next(self, running: Running, request: Request) -> bool:
@@ -276,7 +305,7 @@ class RequestRunner:
         asked, sample = running.asked, request.samples[-1]
         if len(request.output) == 1:
             self._emit(Begun(asked.id, _prompt_tokens(request), request.cached_tokens))
-            running.sent_ns = time.monotonic_ns()
+            running.send(0)
         if sample.token in running.prompt.stop_ids:
             return False  # it ends by itself
         logprobs: tuple[Logprob, ...] = ()
@@ -294,12 +323,11 @@ class RequestRunner:
 
     def _send(self, running: Running, request: Request, text: str, logprobs: tuple[Logprob, ...]) -> None:
         """Send what a stream shows, and a sign of life where nothing was sent for long."""
-        asked, now = running.asked, time.monotonic_ns()
+        asked = running.asked
         shows = asked.stream and bool(text or logprobs)
-        if not shows and now - running.sent_ns < self._sign_of_life_ns:
+        if not shows and time.monotonic_ns() - running.sent_ns < self._sign_of_life_ns:
             return
-        tokens = len(request.output) - running.sent_tokens
-        running.sent_tokens, running.sent_ns = len(request.output), now
+        tokens = running.send(len(request.output))
         self._emit(Delta(asked.id, text, logprobs, tokens) if shows else Delta(asked.id, "", (), tokens))
 
     def _logprob(self, sample: SampledToken) -> Logprob:
@@ -329,7 +357,7 @@ class RequestRunner:
             failure = running.failure or request.error or CANCELLED
             self._fail(asked.id, failure, request.computed_tokens)
             return
-        record = self._records.of(asked.session, request.version) if asked.session else None
+        record = self.record(asked.session, request.version) if asked.session else None
         choice = request.chosen(running.prompt.choices)
         self._show_rest(running, request, choice, record)
         self._emit(
@@ -364,9 +392,7 @@ class RequestRunner:
             return
         running.shown.append(rest)
         if running.asked.stream and rest:
-            tokens = len(request.output) - running.sent_tokens
-            running.sent_tokens = len(request.output)
-            self._emit(Delta(running.asked.id, rest, tokens=tokens))
+            self._emit(Delta(running.asked.id, rest, tokens=running.send(len(request.output))))
 
     def _judged(
         self, running: Running, request: Request, choice: str | None, record: TapeRecord | None
@@ -408,7 +434,12 @@ class RequestRunner:
         )
 
     def _fail(self, number: int, failure: Failure, tokens: int = 0) -> None:
-        self._emit(Failed(number, code_of(failure.code), failure.message, tokens))
+        self._emit(failed(number, failure, tokens))
+
+
+def failed(number: int, failure: Failure, tokens: int = 0) -> Failed:
+    """The event that ends the command of this number; ``tokens``: computed for it."""
+    return Failed(number, code_of(failure.code), failure.message, tokens)
 
 
 def _failure(error: ValueError) -> Failure:

@@ -9,19 +9,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from daemon import protocol
-from daemon.api.generation import Failed
 from daemon.api.messages import Label
-from daemon.engine.capacity_metrics import CapacityMetrics
-from daemon.engine.labels import EngineLabels
-from daemon.engine.metrics import MemoryMetrics
 from daemon.engine.question_changes import StandingQuestions
-from daemon.engine.request_runner import SESSION_RESET, RequestRunner
+from daemon.engine.request_runner import SESSION_RESET, failed
 from daemon.engine.session_lifecycle import EngineSessions
+from daemon.engine.session_parts import SessionParts
 from daemon.engine.snapshot_writer import Snapshots
 from daemon.engine.tape_feeder import TapeFeeder
 from daemon.supervision import Threads
@@ -36,26 +33,26 @@ log = logging.getLogger(__name__)
 class EngineHost:
     """Runs the engine over one ring. ``emit`` is called from several threads.
 
-    ``stop_background`` is called between two batches; it cancels the work that a stop does not wait for.
+    ``gauges`` write metrics with each heartbeat.
     """
 
     ready: protocol.EngineReady
-    scheduler: Scheduler
     worker: Worker
     input: TapeFeeder
     questions: StandingQuestions
     sessions: EngineSessions
     snapshots: Snapshots
-    labels: EngineLabels
-    requests: RequestRunner
-    memory: MemoryMetrics
-    capacity: CapacityMetrics
-    stop_background: Callable[[], None]
+    parts: SessionParts
+    gauges: Sequence[Callable[[], None]]
     threads: Threads
     emit: Callable[[protocol.EngineEvent], None]
-    heartbeat_s: float = protocol.HEARTBEAT_S
     _stopping: threading.Event = field(default_factory=threading.Event)
     _running: list[threading.Thread] = field(default_factory=list)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Runs all its work."""
+        return self.parts.scheduler
 
     def start(self) -> None:
         """Start; emits `Ready` first."""
@@ -91,7 +88,7 @@ class EngineHost:
         deadline = time.monotonic() + drain_s
         self.threads.expect_end()
         self._stopping.set()
-        self.scheduler.run_between(self.stop_background)
+        self.scheduler.run_between(self.parts.refresher.stop)  # a stop does not wait for it
         self.input.stop()
         for thread in self._running:
             thread.join(drain_s)
@@ -104,7 +101,7 @@ class EngineHost:
         match command:
             case protocol.SetQuestions():
                 if self.sessions.needs_reset(command.session):
-                    self.emit(Failed(command.id, "rebuilding", SESSION_RESET.message))
+                    self.emit(failed(command.id, SESSION_RESET))
                 else:
                     self.questions.set(command)
             case (
@@ -115,7 +112,7 @@ class EngineHost:
             ):
                 self.sessions.handle(command)
             case Label():
-                self.labels.label(command)
+                self.questions.label(command)
             case protocol.PartitionsAssigned():
                 self.snapshots.read_here(command.sessions)
                 self.input.partitions_assigned(command.sessions)
@@ -130,14 +127,13 @@ class EngineHost:
             case protocol.StopEngine():
                 self.stop(command.drain_s)
             case _:
-                self.requests.handle(command)
+                self.parts.requests.handle(command)
 
     def _take_in(self) -> None:
         self.input.run(lambda: self.worker.idle, lambda: self.emit(protocol.InputDone()))
 
     def _beat(self) -> None:
-        while not self._stopping.wait(self.heartbeat_s):
+        while not self._stopping.wait(protocol.HEARTBEAT_S):
             self.emit(protocol.EngineHeartbeat(self.worker.progress, self.worker.idle))
-            self.memory()
-            self.capacity()
-            self.snapshots.note()
+            for write in self.gauges:
+                write()

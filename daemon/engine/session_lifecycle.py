@@ -2,45 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from msgspec import structs
 
 from daemon import protocol
-from daemon.api.generation import CountTokens, Failed, GenerateAll
-from daemon.api.messages import Code
+from daemon.api.generation import CountTokens, GenerateAll
 from daemon.config.schema import Config, SessionConfig
-from daemon.engine.answers import Emit, StandingAnswers
+from daemon.engine.answers import Emit
 from daemon.engine.build import Built, check_pool, line_spec, retention_of
-from daemon.engine.confidence_metrics import Confidence
 from daemon.engine.question_changes import StandingQuestions
-from daemon.engine.request_runner import SESSION_RESET, RequestRunner
-from daemon.engine.rollups import Rollups
+from daemon.engine.request_runner import SESSION_RESET, failed
+from daemon.engine.session_parts import SessionParts
 from daemon.engine.snapshot_writer import Snapshots
 from daemon.engine.tape_feeder import TapeFeeder, policy_of
-from daemon.engine.version_records import VersionRecords
 from engine.model.architectures import ModelError
 from engine.step import OutOfMemory
 from feeds.connector import SettingError
-from flash.registry import Registry, Standing
+from flash.registry import Standing
 from ingest.compact import CompactSpec
 from ingest.lines import LineSpec
 from metrics.store import Block, MetricStore
 from regions.tape import Tape
 from scheduler.lifecycle import STOPPING
-from scheduler.refresh import Refresher
-from scheduler.refresh_policy import RefreshPolicy
 from scheduler.request import Failure
 from scheduler.scheduler import Scheduler
 
 REMOVED = Failure("unknown_session", "the session was removed meanwhile")
-
-
-def refresh_policy(session: SessionConfig) -> RefreshPolicy:
-    """When the session's window is prefilled again."""
-    s = session
-    return RefreshPolicy(s.semantics == "exact", s.refresh_every, s.refresh_idle, s.divergence_every)
 
 
 @dataclass(eq=False)
@@ -55,15 +46,9 @@ class EngineSessions:
     config: Config
     built: Built
     scheduler: Scheduler
-    registry: Registry
     input: TapeFeeder
     questions: StandingQuestions
-    answers: StandingAnswers
-    requests: RequestRunner
-    records: VersionRecords
-    confidence: Confidence
-    refresher: Refresher
-    rollups: Rollups
+    parts: SessionParts
     snapshots: Snapshots
     store: MetricStore
     emit: Emit
@@ -87,12 +72,9 @@ class EngineSessions:
                 case protocol.RemoveSession():
                     self._remove(command)
                 case protocol.TakeOver():
-                    if not self.scheduler.run_between(partial(self._take_over, command)):
-                        self._refuse(command, "shutting_down", STOPPING.message)
-        except SettingError as error:
-            self._refuse(command, "bad_request", str(error))
-        except ValueError as error:
-            self._refuse(command, "bad_request", str(error))
+                    self._between(command, self._take_over, command)
+        except (SettingError, ValueError) as error:
+            self._refuse(command, error)
 
     def needs_reset(self, name: str) -> bool:
         """Whether the session is asked as it was, and nothing about it can be changed."""
@@ -113,13 +95,11 @@ class EngineSessions:
         session = command.session
         if session.name in self._kept:
             self._opening.add(session.name)
-            if not self.scheduler.run_between(partial(self._reset_session, command)):
-                self._refuse(command, "shutting_down", STOPPING.message)
+            self._between(command, self._reset_session, command)
             return
         line, standing = self._prepare(command)
-        if not self.scheduler.run_between(partial(self._open, command, line, standing)):
+        if not self._between(command, self._open, command, line, standing):
             self._forget(session.name)
-            self._refuse(command, "shutting_down", STOPPING.message)
 
     def _reset_session(self, command: protocol.AddSession) -> None:
         """Between two batches. What the old tape was asked and has not answered is asked of the new one."""
@@ -129,22 +109,20 @@ class EngineSessions:
         try:
             line, standing = self._prepare(command)
         except (SettingError, ValueError) as error:
-            self._refuse(command, "bad_request", str(error))
+            self._refuse(command, error)
         else:
             self._open(command, line, standing)
         if name not in self.built.tapes:
             self.store.remove_session(name)
         self._opening.discard(name)
-        self.requests.ask_again()
+        self.parts.requests.ask_again()
 
     def _prepare(self, command: protocol.AddSession) -> tuple[LineSpec | CompactSpec, tuple[Standing, ...]]:
         """Raises ValueError and SettingError."""
         session = command.session
         if session.name in self._sessions:
             raise ValueError(f"there is already a session {session.name!r}")
-        line = line_spec(session, self.config.bars, self.built.prompt)
-        policy_of(session.bars(self.config.bars))
-        self._check_pool(session, line)
+        line = self._line(session)
         standing = self.questions.made(session.name, command.questions)
         header = None if isinstance(line, LineSpec) else line.blank.header
         several = bool(session.more_symbols)
@@ -165,24 +143,14 @@ class EngineSessions:
             tape = self.built.open(session, command.progress, self.config.promise_ns(session))
         except (ValueError, ModelError, OutOfMemory, OSError) as error:
             self._forget(session.name)
-            self._refuse(command, "bad_request", str(error))
+            self._refuse(command, error)
             return
-        self.confidence.add(session.name)
-        self.answers.add(session)
-        self.registry.replace(session.name, standing)
-        self.refresher.watch(tape, refresh_policy(session))
-        self.rollups.set(session, tape)
+        self.parts.add(session, tape, standing)
         self.snapshots.set(session, tape)
-        self.built.recovery.count(self.store)
-        opened = None
-        if session.name in self.built.restored:
-            self.snapshots.give_back(session.name)
-            opened = partial(self.snapshots.partitions_assigned, session.name)
+        opened = self.snapshots.resume(session.name)
         # in this order: a record that comes after the reply is the session's, too
         self.input.set(session, line, command.symbols, opened)
-        snapshots = self.snapshots
-        found = snapshots.positions(session), snapshots.streams(session.name)
-        self.emit(protocol.SessionAdded(command.id, *found))
+        self.emit(protocol.SessionAdded(command.id, *self.snapshots.resumed(session)))
 
     def _forget(self, name: str) -> None:
         """Undo `_add`."""
@@ -195,11 +163,7 @@ class EngineSessions:
         tape = self.built.tapes.get(session.name)
         if tape is None or session.name in self._kept:
             raise ValueError(f"there is no session {session.name!r}")
-        line = line_spec(session, self.config.bars, self.built.prompt)
-        policy_of(session.bars(self.config.bars))
-        self._check_pool(session, line)
-        if not self.scheduler.run_between(partial(self._apply, command, tape, line)):
-            self._refuse(command, "shutting_down", STOPPING.message)
+        self._between(command, self._apply, command, tape, self._line(session))
 
     def _apply(self, command: protocol.ChangeSession, tape: Tape, line: LineSpec | CompactSpec) -> None:
         """Between two batches. A shorter window is evicted at its next bar."""
@@ -207,15 +171,13 @@ class EngineSessions:
         try:
             tape.retain(retention_of(session, self.built.prompt), session.summed_tokens)
         except ValueError as error:
-            self._refuse(command, "bad_request", str(error))
+            self._refuse(command, error)
             return
         self.input.set(session, line)
         tape.bound_staleness(self.config.promise_ns(session))
         self.built.lines[session.name] = line
         self._sessions[session.name] = session
-        self.answers.add(session)
-        self.refresher.watch(tape, refresh_policy(session))
-        self.rollups.set(session, tape)
+        self.parts.change(session, tape)
         self.snapshots.set(session, tape)
         self.emit(protocol.Done(command.id))
 
@@ -229,12 +191,12 @@ class EngineSessions:
             return
         self._kept.pop(command.name, None)
         del self.built.tapes[command.name], self._sessions[command.name]  # from now on it cannot be asked
-        self.input.remove(command.name, partial(self._close_soon, command, tape))
 
-    def _close_soon(self, command: protocol.RemoveSession, tape: Tape) -> None:
-        """On the data plane's thread, after the last record."""
-        if not self.scheduler.run_between(partial(self._close, command, tape)):
-            self._refuse(command, "shutting_down", STOPPING.message)
+        def close() -> None:
+            """On the data plane's thread, after the last record."""
+            self._between(command, self._close, command, tape)
+
+        self.input.remove(command.name, close)
 
     def _close(self, command: protocol.RemoveSession, tape: Tape) -> None:
         """Between two batches, after the last append."""
@@ -244,16 +206,8 @@ class EngineSessions:
 
     def _end(self, tape: Tape, failure: Failure, *, keeps: bool = False) -> None:
         """End all work of a session with ``failure``, and forget it. ``keeps``: its snapshots stay."""
-        name = tape.name
-        self.answers.leave(name)
-        self.refresher.forget(tape)
-        self.rollups.forget(tape)
         self.snapshots.forget(tape, keeps=keeps)
-        self.scheduler.remove(tape, failure)
-        self.registry.remove(name)
-        self.records.remove(name)
-        self.answers.remove(name)
-        self.confidence.remove(name)
+        self.parts.remove(tape, failure)
         self.built.close(tape)
 
     def _take_over(self, command: protocol.TakeOver) -> None:
@@ -264,13 +218,23 @@ class EngineSessions:
                 tape.count_from(progress.version)
         self.input.promote(command.progress, partial(self.emit, protocol.Done(command.id)))
 
-    def _check_pool(self, session: SessionConfig, line: LineSpec | CompactSpec) -> None:
-        """Raise SettingError unless the pool holds the windows of all sessions."""
+    def _line(self, session: SessionConfig) -> LineSpec | CompactSpec:
+        """How its bars are written. Raises ValueError, and SettingError unless the pool holds all windows."""
+        line = line_spec(session, self.config.bars, self.built.prompt)
+        policy_of(session.bars(self.config.bars))
         sessions = self._sessions | {session.name: session}
         lines = self.built.lines | {session.name: line}
         pool = structs.replace(self.config.pool, blocks=self.built.engine.pool.total_blocks)
         compact = [name for name in sessions if isinstance(lines[name], CompactSpec)]
         check_pool(structs.replace(self.config, pool=pool, sessions=tuple(sessions.values())), compact)
+        return line
 
-    def _refuse(self, command: protocol.SessionCommand, code: Code, message: str) -> None:
-        self.emit(Failed(command.id, code, message))
+    def _between(self, command: protocol.SessionCommand, work: Callable[..., None], *of: Any) -> bool:
+        """Have ``work(*of)`` done between two batches; refused, False, where the engine is stopping."""
+        accepted = self.scheduler.run_between(partial(work, *of))
+        if not accepted:
+            self.emit(failed(command.id, STOPPING))
+        return accepted
+
+    def _refuse(self, command: protocol.SessionCommand, error: Exception) -> None:
+        self.emit(failed(command.id, Failure("bad_request", str(error))))

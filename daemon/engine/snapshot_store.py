@@ -55,15 +55,28 @@ class SnapshotNoRoom(SnapshotError):
     """A snapshot that the files' limit, or the pool, has no room for."""
 
 
+class PartsState(msgspec.Struct, frozen=True):
+    """What the engine's parts keep of a session (`daemon.engine.session_parts`).
+
+    ``newest``: the newest record of its version. ``stale_records``: evicted since its window was prefilled
+    last. ``lineage``: of its window and its state.
+    """
+
+    newest: TapeRecord
+    stale_records: int
+    rolled: RollupState | None
+    asked: AskedState
+    adapted: AdaptationState
+    lineage: ProvenanceState
+
+
 class SavedSession(msgspec.Struct, frozen=True):
     """A session without its tape.
 
     ``settings``: digest of what the state depends on. ``closed``, ``corrected``: as in `Progress`.
     ``positions``: by symbol, the next record to read; None where the source cannot read it again, or the
-    symbol had no record.
-    ``has_log``: the sources can read again. ``bars``: those it had so far. ``header``, ``rollup``: of its
-    frozen prefix. ``stale_records``: evicted since its window was prefilled last. ``lineage``: of its window
-    and its state; ``streams``: the names of its streams.
+    symbol had no record. ``has_log``: the sources can read again. ``bars``: those it had so far. ``header``,
+    ``rollup``: of its frozen prefix. ``streams``: the names of the streams that its lineage has.
     """
 
     settings: str
@@ -71,15 +84,10 @@ class SavedSession(msgspec.Struct, frozen=True):
     positions: tuple[Position | None, ...]
     has_log: bool
     plane: PlaneState
-    newest: TapeRecord
     bars: int
     header: str | None
     rollup: tuple[int, ...]
-    stale_records: int
-    rolled: RollupState | None
-    asked: AskedState
-    adapted: AdaptationState
-    lineage: ProvenanceState
+    parts: PartsState
     streams: tuple[NameStream, ...]
     epoch: int = 0
     """In which it was answered."""

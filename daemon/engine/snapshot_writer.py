@@ -19,14 +19,10 @@ import msgspec
 
 from daemon import protocol
 from daemon.config.schema import Config, SessionConfig
-from daemon.engine.answers import StandingAnswers
 from daemon.engine.build import Built, retention_of
-from daemon.engine.confidence_metrics import Confidence
-from daemon.engine.provenance import Lineages
-from daemon.engine.rollups import Rollups
+from daemon.engine.session_parts import SessionParts
 from daemon.engine.snapshot_store import SavedSession, SnapshotNoRoom, reason_of
 from daemon.engine.tape_feeder import TapeFeeder
-from daemon.engine.version_records import VersionRecords
 from daemon.progress import Position, Progress
 from ingest.plane_state import Taken
 from ingest.record import stream_number
@@ -36,7 +32,6 @@ from regions.frozen import SharedBlocks
 from regions.offload.snapshot_format import SnapshotError, SnapshotHeader, write_snapshot
 from regions.tape import Tape
 from scheduler.lifecycle import STOPPING
-from scheduler.refresh import Refresher
 from scheduler.request import Failure
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItems
@@ -97,12 +92,7 @@ class Snapshots:
     built: Built
     scheduler: Scheduler
     input: TapeFeeder
-    records: VersionRecords
-    answers: StandingAnswers
-    refresher: Refresher
-    rollups: Rollups
-    confidence: Confidence
-    lineages: Lineages
+    parts: SessionParts
     store: MetricStore
     clock: Callable[[], int] = time.monotonic_ns
     _sessions: dict[Tape, _Session] = field(default_factory=dict)
@@ -118,14 +108,16 @@ class Snapshots:
     """Sessions whose files another daemon writes."""
 
     def __post_init__(self) -> None:
-        if not self.config.recovery.interval:
-            return
         for session in self.config.sessions:
             self.set(session, self.built.tapes[session.name])
-        self.scheduler.subscribe(self.on_commit, self.on_drop)
+            if (resume_input := self.resume(session.name)) is not None:
+                resume_input()
+        if self.config.recovery.interval:
+            self.scheduler.subscribe(self.on_commit, self.on_drop)
 
     def set(self, session: SessionConfig, tape: Tape) -> None:
         """A session came, or its settings changed."""
+        self.built.recovery.count(self.store)
         if self.config.recovery.interval:
             due = self.clock() + self.config.recovery.interval
             self._sessions[tape] = _Session(session, due, saved=tape.version)
@@ -157,38 +149,28 @@ class Snapshots:
         """Another daemon answers these sessions, and writes their files, until `read_here`. Any thread."""
         self._elsewhere.update(sessions)
 
-    def partitions_assigned(self, name: str) -> None:
-        """Have the input of a session go on from its snapshot, before its first record. Any thread."""
-        state = self.built.restored[name]
-        self.input.restore(name, state)
+    def resume(self, name: str) -> Callable[[], None] | None:
+        """Have all of a session but its input go on from the snapshot that its tape came back from.
 
-    def give_back(self, name: str) -> None:
-        """Have the rest of a session whose tape came back from a snapshot go on from it."""
-        state, tape = self.built.restored[name], self.built.tapes[name]
-        self.records.restore(name, tape.version, state.newest)
-        self.answers.restore(name, state.asked)
-        self.confidence.restore(name, state.adapted)
-        self.refresher.restore(tape, state.stale_records)
-        self.lineages.restore(tape, state.lineage, has_log=state.has_log)
+        Returns what is to be called before its first record, on any thread; None without a snapshot.
+        """
+        state, tape = self.built.restored.get(name), self.built.tapes[name]
+        if state is None:
+            return None
+        self.parts.restore(tape, state.parts, has_log=state.has_log)
         for each in state.streams:
             self._streams.setdefault(stream_number(each.source, each.topic, each.partition), each)
-        if state.rolled is not None:
-            self.rollups.restore(tape, state.rolled)
         self.store.inc("foretick_snapshots_restored_total", session=name)
         log.info("session %s goes on from a snapshot, at version %d", name, tape.version)
+        return partial(self.input.restore, name, state)
 
-    def positions(self, session: SessionConfig) -> dict[str, Position]:
-        """Where to read the symbols of a session on; none without a snapshot."""
+    def resumed(self, session: SessionConfig) -> tuple[dict[str, Position], tuple[protocol.NameStream, ...]]:
+        """Where to read the symbols of a session on, and the streams that its snapshot names, if any."""
         state = self.built.restored.get(session.name)
         if state is None:
-            return {}
+            return {}, ()
         found = zip(session.symbols, state.positions, strict=True)
-        return {symbol: position for symbol, position in found if position is not None}
-
-    def streams(self, name: str) -> tuple[protocol.NameStream, ...]:
-        """Those that the snapshot of a session names; none without one."""
-        state = self.built.restored.get(name)
-        return () if state is None else state.streams
+        return {symbol: position for symbol, position in found if position is not None}, state.streams
 
     def __call__(self) -> float | None:
         """The worker's idle hook: begin the next snapshot; seconds until another one is due."""
@@ -256,7 +238,8 @@ class Snapshots:
     def _want(self, tape: Tape) -> None:
         if tape not in self._sessions or self._wanted is not None or self._writing is not None:
             return
-        if not self._can_be_cut(tape):
+        tape.bring_back()  # it may have been offloaded
+        if not self.parts.settled(tape):
             self._sessions[tape].wait(self.clock() + SOON_NS)
             return
         self._wanted = tape
@@ -278,26 +261,18 @@ class Snapshots:
         self._writing = threading.Thread(target=self._write_aside, args=(cut,), name="snapshot", daemon=True)
         self._writing.start()
 
-    def _can_be_cut(self, tape: Tape) -> bool:
-        """Brings one that was offloaded back into the pool."""
-        tape.bring_back()
-        return tape.settled and self.refresher.settled(tape) and self.rollups.settled(tape)
-
     def _cut(self, tape: Tape) -> _Cut | None:
         """The session as it is; None when that is not possible now."""
         name = tape.name
-        newest = self.records.of(name, tape.version)
-        if newest is None or not self._can_be_cut(tape):
+        tape.bring_back()
+        parts, found = self.parts.save(tape), self.input.cut(name)
+        if parts is None or found is None:
             return None
-        found = self.input.cut(name)
-        if found is None:
-            return None
-        lineage = self.lineages.of(tape).cut()
-        read = {each.stream for each in found.taken if each.stream} | lineage.streams
-        if any(number not in self._streams for number in read):
+        read, lineage = {each.stream for each in found.taken if each.stream}, parts.lineage.streams
+        if not self._streams.keys() >= read | lineage:
             return None
         built, session = self.built, self._sessions[tape].config
-        has_log = all(self._streams[each.stream].reread for each in found.taken if each.stream)
+        has_log = all(self._streams[number].reread for number in read)
         header, rollup = built.prefixes.parts(name)
         retention = retention_of(session, built.prompt)
         state = SavedSession(
@@ -308,16 +283,11 @@ class Snapshots:
             positions=tuple(self._position(each) for each in found.taken),
             has_log=has_log,
             plane=found.plane,
-            newest=newest,
             bars=found.bars,
             header=header,
             rollup=rollup,
-            stale_records=self.refresher.stale_records(tape),
-            rolled=self.rollups.cut(tape),
-            asked=self.answers.cut(name),
-            adapted=self.confidence.cut(name),
-            lineage=lineage,
-            streams=tuple(self._streams[number] for number in sorted(lineage.streams)),
+            parts=parts,
+            streams=tuple(self._streams[number] for number in sorted(lineage)),
         )
         file = SnapshotHeader(
             name,

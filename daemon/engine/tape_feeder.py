@@ -25,7 +25,7 @@ from ingest.plane_state import PlaneState, Taken
 from ingest.ring import Ring
 from ingest.tokens import Tokeniser
 from metrics.store import MetricStore
-from regions.tape import Retention, Tape
+from regions.tape import Tape
 from scheduler.request import Failure
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItem, TapeItems
@@ -116,10 +116,9 @@ def policy_of(bars: BarsConfig) -> BarPolicy:
 
 @dataclass(eq=False, slots=True)
 class _Fed:
-    """A session that is fed. ``follows``: another daemon answers."""
+    """A session that is fed."""
 
-    legs: int
-    follows: bool
+    history: History
     ahead: int = 0
     """Bars that the scheduler has; under the lock of `TapeFeeder`."""
     paused: bool = False
@@ -131,17 +130,18 @@ class _Fed:
     """Of its newest version."""
     positions: Sequence[Position | None] = ()
     """Where the symbols of a restored session are read on."""
-    history: History | None = None
 
-    def follow(self, known: Progress) -> History:
-        """Its history, which begins at what is ``known``."""
-        if self.history is None:
-            self.history = History(self.legs, known.closed, corrected=known.corrected, follows=self.follows)
-        return self.history
+    def pause(self, is_paused: bool) -> None:
+        """Hold its bars back, or release them."""
+        self.paused = is_paused
 
-    def restore(self, state: SavedSession, known: Progress) -> None:
-        """Go on from a snapshot."""
-        self.positions, self.bars, self.anchor = state.positions, state.bars, state.newest.anchor
+    def commit(self, anchor: Anchor | None) -> None:
+        """It has a new version."""
+        self.anchor = anchor
+
+    def restore(self, state: SavedSession, known: Progress, *, follows: bool) -> None:
+        """Go on from a snapshot. ``follows``: see `History`."""
+        self.positions, self.bars, self.anchor = state.positions, state.bars, state.parts.newest.anchor
         # without a log there is nothing to read again
         known_closed = known.closed if state.has_log else ()
         self.history = History(
@@ -150,17 +150,12 @@ class _Fed:
             state.closed,
             corrected=known.corrected,
             restored_corrected=state.corrected,
-            follows=self.follows,
+            follows=follows,
         )
 
-    def promote(self, known: Progress) -> None:
-        """Another daemon has answered up to what is ``known``; what follows is this one's."""
-        self.follows = False
-        if self.history is not None:
-            self.history.promote(known.closed, known.corrected)
-
-    def take(self, history: History, record: TapeRecord, several: bool) -> TapeItem[Appended]:
+    def take(self, record: TapeRecord, several: bool) -> TapeItem[Appended]:
         """Its next bar for the scheduler. ``several``: there are several sources."""
+        history = self.history
         late = record.read[2] if record.flags & AMENDS else None
         answered = history.take(record.bar.leg, record.bar.ts_open, late)
         self.unanswered += not answered
@@ -218,7 +213,7 @@ class TapeFeeder(BarConsumer):
         self._changing = threading.Lock()
         self._symbols = dict(symbols)
         self._specs = {each.name: self._spec(each, built.lines[each.name]) for each in config.sessions}
-        self._fed = {name: _Fed(len(spec.feeds.symbols), standby) for name, spec in self._specs.items()}
+        self._fed = {session.name: self._follow(session) for session in config.sessions}
         self._most = credits or (CREDITS if config.skips else 4 * CREDITS)
         tokeniser, specs = Tokeniser(built.prompt.encode), list(self._specs.values())
         self._plane = DataPlane(ring, source, tokeniser, specs, self, store, clock=clock, skips=config.skips)
@@ -274,20 +269,18 @@ class TapeFeeder(BarConsumer):
             since_ns = 0
             if session.name not in self._specs:
                 since_ns = self._clock()
-                self._fed[session.name] = _Fed(len(session.symbols), self.standby)
+                self._fed[session.name] = self._follow(session)
             self._specs[session.name] = self._spec(session, line, since_ns)
             self._plane.change(list(self._specs.values()), done or (lambda: None))
 
     def rebuilding(self, session: str) -> bool:
         """Whether bars that were answered before the engine's start are still to come. Any thread."""
         fed = self._fed.get(session)
-        if fed is None or (fed.history is None and not self._rereads):
-            return False
-        return self._follow(session, fed).rebuilding
+        return fed is not None and (self._rereads or fed.bars > 0) and fed.history.rebuilding
 
     def pause(self, session: str, is_paused: bool) -> None:
         """Hold a session's bars back from the scheduler, or release them. Any thread."""
-        self._fed[session].paused = is_paused
+        self._fed[session].pause(is_paused)
         if not is_paused:
             self._ring.wake()
 
@@ -302,14 +295,13 @@ class TapeFeeder(BarConsumer):
         if found is None:
             return None
         fed = self._fed[session]
-        history = self._follow(session, fed)
-        return FeederState(*found, history.seen, history.seen_corrected, fed.bars)
+        return FeederState(*found, fed.history.seen, fed.history.seen_corrected, fed.bars)
 
     def restore(self, session: str, state: SavedSession) -> None:
         """Go on from a snapshot, before the first record."""
         reread = [state.has_log] * len(state.positions)
         self._plane.restore(session, state.plane, reread)
-        self._fed[session].restore(state, self._progress(session))
+        self._fed[session].restore(state, self._progress(session), follows=self.standby)
 
     def partitions_assigned(self, sessions: Collection[str]) -> None:
         """The records of these sessions are read from now on: see `DataPlane.restore`."""
@@ -334,7 +326,8 @@ class TapeFeeder(BarConsumer):
                 self.standby = False
                 self._built.progress.update(progress)
                 for name, fed in self._fed.items():
-                    fed.promote(progress.get(name, Progress()))
+                    known = progress.get(name, Progress())
+                    fed.history.promote(known.closed, known.corrected)
             self._plane.restart_idle_clock()
             done()
 
@@ -353,7 +346,7 @@ class TapeFeeder(BarConsumer):
 
     def on_commit(self, tape: Tape, version: int, records: TapeItems) -> None:
         """These bars' credits come back."""
-        self._fed[tape.name].anchor = newest(records).anchor
+        self._fed[tape.name].commit(newest(records).anchor)
         self._committed(tape, len(records))
 
     def on_drop(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
@@ -388,7 +381,7 @@ class TapeFeeder(BarConsumer):
     def phase(self, session: str) -> Phase:
         """Bars answered before go version by version, as the first time, and so do `IN_ORDER` behind them."""
         fed = self._fed[session]
-        if self._follow(session, fed).rebuilding:
+        if fed.history.rebuilding:
             return Phase.REBUILDING
         return Phase.IN_ORDER if self._rereads and fed.unanswered < IN_ORDER else Phase.LIVE
 
@@ -422,22 +415,20 @@ class TapeFeeder(BarConsumer):
             since_ns,
             line.price_scale,
         )
-        return SessionSpec(session.name, feeds, line, _window(self._built.tapes[session.name].retention))
+        kept = self._built.tapes[session.name].retention
+        return SessionSpec(session.name, feeds, line, TapeWindow(kept.tokens, kept.records, kept.span_ns))
 
     def _items(self, session: str, records: Sequence[TapeRecord]) -> list[TapeItem[Appended]]:
         fed, several = self._fed[session], len(self._config.feeds) > 1
-        history = self._follow(session, fed)
-        return [fed.take(history, record, several) for record in records]
+        return [fed.take(record, several) for record in records]
 
     def _progress(self, session: str) -> Progress:
         return self._built.progress.get(session, Progress())
 
-    def _follow(self, session: str, fed: _Fed) -> History:
-        """Asks come on other threads than bars do: whoever is first, all follow one history."""
-        if fed.history is not None:
-            return fed.history
-        with self._lock:
-            return fed.follow(self._progress(session))
+    def _follow(self, session: SessionConfig) -> _Fed:
+        known = self._progress(session.name)
+        symbols = len(session.symbols)
+        return _Fed(History(symbols, known.closed, corrected=known.corrected, follows=self.standby))
 
     def _leave(self) -> None:
         self._leave_ring.set()
@@ -462,7 +453,3 @@ class TapeFeeder(BarConsumer):
             self._fed[tape.name].ahead -= records
         if self._plane.waits(tape.name):
             self._ring.wake()
-
-
-def _window(retention: Retention) -> TapeWindow:
-    return TapeWindow(retention.tokens, retention.records, retention.span_ns)

@@ -18,7 +18,7 @@ from typing import cast
 
 from daemon.api.messages import RETRY_AFTER_S
 from daemon.engine.build import Built
-from daemon.engine.session_lifecycle import refresh_policy
+from daemon.engine.session_parts import refresh_policy
 from daemon.engine.tape_feeder import Appended, TapeFeeder, has_gap, missed
 from flash.evaluator import Evaluated, FlashEvaluator
 from flash.ready import ReadyPosition

@@ -60,7 +60,7 @@ def between(gateway: Gateway, read: Callable[[], T]) -> T:
 def read(gateway: Gateway, session: str, spec: LineSpec) -> tuple[list[list[str]], list[list[str]]]:
     """The rollup and the window of a session, in fields."""
     host = gateway.engine._client._host  # type: ignore[union-attr]  # it is in this process
-    tape, decode = host.requests._built.tapes[session], host.requests._built.prompt.tokenizer.decode
+    tape, decode = host.sessions.built.tapes[session], host.sessions.built.prompt.tokenizer.decode
     prefix, window = between(gateway, lambda: (decode(tape.prefix), decode(tape.window)))
     _, begins, rollup = prefix.rpartition(introduction(spec))
     assert rollup.endswith(END) == bool(begins)
@@ -74,14 +74,14 @@ def shown(gateway: Gateway, session: str = "aaa") -> Shown:
 
 def committed(gateway: Gateway, session: str) -> int:
     """Bars that a session has read."""
-    tape = gateway.engine._client._host.requests._built.tapes[session]  # type: ignore[union-attr]  # as above
+    tape = gateway.engine._client._host.sessions.built.tapes[session]  # type: ignore[union-attr]  # as above
     return int(tape.evicted_records + tape.live_records)
 
 
 async def moved(gateway: Gateway) -> None:
     """Wait until no bars are on their way into a rollup: live data leaves time for that."""
     host = gateway.engine._client._host  # type: ignore[union-attr]  # as above
-    rollups, tapes = host.sessions.rollups, host.requests._built.tapes
+    rollups, tapes = host.parts.rollups, host.sessions.built.tapes
     await until(lambda: between(gateway, lambda: all(map(rollups.settled, tapes.values()))))
 
 

@@ -55,8 +55,8 @@ async def test_one_symbol_feeds_several_sessions_and_one_session_reads_several()
         await until(lambda: gateway.sessions.states["spread"].live_records == 16)
         assert gateway.sessions.states["slow"].live_records == 4
         host = gateway.engine._client._host  # type: ignore[union-attr]
-        tokens = host.requests._built.tapes["spread"].window
-        lines = host.requests._built.prompt.decode(tokens).split("\n")
+        tokens = host.sessions.built.tapes["spread"].window
+        lines = host.sessions.built.prompt.decode(tokens).split("\n")
         assert [line.split(",")[0] for line in lines[:4]] == ["AAA", "BBB", "AAA", "BBB"]
         listed = await ask_gateway(gateway, "sessions")
         assert listed.sessions[2].more_symbols == ("W:BBB",)
@@ -73,14 +73,14 @@ async def test_sessions_come_change_and_go_at_a_reload_and_others_keep_their_win
             source.put(tape.second(n))
         await read(gateway, sink, "aaa", 3)
         host = gateway.engine._client._host  # type: ignore[union-attr]
-        kept = host.requests._built.tapes["aaa"]
+        kept = host.sessions.built.tapes["aaa"]
         more = with_sessions(config, *config.sessions, *sessions("V:BBB", retention_tokens=512))
         await reload(gateway, more)
         for n in range(4, 8):
             source.put(tape.second(n))
         await read(gateway, sink, "aaa", 7)
         await read(gateway, sink, "bbb", 3)
-        assert host.requests._built.tapes["aaa"] is kept
+        assert host.sessions.built.tapes["aaa"] is kept
         reused = [a.reused_tokens for a in answers(sink)]
         assert reused == sorted(reused)
         assert count(gateway, "bars", session="bbb") == 3
@@ -89,7 +89,7 @@ async def test_sessions_come_change_and_go_at_a_reload_and_others_keep_their_win
         longer = msgspec.structs.replace(config.sessions[0], retention_tokens=2048, lateness=Duration(SECOND))
         again = msgspec.structs.replace(more.sessions[1], interval=Duration(2 * SECOND))
         await reload(gateway, with_sessions(config, longer, again))
-        assert host.requests._built.tapes["aaa"] is kept
+        assert host.sessions.built.tapes["aaa"] is kept
         assert kept.retention.tokens == 2048
         assert gateway.sessions.states["bbb"].live_records == 0
         version = gateway.sessions.states["bbb"].version

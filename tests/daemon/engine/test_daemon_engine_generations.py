@@ -27,13 +27,14 @@ from daemon.api.generation import (
     TokensCounted,
     Turn,
 )
+from daemon.config.schema import Config, QueryConfig
 from daemon.engine.prompt_builder import PromptBuilder
 from daemon.engine.request_runner import RequestRunner, _finish
-from daemon.engine.version_records import VersionRecords
 from engine.model.chat_format import PromptFormat
 from engine.model.embedded import build_tokenizer
 from engine.step import SampledToken
 from feeds.decoding import Undecodable
+from feeds.durations import Duration
 from metrics.store import MetricStore
 from regions.cache_priority import DEFAULT, HIGHEST, LONGEST_NS, PrefixRetention
 from scheduler.interfaces import Limits, PriorityClass
@@ -48,7 +49,7 @@ LIMITS = Limits(max_prompt_tokens=20, max_new_tokens=8)
 class Rig:
     """RequestRunner over a scheduler that only records its calls."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, config: Config | None = None) -> None:
         self.events: list[GenerationEvent] = []
         self.requests: list[Request] = []
         self.calls: list[tuple[Any, ...]] = []
@@ -61,14 +62,17 @@ class Rig:
         confidence: Any = None
         self.prompts = PromptBuilder(built, LIMITS, MetricStore.local({}))
         self.generations = RequestRunner(
+            config or Config(),
             built,
             self,  # type: ignore[arg-type]  # see class
             self.prompts,
-            VersionRecords(),
             confidence,
             self.events.append,
-            **options,
+            lambda session: False,
         )
+
+    def subscribe(self, *listeners: object) -> None:
+        """No version comes."""
 
     def submit_together(self, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -186,7 +190,7 @@ def test_text_that_is_not_streamed_is_no_event_unless_nothing_was_told_for_long(
     rig.ask(Generate(id=1, text="Up?", top_logprobs=0))
     run(rig, "no news")
     assert [type(each) for each in rig.events] == [Begun]
-    often = Rig(sign_of_life_ns=0)
+    often = Rig(Config(query=QueryConfig(max_wait=Duration(0))))
     often.ask(Generate(id=1, text="Up?", top_logprobs=0))
     run(often, "no news")
     assert [(each.text, each.logprobs, each.tokens) for each in told(often)] == [("", (), 1)] * len(

@@ -11,12 +11,11 @@ from daemon import protocol
 from daemon.ages import Times
 from daemon.api.generation import Finished, Generate, GenerateAll, Turn
 from daemon.api.messages import ReplyMetadata
-from daemon.config.schema import Config
+from daemon.config.schema import Config, FlashConfig
 from daemon.engine.confidence_metrics import Confidence
 from daemon.engine.prompt_builder import PromptBuilder
 from daemon.engine.request_runner import RequestRunner
 from daemon.engine.tape_feeder import Appended
-from daemon.engine.version_records import VersionRecords
 from flash.question import PreparedQuestion
 from flash.ready import ReadyPosition
 from ingest.plane import TapeRecord
@@ -62,17 +61,15 @@ class World:
         ready = ReadyPosition(self.h.scheduler, HEADER)
         store = MetricStore.local({"session": ["A"], "source": [], "sink": []})
         confidence = Confidence(Config(), cast(Any, built.prompt), None, store)
-        records = VersionRecords()
-        self.h.scheduler.subscribe(records.on_commit)
         self.generations = RequestRunner(
+            Config(flash=FlashConfig(early_exit=tau)),
             cast(Any, built),
             self.h.scheduler,
             PromptBuilder(cast(Any, built), Limits(), store),
-            records,
             confidence,
             self.replies.append,
-            ready=ready,
-            tau=tau,
+            lambda session: False,
+            ready,
         )
         self.feed()
         self.h.run()

@@ -303,7 +303,7 @@ def left(terse: Path, tmp_path: Path) -> tuple[Config, dict[str, Progress], list
     """An engine that was killed behind its second snapshot, with all of its answers acknowledged."""
     made, log = config(terse, tmp_path / "on", COMPACT), log_of(1, 12, 3)
     engine = Engine(made)
-    engine.host.snapshots.confidence.restore("s", ADAPTED)
+    engine.host.parts.confidence.restore("s", ADAPTED)
     for offset, trade in enumerate(log):
         engine.give(offset, trade)
         if offset in (18, 30):
@@ -489,7 +489,7 @@ def test_a_restored_session_answers_questions_before_its_first_record(left: Left
 def test_the_coverage_that_labels_have_adapted_comes_back(left: Left) -> None:
     made, progress, _ = left
     engine = Engine(made, progress)
-    assert engine.host.snapshots.confidence.cut("s") == ADAPTED
+    assert engine.host.parts.confidence.cut("s") == ADAPTED
     engine.kill()
 
 
