@@ -16,8 +16,6 @@ Setting = dict[str, str | int | float]
 Verdict = Literal["missed", "undecided", "met"]
 FLOORS = "floors by"
 """The setting that says, above every table with a ratio to a floor, which rates its floors are made of."""
-AT = {"P50": 0.5, "P95": 0.95, "P99": 0.99}
-"""Quantiles of TTFT, by their names in tables."""
 
 
 class Goal(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -117,9 +115,9 @@ class Suite(msgspec.Struct, frozen=True):
     parts: list[Part] = []
 
     def with_part(self, part: Part, order: Sequence[str]) -> Suite:
-        """The suite with ``part`` in place of an older one, in this order."""
+        """The suite with ``part`` in place of an older one, in this order; other parts come last."""
         parts = [each for each in self.parts if each.name != part.name] + [part]
-        return Suite(self.suite, sorted(parts, key=lambda each: order.index(each.name)))
+        return Suite(self.suite, sorted(parts, key=lambda each: [*order, each.name].index(each.name)))
 
 
 def quantiles(samples: Sequence[float] | NDArray[np.float64], *at: float) -> list[float]:
@@ -139,7 +137,7 @@ def latency(
     *,
     at: Sequence[float] = (0.5, 0.99),
     paired: bool = True,
-    goals: Mapping[float, Goal] | None = None,
+    goals: Mapping[float, Goal | None] | None = None,
 ) -> Iterator[Figure]:
     """A figure in ms for each quantile ``at``. Medians are compared by pairs if ``paired``.
 

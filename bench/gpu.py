@@ -16,7 +16,7 @@ import msgspec
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from bench.engine.contenders import append, read
+from bench.engine.contenders import append, read_together
 from bench.engine.floor import Floors
 from bench.engine.rates import MachineRates, seconds
 from bench.figures import FLOORS, Figure, Goal, Setting, latency, quantiles
@@ -128,7 +128,7 @@ class Bench:
         """Fill the tape by updates; returns (tokens, context before, seconds) of each."""
         while (before := self.tape.live_tokens) < self.plan.context:
             record = self.tokens(min(self.plan.update, self.plan.context - before))
-            yield len(record), before, seconds(partial(read, self.engine, self.tape, [record]))
+            yield len(record), before, seconds(partial(read_together, self.engine, [self.tape], [[record]]))
 
     def ask(self, questions: int) -> tuple[int, list[int]]:
         """ns of a pass over ``questions`` questions, an answer token each; then of each further token."""

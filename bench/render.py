@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from bench.figures import FLOORS, Figure, Part, Suite
+from bench.figures import Figure, Part, Suite
 from bench.run import read
+from bench.suites import SUITES
 
 T = TypeVar("T")
 
 _ORDER = ("missed", "undecided", "met")
-_TORCH_FLOORS = (
-    "**Floors of this run are too high**: they were taken at the rate of torch's own product (MKL) and of a "
-    "copy, which other libraries exceed on the same machine. Ratios to them flatter until this part is "
-    "measured again."
-)
 BEGIN, END = "<!-- goals: begin -->", "<!-- goals: end -->"
 
 
 def page(suite: Suite) -> str:
     """Everything a suite measured."""
-    parts = "\n\n".join(_part(part) for part in suite.parts)
+    parts = "\n\n".join(_part(part, SUITES.get(suite.suite, {})) for part in suite.parts)
     title = f"# Measured: {suite.suite}"
     cpus = " or ".join(dict.fromkeys(part.machine.processor for part in suite.parts))
     where = f"Measured on {cpus}: times, and verdicts on them, are of that CPU." if cpus else ""
@@ -45,13 +41,13 @@ def goals(suites: Iterable[Suite]) -> str:
     return table(("part", "figure", "goal", "worst", "where", "met", "CPU", "verdict"), rows)
 
 
-def publish(docs: Path, names: Sequence[str]) -> list[Path]:
-    """Write the page of every suite of ``names`` measured in ``docs``/measurements, and the table of goals.
+def publish(docs: Path) -> list[Path]:
+    """Write the page of every suite measured in ``docs``/measurements, and the table of goals.
 
     Returns the paths written. Raises OSError, and ValueError for a benchmarks.md without its markers.
     """
     found, written = list[Suite](), list[Path]()
-    for name in names:
+    for name in SUITES:
         saved = docs / "measurements" / f"{name}.json"
         if saved.exists():
             found.append(read(saved))
@@ -88,20 +84,20 @@ def number(value: float, unit: str = "") -> str:
     return f"{value:.{1 if abs(value) >= 10 else 2 if abs(value) >= 0.1 else 4}f}"
 
 
-def _part(part: Part) -> str:
+def _part(part: Part, measured: Container[str]) -> str:
+    """``measured``: names of the parts that can be measured again."""
     packages = ", ".join(f"{name} {version}" for name, version in part.machine.packages.items())
     load = f", load {part.load[0]:.1f} to {part.load[1]:.1f}" if part.load else ""
     took = f", {part.seconds:,.0f} s" if part.seconds else ""
+    command = f"`{part.command}`" if part.name in measured else "No longer measured"
     head = (
-        f"`{part.command}`, commit {part.commit}, {part.started}{took}. {part.machine.processor}, "
+        f"{command}, commit {part.commit}, {part.started}{took}. {part.machine.processor}, "
         f"{part.machine.cores} cores, {part.threads} threads{load}; "
         f"Python {part.machine.python}, {packages}."
     )
     tables = map(_table, _grouped(part.figures, lambda figure: figure.table))
     title = f'<a id="{part.name}"></a>\n\n## {part.title}'
-    of_floors = [figure for figure in part.figures if figure.against.endswith("floor")]
-    note = (_TORCH_FLOORS,) if any(FLOORS not in figure.setting for figure in of_floors) else ()
-    return "\n\n".join((title, part.about, *note, head, *tables))
+    return "\n\n".join((title, part.about, head, *tables))
 
 
 def _table(figures: Sequence[Figure]) -> str:

@@ -34,7 +34,7 @@ class SuiteRun:
 
     ``say`` reports progress; ``models``: of the stream suite's questions; ``device`` and ``profiles`` (a
     directory for the cost profile): of the GPU suite. Of the peers: ``vllm`` and ``llama``, the Python of
-    their environments; ``dtypes``; ``seed`` of their order. ``broker``: a Kafka, for recovery.
+    their environments; ``dtypes``; ``seed`` of their order.
     """
 
     threads: int = 2
@@ -47,7 +47,6 @@ class SuiteRun:
     llama: Path | None = None
     dtypes: Sequence[str] = ("float32", "bfloat16")
     seed: int = 1
-    broker: str = ""
 
     def sized(self, full: T, quick: T) -> T:
         """The sizes to measure with."""

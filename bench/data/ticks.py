@@ -8,34 +8,35 @@ import random
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
+import msgspec
 import uvloop
-from msgspec.structs import replace
 
 from bench.figures import Figure, Goal, Setting, quantiles
 from bench.run import MeasurementFailed, SuiteRun
 from bench.stream.flood import instruments
 from bench.stream.processes import child
-from bench.stream.serving import config, rest
-from bench.stream.sessions import bench_session
+from bench.stream.serving import config, rest, serving, total, windowed
 from daemon.api.client import QueryClient
 from daemon.api.messages import QueryError
 from daemon.config import schema
 from daemon.gateway.gateway import Gateway
-from daemon.gateway.wiring import make_gateway
 from feeds.codec import decode_message
 from feeds.connector import SinkRoute
 from feeds.market_data import Answer
-from feeds.source import CommitPoint, Incoming, Kind, Partition
+from feeds.queued import QueuedSource
+from feeds.source import Incoming
 from feeds.synthetic import Instrument
+from lab.plan.host_probe import CountingSink
 
 _S = 1_000_000_000
 _SLICE_S = 0.01
 _SETTLE_S = 3.0
 _QUANTILES = {"P50": (0.5, 1), "P99": (0.99, 100), "P99.9": (0.999, 1000)}
 """And the fewest samples that tell it."""
+_COUNTERS = ("foretick_bars_total", "foretick_freshness_misses_total", "foretick_versions_total")
 _PROMPT = "The desk asks about a market that no tape shows. " * 20
 _RECORD = (
     b'{"type":"trade","venue":"BENCH","symbol":"%b","ts_event":%d,"ts_recv":%d,"seq":%d,"price":"%d.%02d",'
@@ -57,7 +58,7 @@ class TicksPlan:
     window: int = 64
 
 
-QUICK = TicksPlan(rates=(100,), sessions=(2,), seconds=3, clients=2, window=4)
+_QUICK = TicksPlan(rates=(100,), sessions=(2,), seconds=3, clients=2, window=4)
 
 
 def measure(run: SuiteRun) -> Iterator[Figure]:
@@ -68,45 +69,20 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     one prompt after the other; their reference is the row without them, and that of rows without them is the
     lowest rate.
     """
-    plan = run.sized(TicksPlan(), QUICK)
+    plan = run.sized(TicksPlan(), _QUICK)
     for sessions in plan.sessions:
-        yield from figures(plan, sessions, run.threads)
-
-
-def figures(plan: TicksPlan, sessions: int, threads: int) -> Iterator[Figure]:
-    """Of one number of sessions."""
-    lowest: dict[str, float] = {}
-    for rate in plan.rates:
-        quiet, flooded = uvloop.run(_measure(plan, rate, sessions, threads))
+        lowest = ""
         before: dict[str, float] = {}
-        for flood, found in ((False, quiet), (True, flooded)):
-            prompts = f"{plan.clients} clients" if flood else "none"
-            setting: Setting = {"sessions": sessions, "ticks a second": rate, "prompts": prompts}
-            for name, (at, least) in _QUANTILES.items():
-                if len(found.took_ns) < least:
-                    continue
-                ours = quantiles(found.took_ns, at)[0] / 1e6
-                reference = before.get(name) if flood else lowest.get(name)
-                against = "without prompts" if flood else f"{plan.rates[0]} ticks a second"
-                yield Figure(
-                    f"tick to answer {name}", ours, "ms", setting=setting, n=len(found.took_ns),
-                    against=against if reference else "", reference=reference,
-                    goal=Goal(1.5) if reference and name == "P99" else None,
-                )  # fmt: skip
-                if not flood:
-                    before[name] = ours
-                    lowest.setdefault(name, ours)
-            yield Figure(
-                "promise kept",
-                found.kept,
-                "share of bars",
-                setting=setting,
-                goal=Goal(0.99, "at least", "ours"),
-            )
-            yield Figure("bars answered", found.answered, "share of bars", setting=setting)
-            yield Figure("ticks a second, taken", found.rate, setting=setting)
-            if flood:
-                yield Figure("prompts answered a second", found.prompts, setting=setting)
+        for rate in plan.rates:
+            quiet, flooded = uvloop.run(_measure(plan, rate, sessions, run.threads))
+            setting: Setting = {"sessions": sessions, "ticks a second": rate, "prompts": "none"}
+            yield from _figures(quiet, setting, lowest, before)
+            alone = _at(quiet)
+            setting = setting | {"prompts": f"{plan.clients} clients"}
+            yield from _figures(flooded, setting, "without prompts", alone)
+            yield Figure("prompts answered a second", flooded.prompts, setting=setting)
+            if not lowest:
+                lowest, before = f"{rate} ticks a second", alone
 
 
 @dataclass(frozen=True)
@@ -118,22 +94,43 @@ class _Found:
     prompts: float = 0.0
 
 
+def _at(found: _Found) -> dict[str, float]:
+    """Times from tick to answer in ms, by quantile, where there are enough of them."""
+    return {
+        name: quantiles(found.took_ns, at)[0] / 1e6
+        for name, (at, least) in _QUANTILES.items()
+        if len(found.took_ns) >= least
+    }
+
+
+def _figures(
+    found: _Found, setting: Setting, against: str, reference: Mapping[str, float]
+) -> Iterator[Figure]:
+    for name, ours in _at(found).items():
+        other = reference.get(name)
+        yield Figure(
+            f"tick to answer {name}", ours, "ms", setting=setting, n=len(found.took_ns),
+            against=against if other else "", reference=other,
+            goal=Goal(1.5) if other and name == "P99" else None,
+        )  # fmt: skip
+    goal = Goal(0.99, "at least", "ours")
+    yield Figure("promise kept", found.kept, "share of bars", setting=setting, goal=goal)
+    yield Figure("bars answered", found.answered, "share of bars", setting=setting)
+    yield Figure("ticks a second, taken", found.rate, setting=setting)
+
+
 async def _measure(plan: TicksPlan, rate: int, sessions: int, threads: int) -> tuple[_Found, _Found]:
     """Without prompts, then with them."""
     markets = instruments(sessions, 1)
     source, sink = LiveSource(markets, rate, plan.window), _Answers()
-    settings = replace(
-        config(
-            schema.ModelConfig(threads=threads), [bench_session(market, plan.window) for market in markets]
-        ),
+    settings = msgspec.structs.replace(
+        config(schema.ModelConfig(threads=threads), [windowed(market, plan.window) for market in markets]),
         source=schema.SourceConfig(backlog_policy="skip"),
         sink=schema.SinkConfig(),
     )
-    gateway = make_gateway(settings, source=source, routes=[SinkRoute(sink, "answers.v1")])
-    try:
-        await gateway.start()
+    async with serving(settings, source, [SinkRoute(sink, "answers.v1")]) as gateway:
         await rest(gateway)
-        source.live()
+        source.live.set()
         await asyncio.sleep(_SETTLE_S)
         quiet = await _condition(gateway, source, sink, plan.seconds)
         async with _flood(gateway, plan.clients) as answered:
@@ -141,44 +138,31 @@ async def _measure(plan: TicksPlan, rate: int, sessions: int, threads: int) -> t
             before = await answered()
             flooded = await _condition(gateway, source, sink, plan.seconds)
             prompts = (await answered() - before) / plan.seconds
-    finally:
-        await gateway.stop()
-    return quiet, _Found(flooded.took_ns, flooded.kept, flooded.answered, flooded.rate, prompts)
+    return quiet, replace(flooded, prompts=prompts)
 
 
 async def _condition(gateway: Gateway, source: LiveSource, sink: _Answers, seconds: int) -> _Found:
-    names = [session.name for session in gateway.config.sessions]
-
     def counts() -> tuple[float, ...]:
-        counters = ("foretick_bars_total", "foretick_freshness_misses_total", "foretick_versions_total")
-        return (
-            time.monotonic(),
-            source.given,
-            *(sum(gateway.store.value(counter, session=name) for name in names) for counter in counters),
-        )
+        return time.monotonic(), source.given, *(total(gateway, counter) for counter in _COUNTERS)
 
     before = counts()
     first = len(sink.seen)
     await asyncio.sleep(seconds)
     seen = sink.seen[first:]
     wall, given, bars, missed, versions = (b - a for a, b in zip(before, counts(), strict=True))
-    took = [at - closed for at, closed in source.waits(seen)]
+    took = [at - closed for at, session, bar in seen if (closed := source.closed.get((session, bar)))]
     if not took:
         raise MeasurementFailed("no answer came")
     return _Found(took, 1 - missed / bars, min(1.0, versions / bars), given / wall)
 
 
-class _Answers:
-    """A sink that notes when which session had an answer of which time."""
-
-    name = "bench"
+class _Answers(CountingSink):
+    """Notes when which session had an answer of which bar."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.seen: list[tuple[int, str, int]] = []
-        """Now, session, time of the newest trade."""
-
-    async def start(self) -> None:
-        """Nothing to connect to."""
+        """Now, session, second of the newest trade."""
 
     async def publish(
         self, topic: str, key: bytes | None, payload: bytes, headers: Mapping[str, bytes]
@@ -186,81 +170,52 @@ class _Answers:
         """Note an answer."""
         message = decode_message(payload)
         if isinstance(message, Answer):
-            self.seen.append((time.time_ns(), message.session, message.as_of))
-
-    async def stop(self) -> None:
-        """Nothing to close."""
+            self.seen.append((time.time_ns(), message.session, message.as_of // _S))
 
 
-class LiveSource:
-    """Trades of the present, made when they are due; a ``window`` of earlier bars first."""
-
-    name = "live"
-    kind: Kind = "dropping"
-    lost = 0
+class LiveSource(QueuedSource):
+    """A ``window`` of bars; once ``live`` is set, trades of the present, made when they are due."""
 
     def __init__(self, markets: list[Instrument], rate: int, window: int) -> None:
+        super().__init__("live", "dropping")
         self._markets, self._rate, self._window = markets, rate, window
-        self._live, self._stop = asyncio.Event(), False
+        self.live, self._ended = asyncio.Event(), False
         self._random = random.Random(7)
         self._prices = [market.price_ticks * market.tick // 10_000_000 for market in markets]
         """Hundredths."""
         self.given = 0
         self._second = [0] * len(markets)
-        self._closed: dict[tuple[str, int], int] = {}
+        self.closed: dict[tuple[str, int], int] = {}
         """When a bar was closed, by session and its second."""
-
-    def live(self) -> None:
-        """Begin."""
-        self._live.set()
-
-    def waits(self, seen: list[tuple[int, str, int]]) -> Iterator[tuple[int, int]]:
-        """When each answer came, and when the newest bar in it was closed."""
-        for at, session, event in seen:
-            closed = self._closed.get((session, event // _S))
-            if closed is not None:
-                yield at, closed
-
-    async def start(self) -> None:
-        """Nothing to connect to."""
 
     async def batches(self) -> AsyncGenerator[list[Incoming], None]:
         """The window, then 100 batches a second until `stop`."""
         first = (time.time_ns() // _S - self._window - 1) * _S
         for bar in range(self._window + 1):
             yield [self._trade(number, first + bar * _S) for number in range(len(self._markets))]
-        await self._live.wait()
+        await self.live.wait()
         began, before = time.time_ns(), self.given
-        while not self._stop:
+        while not self._ended:
             await asyncio.sleep(_SLICE_S)
             now = time.time_ns()
             due = (now - began) * self._rate // _S - (self.given - before)
             if due:
                 yield [self._trade(self.given % len(self._markets), now) for _ in range(due)]
 
+    async def stop(self) -> None:
+        """End."""
+        self._ended = True
+        self.live.set()
+
     def _trade(self, number: int, at: int) -> Incoming:
         self._prices[number] += self._random.choice((-1, 0, 1))
         price, market = self._prices[number], self._markets[number]
         self.given += 1
         if at // _S > self._second[number]:
-            self._closed[market.symbol.lower(), self._second[number]] = at
+            self.closed[market.symbol.lower(), self._second[number]] = at
             self._second[number] = at // _S
         fields = (market.symbol.encode(), at, at, self.given, price // 100, price % 100)
         return Incoming("live", 0, self.given, market.key.encode(), _RECORD % fields, ts_recv_ns=at)
-
-    def pause(self) -> None:
-        """A market does not wait."""
-
-    def resume(self) -> None:
-        """See `pause`."""
-
-    async def commit(self, points: Mapping[Partition, CommitPoint]) -> None:
-        """Nothing to store."""
-
-    async def stop(self) -> None:
-        """End."""
-        self._stop = True
-        self._live.set()
 
 
 @contextlib.asynccontextmanager

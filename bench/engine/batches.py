@@ -7,8 +7,6 @@ from functools import partial
 from itertools import chain, cycle, islice
 from typing import NamedTuple
 
-import torch
-
 from bench.engine.contenders import (
     KeptCache,
     Regions,
@@ -23,10 +21,8 @@ from bench.engine.contenders import (
 from bench.engine.floor import Floors, causal
 from bench.engine.rates import MachineRates
 from bench.engine.scenario import Records, Size, make_scenario, synthetic_bars
-from bench.figures import FLOORS, Figure, Goal, Setting, median_ratio, quantiles
-from bench.run import SuiteRun, Turns, timed
-from engine.attention.base import Attention, LayerCall
-from engine.engine import default_attention
+from bench.figures import FLOORS, Figure, Goal, Setting, latency, median_ratio, quantiles
+from bench.run import SuiteRun, Turns
 from engine.model.chat_format import PromptFormat
 from engine.model.loaded import LoadedModel
 from flash.question import PAPER_SIX
@@ -37,86 +33,52 @@ from regions.tape import Retention, Tape
 Ask = Callable[[], list[Reply]]
 Questions = Sequence[Sequence[int]]
 Goals = Mapping[str, Goal]
-_OVER_KEPT = "kept caches one by one"
+_WAYS = ("in turn", "kept caches one by one")
+"""What one pass is compared with; the second one only where there are such caches."""
 
 
-class Stopwatch:
-    """An attention backend that adds up the time spent in another one, ns."""
+class Compared(NamedTuple):
+    """``rows`` rows of ``readers``, each with ``own`` tokens (half of its new rows in them) and ``shared``.
 
-    def __init__(self, attention: Attention) -> None:
-        self._attention = attention
-        self.ns = 0
-
-    def __call__(self, call: LayerCall) -> torch.Tensor:
-        """As the other."""
-        output, ns = timed(self._attention, call)
-        self.ns += ns
-        return output
-
-    def lap(self, ask: Ask) -> tuple[list[Reply], int]:
-        """The result of ``ask``, and the ns of attention in it."""
-        self.ns = 0
-        return ask(), self.ns
-
-
-class Readers(NamedTuple):
-    """What ``rows`` rows read: each reader's ``own`` tokens, with half of its new rows, and ``shared``."""
+    ``ns`` of each way's passes: one pass, then `_WAYS`.
+    """
 
     name: str
     readers: int
     rows: int
     own: float
-    shared: int = 0
+    shared: int
+    goals: Goals
+    ns: list[list[int]]
 
 
-class Compared(NamedTuple):
-    """ns of each way's passes and of the attention in them: in one pass, in turn and, if any, kept caches."""
-
-    of: Readers
-    passes: list[list[int]]
-    attention: list[list[int]]
-
-
-def compare(of: Readers, stopwatch: Stopwatch, ways: Sequence[Ask], repeats: int) -> Compared:
-    """Ask in all ways in turn, ``repeats`` times after one unmeasured round. Raises Disagreement."""
-    turns = Turns(*(partial(stopwatch.lap, ask) for ask in ways))
-    attention: list[list[int]] = []
+def compare(ways: Sequence[Ask], repeats: int, context: int) -> list[list[int]]:
+    """ns of each way: all in turn, after one unmeasured round. Raises Disagreement."""
+    turns = Turns(*ways)
     for _ in range(repeats + 1):
-        together, *others = laps = turns()
-        for replies, _ in others:
-            for ours, other in zip(together[0], replies, strict=True):
-                agree(ours, other, of.shared + int(of.own))
-        attention.append([ns for _, ns in laps])
-    return Compared(of, [ns[1:] for ns in turns.ns], [list(ns) for ns in zip(*attention[1:], strict=True)])
+        together, *others = turns()
+        for replies in others:
+            for ours, other in zip(together, replies, strict=True):
+                agree(ours, other, context)
+    return [ns[1:] for ns in turns.ns]
 
 
-def figures(found: Compared, floors: Floors, goals: Goals) -> Iterator[Figure]:
+def figures(found: Compared, floors: Floors) -> Iterator[Figure]:
     """One pass over the other ways and over its floor, and what limits it."""
-    of, passes, attention = found
-    context = of.shared + round(of.own)
-    setting: Setting = {"": of.name, "rows": of.rows, "context": context, FLOORS: floors.made_of}
+    one_pass, in_turn, goals = found.ns[0], found.ns[1], found.goals
+    context = found.shared + round(found.own)
+    setting: Setting = {"": found.name, "rows": found.rows, "context": context, FLOORS: floors.made_of}
     figure = partial(Figure, setting=setting)
-
-    def versus(name: str, ns: Sequence[list[int]], way: int, against: str) -> Figure:
-        ours, other = (quantiles(ns[i], 0.5)[0] / 1e6 for i in (0, way))
-        compared = partial(figure, name, ours, "ms", against=against, reference=other, n=len(ns[0]))
-        return compared(paired=median_ratio(ns[0], ns[way]), goal=goals.get(against))
-
-    yield (in_turn := versus("one pass", passes, 1, "in turn"))
-    if len(passes) > 2:
-        yield versus("one pass", passes, 2, _OVER_KEPT)
-    floor = floors.of_pass(of.rows, of.shared, of.own, of.readers)
-    yield figure("one pass", in_turn.ours, "ms", against="floor", reference=floor)
-    yield versus("attention in one pass", attention, 1, "in turn")
-    gains = (
-        ("gain of one pass", median_ratio(passes[1], passes[0])),
-        ("gain of a pass at the floor", quantiles(passes[1], 0.5)[0] / 1e6 / floor),
-        ("gain in attention", median_ratio(attention[1], attention[0])),
-    )
-    for name, gain in gains:
-        yield figure(name, gain, goal=goals.get(name))
-    of_attention = floors.attention(of.rows, of.shared, of.own, of.readers)
-    for name, part in (("attention", of_attention), ("linear layers", floors.linear(of.rows))):
+    for way, other in zip(_WAYS, found.ns[1:], strict=False):
+        goal = {0.5: goals.get(way)}
+        yield from latency("one pass", one_pass, setting, "", way, other, at=(0.5,), goals=goal)
+    read = found.rows, found.shared, found.own, found.readers
+    floor = floors.of_pass(*read)
+    yield figure("one pass P50", quantiles(one_pass, 0.5)[0] / 1e6, "ms", against="floor", reference=floor)
+    gain = "gain of one pass"
+    yield figure(gain, median_ratio(in_turn, one_pass), goal=goals.get(gain))
+    yield figure("gain of a pass at the floor", quantiles(in_turn, 0.5)[0] / 1e6 / floor)
+    for name, part in (("attention", floors.attention(*read)), ("linear layers", floors.linear(found.rows))):
         yield figure(f"{name}: arithmetic", part.arithmetic_ms, "ms", "Floors")
         yield figure(f"{name}: reading", part.reading_ms, "ms", "Floors")
 
@@ -132,8 +94,8 @@ def sessions(run: SuiteRun) -> Iterator[Figure]:
     n, bars = run.sized((8, 155), (3, 12))
     bench = _Bench(run, n, bars)
     question = bench.prompt.question(PAPER_SIX[0].text)
-    caches = [KeptCache.copied(bench.plain, bench.engine.pool, tape) for tape in bench.tapes]
-    name, goals = f"{n} sessions, a question each", {_OVER_KEPT: Goal(0.25)}
+    caches = [KeptCache(bench.plain, tokens) for tokens in bench.contexts]
+    name, goals = f"{n} sessions, a question each", {_WAYS[1]: Goal(0.25)}
     bench.whole(name, [question] * n, goals, lambda: [cache.ask(question) for cache in caches])
     yield from bench.figures()
 
@@ -189,21 +151,13 @@ def placements(run: SuiteRun, model: str, loaded: LoadedModel) -> Iterator[Figur
         turns()
     times = {case[:2]: ns for case, ns in zip(cases, turns.ns, strict=True)}
     for placement, n, frozen, questions in cases:
-        one, ns = times[placement, 1], times[placement, n]
-        ours, alone = (quantiles(each, 0.5)[0] / 1e6 for each in (ns, one))
         limit = _PLACED.get(n) if placement == "frozen" or prompt.terse is not None else None
-        yield Figure(
-            "one version's answers P50",
-            ours,
-            "ms",
-            f"Placements, {model}",
+        yield from latency(
+            "one version's answers", times[placement, n],
             {"placement": placement, "questions": n, "rows": sum(map(len, questions)), "frozen": len(frozen)},
-            "one question",
-            alone,
-            paired=median_ratio(ns, one),
-            goal=None if limit is None else Goal(limit),
-            n=len(ns),
-        )
+            f"Placements, {model}", "one question", times[placement, 1],
+            at=(0.5,), goals={0.5: None if limit is None else Goal(limit)},
+        )  # fmt: skip
 
 
 def _window(loaded: LoadedModel, prompt: PromptFormat, bars: int) -> tuple[str | None, Records]:
@@ -219,16 +173,6 @@ def _window(loaded: LoadedModel, prompt: PromptFormat, bars: int) -> tuple[str |
     return header, window
 
 
-def prefix(run: SuiteRun) -> Iterator[Figure]:
-    """One further token of an answer each, behind one long prefix: one pass against one each."""
-    n, bars, prefix_bars = run.sized((16, 5, 236), (3, 2, 12))
-    bench = _Bench(run, n, bars, prefix_bars=prefix_bars)
-    questions = [bench.prompt.question(PAPER_SIX[0].text)] * n
-    name = f"{n} sessions behind one frozen prefix, a token each"
-    bench.decode(name, questions, {"gain in attention": Goal(5.0, "at least", "ours")})
-    yield from bench.figures()
-
-
 def standing_texts(n: int) -> list[str]:
     """``n`` different questions of about the same length: the paper's six, then one per further span."""
     further = (
@@ -239,25 +183,26 @@ def standing_texts(n: int) -> list[str]:
 
 
 class _Bench:
-    """One engine with a stopwatch, and ``n`` tapes of equal length behind one prefix.
+    """One engine, and ``n`` tapes of equal length behind one prefix.
 
     Questions go to one tape each, or all to the only one. The machine's own rates, which give the floors,
     are measured before and after everything else.
     """
 
-    def __init__(self, run: SuiteRun, n: int, bars: int, *, prefix_bars: int = 0, readers: int = 0) -> None:
-        self._repeats, self._found = run.sized(5, 2), list[tuple[Compared, Goals]]()
+    def __init__(self, run: SuiteRun, n: int, bars: int, *, readers: int = 0) -> None:
+        self._repeats, self._found = run.sized(5, 2), list[Compared]()
         self._loaded, self.plain = model_of(run)
         self.prompt = PromptFormat.of(self._loaded.tokenizer)
-        frozen = (*self.prompt.frozen(), *chain.from_iterable(self._bars(prefix_bars, 0)))
-        records = [self._bars(bars, i + bool(prefix_bars)) for i in range(n)]
-        sizes = [sum(map(len, each)) for each in records]
-        tokens, self._stopwatch = len(frozen) + sum(sizes), Stopwatch(default_attention(self._loaded))
-        self.engine = engine_for(self._loaded, tokens, readers=max(readers, n), attention=self._stopwatch)
-        regions = [Regions(self.engine, frozen, Retention(size)) for size in sizes]
+        frozen = self.prompt.frozen()
+        records = [make_scenario(self._loaded, Size(bars, 0, 0), seed).first for seed in range(n)]
+        self.contexts = [[*frozen, *chain.from_iterable(own)] for own in records]
+        sizes = [len(context) - len(frozen) for context in self.contexts]
+        tokens = len(frozen) + sum(sizes)
+        self._engine = engine_for(self._loaded, tokens, readers=max(readers, n))
+        regions = [Regions(self._engine, frozen, Retention(size)) for size in sizes]
         for each, own in zip(regions, records, strict=True):
             each.fill(own)
-        self.tapes = [each.tape for each in regions]
+        self._tapes = [each.tape for each in regions]
         self._shared, self._own = (len(frozen), sizes[0]) if n > 1 else (tokens, 0)
         self._rates = MachineRates.of(run)
         self._rates.look()
@@ -267,23 +212,23 @@ class _Bench:
         tapes, rows = self._read_by(questions), sum(map(len, questions))
 
         def ask(some: slice) -> list[Reply]:
-            return ask_together(self.engine, tapes[some], questions[some])
+            return ask_together(self._engine, tapes[some], questions[some])
 
-        self._compare(Readers(name, len(tapes), rows, causal(round(rows / len(tapes)))), ask, goals, *kept)
+        self._compare(name, len(tapes), rows, causal(round(rows / len(tapes))), goals, ask, *kept)
 
     def decode(self, name: str, questions: Questions, goals: Goals) -> None:
         """Compare the passes after the questions': one row per reader, dropped again in O(1)."""
         forks = [tape.fork() for tape in self._read_by(questions)]
-        tokens = [[reply.token] for reply in append(self.engine, forks, questions)]
+        tokens = [[reply.token] for reply in append(self._engine, forks, questions)]
 
         def step(some: slice) -> list[Reply]:
-            replies = append(self.engine, forks[some], tokens[some])
+            replies = append(self._engine, forks[some], tokens[some])
             for fork in forks[some]:
                 fork.keep(fork.length - 1)
             return replies
 
         n = len(forks)
-        self._compare(Readers(name, n, n, sum(map(len, questions)) / n + 1), step, goals)
+        self._compare(name, n, n, sum(map(len, questions)) / n + 1, goals, step)
         for fork in forks:
             fork.release()
 
@@ -291,19 +236,29 @@ class _Bench:
         """All figures, by the same floors; then the rates behind them."""
         self._rates.look()
         floors = Floors.of(self._loaded, self._rates)
-        for compared, goals in self._found:
-            yield from figures(compared, floors, goals)
+        for compared in self._found:
+            yield from figures(compared, floors)
         yield from self._rates.figures()
 
-    def _compare(self, of: Readers, ask: Callable[[slice], list[Reply]], goals: Goals, *kept: Ask) -> None:
-        """``ask`` all readers in one pass, and one by one; ``of``: without the tapes."""
-        readers = range(of.readers)
-        ways = lambda: ask(slice(len(readers))), lambda: [ask(slice(i, i + 1))[0] for i in readers], *kept
-        of = of._replace(shared=self._shared, own=self._own + of.own)
-        self._found.append((compare(of, self._stopwatch, ways, self._repeats), goals))
+    def _compare(
+        self,
+        name: str,
+        readers: int,
+        rows: int,
+        own: float,
+        goals: Goals,
+        ask: Callable[[slice], list[Reply]],
+        *kept: Ask,
+    ) -> None:
+        """``ask`` all readers in one pass, and one by one; ``own``: tokens of a question."""
+        own += self._own
+        ways = (
+            lambda: ask(slice(readers)),
+            lambda: [ask(slice(i, i + 1))[0] for i in range(readers)],
+            *kept,
+        )
+        times = compare(ways, self._repeats, self._shared + int(own))
+        self._found.append(Compared(name, readers, rows, own, self._shared, goals, times))
 
     def _read_by(self, questions: Questions) -> list[Tape]:
-        return self.tapes * (len(questions) // len(self.tapes))
-
-    def _bars(self, n: int, seed: int) -> Records:
-        return make_scenario(self._loaded, Size(n, 0, 0), seed).first
+        return self._tapes * (len(questions) // len(self._tapes))

@@ -9,11 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from bench.engine.scenario import PAPER
 from bench.run import MeasurementFailed, SuiteRun
-from engine.attention.base import Attention
 from engine.device import in_own_thread
 from engine.engine import Engine
 from engine.model.embedded import embedded_directory
@@ -21,7 +19,6 @@ from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model
 from engine.step import Chunk
 from regions.ephemeral import Fork
-from regions.kv_tensors import KVPool
 from regions.tape import Retention, Tape
 
 _BLOCK = 16
@@ -77,8 +74,6 @@ def engine_for(
     tokens: int,
     *,
     readers: int = 1,
-    frame_limit: int | None = None,
-    attention: Attention | None = None,
 ) -> Engine:
     """An engine whose pool holds ``tokens`` tokens and this many questions at a time, with room to spare."""
     blocks = -(-tokens * 9 // (8 * _BLOCK)) + readers * _READER_BLOCKS + 64
@@ -86,8 +81,7 @@ def engine_for(
         loaded,
         blocks=blocks,
         block_size=_BLOCK,
-        frame_limit=frame_limit or loaded.max_positions,
-        attention=attention,
+        frame_limit=loaded.max_positions,
     )
 
 
@@ -95,10 +89,9 @@ def ask_together(
     engine: Engine,
     tapes: Sequence[Tape],
     questions: Sequence[Sequence[int]],
-    choices: tuple[int, ...] | None = None,
 ) -> list[Reply]:
     """One pass with a fork per question; includes creating and dropping the forks."""
-    (replies,) = answer_together(engine, tapes, questions, 1, choices)
+    (replies,) = answer_together(engine, tapes, questions, 1)
     return replies
 
 
@@ -107,14 +100,13 @@ def answer_together(
     tapes: Sequence[Tape],
     questions: Sequence[Sequence[int]],
     tokens: int,
-    choices: tuple[int, ...] | None = None,
 ) -> Iterator[list[Reply]]:
     """Passes with a fork per question, each an answer token further."""
     forks = [tape.fork() for tape in tapes]
     appended = questions
     try:
         for _ in range(tokens):
-            yield (replies := append(engine, forks, appended, choices))
+            yield (replies := append(engine, forks, appended))
             appended = [[reply.token] for reply in replies]
     finally:
         for fork in forks:
@@ -126,23 +118,17 @@ def append(
     engine: Engine,
     forks: Sequence[Fork],
     tokens: Sequence[Sequence[int]],
-    choices: tuple[int, ...] | None = None,
 ) -> list[Reply]:
-    """One pass that appends to every fork and samples its next token, one of ``choices`` if there are any."""
+    """One pass that appends to every fork and samples its next token."""
     for fork, own in zip(forks, tokens, strict=True):
         if not fork.acquire(len(own)):
             raise RuntimeError("the pool is too small for the questions")
-    chunks = [Chunk(fork, own, choices=choices) for fork, own in zip(forks, tokens, strict=True)]
+    chunks = [Chunk(fork, own) for fork, own in zip(forks, tokens, strict=True)]
     return [
         Reply(choice.token, choice.top1, choice.top1 - choice.top2)
         for choice in engine.execute(chunks)
         if choice is not None  # every fork is sampled
     ]
-
-
-def read(engine: Engine, tape: Tape, records: Sequence[Sequence[int]]) -> None:
-    """Append ``records`` to ``tape`` in one pass, and commit."""
-    read_together(engine, [tape], [records])
 
 
 @torch.inference_mode()
@@ -171,16 +157,16 @@ class Regions:
 
     def ingest(self, records: Sequence[Sequence[int]]) -> None:
         """One STREAM pass and a commit, as in the scheduler."""
-        read(self.engine, self.tape, records)
+        read_together(self.engine, [self.tape], [records])
 
     def fill(self, records: Sequence[Sequence[int]]) -> None:
         """Read a context whose reading is not measured, in passes of an update's size."""
         for start in range(0, len(records), PAPER.bars):
             self.ingest(records[start : start + PAPER.bars])
 
-    def ask(self, question: Sequence[int], choices: tuple[int, ...] | None = None) -> Reply:
+    def ask(self, question: Sequence[int]) -> Reply:
         """Fork, one pass, release."""
-        (reply,) = ask_together(self.engine, [self.tape], [question], choices)
+        (reply,) = ask_together(self.engine, [self.tape], [question])
         return reply
 
 
@@ -190,19 +176,7 @@ class KeptCache:
     def __init__(self, model: Any, frozen: Sequence[int]) -> None:
         self._model = model
         self._cache = DynamicCache(config=model.config)
-        self._dropped = 0
-        if frozen:
-            self.ingest([frozen])
-
-    @classmethod
-    def copied(cls, model: Any, pool: KVPool, tape: Tape) -> KeptCache:
-        """A cache with the KV of ``tape``, not computed again: before an eviction both are the same."""
-        places = [torch.arange(extent.slot, extent.slot + extent.length) for extent in tape.extents]
-        slots = torch.cat(places)
-        kept = cls(model, ())
-        for layer, (keys, values) in enumerate(zip(pool.keys, pool.values, strict=True)):
-            kept._cache.update(keys[None, :, slots], values[None, :, slots], layer)
-        return kept
+        self.ingest([frozen])
 
     def ingest(self, records: Sequence[Sequence[int]]) -> None:
         """One pass that extends the cache."""
@@ -222,21 +196,8 @@ class KeptCache:
         self._cache.crop(-(len(question) + tokens - 1))
 
     @torch.inference_mode()
-    def cut(self, start: int, tokens: int) -> None:
-        """Drop the KV of ``tokens`` tokens from ``start``; what was before stands directly before the rest.
-
-        The rest keeps its positions and its KV; the keys before are rotated forward, for Llama's layout.
-        """
-        cos, sin = self._model.get_decoder().rotary_emb(self._cache.layers[0].keys, torch.tensor([[tokens]]))
-        for layer in self._cache.layers:
-            before = apply_rotary_pos_emb(layer.keys[:, :, :start], layer.keys[:, :, :0], cos, sin)[0]
-            layer.keys = torch.cat((before, layer.keys[:, :, start + tokens :]), 2)
-            layer.values = torch.cat((layer.values[:, :, :start], layer.values[:, :, start + tokens :]), 2)
-        self._dropped += tokens
-
-    @torch.inference_mode()
     def _forward(self, tokens: Sequence[int]) -> torch.Tensor:
-        position = self._cache.get_seq_length() + self._dropped
+        position = self._cache.get_seq_length()
         output = self._model(
             input_ids=torch.tensor([tokens]),
             position_ids=torch.arange(position, position + len(tokens))[None],

@@ -1,14 +1,10 @@
-"""Question and ingest latency on the paper's scenario, ours next to two references, on the same tokens.
-
-Then on a tape at its retention limit: 256 bars stay, 55 enter and leave between questions.
-"""
+"""Question and ingest latency on the paper's scenario, ours next to two references, on the same tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import Any, NamedTuple
 
 from bench.engine.contenders import (
@@ -20,7 +16,6 @@ from bench.engine.contenders import (
     agree,
     engine_for,
     load,
-    model_of,
 )
 from bench.engine.floor import Floors, causal
 from bench.engine.rates import MachineRates
@@ -204,43 +199,3 @@ class Race:
     def _compare(self, ours: Reply, other: Reply) -> None:
         self._agreed.append(agree(ours, other, self._context))
         self._difference = max(self._difference, abs(ours.logit - other.logit))
-
-
-def window(run: SuiteRun) -> Iterator[Figure]:
-    """Questions on a tape whose oldest bars go as new ones come, next to one that has just grown to that
-    length and stays. *Dense*: the unmodified model over the same window sent again as a prompt.
-    """
-    n, updates, each, repeats = run.sized((256, 10, 55, 4), (12, 6, 5, 2))
-    frame_limit = run.sized(8192, 400)  # the daemon's default, so that position frames change during the run
-    loaded, plain = model_of(run)
-    scenario = make_scenario(loaded, Size(n, updates, each))
-    bars = [*scenario.first, *chain.from_iterable(scenario.updates)]
-    retention = Retention(n * max(map(len, bars)), n)
-    # two windows, and a block or two of the eviction; one reader at a time
-    engine = engine_for(loaded, 3 * retention.tokens, frame_limit=frame_limit)
-    grown, sliding = (Regions(engine, scenario.frozen, retention) for _ in range(2))
-    for regions in (grown, sliding):
-        regions.fill(scenario.first)
-        regions.ask(scenario.question)
-    ask, ingest, extents = Turns(sliding.ask, grown.ask), Turns(sliding.ingest), list[int]()
-    for update in scenario.updates:
-        ingest(update)
-        extents.append(len(sliding.tape.extents))
-        for _ in range(repeats):
-            ask(scenario.question)
-    dense = Dense(plain, scenario.frozen)
-    dense.ingest(bars[-n:])
-    repeated = Turns(dense.ask)
-    for _ in range(run.sized(2, 1)):
-        repeated(scenario.question)
-    setting: Setting = {
-        "bars": n, "bars in and out": each, "times": updates,
-        "tokens evicted": sliding.tape.evicted_tokens, "positions a frame": frame_limit,
-    }  # fmt: skip
-    (ours, as_long), against = ask.ns, "as long, just grown"
-    yield from latency("question", ours, setting, "", against, as_long, goals={0.5: Goal(1.0)})
-    yield from latency("question", ours, setting, "", "dense", repeated.ns[0], at=(0.5,), paired=False)
-    yield from latency("reading an update", ingest.ns[0], setting, at=(0.5,))
-    figure = partial(Figure, setting=setting, against=against)
-    yield figure("tokens seen", sliding.tape.live_tokens, reference=sum(map(len, scenario.first)))
-    yield figure("extents seen, most", max(extents), reference=len(grown.tape.extents))

@@ -5,7 +5,6 @@ Runs in llama.cpp's environment: imports only that, numpy, gguf and the standard
 
 from __future__ import annotations
 
-from collections import deque
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ _BATCH_TOKENS = 2048
 
 
 class LlamaCpp:
-    """A context for each session; one that has more bars than it keeps is prefilled again on an update.
+    """A context for each session.
 
     Without flash attention, which is slower and less exact for a short question behind a long cache; it reads
     faster, but in float32 only.
@@ -45,20 +44,14 @@ class LlamaCpp:
             )
             for _ in range(opening.sessions)
         ]
-        self._frozen, self._keep = opening.frozen, opening.records
-        self._windows: list[deque[Record]] = [deque(maxlen=opening.records) for _ in self._contexts]
         for context in self._contexts:
             context.eval(opening.frozen)
         return f"llama-cpp-python {llama_cpp.__version__}"
 
     def read(self, records: list[list[Record]]) -> bool:
         """Extend each context."""
-        for context, window, own in zip(self._contexts, self._windows, records, strict=True):
-            slides = self._keep is not None and len(window) + len(own) > self._keep
-            window.extend(own)
-            if slides:
-                context.n_tokens = len(self._frozen)
-            context.eval(list(chain.from_iterable(window if slides else own)))
+        for context, own in zip(self._contexts, records, strict=True):
+            context.eval(list(chain.from_iterable(own)))
         return True
 
     def ask(self, ask: Ask) -> Answered:

@@ -16,12 +16,12 @@ from bench.figures import Figure, Goal, Setting, median_ratio, quantiles
 from bench.peers.conductor import Conductor
 from bench.peers.process import Peer
 from bench.peers.protocol import Answered, Reply, Took
-from bench.peers.scenarios import BURST, GROW, MULTI, SLIDE, Plan, Run, run_of
+from bench.peers.scenarios import BURST, GROW, MULTI, Plan, Run, run_of
 from bench.run import SuiteRun
 from engine.model.chat_format import PromptFormat
 from engine.model.embedded import embedded_directory
 
-KEPT, CUT, OURS = "kept cache", "kept cache, cut", "ours"
+KEPT, OURS = "kept cache", "ours"
 RESENT, WARMED, LLAMA = "vLLM, re-sent", "vLLM, warmed", "llama.cpp"
 _TINY = {"hidden": 256, "layers": 2}
 _GOALS: dict[tuple[str, str, str, str], float] = {
@@ -30,7 +30,6 @@ _GOALS: dict[tuple[str, str, str, str], float] = {
     ("grow", "float32", "a further token", WARMED): 0.8,
     ("grow", "bfloat16", "question", WARMED): 0.6,
     ("grow", "bfloat16", "reading", WARMED): 0.9,
-    ("slide", "float32", "question", KEPT): 0.5,
     ("burst", "float32", "question", KEPT): 0.25,
     ("multi", "float32", "question", KEPT): 0.25,
 }
@@ -49,14 +48,6 @@ def grow(run: SuiteRun) -> Iterator[Figure]:
     the question.
     """
     yield from _measured(run, GROW)
-
-
-def slide(run: SuiteRun) -> Iterator[Figure]:
-    """256 bars are kept, 15 times 55 come and go, and a question. The kept cache is prefilled again when an
-    update comes, as are llama.cpp and vLLM: exact. *Cut*: its oldest bars are cut out, which is approximate,
-    because what stays has read them; ours does the same.
-    """
-    yield from _measured(run, SLIDE)
 
 
 def burst(run: SuiteRun) -> Iterator[Figure]:
@@ -105,10 +96,10 @@ class Results:
         return {name: values for name, values in found.items() if values}
 
 
-def peers_of(run: SuiteRun, plan: Plan) -> list[Peer]:
+def peers_of(run: SuiteRun) -> list[Peer]:
     """Everyone who could take part; those without an environment lack their engine and say so."""
     threads = {"OMP_NUM_THREADS": str(run.threads)}
-    own = {KEPT: "kept:Kept", OURS: "ours:Ours"} | ({CUT: "kept:Cut"} if plan.keep else {})
+    own = {KEPT: "kept:Kept", OURS: "ours:Ours"}
     others = {RESENT: ("vllm:Resent", run.vllm), WARMED: ("vllm:Warmed", run.vllm)}
     others[LLAMA] = ("llama:LlamaCpp", run.llama)
     peers = [Peer(name, f"bench.peers.{target}", None, threads) for name, target in own.items()]
@@ -144,7 +135,7 @@ def _measured(run: SuiteRun, plan: Plan) -> Iterator[Figure]:
     """All dtypes in turn, each with processes of its own."""
     model = embedded_directory(**(_TINY if run.quick else EIGHTY_SHAPE))
     prompt = PromptFormat.of(AutoTokenizer.from_pretrained(model, local_files_only=True))
-    peers, plan = peers_of(run, plan), run.sized(plan, plan.quick)
+    peers, plan = peers_of(run), run.sized(plan, plan.quick)
     for dtype in run.dtypes:
         run.say(f"{plan.name}, {dtype}, weights in {model}")
         scenario = run_of(plan, prompt, str(model), dtype, run.threads)
@@ -153,15 +144,15 @@ def _measured(run: SuiteRun, plan: Plan) -> Iterator[Figure]:
             Conductor(Path(directory), run.seed, run.say) as conductor,
         ):
             found = race(scenario, peers, conductor)
-        yield from taking_part(plan, dtype, found, conductor.about, conductor.lost)
+        yield from taking_part(dtype, found, conductor.about, conductor.lost)
         yield from figures(plan, dtype, found, [each.context for each in scenario.rounds])
 
 
 def taking_part(
-    plan: Plan, dtype: str, found: Mapping[str, Results], about: Mapping[str, str], lost: Mapping[str, str]
+    dtype: str, found: Mapping[str, Results], about: Mapping[str, str], lost: Mapping[str, str]
 ) -> Iterator[Figure]:
     """Who took part in how many rounds, by which engine, and why others did not."""
-    for name in (KEPT, *([CUT] if plan.keep else []), OURS, RESENT, WARMED, LLAMA):
+    for name in (KEPT, OURS, RESENT, WARMED, LLAMA):
         why = lost.get(name, "" if name in about else "absent: no environment given").partition("\n")[0]
         setting: Setting = {"contestant": name, "engine": "; ".join(filter(None, (about.get(name), why)))}
         rounds = len(found[name].asked) if name in found else 0

@@ -12,9 +12,6 @@ from bench.peers.protocol import Answered, Ask, Opening, Record
 from engine.model.loading import load_model
 from regions.tape import Retention
 
-_FRAME = 8192
-"""Positions of a frame where bars are evicted: the daemon's default."""
-
 
 class Ours:
     """Tapes of one engine; a question is a fork that is dropped afterwards."""
@@ -23,12 +20,10 @@ class Ours:
         """Load the model and open a tape for each session."""
         torch.set_num_threads(opening.threads)
         loaded = load_model(Path(opening.model), dtype=opening.dtype, device="cpu")
-        held, slides = opening.tokens - len(opening.frozen), opening.records is not None
-        tokens = len(opening.frozen) + opening.sessions * held * (3 if slides else 1)
-        self._engine = engine_for(
-            loaded, tokens, readers=opening.questions, frame_limit=_FRAME if slides else None
-        )
-        retention = Retention(held, opening.records or 0)
+        held = opening.tokens - len(opening.frozen)
+        tokens = len(opening.frozen) + opening.sessions * held
+        self._engine = engine_for(loaded, tokens, readers=opening.questions)
+        retention = Retention(held)
         names = (str(session) for session in range(opening.sessions))
         self._tapes = [self._engine.open_tape(name, opening.frozen, retention) for name in names]
         return f"torch {torch.__version__}, {type(self._engine.attention).__name__}"

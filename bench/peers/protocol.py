@@ -17,9 +17,8 @@ Record = list[int]
 class Opening:
     """The first message: what to load, and the sessions to open. All token ids are of that model.
 
-    ``frozen``: what every session begins with; ``records``: bars that a session keeps, all if None;
-    ``tokens``: most tokens of a session, its frozen ones and the window included; ``questions`` at once, of
-    at most ``question`` tokens with their answers.
+    ``frozen``: what every session begins with; ``tokens``: most tokens of a session, its frozen ones
+    included; ``questions`` at once, of at most ``question`` tokens with their answers.
     """
 
     model: str
@@ -27,7 +26,6 @@ class Opening:
     threads: int
     frozen: list[int]
     sessions: int
-    records: int | None
     tokens: int
     questions: int
     question: int
@@ -43,7 +41,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Update:
-    """New bars of every session. Where a session's window is full, its oldest go."""
+    """New bars of every session."""
 
     records: list[list[Record]]
 

@@ -1,13 +1,12 @@
-"""The four scenarios, as messages: a growing tape, a sliding one, six questions at once, eight sessions."""
+"""The scenarios, as messages: a growing tape, six questions at once, eight sessions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import NamedTuple
 
 from bench.engine.batches import standing_texts
-from bench.engine.scenario import PAPER, Records, Scenario, Size, scenario_in
+from bench.engine.scenario import PAPER, Size, scenario_in
 from bench.peers.protocol import Ask, Opening, Update
 from engine.model.chat_format import PromptFormat
 
@@ -16,7 +15,7 @@ _SEED = 7
 
 @dataclass(frozen=True)
 class Plan:
-    """``size`` of each of ``sessions``; ``keep``: bars that stay, all if None.
+    """``size`` of each of ``sessions``.
 
     ``questions``: to each session after each update; ``decoded``: tokens after the first of a further
     question, which comes last in a round, if any.
@@ -25,7 +24,6 @@ class Plan:
     name: str
     size: Size = PAPER
     sessions: int = 1
-    keep: int | None = None
     questions: int = 1
     decoded: int = 0
 
@@ -36,14 +34,12 @@ class Plan:
             self,
             size=Size(12, 3, 5),
             sessions=min(3, self.sessions),
-            keep=self.keep and 12,
             questions=min(3, self.questions),
             decoded=min(3, self.decoded),
         )
 
 
 GROW = Plan("grow", decoded=8)
-SLIDE = Plan("slide", Size(256, 15, 55), keep=256)
 BURST = Plan("burst", questions=6)
 MULTI = Plan("multi", Size(100, 15, 20), sessions=8)
 
@@ -80,32 +76,20 @@ def run_of(plan: Plan, prompt: PromptFormat, model: str, dtype: str, threads: in
         threads=threads,
         frozen=frozen,
         sessions=plan.sessions,
-        records=plan.keep,
-        tokens=len(frozen) + _window(plan, tapes),
+        tokens=max(tape.tokens for tape in tapes),
         questions=len(asked),
         question=max(map(len, questions)) + 1 + plan.decoded,
     )
     asks = [Ask(asked)]
     if plan.decoded:
         asks.append(Ask([(0, questions[-1])], 1 + plan.decoded))
-    rounds, own = [], [list(tape.first) for tape in tapes]
+    rounds, context = [], len(frozen) + sum(map(len, tapes[0].first))
     for number in range(plan.size.rounds):
-        update = [tape.updates[number] for tape in tapes]
-        for seen, new in zip(own, update, strict=True):
-            seen += new
-            del seen[: len(seen) - (plan.keep or len(seen))]
-        rounds.append(Round(len(frozen) + sum(map(len, own[0])), Update(update)))
+        context += sum(map(len, tapes[0].updates[number]))
+        rounds.append(Round(context, Update([tape.updates[number] for tape in tapes])))
     step = PAPER.bars
     fill = [
         Update([tape.first[start : start + step] for tape in tapes])
         for start in range(0, plan.size.first, step)
     ]
     return Run(opening, fill, asks, rounds)
-
-
-def _window(plan: Plan, tapes: list[Scenario]) -> int:
-    """Most tokens of a session behind its frozen ones."""
-    bars: list[Records] = [[*tape.first, *chain.from_iterable(tape.updates)] for tape in tapes]
-    if plan.keep is None:
-        return max(sum(map(len, each)) for each in bars)
-    return plan.keep * max(len(bar) for each in bars for bar in each)

@@ -6,7 +6,6 @@ Runs in vLLM's environment: imports only that and the standard library.
 from __future__ import annotations
 
 import os
-from collections import deque
 from itertools import chain, count
 from typing import Any
 
@@ -49,25 +48,21 @@ class Resent:
         )
         self._engine: Any = llm.llm_engine
         self._parameters = vllm.SamplingParams
-        self._frozen, self._keep = opening.frozen, opening.records
-        self._windows: list[deque[Record]] = [deque(maxlen=opening.records) for _ in range(opening.sessions)]
+        self._prompts = [list(opening.frozen) for _ in range(opening.sessions)]
         self._numbers = count()
         return f"vllm {vllm.__version__}, torch {torch.__version__}"
 
     def read(self, records: list[list[Record]]) -> bool:
         """Remember the bars."""
-        for window, own in zip(self._windows, records, strict=True):
-            window.extend(own)
+        for prompt, own in zip(self._prompts, records, strict=True):
+            prompt.extend(chain.from_iterable(own))
         return False
 
     def ask(self, ask: Ask) -> Answered:
         """All questions are requests at the same time."""
-        prompts = [self._prompt(session) + question for session, question in ask.questions]
+        prompts = [self._prompts[session] + question for session, question in ask.questions]
         clock = Clock()
         return clock.answered(self._generate(prompts, ask.tokens, clock))
-
-    def _prompt(self, session: int) -> list[int]:
-        return [*self._frozen, *chain.from_iterable(self._windows[session])]
 
     def _generate(self, prompts: list[list[int]], tokens: int, clock: Clock) -> list[list[int]]:
         """Greedy answers of ``tokens`` tokens."""
@@ -90,6 +85,5 @@ class Warmed(Resent):
     def read(self, records: list[list[Record]]) -> bool:
         """All sessions are requests at the same time."""
         super().read(records)
-        prompts = [self._prompt(session) for session in range(len(self._windows))]
-        self._generate(prompts, 1, Clock())
+        self._generate([list(prompt) for prompt in self._prompts], 1, Clock())
         return True

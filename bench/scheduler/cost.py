@@ -13,11 +13,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import product
 
-import numpy as np
-
 from bench.figures import Figure, Goal, Setting, quantiles
 from bench.run import SuiteRun, timed
-from bench.scheduler.orders import rank
 from bench.scheduler.paper import SORTING_P99_US
 from engine.step import Chunk, Executor, SampledToken
 from lab.simulation.device import SimDevice
@@ -132,11 +129,10 @@ class CostWorld:
         """Thread time (ns) of ordering all live requests from scratch, as the paper's code does."""
         live, ordering = list(self.live.values()), Ordering(self.policy)
 
-        def by_prefix() -> None:
-            matches = [self.device.cache.match_length(r.prompt, r.spec.salt) for r in live]
-            next(rank(4, np.array([r.id for r in live]), np.array(matches)))
+        def by_prefix(request: Request) -> int:
+            return -self.device.cache.match_length(request.prompt, request.spec.salt)
 
-        return _timed(by_prefix if ordering.by_prefix else partial(live.sort, key=ordering.key))[1]
+        return _timed(partial(live.sort, key=by_prefix if ordering.by_prefix else ordering.key))[1]
 
     def _submit(self) -> None:
         self._submitted += 1

@@ -19,11 +19,8 @@ from bench.figures import Figure, Goal, Setting
 from bench.run import SuiteRun
 from bench.stream.flood import instruments
 from bench.stream.serving import config as serving_config
-from bench.stream.serving import rest
-from bench.stream.sessions import bench_session
+from bench.stream.serving import rest, serving, windowed
 from daemon.config import schema
-from daemon.gateway.gateway import Gateway
-from daemon.gateway.wiring import make_gateway
 from feeds.connector import SinkRoute
 from feeds.durations import parse_duration
 from feeds.queued import QueuedSource
@@ -36,6 +33,7 @@ from lab.plan.plan import simulate, symbol_intervals
 from lab.plan.sources import Sources, sources_of
 from lab.profile.device_profile import profile
 from metrics.histogram import Words, quantile
+from metrics.store import MetricStore
 from scheduler.costs import CostModel
 from scheduler.costs import load as load_profile
 
@@ -66,7 +64,7 @@ class PredictedPlan:
     seconds: float = 20.0
 
 
-QUICK = PredictedPlan(((1, "250ms", 20),), window=4, seconds=1.0)
+_QUICK = PredictedPlan(((1, "250ms", 20),), window=4, seconds=1.0)
 
 
 def measure(run: SuiteRun) -> Iterator[Figure]:
@@ -75,11 +73,7 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     on a profile that is measured first, in the same run; the reference is what the daemon then measures
     itself (`foretick_stage_seconds`). The goal: a median error of at most 25 %.
     """
-    return figures(run.sized(PredictedPlan(), QUICK), run)
-
-
-def figures(sizes: PredictedPlan, run: SuiteRun) -> Iterator[Figure]:
-    """Quantiles of both stages at each load, then the median error of the medians."""
+    sizes = run.sized(PredictedPlan(), _QUICK)
     model = schema.ModelConfig(threads=run.threads)
     costs = profiled(replace(serving_config(model, ()), process=_PROCESS), quick=run.quick)
     off: list[float] = []
@@ -94,32 +88,16 @@ def figures(sizes: PredictedPlan, run: SuiteRun) -> Iterator[Figure]:
                 found = quantile(measured.counts[stage], q) / 1e6
                 ahead = getattr(ours, name) * 1e3 if ours else 0.0
                 yield Figure(
-                    f"{stage} {name}",
-                    ahead,
-                    unit="ms",
-                    setting=setting,
-                    against="measured",
-                    reference=found,
+                    f"{stage} {name}", ahead, "ms", setting=setting, against="measured", reference=found,
                     n=int(measured.counts[stage].sum()),
-                )
+                )  # fmt: skip
                 if name == "p50" and found and ours:
                     off.append(abs(ahead / found - 1))
-        yield Figure(
-            "utilisation",
-            100 * predicted.utilisation_ratio,
-            unit="%",
-            setting=setting,
-            against="measured",
-            reference=100 * measured.utilisation,
-        )
-    yield Figure(
-        "median error of the predicted p50",
-        100 * median(off),
-        unit="%",
-        setting={"loads": len(sizes.loads)},
-        goal=Goal(25.0, of="ours"),
-        n=len(off),
-    )
+        busy, measured_busy = 100 * predicted.utilisation_ratio, 100 * measured.forward_s
+        yield Figure("utilisation", busy, "%", "", setting, "measured", measured_busy)
+    error, goal = 100 * median(off), Goal(25.0, of="ours")
+    name, loads = "median error of the predicted p50", {"loads": len(sizes.loads)}
+    yield Figure(name, error, "%", setting={**loads}, goal=goal, n=len(off))
 
 
 def profiled(config: schema.Config, *, quick: bool) -> CostModel:
@@ -142,7 +120,7 @@ def sources_for(
     """What is planned and then run."""
     markets = instruments(sessions, 1)
     config = replace(
-        serving_config(model, (bench_session(market, sizes.window) for market in markets)),
+        serving_config(model, (windowed(market, sizes.window) for market in markets)),
         bars=schema.BarsConfig(interval=parse_duration(bar)),
         source=schema.SourceConfig(backlog_policy="skip"),
         process=_PROCESS,
@@ -158,39 +136,28 @@ async def _measured(sources: Sources, load: Load, warm: int) -> Measured:
         for seconds in (_LEAD * interval * 1e-9, load.seconds)
     )
     source = PacedSource(list(sources.symbols), interval)
-    gateway = make_gateway(sources.config, source=source, routes=[SinkRoute(CountingSink(), "answers")])
-    try:
-        await gateway.start()
+    async with serving(sources.config, source, [SinkRoute(CountingSink(), "answers")]) as gateway:
         source.warm(warm)
         await rest(gateway)
         await source.play(lead)
-        before = _Read.of(gateway)
+        before = _read(gateway.store)
         await source.play(every)
         await asyncio.sleep(_SETTLE_S)
-        after = _Read.of(gateway)
-    finally:
-        await gateway.stop()
+        after = _read(gateway.store)
     counts = {stage: after.counts[stage] - before.counts[stage] for stage in _STAGES}
     return Measured(counts, (after.forward_s - before.forward_s) / load.seconds)
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Histograms by stage, and the share of the time in forward passes."""
+class Measured(NamedTuple):
+    """Histograms by stage, and the forward passes' seconds: so far, or of each second."""
 
-    counts: dict[str, Words]
-    utilisation: float
-
-
-class _Read(NamedTuple):
     counts: dict[str, Words]
     forward_s: float
 
-    @classmethod
-    def of(cls, gateway: Gateway) -> _Read:
-        store = gateway.store
-        counts = {stage: store.buckets(_SECONDS, stage=stage).copy() for stage in _STAGES}
-        return cls(counts, store.total_seconds(_SECONDS, stage="forward"))
+
+def _read(store: MetricStore) -> Measured:
+    counts = {stage: store.buckets(_SECONDS, stage=stage).copy() for stage in _STAGES}
+    return Measured(counts, store.total_seconds(_SECONDS, stage="forward"))
 
 
 class PacedSource(QueuedSource):
@@ -217,13 +184,11 @@ class PacedSource(QueuedSource):
         for at, _, of in ticks:
             wait = begin + at - time.time_ns()
             if wait > 0:
-                self._flush(due)
+                if due:
+                    self.put(due)
                 due = []
                 await asyncio.sleep(wait * 1e-9)
             due.append(self._trade(begin + at, of))
-        self._flush(due)
-
-    def _flush(self, due: list[Incoming]) -> None:
         if due:
             self.put(due)
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from bench.engine.contenders import embedded
 from bench.figures import Figure, Goal, Setting, over_better, quantiles
 from bench.run import SuiteRun, spread
-from bench.scheduler.engine import Replayed, limits, profile, rate, replay
+from bench.scheduler.replay import Replayed, profile, replay
 from engine.model.loaded import LoadedModel
 from lab.simulation.inputs import Input, merged
 from lab.simulation.run import Setup, paper_limits, simulate
@@ -29,6 +29,7 @@ from lab.simulation.tokens import Segments
 from lab.simulation.workload import Library
 from scheduler.costs import CostModel
 from scheduler.costs import load as profile_named
+from scheduler.interfaces import Limits
 from scheduler.policies import Ordering
 
 POLICIES = ("fcfs", "lpm", "klpm", "klpm-adaptive")
@@ -85,10 +86,21 @@ class PrefixCase:
             pool,
             block_size=_BLOCK,
             ordering=Ordering(self.policy, _K),
-            limits=limits(self.batch_tokens, pool) if self.batch_tokens else paper_limits(),
+            limits=_limits(self.batch_tokens, pool) if self.batch_tokens else paper_limits(),
             prefix_cache=True,
             seed=self.seed,
         )
+
+
+def _limits(batch_tokens: int, pool_tokens: int) -> Limits:
+    """The paper's batching in passes that a CPU runs in a fraction of a second."""
+    return paper_limits(
+        max_batch_tokens=batch_tokens,
+        chunk_min=batch_tokens,
+        chunk_max=batch_tokens,
+        eviction="recompute",
+        max_prompt_tokens=pool_tokens,
+    )
 
 
 class PrefixRow(NamedTuple):
@@ -109,12 +121,12 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     """
     loaded, costs, processes = embedded(run), profile_named(_PROFILE), run.sized(2, 0)
     seeds, requests, rates = run.sized((16, 1200, (0.8, 1.0, 1.2, 1.5)), (1, 24, (1.2,)))
-    cases = _cases(PAPER, rate(costs, PAPER.mean), rates, seeds, requests)
+    cases = _cases(PAPER, costs, rates, seeds, requests)
     simulated = spread(partial(_simulate, costs), cases, processes)
     real_seeds, requests, rates = run.sized((4, 200, (0.8, 1.2, 1.6)), (1, 4, (50.0,)))
     batch_tokens = run.sized(512, 64)
     here = profile(loaded, batch_tokens, 1024, quick=run.quick)
-    cases = _cases(TINY, rate(here, TINY.mean), rates, seeds, requests, batch_tokens)
+    cases = _cases(TINY, here, rates, seeds, requests, batch_tokens)
     predicted = spread(partial(_simulate, here), cases, processes)
     real = _real([case for case in cases if case.seed < real_seeds], loaded, here, run.say)
     yield from figures(real, "On the engine, embedded model")
@@ -194,8 +206,14 @@ def inputs(case: PrefixCase) -> Iterator[Input]:
 
 
 def _cases(
-    shape: Shape, qps: float, rates: Sequence[float], seeds: int, requests: int, batch: int | None = None
+    shape: Shape,
+    costs: CostModel,
+    rates: Sequence[float],
+    seeds: int,
+    requests: int,
+    batch: int | None = None,
 ) -> list[PrefixCase]:
+    qps = 1e9 / costs.recompute_ns(round(shape.mean))
     return [
         PrefixCase(load, shape, part, part * qps, policy, seed, requests, batch)
         for load, part, policy, seed in product(("sessions", "regulars"), rates, POLICIES, range(seeds))

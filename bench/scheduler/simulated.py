@@ -14,7 +14,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from bench.figures import AT, Figure, Goal, Setting, over_better, quantiles
+from bench.figures import Figure, Goal, Setting, over_better, quantiles
 from bench.run import SuiteRun, spread
 from bench.scheduler import paper
 from lab.simulation.run import Result, Setup, paper_limits, simulate
@@ -32,6 +32,8 @@ _JUDGED = ("fcfs", "lcas", "lcas-fair")
 """Policies that must never be slower than vLLM-NS."""
 _TITLES = {"crawler": "Crawler (append mode)", "anns": "ANNS (update mode)"}
 _COLUMNS = ("swaps", "recomputes", "invalidated_tokens")
+_AT = {"P50": 0.5, "P95": 0.95, "P99": 0.99}
+"""Quantiles of TTFT, by their names in tables."""
 _MANY = 10_000
 """Invalidated tokens of a request that count as many (section 6.5)."""
 
@@ -208,7 +210,7 @@ def under_pressure(rows: Sequence[SimulatedRow], table: str) -> Iterator[Figure]
 
 def _seconds(row: SimulatedRow, figure: Callable[..., Figure]) -> Iterator[Figure]:
     yield figure("TTFT mean", row.mean_s, "s")
-    for name, value in zip(AT, row.ttft_s, strict=True):
+    for name, value in zip(_AT, row.ttft_s, strict=True):
         samples = list(row.p99_s) if name == "P99" else []
         yield figure(f"TTFT {name}", value, "s", n=row.requests, samples=samples)
     yield figure("completion", row.completion_s, "s")
@@ -221,7 +223,7 @@ def _speed_ups(
     theirs: Mapping[str, float | paper.Range],
     p99_goal: Goal | None = None,
 ) -> Iterator[Figure]:
-    for name, ours, other in zip(AT, row.ttft_s, base.ttft_s, strict=True):
+    for name, ours, other in zip(_AT, row.ttft_s, base.ttft_s, strict=True):
         reference = theirs.get(name)
         against, goal = "paper" if reference else "", p99_goal if name == "P99" else None
         yield figure(f"{name} speed-up", other / ours, against=against, reference=reference, goal=goal)
@@ -252,7 +254,7 @@ def _run(pool_tokens: int, case: SimulatedCase) -> SimulatedRow:
         requests=sum(len(result.answered) for result in results),
         failed=sum(int((~result.answered).sum()) for result in results),
         mean_s=float(ttft.mean()),
-        ttft_s=quantiles(ttft, *AT.values()),
+        ttft_s=quantiles(ttft, *_AT.values()),
         p99_s=[float(np.quantile(result.ttft_ns / 1e9, 0.99)) for result in results],
         completion_s=float(np.mean([result.ended_ns / 1e9 for result in results])),
         busy=float(np.mean([result.busy_ns / result.ended_ns for result in results])),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from feeds.codec import encode
-from feeds.source import CommitPoint, Incoming, Kind, Partition
+from feeds.queued import QueuedSource
+from feeds.source import Incoming
 from feeds.synthetic import Instrument, SyntheticTape
 
 _TICK = 10_000_000
@@ -38,18 +39,13 @@ def payloads(markets: list[Instrument], total: int, seed: int = 7) -> list[tuple
     ]
 
 
-class FloodSource:
+class FloodSource(QueuedSource):
     """Yields ``first`` at once; after `open` it yields ``records`` as fast as they are taken."""
 
-    name = "flood"
-    kind: Kind = "pausing"
-    lost = 0
-
     def __init__(self, first: Records, records: Records, batch: int) -> None:
-        self._first, self._records = first, records
-        self._batch = batch
-        self._open = asyncio.Event()
-        self._running = asyncio.Event()
+        super().__init__("flood")
+        self._first, self._records, self._batch = first, records, batch
+        self._open, self._running = asyncio.Event(), asyncio.Event()
         self._running.set()
         self.given = 0
 
@@ -61,9 +57,6 @@ class FloodSource:
     def dry(self) -> bool:
         """Whether the flood has ended: later measurements are without it."""
         return self.given >= len(self._records)
-
-    async def start(self) -> None:
-        """Nothing to connect to."""
 
     async def batches(self) -> AsyncGenerator[list[Incoming], None]:
         """Batches until no records are left."""
@@ -84,9 +77,6 @@ class FloodSource:
     def resume(self) -> None:
         """Continue."""
         self._running.set()
-
-    async def commit(self, points: Mapping[Partition, CommitPoint]) -> None:
-        """Nothing to store."""
 
     async def stop(self) -> None:
         """End at the next batch."""

@@ -12,23 +12,29 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.connection import Connection
 
 import uvloop
+import zmq
 from msgspec.structs import replace
 
 from bench.figures import Figure, Goal, Setting, latency
+from bench.query.clients import in_turn
 from bench.run import SuiteRun
 from bench.stream.flood import FloodSource, instruments, payloads
-from bench.stream.processes import HitSamples, child, watch
-from bench.stream.serving import config, echoing, rest, serving, session_of
+from bench.stream.processes import in_child
+from bench.stream.serving import config, echoing, rest, serving, session_of, total
+from daemon.api.client import QueryClient
 from daemon.config import schema
 from daemon.gateway.gateway import Gateway
+from flash.question import PAPER_SIX
 
 _MARKETS = 3
 _FIRST = 400
 """Records of the idle session."""
 _RING = 4096
 """Records: soon full in a flood."""
+_PAUSE_S = 0.001
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class HitsPlan:
     batch: int = 2000
 
 
-QUICK = HitsPlan(threads=(1,), seconds=2.0, records=300_000)
+_QUICK = HitsPlan(threads=(1,), seconds=0.5, fill_s=0.1, records=120_000)
 
 
 def measure(run: SuiteRun) -> Iterator[Figure]:
@@ -54,11 +60,7 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     the gateway's own event loop, asked in turn. The client waits for each reply, so the counts of hits and
     of computed asks are not the shares that a client would see that asks at random times.
     """
-    return figures(QUICK if run.quick else HitsPlan())
-
-
-def figures(plan: HitsPlan) -> Iterator[Figure]:
-    """Every condition for every number of engine threads."""
+    plan = run.sized(HitsPlan(), _QUICK)
     still, *flooded = instruments(_MARKETS, 4)
     first, records = payloads([still], _FIRST), payloads(flooded, plan.records)
     for threads in plan.threads:
@@ -92,33 +94,45 @@ async def _condition(
     session: str,
 ) -> list[Figure]:
     assert gateway.query is not None  # configured above
-    sessions = [session.name for session in gateway.config.sessions]
 
     def progress() -> tuple[float, float, float, float]:
         forward = gateway.store.total_seconds("foretick_stage_seconds", stage="forward")
-        versions = (gateway.store.value("foretick_versions_total", session=name) for name in sessions)
-        return time.monotonic(), forward, sum(versions), source.given
+        return time.monotonic(), forward, total(gateway, "foretick_versions_total"), source.given
 
     before = progress()
-    seen = await asyncio.to_thread(_client, gateway.query.endpoint, echo, session, plan.seconds)
+    seen = await asyncio.to_thread(in_child, _ask, gateway.query.endpoint, echo, session, plan.seconds)
     wall, forward, versions, given = (b - a for a, b in zip(before, progress(), strict=True))
     setting: Setting = {"records at a time": plan.batch, "condition": condition, "engine threads": threads}
     goals = {0.99: Goal(1.0, of="ours")} if threads == 1 else {}  # one core for the gateway
-    next_to_echo = partial(latency, against="bare echo", reference_ns=seen.echoes, paired=False)
+    hits, computed = seen.get("hit", []), seen.get("computed", [])
+    next_to_echo = partial(latency, against="bare echo", reference_ns=seen["echo"], paired=False)
     figure = partial(Figure, setting=setting)
     return [
-        *(next_to_echo("hit", seen.hits, setting, goals=goals) if seen.hits else ()),
-        *next_to_echo("latest answer", seen.latest, setting),
-        *(latency("computed ask", seen.computed, setting) if seen.computed else ()),
-        figure("hits", len(seen.hits)),
-        figure("computed asks", len(seen.computed)),
+        *(next_to_echo("hit", hits, setting, goals=goals) if hits else ()),
+        *next_to_echo("latest answer", seen["latest answer"], setting),
+        *(latency("computed ask", computed, setting) if computed else ()),
+        figure("hits", len(hits)),
+        figure("computed asks", len(computed)),
         figure("time in forward passes", forward / wall, "share"),
         figure("versions a second", versions / wall),
         figure("records a second", given / wall),
     ]
 
 
-def _client(*arguments: object) -> HitSamples:
-    with child(watch, *arguments) as pipe:
-        seen: HitSamples = pipe.recv()
-        return seen
+def _ask(query: str, echo: str, session: str, seconds: float, pipe: Connection) -> None:
+    """Ask, fetch the latest answer and echo; sends "ready", then the ns of each, by name."""
+    question = PAPER_SIX[0]
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket, QueryClient(query) as client:
+        socket.linger = 0
+        socket.connect(echo)
+        pipe.send("ready")
+        seen = in_turn(
+            {
+                "hit": lambda: client.ask(session, question.text, 1, question.choices or ()).cached,
+                "latest answer": lambda: client.answers(session, question.name),
+                "echo": lambda: (socket.send(b"echo"), socket.recv()),
+            },
+            seconds,
+            _PAUSE_S,
+        )
+    pipe.send(seen)

@@ -15,6 +15,7 @@ from aiokafka import AIOKafkaProducer
 from msgspec.structs import replace
 
 import ingest
+from bench.data.broker import TOPIC, embedded_broker
 from bench.figures import Figure, Goal, Setting, rate
 from bench.run import MeasurementFailed, SuiteRun, timed
 from bench.stream import processes
@@ -28,7 +29,6 @@ from feeds import columns
 from feeds.codec import decode_record
 from feeds.kafka_source import KafkaSource
 from feeds.market_data import DeadLetter
-from feeds.mock_broker import MockBroker, MockUnavailable
 from feeds.source import Source
 from ingest.ring import Ring
 from metrics.store import MetricStore
@@ -44,7 +44,6 @@ STAGES = {
 """The whole path, then each stage alone; records a second."""
 _COMPUTED: dict[str, Goal | None] = {"source and ingest one after the other, computed": None}
 """They share one thread."""
-_TOPIC = "md.trades.v1"
 _BATCH = 2000
 _DEFAULTS = SourceConfig()
 _DEADLINE_S = 120.0
@@ -55,29 +54,21 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     into the data plane in another process, to closed bars as token ids. Each stage is also measured
     alone, on the same records.
     """
-    try:
-        yield from figures(*run.sized((200_000, 16, 3), (5000, 4, 1)))
-    except MockUnavailable as error:
-        raise MeasurementFailed(str(error)) from None
-
-
-def figures(trades: int, markets: int, repeats: int) -> Iterator[Figure]:
-    """Records per second from Kafka to bars, then of each stage alone, in order."""
+    trades, markets, repeats = run.sized((200_000, 16, 3), (800, 2, 1))
     ingest.warm_up()
     columns.warm_up()
     synthetic = instruments(markets, 4)
     records = payloads(synthetic, trades)
     symbols = [market.key for market in synthetic]
     seconds: list[tuple[float, ...]] = []
-    with MockBroker() as broker:
-        broker.create_topic(_TOPIC, len(symbols))
-        uvloop.run(_preload(broker.bootstrap, records, symbols))
+    with embedded_broker(len(symbols)) as broker:
+        uvloop.run(_preload(broker, records, symbols))
         for _ in range(repeats):
             decode = timed(_decode, records)[1] / 1e9
             as_columns = timed(_decode_columns, records, symbols)[1] / 1e9
             taken, plane, alone = uvloop.run(_stages(records, symbols))
-            source = uvloop.run(_source_alone(broker.bootstrap, len(records)))
-            whole, counted = uvloop.run(_whole(broker.bootstrap, len(records), symbols))
+            source = uvloop.run(_source_alone(broker, len(records)))
+            whole, counted = uvloop.run(_whole(broker, len(records), symbols))
             if counted != alone:
                 raise MeasurementFailed(
                     f"bars and tokens: {counted} from Kafka, {alone} from the stages alone"
@@ -150,7 +141,7 @@ async def _preload(bootstrap: str, records: Records, symbols: list[str]) -> None
     await producer.start()
     try:
         for key, payload in records:
-            await producer.send(_TOPIC, payload, key.encode(), partition=partition[key])
+            await producer.send(TOPIC, payload, key.encode(), partition=partition[key])
         await producer.flush()
     finally:
         await producer.stop()
@@ -173,7 +164,7 @@ async def _source_alone(bootstrap: str, total: int) -> float:
 
 
 def _source(bootstrap: str) -> KafkaSource:
-    return KafkaSource("kafka", bootstrap, [_TOPIC], None, max_records=_BATCH)
+    return KafkaSource("kafka", bootstrap, [TOPIC], None, max_records=_BATCH)
 
 
 async def _whole(bootstrap: str, total: int, symbols: list[str]) -> tuple[float, tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Child processes that are ready before measuring and gone afterwards: readers of the ring, a client."""
+"""Child processes that are ready before measuring and gone afterwards, and a reader of the ring."""
 
 from __future__ import annotations
 
@@ -8,19 +8,11 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from multiprocessing.queues import Queue
-from typing import NamedTuple, TypeVar
-
-import numpy as np
-import zmq
+from typing import Any
 
 import ingest
-from bench.run import timed
-from daemon.api.client import QueryClient
-from flash.question import PAPER_SIX
 from ingest.bars import BarPolicy, one_each
 from ingest.plane import BarConsumer, DataPlane, Made, SessionSpec
-from ingest.record import RECORD
 from ingest.ring import Ring
 from ingest.tokens import Tokeniser
 from metrics.store import MetricStore
@@ -29,10 +21,6 @@ _READY_S = 120.0
 _END_S = 10.0
 _SOURCE = "bench"
 _PIECE = re.compile(r"\d{1,3}|\D")
-_READ_BATCH = 4096
-_PAUSE_S = 0.001
-
-T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -56,6 +44,12 @@ def child(work: Callable[..., None], *arguments: object) -> Iterator[Connection]
             process.kill()
             process.join()
         ours.close()
+
+
+def in_child(work: Callable[..., None], *arguments: object) -> Any:
+    """What a child sends when it is done."""
+    with child(work, *arguments) as pipe:
+        return pipe.recv()
 
 
 @contextlib.contextmanager
@@ -117,56 +111,3 @@ def bars(ring_name: str, sessions: list[str], total: int, pipe: Connection) -> N
     pipe.send("ready")
     pipe.send((counted.drain(total), counted.bars, counted.tokens))
     ring.close()
-
-
-def pops(ring_name: str, total: int, pipe: Connection) -> None:
-    """Drain and drop; sends "ready", then (monotonic ns of the end, sum of all sequence numbers)."""
-    ingest.warm_up()
-    ring = Ring.attach(ring_name)
-    out = np.zeros(_READ_BATCH, RECORD)
-    pipe.send("ready")
-    done, checksum = 0, 0
-    while done < total:
-        n = ring.pop(out)
-        checksum += int(out["seq"][:n].sum())
-        done += n
-    pipe.send((time.monotonic_ns(), checksum))
-    ring.close()
-
-
-class HitSamples(NamedTuple):
-    """Round trips in ns: asks answered from the cache and not, requests for the latest answer, echoes."""
-
-    hits: list[int]
-    computed: list[int]
-    latest: list[int]
-    echoes: list[int]
-
-
-def watch(query: str, echo: str, session: str, seconds: float, pipe: Connection) -> None:
-    """Ask, fetch the latest answer and echo, in turn, for so long; sends "ready", then `HitSamples`."""
-    seen, question = HitSamples([], [], [], []), PAPER_SIX[0]
-    with zmq.Context() as context, context.socket(zmq.DEALER) as socket, QueryClient(query) as client:
-        socket.linger = 0
-        socket.connect(echo)
-        pipe.send("ready")
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            reply, ns = _paused(lambda: client.ask(session, question.text, 1, question.choices or ()))
-            (seen.hits if reply.cached else seen.computed).append(ns)
-            seen.latest.append(_paused(lambda: client.answers(session, question.name))[1])
-            seen.echoes.append(_paused(lambda: (socket.send(b"echo"), socket.recv()))[1])
-    pipe.send(seen)
-
-
-def _paused(request: Callable[[], T]) -> tuple[T, int]:
-    """The reply to a request made after a pause, and the ns it took."""
-    time.sleep(_PAUSE_S)
-    return timed(request)
-
-
-def take(queue: Queue[bytes], messages: int, pipe: Connection) -> None:
-    """Take from a queue; sends "ready", then (monotonic ns of the end, bytes)."""
-    pipe.send("ready")
-    size = sum(len(queue.get()) for _ in range(messages))
-    pipe.send((time.monotonic_ns(), size))

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 import zmq
 import zmq.asyncio
+from msgspec.structs import replace
 
 from bench.run import MeasurementFailed
+from daemon.api.client import AsyncQueryClient
+from daemon.api.messages import Answers, AnswersReply, ClientRequest, QueryError, Reply
 from daemon.config import schema
 from daemon.gateway.gateway import Gateway
 from daemon.gateway.wiring import make_gateway
+from feeds.connector import SinkRoute
 from feeds.connectors.zeromq import ZmqSinkConnector
 from feeds.durations import Duration
 from feeds.source import Source
@@ -22,6 +26,9 @@ from feeds.synthetic import Instrument
 _LOOK_S, _STILL = 0.1, 10
 _REST_S = 120.0
 """Longest wait for the first answers."""
+_AGAIN_S = 0.01
+_PATIENCE_S = 1.0
+"""A request to a process that is gone is given up after this time."""
 
 
 def config(model: schema.ModelConfig, sessions: Iterable[schema.SessionConfig]) -> schema.Config:
@@ -45,10 +52,19 @@ def session_of(market: Instrument) -> schema.SessionConfig:
     return schema.SessionConfig(name=market.symbol.lower(), symbol=market.key)
 
 
+def windowed(market: Instrument, window: int) -> schema.SessionConfig:
+    """A session with a window in bars, whatever a bar's tokens."""
+    return replace(
+        session_of(market), retention_tokens=2048, retention_records=window, divergence_every=schema.OFF
+    )
+
+
 @contextlib.asynccontextmanager
-async def serving(settings: schema.Config, source: Source) -> AsyncIterator[Gateway]:
-    """The front of a running daemon."""
-    gateway = make_gateway(settings, source=source)
+async def serving(
+    settings: schema.Config, source: Source | None = None, routes: Sequence[SinkRoute] | None = None
+) -> AsyncIterator[Gateway]:
+    """The gateway of a running daemon. ``source`` and ``routes`` replace the configured ones."""
+    gateway = make_gateway(settings, source=source, routes=routes)
     try:
         await gateway.start()
         yield gateway
@@ -92,3 +108,30 @@ async def rest(gateway: Gateway) -> None:
         still = still + 1 if batches == before > 0 else 0
         before = batches
         await asyncio.sleep(_LOOK_S)
+
+
+def total(gateway: Gateway, counter: str) -> float:
+    """A counter by session, summed over all sessions."""
+    return sum(gateway.store.value(counter, session=each.name) for each in gateway.config.sessions)
+
+
+async def all_live(endpoint: str, sessions: Sequence[str], since: int) -> None:
+    """Wait until every session has an answer read from a trade made after ``since``, ns."""
+
+    def is_live(reply: Reply) -> bool:
+        found = reply.answers if isinstance(reply, AnswersReply) else ()
+        return any(answer.as_of >= since for answer in found)
+
+    for name in sessions:
+        await until(endpoint, Answers(0, name), is_live)
+
+
+async def until(endpoint: str, request: ClientRequest, done: Callable[[Reply], bool]) -> None:
+    """Repeat a request until it is ``done``. A daemon that is started again is another connection."""
+    is_done = False
+    while not is_done:
+        with contextlib.suppress(QueryError):
+            async with AsyncQueryClient(endpoint, _PATIENCE_S) as client:
+                # the daemon does not tell when an answer would be another
+                while not (is_done := done(await client.request(request))):  # noqa: ASYNC110
+                    await asyncio.sleep(_AGAIN_S)

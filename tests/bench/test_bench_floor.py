@@ -1,4 +1,4 @@
-"""Floors take the best library, say which, and old floors are marked as what they are."""
+"""Floors take the best library, and say which."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import torch
 
 from bench.engine.floor import Floors, PassCosts
 from bench.engine.rates import MachineRates, Rate, _total
-from bench.figures import FLOORS, Figure, Machine, Part, Suite
-from bench.render import page
 
 
 def test_the_best_library_is_taken_and_named() -> None:
@@ -44,15 +42,3 @@ def test_every_byte_is_read() -> None:
 def test_floors_say_what_they_are_made_of() -> None:
     floors = Floors(PassCosts(*range(7)), Rate("oneDNN", 4.6e11), Rate("a sum", 3.04e10))
     assert floors.made_of == "460 GFLOP/s (oneDNN), 30.4 GB/s (a sum)"
-
-
-@pytest.mark.parametrize(("setting", "marked"), [({}, True), ({FLOORS: "460 GFLOP/s (oneDNN)"}, False)])
-def test_floors_by_torchs_product_alone_are_marked(setting: dict[str, str], marked: bool) -> None:
-    figure = Figure("one pass", 3.0, "ms", "", {**setting}, "floor", 2.0)
-    part = Part(
-        "standing", "Standing", "What it is.", "foretick bench engine", "abc1234", "2026-01-01 00:00+00:00",
-        9.0, 2, Machine("a processor", 2, "3.11", {}), None, [figure],
-    )  # fmt: skip
-    found = page(Suite("engine", [part]))
-    assert ("too high" in found) == marked
-    assert ("floors by 460 GFLOP/s (oneDNN)." in found) != marked

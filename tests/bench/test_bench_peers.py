@@ -18,18 +18,18 @@ from bench.figures import Figure
 from bench.peers import measure
 from bench.peers.conductor import Conductor
 from bench.peers.contestant import Contestant
-from bench.peers.kept import Cut, Kept
-from bench.peers.measure import CUT, KEPT, OURS, WARMED, Results, figures, peers_of, race, taking_part
+from bench.peers.kept import Kept
+from bench.peers.measure import KEPT, OURS, WARMED, Results, figures, peers_of, race, taking_part
 from bench.peers.ours import Ours
 from bench.peers.process import Peer
 from bench.peers.protocol import Answered, Ask, Opened, Opening, Took, Update, decode, encode
-from bench.peers.scenarios import BURST, GROW, MULTI, SLIDE, Plan, Run, run_of
+from bench.peers.scenarios import BURST, GROW, MULTI, Plan, Run, run_of
 from bench.run import SuiteRun
 from bench.suites import SUITES
 from engine.model.chat_format import PromptFormat
 from engine.model.embedded import embedded_directory
 
-OPENING = Opening("nowhere", "float32", 1, [1, 2, 3], 2, None, 100, 1, 10)
+OPENING = Opening("nowhere", "float32", 1, [1, 2, 3], 2, 100, 1, 10)
 UPDATE, ASK = Update([[[5, 6], [7]], [[8]]]), Ask([(1, [9]), (0, [4, 4])], 2)
 ROOT = Path(__file__).parents[2]
 
@@ -126,7 +126,7 @@ def test_all_are_ended_with_the_conductor(tmp_path: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path; from bench.peers.conductor import Conductor; "
         "from bench.peers.process import Peer; from bench.peers.protocol import Opening; "
-        f"opening = Opening('', '', 1, [], 1, None, 1, 1, 1); directory = Path({str(tmp_path)!r})\n"
+        f"opening = Opening('', '', 1, [], 1, 1, 1, 1); directory = Path({str(tmp_path)!r})\n"
         "with Conductor(directory, 1, lambda text: None) as conductor:\n"
         "    conductor.start([Peer('a', 'tests.bench.fake_peers:Echo')], opening)\n"
         "    print(conductor.pids['a'], flush=True)\n"
@@ -171,13 +171,11 @@ def scenario(plan: Plan, model: Path) -> Run:
     return run_of(plan.quick, prompt, str(model), "float32", 1)
 
 
-@pytest.mark.parametrize(
-    ("plan", "others"), [(GROW, [Kept]), (SLIDE, [Cut]), (BURST, [Kept]), (MULTI, [Kept])]
-)
-def test_all_give_the_same_answers(plan: Plan, others: list[type[Contestant]], model: Path) -> None:
-    """Ours and the kept cache, token by token; on a sliding tape, the cache that is cut as ours is."""
+@pytest.mark.parametrize("plan", [GROW, BURST, MULTI])
+def test_all_give_the_same_answers(plan: Plan, model: Path) -> None:
+    """Ours and the kept cache, token by token."""
     run = scenario(plan, model)
-    contestants: list[Contestant] = [Ours(), *(other() for other in others)]
+    contestants: list[Contestant] = [Ours(), Kept()]
     for contestant in contestants:
         assert "torch" in contestant.open(run.opening)
         for update in run.fill:
@@ -198,26 +196,10 @@ def test_all_give_the_same_answers(plan: Plan, others: list[type[Contestant]], m
     assert asked == expected + (plan.quick.size.rounds if plan.decoded else 0)
 
 
-def test_a_kept_cache_that_is_prefilled_anew_equals_one_that_never_had_more(model: Path) -> None:
-    """After all updates, the exact sliding window answers as a cache of the same bars."""
-    run = scenario(SLIDE, model)
-    slid, fresh = Kept(), Kept()
-    slid.open(run.opening)
-    fresh.open(run.opening)
-    bars = [bar for update in (*run.fill, *(each.update for each in run.rounds)) for bar in update.records[0]]
-    for update in (*run.fill, *(each.update for each in run.rounds)):
-        slid.read(update.records)
-    assert run.opening.records is not None
-    fresh.read([bars[-run.opening.records :]])
-    (ask,) = run.asks
-    assert slid.ask(ask).answers == fresh.ask(ask).answers
-
-
 def test_scenarios_have_their_sizes(model: Path) -> None:
     prompt = PromptFormat.of(AutoTokenizer.from_pretrained(model))
     for plan, sessions, fill, bars, asked in (
         (GROW, 1, 100, 55, 1),
-        (SLIDE, 1, 256, 55, 1),
         (BURST, 1, 100, 55, 6),
         (MULTI, 8, 100, 20, 8),
     ):
@@ -272,13 +254,12 @@ def test_ratios_are_of_the_same_step_and_answers_are_compared() -> None:
     taken = {
         row.setting["contestant"]: (row.ours, row.setting["engine"])
         for row in taking_part(
-            GROW, "float32", found, {KEPT: "torch 2", WARMED: "vllm 1"}, {WARMED: "ended\n    log"}
+            "float32", found, {KEPT: "torch 2", WARMED: "vllm 1"}, {WARMED: "ended\n    log"}
         )
     }
     assert taken[KEPT] == (3, "torch 2")
     assert taken[WARMED] == (2, "vllm 1; ended")
     assert taken["llama.cpp"] == (0, "absent: no environment given")
-    assert CUT not in taken
 
 
 def test_a_whole_race_is_run(conductor: Conductor, model: Path) -> None:
@@ -294,9 +275,9 @@ def test_a_whole_race_is_run(conductor: Conductor, model: Path) -> None:
 
 def test_peers_come_from_the_environments_given() -> None:
     run = SuiteRun(threads=3, vllm=Path("/v/bin/python"))
-    found = {peer.name: peer for peer in peers_of(run, SLIDE)}
-    assert list(found) == [KEPT, OURS, CUT, "vLLM, re-sent", WARMED]
+    found = {peer.name: peer for peer in peers_of(run)}
+    assert list(found) == [KEPT, OURS, "vLLM, re-sent", WARMED]
     assert {peer.environment["OMP_NUM_THREADS"] for peer in found.values()} == {"3"}
-    assert [peer.python for peer in found.values()] == [None, None, None, run.vllm, run.vllm]
+    assert [peer.python for peer in found.values()] == [None, None, run.vllm, run.vllm]
     for part in SUITES["peers"]:
         assert getattr(measure, part).__doc__

@@ -65,8 +65,7 @@ def test_contenders_answer_alike_and_asking_changes_nothing(
     plain = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="sdpa").eval()
     engine, frozen = engine_for(loaded, scenario.tokens), scenario.frozen
     ours = Regions(engine, frozen, Retention(scenario.tokens - len(frozen)))
-    copied = KeptCache.copied(plain, engine.pool, ours.tape)
-    contenders = [ours, copied, KeptCache(plain, frozen), Dense(plain, frozen)]
+    contenders = [ours, KeptCache(plain, frozen), Dense(plain, frozen)]
     for update in (scenario.first, *scenario.updates):
         for contender in contenders:
             contender.ingest(update)

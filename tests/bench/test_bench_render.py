@@ -21,7 +21,7 @@ MACHINE = Machine("a processor", 2, "3.11", {"torch": "2"})
 
 def suite(*figures: Figure) -> Suite:
     part = Part(
-        "ring", "Ring", "What it is.", "foretick bench stream", "abc1234", "2026-01-01 00:00+00:00", 9.0, 2,
+        "hits", "Hits", "What it is.", "foretick bench stream", "abc1234", "2026-01-01 00:00+00:00", 9.0, 2,
         MACHINE, (0.5, 1.0), list(figures),
     )  # fmt: skip
     return Suite("stream", [part])
@@ -60,6 +60,14 @@ def test_each_part_names_its_command_commit_time_and_machine() -> None:
     assert "2 cores, 2 threads, load 0.5 to 1.0; Python 3.11, torch 2." in found
 
 
+def test_a_part_that_is_no_longer_measured_has_a_commit_and_no_command() -> None:
+    found = suite()
+    (part,) = found.parts
+    shown = page(Suite("stream", [msgspec.structs.replace(part, name="gone")]))
+    assert "No longer measured, commit abc1234" in shown
+    assert "foretick bench stream" not in shown
+
+
 def test_goals_are_listed_misses_first_with_the_worst_figure() -> None:
     at_most, at_least = Goal(1.0, of="ours"), Goal(2.0, "at least", "ours")
     found = goals(
@@ -72,7 +80,7 @@ def test_goals_are_listed_misses_first_with_the_worst_figure() -> None:
         ]
     )
     missed, met = found.splitlines()[2:]
-    assert missed.startswith("| [Ring](measurements/stream.md#ring) | plan, us | at most 1 | 1.50 | n 7 |")
+    assert missed.startswith("| [Hits](measurements/stream.md#hits) | plan, us | at most 1 | 1.50 | n 7 |")
     assert missed.endswith("| 1 of 2 | a processor | missed |")
     assert met.endswith("| gain | at least 2 | 3 |  | 1 of 1 | a processor | met |")
 
@@ -106,17 +114,16 @@ def test_a_saved_suite_is_read_as_it_was(tmp_path: Path) -> None:
 
 
 def test_the_command_saves_what_it_prints_and_keeps_other_parts(tmp_path: Path) -> None:
-    saved, target = tmp_path / "run.json", tmp_path / "page.md"
-    command = ["engine", "--quick", "--part", "attention", "--json", str(saved)]
+    saved = tmp_path / "run.json"
+    command = ["scheduler", "--quick", "--part", "cost", "--json", str(saved)]
     run = CliRunner().invoke(bench, command)
     assert run.exit_code == 0, run.output
     assert run.stdout == CliRunner().invoke(bench, ["render", str(saved)]).stdout
-    assert CliRunner().invoke(bench, ["render", str(saved), "--into", str(target)]).exit_code == 0
-    assert target.read_text() == run.stdout
     other = read(saved).parts[0]
-    save(saved, Suite("engine", [msgspec.structs.replace(other, name="window")]))
+    others = [msgspec.structs.replace(other, name=name) for name in ("gone", "prefix")]
+    save(saved, Suite("scheduler", others))
     assert CliRunner().invoke(bench, command).exit_code == 0
-    assert [part.name for part in read(saved).parts] == ["window", "attention"]
+    assert [part.name for part in read(saved).parts] == ["cost", "prefix", "gone"]
 
 
 def test_one_command_measures_and_renders_everything(tmp_path: Path) -> None:
@@ -125,10 +132,10 @@ def test_one_command_measures_and_renders_everything(tmp_path: Path) -> None:
     measurements.mkdir()
     save(measurements / "stream.json", suite(Figure("ring", 6.0, goal=Goal(5.0, of="ours"))))
     (tmp_path / "benchmarks.md").write_text(f"{BEGIN}{END}")
-    command = ["engine", "--quick", "--part", "attention", "--docs", str(tmp_path)]
+    command = ["scheduler", "--quick", "--part", "cost", "--docs", str(tmp_path)]
     run = CliRunner().invoke(bench, command)
     assert run.exit_code == 0, run.output
-    for name in ("stream", "engine"):
+    for name in ("stream", "scheduler"):
         found = read(measurements / f"{name}.json")
         assert (measurements / f"{name}.md").read_text() == page(found)
     assert "| ring | at most 5 | 6 |" in (tmp_path / "benchmarks.md").read_text()

@@ -10,20 +10,18 @@ import pytest
 from click.testing import CliRunner
 
 from bench.cli import bench
-from bench.engine.served import bounded
 from bench.figures import Figure
 from bench.run import read
-from bench.scheduler import engine, paper, prefix, simulated
+from bench.scheduler import paper, prefix, simulated
 from bench.scheduler.cost import CostWorld
-from bench.scheduler.engine import Replayed, profile, replay, scaled
 from bench.scheduler.prefix import PAPER, PrefixCase, inputs, steady
+from bench.scheduler.replay import Replayed, profile, replay
 from bench.suites import SUITES
 from engine.model.embedded import embedded_directory
 from engine.model.loading import load_model
 from lab.simulation.inputs import Input
 from lab.simulation.run import NEVER, Setup, paper_limits
 from lab.simulation.tokens import Segments
-from lab.simulation.workload import CRAWLER
 from scheduler.policies import NAMES
 
 
@@ -36,10 +34,7 @@ def test_every_part_is_measured(tmp_path: Path) -> None:
     swapped, recomputed = (_named(parts["simulated"], name) for name in ("swapped", "recomputed"))
     assert sum(f.ours for f in recomputed) > 0
     assert sum(f.ours for f in swapped if f.setting["eviction"] == "cost") > 0
-    assert {f.setting["scheduler"] for f in _named(parts["engine"], "TTFT P99")} == {"vLLM-NS", "fcfs"}
     assert any(f.ours for f in _named(parts["prefix"], "klpm reused") if "engine" in f.table)
-    computed = {f.setting["class"]: f.ours for f in _named(parts["flood"], "tokens a second")}
-    assert min(computed["POOL"], computed["STREAM"]) > 0
 
 
 def _named(figures: list[Figure], name: str) -> list[Figure]:
@@ -59,7 +54,6 @@ def test_the_replay_is_timed_from_the_last_input() -> None:
     found = replay(pieces, setup, loaded, costs)
     assert found.ttft_ns[0] > 0
     assert found.ttft_ns[1] == NEVER
-    assert found.preempted == 0
 
 
 @pytest.mark.parametrize("policy", NAMES)
@@ -91,14 +85,6 @@ def test_the_loads_of_prefixes_are_what_they_are_called() -> None:
     assert set(counts["sessions"]) == {4}
     assert 100 < (counts["regulars"] == 1).sum() < 200
     assert counts["regulars"].sum() == 400
-
-
-def test_a_scaled_workload_has_shorter_prompts_and_the_same_pieces() -> None:
-    """Only tokens are divided."""
-    small = scaled(CRAWLER, 16)
-    assert small.tokens.at(0.5) == pytest.approx(CRAWLER.tokens.at(0.5) / 16)
-    assert small.chunks is CRAWLER.chunks
-    assert small.gap_ms is CRAWLER.gap_ms
 
 
 def test_speed_ups_are_at_the_same_rate_and_next_to_the_papers() -> None:
@@ -165,29 +151,16 @@ def test_k_lpm_is_compared_with_the_policy_that_is_better_on_all_seeds() -> None
     assert "klpm pace" not in found, "simulated time has none"
 
 
-def test_pairs_agree_when_what_lies_well_apart_is_in_the_predicted_order() -> None:
-    """Of three pairs two lie apart by a quarter; one of these has the opposite order."""
-    p99 = [(1.0, 1.0), (3.0, 1.1), (2.0, 2.0)]  # measured, predicted
-    rows = [Figure("TTFT P99", ours, "s", against="predicted", reference=expected) for ours, expected in p99]
-    (found,) = engine.agreement(rows, 0.25)
-    assert (found.ours, found.reference, found.verdict) == (1, 2, "missed")
-
-
 def test_a_run_is_made_again_only_while_the_machine_was_slower_than_before() -> None:
     """Judged by pace, whatever the TTFT."""
     paces = iter((1.4, 1.3, 1.1, 1.2, 1.0))
 
     def run() -> Replayed:
-        return Replayed(np.zeros(1, np.int64), 0, 0.0, next(paces))
+        return Replayed(np.zeros(1, np.int64), 0.0, next(paces))
 
     assert steady(run, 1.0).pace == 1.3, "the better of two slow ones"
     assert steady(run, 1.0).pace == 1.1, "the first is quick enough"
     assert steady(run, 1.0).pace == 1.0, "the second is quick enough"
-
-
-def test_the_bound_in_a_flood_is_of_the_idle_tail_and_one_batch() -> None:
-    *_, found = bounded("in the flood", {}, [1_000_000], idle=[10_000_000], times=1.5, batch_ns=100e6)
-    assert (found.ours, found.reference, found.verdict) == (1.0, 115.0, "met")
 
 
 def _row(
