@@ -45,7 +45,7 @@ from feeds.source import (
     Partition,
     PartitionsLost,
     ReadCommitted,
-    Reader,
+    RebalanceListener,
     StartPosition,
     source_time_ns,
 )
@@ -81,7 +81,7 @@ class KafkaSource:
 
     ``options`` are passed to aiokafka unchanged. ``group`` None reads every partition and commits nothing.
     ``start_at`` is where the first assignment begins, an int: at this time, ns. "committed", as all later
-    assignments, begins where its `Reader` says, else as far before the committed offset as windows span:
+    assignments, begins where its listener says, else as far before the committed offset as windows span:
     those records are history. `hold` says what windows hold. Times are those of Kafka's records.
     ``skipped``: offsets skipped so far, by partition; ``moved``: partitions that went elsewhere.
 
@@ -165,7 +165,7 @@ class KafkaSource:
         self._floor: dict[TopicPartition, int] = {}
         self._answered: dict[TopicPartition, int] = {}
         """Time of the newest bar that was answered before a partition was ours, ns."""
-        self._reader: Reader | None = None
+        self._listener: RebalanceListener | None = None
         self._rejoined = False
         """The group was formed again."""
         self._joining = asyncio.Lock()
@@ -184,7 +184,7 @@ class KafkaSource:
         self.behind: dict[Partition, int] | None = None
         self.before_serving: Callable[[], Awaitable[None]] = _nothing
 
-    def hold(self, span_ns: int, skips: bool, few: int = READ_WHOLE) -> None:
+    def set_retention(self, span_ns: int, skips: bool, few: int = READ_WHOLE) -> None:
         """Windows span ``span_ns``; with ``skips``, a group's records twice as old are skipped.
 
         A partition that is ``few`` records behind is read whole.
@@ -207,9 +207,9 @@ class KafkaSource:
     def _asks(self) -> bool:
         return self._start_at == "earliest" or isinstance(self._start_at, int)
 
-    def set_rebalance_listener(self, reader: Reader) -> None:
-        """Tell ``reader`` which partitions come and go, and begin where it says."""
-        self._reader = reader
+    def set_rebalance_listener(self, listener: RebalanceListener) -> None:
+        """Tell ``listener`` which partitions come and go, and begin where it says."""
+        self._listener = listener
 
     async def stored(self) -> Mapping[Partition, CommitPoint]:
         """What the group has committed in each partition of the topics; waits for the broker."""
@@ -242,8 +242,8 @@ class KafkaSource:
                 await close_client(consumer, self._stop_timeout_s)
         return {}
 
-    async def others(self) -> Mapping[Partition, CommitPoint]:
-        """See `LogSource.others`."""
+    async def peer_offsets(self) -> Mapping[Partition, CommitPoint]:
+        """See `LogSource.peer_offsets`."""
         consumer = self._consumer
         if consumer is None or self._group is None:
             return {}
@@ -490,7 +490,7 @@ class KafkaSource:
         return messages
 
     async def _look_ahead(self, consumer: AIOKafkaConsumer, follower: KafkaFollower) -> None:
-        """Let ``follower`` read what is committed by now, and tell the reader first."""
+        """Let ``follower`` read what is committed by now, and tell the listener first."""
         names = [
             TopicPartition(topic, number)
             for topic in self._topics
@@ -500,10 +500,10 @@ class KafkaSource:
             found = await committed_points(consumer, names)
             moved = {p: point for p, point in found.items() if self._followed.get(p) != point}
             wanted: Mapping[Partition, StartPosition] = {}
-            if moved and self._reader is not None:
+            if moved and self._listener is not None:
                 points = {(p.topic, p.partition): at for p, at in moved.items()}
                 with _not_counted(limit):
-                    wanted = await self._reader.follows(points)
+                    wanted = await self._listener.follows(points)
 
             async def place(reading: AIOKafkaConsumer, partition: TopicPartition) -> None:
                 await self._resume(reading, partition, moved[partition].offset, wanted.get(tuple(partition)))
@@ -531,8 +531,8 @@ class KafkaSource:
         assigned = set(consumer.assignment())
         gone = self._assigned - assigned
         self.moved += len(gone)
-        if gone and self._reader is not None:
-            self._reader.left([tuple(partition) for partition in gone])
+        if gone and self._listener is not None:
+            self._listener.on_revoked([tuple(partition) for partition in gone])
         self._assigned -= gone | lost
         new, starts = assigned - self._assigned, dict[TopicPartition, int]()
         if new and self._stands_by and not self._serves:
@@ -540,11 +540,11 @@ class KafkaSource:
         if new:
             stored = {} if self._group is None else await self._committed(consumer, sorted(new))
             wanted: Mapping[Partition, StartPosition] = {}
-            if self._reader is not None:
+            if self._listener is not None:
                 points = {tuple(p): stored.get(p, CommitPoint(0)) for p in new}
                 with _not_counted(limit):
-                    wanted = await self._reader.assigned(points)
-            self._serves = True  # the reader answers from now on, whatever fails below
+                    wanted = await self._listener.on_assigned(points)
+            self._serves = True  # the listener answers from now on, whatever fails below
             for partition in sorted(new):
                 committed = stored[partition].offset if partition in stored else None
                 self._floor[partition] = committed or 0
@@ -563,14 +563,14 @@ class KafkaSource:
         # all at once: what is begun is also ours, by the membership
         for partition, start in starts.items():
             self.reached[partition.topic, partition.partition] = start, start
-            if self._reader is not None:
-                self._reader.begins((partition.topic, partition.partition), start)
+            if self._listener is not None:
+                self._listener.begins((partition.topic, partition.partition), start)
         self._began = self._began or bool(assigned)
         self._assigned = assigned
         if self._member is not None:
             self._member = self._member._replace(partitions=_names(assigned), placing=frozenset())
-        if new and self._reader is not None:
-            await self._reader.commit()
+        if new and self._listener is not None:
+            await self._listener.commit()
 
     async def _resume(
         self,
@@ -616,8 +616,8 @@ class KafkaSource:
             assigned = set(consumer.assignment())
             kept = self._assigned & assigned
             self._lost |= self._assigned - kept  # the next assignment may bring them back
-            if kept and self._reader is not None:
-                self._lost |= await self._look_back(consumer, kept, self._reader)
+            if kept and self._listener is not None:
+                self._lost |= await self._look_back(consumer, kept, self._listener)
             if self._group is not None:
                 owned = kept - self._lost
                 self._member = Membership(
@@ -629,7 +629,7 @@ class KafkaSource:
                 )
 
     async def _look_back(
-        self, consumer: AIOKafkaConsumer, kept: set[TopicPartition], reader: Reader
+        self, consumer: AIOKafkaConsumer, kept: set[TopicPartition], listener: RebalanceListener
     ) -> set[TopicPartition]:
         """Those that others had in between; all where that is not known."""
         try:
@@ -638,12 +638,12 @@ class KafkaSource:
         except (KafkaError, OffsetsUnknown, TimeoutError) as error:
             log.warning("%s: it is not known whether other members had its partitions: %r", self.name, error)
             return kept
-        found = reader.answered_elsewhere({(p.topic, p.partition): at for p, at in stored.items()})
+        found = listener.answered_elsewhere({(p.topic, p.partition): at for p, at in stored.items()})
         return {TopicPartition(*partition) for partition in found}
 
     async def _leaving(self) -> None:
-        if self._reader is not None:
-            await self._reader.commit()
+        if self._listener is not None:
+            await self._listener.commit()
 
     async def _committed(
         self, consumer: AIOKafkaConsumer, partitions: list[TopicPartition]
@@ -825,7 +825,7 @@ def _names(partitions: Iterable[TopicPartition]) -> frozenset[Partition]:
 
 @contextlib.contextmanager
 def _not_counted(limit: asyncio.Timeout) -> Iterator[None]:
-    """Within ``limit``, which is the broker's: the reader may take long to bring sessions back."""
+    """Within ``limit``, which is the broker's: the listener may take long to bring sessions back."""
     now, due = asyncio.get_running_loop().time, limit.when()
     began = now()
     limit.reschedule(None)

@@ -175,7 +175,7 @@ class SeekingSource(Protocol):
     skipped: dict[Partition, int]
     moved: int
 
-    def hold(self, span_ns: int, skips: bool) -> None:
+    def set_retention(self, span_ns: int, skips: bool) -> None:
         """Windows span ``span_ns``; with ``skips``, older records are skipped when it is far behind."""
 
 
@@ -208,10 +208,10 @@ class StartPosition(NamedTuple):
     answered_ns: int = 0
 
 
-class Reader(Protocol):
+class RebalanceListener(Protocol):
     """What reads a log: it learns which partitions come and go."""
 
-    async def assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, StartPosition]:
+    async def on_assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, StartPosition]:
         """These partitions come, with what was committed last; `CommitPoint` (0) where nothing was.
 
         Returns where to begin, at most at the committed offset, where that is known. In the others, reading
@@ -233,7 +233,7 @@ class Reader(Protocol):
     async def commit(self) -> bool:
         """Partitions have come, before their first record is read, or are about to go: commit now."""
 
-    def left(self, partitions: Collection[Partition]) -> None:
+    def on_revoked(self, partitions: Collection[Partition]) -> None:
         """These partitions are somebody else's."""
 
 
@@ -255,14 +255,14 @@ class LogSource(Protocol):
     def stays(self) -> bool:
         """Whether another `start` reads again what it has; otherwise it must be stopped first."""
 
-    async def others(self) -> Mapping[Partition, CommitPoint]:
+    async def peer_offsets(self) -> Mapping[Partition, CommitPoint]:
         """What is committed in partitions that other readers of the group have. Raises ConnectionError."""
 
     async def stored(self) -> Mapping[Partition, CommitPoint]:
         """What is committed, before `start`; waits for the broker as long as needed."""
 
-    def set_rebalance_listener(self, reader: Reader) -> None:
-        """Tell ``reader`` about partitions."""
+    def set_rebalance_listener(self, listener: RebalanceListener) -> None:
+        """Tell ``listener`` about partitions."""
 
 
 @runtime_checkable

@@ -24,7 +24,8 @@ from bench.stream.processes import Counted, child, new_ring
 from daemon.config.schema import SourceConfig
 from daemon.config.symbols import SymbolRoute
 from daemon.gateway.checkpoint.offsets import OffsetTracker
-from daemon.gateway.record_decoder import SLICE, Decoder
+from daemon.gateway.record_decoder import RecordDecoder
+from daemon.gateway.ring_flow import SLICE
 from feeds import columns
 from feeds.codec import decode_record
 from feeds.kafka_source import KafkaSource
@@ -89,13 +90,13 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
         yield replace(figure, setting={**setting, "stage": stage}, goal=goal, **whole_path)
 
 
-def make_ingest(source: Source, ring: Ring, symbols: Sequence[str]) -> Decoder:
+def make_ingest(source: Source, ring: Ring, symbols: Sequence[str]) -> RecordDecoder:
     """The gateway's ingest, one session per symbol; a malformed record ends the measurement."""
 
     def refuse(dead_letter: DeadLetter) -> None:
         raise RuntimeError(f"a synthetic record was refused: {dead_letter.error}")
 
-    return Decoder(
+    return RecordDecoder(
         source,
         ring,
         {symbol: SymbolRoute(i, (symbol,)) for i, symbol in enumerate(symbols)},

@@ -26,7 +26,7 @@ from daemon.engine.build import Built, build
 from daemon.engine.replayed_bars import History
 from daemon.engine.snapshot_store import SavedSession, UsableSnapshot
 from daemon.gateway.checkpoint.offsets import OffsetTracker
-from daemon.gateway.record_decoder import Decoder, SequenceAllocator
+from daemon.gateway.record_decoder import RecordDecoder, SequenceAllocator
 from daemon.progress import Progress
 from engine.device import use_threads
 from engine.rounding import of_gap
@@ -234,7 +234,7 @@ class Replay:
         order = SequenceAllocator()
         self._trackers = [OffsetTracker() for _ in feeds]
         ingests = {
-            source: Decoder(
+            source: RecordDecoder(
                 given,
                 self._ring,
                 table,

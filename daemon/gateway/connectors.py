@@ -22,7 +22,7 @@ def make_sources(config: Config) -> list[Source]:
     ]
     for source in sources:
         if isinstance(source, SeekingSource):
-            source.hold(held_ns(config), config.skips)
+            source.set_retention(held_ns(config), config.skips)
     return sources
 
 

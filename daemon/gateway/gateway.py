@@ -34,14 +34,13 @@ from daemon.gateway.dead_letters import refused
 from daemon.gateway.engine_manager import EngineManager
 from daemon.gateway.forwarding import Forwarding
 from daemon.gateway.generations import Generations
-from daemon.gateway.inputs import Inputs
+from daemon.gateway.inputs import COMMIT, Inputs
 from daemon.gateway.load_shedder import LoadShedder
 from daemon.gateway.notify import Notifier
 from daemon.gateway.originals import Originals
 from daemon.gateway.pending import PendingCommands
 from daemon.gateway.prompts import Prompts
 from daemon.gateway.reconfigure import LiveSessions
-from daemon.gateway.source_runner import COMMIT, SourceRunner
 from daemon.gateway.visibility import visible
 from daemon.supervision import Job, Tasks
 from daemon.tenants import Client
@@ -69,7 +68,7 @@ class Gateway:
     notifier: Notifier
     routes: Sequence[SinkRoute]
     engine: EngineManager
-    input: SourceRunner | Inputs
+    input: Inputs
     sessions: Sessions
     lateness: LoadShedder
     pending: PendingCommands
@@ -124,7 +123,7 @@ class Gateway:
         self.notifier.status("starting: connecting the source")
         assert self.engine.ring is not None  # it is up
         await self._or_failure(self.input.start(self.engine.ring))
-        self.tasks.start(COMMIT, self.input.commit_for_ever)
+        self.tasks.start(COMMIT, self.input.commit_for_ever, returns=True)
         if self.notifier.watchdog_s is not None:
             self.tasks.start(WATCHDOG, partial(self.notifier.keep_watchdog, self.engine.is_alive))
         self.notifier.ready(f"{len(self.config.sessions)} sessions")

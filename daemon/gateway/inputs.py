@@ -1,16 +1,18 @@
-"""Several sources read into one ring: each connects, fails, commits and ends by itself."""
+"""All sources, read into one ring: each connects, fails, commits and ends by itself."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 
-from daemon.config.schema import SessionConfig
+from daemon.config.schema import Config, SessionConfig
+from daemon.config.symbols import numbered, routes
 from daemon.gateway.checkpoint.offsets import OffsetTracker
-from daemon.gateway.source_runner import INGEST, SourceRunner
+from daemon.gateway.record_decoder import SequenceAllocator
+from daemon.gateway.source_runner import SourceRunner
+from daemon.gateway.standby import Standby
 from daemon.progress import Position
 from daemon.supervision import Tasks, reason_of
 from feeds.backoff import delay_s
@@ -19,6 +21,10 @@ from ingest.ring import Ring
 from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
+
+INGEST, COMMIT = "ingest", "commit loop"
+CLOSE_COMMIT_S = 1.0
+"""How long a failing commit is retried before the source is closed."""
 
 
 class AllOffsets:
@@ -57,153 +63,209 @@ class AllOffsets:
 
 
 class Inputs:
-    """Several sources behind the interface of one. A source that fails is opened again, with backoff."""
+    """All sources, which read the same symbols into one ring.
+
+    One that fails is opened again, with backoff, while the others go on; alone it ends the daemon.
+    """
 
     def __init__(
-        self, feeds: Mapping[str, SourceRunner], tracker: AllOffsets, store: MetricStore, tasks: Tasks
+        self,
+        config: Config,
+        runners: Sequence[SourceRunner],
+        tracker: OffsetTracker | AllOffsets,
+        order: SequenceAllocator,
+        standby: Standby,
+        store: MetricStore,
+        tasks: Tasks,
     ) -> None:
-        self.tracker = tracker
+        self.runners, self.tracker = runners, tracker
         self.exhausted = asyncio.Event()
         """All sources have ended (replayed files)."""
-        self._feeds, self._store, self._tasks = feeds, store, tasks
+        self._order, self._standby, self._store, self._tasks = order, standby, store, tasks
+        self._several = len(runners) > 1
+        self._bars, self._sessions = config.bars, config.sessions
+        self._symbols = numbered(config.sessions)
+        """Numbers of the symbols in the ring."""
+        self._keep_originals()
         self._why: dict[str, str] = {}
         self._some_up = asyncio.Event()
 
-    @property
-    def feeds(self) -> list[SourceRunner]:
-        """Of each source."""
-        return list(self._feeds.values())
+    # An engine's life.
 
     async def recover(self) -> None:
         """Read where sessions stand in every source, before an engine goes on from there."""
-        await asyncio.gather(*(feed.recover() for feed in self._feeds.values()))
+        await asyncio.gather(*(runner.group.recover() for runner in self.runners))
 
     @property
     def again(self) -> bool:
         """Whether a source begins in a past that was asked for, and that is answered again."""
-        return any(feed.again for feed in self._feeds.values())
+        return any(runner.group.again for runner in self.runners)
+
+    def number_anew(self) -> dict[str, int]:
+        """Number the symbols for a new engine, whose ring is empty, and which begins with what is known."""
+        for runner in self.runners:
+            runner.group.engine_starts()
+        self._symbols = numbered(self._sessions)
+        return self._symbols
 
     def engine_ready(self, positions: Mapping[str, Mapping[str, Position]]) -> None:
-        """See `SourceRunner.engine_ready`."""
-        for feed in self._feeds.values():
-            feed.engine_ready(positions)
+        """See `GroupMember.engine_ready`."""
+        for runner in self.runners:
+            runner.group.engine_ready(positions)
 
     async def start(self, ring: Ring) -> None:
         """Connect all, and read into ``ring``; returns when one is connected."""
+        self._standby.wait()
+        if not self._several:
+            for runner in self.runners:
+                runner.begin(ring)
+                await self._connect(runner, ring)
+                self._tasks.start(self._task(runner), partial(self._read, runner), returns=True)
+            return
         self._some_up.clear()
-        for feed in self._feeds.values():
-            if not feed.exhausted.is_set():
-                feed.begin(ring)
-        for name, feed in self._feeds.items():
-            self._tasks.start(_task(name), partial(self._feed, name, feed, ring), returns=True)
+        for runner in self.runners:
+            if not runner.exhausted.is_set():
+                runner.begin(ring)
+        for runner in self.runners:
+            self._tasks.start(self._task(runner), partial(self._keep_reading, runner, ring), returns=True)
         await self._some_up.wait()
 
-    def number_anew(self) -> dict[str, int]:
-        """Number the symbols for a new engine, whose ring is empty: for all sources alike."""
-        return [feed.number_anew() for feed in self._feeds.values()][-1]
+    async def _connect(self, runner: SourceRunner, ring: Ring) -> None:
+        await runner.connect(ring, routes(self._sessions, self._symbols))
 
-    def number(self, sessions: Sequence[SessionConfig]) -> dict[str, int]:
-        """Give numbers to the symbols of ``sessions`` that have none."""
-        return [feed.number(sessions) for feed in self._feeds.values()][-1]
+    async def _read(self, runner: SourceRunner) -> None:
+        await runner.read()
+        if all(each.exhausted.is_set() for each in self.runners):
+            self.exhausted.set()
 
-    def change(self, sessions: Sequence[SessionConfig]) -> None:
-        """Let these sessions read the records from now on."""
-        for feed in self._feeds.values():
-            feed.change(sessions)
-
-    def missing(self) -> list[str]:
-        """What is not connected, or cannot be read."""
-        apart = [
-            f"source {name} is not connected{f': {self._why[name]}' if name in self._why else ''}"
-            for name, feed in self._feeds.items()
-            if not (feed.connected or feed.exhausted.is_set())
-        ]
-        return apart + [
-            f"source {name}: {why}" for name, feed in self._feeds.items() for why in feed.unread()
-        ]
-
-    def lags(self) -> dict[str, dict[str, float]]:
-        """Gauges of Kafka sources' partitions, which are named after their source."""
-        merged: dict[str, dict[str, float]] = {}
-        for name, feed in self._feeds.items():
-            for gauge, values in feed.lags().items():
-                merged.setdefault(gauge, {}).update({f"{name}/{key}": each for key, each in values.items()})
-        return merged
-
-    def note(self) -> None:
-        """Bring metrics of connections up to date."""
-        for feed in self._feeds.values():
-            feed.note()
-
-    def gate(self, is_open: bool) -> None:
-        """Open or close the gate of every source."""
-        for feed in self._feeds.values():
-            feed.gate(is_open)
-
-    async def stop_reading(self) -> None:
-        """Stop reading; nothing more goes into the ring."""
-        await self._tasks.stop(*map(_task, self._feeds))
-
-    async def commit_for_ever(self) -> None:
-        """Commit every second, to each source by itself: one that hangs delays no other."""
-        await asyncio.gather(*(feed.commit_for_ever() for feed in self._feeds.values()))
-
-    def serves(self, session: str) -> bool:
-        """See `SourceRunner.serves`."""
-        return any(feed.serves(session) for feed in self._feeds.values())
-
-    def reads(self, session: str) -> bool:
-        """Whether any source reads the session here."""
-        return any(feed.reads(session) for feed in self._feeds.values())
-
-    def owner(self, session: str) -> str | None:
-        """See `SourceRunner.owner`; a session is this daemon's if any of its sources reads it here."""
-        if self.reads(session):
-            return None
-        return next(
-            (found for feed in self._feeds.values() if (found := feed.owner(session)) is not None), None
-        )
-
-    async def close(self) -> None:
-        """Commit once more and disconnect."""
-        await asyncio.gather(*(feed.close() for feed in self._feeds.values()))
-
-    async def hand_over(self, forget: Callable[[], None]) -> None:
-        """Several sources have no standby."""
-
-    async def reopen(self, ring: Ring, forget: Callable[[], None]) -> None:
-        """Read all again from the committed offsets; ``forget`` as for one source."""
-        feeds: Sequence[SourceRunner] = list(self._feeds.values())
-        await asyncio.gather(*(feed.leave() for feed in feeds))
-        forget()
-        for feed in feeds:
-            feed.tracker.clear()
-            feed.order.restart()
-        await self.start(ring)
-
-    async def _feed(self, name: str, feed: SourceRunner, ring: Ring) -> None:
-        attempt = 0
-        while not feed.exhausted.is_set():
+    async def _keep_reading(self, runner: SourceRunner, ring: Ring) -> None:
+        name, attempt = runner.source.name, 0
+        while not runner.exhausted.is_set():
             try:
-                await feed.connect(ring)
+                await self._connect(runner, ring)
                 self._why.pop(name, None)
                 self._some_up.set()
-                await feed.read()
+                await self._read(runner)
             except DataUnreadable:
                 raise
             except Exception as error:
                 self._why[name] = reason_of(error)
-                feed.connected = False
                 self._store.inc("foretick_source_failures_total", source=name)
                 log.exception("source %s failed; the others go on", name)
-                with suppress(Exception):
-                    assert feed.source is not None
-                    await feed.source.stop()
+                await runner.fail()
                 await asyncio.sleep(delay_s(attempt))
                 attempt += 1
-        if all(each.exhausted.is_set() for each in self._feeds.values()):
-            self.exhausted.set()
 
+    async def stop_reading(self) -> None:
+        """Stop reading; nothing more goes into the ring."""
+        await self._tasks.stop(*map(self._task, self.runners))
 
-def _task(source: str) -> str:
-    return f"{INGEST} {source}"
+    async def hand_over(self, forget: Callable[[], None]) -> None:
+        """Leave the partitions to a standby, if there may be one: it answers while an engine is started here.
+
+        ``forget``: see `reopen`, which follows.
+        """
+        if any(runner.group.is_standby for runner in self.runners):
+            await self._leave(forget)
+            self._standby.wait()
+
+    async def reopen(self, ring: Ring, forget: Callable[[], None]) -> None:
+        """Read again from the committed offsets; calls ``forget`` once nothing more can be acknowledged."""
+        await self._leave(forget)
+        for runner in self.runners:
+            runner.tracker.clear()
+            runner.group.clear()
+        self._order.restart()
+        await self.start(ring)
+
+    async def _leave(self, forget: Callable[[], None]) -> None:
+        # transactions first end all that is complete: the source still owns its partitions
+        exactly_once = any(runner.commits.transactions is not None for runner in self.runners)
+        if exactly_once:
+            forget()
+        await asyncio.gather(*(runner.leave() for runner in self.runners))
+        if not exactly_once:
+            forget()
+
+    async def commit_for_ever(self) -> None:
+        """Commit every second, to each source by itself: one that hangs delays no other."""
+        await asyncio.gather(*(runner.commit_for_ever() for runner in self.runners))
+
+    async def close(self) -> None:
+        """Commit once more and disconnect."""
+        connected = [runner for runner in self.runners if runner.connected]
+        await asyncio.gather(*(runner.commits.commit_within(CLOSE_COMMIT_S) for runner in connected))
+        await self._tasks.stop(COMMIT)
+        await asyncio.gather(*(runner.source.stop() for runner in connected))
+
+    def gate(self, is_open: bool) -> None:
+        """Open or close the gate of every source."""
+        for runner in self.runners:
+            runner.gate(is_open)
+
+    # Sessions.
+
+    def number(self, sessions: Sequence[SessionConfig]) -> dict[str, int]:
+        """Give numbers to the symbols of ``sessions`` that have none."""
+        self._symbols = numbered(sessions, self._symbols)
+        return self._symbols
+
+    def change(self, sessions: Sequence[SessionConfig]) -> None:
+        """Let these sessions read the records from now on."""
+        self._sessions = tuple(sessions)
+        self._keep_originals()
+        by_symbol = routes(sessions, self.number(sessions))
+        for runner in self.runners:
+            runner.change(sessions, by_symbol)
+
+    def _keep_originals(self) -> None:
+        """Keep messages as they came where a session may refuse their records."""
+        bars = [session.bars(self._bars) for session in self._sessions]
+        self._order.originals.wanted = any("refuse" in (each.late, each.on_price_jump) for each in bars)
+
+    def serves(self, session: str) -> bool:
+        """See `GroupMember.serves`. Without a source all sessions are ours."""
+        return not self.runners or any(runner.group.serves(session) for runner in self.runners)
+
+    def reads(self, session: str) -> bool:
+        """Whether any source reads the session here."""
+        return any(runner.group.reads(session) for runner in self.runners)
+
+    def owner(self, session: str) -> str | None:
+        """See `GroupMember.owner`; a session is this daemon's if any of its sources reads it here."""
+        if self.reads(session):
+            return None
+        owners = (runner.group.owner(session) for runner in self.runners)
+        return next((owner for owner in owners if owner is not None), None)
+
+    # Health and metrics.
+
+    def missing(self) -> list[str]:
+        """What is not connected, or cannot be read, and why this daemon does not answer."""
+        running, missing, unread = self._tasks.names(), list[str](), list[str]()
+        for runner in self.runners:
+            name = runner.source.name
+            source = f"source {name}" if self._several else "the source"
+            if runner.exhausted.is_set() or (runner.connected and self._task(runner) in running):
+                unread += [f"{source}: {why}" if self._several else why for why in runner.unread()]
+            else:
+                why = f": {self._why[name]}" if name in self._why else ""
+                missing.append(f"{source} is not connected{why}")
+        return missing + unread if missing else self._standby.reasons() + unread
+
+    def lags(self) -> dict[str, dict[str, float]]:
+        """Gauges of Kafka sources' partitions, named after their source if there are several."""
+        merged: dict[str, dict[str, float]] = {}
+        for runner in self.runners:
+            prefix = f"{runner.source.name}/" if self._several else ""
+            for gauge, values in runner.lags().items():
+                merged.setdefault(gauge, {}).update({prefix + key: each for key, each in values.items()})
+        return merged
+
+    def note(self) -> None:
+        """Bring metrics of connections up to date."""
+        for runner in self.runners:
+            runner.note()
+
+    def _task(self, runner: SourceRunner) -> str:
+        return f"{INGEST} {runner.source.name}" if self._several else INGEST

@@ -29,7 +29,6 @@ from daemon.gateway.checkpoint.state import ProgressStore
 from daemon.gateway.inputs import Inputs
 from daemon.gateway.pending import PendingCommands
 from daemon.gateway.question_requests import Questions
-from daemon.gateway.source_runner import SourceRunner
 from daemon.progress import Position, Progress
 from flash.question import Question
 from metrics.store import MetricStore
@@ -52,7 +51,7 @@ class LiveSessions:
         sessions: Sessions,
         questions: Questions,
         publisher: Publisher,
-        entering: SourceRunner | Inputs,
+        entering: Inputs,
         progress: ProgressStore,
         store: MetricStore,
         pending: PendingCommands,

@@ -10,7 +10,8 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import pairwise
 
 import msgspec
@@ -22,8 +23,10 @@ from daemon.ages import VenueClock
 from daemon.config.symbols import SymbolRoute
 from daemon.gateway.checkpoint.offsets import OffsetTracker, Stream
 from daemon.gateway.dead_letters import unreadable
+from daemon.gateway.gap_flags import GapFlags
 from daemon.gateway.intake_counters import IntakeCounters
 from daemon.gateway.originals import Originals
+from daemon.gateway.ring_flow import SLICE, RingFlow
 from daemon.gateway.sequence_gaps import Sequence, Sequences
 from daemon.ring_numbers import ring_values
 from feeds.array_frames import elements
@@ -48,8 +51,6 @@ from ingest.record import (
     SIDE_SELL,
     SIDE_UNKNOWN,
     TRADE,
-    Records,
-    RecordWriter,
     stream_number,
 )
 from ingest.ring import Ring
@@ -57,9 +58,6 @@ from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 0.005
-SLICE = 1024
-"""Records to decode, pack and push before yielding to the event loop: a millisecond if all are plain."""
 FEW = 16
 """Records below which decoding one by one is faster than as columns."""
 Integers = npt.NDArray[np.int64]
@@ -67,8 +65,6 @@ Integers = npt.NDArray[np.int64]
 _KINDS = np.array([0, TRADE, QUOTE, BAR], np.uint8)
 _SIDES_OF = np.array([SIDE_UNKNOWN, SIDE_BUY, SIDE_SELL], np.int64)
 """Ring codes by those of `feeds.columns`."""
-
-
 NEVER_NS = 2**63 - 1
 _OF_TIMES = ("clock", "timestamp_unit")
 """Reasons of records whose times are wrong."""
@@ -103,7 +99,20 @@ class SequenceAllocator:
         return self.taken - n + 1
 
 
-class Decoder:
+class Routes:
+    """Which sessions read a symbol, and its number in the ring: by VENUE:SYMBOL, and by the columns' keys."""
+
+    def __init__(self, by_symbol: Mapping[str, SymbolRoute]) -> None:
+        self.by_symbol = by_symbol
+        self.venues = {symbol.partition(":")[0] for symbol in by_symbol}
+        self.numbers = np.array([route.number for route in by_symbol.values()], np.uint32)
+        self.readers = [route.sessions for route in by_symbol.values()]
+        # prices of the others are not in the columns' units; the last one is of unknown symbols
+        self.in_nano = np.array([*(route.price_scale == NANO for route in by_symbol.values()), True])
+        self.columns = ColumnDecoder(list(by_symbol))
+
+
+class RecordDecoder:
     """Feeds one source into one ring, to which others may write in turn (``order``).
 
     ``routes``: by symbol (VENUE:SYMBOL); `reroute` replaces them. ``clocks``: of the venues, by session.
@@ -126,34 +135,20 @@ class Decoder:
         sequence: Sequence = "none",
         name_stream: Callable[[protocol.NameStream], None] = lambda stream: None,
     ) -> None:
-        self._source = source
-        self._ring = ring
-        self.paused = False
-        """The source is not read: the ring is full, or the gate closed."""
-        self._tracker = tracker
-        self._store = store
+        self.flow = RingFlow(source, ring, store)
+        self._source, self._tracker, self._store = source, tracker, store
         self._dead_letter = dead_letter
-        self._max_bytes = max_bytes
-        self._max_ahead_ns = max_ahead_ns
+        self._max_bytes, self._max_ahead_ns = max_bytes, max_ahead_ns
         self._clocks = defaultdict(VenueClock) if clocks is None else clocks
         self._counters = IntakeCounters(source, store)
-        self._writer = RecordWriter(SLICE)
         self._order = order or SequenceAllocator()
-        self._seeking = isinstance(source, SeekingSource)
         self._name_stream = name_stream
         self._numbers: dict[Stream, int] = {}
         """Of the streams that have a name, in the ring."""
-        self._gaps: set[int] = set()
-        self._gaps_of: dict[Stream, set[int]] = {}
-        """Symbols whose next record of the stream follows a gap."""
-        self._after_gaps: list[int] = []
+        self._gaps = GapFlags()
         self._sequences = Sequences(sequence)
-        self._beats: list[tuple[VenueHeartbeat, SymbolRoute, Incoming]] = []
-        """Heartbeats that are not packed yet, one for each symbol."""
-        self._refusals: dict[tuple[int, int], tuple[SymbolRoute, Incoming, int]] = {}
-        """Refused records that are not packed yet: message and part, by symbol and time (0: unknown)."""
-        self._gate = asyncio.Event()
-        self._gate.set()
+        self._waiting: dict[tuple[int, int], Callable[[], None]] = {}
+        """Packs heartbeats and refusals of the record before, by symbol and time (0: unknown)."""
         self.reroute(routes)
 
     async def run(self) -> None:
@@ -163,37 +158,14 @@ class Decoder:
             for start in range(0, len(batch), SLICE):
                 async with self._order.turn:
                     await self._pack_all(batch[start : start + SLICE])
-                    await self._flush()
+                    await self.flow.flush()
                 await asyncio.sleep(0)
-            # with one that can wait, the others leave records in their sockets, which drop and count them
-            waits = self._source.kind == "pausing" or self._ring.mode == "pause"
-            if waits and not self._gate.is_set():
-                await self._paused(self._gate.wait())
+            await self.flow.wait_for_gate()
         self._note_loss()
 
     def reroute(self, routes: Mapping[str, SymbolRoute]) -> None:
         """Other sessions read the records from now on."""
-        self._routes = routes
-        self._venues = {symbol.partition(":")[0] for symbol in routes}
-        # by the decoder's key
-        self._symbols = np.array([route.number for route in routes.values()], np.uint32)
-        self._readers = [route.sessions for route in routes.values()]
-        # prices of the others are not in the columns' units; the last one is of unknown symbols
-        self._in_nano = np.array([*(route.price_scale == NANO for route in routes.values()), True])
-        self._all_in_nano = bool(self._in_nano.all())
-        self._columns = ColumnDecoder(list(routes))
-
-    @property
-    def held(self) -> bool:
-        """Whether reading waits for the gate, or will as soon as the ring has room."""
-        return self.paused and not self._gate.is_set()
-
-    def gate(self, is_open: bool) -> None:
-        """Open or close the gate; a source that can wait is paused while it is closed."""
-        if is_open:
-            self._gate.set()
-        else:
-            self._gate.clear()
+        self._routes = Routes(routes)
 
     def _records(self, message: Incoming) -> list[Incoming]:
         """A message for each record in it; none if it was read before."""
@@ -243,7 +215,8 @@ class Decoder:
         number = self._numbers.get(stream)
         if number is None:
             number = self._numbers[stream] = stream_number(self._source.name, *stream)
-            self._name_stream(protocol.NameStream(self._source.name, *stream, reread=self._seeking))
+            reread = isinstance(self._source, SeekingSource)
+            self._name_stream(protocol.NameStream(self._source.name, *stream, reread=reread))
         return number
 
     def _pack(self, message: Incoming, part: int = 0, more: bool = False) -> None:
@@ -254,7 +227,7 @@ class Decoder:
             self._check_clock(record, message)
             _check_width(record)
             self._note_missing(record)
-            route = self._routes.get(record.key)
+            route = self._routes.by_symbol.get(record.key)
             if route is not None and not isinstance(record, VenueHeartbeat):
                 self._write(record, route, message, number, part, more)
         except Exception as error:  # whatever one message provokes is its own fault
@@ -276,11 +249,8 @@ class Decoder:
             self._tracker.passed_on(name, number, stream, message.offset)
         if record.skewed:
             self._counters.skewed.inc()
-        gap = route.number in self._gaps
-        self._gaps.discard(route.number)
-        gap |= self._follows_jump(stream, route.number)
-        if gap:
-            self._writer.records[-1]["flags"] |= FLAG_GAP
+        if self._gaps.take(route.number, stream):
+            self.flow.writer.records[-1]["flags"] |= FLAG_GAP
         self._hear(route.sessions)
         if REPLAY not in message.headers and record.clock == "exchange":
             for name in route.sessions:
@@ -291,7 +261,7 @@ class Decoder:
     ) -> None:
         """Write a record for the ring. Raises what its values provoke, and then nothing is written."""
         numbers = ring_values(record, route.price_scale)
-        self._writer.add(
+        self.flow.writer.add(
             numbers.kind,
             route.number,
             record.ts_event,
@@ -314,21 +284,21 @@ class Decoder:
     def _take_heartbeat(self, beat: VenueHeartbeat, message: Incoming) -> None:
         """No answer covers a heartbeat, so its offset is done here."""
         self._tracker.skipped((message.topic, message.partition), message.offset)
+        routes = self._routes.by_symbol
         if beat.symbol == EVERY_SYMBOL:
-            found = [route for key, route in self._routes.items() if key.startswith(f"{beat.venue}:")]
+            found = [route for key, route in routes.items() if key.startswith(f"{beat.venue}:")]
         else:
-            found = [self._routes[beat.key]] if beat.key in self._routes else []
+            found = [routes[beat.key]] if beat.key in routes else []
         if found:
             self._store.inc("foretick_heartbeats_total", source=self._source.name)
         else:
             self._store.inc("foretick_records_unknown_symbol_total")
-        self._beats += [(beat, route, message) for route in found]
+        for route in found:
+            self._waiting[route.number, beat.ts_event] = partial(self._pack_heartbeat, beat, route, message)
 
     def _pack_heartbeat(self, beat: VenueHeartbeat, route: SymbolRoute, message: Incoming) -> None:
         self._hear(route.sessions)
-        gap = route.number in self._gaps
-        self._gaps.discard(route.number)
-        self._writer.add(
+        self.flow.writer.add(
             HEARTBEAT,
             route.number,
             beat.ts_event,
@@ -336,14 +306,14 @@ class Decoder:
             (0, 0, 0, 0, 0),
             seq=beat.seq,
             offset=self._order.take(),
-            gap=gap,
+            gap=self._gaps.take(route.number),
             ts_source=message.ts_source_ns or message.ts_recv_ns,
         )
 
     def _pack_refusal(self, route: SymbolRoute, ts_event: int, message: Incoming, part: int) -> None:
         """A record of this symbol is missing from its bar."""
         is_line = message.fault is not None and message.fault.is_line
-        self._writer.add(
+        self.flow.writer.add(
             REFUSAL,
             route.number,
             ts_event,
@@ -364,14 +334,15 @@ class Decoder:
     def _note_missing(self, record: Received) -> None:
         """Count records missing from the venue's numbering; the next ones of its symbols follow a gap."""
         by_venue = self._sequences.counts == "venue"
-        known = record.venue in self._venues if by_venue else record.key in self._routes
+        routes = self._routes.by_symbol
+        known = record.venue in self._routes.venues if by_venue else record.key in routes
         missing = self._sequences.missing(record) if known else 0
         if missing:
             self._store.inc("foretick_records_lost_upstream_total", missing, source=self._source.name)
             of = record.venue if by_venue else record.key
             log.warning("%d records of %s are missing before number %d", missing, of, record.seq)
-            keys = [key for key in self._routes if key.startswith(f"{of}:") or key == of]
-            self._gaps.update(self._routes[key].number for key in keys)
+            keys = [key for key in routes if key.startswith(f"{of}:") or key == of]
+            self._gaps.note(routes[key].number for key in keys)
 
     async def _pack_all(self, messages: list[Incoming]) -> None:
         """Pack messages in order: runs of plain records as columns, all others one by one."""
@@ -387,8 +358,7 @@ class Decoder:
         borders = (np.flatnonzero(np.diff(columns["taken"])) + 1).tolist()
         for start, end in pairwise([0, *borders, len(messages)]):
             if end - start >= FEW and columns["taken"][start]:
-                if len(self._writer) + end - start > SLICE:
-                    await self._flush()
+                await self.flow.make_room(end - start)
                 self._pack_columns(
                     messages[start:end], columns[start:end], received[start:end], source[start:end]
                 )
@@ -399,24 +369,16 @@ class Decoder:
         for message in messages:
             records = self._records(message)
             for part, record in enumerate(records):
-                if len(self._writer) == SLICE:  # a message of many records
-                    await self._flush()
+                await self.flow.make_room()  # a message may have many records
                 self._pack(record, part, part + 1 < len(records))
-                await self._pack_others()
-            await self._pack_others()
+                await self._pack_waiting()
+            await self._pack_waiting()
 
-    async def _pack_others(self) -> None:
-        """Pack the heartbeats and refusals of the record before."""
-        for beat in self._beats:
-            if len(self._writer) == SLICE:
-                await self._flush()
-            self._pack_heartbeat(*beat)
-        self._beats.clear()
-        for (_, ts_event), (route, message, part) in self._refusals.items():
-            if len(self._writer) == SLICE:
-                await self._flush()
-            self._pack_refusal(route, ts_event, message, part)
-        self._refusals.clear()
+    async def _pack_waiting(self) -> None:
+        for pack in self._waiting.values():
+            await self.flow.make_room()
+            pack()
+        self._waiting.clear()
 
     def _decoded(self, messages: list[Incoming]) -> tuple[Columns, Integers, Integers]:
         """The messages as columns, taken where nothing is wrong with them.
@@ -426,12 +388,11 @@ class Decoder:
         payloads = [message.payload for message in messages]
         received = np.array([message.ts_recv_ns for message in messages], np.int64)
         source = np.array([message.ts_source_ns for message in messages], np.int64)
-        columns = self._columns.decode(payloads, _encodings(messages))
+        columns = self._routes.columns.decode(payloads, _encodings(messages))
         sizes = np.fromiter(map(len, payloads), np.int64, len(payloads))
         ahead = columns["ts_event"] - received
         columns["taken"] &= (sizes <= self._max_bytes) & (ahead <= self._max_ahead_ns)
-        if not self._all_in_nano:
-            columns["taken"] &= self._in_nano[columns["key"]]
+        columns["taken"] &= self._routes.in_nano[columns["key"]]
         return columns, received, source
 
     def _pack_columns(
@@ -457,19 +418,19 @@ class Decoder:
         self._counters.skewed.inc(int(np.count_nonzero(skewed)))
         self._observe_clocks(rows, received, ~replay & (rows["received"] == 0))
         for key in np.unique(rows["key"]).tolist():
-            self._hear(self._readers[key])
-        packed = self._writer.extend(len(rows))
+            self._hear(self._routes.readers[key])
+        packed = self.flow.writer.extend(len(rows))
         for name in ("token", "seq", "ts_event", "ts_recv", "a", "b", "c", "d", "e", "x"):
             packed[name] = rows[name]
         packed["kind"] = _KINDS[rows["kind"]]
         trades = packed["kind"] == TRADE
         packed["x"][trades] = _SIDES_OF[rows["x"][trades]]
-        packed["symbol"] = self._symbols[rows["key"]]
+        packed["symbol"] = self._routes.numbers[rows["key"]]
         packed["offset"] = np.arange(self._order.taken - len(rows), self._order.taken) + 1
         packed["stream"], packed["stream_offset"] = numbers[keep], offsets[keep]
         packed["ts_source"] = np.where(source == 0, received, source)
         packed["flags"] = skewed * FLAG_SKEWED + replay * FLAG_REPLAY
-        self._flag_gaps(packed)
+        self._gaps.flag(packed)
 
     def _account(self, stream: Stream, offsets: Integers, keys: Integers) -> npt.NDArray[np.bool_]:
         """Number a stream's records and note their offsets; which of them go to the ring."""
@@ -491,10 +452,9 @@ class Decoder:
         self._counters.passed.inc(len(kept))
         for key in np.unique(of_kept).tolist():
             own = of_kept == key
-            if self._follows_jump(stream, int(self._symbols[key])):
-                self._after_gaps.append(int(numbers[own][0]))
+            self._gaps.note_first(int(self._routes.numbers[key]), stream, int(numbers[own][0]))
             own_numbers, own_offsets = numbers[own].tolist(), kept[own].tolist()
-            for name in self._readers[key]:
+            for name in self._routes.readers[key]:
                 self._counters.passed_to(name).inc(len(own_numbers))
                 self._tracker.all_passed_on(name, own_numbers, stream, own_offsets)
         self._tracker.skipped(stream, last)
@@ -506,26 +466,8 @@ class Decoder:
         for key in np.unique(keys).tolist():
             own = np.flatnonzero(keys == key)
             for row in (own[np.argmin(received[own] - events[own])], own[-1]):
-                for name in self._readers[key]:
+                for name in self._routes.readers[key]:
                     self._clocks[name].observe(int(events[row]), int(received[row]))
-
-    def _follows_jump(self, stream: Stream, symbol: int) -> bool:
-        """Whether this is a symbol's first record since its stream jumped; tells it once."""
-        waiting = self._gaps_of.get(stream)
-        if waiting is None or symbol not in waiting:
-            return False
-        waiting.discard(symbol)
-        return True
-
-    def _flag_gaps(self, packed: Records) -> None:
-        if self._after_gaps:
-            packed["flags"][np.isin(packed["offset"], self._after_gaps)] |= FLAG_GAP
-            self._after_gaps.clear()
-        for symbol in sorted(self._gaps):
-            own = np.flatnonzero(packed["symbol"] == symbol)
-            if len(own):
-                packed["flags"][own[0]] |= FLAG_GAP
-                self._gaps.discard(symbol)
 
     def _check_clock(self, record: Received, message: Incoming) -> None:
         ahead = record.ts_event - message.ts_recv_ns
@@ -537,24 +479,25 @@ class Decoder:
     def _note_loss(self) -> None:
         """Count records missing upstream. Their symbols are unknown: flag every symbol's next record."""
         if self._counters.follow():
-            self._gaps.update(route.number for route in self._routes.values())
+            self._gaps.note(self._routes.numbers.tolist())
         for stream, skipped in self._counters.jumps():
             self._note_jump(stream, skipped)
 
     def _note_jump(self, stream: Stream, offsets: int) -> None:
         """Count offsets that are not read; each symbol's next record from the stream follows a gap."""
         self._store.inc("foretick_records_skipped_total", offsets, source=self._source.name)
-        self._gaps_of[stream] = {route.number for route in self._routes.values()}
+        self._gaps.note_jump(stream, self._routes.numbers.tolist())
 
     def _note_refused(
         self, message: Incoming, reason: str, subjects: Iterable[Subject], part: int = 0
     ) -> None:
         """Note which bars lack a refused record. Its time is unknown if ``reason`` speaks of times."""
         for key, ts_event in subjects:
-            route = self._routes.get(key)
+            route = self._routes.by_symbol.get(key)
             if route is not None:
                 moment = 0 if reason in _OF_TIMES else ts_event
-                self._refusals[route.number, moment] = route, message, part
+                pack = partial(self._pack_refusal, route, moment, message, part)
+                self._waiting[route.number, moment] = pack
 
     def _refuse(self, message: Incoming, error: MalformedRecord, part: int = 0) -> None:
         self._store.inc("foretick_records_malformed_total", reason=error.reason)
@@ -563,31 +506,6 @@ class Decoder:
         if self._tracker.is_stored((message.topic, message.partition), message.offset):
             return  # its record was sent when it was read first
         self._dead_letter(unreadable(message, error))
-
-    async def _flush(self) -> None:
-        if len(self._writer):
-            await self._push(self._writer.records)
-        self._writer.clear()
-
-    async def _push(self, records: Records) -> None:
-        done = self._ring.push(records)
-        if done < len(records):
-            await self._paused(self._push_rest(records[done:]))
-
-    async def _push_rest(self, records: Records) -> None:
-        while len(records):
-            await asyncio.sleep(RETRY_S)
-            records = records[self._ring.push(records) :]
-
-    async def _paused(self, until: Awaitable[object]) -> None:
-        self._store.inc("foretick_ring_pauses_total", source=self._source.name)
-        self._source.pause()
-        self.paused = True
-        try:
-            await until
-        finally:
-            self.paused = False
-            self._source.resume()
 
 
 def _malformed(error: Exception) -> MalformedRecord:

@@ -34,6 +34,7 @@ from daemon.gateway.engine_processes import ENGINE, SPARE_AFTER_S, EngineProcess
 from daemon.gateway.forwarding import Forwarding
 from daemon.gateway.gateway import Gateway
 from daemon.gateway.generations import Generations
+from daemon.gateway.group_member import SessionHooks
 from daemon.gateway.inputs import AllOffsets, Inputs
 from daemon.gateway.label_requests import LabelRequests
 from daemon.gateway.load_shedder import LoadShedder
@@ -170,8 +171,18 @@ def make_gateway(
         _leave_transactions(routes, sources)
     order = SequenceAllocator()
 
-    def feed(source: Source | None, tracker: OffsetTracker) -> SourceRunner:
-        name = source.name if source is not None and len(sources) > 1 else ""
+    hooks = SessionHooks(
+        reset=publisher.reset_session,
+        resume=lambda names: live.resume(names),
+        promote=lambda: live.promote(),
+        assigned=lambda names: send(protocol.PartitionsAssigned(tuple(names))),
+        revoked=lambda names: send(
+            protocol.PartitionsRevoked(tuple(name for name in names if not entering.reads(name)))
+        ),
+    )
+
+    def feed(source: Source, tracker: OffsetTracker) -> SourceRunner:
+        name = source.name if len(sources) > 1 else ""
 
         def dead_letter(dead_letter: DeadLetter) -> None:
             held = tracker.hold((dead_letter.topic, dead_letter.partition), dead_letter.offset)
@@ -183,28 +194,23 @@ def make_gateway(
             tracker,
             store,
             dead_letter,
-            tasks,
-            commit_every_s,
-            sessions.clocks,
-            order,
-            stored_progress,
-            send,
-            standby,
-            streams,
+            hooks,
+            progress=stored_progress,
+            send=send,
+            standby=standby,
+            streams=streams,
+            order=order,
+            clocks=sessions.clocks,
+            transactions=publisher.transactions,
+            commit_every_s=commit_every_s,
         )
 
-    entering: SourceRunner | Inputs
-    if isinstance(tracker, AllOffsets):
-        feeds = {each.name: feed(each, trackers[each.name]) for each in sources}
-        entering = Inputs(feeds, tracker, store, tasks)
-    else:
-        entering = feed(sources[0] if sources else None, tracker)
+    runners = [feed(each, trackers[each.name]) for each in sources]
+    entering = Inputs(config, runners, tracker, order, standby, store, tasks)
     publisher.delivery.gate = entering.gate
-    if isinstance(entering, SourceRunner):
-        entering.transactions = publisher.transactions
-        if publisher.transactions is not None:
-            publisher.transactions.left = entering.left
-            publisher.transactions.is_unread = entering.is_held
+    if publisher.transactions is not None:
+        publisher.transactions.left = runners[0].group.on_revoked
+        publisher.transactions.is_unread = runners[0].is_held
     room = PromptQuota(config.query.max_prompts, config.query.max_prompts_each)
     generations = Generations(
         sessions,
@@ -229,13 +235,6 @@ def make_gateway(
     )
     live = LiveSessions(config, sessions, questions, publisher, entering, stored_progress, store, pending)
     wait_s = config.query.max_wait / 1e9
-    for each in [entering] if isinstance(entering, SourceRunner) else entering.feeds:
-        each.resume, each.promote = live.resume, live.promote
-        each.reset_session = publisher.reset_session
-        each.partitions_assigned = lambda names: send(protocol.PartitionsAssigned(tuple(names)))
-        each.partitions_revoked = lambda names: send(
-            protocol.PartitionsRevoked(tuple(name for name in names if not entering.reads(name)))
-        )
     pushed = {each.name: each for each in sources if isinstance(each, PushedSource)}
     pushes = Pushes(
         pushed,

@@ -98,7 +98,7 @@ async def test_without_a_snapshot_the_whole_window_is_read_again_however_old_it_
         found = []
         for seconds in (range(7), range(7, 9)):
             source = KafkaSource("kafka", real_kafka.bootstrap, [topic], group)
-            source.hold(3 * SECOND, skips=False)
+            source.set_retention(3 * SECOND, skips=False)
             sink = MemorySink()
             async with running(config, source, sink) as gateway:
                 for n in seconds:

@@ -13,7 +13,6 @@ import pytest
 from daemon.config.load import load_config
 from daemon.config.schema import BarsConfig, Config
 from daemon.gateway.gateway import Gateway
-from daemon.gateway.inputs import Inputs
 from daemon.gateway.wiring import make_gateway
 from feeds.connector import SinkRoute
 from feeds.curve import CurveKeys, make_keys
@@ -207,8 +206,7 @@ async def both(bootstrap: str, topic: str, folder: Path) -> Gateway:
     make_keys(folder / "client")
     config = with_kafka_and_zeromq(bootstrap, topic, folder)
     gateway, sink = await make(config)
-    assert isinstance(gateway.input, Inputs)
-    desk = gateway.input._feeds["desk"].source
+    desk = next(each.source for each in gateway.input.runners if each.source.name == "desk")
     assert isinstance(desk, ZmqSource)
     await until(lambda: gateway.not_ready() == [])
     client = CurveKeys(f"{folder}/client.secret", f"{folder}/server.public").read(bind=False)

@@ -22,7 +22,7 @@ from daemon.api.messages import Answers, AnswersReply, ErrorReply
 from daemon.audit.completeness import Audit
 from daemon.config.schema import Config
 from daemon.gateway.gateway import Gateway
-from daemon.gateway.source_runner import SourceRunner
+from daemon.gateway.group_member import GroupMember
 from daemon.progress import Progress
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_sink import KafkaSink
@@ -176,10 +176,10 @@ async def test_snapshots_that_are_acknowledged_while_its_engine_loads_are_taken(
         await pair.answered(market)
         await until(lambda: len(list(pair.snapshots.glob("*.snapshot"))) >= len(SYMBOLS), 30.0)
 
-        async def too_early(self: SourceRunner) -> None:
+        async def too_early(self: GroupMember) -> None:
             """Nothing is committed yet when it asks."""
 
-        monkeypatch.setattr(SourceRunner, "recover", too_early)
+        monkeypatch.setattr(GroupMember, "recover", too_early)
         second = await pair.join("two")
         names = [session.name for session in second.config.sessions]
 

@@ -160,7 +160,7 @@ async def test_windows_are_filled_behind_a_record_whose_time_is_unknown(broker):
     stamps = [*(now_ms + n * 1000 for n in range(20)), now_ms * 1000, -1]
     await store(broker.bootstrap, T, 0, *(batch([Rec()], first_ms=each) for each in stamps))
     source = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
-    source.hold(5 * 10**9, skips=True)
+    source.set_retention(5 * 10**9, skips=True)
     await source.start()
     async with asyncio.timeout(20), aclosing(source.batches()) as batches:
         async for each in batches:
@@ -170,7 +170,7 @@ async def test_windows_are_filled_behind_a_record_whose_time_is_unknown(broker):
     await source._consumer.commit({p: 22 for p in source._consumer.assignment() if p.partition == 0})
     await source.stop()
     again = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
-    again.hold(5 * 10**9, skips=False)
+    again.set_retention(5 * 10**9, skips=False)
     await again.start()
     async with asyncio.timeout(20), aclosing(again.batches()) as batches:
         first = (await anext(batches))[0]

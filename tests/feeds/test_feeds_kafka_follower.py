@@ -82,7 +82,7 @@ async def test_one_that_stands_by_alone_is_given_all_and_fences_before_it_reads_
         events: list[str] = []
 
         class Noting(Notes):
-            async def assigned(self, stored: object) -> dict[tuple[str, int], StartPosition]:
+            async def on_assigned(self, stored: object) -> dict[tuple[str, int], StartPosition]:
                 events.append("assigned")
                 return {}
 

@@ -49,7 +49,7 @@ class Notes:
         self.got: list[Incoming] = []
         source.set_rebalance_listener(self)
 
-    async def assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, StartPosition]:
+    async def on_assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, StartPosition]:
         self.stored.update(stored)
         return self.begin
 
@@ -66,7 +66,7 @@ class Notes:
             await self.source.commit(owned)
         return True
 
-    def left(self, partitions: Collection[Partition]) -> None:
+    def on_revoked(self, partitions: Collection[Partition]) -> None:
         self.gone += partitions
 
     async def read(self) -> None:
@@ -90,7 +90,7 @@ async def test_the_embedded_broker_keeps_texts_and_begins_again_before_what_is_c
         first = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
         assert isinstance(first, LogSource)
         assert await first.stored() == {}
-        first.hold(10**9, skips=True)
+        first.set_retention(10**9, skips=True)
         notes = Notes(first, "text")
         await first.start()
         reading = asyncio.ensure_future(notes.read())
@@ -103,7 +103,7 @@ async def test_the_embedded_broker_keeps_texts_and_begins_again_before_what_is_c
         wanted = (None, StartPosition(4), StartPosition(9), StartPosition(4, lookback_end=4))
         for begin, expected in zip(wanted, (0, 4, 6, 0), strict=True):
             again = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
-            again.hold(10**9, skips=False)
+            again.set_retention(10**9, skips=False)
             assert await again.stored() == {(T, 0): CommitPoint(6, "text")}
             notes = Notes(again, "other", {(T, 0): begin} if begin else {})
             await again.start()
@@ -227,7 +227,7 @@ async def test_the_broker_s_time_is_not_used_up_by_its_reader(monkeypatch: pytes
             await asyncio.sleep(1.0)
             return {}
 
-        monkeypatch.setattr(notes, "assigned", slowly)
+        monkeypatch.setattr(notes, "on_assigned", slowly)
         await source.start()
         reading = asyncio.ensure_future(notes.read())
         await until(lambda: len(notes.got) == 3)
@@ -309,7 +309,7 @@ async def test_a_topic_of_transactions_is_committed_to_its_end(real_kafka: RealK
     await source.stop()
     await reading
     again = KafkaSource("in", real_kafka.bootstrap, [topic], topic, poll_ms=50)
-    again.hold(3600 * 10**9, skips=False)
+    again.set_retention(3600 * 10**9, skips=False)
     notes = Notes(again, "")
     await again.start()
     reading = asyncio.ensure_future(notes.read())

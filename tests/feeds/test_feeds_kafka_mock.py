@@ -422,7 +422,7 @@ async def test_what_is_older_than_any_window_holds_is_passed_over_and_counted(
     source = KafkaSource(
         "in", broker.bootstrap, [T], "g", options=QUICK, poll_ms=50, clock_ns=lambda: time.time_ns() + ahead
     )
-    source.hold(HOUR_NS, True, few=0)
+    source.set_retention(HOUR_NS, True, few=0)
     await source.start()
     reading = asyncio.ensure_future(take(source, 1, timeout_s=8))
     await until(lambda: sum(source.skipped.values()) == 40)
@@ -445,7 +445,7 @@ async def test_a_backlog_that_is_asked_for_or_near_is_read(broker: MockBroker, a
         "in", broker.bootstrap, [T], "g", options=QUICK, clock_ns=lambda: time.time_ns() + ahead,
         start_at="earliest" if asked == "earliest" else "committed",
     )  # fmt: skip
-    source.hold(HOUR_NS, asked != "wait", few=0)
+    source.set_retention(HOUR_NS, asked != "wait", few=0)
     await source.start()
     assert sorted(int(m.payload) for m in await take(source, 20)) == list(range(20))
     assert source.skipped == {}

@@ -257,7 +257,7 @@ async def test_a_start_finds_its_place_by_the_times_of_records(
     await before.stop()
     start_at: StartAt = now - 30 * MINUTE_NS if begin == "half an hour ago" else begin  # type: ignore[assignment]  # one of its words
     source = KafkaSource("in", real_kafka.bootstrap, [topic], topic, clock_ns=lambda: now, start_at=start_at)
-    source.hold(10 * MINUTE_NS, few is not None, few or 0)
+    source.set_retention(10 * MINUTE_NS, few is not None, few or 0)
     if answered:
         at = StartPosition(committed, committed, now - (180 - answered) * MINUTE_NS)
         Notes(source, "", {(topic, 0): at})

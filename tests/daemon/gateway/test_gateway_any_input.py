@@ -28,7 +28,7 @@ from daemon.api.http_server import HttpServer
 from daemon.api.pushes import Pushes
 from daemon.config.symbols import SymbolRoute
 from daemon.gateway.checkpoint.offsets import OffsetTracker
-from daemon.gateway.record_decoder import Decoder
+from daemon.gateway.record_decoder import RecordDecoder
 from daemon.supervision import Tasks
 from daemon.tenants import Client
 from feeds.kafka_client import quiet_client_log
@@ -85,13 +85,13 @@ payloads = st.one_of(
 
 
 class Rig:
-    """An `Decoder` of a source, and what came of it."""
+    """An `RecordDecoder` of a source, and what came of it."""
 
     def __init__(self, source: Source) -> None:
         self.source, self.ring = source, Ring.create(4096, "pause")
         self.dead_letters, self.tracker = list[DeadLetter](), OffsetTracker()
         self.store = MetricStore.local({"session": ["a"], "source": [source.name], "sink": []})
-        self.ingest = Decoder(
+        self.ingest = RecordDecoder(
             source,
             self.ring,
             {"V:AAA": SymbolRoute(0, ("a",))},

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from daemon.ages import VenueClock
 from daemon.config.symbols import SymbolRoute
 from daemon.gateway.checkpoint.offsets import OffsetTracker
-from daemon.gateway.record_decoder import Decoder
+from daemon.gateway.record_decoder import RecordDecoder
 from daemon.ledger import ledger
 from feeds.codec import REPLAY, encode
 from feeds.decimals import from_units
@@ -50,7 +50,7 @@ KAFKA_LIMIT = 1 << 20
 class Rig:
     source: QueueSource
     ring: Ring
-    ingest: Decoder
+    ingest: RecordDecoder
     tracker: OffsetTracker
     store: MetricStore
     dead_letters: list[DeadLetter] = field(default_factory=list)
@@ -83,7 +83,7 @@ def rig() -> Iterator[Callable[..., Rig]]:
         tracker, dead_letters = OffsetTracker(), list[DeadLetter]()
         store = MetricStore.local({"session": ["aaa", "bbb"], "source": ["test"], "sink": []})
         sessions = {"V:AAA": SymbolRoute(0, ("aaa",)), "V:BBB": SymbolRoute(1, ("bbb",))}
-        ingest = Decoder(source, ring, sessions, tracker, store, dead_letters.append, **LIMITS)
+        ingest = RecordDecoder(source, ring, sessions, tracker, store, dead_letters.append, **LIMITS)
         return Rig(source, ring, ingest, tracker, store, dead_letters)
 
     yield make
@@ -280,7 +280,7 @@ async def test_a_venue_s_clock_is_measured_by_live_records_with_its_time(rig):
     r.source.end()
     clocks = {"aaa": clock, "bbb": VenueClock()}
     sessions = {"V:AAA": SymbolRoute(0, ("aaa",))}
-    ingest = Decoder(
+    ingest = RecordDecoder(
         r.source, r.ring, sessions, r.tracker, r.store, r.dead_letters.append, **LIMITS, clocks=clocks
     )
     await asyncio.wait_for(ingest.run(), 20)
@@ -359,7 +359,7 @@ async def test_what_was_lost_before_this_intake_is_not_counted_again(rig):
     r = rig("dropping")
     r.source.lost = 5
     routes = {"V:AAA": SymbolRoute(0, ("aaa",))}
-    again = Decoder(r.source, r.ring, routes, r.tracker, r.store, r.dead_letters.append, **LIMITS)
+    again = RecordDecoder(r.source, r.ring, routes, r.tracker, r.store, r.dead_letters.append, **LIMITS)
     r.source.put([incoming(good(1), 0)])
     r.source.end()
     await asyncio.wait_for(again.run(), 20)
@@ -369,7 +369,7 @@ async def test_what_was_lost_before_this_intake_is_not_counted_again(rig):
 @pytest.mark.parametrize("kind", ["pausing", "dropping"])
 async def test_a_closed_gate_holds_a_source_up_that_can_wait_and_no_other(rig, kind):
     r = rig(kind)
-    r.ingest.gate(False)
+    r.ingest.flow.gate(False)
     r.source.put([incoming(good(1), 0)], [incoming(good(2), 1)])
     r.source.end()
     running = asyncio.create_task(r.ingest.run())
@@ -379,7 +379,7 @@ async def test_a_closed_gate_holds_a_source_up_that_can_wait_and_no_other(rig, k
     else:
         await until(lambda: r.source.paused)
         assert len(r.popped()) == 1
-        r.ingest.gate(True)
+        r.ingest.flow.gate(True)
         await asyncio.wait_for(running, 20)
         assert not r.source.paused
     assert r.popped()["seq"].tolist()[-1] == 2
@@ -514,7 +514,7 @@ def test_many_at_a_time_have_the_outcome_of_one_by_one(given_messages, gaps):
         clocks = {"aaa": VenueClock(), "bbb": VenueClock()}
         routes = {"V:AAA": SymbolRoute(0, ("aaa",)), "V:BBB": SymbolRoute(1, ("bbb",))}
         source = QueueSource()
-        ingest = Decoder(
+        ingest = RecordDecoder(
             source, ring, routes, tracker, store, dead_letters.append,
             max_bytes=1 << 20, max_ahead_ns=20 * SECOND, clocks=clocks,
         )  # fmt: skip
@@ -561,10 +561,10 @@ async def test_a_jump_flags_each_session_s_next_record_of_that_partition_and_is_
         skipped: ClassVar[dict[tuple[str, int], int]] = {STREAM: 7}
         moved = 2
 
-        def hold(self, span_ns: int, skips: bool) -> None: ...
+        def set_retention(self, span_ns: int, skips: bool) -> None: ...
 
     source = Jumping()
-    ingest = Decoder(
+    ingest = RecordDecoder(
         source,
         r.ring,
         {"V:AAA": SymbolRoute(0, ("aaa",)), "V:BBB": SymbolRoute(1, ("bbb",))},

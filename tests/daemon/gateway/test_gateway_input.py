@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
@@ -14,17 +14,30 @@ from msgspec.structs import replace
 from daemon import protocol
 from daemon.commit_metadata import pack
 from daemon.config.fingerprint import window_settings
-from daemon.config.schema import RecoveryConfig
+from daemon.config.schema import Config, RecoveryConfig
 from daemon.gateway.checkpoint.commits import Transactions
 from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.checkpoint.outbox import Delivery
 from daemon.gateway.checkpoint.state import ProgressStore
+from daemon.gateway.group_member import SessionHooks
+from daemon.gateway.inputs import Inputs
+from daemon.gateway.record_decoder import SequenceAllocator
 from daemon.gateway.source_runner import SourceRunner
+from daemon.gateway.standby import Standby
+from daemon.gateway.stream_names import Streams
 from daemon.progress import Position, Progress, WindowStart
 from daemon.supervision import Tasks
 from feeds.connector import SinkRoute
 from feeds.market_data import DataUpdated
-from feeds.source import CommitFailed, CommitPoint, Incoming, Partition, Reader, StartPosition
+from feeds.source import (
+    CommitFailed,
+    CommitPoint,
+    Incoming,
+    Partition,
+    RebalanceListener,
+    Source,
+    StartPosition,
+)
 from ingest.ring import Ring
 from metrics.store import MetricStore
 from tests.daemon.gateway.test_gateway_transactions import Broker, Member
@@ -44,7 +57,7 @@ class Log(QueueSource):
         super().__init__(name="kafka")
         self.points = dict(points)
         self.reached: dict[Partition, tuple[int, int]] = {}
-        self.reader: Reader
+        self.listener: RebalanceListener
         self.fails = False
 
     async def commit(self, points: Mapping[Partition, CommitPoint]) -> None:
@@ -55,15 +68,51 @@ class Log(QueueSource):
     async def stored(self) -> Mapping[Partition, CommitPoint]:
         return self.points
 
-    async def others(self) -> Mapping[Partition, CommitPoint]:
+    async def peer_offsets(self) -> Mapping[Partition, CommitPoint]:
         return {}
 
-    def set_rebalance_listener(self, reader: Reader) -> None:
-        self.reader = reader
+    def set_rebalance_listener(self, listener: RebalanceListener) -> None:
+        self.listener = listener
 
     async def batches(self) -> AsyncGenerator[list[Incoming], None]:
         for batch in ():
             yield batch
+
+
+async def nothing() -> None:
+    pass
+
+
+def inputs_of(
+    config: Config,
+    source: Source,
+    tracker: OffsetTracker,
+    store: MetricStore,
+    progress: ProgressStore,
+    hooks: SessionHooks,
+    *,
+    standby: Standby | None = None,
+    send: Callable[[protocol.Command], None] = lambda command: None,
+    transactions: Transactions | None = None,
+) -> tuple[Inputs, SourceRunner]:
+    """The inputs of one source, and its runner."""
+    standby, order = standby or Standby(store), SequenceAllocator()
+    runner = SourceRunner(
+        config,
+        source,
+        tracker,
+        store,
+        lambda dead_letter: None,
+        hooks,
+        progress=progress,
+        send=send,
+        standby=standby,
+        streams=Streams(),
+        order=order,
+        clocks={},
+        transactions=transactions,
+    )
+    return Inputs(config, [runner], tracker, order, standby, store, Tasks()), runner
 
 
 def text(*sessions: str, **begins: Position) -> str:
@@ -75,73 +124,80 @@ def text(*sessions: str, **begins: Position) -> str:
 
 
 class Rig:
+    """``again``: the log's past was asked for. ``address``: this daemon's."""
+
     def __init__(
         self,
         points: Mapping[Partition, CommitPoint],
         again: bool = False,
         address: str = "",
         directory: Path | None = None,
+        exactly_once: bool = False,
     ) -> None:
-        store = MetricStore.local({"session": ["aaa", "bbb"], "source": ["kafka"], "sink": []})
+        store = MetricStore.local({"session": ["aaa", "bbb"], "source": ["kafka"], "sink": ["kafka"]})
         self.log = Log(points)
         self.log.again = again
-        self.began: list[set[str]] = []
-        """Of sessions that have begun anew."""
+        self.reset: list[set[str]] = []
         self.silent: set[str] = set()
-        """Sessions whose messages are dropped until then."""
+        """Sessions whose messages are dropped until they are reset."""
+        self.ended: list[tuple[set[str], set[str]]] = []
+        self.assigned: list[set[str]] = []
+        self.revoked: list[set[str]] = []
         self.progress = ProgressStore(store, directory, address=lambda: address)
         self.tracker = OffsetTracker(self.progress.describe)
         self.sent: list[protocol.Command] = []
-        self.input = SourceRunner(
+        self.broker, self.member = Broker(), Member()
+        self.member.owns(P, Q)
+        route = SinkRoute(self.broker, "answers", "updates", "dlq")
+        self.transactions = Transactions(
+            route, self.broker, self.member, self.tracker, store, Delivery([], [""])
+        )
+        """Messages are put by hand; without ``exactly_once`` unused."""
+        self.input, self.runner = inputs_of(
             CONFIG,
             self.log,
             self.tracker,
             store,
-            lambda dead_letter: None,
-            Tasks(),
-            progress=self.progress,
+            self.progress,
+            SessionHooks(
+                self.reset_session,
+                lambda names: self.resume(names),
+                nothing,
+                lambda names: self.assigned.append(set(names)),
+                lambda names: self.revoked.append(set(names)),
+            ),
             send=self.sent.append,
+            transactions=self.transactions if exactly_once else None,
         )
+        self.transactions.left = self.runner.group.on_revoked
+        self.commit = self.runner.commits.commit
 
-    def exactly_once(self) -> Transactions:
-        """Of a member that owns both partitions; messages are put by hand, and `settle` needs `run`."""
-        self.broker, self.member = Broker(), Member()
-        self.member.owns(P, Q)
-        route = SinkRoute(self.broker, "answers", "updates", "dlq")
-        delivery = Delivery([], [""])
-        store = MetricStore.local({"session": ["aaa", "bbb"], "source": ["kafka"], "sink": ["kafka"]})
-        found = Transactions(route, self.broker, self.member, self.tracker, store, delivery)
-        found.left = self.input.left
+    def reset_session(self, names: Collection[str], answered: Collection[str]) -> None:
+        self.ended.append((set(names), set(answered)))
+        self.silent |= set(names)
+        for name in names:
+            self.transactions.drop(name, complete=name in answered)
 
-        def reset_session(names: Collection[str], answered: Collection[str]) -> None:
-            self.silent |= set(names)
-            for name in names:
-                found.drop(name, complete=name in answered)
-
-        async def resume(names: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
-            self.began.append(set(names))
-            self.silent -= set(names)
-            return {}
-
-        self.input.transactions, self.input.reset_session, self.input.resume = found, reset_session, resume
-        return found
+    async def resume(self, names: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
+        self.reset.append(set(names))
+        self.silent -= set(names)
+        return {}
 
     def answer(self, session: str, number: int, stream: Partition) -> None:
         """One message, of the record with the offset ``number``."""
-        assert self.input.transactions is not None
         self.tracker.passed_on(session, number, stream, number)
         message = DataUpdated(session=session, data_version=number, as_of=0, bars=[])
-        self.input.transactions.put(session, message, f"{session}{number}", {}, lambda outcome: None)
+        self.transactions.put(session, message, f"{session}{number}", {}, lambda outcome: None)
         self.tracker.acknowledge(session, number + 1)
         self.progress.acknowledge(session, number, [self.progress.number(session)], (number,))
-        self.input.transactions.complete(session, number)
+        self.transactions.complete(session, number)
 
     async def start(self) -> dict[str, Progress]:
         await self.input.recover()
         return self.progress.start(["aaa", "bbb"], again=self.input.again)
 
     async def assign(self) -> Mapping[Partition, StartPosition]:
-        begin = await self.log.reader.assigned(self.log.points)
+        begin = await self.log.listener.on_assigned(self.log.points)
         self.answered_ns = {partition: each.answered_ns for partition, each in begin.items()}
         return {partition: each._replace(answered_ns=0) for partition, each in begin.items()}
 
@@ -224,9 +280,8 @@ async def test_a_start_commits_its_epoch_before_a_record_is_read() -> None:
     rig = Rig({P: CommitPoint(100, text("aaa"))})
     await rig.start()
     await rig.assign()
-    rig.log.reader.begins(P, 70)
-    rig.input.connected = True
-    assert await rig.input.commit()
+    rig.log.listener.begins(P, 70)
+    assert await rig.commit()
     assert rig.log.committed == {P: 100}
     assert rig.log.metadata[P] == pack(5, {"aaa": Progress(4, 10, 60, (5,))}).text
     assert rig.tracker.next_offset(P) == 70
@@ -236,13 +291,11 @@ async def test_a_start_commits_its_epoch_before_a_record_is_read() -> None:
 async def test_the_engine_hears_whose_records_are_read_as_soon_as_they_are() -> None:
     """Sessions of a partition that another daemon has may be restored, too: they wait."""
     rig = Rig({P: CommitPoint(100, text("aaa")), Q: CommitPoint(7, text("bbb"))})
-    assigned: list[set[str]] = []
-    rig.input.partitions_assigned = lambda sessions: assigned.append(set(sessions))
     await rig.start()
     await rig.assign()
-    assert not assigned
-    rig.log.reader.begins(P, 70)
-    assert assigned == [{"aaa"}]
+    assert not rig.assigned
+    rig.log.listener.begins(P, 70)
+    assert rig.assigned == [{"aaa"}]
 
 
 async def test_the_engine_hears_which_sessions_left_until_their_partition_comes_back() -> None:
@@ -254,23 +307,23 @@ async def test_the_engine_hears_which_sessions_left_until_their_partition_comes_
     rig.input.partitions_assigned = lambda sessions: assigned.append(set(sessions))
     await rig.start()
     await rig.assign()
-    rig.log.reader.begins(P, 70)
-    rig.log.reader.begins(Q, 7)
+    rig.log.listener.begins(P, 70)
+    rig.log.listener.begins(Q, 7)
     rig.tracker.passed_on("bbb", 1, Q, 7)
     rig.tracker.passed_on("aaa", 2, Q, 8)
-    assigned.clear()
-    rig.log.reader.left([Q])
-    assert left == [{"bbb"}], "the other one reads from a partition that stays"
-    rig.log.reader.left([P])
-    assert left[1:] == [{"aaa"}]
-    rig.log.reader.begins(Q, 8)
-    assert assigned == [{"bbb"}]
-    rig.log.reader.begins(P, 70)
-    assert assigned[1:] == [{"aaa"}]
-    rig.log.reader.left([Q])
+    rig.assigned.clear()
+    rig.log.listener.on_revoked([Q])
+    assert rig.revoked == [{"bbb"}], "the other one reads from a partition that stays"
+    rig.log.listener.on_revoked([P])
+    assert rig.revoked[1:] == [{"aaa"}]
+    rig.log.listener.begins(Q, 8)
+    assert rig.assigned == [{"bbb"}]
+    rig.log.listener.begins(P, 70)
+    assert rig.assigned[1:] == [{"aaa"}]
+    rig.log.listener.on_revoked([Q])
     rig.input.engine_ready({})
-    rig.log.reader.begins(Q, 8)
-    assert assigned[2:] == [set()]
+    rig.log.listener.begins(Q, 8)
+    assert rig.assigned[2:] == [set()]
 
 
 async def test_an_engine_knows_what_a_restart_of_the_daemon_would_find() -> None:
@@ -279,18 +332,17 @@ async def test_an_engine_knows_what_a_restart_of_the_daemon_would_find() -> None
     await rig.start()
     await rig.assign()
     stored, newer = Progress(4, 10, 60, (5,)), Progress(5, 11, 60, (6,))
-    rig.log.reader.begins(P, 100)
-    rig.input.connected = True
+    rig.log.listener.begins(P, 100)
     assert rig.sent == [protocol.NoteProgress({"aaa": stored})]
-    assert await rig.input.commit()
+    assert await rig.commit()
     rig.progress.acknowledge("aaa", 11, [], (6,))
     rig.tracker.skipped(P, 101)
     rig.log.fails = True
-    assert not await rig.input.commit()
+    assert not await rig.commit()
     assert rig.sent[1:] == []
     rig.log.fails = False
-    assert await rig.input.commit()
-    assert await rig.input.commit()
+    assert await rig.commit()
+    assert await rig.commit()
     assert rig.sent[1:] == [protocol.NoteProgress({"aaa": newer})]
     rig.input.engine_ready({})
     assert rig.sent[2:] == [protocol.NoteProgress({"aaa": newer})]
@@ -300,15 +352,14 @@ async def test_what_is_committed_while_an_engine_loads_reaches_it_once_it_is_up(
     rig = Rig({P: CommitPoint(100, text("aaa"))})
     await rig.start()
     await rig.assign()
-    rig.log.reader.begins(P, 100)
-    rig.input.connected = True
+    rig.log.listener.begins(P, 100)
     await rig.start()  # another engine
     rig.progress.acknowledge("aaa", 11, [], (6,))
     rig.tracker.skipped(P, 101)
-    assert await rig.input.commit()
+    assert await rig.commit()
     rig.sent.clear()  # it reached no engine
     rig.input.engine_ready({})
-    assert await rig.input.commit()
+    assert await rig.commit()
     assert rig.sent == [protocol.NoteProgress({"aaa": Progress(6, 11, 60, (6,))})]
 
 
@@ -316,17 +367,16 @@ async def test_progress_that_cannot_be_written_is_not_what_a_restart_finds(tmp_p
     rig = Rig({}, directory=tmp_path / "state")
     rig.log.kind = "dropping"
     await rig.start()
-    rig.log.reader.begins(P, 0)
-    rig.input.connected = True
+    rig.log.listener.begins(P, 0)
     (tmp_path / "state").touch()
     rig.tracker.passed_on("aaa", 1, P, 0)
     rig.tracker.acknowledge("aaa", 2)
     rig.progress.acknowledge("aaa", 1, [], (6,))
-    assert await rig.input.commit()
+    assert await rig.commit()
     assert rig.sent == []
     (tmp_path / "state").unlink()
     rig.tracker.skipped(P, 1)
-    assert await rig.input.commit()
+    assert await rig.commit()
     assert rig.sent == [protocol.NoteProgress({"aaa": Progress(1, 1, 0, (6,))})]
 
 
@@ -336,27 +386,27 @@ async def test_a_session_that_could_not_begin_anew_in_time_does_at_the_next_assi
     await rig.start()
     await rig.assign()
     rig.log.points = {P: CommitPoint(120, pack(6, {"aaa": Progress(6, 12, 72, (7,))}).text)}
-    began: list[set[str]] = []
+    resume = rig.resume
 
-    async def resume(names: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
-        began.append(set(names))
-        if len(began) == 1:
+    async def first_fails(names: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
+        await resume(names)
+        if len(rig.reset) == 1:
             raise TimeoutError
         return {}
 
-    rig.input.resume = resume
+    rig.resume = first_fails  # type: ignore[method-assign]  # the test's
     with pytest.raises(TimeoutError):
         await rig.assign()
     await rig.assign()
     await rig.assign()
-    assert began == [{"aaa"}, {"aaa"}]
+    assert rig.reset == [{"aaa"}, {"aaa"}]
 
 
 async def test_a_past_that_was_asked_for_is_not_history() -> None:
     rig = Rig({P: CommitPoint(100, text("aaa"))}, again=True)
     assert (await rig.start())["aaa"] == Progress(5, 10, 60)
     await rig.assign()
-    rig.log.reader.begins(P, 0)
+    rig.log.listener.begins(P, 0)
     assert not rig.tracker.is_stored(P, 0)
 
 
@@ -365,7 +415,7 @@ async def test_a_past_that_was_asked_for_is_answered_on_by_the_next_engine() -> 
     rig = Rig({P: CommitPoint(100, text("aaa"))}, again=True)
     await rig.start()
     await rig.assign()
-    rig.log.reader.begins(P, 0)
+    rig.log.listener.begins(P, 0)
     rig.log.again = False
     rig.tracker.all_passed_on("aaa", range(1, 41), P, range(40))
     rig.tracker.acknowledge("aaa", 31)
@@ -374,7 +424,7 @@ async def test_a_past_that_was_asked_for_is_answered_on_by_the_next_engine() -> 
     rig.progress.go_on()
     rig.tracker.clear()
     assert await rig.assign() == {P: StartPosition(30, lookback_end=30)}
-    rig.log.reader.begins(P, 20)
+    rig.log.listener.begins(P, 20)
     assert [rig.tracker.is_stored(P, offset) for offset in (29, 30)] == [True, False]
     assert not rig.progress.knows_history("aaa"), "what is committed says more"
     rig.tracker.all_passed_on("aaa", range(1, 91), P, range(20, 110))
@@ -392,11 +442,11 @@ async def test_a_past_that_was_asked_for_goes_on_where_the_source_is_opened_agai
     rig = Rig({P: CommitPoint(100, text("aaa"))}, again=True)
     await rig.start()
     await rig.assign()
-    rig.log.reader.begins(P, 0)
+    rig.log.listener.begins(P, 0)
     rig.log.again = False
     rig.tracker.all_passed_on("aaa", range(1, 41), P, range(40))
     assert await rig.assign() == {P: StartPosition(40)}
-    rig.log.reader.begins(P, 40)
+    rig.log.listener.begins(P, 40)
     assert not rig.tracker.is_stored(P, 40)
 
 
@@ -404,9 +454,9 @@ async def test_a_partition_that_comes_back_unanswered_is_read_on_from_where_it_w
     rig = Rig({P: CommitPoint(100, text("aaa"))})
     await rig.start()
     await rig.assign()
-    rig.log.reader.begins(P, 100)
+    rig.log.listener.begins(P, 100)
     rig.tracker.passed_on("aaa", 1, P, 119)
-    rig.log.reader.left([P])
+    rig.log.listener.on_revoked([P])
     assert await rig.assign() == {P: StartPosition(120)}
 
 
@@ -425,19 +475,17 @@ async def test_sessions_that_others_answered_begin_anew(
         resumed.append(set(names))
         return {} if place is None else {"aaa": {"V:AAA": at(P, place)}}
 
-    ending: list[tuple[set[str], set[str]]] = []
-    rig.input.reset_session = lambda names, answered: ending.append((set(names), set(answered)))
-    rig.input.resume = resume
+    rig.resume = resume  # type: ignore[method-assign]  # the test's
     await rig.start()
     await rig.assign()
-    rig.log.reader.begins(P, 100)
+    rig.log.listener.begins(P, 100)
     rig.tracker.passed_on("aaa", 1, P, 119)
-    rig.log.reader.left([P])
+    rig.log.listener.on_revoked([P])
     rig.log.points[P] = CommitPoint(300, pack(6, {"aaa": Progress(6, 30, 180, (9,))}).text)
     assert await rig.assign() == begin
     assert resumed == [{"aaa"}]
-    assert ending == [({"aaa"}, {"aaa"})]
-    rig.log.reader.begins(P, 110)
+    assert rig.ended == [({"aaa"}, {"aaa"})]
+    rig.log.listener.begins(P, 110)
     assert rig.tracker.next_offset(P) == 110  # behind what was read before
     assert rig.tracker.is_stored(P, 299)
     assert (rig.progress.epoch, rig.progress.number("aaa")) == (7, 181)
@@ -448,13 +496,12 @@ async def test_a_session_is_asked_here_as_soon_as_its_partition_is_ours() -> Non
     theirs = CommitPoint(300, pack(6, {"aaa": Progress(6, 30, 180, (9,))}, owner="tcp://there").text)
     rig = Rig({P: CommitPoint(100, text("aaa"))})
     await rig.start()
-    rig.input.connected = True
 
-    async def others() -> Mapping[Partition, CommitPoint]:
+    async def peer_offsets() -> Mapping[Partition, CommitPoint]:
         return {P: theirs}
 
-    rig.log.others = others  # type: ignore[method-assign]  # the test's
-    await rig.input.look_around()
+    rig.log.peer_offsets = peer_offsets  # type: ignore[method-assign]  # the test's
+    await rig.runner.group.look_around()
     assert rig.input.owner("aaa") == "tcp://there"
     owners: list[str | None] = []
 
@@ -462,7 +509,7 @@ async def test_a_session_is_asked_here_as_soon_as_its_partition_is_ours() -> Non
         owners.append(rig.input.owner("aaa"))
         return {}
 
-    rig.input.resume = resume
+    rig.resume = resume  # type: ignore[method-assign]  # the test's
     rig.log.points = {P: theirs}
     await rig.assign()
     assert owners == [None]
@@ -484,26 +531,26 @@ async def test_what_others_have_answered_is_told_from_what_is_ours(stored: str, 
     rig = Rig({P: CommitPoint(100, text("aaa"))}, address="tcp://here")
     await rig.start()
     rig.progress.acknowledge("aaa", 12, range(61, 73), (7,))
-    assert rig.log.reader.answered_elsewhere({P: CommitPoint(110, stored)}) == ({P} if elsewhere else set())
+    assert rig.log.listener.answered_elsewhere({P: CommitPoint(110, stored)}) == ({P} if elsewhere else set())
 
 
 @asynccontextmanager
 async def committing(rig: Rig) -> AsyncIterator[Rig]:
     """A rig of both partitions, read to 100, whose transactions run."""
-    running = asyncio.create_task(rig.exactly_once().run())
+    running = asyncio.create_task(rig.transactions.run())
     await rig.start()
     await rig.assign()
-    rig.log.reader.begins(P, 100)
-    rig.log.reader.begins(Q, 100)
-    rig.input.connected = True
-    assert await rig.input.commit()
+    rig.log.listener.begins(P, 100)
+    rig.log.listener.begins(Q, 100)
+    rig.runner.connected = True
+    assert await rig.commit()
     yield rig
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
 
 def both() -> Rig:
-    return Rig({P: CommitPoint(100, text("aaa")), Q: CommitPoint(100, text("bbb"))})
+    return Rig({P: CommitPoint(100, text("aaa")), Q: CommitPoint(100, text("bbb"))}, exactly_once=True)
 
 
 async def test_with_transactions_what_was_not_committed_of_a_partition_that_left_is_made_again() -> None:
@@ -515,20 +562,20 @@ async def test_with_transactions_what_was_not_committed_of_a_partition_that_left
         rig.answer("bbb", 101, Q)
         assert rig.progress.of("aaa") != stored
         rig.member.owns(Q)
-        rig.log.reader.left([P])
+        rig.log.listener.on_revoked([P])
         assert rig.silent == {"aaa"}
         assert rig.progress.of("aaa") == stored
         rig.broker.held.set()
-        assert await rig.input.commit()
+        assert await rig.commit()
         keys, points = rig.broker.got[-1]
         assert (keys, points.keys()) == ([b"bbb101"], {Q})
         del rig.log.points[Q]
         assert await rig.assign() == {P: StartPosition(100, lookback_end=100)}
-        assert rig.began == [{"aaa"}]
+        assert rig.reset == [{"aaa"}]
         assert rig.tracker.next_offset(P) == 0
-        rig.log.reader.begins(P, 100)
+        rig.log.listener.begins(P, 100)
         rig.member.owns(P, Q)
-        assert await rig.input.commit()
+        assert await rig.commit()
         assert rig.broker.got[-1][1] == {P: 100}
 
 
@@ -536,12 +583,12 @@ async def test_a_session_waits_for_its_own_partition_to_come_back() -> None:
     async with committing(both()) as rig:
         rig.answer("aaa", 101, P)
         rig.answer("bbb", 101, Q)
-        rig.log.reader.left([P, Q])
+        rig.log.listener.on_revoked([P, Q])
         stored = rig.log.points
-        await rig.log.reader.assigned({P: stored[P]})
-        assert (rig.began, rig.silent) == ([{"aaa"}], {"bbb"})
-        await rig.log.reader.assigned({Q: CommitPoint(0)})
-        assert (rig.began[1:], rig.silent) == ([{"bbb"}], set())
+        await rig.log.listener.on_assigned({P: stored[P]})
+        assert (rig.reset, rig.silent) == ([{"aaa"}], {"bbb"})
+        await rig.log.listener.on_assigned({Q: CommitPoint(0)})
+        assert (rig.reset[1:], rig.silent) == ([{"bbb"}], set())
 
 
 @pytest.mark.parametrize("when", ["before", "while"])
@@ -556,7 +603,7 @@ async def test_an_engine_that_began_with_what_was_then_dropped_begins_again_from
         rig.member.owns(Q)
         if when == "before":
             rig.broker.held.set()
-            assert await rig.input.commit()
+            assert await rig.commit()
         began = rig.progress.start(["aaa", "bbb"])  # the next engine
         rig.input.number_anew()
         rig.broker.held.set()
@@ -569,7 +616,7 @@ async def test_an_engine_that_began_with_what_was_then_dropped_begins_again_from
         assert not any(b"aaa101" in keys for keys, _ in rig.broker.got)
         assert (began["aaa"].version == 10) is (when == "before")
         await rig.assign()
-        assert rig.began == ([] if when == "before" else [{"aaa"}])
+        assert rig.reset == ([] if when == "before" else [{"aaa"}])
 
 
 async def test_leaving_does_not_wait_for_a_membership_that_nobody_renews(
@@ -581,8 +628,8 @@ async def test_leaving_does_not_wait_for_a_membership_that_nobody_renews(
         rig.member.membership = None
         rig.answer("aaa", 101, P)
         async with asyncio.timeout(20):
-            await rig.input.leave()
+            await rig.runner.leave()
         rig.member.owns(P, Q)
         rig.answer("bbb", 101, Q)
-        assert await rig.input.commit()
+        assert await rig.commit()
         assert rig.broker.got[-1][0] == [b"bbb101"]

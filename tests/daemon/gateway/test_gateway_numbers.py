@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from daemon.config.symbols import SymbolRoute
 from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.dead_letters import refused
-from daemon.gateway.record_decoder import Decoder
+from daemon.gateway.record_decoder import RecordDecoder
 from daemon.protocol import RecordRefused
 from daemon.ring_numbers import numbers_of, price_scale_for, prices_of, ring_values
 from feeds.codec import MalformedRecord, decode_message, decode_record
@@ -78,7 +78,7 @@ def through_the_gateway(
     ring, dead_letters, source = Ring.create(1024), list[DeadLetter](), QueueSource()
     store = MetricStore.local({"session": ["s"], "source": ["test"], "sink": []})
     routes = {"V:S": SymbolRoute(0, ("s",), scale)}
-    ingest = Decoder(
+    ingest = RecordDecoder(
         source,
         ring,
         routes,

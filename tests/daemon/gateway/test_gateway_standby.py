@@ -13,18 +13,21 @@ from daemon.commit_metadata import pack
 from daemon.config.schema import RecoveryConfig
 from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.checkpoint.state import ProgressStore
-from daemon.gateway.source_runner import SourceRunner
+from daemon.gateway.group_member import SessionHooks
 from daemon.gateway.standby import Standby
 from daemon.progress import Position, Progress
-from daemon.supervision import Tasks
 from feeds.durations import Duration
 from feeds.source import CommitPoint, Partition, StartPosition
 from ingest.ring import Ring
 from metrics.store import MetricStore
-from tests.daemon.gateway.test_gateway_input import Log
+from tests.daemon.gateway.test_gateway_input import Log, inputs_of
 from tests.kit import SECOND, inproc_config
 
 P, Q = ("t", 0), ("t", 1)
+
+
+def ignored(*names: Collection[str]) -> None:
+    pass
 
 
 class Waiting(Log):
@@ -52,31 +55,30 @@ class Rig:
         self.progress = ProgressStore(store)
         self.tracker = OffsetTracker(self.progress.describe)
         self.standby = Standby(store, configured=True, clock=lambda: 0)
-        self.input = SourceRunner(
+        self.told: list[dict[str, Progress]] = []
+        self.anew: list[set[str]] = []
+        """Sessions that began anew."""
+
+        async def promote() -> None:
+            self.told.append({name: self.progress.resumed(name) for name in ("aaa", "bbb")})
+
+        async def resume(names: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
+            self.anew.append(set(names))
+            return {name: {f"V:{name.upper()}": Position("kafka", *P, 90)} for name in names}
+
+        self.input, self.runner = inputs_of(
             replace(
                 inproc_config(["V:AAA", "V:BBB"]), recovery=RecoveryConfig(Duration(interval), standby=True)
             ),
             self.log,
             self.tracker,
             store,
-            lambda dead_letter: None,
-            Tasks(),
-            progress=self.progress,
+            self.progress,
+            SessionHooks(
+                lambda names, answered: None, resume, promote, lambda names: None, lambda names: None
+            ),
             standby=self.standby,
         )
-        self.told: list[dict[str, Progress]] = []
-
-        async def promote() -> None:
-            self.told.append({name: self.progress.resumed(name) for name in ("aaa", "bbb")})
-
-        self.anew: list[set[str]] = []
-        """Sessions that began anew."""
-
-        async def resume(names: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
-            self.anew.append(set(names))
-            return {name: {f"V:{name.upper()}": Position("kafka", *P, 90)} for name in names}
-
-        self.input.promote, self.input.resume = promote, resume
 
     async def start(self, restored: Mapping[str, Mapping[str, Position]] | None = None) -> None:
         """``restored``: sessions that the engine found a snapshot of, by default both."""
@@ -84,7 +86,6 @@ class Rig:
         self.progress.start(["aaa", "bbb"])
         self.input.engine_ready({"aaa": {}, "bbb": {}} if restored is None else restored)
         self.standby.wait()
-        self.input.connected = True
 
 
 def text(epoch: int, version: int, sequence: int, closed: int, owner: str = "tcp://other") -> str:
@@ -97,13 +98,13 @@ async def test_it_commits_nothing_and_sends_requests_to_the_one_that_answers() -
     assert rig.log.is_standby
     assert rig.input.owner("aaa") == "", "nobody has told an address yet"
     offset = rig.log.points[P].offset
-    assert await rig.log.reader.follows(rig.log.points) == {P: StartPosition(offset, offset, 5)}
+    assert await rig.log.listener.follows(rig.log.points) == {P: StartPosition(offset, offset, 5)}
     assert (rig.input.owner("aaa"), rig.input.owner("bbb")) == ("tcp://other", "")
     rig.tracker.all_passed_on("aaa", [1, 2], P, [97, 98])
     assert rig.tracker.is_history("aaa", 2)
     assert rig.tracker.is_stored(P, 99)
     assert rig.tracker.to_commit() == {}
-    assert await rig.input.commit()
+    assert await rig.runner.commits.commit()
     assert rig.log.committed == {}
     assert rig.standby.reasons() == [STANDBY, FILLING]
 
@@ -111,13 +112,13 @@ async def test_it_commits_nothing_and_sends_requests_to_the_one_that_answers() -
 async def test_it_goes_on_where_it_has_read_behind_what_is_committed() -> None:
     rig = Rig({P: CommitPoint(100, text(4, 10, 60, 5))})
     await rig.start()
-    await rig.log.reader.follows(rig.log.points)
+    await rig.log.listener.follows(rig.log.points)
     rig.tracker.all_passed_on("aaa", [1, 2], P, [97, 98])
     # the other one answered two more bars, after an engine of its own died
     rig.log.points[P] = CommitPoint(130, text(6, 12, 72, 7))
-    assert await rig.log.reader.assigned(rig.log.points) == {P: StartPosition(99, None, 7)}
+    assert await rig.log.listener.on_assigned(rig.log.points) == {P: StartPosition(99, None, 7)}
     assert rig.told == [{"aaa": Progress(7, 12, 72, (7,)), "bbb": Progress(7)}]
-    rig.log.reader.begins(P, 99)
+    rig.log.listener.begins(P, 99)
     assert rig.standby.answers
     assert (rig.input.owner("aaa"), rig.progress.number("aaa"), rig.progress.epoch) == (None, 73, 7)
     rig.tracker.all_passed_on("aaa", [3, 4], P, [129, 130])
@@ -126,7 +127,7 @@ async def test_it_goes_on_where_it_has_read_behind_what_is_committed() -> None:
     # a version from before tells of older bars
     rig.progress.acknowledge("aaa", 11, [], (6,))
     assert rig.progress.of("aaa").closed == (7,)
-    assert await rig.input.commit()
+    assert await rig.runner.commits.commit()
     assert rig.log.committed == {P: 130}
     assert rig.store.value("foretick_promotion_seconds") != 0
 
@@ -134,20 +135,20 @@ async def test_it_goes_on_where_it_has_read_behind_what_is_committed() -> None:
 async def test_a_session_without_a_snapshot_begins_anew_before_it_is_read() -> None:
     rig = Rig({P: CommitPoint(100, text(4, 10, 60, 5))})
     await rig.start({"bbb": {}})
-    assert await rig.log.reader.follows(rig.log.points) == {P: StartPosition(90, 100, 5)}, (
+    assert await rig.log.listener.follows(rig.log.points) == {P: StartPosition(90, 100, 5)}, (
         "where its snapshot ends"
     )
     rig.log.points[P] = CommitPoint(130, text(4, 12, 72, 7))
-    await rig.log.reader.follows(rig.log.points)
+    await rig.log.listener.follows(rig.log.points)
     assert rig.anew == [{"aaa"}]
-    assert await rig.log.reader.assigned(rig.log.points) == {P: StartPosition(90, 130, 7)}
+    assert await rig.log.listener.on_assigned(rig.log.points) == {P: StartPosition(90, 130, 7)}
     assert rig.anew == [{"aaa"}]
 
 
 async def test_nor_does_it_take_over_without_having_looked_for_one() -> None:
     rig = Rig({P: CommitPoint(100, text(4, 10, 60, 5))})
     await rig.start({})
-    await rig.log.reader.assigned(rig.log.points)
+    await rig.log.listener.on_assigned(rig.log.points)
     assert rig.anew == [{"aaa"}], "nothing was ever answered of the other one"
     assert len(rig.told) == 1
 
@@ -156,28 +157,28 @@ async def test_a_session_that_was_read_does_not_begin_anew() -> None:
     """A commit may leave out sessions for want of room."""
     rig = Rig({P: CommitPoint(100, pack(4, {}).text)})
     await rig.start({})
-    await rig.log.reader.follows(rig.log.points)
+    await rig.log.listener.follows(rig.log.points)
     rig.tracker.all_passed_on("aaa", [1, 2], P, [97, 98])
     rig.log.points[P] = CommitPoint(130, text(4, 12, 72, 7))
-    await rig.log.reader.follows(rig.log.points)
+    await rig.log.listener.follows(rig.log.points)
     assert rig.anew == []
 
 
 async def test_it_serves_what_it_reads_once_it_answers() -> None:
     rig = Rig({P: CommitPoint(100, text(4, 10, 60, 5))})
     await rig.start()
-    await rig.log.reader.follows(rig.log.points)
+    await rig.log.listener.follows(rig.log.points)
     rig.tracker.all_passed_on("aaa", [1, 2], P, [97, 98])
     assert not rig.input.serves("aaa")
-    await rig.log.reader.assigned(rig.log.points)
-    rig.log.reader.begins(P, 99)
+    await rig.log.listener.on_assigned(rig.log.points)
+    rig.log.listener.begins(P, 99)
     assert (rig.input.serves("aaa"), rig.input.serves("bbb")) == (True, False)
 
 
 async def test_without_snapshots_none_are_looked_for() -> None:
     rig = Rig({P: CommitPoint(100, text(4, 10, 60, 5))}, interval=0)
     await rig.start({})
-    await rig.log.reader.follows(rig.log.points)
+    await rig.log.listener.follows(rig.log.points)
     assert rig.anew == []
 
 
@@ -196,16 +197,16 @@ async def test_whatever_the_other_one_commits_nothing_is_left_out_or_outstanding
         committed += step
         rig.log.points[P] = CommitPoint(committed, text(1, committed, committed, committed))
         if looks:
-            await rig.log.reader.follows({P: rig.log.points[P]})
+            await rig.log.listener.follows({P: rig.log.points[P]})
             for offset in range(read, committed):
                 number += 1
                 rig.tracker.passed_on("aaa", number, P, offset)
                 assert rig.tracker.is_history("aaa", number)
             read = committed
-    at = (await rig.log.reader.assigned(rig.log.points))[P]
+    at = (await rig.log.listener.on_assigned(rig.log.points))[P]
     begin = at.offset if at.lookback_end is None else 0  # the window's beginning
     assert begin == read
-    rig.log.reader.begins(P, begin)
+    rig.log.listener.begins(P, begin)
     for offset in range(begin, committed + 5):
         number += 1
         rig.tracker.passed_on("aaa", number, P, offset)
@@ -217,7 +218,7 @@ async def test_whatever_the_other_one_commits_nothing_is_left_out_or_outstanding
 async def test_it_stands_by_again_when_it_begins_to_read_again() -> None:
     rig = Rig({P: CommitPoint(100, text(4, 10, 60, 5)), Q: CommitPoint(7, "")})
     await rig.start()
-    await rig.log.reader.assigned(rig.log.points)
+    await rig.log.listener.on_assigned(rig.log.points)
     assert rig.store.value("foretick_standby") == 0
     rig.standby.wait()
     assert rig.store.value("foretick_standby") == 1

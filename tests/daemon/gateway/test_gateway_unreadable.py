@@ -13,7 +13,7 @@ import pytest
 from daemon.config.symbols import SymbolRoute
 from daemon.gateway import record_decoder as module
 from daemon.gateway.checkpoint.offsets import OffsetTracker
-from daemon.gateway.record_decoder import FEW, Decoder
+from daemon.gateway.record_decoder import FEW, RecordDecoder
 from feeds.market_data import DeadLetter
 from feeds.source import YEAR_1990, YEAR_2100, Fault, Incoming, source_time_ns
 from ingest.record import FLAG_GAP, RECORD, REFUSAL, Records
@@ -26,13 +26,13 @@ EMPTY = "foretick_messages_empty_total"
 
 
 class Rig:
-    """One `Decoder` over messages that are given."""
+    """One `RecordDecoder` over messages that are given."""
 
     def __init__(self) -> None:
         self.source, self.ring = QueueSource("pausing"), Ring.create(256, "pause")
         self.tracker, self.dead_letters = OffsetTracker(), list[DeadLetter]()
         self.store = MetricStore.local({"session": ["aaa"], "source": ["test"], "sink": []})
-        self.ingest = Decoder(
+        self.ingest = RecordDecoder(
             self.source,
             self.ring,
             {"V:AAA": SymbolRoute(0, ("aaa",))},

@@ -1,0 +1,94 @@
+"""Where partitions of a log are read from: at what is missing from their sessions' windows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence, Set
+from functools import partial
+
+from daemon.commit_metadata import StoredProgress
+from daemon.config.fingerprint import window_settings
+from daemon.config.schema import Config, SessionConfig
+from daemon.gateway.checkpoint.offsets import OffsetTracker
+from daemon.gateway.checkpoint.state import ProgressStore
+from daemon.progress import Position, Progress
+from feeds.source import CommitPoint, Partition, StartPosition
+
+log = logging.getLogger(__name__)
+
+_NOTHING = Progress()
+
+
+class StartPositions:
+    """``restored``: where sessions that came back from a snapshot read on, by session and symbol."""
+
+    def __init__(self, config: Config, source: str, tracker: OffsetTracker, progress: ProgressStore) -> None:
+        self.restored: Mapping[str, Mapping[str, Position]] = {}
+        self._sources = ("", source)
+        self._tracker, self._progress = tracker, progress
+        self._max_reread = config.recovery.reread_records
+        self._settings_of = partial(window_settings, config)
+        self.change(config.sessions)
+
+    def change(self, sessions: Sequence[SessionConfig]) -> None:
+        """There are these sessions from now on."""
+        self._windows = {each.name: self._settings_of(each) for each in sessions}
+        """Checksum of each session's settings, as in `daemon.progress.Window`."""
+
+    @property
+    def sessions(self) -> Set[str]:
+        """All that there are."""
+        return self._windows.keys()
+
+    def after(
+        self, found: Mapping[str, StoredProgress], stored: Mapping[Partition, CommitPoint]
+    ) -> Mapping[Partition, StartPosition]:
+        """Where to begin in these partitions. ``found``: what the texts of their commits say."""
+        begin: dict[Partition, StartPosition] = {}
+        asked = self._tracker.asked_for()
+        new = any(self._progress.of(name) == _NOTHING for name in self.sessions)
+        for partition, point in stored.items():
+            live = asked.get(partition, point.offset)
+            readers = readers_of(found, point) & self.sessions
+            answered_ns = max((max(self._progress.of(name).closed, default=0) for name in readers), default=0)
+            if read := self._tracker.next_offset(partition):
+                begin[partition] = StartPosition(read, None, answered_ns)
+                continue
+            firsts = [self._first_missing(name, partition, live) for name in readers]
+            known = [first for first in firsts if first is not None]
+            is_enough = known and len(known) == len(readers) and not new
+            begin[partition] = StartPosition(min([live, *known]), None if is_enough else live, answered_ns)
+        return begin
+
+    def _first_missing(self, session: str, partition: Partition, live: int) -> int | None:
+        """The first record that the session's window lacks, ``live`` if none; None if it is not known.
+
+        It is where its snapshot ends, or else where its window began, if that is near enough to ``live``.
+        """
+        restored, window = self.restored.get(session), self._progress.of(session).window
+        places: Iterable[Position] = ()
+        if restored:
+            places = restored.values()
+        elif window.settings == self._windows[session]:
+            places = window.firsts
+        first = min(
+            (
+                each.offset
+                for each in places
+                if each.source in self._sources and (each.topic, each.partition) == partition
+            ),
+            default=live if restored else None,
+        )
+        if not restored and first is not None and live - first > self._max_reread:
+            log.warning(
+                "the window of session %s begins %d records before offset %d of %s/%d, more than "
+                "recovery.reread_records: it may come back shorter",
+                session, live - first, live, *partition,
+            )  # fmt: skip
+            return None
+        return first
+
+
+def readers_of(found: Mapping[str, StoredProgress], point: CommitPoint) -> Set[str]:
+    """The sessions that a commit tells of."""
+    return found[point.metadata].sessions.keys() if point.metadata in found else set()
