@@ -1,6 +1,6 @@
 """Clients of the query socket: `QueryClient` blocks, `AsyncQueryClient` awaits many requests at a time.
 
-`Methods` defines what both can ask, once: each method makes a message, and the client's ``call`` sends it.
+`Methods` says what both can ask, once: each method makes a message, and the client's ``call`` sends it.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import msgspec
 import zmq
@@ -32,10 +32,13 @@ _Received = Reply | messages.Control
 
 
 class Method(Generic[P, R]):
-    """A method of both clients: it returns the reply, or in an `AsyncQueryClient` an awaitable one."""
+    """A method of both clients: it returns the reply, or in an `AsyncQueryClient` an awaitable one.
 
-    def __init__(self, reply: type[R], make: Callable[P, Sent]) -> None:
-        self._reply, self._make = reply, make
+    ``make``: of an id, which the client replaces, and the method's arguments.
+    """
+
+    def __init__(self, make: Callable[Concatenate[int, P], Sent], reply: type[R]) -> None:
+        self._make, self._reply = partial(make, 0), reply
         self.__doc__ = make.__doc__
 
     @overload
@@ -52,186 +55,59 @@ class Method(Generic[P, R]):
         def bound(*given: P.args, **named: P.kwargs) -> Any:
             return client.call(self._make(*given, **named), self._reply)
 
-        return update_wrapper(bound, self._make)
+        bound.__doc__ = self.__doc__
+        return update_wrapper(bound, self._make, assigned=(), updated=())
 
 
-def replies(reply: type[R]) -> Callable[[Callable[P, Sent]], Method[P, R]]:
-    """Make a `Method` of a function that makes a request, which is replied to by ``reply``."""
-    return lambda make: Method(reply, make)
+def _push(number: int, /, data: Data, content: str = "msgpack", **options: Any) -> Sent:
+    """Push records into the source for pushes.
+
+    ``data``: records as maps, or bytes of this ``content``. ``options``: further members of `Push`.
+    """
+    body = data if isinstance(data, bytes) else msgspec.msgpack.encode(list(data))
+    try:
+        return msgspec.convert({"id": number, "data": body, "content": content, **options}, messages.Push)
+    except msgspec.ValidationError as error:
+        raise QueryError("bad_request", str(error)) from None
+
+
+def _add_session(number: int, /, name: str, symbol: str, **settings: messages.Setting) -> Sent:
+    """Open a session; ``settings``: further keys of its table."""
+    return messages.AddSession(number, {"name": name, "symbol": symbol, **settings})
+
+
+def _change_session(number: int, /, name: str, **settings: messages.Setting) -> Sent:
+    """Give a session other settings."""
+    return messages.ChangeSession(number, name, settings)
 
 
 class Methods:
-    """What clients ask. All raise QueryError when the daemon refuses, and when there is no reply in time."""
+    """What clients ask: the requests of the protocol, whose members are the arguments.
 
-    @replies(messages.HelloReply)
-    @staticmethod
-    def hello() -> Sent:
-        """Return the daemon's version and limits."""
-        return messages.Hello(0)
+    All raise QueryError when the daemon refuses, and when there is no reply in time.
+    """
 
-    @replies(messages.AskReply)
-    @staticmethod
-    def ask(
-        session: str,
-        question: str,
-        max_tokens: int = 8,
-        choices: tuple[str, ...] = (),
-        early_exit: float | None = None,
-        max_age_s: float | None = None,
-        deadline_ms: int | None = None,
-    ) -> Sent:
-        """Ask a question of a session.
-
-        A standing question gets its newest ready answer, whose `data_version` and ages the reply has;
-        ``max_age_s`` says how old its data may be: 0 is the newest data version. The daemon gives up after
-        ``deadline_ms``.
-        """
-        return messages.Ask(0, session, question, max_tokens, choices, early_exit, max_age_s, deadline_ms)
-
-    @replies(messages.PushReply)
-    @staticmethod
-    def push(data: Data, content: str = "msgpack", **options: Any) -> Sent:
-        """Push records into the source for pushes.
-
-        ``data``: records as maps, or bytes of this ``content``. ``options``: further members of `Push`.
-        """
-        body = data if isinstance(data, bytes) else msgspec.msgpack.encode(list(data))
-        try:
-            return msgspec.convert({"id": 0, "data": body, "content": content, **options}, messages.Push)
-        except msgspec.ValidationError as error:
-            raise QueryError("bad_request", str(error)) from None
-
-    @replies(messages.DescribeReply)
-    @staticmethod
-    def describe(session: str) -> Sent:
-        """Describe a session, its standing questions and their latest answers."""
-        return messages.Describe(0, session)
-
-    @replies(messages.SessionsReply)
-    @staticmethod
-    def sessions() -> Sent:
-        """List the sessions."""
-        return messages.ListSessions(0)
-
-    @replies(messages.SessionsReply)
-    @staticmethod
-    def add_session(name: str, symbol: str, **settings: messages.Setting) -> Sent:
-        """Open a session; ``settings``: further keys of its table."""
-        return messages.AddSession(0, {"name": name, "symbol": symbol, **settings})
-
-    @replies(messages.SessionsReply)
-    @staticmethod
-    def change_session(name: str, **settings: messages.Setting) -> Sent:
-        """Give a session other settings."""
-        return messages.ChangeSession(0, name, settings)
-
-    @replies(messages.SessionsReply)
-    @staticmethod
-    def remove_session(name: str) -> Sent:
-        """Close a session."""
-        return messages.RemoveSession(0, name)
-
-    @replies(messages.AnswersReply)
-    @staticmethod
-    def answers(session: str, question: str = "", min_version: int = 0, timeout_s: float = 10.0) -> Sent:
-        """Return the latest standing answers, waiting for `min_version`."""
-        return messages.Answers(0, session, question, min_version, timeout_s)
-
-    @replies(messages.QuestionsReply)
-    @staticmethod
-    def questions(session: str) -> Sent:
-        """List a session's standing questions."""
-        return messages.ListQuestions(0, session)
-
-    @replies(messages.QuestionsReply)
-    @staticmethod
-    def set_question(
-        session: str,
-        name: str,
-        text: str,
-        choices: tuple[str, ...] = (),
-        max_tokens: int = 8,
-        **options: Any,
-    ) -> Sent:
-        """Add a standing question, or change the one with its name; ``options`` as in `SetQuestion`."""
-        return messages.SetQuestion(0, session, name, text, choices, max_tokens, **options)
-
-    @replies(messages.QuestionsReply)
-    @staticmethod
-    def remove_question(session: str, name: str) -> Sent:
-        """Remove a standing question."""
-        return messages.RemoveQuestion(0, session, name)
-
-    @replies(messages.QuestionsReply)
-    @staticmethod
-    def pause(session: str, question: str = "", paused: bool = True) -> Sent:
-        """Pause a standing question, or all, or ask them again."""
-        return messages.Pause(0, session, question, paused)
-
-    @replies(messages.LabelReply)
-    @staticmethod
-    def label(session: str, question: str, version: int, choice: str) -> Sent:
-        """Report the right choice of a standing answer."""
-        return messages.Label(0, session, question, version, choice)
-
-    @replies(messages.StatsReply)
-    @staticmethod
-    def stats() -> Sent:
-        """Return counters and latencies."""
-        return messages.Stats(0)
-
-    @replies(messages.PromptReply)
-    @staticmethod
-    def open_prompt(
-        text: str = "",
-        max_tokens: int = 64,
-        choices: tuple[str, ...] = (),
-        temperature: float = 0.0,
-        retention_priority: int = messages.ORDINARY,
-        retention_seconds: float = messages.RETENTION_S,
-    ) -> Sent:
-        """Begin a prompt without a session; the reply has its id."""
-        kept = retention_priority, retention_seconds
-        return messages.Open(0, text, max_tokens, choices, temperature, *kept)
-
-    @replies(messages.PromptReply)
-    @staticmethod
-    def append(prompt: str, text: str) -> Sent:
-        """Append to an unfinished prompt."""
-        return messages.Append(0, prompt, text)
-
-    @replies(messages.PromptReply)
-    @staticmethod
-    def update(prompt: str, text: str) -> Sent:
-        """Replace an unfinished prompt."""
-        return messages.Update(0, prompt, text)
-
-    @replies(messages.FinishReply)
-    @staticmethod
-    def finish(prompt: str, deadline_ms: int | None = None) -> Sent:
-        """Finish a prompt and return its answer."""
-        return messages.Finish(0, prompt, deadline_ms)
-
-    @replies(messages.FinishReply)
-    @staticmethod
-    def complete(
-        text: str,
-        max_tokens: int = 64,
-        choices: tuple[str, ...] = (),
-        temperature: float = 0.0,
-        retention_priority: int = messages.ORDINARY,
-        retention_seconds: float = messages.RETENTION_S,
-        deadline_ms: int | None = None,
-    ) -> Sent:
-        """Answer a complete prompt."""
-        more = retention_priority, retention_seconds, deadline_ms
-        return messages.Complete(0, text, max_tokens, choices, temperature, *more)
-
-    @replies(messages.ClosedReply)
-    @staticmethod
-    def close_prompt(prompt: str) -> Sent:
-        """Close a prompt without an answer."""
-        return messages.Close(0, prompt)
+    hello = Method(messages.Hello, messages.HelloReply)
+    ask = Method(messages.Ask, messages.AskReply)
+    push = Method(_push, messages.PushReply)
+    describe = Method(messages.Describe, messages.DescribeReply)
+    sessions = Method(messages.ListSessions, messages.SessionsReply)
+    add_session = Method(_add_session, messages.SessionsReply)
+    change_session = Method(_change_session, messages.SessionsReply)
+    remove_session = Method(messages.RemoveSession, messages.SessionsReply)
+    answers = Method(messages.Answers, messages.AnswersReply)
+    questions = Method(messages.ListQuestions, messages.QuestionsReply)
+    set_question = Method(messages.SetQuestion, messages.QuestionsReply)
+    remove_question = Method(messages.RemoveQuestion, messages.QuestionsReply)
+    pause = Method(messages.Pause, messages.QuestionsReply)
+    label = Method(messages.Label, messages.LabelReply)
+    stats = Method(messages.Stats, messages.StatsReply)
+    open_prompt = Method(messages.Open, messages.PromptReply)
+    append = Method(messages.Append, messages.PromptReply)
+    update = Method(messages.Update, messages.PromptReply)
+    finish = Method(messages.Finish, messages.FinishReply)
+    complete = Method(messages.Complete, messages.FinishReply)
+    close_prompt = Method(messages.Close, messages.ClosedReply)
 
 
 class QueryClient(Methods):
@@ -248,11 +124,7 @@ class QueryClient(Methods):
         self._endpoint, self._timeout_s, self._keys = endpoint, timeout_s, keys
         self._number = 0
         self._context = zmq.Context()
-        try:
-            self._socket = connect(self._context, endpoint, keys)
-        except QueryError:
-            self._context.term()
-            raise
+        self._socket = connect(self._context, endpoint, keys)
 
     def call(self, request: Sent, expected: type[R]) -> R:
         """Return the reply to ``request``. Raises QueryError."""
@@ -282,8 +154,8 @@ class QueryClient(Methods):
     ) -> EventStream:
         """Subscribe to events from now on, or behind the one with the id ``after``; empty is all.
 
-        Returns an iterator with a connection of its own: of `Update`, and of `LostMessage` where some are
-        missing. Raises QueryError.
+        Returns an iterator with its own connection: of `SubscriptionUpdate`, and of `LostMessage` where some
+        are missing. Raises QueryError.
         """
         chosen = wanted(sessions, questions, events, after)
         return EventStream(self._endpoint, chosen, self._timeout_s, self._keys)
@@ -340,11 +212,7 @@ class AsyncQueryClient(Methods):
         self._number = 0
         self._reading: asyncio.Task[None] | None = None
         self._context = zmq.asyncio.Context()
-        try:
-            self._socket = connect(self._context, endpoint, keys, identity)
-        except QueryError:
-            self._context.term()
-            raise
+        self._socket = connect(self._context, endpoint, keys, identity)
 
     async def call(self, request: Sent, expected: type[R]) -> R:
         """Return the reply to ``request``. Raises QueryError."""

@@ -53,7 +53,7 @@ class ClientKeys:
 
 
 def connect(context: zmq.Context[S], endpoint: str, keys: CurvePair | None, identity: bytes = b"") -> S:
-    """A socket that connects, now or as soon as the daemon is there. Raises QueryError.
+    """A socket that connects, now or as soon as the daemon is there. Raises QueryError, and ends ``context``.
 
     ``identity``: the connection's name at the daemon, unique among its clients; by default it gets one.
     """
@@ -73,6 +73,7 @@ def connect(context: zmq.Context[S], endpoint: str, keys: CurvePair | None, iden
         socket.connect(endpoint)
     except zmq.ZMQError as error:
         socket.close()
+        context.term()
         why = f"{endpoint} is not an address to connect to: {error.strerror}"
         raise QueryError("bad_request", why) from None
     return socket

@@ -49,7 +49,7 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
 
 
 async def client_gone(_: Request, __: Exception) -> Response:
-    """The reply that nobody reads."""
+    """The reply to a client that has closed its connection."""
     return Response(status_code=GONE)
 
 

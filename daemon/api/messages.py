@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from datetime import date
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -47,19 +47,8 @@ Code = Literal[
     "engine",
     "shutting_down",
 ]
-_CODES: dict[str, Code] = {
-    "unknown_session": "unknown_session",
-    "unknown_version": "unknown_version",
-    "not_calibrated": "not_calibrated",
-    "repeated": "repeated",
-    "rebuilding": "rebuilding",
-    "bad_request": "bad_request",
-    "bad_prompt": "bad_request",
-    "too_long": "too_long",
-    "abandoned": "abandoned",
-    "cancelled": "cancelled",
-    "stopping": "shutting_down",
-}
+_CODES: dict[str, Code] = {code: code for code in get_args(Code)}
+_CODES |= {"bad_prompt": "bad_request", "stopping": "shutting_down"}
 MAX_REQUEST_BYTES = 1 << 18
 """Longest request of the query socket."""
 RETRY_AFTER_S = 1
@@ -85,7 +74,23 @@ Choices = Annotated[tuple[Choice, ...], Meta(max_length=MAX_CHOICES)]
 DeadlineMs = Count | None
 
 
-class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True):
+class _Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: Id
+
+
+class _OfSession(_Request, frozen=True):
+    session: Name
+
+
+class _OfPrompt(_Request, frozen=True):
+    prompt: PromptId
+
+
+class _Reply(msgspec.Struct, frozen=True):
+    id: Id
+
+
+class Ask(_OfSession, frozen=True, tag="ask"):
     """Ask `question` of a session.
 
     With `choices` the answer is one of them; without, greedy text of at most `max_tokens` tokens. The name or
@@ -96,8 +101,6 @@ class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True):
     up so long after the request's arrival.
     """
 
-    id: Id
-    session: Name
     question: QuestionText
     max_tokens: Count = 8
     choices: Choices = ()
@@ -106,49 +109,37 @@ class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True):
     deadline_ms: DeadlineMs = None
 
 
-class ListSessions(msgspec.Struct, frozen=True, tag="sessions", forbid_unknown_fields=True):
+class ListSessions(_Request, frozen=True, tag="sessions"):
     """List the sessions and their standing questions."""
 
-    id: Id
 
-
-class Describe(msgspec.Struct, frozen=True, tag="describe", forbid_unknown_fields=True):
+class Describe(_OfSession, frozen=True, tag="describe"):
     """Describe one session: its window, its standing questions, and their latest answers."""
 
-    id: Id
-    session: Name
 
-
-class Answers(msgspec.Struct, frozen=True, tag="answers", forbid_unknown_fields=True):
+class Answers(_OfSession, frozen=True, tag="answers"):
     """The latest answers of a session's standing questions.
 
     `question` is a question's name or text; empty means all. With `min_version` the reply waits at most
     `timeout_s` seconds until every requested answer is of that data version or newer.
     """
 
-    id: Id
-    session: Name
     question: Annotated[str, Meta(max_length=MAX_QUESTION_CHARS)] = ""
     min_version: Natural = 0
     timeout_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0
 
 
-class ListQuestions(msgspec.Struct, frozen=True, tag="questions", forbid_unknown_fields=True):
+class ListQuestions(_OfSession, frozen=True, tag="questions"):
     """List a session's standing questions."""
 
-    id: Id
-    session: Name
 
-
-class SetQuestion(msgspec.Struct, frozen=True, tag="set_question", forbid_unknown_fields=True):
+class SetQuestion(_OfSession, frozen=True, tag="set_question"):
     """Give a session a standing question, in place of the one with this name, if there is one.
 
     It is answered from the session's next data version on, until the daemon ends or reads its configuration
     again.
     """
 
-    id: Id
-    session: Name
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
     text: QuestionText
     choices: Choices = ()
@@ -165,76 +156,62 @@ class SetQuestion(msgspec.Struct, frozen=True, tag="set_question", forbid_unknow
     provisional: bool = False
 
 
-class RemoveQuestion(msgspec.Struct, frozen=True, tag="remove_question", forbid_unknown_fields=True):
+class RemoveQuestion(_OfSession, frozen=True, tag="remove_question"):
     """Remove a session's standing question; later data versions are not asked."""
 
-    id: Id
-    session: Name
     name: Name
 
 
-class Pause(msgspec.Struct, frozen=True, tag="pause", forbid_unknown_fields=True):
+class Pause(_OfSession, frozen=True, tag="pause"):
     """Pause a standing question, or all of a session's, or resume them (`paused` false).
 
     The session goes on reading its data, so that it is up to date whenever it is asked. It lasts as long as
     other changes of standing questions.
     """
 
-    id: Id
-    session: Name
     question: Annotated[str, Meta(max_length=128)] = ""
     paused: bool = True
 
 
-class AddSession(msgspec.Struct, frozen=True, tag="add_session", forbid_unknown_fields=True):
+class AddSession(_Request, frozen=True, tag="add_session"):
     """Open a session. `settings` are the keys of a `[[sessions]]` table, its name and symbol among them.
 
     It lasts until the daemon ends or reads its configuration again, as do the changes below. It has the
     standing questions that the configuration asks of all sessions.
     """
 
-    id: Id
     settings: dict[str, Setting]
 
 
-class ChangeSession(msgspec.Struct, frozen=True, tag="change_session", forbid_unknown_fields=True):
+class ChangeSession(_OfSession, frozen=True, tag="change_session"):
     """Give a session other settings; keys that are left out stay.
 
     Its window begins again, empty, if it depends on one of them; see the operations page.
     """
 
-    id: Id
-    session: Name
     settings: dict[str, Setting]
 
 
-class RemoveSession(msgspec.Struct, frozen=True, tag="remove_session", forbid_unknown_fields=True):
+class RemoveSession(_OfSession, frozen=True, tag="remove_session"):
     """Close a session. What is being asked of it fails with `unknown_session`."""
 
-    id: Id
-    session: Name
 
-
-class Label(msgspec.Struct, frozen=True, tag="label", forbid_unknown_fields=True):
+class Label(_OfSession, frozen=True, tag="label"):
     """Tell the right choice of a standing question's answer at a past data version, once.
 
     `question` is the question's name or text.
     """
 
-    id: Id
-    session: Name
     question: QuestionText
     data_version: Count
     choice: Annotated[str, Meta(min_length=1, max_length=MAX_CHOICE_CHARS)]
 
 
-class Stats(msgspec.Struct, frozen=True, tag="stats", forbid_unknown_fields=True):
+class Stats(_Request, frozen=True, tag="stats"):
     """Counters and latency quantiles, by metric name."""
 
-    id: Id
 
-
-class Open(msgspec.Struct, frozen=True, tag="open", forbid_unknown_fields=True):
+class Open(_Request, frozen=True, tag="open"):
     """Open a prompt without a session; `append` and `update` extend it, `finish` answers it.
 
     `text` is prefilled as it arrives. At temperature 0 the answer is the most likely text or choice; above 0
@@ -242,7 +219,6 @@ class Open(msgspec.Struct, frozen=True, tag="open", forbid_unknown_fields=True):
     `retention_priority`, above 35 for `retention_seconds`.
     """
 
-    id: Id
     text: str = ""
     max_tokens: Count = 64
     choices: Choices = ()
@@ -251,41 +227,31 @@ class Open(msgspec.Struct, frozen=True, tag="open", forbid_unknown_fields=True):
     retention_seconds: RetentionSeconds = RETENTION_S
 
 
-class Append(msgspec.Struct, frozen=True, tag="append", forbid_unknown_fields=True):
+class Append(_OfPrompt, frozen=True, tag="append"):
     """Append `text` to an open prompt. Each piece is encoded separately, so cut between words or lines."""
 
-    id: Id
-    prompt: PromptId
     text: str
 
 
-class Update(msgspec.Struct, frozen=True, tag="update", forbid_unknown_fields=True):
+class Update(_OfPrompt, frozen=True, tag="update"):
     """Replace the text of an open prompt; the KV of the common prefix is kept."""
 
-    id: Id
-    prompt: PromptId
     text: str
 
 
-class Finish(msgspec.Struct, frozen=True, tag="finish", forbid_unknown_fields=True):
+class Finish(_OfPrompt, frozen=True, tag="finish"):
     """Mark the prompt complete; the reply is its answer. `deadline_ms`: as in `Ask`."""
 
-    id: Id
-    prompt: PromptId
     deadline_ms: DeadlineMs = None
 
 
-class Close(msgspec.Struct, frozen=True, tag="close", forbid_unknown_fields=True):
+class Close(_OfPrompt, frozen=True, tag="close"):
     """Close a prompt, finished or not."""
 
-    id: Id
-    prompt: PromptId
 
-
-class Complete(msgspec.Struct, frozen=True, tag="complete", forbid_unknown_fields=True):
+class Complete(_Request, frozen=True, tag="complete"):
     """A complete prompt: `open` and `finish` in one; the reply is its answer. `deadline_ms`: as in `Ask`."""
 
-    id: Id
     text: Annotated[str, Meta(min_length=1)]
     max_tokens: Count = 64
     choices: Choices = ()
@@ -295,47 +261,41 @@ class Complete(msgspec.Struct, frozen=True, tag="complete", forbid_unknown_field
     deadline_ms: DeadlineMs = None
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello", forbid_unknown_fields=True):
+class Hello(_Request, frozen=True, tag="hello"):
     """Say which version of this protocol the client speaks; any other than the daemon's is refused."""
 
-    id: Id
     version: Natural = VERSION
 
 
-class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", forbid_unknown_fields=True):
+class Heartbeat(_Request, frozen=True, tag="heartbeat"):
     """Keep the connection's subscriptions; the reply lists them."""
 
-    id: Id
 
-
-class Cancel(msgspec.Struct, frozen=True, tag="cancel", forbid_unknown_fields=True):
+class Cancel(_Request, frozen=True, tag="cancel"):
     """Give up the request ``request`` of the same connection, which then fails with `cancelled`."""
 
-    id: Id
     request: Id
 
 
-class Subscribe(msgspec.Struct, frozen=True, tag="subscribe", forbid_unknown_fields=True):
+class Subscribe(_Request, frozen=True, tag="subscribe"):
     """Get events from now on, or from the one after the event ``after``; empty filters are all.
 
     With an ``after`` that is no event's id they come from now on, behind a `LostMessage` that says so.
     """
 
-    id: Id
     sessions: Annotated[tuple[Name, ...], Meta(max_length=256)] = ()
     questions: Annotated[tuple[Name, ...], Meta(max_length=256)] = ()
     events: tuple[EventKind, ...] = ()
     after: str = ""
 
 
-class Unsubscribe(msgspec.Struct, frozen=True, tag="unsubscribe", forbid_unknown_fields=True):
+class Unsubscribe(_Request, frozen=True, tag="unsubscribe"):
     """End the subscription that request ``subscription`` made."""
 
-    id: Id
     subscription: Id
 
 
-class Push(msgspec.Struct, frozen=True, tag="push", forbid_unknown_fields=True):
+class Push(_Request, frozen=True, tag="push"):
     """Records for a source of pushes: ``data`` in our own form, or in a declared ``format``.
 
     `content`: what the data is; of a `format`, what its container says. `source`: which source gets the
@@ -343,7 +303,6 @@ class Push(msgspec.Struct, frozen=True, tag="push", forbid_unknown_fields=True):
     the records are of the past, so their ages count from now.
     """
 
-    id: Id
     data: bytes
     content: Literal["msgpack", "json", "lines", "csv"] = "msgpack"
     format: Annotated[str, Meta(max_length=64)] = ""
@@ -426,17 +385,15 @@ class SessionInfo(msgspec.Struct, frozen=True):
     more_symbols: tuple[str, ...] = ()
 
 
-class SessionsReply(msgspec.Struct, frozen=True, tag="sessions_reply"):
+class SessionsReply(_Reply, frozen=True, tag="sessions_reply"):
     """All sessions, in the configuration's order."""
 
-    id: Id
     sessions: tuple[SessionInfo, ...]
 
 
-class AnswersReply(msgspec.Struct, frozen=True, tag="answers_reply"):
+class AnswersReply(_Reply, frozen=True, tag="answers_reply"):
     """The latest answers, published or not; a question without an answer yet is missing from the list."""
 
-    id: Id
     session: str
     answers: tuple[Answer, ...]
 
@@ -464,21 +421,19 @@ class QuestionInfo(msgspec.Struct, frozen=True):
     paused: bool = False
 
 
-class QuestionsReply(msgspec.Struct, frozen=True, tag="questions_reply"):
+class QuestionsReply(_Reply, frozen=True, tag="questions_reply"):
     """A session's standing questions after the change: in the order they are asked, then the paused ones."""
 
-    id: Id
     session: str
     questions: tuple[QuestionInfo, ...]
 
 
-class LabelReply(msgspec.Struct, frozen=True, tag="label_reply"):
+class LabelReply(_Reply, frozen=True, tag="label_reply"):
     """What the label says of the answer: it was `right`, its choice set had the right choice (`covered`).
 
     `coverage` is asked for in the question's later choice sets.
     """
 
-    id: Id
     session: str
     question: str
     data_version: int
@@ -496,30 +451,27 @@ class Quantiles(msgspec.Struct, frozen=True):
     p99_s: float
 
 
-class StatsReply(msgspec.Struct, frozen=True, tag="stats_reply"):
+class StatsReply(_Reply, frozen=True, tag="stats_reply"):
     """`values`: counters and gauges by series, for example foretick_bars_total{session="a"}."""
 
-    id: Id
     values: dict[str, float]
     stages: dict[str, Quantiles]
 
 
-class PromptReply(msgspec.Struct, frozen=True, tag="prompt_reply"):
+class PromptReply(_Reply, frozen=True, tag="prompt_reply"):
     """An open prompt's id, to continue it, and its length so far in tokens."""
 
-    id: Id
     prompt: PromptId
     prompt_tokens: int
 
 
-class ClosedReply(msgspec.Struct, frozen=True, tag="closed_reply"):
+class ClosedReply(_Reply, frozen=True, tag="closed_reply"):
     """The prompt is closed."""
 
-    id: Id
     prompt: PromptId
 
 
-class FinishReply(msgspec.Struct, frozen=True, tag="finish_reply"):
+class FinishReply(_Reply, frozen=True, tag="finish_reply"):
     """The answer to a prompt, and what happened to its KV.
 
     `logit_gap` as in `AskReply`. `reused_tokens` came from the prefix cache or from another prompt with the
@@ -528,7 +480,6 @@ class FinishReply(msgspec.Struct, frozen=True, tag="finish_reply"):
     from the request's arrival to its reply; `waits` is the time (ns) spent waiting, by reason.
     """
 
-    id: Id
     prompt: PromptId
     text: str
     choice: str | None
@@ -545,14 +496,13 @@ class FinishReply(msgspec.Struct, frozen=True, tag="finish_reply"):
     latency_ns: int = 0
 
 
-class HelloReply(msgspec.Struct, frozen=True, tag="hello_reply"):
+class HelloReply(_Reply, frozen=True, tag="hello_reply"):
     """The daemon, and its limits.
 
     Subscriptions end `lease_s` seconds after the client's last message. At most `max_in_flight` requests of a
     connection, of at most `max_request_bytes` each, are answered at a time.
     """
 
-    id: Id
     version: int
     daemon: str
     lease_s: float
@@ -560,32 +510,27 @@ class HelloReply(msgspec.Struct, frozen=True, tag="hello_reply"):
     max_request_bytes: int
 
 
-class HeartbeatReply(msgspec.Struct, frozen=True, tag="heartbeat_reply"):
+class HeartbeatReply(_Reply, frozen=True, tag="heartbeat_reply"):
     """The connection's subscriptions, by the ids of their requests."""
 
-    id: Id
     subscriptions: tuple[Id, ...]
 
 
-class CancelReply(msgspec.Struct, frozen=True, tag="cancel_reply"):
+class CancelReply(_Reply, frozen=True, tag="cancel_reply"):
     """Whether the request was still being answered."""
 
-    id: Id
     request: Id
     cancelled: bool
 
 
-class Subscribed(msgspec.Struct, frozen=True, tag="subscribed"):
+class Subscribed(_Reply, frozen=True, tag="subscribed"):
     """The subscription begins; ``newest``: the id of the newest event."""
 
-    id: Id
     newest: str
 
 
-class Unsubscribed(msgspec.Struct, frozen=True, tag="unsubscribed"):
+class Unsubscribed(_Reply, frozen=True, tag="unsubscribed"):
     """The subscription has ended."""
-
-    id: Id
 
 
 class EventMessage(msgspec.Struct, frozen=True, tag="event"):
@@ -622,10 +567,9 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     reason: EndReason
 
 
-class DescribeReply(msgspec.Struct, frozen=True, tag="describe_reply"):
+class DescribeReply(_Reply, frozen=True, tag="describe_reply"):
     """One session, its standing questions, and their latest answers."""
 
-    id: Id
     session: SessionInfo
     questions: tuple[QuestionInfo, ...]
     answers: tuple[Answer, ...]
@@ -654,10 +598,9 @@ class Pushed(msgspec.Struct, frozen=True):
     late: int = 0
 
 
-class PushReply(msgspec.Struct, frozen=True, tag="push_reply"):
+class PushReply(_Reply, frozen=True, tag="push_reply"):
     """What became of the records."""
 
-    id: Id
     pushed: Pushed
 
 

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import zmq
@@ -123,21 +124,35 @@ class Feed:
         return None
 
 
-class EventStream:
+class _Stream:
+    """A connection with a `Feed`, and what has arrived ahead of the confirmation."""
+
+    def __init__(
+        self, context: zmq.Context[Any], endpoint: str, chosen: Subscribe, keys: CurvePair | None
+    ) -> None:
+        self._feed, self._endpoint, self._context = Feed(chosen), endpoint, context
+        self._ahead: list[SubscriptionUpdate | LostMessage] = []
+        self._socket: Any = connect(context, endpoint, keys)
+
+    @property
+    def last(self) -> str:
+        """Id of the newest event that was read."""
+        return self._feed.last
+
+    def close(self) -> None:
+        """End the subscription."""
+        self._socket.close()
+        self._context.term()
+
+
+class EventStream(_Stream):
     """Events, as an iterator that waits for them. Use it from one thread, and close it (or use `with`)."""
 
     def __init__(
         self, endpoint: str, chosen: Subscribe, timeout_s: float, keys: CurvePair | None = None
     ) -> None:
         """Raises QueryError if the daemon refuses, or has not confirmed within ``timeout_s``."""
-        self._feed = Feed(chosen)
-        self._ahead: list[SubscriptionUpdate | LostMessage] = []
-        self._context = zmq.Context()
-        try:
-            self._socket = connect(self._context, endpoint, keys)
-        except QueryError:
-            self._context.term()
-            raise
+        super().__init__(zmq.Context(), endpoint, chosen, keys)
         try:
             until = time.monotonic() + timeout_s
             while not self._feed.confirmed:
@@ -149,11 +164,6 @@ class EventStream:
             self.close()
             raise
 
-    @property
-    def last(self) -> str:
-        """Id of the newest event that was read."""
-        return self._feed.last
-
     def get(self, timeout_s: float | None = None) -> SubscriptionUpdate | LostMessage:
         """The next event, or what was lost before it. Raises QueryError when the time is up."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
@@ -163,11 +173,6 @@ class EventStream:
             if until is not None and time.monotonic() >= until:
                 raise QueryError("timeout", f"no event within {timeout_s:g} s")
         return self._ahead.pop(0)
-
-    def close(self) -> None:
-        """End the subscription."""
-        self._socket.close()
-        self._context.term()
 
     def __iter__(self) -> EventStream:
         return self
@@ -201,19 +206,12 @@ class EventStream:
             return
 
 
-class AsyncEventStream:
+class AsyncEventStream(_Stream):
     """Events, as an asynchronous iterator. Use it from one event loop, and close it (or `async with`)."""
 
     def __init__(self, endpoint: str, chosen: Subscribe, keys: CurvePair | None = None) -> None:
         """`begin` waits for the daemon. Raises QueryError."""
-        self._feed, self._endpoint = Feed(chosen), endpoint
-        self._ahead: list[SubscriptionUpdate | LostMessage] = []
-        self._context = zmq.asyncio.Context()
-        try:
-            self._socket = connect(self._context, endpoint, keys)
-        except QueryError:
-            self._context.term()
-            raise
+        super().__init__(zmq.asyncio.Context(), endpoint, chosen, keys)
 
     async def begin(self, timeout_s: float) -> None:
         """Wait until the daemon has confirmed. Raises QueryError, after closing."""
@@ -228,16 +226,6 @@ class AsyncEventStream:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def last(self) -> str:
-        """Id of the newest event that was read."""
-        return self._feed.last
-
-    def close(self) -> None:
-        """End the subscription."""
-        self._socket.close()
-        self._context.term()
 
     def __aiter__(self) -> AsyncEventStream:
         return self
