@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from typing import Any
 
 from engine.step import Chunk, SampledToken
 from regions.cache_priority import PrefixRetention
 from regions.offload.kv_store import NotResident
 from regions.sliding import Retention
 from regions.streaming_kv import StreamingPrompt
+from scheduler.interfaces import PriorityClass
+from scheduler.request import Request, RequestSpec
 
 VOCABULARY = 97
 
@@ -344,7 +347,7 @@ class FakeExecutor:
         return [self._run(chunk) for chunk in batch]
 
     def _run(self, chunk: Chunk) -> SampledToken | None:
-        visible = chunk.target.write(chunk.tokens)  # type: ignore[union-attr] # fakes only, by construction
+        visible = chunk.target.write(chunk.tokens)
         if not chunk.sample:
             return None
         if chunk.drafts:
@@ -368,12 +371,39 @@ class FakeExecutor:
         return [[(tuple(chunk.tokens), chunk.sample) for chunk in batch] for batch in self.batches]
 
 
-class FakeClock:
-    """Advances by one nanosecond at each call."""
+class HeldClock:
+    """A clock that only the test advances, ns."""
 
     def __init__(self) -> None:
         self.now = 0
 
     def __call__(self) -> int:
+        return self.now
+
+
+class FakeClock(HeldClock):
+    """Advances by one nanosecond at each call."""
+
+    def __call__(self) -> int:
         self.now += 1
         return self.now
+
+
+def request_of(
+    memory: FakeMemory,
+    prompt: Sequence[int],
+    max_tokens: int = 1,
+    cls: PriorityClass = PriorityClass.SESSION,
+    tape: FakeTape | None = None,
+    *,
+    on_done: Callable[[Request], object] = lambda ended: None,
+    **spec: Any,
+) -> Request:
+    """A request on a tape's newest version. Without a tape POOL reads a prompt of its own, others nothing."""
+    if "reader" not in spec and "open_prompt" not in spec:
+        if tape is None and cls is PriorityClass.POOL:
+            spec["open_prompt"] = lambda: FakePrompt(memory)
+        else:
+            spec["tape"] = tape or FakeTape(memory, "")
+    session = spec.pop("session", tape.name if tape else "")
+    return Request(RequestSpec(cls, session, prompt, max_tokens, on_done, **spec))

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
 
 from regions.tape import Tape
 from scheduler.interfaces import Limits, PriorityClass
 from scheduler.observer import Observer
 from scheduler.queues import Queues
-from scheduler.request import Failure, LifecycleEvent, Request, RequestSpec, State
+from scheduler.request import Failure, LifecycleEvent, Request, State
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeAppend, TapeItem
-from tests.scheduler.fakes import FakeClock, FakeExecutor, FakeMemory, FakeTape, one_by_one
+from tests.scheduler.fakes import (
+    FakeClock,
+    FakeExecutor,
+    FakeMemory,
+    FakePrompt,
+    FakeTape,
+    one_by_one,
+    request_of,
+)
 
 
 def queues_of(work: Iterable[Request | TapeAppend]) -> Queues:
@@ -73,9 +83,8 @@ class Harness:
         tape: FakeTape | None = None,
         *,
         forked: bool = False,
-        stop_ids: frozenset[int] = frozenset(),
-        choices: tuple[int, ...] | None = None,
-        on_done: Callable[[Request], None] | None = None,
+        on_done: Callable[[Request], object] = lambda ended: None,
+        **spec: Any,
     ) -> Request:
         """Submit a request on a tape's newest version (or stateless), or on a fork taken now."""
         source = tape or FakeTape(self.memory, "")
@@ -83,24 +92,18 @@ class Harness:
         def done(ended: Request) -> None:
             self.contexts[ended.id] = source.history[ended.version]
             self.done.append(ended)
-            if on_done:
-                on_done(ended)
+            on_done(ended)
 
-        request = Request(
-            RequestSpec(
-                cls=cls,
-                session=tape.name if tape else "",
-                prompt=tuple(prompt),
-                max_tokens=max_tokens,
-                on_done=done,
-                tape=None if forked else source,
-                reader=source.fork() if forked else None,
-                stop_ids=stop_ids,
-                choices=choices,
-            )
-        )
+        if forked:
+            spec["reader"] = source.fork()
+        request = request_of(self.memory, tuple(prompt), max_tokens, cls, source, on_done=done, **spec)
         self.scheduler.submit(request)
         return request
+
+    def prompt(self, prompt: Sequence[int], max_tokens: int = 3, **spec: Any) -> Request:
+        """Submit a POOL request with a prompt of its own."""
+        open_prompt = partial(FakePrompt, self.memory)
+        return self.ask(prompt, max_tokens, PriorityClass.POOL, open_prompt=open_prompt, **spec)
 
     def feed(self, tape: FakeTape, *records: Sequence[int]) -> None:
         self.scheduler.append(tape, self.items(*records))
@@ -132,6 +135,10 @@ def started(request: Request) -> int:
     at = request.first(LifecycleEvent.SCHEDULED)
     assert at is not None
     return at
+
+
+def events(request: Request) -> list[LifecycleEvent]:
+    return [event for event, _ in request.events]
 
 
 def eventually(condition: Callable[[], object], timeout_s: float = 5.0) -> bool:

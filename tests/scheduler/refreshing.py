@@ -25,19 +25,13 @@ from scheduler.scheduler import Scheduler as Steps
 from scheduler.tapes import TapeItem
 from tests.engine.oracle import VOCABULARY, tiny
 from tests.kit import tolerance
+from tests.scheduler.fakes import HeldClock
 
 FROZEN = list(range(3, 14))
 RETENTION = 60
 LIMITS = Limits(max_batch_tokens=40, chunk_min=8, chunk_max=40)
 QUESTIONS: list[Probe] = [((5, 6, 7), None), ((9, 4), (20, 30))]
 MODEL = tiny("llama", layers=2)
-
-
-class Clock:
-    now = 0
-
-    def __call__(self) -> int:
-        return self.now
 
 
 class Recorder:
@@ -96,7 +90,7 @@ class World:
     ) -> None:
         self.rng = random.Random(2)
         self.engine = Engine(MODEL, blocks=blocks, block_size=4, frame_limit=frame_limit)
-        self.executor, self.clock = Recorder(self.engine), Clock()
+        self.executor, self.clock = Recorder(self.engine), HeldClock()
         self.catching_up = Recorder(self.engine)
         self.steps = Steps(self.executor, self.engine.pool, LIMITS, self.clock)
         self.tapes = [self.engine.open_tape(name, FROZEN, Retention(RETENTION)) for name, _ in sessions]

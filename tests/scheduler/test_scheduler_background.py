@@ -10,7 +10,6 @@ from engine.divergence import Divergence
 from engine.step import OutOfMemory
 from regions.ephemeral import Fork
 from regions.offload.host_tier import HostTier
-from regions.tape import Retention, Tape
 from scheduler.interfaces import PriorityClass
 from scheduler.request import State
 from tests.scheduler.refreshing import FROZEN, LIMITS, QUESTIONS, RETENTION, World, carry, exact
@@ -34,24 +33,6 @@ def test_an_exact_session_is_the_dense_model_s_and_a_carrying_one_is_not() -> No
     assert [world.total("refreshes", name) for name in "ab"] == [1, 0]
     assert world.off(a) <= 1
     assert world.off(b) > 10
-    world.close()
-
-
-def test_a_refresh_behind_the_last_eviction_gives_the_dense_logits() -> None:
-    world = World(exact(every=0, idle_s=10))
-    world.feed_one_by_one(15)
-    world.tape.make_room([20])
-    world.feed_one_by_one(1)
-    evicted = world.tape.evicted_records
-    assert world.off() > 10
-    world.clock.now += 10 * 10**9
-    world.refresher.idle()
-    world.run()
-    before = world.off()
-    assert before > 10  # the same version, the same state
-    world.feed_one_by_one(1)
-    assert world.tape.evicted_records == evicted
-    assert world.off() <= 1
     world.close()
 
 
@@ -109,9 +90,15 @@ def test_catching_up_that_finds_no_memory_goes_through_the_scheduler() -> None:
 
 
 @pytest.mark.parametrize("cls", [PriorityClass.FLASH, PriorityClass.SESSION])
-def test_questions_never_share_a_pass_with_a_refresh_nor_wait_for_more_than_one(cls: PriorityClass) -> None:
-    world = World(exact(every=1))
+@pytest.mark.parametrize("replaced", [False, True])
+def test_questions_never_share_a_pass_with_a_refresh_nor_wait_for_more_than_one(
+    cls: PriorityClass, replaced: bool
+) -> None:
+    """Nor with one of another prefix that no record waits for."""
+    world = World(carry() if replaced else exact(every=1))
     world.evict(1)
+    if replaced:
+        world.steps.refresh(world.tape, range(40, 60))
     world.steps.step()
     asked = 0
     while world.total("refreshes") == 0:
@@ -322,15 +309,6 @@ def test_one_window_at_a_time_in_the_order_they_became_due() -> None:
     order = list(dict.fromkeys(map(id, forks)))
     assert len(order) == 2
     assert [id(fork) for fork in forks] == sorted(map(id, forks), key=order.index)
-    world.close()
-
-
-def test_an_unregistered_tape_is_left_alone() -> None:
-    world = World(exact(every=1))
-    other: Tape = world.engine.open_tape("z", FROZEN, Retention(RETENTION))
-    world.refresher.on_commit(other, 1, [])
-    assert not world.steps.step()
-    world.tapes.append(other)  # type: ignore[arg-type]  # released with the others
     world.close()
 
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from scheduler.deadlines import Deadline, Deadlines
 from scheduler.interfaces import PriorityClass
-from scheduler.request import Request, RequestSpec, State
-from tests.scheduler.fakes import FakeClock, FakeTape
+from scheduler.request import State
+from tests.scheduler.fakes import FakeClock
 from tests.scheduler.harness import Harness
 
 MS = 1_000_000
@@ -57,28 +57,16 @@ def test_every_request_is_answered_by_its_deadline_or_ends_as_late(
     tape = h.tape()
     h.feed(tape, (1, 2, 3))
     h.run()
-    done = list[Request]()
     for tokens, start, span in asked:
         deadline = Deadline(start * MS, (start + span) * MS)
-        h.scheduler.submit(
-            Request(
-                RequestSpec(
-                    PriorityClass.SESSION,
-                    "T",
-                    (1, 2),
-                    tokens,
-                    done.append,
-                    reader=tape.fork(),
-                    deadline=deadline,
-                )
-            )
-        )
+        h.ask((1, 2), tokens, tape=tape, forked=True, deadline=deadline)
     while h.scheduler.live or h.scheduler.step():
         before = len(h.executor.batches)
         h.scheduler.step()
         clock.now += 5 * MS * (len(h.executor.batches) - before)
-    assert len(done) == len(asked)
-    for request in done:
+    requests = h.done[-len(asked) :]
+    assert len(requests) == len(asked)
+    for request in requests:
         deadline = request.spec.deadline
         assert deadline is not None
         ended, late = request.events[-1][1], request.state is not State.FINISHED
@@ -95,13 +83,8 @@ def test_a_request_without_room_to_wait_for_ends_when_its_deadline_passes() -> N
     """The worker sleeps no longer than that."""
     clock = FakeClock()
     h = Harness(clock=clock)
-    tape = FakeTape(h.memory, "T", 40)
-    done = list[Request]()
-    spec = RequestSpec(
-        PriorityClass.FLASH, "T", (1,), 1, done.append, reader=tape.fork(), deadline=Deadline(3 * MS, 5 * MS)
-    )
-    h.scheduler.submit(Request(spec))
+    h.ask((1,), cls=PriorityClass.FLASH, tape=h.tape(), forked=True, deadline=Deadline(3 * MS, 5 * MS))
     clock.now += 4 * MS
     h.run()
-    assert [request.error.code for request in done if request.error] == ["late"]
+    assert [request.error.code for request in h.done if request.error] == ["late"]
     assert h.executor.batches == []

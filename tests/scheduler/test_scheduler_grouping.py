@@ -9,28 +9,19 @@ from hypothesis import strategies as st
 
 from scheduler.grouping import HEAD, Grouping
 from scheduler.interfaces import Limits, PriorityClass
-from scheduler.request import Request, RequestSpec, State
-from tests.scheduler.fakes import FakeMemory, FakePrompt, one_by_one
+from scheduler.request import Request
+from tests.scheduler.fakes import FakeMemory, FakePrompt, request_of
 from tests.scheduler.harness import Harness
 
+POOL = PriorityClass.POOL
 SOURCE = list(range(10, 50))
 
 
 def in_kv(prompt: Sequence[int], computed: int, salt: str = "", *, complete: bool = True) -> Request:
     """A request with the first `computed` tokens of its prompt in KV."""
     reader = FakePrompt(FakeMemory(64, 4))
-    request = Request(
-        RequestSpec(
-            PriorityClass.POOL,
-            "",
-            list(prompt),
-            2,
-            lambda _: None,
-            open_prompt=lambda: reader,
-            salt=salt,
-            complete=complete,
-        )
-    )
+    spec = {"open_prompt": lambda: reader, "salt": salt, "complete": complete}
+    request = request_of(reader.memory, list(prompt), 2, POOL, **spec)
     reader.update(request.prompt)
     assert reader.acquire(computed)
     reader.write(request.prompt[:computed])
@@ -127,32 +118,16 @@ def test_grouped_or_not_the_answers_are_the_same_and_no_token_is_computed_in_vai
             grouping=grouping,
         )
         h = Harness(blocks, limits)
-        asked = [submitted(h, [*SOURCE[:common], *own], "ab"[salt]) for common, own, salt in prompts]
+        asked = [h.prompt([*SOURCE[:common], *own], salt="ab"[salt]) for common, own, salt in prompts]
         h.run()
         for request in asked:
-            assert request.state is State.FINISHED, request.error
-            assert request.samples == one_by_one((), request.prompt, request.spec.max_tokens)
+            h.check(request)
+            assert grouping or not request.cached_tokens
         assert h.memory.free_blocks == h.memory.total_blocks
         if not any(request.preempted_by for request in asked):
             computed[grouping] = sum(len(c.tokens) for batch in h.executor.batches for c in batch)
     if len(computed) == 2:
         assert computed[True] <= computed[False]
-
-
-def submitted(h: Harness, prompt: Sequence[int], salt: str) -> Request:
-    request = Request(
-        RequestSpec(
-            PriorityClass.POOL,
-            "",
-            list(prompt),
-            3,
-            h.done.append,
-            open_prompt=lambda: FakePrompt(h.memory),
-            salt=salt,
-        )
-    )
-    h.scheduler.submit(request)
-    return request
 
 
 def test_what_was_found_equal_is_forgotten_with_the_prompt_that_it_was_found_in() -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import count
-
-from scheduler.allocation import Allocation, allocate
+from scheduler.allocation import allocate
 from scheduler.interfaces import Limits, PriorityClass
 from scheduler.planner import Entry, Plan, adaptive_chunk, cell_budget, plan
-from scheduler.request import LifecycleEvent, Request, RequestSpec, State
-from scheduler.tapes import TapeAppend, TapeItem, Work
-from tests.scheduler.fakes import FakeMemory, FakeTape, one_by_one
+from scheduler.request import Request, State
+from scheduler.tapes import TapeAppend, TapeItem
+from tests.scheduler.fakes import FakeMemory, FakeTape, one_by_one, request_of
 from tests.scheduler.harness import Harness, queues_of
 
 FLASH, SESSION, POOL, STREAM = PriorityClass
@@ -18,8 +15,20 @@ WIDE = Limits(max_batch_tokens=4000, max_batch_requests=64)
 
 
 def request(memory: FakeMemory, seq: int, prompt: int, new: int = 1, cls: PriorityClass = SESSION) -> Request:
-    made = Request(RequestSpec(cls, "", (0,) * prompt, new, lambda _: None, tape=FakeTape(memory, "")))
+    made = request_of(memory, (0,) * prompt, new, cls, FakeTape(memory, ""))
     made.id = seq
+    return made
+
+
+def decoding(memory: FakeMemory, seq: int, prompt: int, new: int = 1) -> Request:
+    """A request whose prompt is in KV, with its first token."""
+    made = request(memory, seq, prompt, new)
+    made.open()
+    made.allocate(prompt)
+    made.reader.write(made.prompt)
+    made.output.append(1)
+    made.state = State.RUNNING
+    assert made.decoding
     return made
 
 
@@ -41,24 +50,8 @@ def test_chunks_adapt_to_the_number_of_prefills_within_their_clamp() -> None:
     assert chunk(*prefills[:1]) == 1024
     assert chunk(*prefills[:8]) == 500
     assert chunk(*prefills) == 128
-    decodes = [request(memory, 90 + n, 4) for n in range(8)]
-    for decode in decodes:
-        decode.open()
-        decode.allocate(4)
-        decode.reader.write(decode.prompt)  # type: ignore[union-attr] # the fake's own method
-        decode.output.append(1)
-        assert decode.decoding
+    decodes = [decoding(memory, 90 + n, 4) for n in range(8)]
     assert chunk(*prefills[:7], *decodes) == (4000 - 8) // 7
-
-
-def test_the_plan_changes_nothing() -> None:
-    memory = FakeMemory(8)
-    work = queues_of([request(memory, 1, 9), append(memory, 2, 3, 3)])
-    first = plan(work, memory, WIDE, after_question=True)
-    assert plan(work, memory, WIDE, after_question=True) == first
-    assert [(entry.work.cls, entry.n) for entry in first.entries] == [(SESSION, 9), (STREAM, 2)]
-    assert memory.free_blocks == 8
-    assert all(item.reader is None for item in work.requests.values())
 
 
 def test_admission_stops_at_the_cell_budget_and_closes_the_door() -> None:
@@ -75,36 +68,15 @@ def test_admission_stops_at_the_cell_budget_and_closes_the_door() -> None:
     ]
 
 
-def test_lower_classes_cells_do_not_keep_flash_out() -> None:
-    memory = FakeMemory(32)
-    running = request(memory, 1, 40, 24)
-    running.open()
-    running.allocate(40)
-    running.state = State.RUNNING
-    flash = request(memory, 2, 8, 1, FLASH)
-    entries = plan(queues_of([running, flash]), memory, WIDE).entries
-    assert [entry.work for entry in entries] == [flash, running]
-
-
 def test_above_the_high_water_mark_prefill_chunks_wait_and_decodes_go_on() -> None:
     """20 blocks, mark at 0.75: 5 blocks stay out of reach of prefills."""
     limits = Limits(max_batch_tokens=400, high_water=0.75, cell_budget_fraction=1.0)
     memory = FakeMemory(20)
-    decode, prefill = request(memory, 1, 8, 4), request(memory, 2, 40)
-    decode.open()
-    decode.allocate(8)
-    decode.reader.write(decode.prompt)  # type: ignore[union-attr] # the fake's own method
-    decode.output.append(1)
-    decode.state = State.RUNNING
-    entries = plan(queues_of([decode, prefill]), memory, limits).entries
+    work = queues_of([decoding(memory, 1, 8, 4), request(memory, 2, 40)])
     # 18 free, one for the decode, 5 in reserve: 12 blocks of 4 hold the whole prefill of 40.
-    assert [(entry.work.seq, entry.n) for entry in entries] == [(1, 1), (2, 40)]
-    memory.take(10)
-    entries = plan(queues_of([decode, prefill]), memory, limits).entries
-    assert [(entry.work.seq, entry.n) for entry in entries] == [(1, 1), (2, 8)]
-    memory.take(3)
-    entries = plan(queues_of([decode, prefill]), memory, limits).entries
-    assert [(entry.work.seq, entry.n) for entry in entries] == [(1, 1)]
+    for taken, planned in ((0, [(1, 1), (2, 40)]), (10, [(1, 1), (2, 8)]), (3, [(1, 1)])):
+        memory.take(taken)
+        assert [(entry.work.seq, entry.n) for entry in plan(work, memory, limits).entries] == planned
 
 
 def test_records_are_whole_and_bounded_by_tokens_and_blocks() -> None:
@@ -118,40 +90,12 @@ def test_records_are_whole_and_bounded_by_tokens_and_blocks() -> None:
     )
 
 
-def test_preemption_takes_the_lowest_rank_and_changes_no_answer() -> None:
-    """Twelve blocks, four of them a tape's: three answers that grow to four blocks each do not all fit."""
-    h = Harness(blocks=12, limits=Limits(max_batch_tokens=64, cell_budget_fraction=1.0, high_water=1.0))
-    h.feed(h.tape(), range(16))
-    h.run()
-    first, second = h.ask((1, 2, 3), max_tokens=13), h.ask((4, 5, 6), max_tokens=13)
-    third = h.ask((7, 8, 9), max_tokens=13, cls=POOL)
-    h.run()
-    for each in (first, second, third):
-        h.check(each)
-    assert first.recomputed_tokens == 0
-    assert third.recomputed_tokens > 0
-    events = [event for event, _ in third.events]
-    assert events.count(LifecycleEvent.SCHEDULED) == events.count(LifecycleEvent.PREEMPTED_RECOMPUTE) + 1 > 1
-    assert h.memory.free_blocks == 8
-
-
-def test_running_answers_go_before_prefills_of_their_class_and_never_before_a_higher_class() -> None:
-    memory = FakeMemory(40)
-    prefill, decode, flash = request(memory, 1, 9), request(memory, 2, 4, 9), request(memory, 3, 9, 1, FLASH)
-    decode.open()
-    decode.allocate(4)
-    decode.reader.write(decode.prompt)  # type: ignore[union-attr] # the fake's own method
-    decode.output.append(1)
-    stream = append(memory, 0, 1)
-    assert list(queues_of([stream, prefill, decode, flash]).walk()) == [flash, decode, prefill, stream]
-
-
 def running_on(memory: FakeMemory, seq: int, tokens: int, cls: PriorityClass = SESSION) -> Request:
     """A request in the middle of its prefill that holds its blocks."""
     made = request(memory, seq, 2 * tokens, 4, cls)
     made.open()
     made.allocate(tokens)
-    made.reader.write(made.next_tokens(tokens))  # type: ignore[union-attr] # the fake's own method
+    made.reader.write(made.next_tokens(tokens))
     made.state = State.RUNNING
     return made
 
@@ -169,82 +113,15 @@ def test_several_flash_requests_may_count_on_blocks_of_lower_ranks() -> None:
     assert [(entry.work.seq, entry.n) for entry in entries] == [(3, 15), (4, 15)]
 
 
-def take(planned: Plan, work: Iterable[Work], memory: FakeMemory) -> Allocation:
-    """Phase 2, with victims recomputed."""
-    queues = queues_of(work)
-    numbers = count(1)
-
-    def preempt(victim: Request, by: Work) -> None:
-        victim.preempt(LifecycleEvent.PREEMPTED_RECOMPUTE, next(numbers), 0, by.seq)
-        queues.update(victim)
-
-    return allocate(planned, queues, memory, preempt)
-
-
-def test_victims_are_the_unplanned_from_the_tail_then_the_planned_from_the_tail() -> None:
-    memory = FakeMemory(16)
-    running = [running_on(memory, seq, 16) for seq in (1, 2, 3, 4)]
-    flash = request(memory, 9, 16, 1, FLASH)
-    got = take(Plan((Entry(flash, 16), Entry(running[3], 1))), [*running, flash], memory)
-    # The third is the last of those left out. The fourth finds nothing below itself and is deferred.
-    assert [item.state for item in running] == [State.RUNNING, State.RUNNING, State.QUEUED, State.RUNNING]
-    assert [entry.work for entry in got.entries] == [flash]
-    assert not got.failures
-
-
-def test_a_planned_request_that_falls_victim_is_out_of_the_batch() -> None:
-    memory = FakeMemory(8)
-    running = [running_on(memory, seq, 16) for seq in (1, 2)]
-    flash = request(memory, 9, 16, 1, FLASH)
-    got = take(Plan((Entry(flash, 16), Entry(running[1], 1))), [*running, flash], memory)
-    assert [item.state for item in running] == [State.QUEUED, State.RUNNING]
-    assert [entry.work for entry in got.entries] == [flash]
-    flash.close()
-    running[1].close()
-    running = [running_on(memory, seq, 16) for seq in (1, 2)]
-    got = take(Plan((Entry(flash, 8), Entry(running[0], 1), Entry(running[1], 1))), [*running, flash], memory)
-    assert [item.state for item in running] == [State.RUNNING, State.QUEUED]
-    assert [entry.work for entry in got.entries] == [flash, running[0]]
-
-
 def test_a_deferred_request_pins_nothing() -> None:
     """It was expected to fit, but the pool shrank: its reader is closed, and it will read a newer version."""
     memory = FakeMemory(4)
     first, second = request(memory, 1, 8), request(memory, 2, 12)
-    got = take(Plan((Entry(first, 8), Entry(second, 12))), [first, second], memory)
+    planned = Plan((Entry(first, 8), Entry(second, 12)))
+    got = allocate(planned, queues_of([first, second]), memory, lambda victim, by: None)
     assert [entry.work for entry in got.entries] == [first]
     assert second.reader is None
     assert second.state is State.QUEUED
-
-
-def test_flash_takes_blocks_from_a_running_answer() -> None:
-    h = Harness(blocks=8, limits=Limits(max_batch_tokens=64, cell_budget_fraction=1.0))
-    running = h.ask(range(25), max_tokens=7)
-    h.scheduler.step()
-    flash = h.ask(range(9), cls=FLASH)
-    h.scheduler.step()
-    assert flash.state is State.FINISHED
-    assert running.recomputed_tokens == 25
-    h.run()
-    h.check(running)
-
-
-def test_a_preempted_answer_resumes_at_its_own_version() -> None:
-    h = Harness(blocks=16, limits=Limits(max_batch_tokens=64, cell_budget_fraction=1.0))
-    tape = h.tape(retention=8)
-    h.feed(tape, range(8))
-    h.run()
-    running = h.ask(range(20), max_tokens=10, tape=tape)
-    for _ in range(3):
-        h.scheduler.step()
-    h.feed(tape, (50, 51))
-    flash = h.ask(range(36), cls=FLASH)
-    h.run()
-    h.check(flash)
-    assert running.recomputed_tokens > 0
-    assert (running.version, tape.version) == (1, 2)
-    assert h.contexts[running.id] == tuple(range(8))
-    h.check(running)
 
 
 def test_pinned_versions_are_given_up_before_the_top_request_fails() -> None:

@@ -8,18 +8,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from daemon.engine.metrics import EngineObserver
 from engine.seeding import Sampling, prompt_seed
 from engine.step import Chunk, OutOfMemory, SampledToken
-from metrics.store import MetricStore
-from regions.kv_tensors import KVPool, LayerShape
 from scheduler.interfaces import Limits, PriorityClass
 from scheduler.observer import Observer
 from scheduler.planner import Entry, first_half
-from scheduler.request import LifecycleEvent, Request, RequestSpec, State
+from scheduler.request import LifecycleEvent, State
 from scheduler.tapes import TapeAppend, TapeItem
-from tests.scheduler.fakes import FakeMemory, FakeTape
-from tests.scheduler.harness import Harness
+from tests.scheduler.fakes import FakeMemory, FakeTape, request_of
+from tests.scheduler.harness import Harness, events
 
 FLASH, SESSION, POOL, STREAM = PriorityClass
 WIDE = Limits(max_batch_tokens=64, cell_budget_fraction=1.0, high_water=1.0)
@@ -58,18 +55,13 @@ def harness(
     return h, reports, sizes
 
 
-def events(request: Request) -> list[LifecycleEvent]:
-    return [event for event, _ in request.events]
-
-
 def entry(seq: int, *lengths: int, append: bool = False) -> Entry:
     memory = FakeMemory(64)
     if append:
         work = TapeAppend(FakeTape(memory, f"T{seq}"))
         work.queue.extend(TapeItem((0,) * n, seq=seq) for n in lengths)
         return Entry(work, len(lengths))
-    made = Request(RequestSpec(SESSION, "", (0,) * 100, 1, lambda _: None, tape=FakeTape(memory, "")))
-    return Entry(made, lengths[0])
+    return Entry(request_of(memory, (0,) * 100), lengths[0])
 
 
 def test_the_first_half_has_half_of_the_tokens_in_order() -> None:
@@ -105,17 +97,6 @@ def test_the_lower_half_is_preempted_and_the_upper_runs_at_once() -> None:
         h.check(request)
     assert reports.outcomes == ["retried"]
     assert sorted(reports.waits) == [FLASH, FLASH, SESSION, SESSION], "a wait is reported once"
-
-
-def test_a_preempted_answer_goes_on_where_it_was() -> None:
-    """In the middle of two answers the lower one loses its KV and none of its tokens."""
-    h, reports, _ = harness(lambda n, batch: n == 3)
-    first, second = h.ask((1, 2, 3), max_tokens=8), h.ask((4, 5, 6), max_tokens=8)
-    h.run()
-    h.check(first)
-    h.check(second)
-    assert (first.recomputed_tokens, second.recomputed_tokens) == (0, 5)
-    assert reports.outcomes == ["retried"]
 
 
 def test_an_append_shrinks_to_what_remains_and_loses_no_record() -> None:
@@ -183,20 +164,6 @@ def test_another_error_in_the_retry_is_a_failed_pass() -> None:
     assert reports.outcomes == ["retried"]
 
 
-def test_a_device_for_half_the_batch_still_answers_everything() -> None:
-    """It never has memory for more than twenty tokens a pass, whatever is planned."""
-    h, reports, sizes = harness(lambda n, batch: sum(len(chunk.tokens) for chunk in batch) > 20)
-    tape = h.tape()
-    requests = [h.ask(range(n, n + 5), max_tokens=4, cls=SESSION if n % 2 else POOL) for n in range(4)]
-    h.feed(tape, *[(n, n) for n in range(9)])
-    h.run()
-    for request in requests:
-        h.check(request)
-    assert tape.records == [[n, n] for n in range(9)]
-    assert max(sizes) > 20
-    assert set(reports.outcomes) == {"retried"}
-
-
 @settings(max_examples=75)
 @given(
     st.sets(st.integers(0, 30)),
@@ -246,16 +213,6 @@ def test_whatever_pass_fails_nothing_is_lost_and_no_answer_is_wrong(
     assert not failed or "failed" in reports.outcomes
 
 
-def test_the_counter_tells_how_it_ended() -> None:
-    store = MetricStore.local({})
-    observer = EngineObserver(store, KVPool([LayerShape(1, 2, 2)], 4))
-    observer.out_of_memory(retried=True)
-    observer.out_of_memory(retried=True)
-    observer.out_of_memory(retried=False)
-    assert store.value("foretick_oom_total", outcome="retried") == 2
-    assert store.value("foretick_oom_total", outcome="failed") == 1
-
-
 # Seeds of draws, which preemption must not change.
 
 
@@ -263,18 +220,7 @@ def test_the_counter_tells_how_it_ended() -> None:
 def test_chunks_say_how_to_draw_from_the_prompt_and_the_place_in_the_answer(temperature: float) -> None:
     h, _, _ = harness(lambda n, batch: n == 2, blocks=16)
     prompt = (4, 5, 6)
-    request = Request(
-        RequestSpec(
-            SESSION,
-            "",
-            prompt,
-            4,
-            h.done.append,
-            tape=FakeTape(h.memory, ""),
-            temperature=temperature,
-        )
-    )
-    h.scheduler.submit(request)
+    request = h.ask(prompt, 4, temperature=temperature)
     other = h.ask((9,), max_tokens=6, cls=FLASH)
     h.run()
     assert other.state is State.FINISHED
@@ -285,9 +231,3 @@ def test_chunks_say_how_to_draw_from_the_prompt_and_the_place_in_the_answer(temp
         assert mine == [Sampling(temperature, prompt_seed(prompt), index) for index in range(4)]
     else:
         assert not mine
-
-
-def test_a_temperature_below_zero_is_refused() -> None:
-    memory = FakeMemory(1)
-    with pytest.raises(ValueError, match="temperature"):
-        Request(RequestSpec(SESSION, "", (1,), 1, lambda _: None, tape=FakeTape(memory, ""), temperature=-1))

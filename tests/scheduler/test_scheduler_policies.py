@@ -17,9 +17,10 @@ from scheduler.interfaces import Limits, PriorityClass
 from scheduler.planner import Plan, plan
 from scheduler.policies import KEYS, NAMES, Ordering
 from scheduler.queues import QueuePosition, Queues
-from scheduler.request import LifecycleEvent, Request, RequestSpec, State
+from scheduler.request import LifecycleEvent, Request, State
 from scheduler.tapes import Work
-from tests.scheduler.fakes import FakeMemory, FakePrompt
+from tests.scheduler.fakes import FakeMemory, request_of
+from tests.scheduler.harness import events
 from tests.scheduler.runs import Run, answered
 from tests.scheduler.simulated import LinearCosts
 from tests.scheduler.worlds import FakeWorld
@@ -38,17 +39,7 @@ class Pool:
         self._time = count(1)
 
     def arrives(self, prompt: int = 12, *, complete: bool = True, max_tokens: int = 4) -> Request:
-        request = Request(
-            RequestSpec(
-                POOL,
-                "",
-                list(range(prompt)),
-                max_tokens,
-                lambda ended: None,
-                open_prompt=lambda: FakePrompt(self.memory),
-                complete=complete,
-            )
-        )
+        request = request_of(self.memory, list(range(prompt)), max_tokens, POOL, complete=complete)
         request.id, request.last_chunk_ns = next(self._numbers), next(self._time)
         self.live.append(request)
         self.queues.requests[request.id] = request
@@ -64,7 +55,7 @@ class Pool:
         assert reader is not None
         tokens = request.next_tokens(min(n, request.remaining))
         assert reader.acquire(len(tokens))
-        reader.write(tokens)  # type: ignore[attr-defined] # a fake
+        reader.write(tokens)
         self.queues.update(request)
 
     def chunk(self, request: Request, prompt: Sequence[int]) -> None:
@@ -136,45 +127,6 @@ def test_orders_are_those_of_the_paper(history: list[tuple[str, int, int]]) -> N
     assert pool.order("mcps") == most
 
 
-def test_vllm_ignores_chunks_and_updates() -> None:
-    pool = Pool()
-    first, second = pool.arrives(complete=False), pool.arrives()
-    pool.chunk(first, [7])
-    pool.chunk(first, [8])
-    assert pool.order("vllm") == [first, second]
-
-
-def test_lcas_puts_the_most_recent_chunk_first_in_each_tier() -> None:
-    pool = Pool()
-    idle, fresh, full = (pool.arrives(complete=complete) for complete in (False, False, True))
-    assert pool.order("lcas") == pool.order("lcas-fair") == [full, fresh, idle]
-    pool.chunk(idle, [7] * 20)
-    assert pool.order("lcas") == pool.order("lcas-fair") == [full, idle, fresh]
-    pool.finishes(fresh)
-    assert pool.order("lcas") == [fresh, full, idle], "published: the last to finish goes first"
-    assert pool.order("lcas-fair") == [full, fresh, idle], "fair: the longest waiting goes first"
-
-
-def test_lcas_starves_a_finished_prompt_for_as_long_as_newer_ones_finish_and_lcas_fair_does_not() -> None:
-    pool = Pool()
-    oldest = pool.arrives()
-    for _ in range(20):
-        pool.arrives()
-        assert pool.order("lcas")[-1] is oldest
-        assert pool.order("lcas-fair")[0] is oldest
-
-
-def test_mcps_drops_whom_an_update_leaves_little_to_the_last_place() -> None:
-    pool = Pool()
-    far, little = pool.arrives(20, complete=False), pool.arrives(20)
-    pool.computes(far, 15)
-    pool.computes(little, 4)
-    assert pool.order("mcps") == [far, little]
-    pool.chunk(far, [0, 1, 99, 98, 97])
-    assert far.computed == 2, "the common prefix"
-    assert pool.order("mcps") == [little, far]
-
-
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in KEYS])
 def test_policies_by_prefix_order_the_admitted_as_vllm_does(name: str) -> None:
     assert Ordering(name).key is KEYS["vllm"]
@@ -208,18 +160,7 @@ def seen(pool: Pool) -> Seen:
         pool.memory.free_blocks,
         list(pool.queues.walk()),
         [pool.queues.position(r) for r in pool.live],
-        [
-            (
-                r.state,
-                r.computed,
-                r.blocks,
-                list(r.events),
-                list(r.prompt),
-                list(r.output),
-                r.reader,
-            )
-            for r in pool.live
-        ],
+        [(r.state, r.computed, r.blocks, [*r.events], [*r.prompt], [*r.output], r.reader) for r in pool.live],
     )
 
 
@@ -319,20 +260,6 @@ def victims_by_hand(pool: Pool, chosen: Plan) -> list[tuple[Request, Work]]:
 # How a victim leaves (section 4.3).
 
 
-class RecordingCosts(LinearCosts):
-    """Costs that record their calls."""
-
-    asked: list[tuple[str, int]]
-
-    def recompute_ns(self, tokens: int) -> int:
-        self.asked.append(("recompute", tokens))
-        return super().recompute_ns(tokens)
-
-    def swap_ns(self, blocks: int) -> int:
-        self.asked.append(("swap", blocks))
-        return super().swap_ns(blocks)
-
-
 @given(st.integers(1, 40), st.integers(0, 200), st.integers(1, 40))
 def test_the_cheaper_way_is_the_victims_own_both_directions_counted(
     computed: int, block_ns: int, token_ns: int
@@ -340,26 +267,11 @@ def test_the_cheaper_way_is_the_victims_own_both_directions_counted(
     pool = Pool()
     victim = pool.arrives(41)
     pool.computes(victim, computed)
-    costs = RecordingCosts(token_ns=token_ns, block_ns=block_ns)
-    object.__setattr__(costs, "asked", [])
-    swap = prefers_swap(victim, "cost", costs)
-    blocks = -(-computed // 4)
-    assert set(costs.asked) == {("recompute", computed), ("swap", blocks)}
-    out, back = costs.swap_out_ns(blocks), costs.swap_in_ns(blocks)
-    assert swap == (out + back < computed * token_ns)
+    costs = LinearCosts(token_ns=token_ns, block_ns=block_ns)
+    assert prefers_swap(victim, "cost", costs) == (2 * -(-computed // 4) * block_ns < computed * token_ns)
     assert prefers_swap(victim, "swap", costs)
     assert not prefers_swap(victim, "recompute", costs)
     assert not prefers_swap(victim, "cost", None)
-
-
-def test_one_direction_alone_would_have_been_cheaper_and_does_not_count() -> None:
-    pool = Pool()
-    victim = pool.arrives(20)
-    pool.computes(victim, 16)
-    assert not prefers_swap(victim, "cost", LinearCosts(token_ns=10, block_ns=30)), (
-        "120 out, 120 in, 160 again"
-    )
-    assert prefers_swap(victim, "cost", LinearCosts(token_ns=10, block_ns=19)), "76 out, 76 in"
 
 
 def test_kv_that_updates_rarely_leave_is_not_worth_saving() -> None:
@@ -384,15 +296,12 @@ def squeezed(host_blocks: int, eviction: str) -> tuple[list[Request], FakeWorld]
         chunk_max=32,
         cell_budget_fraction=1.0,
         high_water=1.0,
-        eviction=eviction,  # type: ignore[arg-type] # one of the three
+        eviction=eviction,
         grouping=False,
         max_drafts=0,
     )
     run = Run(FakeWorld(limits, 12, host_blocks), Ordering("fcfs"))
-    first, second = (
-        run.world.request(PriorityClass.SESSION, [1] * 16, 16),
-        run.world.request(POOL, [2] * 16, 16),
-    )
+    first, second = (run.world.request(cls, [cls] * 16, 16) for cls in (PriorityClass.SESSION, POOL))
     run.scheduler.submit(second)
     for _ in range(9):
         run.scheduler.step()
@@ -403,31 +312,26 @@ def squeezed(host_blocks: int, eviction: str) -> tuple[list[Request], FakeWorld]
     return [first, second], run.world
 
 
-def ways(request: Request) -> set[LifecycleEvent]:
-    return {what for what, _ in request.events} & {
-        LifecycleEvent.PREEMPTED_SWAP,
-        LifecycleEvent.PREEMPTED_RECOMPUTE,
-    }
+SWAP, RECOMPUTE = LifecycleEvent.PREEMPTED_SWAP, LifecycleEvent.PREEMPTED_RECOMPUTE
 
 
 @pytest.mark.parametrize(
     ("host_blocks", "eviction", "way"),
     [
-        (12, "swap", LifecycleEvent.PREEMPTED_SWAP),
-        (0, "swap", LifecycleEvent.PREEMPTED_RECOMPUTE),
-        (12, "recompute", LifecycleEvent.PREEMPTED_RECOMPUTE),
-        (12, "cost", LifecycleEvent.PREEMPTED_SWAP),
-        (0, "cost", LifecycleEvent.PREEMPTED_RECOMPUTE),
+        (12, "swap", SWAP),
+        (0, "swap", RECOMPUTE),
+        (12, "recompute", RECOMPUTE),
+        (12, "cost", SWAP),
+        (0, "cost", RECOMPUTE),
     ],
 )
 def test_a_swap_that_fails_falls_back_to_recompute(
     host_blocks: int, eviction: str, way: LifecycleEvent
 ) -> None:
     (first, second), world = squeezed(host_blocks, eviction)
-    assert not ways(first)
-    assert ways(second) == {way}
-    swapped = way is LifecycleEvent.PREEMPTED_SWAP
-    assert (second.swapped_tokens > 0, second.recomputed_tokens > 0) == (swapped, not swapped)
+    assert not {SWAP, RECOMPUTE} & {*events(first)}
+    assert {SWAP, RECOMPUTE} & {*events(second)} == {way}
+    assert (second.swapped_tokens > 0, second.recomputed_tokens > 0) == (way is SWAP, way is RECOMPUTE)
     assert second.preempted_by == [first.id] * len(second.preempted_by)
     assert not world.tier.stored
     assert world.memory.free_blocks == 12

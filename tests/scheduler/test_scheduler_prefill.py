@@ -3,42 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from regions.sliding import Retention
 from scheduler.interfaces import Limits, PriorityClass
 from scheduler.observer import Observer
-from scheduler.request import LifecycleEvent, Request, RequestSpec, State
+from scheduler.request import LifecycleEvent, Request, State
 from scheduler.tapes import TapeItem
 from scheduler.worker import Worker
 from tests.scheduler.fakes import FakeReader
-from tests.scheduler.harness import SMALL, Harness, eventually
+from tests.scheduler.harness import SMALL, Harness, events, eventually
 
 STREAM = PriorityClass.STREAM
 
 
 def prefill(
-    h: Harness,
-    prompt: Sequence[int],
-    reader: FakeReader | None = None,
-    on_done: Callable[[Request], None] | None = None,
+    h: Harness, prompt: Sequence[int], reader: FakeReader | None = None
 ) -> tuple[Request, FakeReader]:
     reader = reader or FakeReader(h.memory)
-    request = Request(
-        RequestSpec(
-            cls=STREAM,
-            session="s",
-            prompt=tuple(prompt),
-            max_tokens=0,
-            background=True,
-            on_done=on_done or h.done.append,
-            reader=reader,
-        )
-    )
-    h.scheduler.submit(request)
-    return request, reader
+    return h.ask(prompt, 0, STREAM, reader=reader, session="s", background=True), reader
 
 
 def steps(h: Harness, n: int) -> None:
@@ -55,7 +40,7 @@ def test_it_ends_with_its_prompt_in_kv_and_leaves_the_reader_to_who_asked() -> N
     assert h.done == [request]
     assert reader.kv == list(range(20))
     assert not reader.released
-    assert [event for event, _ in request.events] == [
+    assert events(request) == [
         LifecycleEvent.QUEUED,
         LifecycleEvent.SCHEDULED,
         LifecycleEvent.KV_ON_GPU,

@@ -16,9 +16,9 @@ from scheduler.interfaces import PriorityClass
 from scheduler.policies import NAMES, Ordering
 from scheduler.prefix_queue import waiting_order
 from scheduler.queues import PreemptableBlocks, Queues
-from scheduler.request import LifecycleEvent, Request, RequestSpec, State
+from scheduler.request import LifecycleEvent, Request, State
 from scheduler.tapes import TapeAppend, TapeItem, Work
-from tests.scheduler.fakes import FakeMemory, FakePrompt, FakeTape
+from tests.scheduler.fakes import FakeMemory, FakeTape, request_of
 from tests.scheduler.worlds import SavedPromptsIndex
 
 FLASH, SESSION, POOL, STREAM = PriorityClass
@@ -74,20 +74,14 @@ class Model(RuleBasedStateMachine):
     def submit(
         self, cls: PriorityClass, prompt: list[int], complete: bool, new: int, background: bool
     ) -> None:
-        pool = cls is POOL
-        complete = complete or not pool
-        request = Request(
-            RequestSpec(
-                cls,
-                "",
-                prompt or [1] * complete,
-                new if complete else max(1, new),
-                lambda ended: None,
-                tape=None if pool else FakeTape(self.memory, ""),
-                open_prompt=(lambda: FakePrompt(self.memory)) if pool else None,
-                complete=complete,
-                background=background and complete and not new,
-            )
+        complete = complete or cls is not POOL
+        request = request_of(
+            self.memory,
+            prompt or [1] * complete,
+            new if complete else max(1, new),
+            cls,
+            complete=complete,
+            background=background and complete and not new,
         )
         request.id = next(self.numbers)
         request.last_chunk_ns = request.id
@@ -114,7 +108,7 @@ class Model(RuleBasedStateMachine):
         assert reader is not None
         todo = request.next_tokens(min(chunk, request.remaining))
         assert reader.acquire(len(todo))
-        reader.write(todo)  # type: ignore[attr-defined] # a fake
+        reader.write(todo)
         if not request.remaining and request.complete:
             if len(request.output) >= request.spec.max_tokens:
                 self._end(request)

@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+import pytest
 
-from engine.engine import Engine
-from engine.model.canary import dense_logits
-from engine.step import Chunk
-from regions.offload.residency import Idleness, Residency
-from regions.offload.snapshot_format import Identity
-from regions.tape import Retention
-from scheduler.interfaces import Limits, PriorityClass
+from scheduler.interfaces import PriorityClass
 from scheduler.observer import RESTORE
 from scheduler.rebuild import Rebuilder
 from scheduler.refresh_policy import RETRY_NS
-from scheduler.request import Request, RequestSpec, State
-from scheduler.scheduler import Scheduler
-from scheduler.tapes import TapeItem
-from tests.engine.oracle import tiny
-from tests.kit import tolerance
-from tests.scheduler.fakes import FakeReader, FakeTape
+from scheduler.request import State
+from tests.scheduler.fakes import FakeClock, FakeReader, FakeTape
 from tests.scheduler.harness import SMALL, Harness
 
 FLASH, SESSION, POOL, STREAM = PriorityClass
 WINDOW = list(range(40))
 
 
-class Clock:
-    now = 0
-
-    def __call__(self) -> int:
-        self.now += 1
-        return self.now
-
-
-def with_window(*, blocks: int = 64, clock: Clock | None = None) -> tuple[Harness, FakeTape, Rebuilder]:
+def with_window(*, blocks: int = 64, clock: FakeClock | None = None) -> tuple[Harness, FakeTape, Rebuilder]:
     """A harness with one full tape and its rebuilder."""
-    clock = clock or Clock()
+    clock = clock or FakeClock()
     h = Harness(blocks, clock=clock)
     tape = h.tape()
     for start in range(0, len(WINDOW), 20):
@@ -144,14 +125,16 @@ def test_a_loss_that_shows_once_there_is_room_fails_nothing_and_preempts_nobody_
     assert tape.tokens[-1] == 94
 
 
-def test_an_append_to_a_lost_session_runs_when_its_whole_window_was_evicted() -> None:
+@pytest.mark.parametrize("found", [False, True])
+def test_a_session_whose_whole_window_was_evicted_needs_no_prefill(found: bool) -> None:
     """Nothing is left to prefill: no further input is needed to wake the scheduler."""
     h, tape, _ = with_window()
-    tape.lose(found=False)
+    tape.lose(found=found)
     tape.records, tape.times = [], []
     h.feed(tape, [90])
     h.run()
     assert (tape.lost, tape.tokens) == (False, [90])
+    assert rebuilds(h, tape) == []
 
 
 def test_a_rebuild_gives_way_to_a_standing_question_and_goes_on() -> None:
@@ -172,7 +155,7 @@ def test_a_rebuild_gives_way_to_a_standing_question_and_goes_on() -> None:
 
 
 def test_a_rebuild_that_failed_is_tried_again_a_second_later() -> None:
-    clock = Clock()
+    clock = FakeClock()
     h, tape, rebuilder = with_window(clock=clock)
     tape.lose()
     waiting = h.ask((1,), tape=tape)
@@ -187,54 +170,3 @@ def test_a_rebuild_that_failed_is_tried_again_a_second_later() -> None:
     assert rebuilder.idle() is None, "told once: the worker must not spin where no work waits any more"
     h.run()
     h.check(waiting)
-
-
-def test_a_session_whose_window_was_evicted_needs_no_prefill() -> None:
-    h, tape, _ = with_window()
-    tape.lose()
-    tape.records, tape.times = [], []
-    h.feed(tape, [90])
-    h.run()
-    assert tape.tokens == [90]
-    assert rebuilds(h, tape) == []
-
-
-def test_a_session_whose_file_vanished_answers_as_before(tmp_path: Path) -> None:
-    """With the real tape and engine: questions and appends made meanwhile are done after the rebuild."""
-    model, frozen = tiny("llama", layers=2), list(range(3, 14))
-    engine, clock = Engine(model, blocks=150, block_size=4, frame_limit=400), Clock()
-    scheduler = Scheduler(engine, engine.pool, Limits(max_batch_tokens=40, chunk_min=8, chunk_max=40), clock)
-    tape = engine.open_tape("a", frozen, Retention(60))
-    residency = Residency(engine.pool, Idleness(1, tmp_path), clock)
-    residency.attach(tape, Identity.of(engine.pool, model="m", tokenizer="t", frozen=frozen))
-    Rebuilder(scheduler, clock)
-    step = run_to_rest(scheduler)
-    scheduler.append(tape, [TapeItem(list(range(20, 45))), TapeItem(list(range(45, 70)))])
-    step()
-    assert residency.spill_idle()
-    (tmp_path / "a.kv").unlink()
-    done: list[Request] = []
-    scheduler.submit(Request(RequestSpec(SESSION, "a", (5, 6, 7), 1, done.append, tape=tape)))
-    scheduler.append(tape, [TapeItem([7, 8])])
-    step()
-    assert [request.state for request in done] == [State.FINISHED]
-    assert (tape.version, tape.live_tokens) == (3, 52)
-    fork = tape.fork()
-    assert fork.acquire(3)
-    answered = engine.logits([Chunk(fork, (5, 6, 7))])[-1]
-    fork.release()
-    expected = dense_logits(model, [*frozen, *tape.window, 5, 6, 7])[-1]
-    bound = tolerance.of_model(model, tolerance.largest(expected))
-    assert tolerance.apart(answered, expected) <= bound
-    residency.detach(tape)
-    tape.release()
-
-
-def run_to_rest(scheduler: Scheduler) -> Callable[[], None]:
-    def run() -> None:
-        for _ in range(1000):
-            if not scheduler.step():
-                return
-        raise AssertionError("the scheduler does not come to rest")
-
-    return run

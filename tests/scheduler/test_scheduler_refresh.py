@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.step import Chunk
 from regions.ephemeral import Fork
 from regions.offload.host_tier import HostTier
 from regions.offload.residency import Idleness, Residency
@@ -69,27 +68,6 @@ def test_answers_after_a_refresh_are_the_dense_model_s(
     world.close()
 
 
-def test_the_version_before_keeps_the_prefix_it_was_asked_behind() -> None:
-    """A fork taken before the refresh, and one taken after it while the version is the same."""
-    world = World(carry())
-    world.feed_one_by_one(13)
-    early, before = world.tape.fork(), world.answer()
-    world.steps.refresh(world.tape, LONGER, window_of(6, 6))
-    world.run()
-    late = world.tape.fork()
-    assert world.tape.prefix == LONGER
-    assert early.prefix == late.prefix == tuple(FROZEN)
-    assert early.version == late.version == world.tape.version
-    world.feed_one_by_one(2)
-    newest = world.tape.fork()
-    assert newest.prefix == LONGER
-    newest.release()
-    assert same(world.answer(fork=early), before)
-    assert same(world.answer(fork=late), before)
-    assert world.off() <= 1
-    world.close()
-
-
 def test_the_old_prefix_is_freed_with_the_last_reader_of_its_version() -> None:
     world = World(carry())
     world.feed_one_by_one(2)
@@ -143,97 +121,8 @@ def test_live_records_appended_meanwhile_are_behind_the_other_prefix_too(length:
     world.close()
 
 
-def test_records_behind_a_given_window_wait_and_those_before_it_do_not() -> None:
-    """The old encoding never meets the new one; each record is committed once, in order."""
-    world = World(carry())
-    seen: list[tuple[int, int]] = []
-    listen(world, seen)
-    world.steps.append(world.tape, [TapeItem([20, 21, 22], 0), TapeItem([23, 24, 25], 1)])
-    world.run()
-    world.steps.append(world.tape, [TapeItem([26, 27], 2)])
-    window = window_of(2, 2, 2)
-    world.steps.refresh(world.tape, LONGER, window)
-    world.steps.append(world.tape, [TapeItem([150, 151], 3)])
-    world.steps.append(world.tape, [TapeItem([152, 153], 4)])
-    world.steps.step()
-    assert world.tape.window == [20, 21, 22, 23, 24, 25, 26, 27]
-    world.run()
-    assert world.tape.window == [*tokens(window), 150, 151, 152, 153]
-    assert seen == [(1, 0), (1, 1), (2, 2), (3, 3), (3, 4)]
-    assert world.off() <= 1
-    assert not world.steps.queues.barriers
-    world.close()
-
-
-def listen(world: World, seen: list[tuple[int, int]]) -> None:
-    """List (version, payload) of every committed record."""
-
-    def committed(tape: Tape, version: int, records: TapeItems) -> None:
-        seen.extend((version, record.payload) for record in records)
-
-    world.steps.subscribe(committed, dropped)
-
-
 def dropped(tape: Tape, records: TapeItems, failure: Failure) -> None:
     raise AssertionError(failure.message)
-
-
-def test_of_two_refreshes_the_newest_wins() -> None:
-    """However far the first one is; no version shows its prefix or its window."""
-    world = World(carry())
-    world.feed_one_by_one(3)
-    window = window_of(4, 4)
-    for steps in range(9):
-        world.steps.refresh(world.tape, SHORTER, window_of(9))
-        for _ in range(steps):
-            world.steps.step()
-        adopted = world.total("refreshes")
-        world.steps.refresh(world.tape, LONGER, window)
-        world.run()
-        # the first may be ready to be adopted between the same two batches
-        assert world.total("refreshes") - adopted in ((1, 2) if steps > 2 else (1,))
-        assert world.tape.prefix == LONGER
-        assert world.tape.window == tokens(window)
-        world.feed_one_by_one(1)
-        assert world.off() <= 1
-    world.close()
-
-
-def test_a_newer_prefix_without_a_window_keeps_the_given_one() -> None:
-    world = World(carry())
-    world.feed_one_by_one(3)
-    window = window_of(4, 4)
-    world.steps.refresh(world.tape, SHORTER, window)
-    world.steps.step()
-    world.feed()
-    world.steps.refresh(world.tape, LONGER)
-    world.run()
-    assert world.total("refreshes") == 1
-    assert world.tape.prefix == LONGER
-    assert world.tape.window[:8] == tokens(window)
-    assert world.tape.live_records == 3
-    assert world.off() <= 1
-    world.close()
-
-
-def test_records_between_two_given_windows_are_appended_to_the_first() -> None:
-    world = World(carry())
-    seen: list[tuple[int, int]] = []
-    listen(world, seen)
-    world.feed_one_by_one(3)
-    first, second = window_of(4, 4), window_of(2, 2, 2, first=30)
-    world.steps.refresh(world.tape, SHORTER, first)
-    world.steps.append(world.tape, [TapeItem([150, 151], 3)])
-    world.steps.refresh(world.tape, LONGER, second)
-    world.steps.append(world.tape, [TapeItem([160, 161], 4)])
-    windows: list[list[int]] = []
-    while world.steps.step():
-        windows.append(world.tape.window)
-    assert [*tokens(first), 150, 151] in windows
-    assert world.tape.window == [*tokens(second), 160, 161]
-    assert seen[3:] == [(4, 3), (5, 4)]
-    assert world.off() <= 1
-    world.close()
 
 
 def test_a_session_asks_on_while_its_window_is_replaced_and_others_append_on() -> None:
@@ -252,23 +141,6 @@ def test_a_session_asks_on_while_its_window_is_replaced_and_others_append_on() -
         assert b.version == versions + 1
     world.run()
     assert a.version == 4
-    world.close()
-
-
-def test_questions_never_share_a_pass_with_a_refresh_that_no_record_waits_for() -> None:
-    world = World(carry())
-    world.feed_one_by_one(5)
-    world.steps.refresh(world.tape, LONGER)
-    world.steps.step()
-    while world.total("refreshes") == 0:
-        request = world.ask(FLASH)
-        passes = len(world.executor.passes)
-        world.steps.step()
-        assert request.state is State.FINISHED
-        assert [n for _, n in world.executor.passes[-1]] == [3]
-        passes = len(world.executor.passes)
-        world.steps.step()
-        assert all(n <= LIMITS.chunk_min for batch in world.executor.passes[passes:] for _, n in batch)
     world.close()
 
 
@@ -297,31 +169,12 @@ def test_a_refresh_of_an_exact_session_takes_the_place_of_the_one_under_way() ->
     world.close()
 
 
-def test_a_session_outside_the_pool_answers_behind_the_other_prefix_at_once() -> None:
-    """What was stored is dropped: nobody reads that version."""
-    world = World(carry())
-    world.feed_one_by_one(4)
-    host = HostTier(world.engine.pool, 40)
-    assert world.tape.swap_out(host)
-    world.steps.refresh(world.tape, LONGER)
-    world.run()
-    host.poll()
-    assert host.pool.free_blocks == host.pool.total_blocks
-    assert world.tape.resident
-    assert world.tape.version == 4
-    assert world.off() <= 1
-    fork = world.tape.fork()
-    assert fork.prefix == LONGER
-    fork.release()
-    world.feed_one_by_one(1)
-    assert world.off() <= 1
-    world.close()
-
-
-@pytest.mark.parametrize("given_window", [False, True])
+@pytest.mark.parametrize("refreshed", [None, "prefix", "window"])
 @pytest.mark.parametrize("asked_after", [0, 2, 5])
-def test_a_lost_session_is_resident_again_once(tmp_path: Path, given_window: bool, asked_after: int) -> None:
-    """By its rebuild or by the refresh, whichever is first."""
+def test_a_lost_session_is_resident_again_once(
+    tmp_path: Path, refreshed: str | None, asked_after: int
+) -> None:
+    """By its rebuild or by the refresh, whichever is first; questions and appends made meanwhile are done."""
     world = World(carry())
     residency = Residency(world.engine.pool, Idleness(1, tmp_path), world.clock)
     identity = Identity.of(world.engine.pool, model="m", tokenizer="t", frozen=FROZEN)
@@ -331,7 +184,8 @@ def test_a_lost_session_is_resident_again_once(tmp_path: Path, given_window: boo
     world.clock.now += 10
     assert residency.spill_idle()
     (tmp_path / "a.kv").unlink()
-    world.steps.refresh(world.tape, LONGER, window_of(6, 6) if given_window else None)
+    if refreshed:
+        world.steps.refresh(world.tape, LONGER, window_of(6, 6) if refreshed == "window" else None)
     for _ in range(asked_after):
         world.steps.step()
     request = world.ask()
@@ -340,7 +194,7 @@ def test_a_lost_session_is_resident_again_once(tmp_path: Path, given_window: boo
     assert request.state is State.FINISHED
     assert not world.tape.lost
     assert world.tape.version == 5
-    assert world.tape.prefix == LONGER
+    assert world.tape.prefix == (LONGER if refreshed else tuple(FROZEN))
     world.feed_one_by_one(1)
     assert world.off() <= 1
     residency.detach(world.tape)
@@ -466,7 +320,7 @@ def test_records_do_not_wait_for_another_session_s_background_refresh(steps: int
         for _ in range(3):
             prompt = [world.rng.randrange(3, 100) for _ in range(LIMITS.max_batch_tokens)]
             open_prompt = world.engine.open_prompt
-            world.steps.submit(Request(RequestSpec(POOL, "p", prompt, 1, ignore, open_prompt=open_prompt)))
+            world.steps.submit(Request(RequestSpec(POOL, "p", prompt, 1, id, open_prompt=open_prompt)))
         world.steps.step()
 
     for _ in range(steps):
@@ -481,10 +335,6 @@ def test_records_do_not_wait_for_another_session_s_background_refresh(steps: int
     assert world.total("refreshes", "a") == 1
     assert world.off(b) <= 1
     world.close()
-
-
-def ignore(request: Request) -> None:
-    pass
 
 
 def test_a_tape_without_a_refresher_is_left_alone() -> None:
@@ -570,7 +420,6 @@ def test_any_history_of_refreshes_keeps_every_record_and_every_version(
     world = World(exact(every=3) if exactly else carry(), blocks=200)
     encoder, host = Encoder(world), HostTier(world.engine.pool, 60)
     forks: list[tuple[Fork, torch.Tensor]] = []
-    failures: list[str] = []
     for action in load:
         if isinstance(action, Feed):
             encoder.feed(action.bars)
@@ -588,10 +437,12 @@ def test_any_history_of_refreshes_keeps_every_record_and_every_version(
         elif action == "fork" and len(forks) < 4:
             forks.append((world.tape.fork(), world.answer()))
         world.engine.pool.check_integrity()
-    assert not failures
     encoder.feed(1)
     world.run()
     assert encoder.committed == encoder.bars
+    assert not world.steps.queues.barriers
+    if any(isinstance(action, Refresh) for action in load):
+        assert world.tape.prefix == prefix_of(encoder.encoding, encoder.questions), "the newest wins"
     for fork, answer in forks:
         assert same(world.answer(fork=fork), answer)
     # a last refresh with nothing evicted behind it is the dense model's
@@ -619,25 +470,6 @@ def test_prefix_and_window_are_prefilled_within_the_budgets() -> None:
         assert world.total("refreshes") == 1
         assert max(n for batch in world.executor.passes[passes:] for _, n in batch) <= most
         world.close()
-
-
-def test_a_question_forked_behind_each_prefix_shares_a_pass() -> None:
-    """One pass over forks of both versions answers as two passes do."""
-    world = World(carry())
-    world.feed_one_by_one(4)
-    old, before = world.tape.fork(), world.answer()
-    world.steps.refresh(world.tape, LONGER, window_of(6, 6))
-    world.feed()
-    world.run()
-    new, after = world.tape.fork(), world.answer()
-    assert old.acquire(3)
-    assert new.acquire(3)
-    logits = world.engine.logits([Chunk(old, (5, 6, 7)), Chunk(new, (5, 6, 7))])
-    assert same(logits[2], before)
-    assert same(logits[5], after)
-    old.release()
-    new.release()
-    world.close()
 
 
 @pytest.mark.parametrize("leaving", [1, 4, 9, 10])
@@ -702,13 +534,20 @@ def test_records_that_left_with_a_refresh_left_no_trace_to_refresh_for() -> None
     world.close()
 
 
-def test_a_stored_session_adopts_at_once_what_is_left_of_its_window() -> None:
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_stored_session_adopts_at_once_what_is_left_of_its_window(first: int) -> None:
     """The version that was stored is dropped, so its older records cannot be read any more."""
     world = World(carry())
     world.feed_one_by_one(6)
-    assert world.tape.swap_out(HostTier(world.engine.pool, 40))
-    world.steps.refresh(world.tape, LONGER, first=2)
+    host = HostTier(world.engine.pool, 40)
+    assert world.tape.swap_out(host)
+    world.steps.refresh(world.tape, LONGER, first=first)
     world.run()
-    assert (world.tape.resident, world.tape.live_records, world.tape.prefix) == (True, 4, LONGER)
+    host.poll()
+    assert host.pool.free_blocks == host.pool.total_blocks
+    assert (world.tape.resident, world.tape.live_records, world.tape.version) == (True, 6 - first, 6)
     assert world.off() <= 1
+    fork = world.tape.fork()
+    assert fork.prefix == LONGER
+    fork.release()
     world.close()

@@ -6,28 +6,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from scheduler.interfaces import Limits, PriorityClass
-from scheduler.request import LifecycleEvent, Request, RequestSpec, State
-from tests.scheduler.fakes import FakePrompt, one_by_one
-from tests.scheduler.harness import SMALL, Harness
+from scheduler.interfaces import Limits
+from scheduler.request import LifecycleEvent, Request, State
+from tests.scheduler.fakes import HeldClock, one_by_one
+from tests.scheduler.harness import Harness, events
 
 
-def opened(h: Harness, prompt: Sequence[int] = (), max_tokens: int = 3, salt: str = "") -> Request:
+def opened(h: Harness, prompt: Sequence[int] = (), max_tokens: int = 3) -> Request:
     """An unfinished prompt."""
-    request = Request(
-        RequestSpec(
-            PriorityClass.POOL,
-            "",
-            list(prompt),
-            max_tokens,
-            h.done.append,
-            open_prompt=lambda: FakePrompt(h.memory),
-            complete=False,
-            salt=salt,
-        )
-    )
-    h.scheduler.submit(request)
-    return request
+    return h.prompt(prompt, max_tokens, complete=False)
 
 
 def answered(request: Request) -> bool:
@@ -50,7 +37,7 @@ def test_what_is_there_is_computed_but_for_the_last_token_and_nothing_is_generat
     assert sum(len(chunk.tokens) for chunk in h.executor.batches[before]) == 1, (
         "one token to the first answer"
     )
-    assert [event for event, _ in request.events] == [
+    assert events(request) == [
         LifecycleEvent.QUEUED,
         LifecycleEvent.SCHEDULED,
         LifecycleEvent.KV_ON_GPU,
@@ -84,13 +71,17 @@ def test_a_prompt_cut_back_to_what_is_in_kv_leaves_a_token_to_compute() -> None:
     assert answered(request)
 
 
-def test_input_before_the_first_batch_and_an_opening_without_a_token() -> None:
+def test_input_before_the_first_batch_counts_and_behind_the_end_changes_nothing() -> None:
     h = Harness()
     request = opened(h)
     h.run()
     assert request.computed == 0
     h.scheduler.extend(request.id, [1])
     h.scheduler.extend(request.id, [2, 3])
+    h.scheduler.finish(request.id)
+    h.scheduler.extend(request.id, [4])
+    h.scheduler.replace(request.id, [9])
+    h.run()
     h.scheduler.finish(request.id)
     h.run()
     assert list(request.prompt) == [1, 2, 3]
@@ -106,19 +97,6 @@ def test_an_empty_prompt_cannot_be_finished() -> None:
     assert request.error.code == "bad_prompt"
 
 
-def test_input_behind_the_end_changes_nothing() -> None:
-    h = Harness()
-    request = opened(h, [1, 2])
-    h.scheduler.finish(request.id)
-    h.scheduler.extend(request.id, [3])
-    h.scheduler.replace(request.id, [9])
-    h.run()
-    h.scheduler.finish(request.id)
-    h.run()
-    assert list(request.prompt) == [1, 2]
-    assert answered(request)
-
-
 def test_a_prompt_that_grows_too_long_ends_with_the_numbers() -> None:
     h = Harness(limits=Limits(max_batch_tokens=24, chunk_min=3, chunk_max=8, max_prompt_tokens=20))
     request = opened(h, range(15))
@@ -131,19 +109,9 @@ def test_a_prompt_that_grows_too_long_ends_with_the_numbers() -> None:
     assert h.memory.free_blocks == h.memory.total_blocks
 
 
-class SlowClock:
-    """A clock that only the test advances."""
-
-    def __init__(self) -> None:
-        self.now = 0
-
-    def __call__(self) -> int:
-        return self.now
-
-
 def test_a_client_that_vanishes_is_given_up_after_the_timeout_and_not_before() -> None:
     limits = Limits(max_batch_tokens=24, chunk_min=3, chunk_max=8, stream_timeout_ns=1000)
-    clock = SlowClock()
+    clock = HeldClock()
     h = Harness(limits=limits, clock=clock)
     first, second = opened(h, range(9)), opened(h, range(20, 30))
     h.run()
@@ -193,43 +161,3 @@ def test_prompts_that_begin_alike_read_what_one_computes() -> None:
     prefilled = sum(len(c.tokens) for batch in h.executor.batches for c in batch if len(c.tokens) > 1)
     assert prefilled == len(common), "not three times the beginning"
     assert [request.cached_tokens for request in requests] == [0, 24, 24]
-
-
-def test_nothing_is_shared_across_salts_or_with_grouping_off() -> None:
-    for grouping, salts in ((True, ("a", "b")), (False, ("", ""))):
-        limits = Limits(
-            max_batch_tokens=24, max_batch_requests=6, chunk_min=3, chunk_max=8, grouping=grouping
-        )
-        h = Harness(limits=limits)
-        requests = [opened(h, range(20), max_tokens=1, salt=salt) for salt in salts]
-        for request in requests:
-            h.scheduler.finish(request.id)
-        h.run()
-        assert [request.cached_tokens for request in requests] == [0, 0]
-        assert all(answered(request) for request in requests)
-
-
-def test_equal_heads_are_not_enough_to_share() -> None:
-    """The hash covers eight tokens; what differs behind them is computed by each."""
-    h = Harness(limits=SMALL)
-    requests = [opened(h, [*range(8), *range(100 * n, 100 * n + 8)], max_tokens=2) for n in (1, 2)]
-    for request in requests:
-        h.scheduler.finish(request.id)
-    h.run()
-    assert all(answered(request) for request in requests)
-
-
-@pytest.mark.parametrize("arguments", [{"complete": False}, {"complete": False, "prompt": [1]}])
-def test_only_a_prompt_of_its_own_can_come_in_pieces(arguments: dict[str, object]) -> None:
-    given = {"prompt": [1], **arguments}
-    with pytest.raises(ValueError, match="unfinished prompt"):
-        Request(
-            RequestSpec(
-                PriorityClass.SESSION,
-                "",
-                max_tokens=1,
-                on_done=lambda _: None,
-                tape=Harness().tape(),
-                **given,  # type: ignore[arg-type] # the parameters of the case
-            )
-        )

@@ -10,9 +10,17 @@ from typing import Any
 from engine.step import Chunk, SampledToken
 from scheduler.interfaces import Limits, PriorityClass
 from scheduler.policies import NAMES, Ordering
-from scheduler.request import Request, RequestSpec
+from scheduler.request import Request
 from scheduler.tapes import TapeItem
-from tests.scheduler.fakes import FakeExecutor, FakeMemory, FakePrompt, FakeReader, FakeTape, FakeTier
+from tests.scheduler.fakes import (
+    FakeExecutor,
+    FakeMemory,
+    FakePrompt,
+    FakeReader,
+    FakeTape,
+    FakeTier,
+    request_of,
+)
 from tests.scheduler.simulated import LinearCosts
 
 COSTS = LinearCosts(block_ns=15)
@@ -93,7 +101,7 @@ class Device(FakeExecutor):
 
 
 class FakeWorld:
-    """Fulfils `tests.scheduler.recording.World`."""
+    """The environment of a scheduler. A second one behaves exactly like the first."""
 
     def __init__(self, limits: Limits, blocks: int = 200, host_blocks: int = 0, block_size: int = 4) -> None:
         self.limits = limits
@@ -136,20 +144,9 @@ class FakeWorld:
             self.contexts[ended.id] = source.history[ended.version]
             self.done.append(ended)
 
-        pool = cls is PriorityClass.POOL
-        return Request(
-            RequestSpec(
-                cls,
-                session,
-                list(prompt),
-                max_tokens,
-                done,
-                tape=None if pool else source,
-                open_prompt=(lambda: self.prompt(salt)) if pool else None,
-                complete=complete,
-                salt=salt,
-            )
-        )
+        own = {"open_prompt": lambda: self.prompt(salt)} if cls is PriorityClass.POOL else {}
+        spec = {"session": session, "on_done": done, "complete": complete, "salt": salt, **own}
+        return request_of(self.memory, list(prompt), max_tokens, cls, source, **spec)
 
 
 def records(*sizes: int) -> list[TapeItem]:

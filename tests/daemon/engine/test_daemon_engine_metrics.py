@@ -241,6 +241,15 @@ def test_drafts_are_split_into_right_and_wrong() -> None:
     assert store.value("foretick_draft_tokens_total", outcome="rejected") == 3
 
 
+def test_a_pass_without_memory_counts_by_how_it_ended() -> None:
+    store = MetricStore.local({})
+    observer = EngineObserver(store, KVPool([LayerShape(1, 2, 2)], 4))
+    for retried in (True, True, False):
+        observer.out_of_memory(retried=retried)
+    assert store.value("foretick_oom_total", outcome="retried") == 2
+    assert store.value("foretick_oom_total", outcome="failed") == 1
+
+
 def test_a_preemption_names_both_classes() -> None:
     store, memory = MetricStore.local({}), FakeMemory(16, 4)
     observer = EngineObserver(store, KVPool([LayerShape(1, 2, 2)], 4))
