@@ -9,6 +9,7 @@ noted of the first one holds for all.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -190,78 +191,79 @@ class Cluster(NamedTuple):
 
 
 async def redrive(
-    reader: KafkaRange,
-    sink: Sink,
+    dlq: Cluster,
     topic: str,
     dead_letters: Sequence[DeadLetterEntry],
     *,
-    origin: Callable[[DeadLetter], Cluster | str] | None = None,
-    now_ns: Callable[[], int],
+    origin: Callable[[DeadLetterEntry], Cluster | str] | None = None,
     to: str = "",
     again: bool = False,
     dry_run: bool = False,
 ) -> list[RedriveOutcome]:
     """Send the originals of ``dead_letters`` back to their topics, or to ``to``, each once.
 
-    ``topic`` is the DLQ topic, of ``reader`` and ``sink``, which gets the claims. ``origin``: the
-    cluster of a record's original, or why it is not known; without it the same. ``dry_run`` sends nothing.
-    Raises BrokerError and SinkStopped; what was not reported then is claimed, but may not be sent.
+    ``topic`` is the DLQ topic, in ``dlq``, which gets the claims. ``origin``: the cluster of a record's
+    original, or why it is not known; without it the same. ``dry_run`` sends nothing. Raises BrokerError and
+    SinkStopped; what was not reported then is claimed, but may not be sent.
     """
-    claim, outcomes = uuid.uuid4().hex, []
+    outcomes, taken = list[RedriveOutcome](), set[Place]()
     wanted: list[tuple[DeadLetterEntry, bytes, Sink]] = []
-    taken: set[Place] = set()
     for each in dead_letters:
-        payload, why = b"", obstacle(each, again)
-        where = Cluster(reader, sink) if origin is None else origin(each.dead_letter)
-        if each.first in taken:
-            why = f"the record at {each.first} has the same original"
+        home = dlq if origin is None else origin(each)
+        why = f"the record at {each.first} has the same original" if each.first in taken else ""
         taken.add(each.first)
-        if isinstance(where, str):
-            outcomes.append(RedriveOutcome(each.place, to or each.dead_letter.topic, False, why or where))
-            continue
-        if not why:
-            payload, why = await original(where.reader, each.dead_letter)
-        if why or dry_run:
+        payload, why = b"", why or obstacle(each, again)
+        if isinstance(home, str):
+            why = why or home
+        elif not why:
+            payload, why = await original(home.reader, each.dead_letter)
+        if isinstance(home, str) or why or dry_run:
             outcomes.append(RedriveOutcome(each.place, to or each.dead_letter.topic, False, why))
         else:
-            wanted.append((each, payload, where.sink))
+            wanted.append((each, payload, home.sink))
     if not wanted:
         return outcomes
+    sender = _Sender(dlq.sink, topic, to)
+    for each, _, _ in wanted:
+        await sender.note(each, "claimed")
+    claims = (await contents(dlq.reader, topic)).claims
+    for each, payload, sink in wanted:
+        is_ours = again or claims.get(each.first) == sender.claim
+        why = await sender.send(each, payload, sink) if is_ours else "somebody else is sending it"
+        outcomes.append(RedriveOutcome(each.place, to or each.dead_letter.topic, not why, why))
+    return outcomes
 
-    async def note(dead_letter: DeadLetterEntry, state: Literal["claimed", "sent"]) -> None:
-        said = Redriven(
-            partition=dead_letter.first.partition,
-            offset=dead_letter.first.offset,
-            to=to or dead_letter.dead_letter.topic,
-            claim=claim,
+
+@dataclass(frozen=True)
+class _Sender:
+    """Sends originals, and writes notes of that into the DLQ ``topic`` by the ``dlq`` sink."""
+
+    dlq: Sink
+    topic: str
+    to: str
+    claim: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    async def note(self, entry: DeadLetterEntry, state: Literal["claimed", "sent"]) -> None:
+        partition, offset = entry.first
+        note = Redriven(
+            partition=partition,
+            offset=offset,
+            to=self.to or entry.dead_letter.topic,
+            claim=self.claim,
             state=state,
-            at=now_ns(),
+            at=time.time_ns(),
         )
         # one key, so one partition, so one order of a record's claims
-        await sink.publish(
-            topic,
-            f"redriven:{dead_letter.first}".encode(),
-            encode(said),
-            make_headers(said, "json", "foretick", 0),
-        )
+        key, headers = f"redriven:{entry.first}".encode(), make_headers(note, "json", "foretick", 0)
+        await self.dlq.publish(self.topic, key, encode(note), headers)
 
-    for each, _, _ in wanted:
-        await note(each, "claimed")
-    claims = (await contents(reader, topic)).claims
-    for each, payload, home in wanted:
-        target = to or each.dead_letter.topic
-        if not again and claims.get(each.first) != claim:
-            outcomes.append(RedriveOutcome(each.place, target, False, "somebody else is sending it"))
-            continue
-        headers = {
-            **each.dead_letter.headers,
-            REDRIVEN: f"{topic}/{each.place.partition}@{each.place.offset}".encode(),
-        }
+    async def send(self, entry: DeadLetterEntry, payload: bytes, sink: Sink) -> str:
+        """Returns why the sink refuses it, or ""."""
+        it, place = entry.dead_letter, entry.place
+        headers = it.headers | {REDRIVEN: f"{self.topic}/{place.partition}@{place.offset}".encode()}
         try:
-            await home.publish(target, each.dead_letter.key, payload, headers)
+            await sink.publish(self.to or it.topic, it.key, payload, headers)
         except PublishRefused as error:
-            outcomes.append(RedriveOutcome(each.place, target, False, str(error)))
-            continue
-        await note(each, "sent")
-        outcomes.append(RedriveOutcome(each.place, target, True))
-    return outcomes
+            return str(error)
+        await self.note(entry, "sent")
+        return ""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import Literal
 
@@ -189,64 +190,31 @@ def window_plan(basis: Basis, session: SessionConfig) -> ReadPlan:
     return ReadPlan(spans, bars=basis.window_bars)
 
 
-async def derive(
-    config: Config,
-    answer: Answer,
-    planned: ReadPlan,
-    *,
-    brokers: Mapping[str, Broker] | None = None,
-) -> Derived:
+async def derive(config: Config, answer: Answer, planned: ReadPlan) -> Derived:
     """The answer's version, made again: from the records ``planned``, or those behind a snapshot.
 
-    ``brokers``: of the sources, by default the configuration's. Raises CannotReproduce, SettingError, and
-    BrokerError.
+    Raises CannotReproduce, SettingError, and BrokerError.
     """
-    brokers = of_sources(config) if brokers is None else brokers
-    basis = answer.basis
-    assert basis is not None  # it was checked
+    brokers, basis, closed = of_sources(config), answer.basis or Basis(), _closed(answer)
     if not planned.spans:
         raise CannotReproduce("it is not known where its records are: see docs/audit.md")
-    gone = await _gone(brokers, planned)
-    closed = _closed(answer)
-
-    def choose(built: Built) -> UsableSnapshot | None:
-        check_model(built, answer)
-        if gone is None:
-            return None
-        version = answer.data_version
-        later = "A later start (--from OFFSET or TIME) leaves out what came before it"
-        if planned.asked:
-            raise CannotReproduce(f"{gone}. {later}")
-        found = below(config, built, answer.session, version, basis)
-        if found is None:
-            raise CannotReproduce(
-                f"{gone}. Its state depends on {basis.state_bars} bars, back to {_begin(basis)}, and "
-                f"{config.recovery.path} has no snapshot of the session between there and version {version}. "
-                f"{later}"
-            )
-        return found
-
+    choose = partial(_choose, config, answer, planned, await _gone(brokers, planned))
+    until_ns = max(closed, default=0)
     try:
         with Replay(
-            config, answer.session, begins=planned.begins, choose=choose, until_ns=max(closed, default=0)
+            config, answer.session, begins=planned.begins, choose=choose, until_ns=until_ns
         ) as replay:
             snapshot = replay.snapshot
             if snapshot is not None:
                 planned = _behind(snapshot, basis, replay.state_bars, several=len(config.feeds) > 1)
-            derived = Derived(None, planned.notes, "" if snapshot is None else str(snapshot.snapshot.path))
             newest = _newest(basis, config)
             ends = await replay.bars(_batches(brokers, planned))
-            is_last = (_is_end(answer, closed, newest, end) for end in ends)
-            wanted = max((number for number, found in enumerate(is_last) if found), default=None)
-            if wanted is None:
-                return derived
-            version = await replay.feed(
-                _batches(brokers, planned),
-                answer.question,
-                answer.question_hash,
-                wanted,
-                exclude=_before(basis, planned, wanted + 1),
-            )
+            at = [number for number, end in enumerate(ends) if _is_end(answer, closed, newest, end)]
+            version = None
+            if at:
+                exclude = _before(basis, planned, at[-1] + 1)
+                batches = _batches(brokers, planned)
+                version = await replay.feed(batches, answer.question, answer.question_hash, at[-1], exclude)
     except (OffsetsGone, SnapshotError) as error:
         raise CannotReproduce(str(error)) from error
     if version is not None and not planned.asked and len(version.window) != basis.window_bars:
@@ -254,7 +222,30 @@ async def derive(
             f"the window has {len(version.window)} bars at the answer's last record, and the answer's had "
             f"{basis.window_bars}"
         )
-    return replace(derived, version=version)
+    return Derived(version, planned.notes, "" if snapshot is None else str(snapshot.snapshot.path))
+
+
+def _choose(
+    config: Config, answer: Answer, planned: ReadPlan, gone: OffsetsGone | None, built: Built
+) -> UsableSnapshot | None:
+    """The snapshot that stands in for records that are ``gone``. Raises CannotReproduce."""
+    check_model(built, answer)
+    if gone is None:
+        return None
+    version, basis = answer.data_version, answer.basis or Basis()
+    later = "A later start (--from OFFSET or TIME) leaves out what came before it"
+    if planned.asked:
+        raise CannotReproduce(f"{gone}. {later}")
+    found = below(config, built, answer.session, version, basis)
+    if found is None:
+        begins = [f"{each.topic}/{each.partition} offset {each.first_offset}" for each in basis.state]
+        begin = ", ".join(begins) or "before what is known"
+        raise CannotReproduce(
+            f"{gone}. Its state depends on {basis.state_bars} bars, back to {begin}, "
+            f"and {config.recovery.path} has no snapshot of the session between there and version {version}. "
+            f"{later}"
+        )
+    return found
 
 
 def _closed(answer: Answer) -> tuple[int, ...]:
@@ -318,11 +309,6 @@ def _behind(found: UsableSnapshot, basis: Basis, had: int, *, several: bool) -> 
         stream: Span(read.get(stream, began.get(stream, 0)), end) for stream, end in _ends(basis).items()
     }
     return ReadPlan(spans, notes=tuple(_notes(basis, left=False)), bars=basis.state_bars - had)
-
-
-def _begin(basis: Basis) -> str:
-    found = ", ".join(f"{each.topic}/{each.partition} offset {each.first_offset}" for each in basis.state)
-    return found or "before what is known"
 
 
 async def _gone(brokers: Mapping[str, Broker], planned: ReadPlan) -> OffsetsGone | None:

@@ -215,7 +215,7 @@ class Replay:
         return ends
 
     async def feed(
-        self, batches: Batches, question: str, question_hash: str, wanted: int, *, exclude: int = 0
+        self, batches: Batches, question: str, question_hash: str, wanted: int, exclude: int
     ) -> ReplayedVersion | None:
         """Read the same again; what ``question`` saw behind bar ``wanted``, an index of what `bars` returned.
 
@@ -251,7 +251,7 @@ class Replay:
         async for named, messages in batches:
             source = named or self._sources[0]
             for at in range(0, len(messages), _BATCH):
-                feeds[source].batch = messages[at : at + _BATCH]
+                feeds[source].give(messages[at : at + _BATCH])
                 # what is in the ring is taken meanwhile: it may be too short for the batch
                 pushing = asyncio.ensure_future(ingests[source].run())
                 while not pushing.done():
@@ -318,14 +318,18 @@ class _Given:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.batch: list[Incoming] = []
+        self._batch: list[Incoming] = []
+
+    def give(self, batch: list[Incoming]) -> None:
+        """The next call of `batches` yields this one."""
+        self._batch = batch
 
     async def start(self) -> None:
         """Nothing to connect."""
 
     async def batches(self) -> AsyncGenerator[list[Incoming], None]:
         """The batch."""
-        yield self.batch
+        yield self._batch
 
     def pause(self) -> None:
         """The next batch waits anyway."""

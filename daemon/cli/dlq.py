@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import time
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack
@@ -168,17 +167,11 @@ def redrive_(
         raise click.UsageError("name records by PARTITION:OFFSET or by filters, or say --every")
 
     async def work(reader: KafkaRange) -> list[RedriveOutcome]:
-        found = await contents(reader, topic)
-        missing = [place for place in places if place not in found.dead_letters]
-        if missing:
-            raise BrokerError(f"{topic} has no record at {', '.join(map(str, missing))}")
-        chosen = [each for each in _chosen(found, wanted) if not places or each.place in places]
-        if not places and not again:  # filters choose among records not yet redriven
-            chosen = [each for each in chosen if each.state != "sent"]
-        homes = [home_of(each.dead_letter, sources, others, to) for each in chosen]
+        chosen = _to_redrive(await contents(reader, topic), topic, wanted, places, again)
+        homes = {each.place: home_of(each.dead_letter, sources, others, to) for each in chosen}
         async with AsyncExitStack() as opened:
             clusters: dict[str, Cluster] = {}
-            for name in {"", *(name for name, _ in homes)}:
+            for name in {"", *(name for name, _ in homes.values())}:
                 where = sources[name] if name else broker
                 reads = await opened.enter_async_context(where.reader()) if name else reader
                 clusters[name] = Cluster(reads, where.sink())
@@ -186,37 +179,37 @@ def redrive_(
                 if not dry_run:
                     await clusters[name].sink.start()
 
-            def origin(dead_letter: DeadLetter) -> Cluster | str:
-                name, why = home_of(dead_letter, sources, others, to)
+            def origin(entry: DeadLetterEntry) -> Cluster | str:
+                name, why = homes[entry.place]
                 return why or clusters[name]
 
-            return await redrive(
-                reader,
-                clusters[""].sink,
-                topic,
-                chosen,
-                origin=origin,
-                now_ns=time.time_ns,
-                to=to,
-                again=again,
-                dry_run=dry_run,
-            )
+            dlq = clusters[""]
+            return await redrive(dlq, topic, chosen, origin=origin, to=to, again=again, dry_run=dry_run)
 
     outcomes = _run(broker, work)
+    sent = sum(each.sent for each in outcomes)
     for each in outcomes:
         if as_json:
-            click.echo(
-                json.dumps({"place": str(each.place), "to": each.to, "sent": each.sent, "why": each.why})
-            )
+            click.echo(json.dumps(each._asdict() | {"place": str(each.place)}))
         elif each.why:
             click.echo(f"{each.place} not sent: {each.why}")
         else:
             click.echo(f"{each.place} {'sent' if each.sent else 'would be sent'} to {each.to}")
     if not as_json:
-        click.echo(
-            f"{sum(each.sent for each in outcomes)} sent, {sum(not each.sent for each in outcomes)} not"
-        )
+        click.echo(f"{sent} sent, {len(outcomes) - sent} not")
     sys.exit(EXIT_FAILED if any(each.why for each in outcomes) else 0)
+
+
+def _to_redrive(
+    found: Contents, topic: str, wanted: RecordFilter, places: Sequence[Place], again: bool
+) -> list[DeadLetterEntry]:
+    """Those at ``places``; filters choose among records not yet redriven. Raises BrokerError."""
+    missing = [place for place in places if place not in found.dead_letters]
+    if missing:
+        raise BrokerError(f"{topic} has no record at {', '.join(map(str, missing))}")
+    if places:
+        return [each for each in _chosen(found, wanted) if each.place in places]
+    return [each for each in _chosen(found, wanted) if again or each.state != "sent"]
 
 
 def home_of(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from aiokafka import AIOKafkaProducer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.audit.redrive import DeadLetterEntry, Place, RecordFilter, contents, obstacle, redrive
+from daemon.audit.redrive import Cluster, DeadLetterEntry, Place, RecordFilter, contents, obstacle, redrive
 from daemon.cli.dlq import hexdump, home_of, readable
 from daemon.gateway.dead_letters import unreadable
 from feeds.codec import MalformedRecord, encode
@@ -198,7 +197,7 @@ def test_whenever_a_redrive_breaks_off_no_letter_is_sent_twice_by_the_next(mock:
         async with KafkaRange(mock) as reader:
             dead_letters = list((await contents(reader, "dlq.v1")).dead_letters.values())
             try:
-                await redrive(reader, sink, "dlq.v1", dead_letters, now_ns=time.time_ns)
+                await redrive(Cluster(reader, sink), "dlq.v1", dead_letters)
             except SinkStopped:
                 assert messages < 6
             else:
@@ -225,10 +224,7 @@ def test_two_who_redrive_at_once_send_a_letter_once(mock: str) -> None:
         try:
             async with KafkaRange(mock) as reader:
                 dead_letters = list((await contents(reader, "dlq.v1")).dead_letters.values())
-                return sum(
-                    each.sent
-                    for each in await redrive(reader, sink, "dlq.v1", dead_letters, now_ns=time.time_ns)
-                )
+                return sum(each.sent for each in await redrive(Cluster(reader, sink), "dlq.v1", dead_letters))
         finally:
             await sink.stop()
 
