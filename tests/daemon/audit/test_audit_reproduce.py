@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from feeds.market_data import Answer, Basis, InputRange
 from feeds.mock_broker import MockBroker
 from flash.question import PAPER_SIX
 from tests.daemon.audit.broker import run_fill
-from tests.kit import SECOND, START, tolerance, trade
+from tests.kit import SECOND, START, tolerance, trade, until
 from tests.kit.daemon import Topics, invoke
 
 KEY = "V:AAA"
@@ -85,11 +85,18 @@ def second(n: int, shift: int = 0) -> list[bytes]:
 
 
 @contextlib.asynccontextmanager
-async def daemon(config: Config) -> AsyncIterator[None]:
+async def daemon(config: Config) -> AsyncIterator[Callable[[], bool]]:
+    """A daemon of one session; says whether its window is neither prefilled again nor to be replaced.
+
+    Bars that come meanwhile leave the window that is prefilled (`Basis.left`), and are not repeated by a
+    replay.
+    """
     gateway = make_gateway(config)
     try:
         await asyncio.wait_for(gateway.start(), 200)
-        yield
+        host = gateway.engine._client._host  # type: ignore[union-attr]  # it is in this process
+        (tape,) = host.sessions.built.tapes.values()
+        yield lambda: host.parts.settled(tape)
     finally:
         await gateway.stop()
 
@@ -97,11 +104,12 @@ async def daemon(config: Config) -> AsyncIterator[None]:
 async def answered(config: Config, bootstrap: str, seconds: int) -> list[Answer]:
     """Run a daemon at ease, a bar at a time; what it published."""
     async with Topics(bootstrap, "in", "answers.v1") as topics:
-        async with daemon(config):
+        async with daemon(config) as settled:
             for n in range(seconds + 1):
                 await topics.produce([(KEY, payload) for payload in second(n)])
                 if n:
                     await topics.answered("aaa", n)
+                    await until(settled)
         return topics.answers("aaa")
 
 

@@ -63,7 +63,7 @@ def bar_of(answer: Answer) -> int:
 
 async def live(config: Config, topics: Topics, seconds: range) -> None:
     """A daemon's life: each second closes the bar of the one before, which is answered."""
-    async with daemon(config):
+    async with daemon(config) as settled:
         for n in seconds:
             await topics.produce([(KEY, payload) for payload in second(n)])
             if n:
@@ -72,6 +72,7 @@ async def live(config: Config, topics: Topics, seconds: range) -> None:
                     60,
                     f"answers about second {n - 1}",
                 )
+                await until(settled)
 
 
 async def lives(

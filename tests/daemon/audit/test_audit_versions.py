@@ -71,11 +71,12 @@ def run(
             def reached(n: int) -> bool:
                 return any(a.as_of >= START + n * SECOND for a in topics.answers("aaa"))
 
-            async with daemon(config):
+            async with daemon(config) as settled:
                 for n in range(11):
                     await topics.produce([(KEY, payload) for payload in of(n)])
                     if n and of(n) and of(n - 1):
                         await until(partial(reached, n - 1), 60, f"bar {n - 1}")
+                        await until(settled)
                 await until(partial(reached, 8), 60)
             return topics.answers("aaa")
 
