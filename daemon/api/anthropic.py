@@ -9,16 +9,20 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from daemon.api.api_errors import (
+from daemon.api.compatible import (
     ApiError,
+    Extension,
     Object,
     Reason,
+    ReplyIdentity,
+    Writer,
+    extended,
     refuse_all,
     refuse_tools,
     session_of,
+    sse,
     stops_of,
 )
-from daemon.api.extension import Extension, extended
 from daemon.api.generation import (
     MAX_MESSAGES,
     Begun,
@@ -34,7 +38,6 @@ from daemon.api.generation import (
 )
 from daemon.api.messages import Count, Natural, ReplyMetadata
 from daemon.api.openai.common import text_of
-from daemon.api.reply_writer import ReplyIdentity, Writer, sse
 
 _TEXT: Object = {
     "required": ["type", "text"],
@@ -231,7 +234,7 @@ def error_body(problem: ApiError) -> dict[str, Any]:
 
 
 class Messages:
-    """See `daemon.api.reply_writer.Api`."""
+    """See `daemon.api.compatible.Api`."""
 
     name, path, summary = "messages", "/v1/messages", "Anthropic: answer messages"
     request, reply, harmless = MessageRequest, Reply, HARMLESS

@@ -36,7 +36,8 @@ class Access:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.tenants = tenants or Tenants()
-        self._store, self._clock = store, clock
+        self._store = store or MetricStore.local({"tenant": tenant_labels(self.tenants)})
+        self._clock = clock
         self._requests: dict[str, TokenBucket] = {}
         self._tokens: dict[str, TokenBucket] = {}
         self._counters: dict[tuple[str, str], CounterHandle] = {}
@@ -90,8 +91,7 @@ class Access:
 
     def refused(self, transport: Transport, reason: Reason) -> QueryError:
         """Counts a request without a right key; returns the error to raise, which does not repeat it."""
-        if self._store is not None:
-            self._store.inc("foretick_unauthenticated_total", reason=reason)
+        self._store.inc("foretick_unauthenticated_total", reason=reason)
         told = {
             "missing": "a key is needed",
             "malformed": "this is no key",
@@ -139,7 +139,7 @@ class Access:
         tenant = self.tenants.named(client.tenant.name) or client.tenant
         if tenant.tokens_per_minute:
             self._token_bucket(tenant).take(self._clock(), tokens)
-        if self._store is not None and tokens:
+        if tokens:
             self._store.inc("foretick_tenant_tokens_total", tokens, tenant=self._label(tenant))
 
     def _token_bucket(self, tenant: Tenant) -> TokenBucket:
@@ -153,8 +153,6 @@ class Access:
         return bucket
 
     def _count(self, tenant: Tenant, outcome: str) -> None:
-        if self._store is None:
-            return
         counter = self._counters.get((tenant.name, outcome))
         if counter is None:
             label = self._label(tenant)
@@ -166,5 +164,4 @@ class Access:
         """One that came after the start has no series of its own."""
         if tenant is LOCAL:
             return LOCAL_LABEL
-        assert self._store is not None
         return tenant.name if self._store.has("tenant", tenant.name) else OTHER_LABEL

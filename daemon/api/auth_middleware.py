@@ -20,14 +20,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from daemon.api import anthropic
-from daemon.api.api_errors import api_error_of
 from daemon.api.auth import Access, Transport
+from daemon.api.compatible import api_error_of, encode
 from daemon.api.connections import HEADER_BYTES, TOO_LONG
 from daemon.api.http_errors import headers_of, refused
 from daemon.api.limits import Connections
 from daemon.api.messages import QueryError
 from daemon.api.openai import common
-from daemon.api.reply_writer import encode
 from daemon.tenants import LOCAL, Client
 
 METRICS = "/metrics"

@@ -683,11 +683,12 @@ def code_of(failure: str) -> Code:
     return _CODES.get(failure, "engine")
 
 
-def request_id(payload: bytes) -> int | None:
+def request_id(payload: bytes, decode: Callable[[bytes], object] = msgspec.msgpack.decode) -> int | None:
     """The id of an otherwise unreadable request; None if that is unreadable too."""
     try:
-        found = decoded(msgspec.msgpack.decode, payload)
+        found = decoded(decode, payload)
     except Undecodable:
         return None
     number = found.get("id") if isinstance(found, dict) else None
-    return number if isinstance(number, int) and not isinstance(number, bool) else None
+    is_id = isinstance(number, int) and not isinstance(number, bool) and number >= 0
+    return number if is_id else None

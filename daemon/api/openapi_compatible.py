@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from daemon.api import anthropic
-from daemon.api.api_errors import STATUS, Reason
+from daemon.api.compatible import STATUS, Reason
 from daemon.api.openai import common
 from daemon.api.serving import MESSAGES, OPENAI
 

@@ -26,14 +26,13 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from daemon.api import anthropic
-from daemon.api.api_errors import ApiError, ErrorBody, api_error_of
 from daemon.api.auth_middleware import client_of
+from daemon.api.compatible import Api, ApiError, ErrorBody, ReplyIdentity, Writer, api_error_of, encode
 from daemon.api.disconnect import GONE, ClientDisconnected, gone, unless_gone
 from daemon.api.generation import Event, Finished, Generator
 from daemon.api.http_errors import headers_of
 from daemon.api.messages import QueryError
 from daemon.api.openai import chat, common, completions, responses
-from daemon.api.reply_writer import Api, ReplyIdentity, Writer, encode
 from daemon.api.request_body import media_type_of, read_body, read_json
 from daemon.tenants import Client
 from feeds.decoding import Undecodable

@@ -20,7 +20,7 @@ from daemon.api.connection_events import ConnectionEvents
 from daemon.api.events import Events
 from daemon.api.http_requests import Requests
 from daemon.api.limits import TokenBucket
-from daemon.api.messages import ClientRequest, ErrorReply, QueryError, Subscribe, Unsubscribe
+from daemon.api.messages import ClientRequest, ErrorReply, QueryError, Subscribe, Unsubscribe, request_id
 from feeds.decoding import Undecodable, decoded
 
 MESSAGE_BYTES = 1 << 18
@@ -103,7 +103,7 @@ class Socket:
         try:
             asked: Incoming = decoded(_decode, text.encode())
         except Undecodable as error:
-            return ErrorReply(_id_of(text), "bad_request", str(error))
+            return ErrorReply(request_id(text.encode(), msgspec.json.decode), "bad_request", str(error))
         return asked
 
     async def _answer(self, request: ClientRequest) -> None:
@@ -123,13 +123,3 @@ class Socket:
         with contextlib.suppress(WebSocketDisconnect, RuntimeError):
             await self._websocket.send({"type": "websocket.send", "text": _encode(message).decode()})
         return True
-
-
-def _id_of(text: str) -> int | None:
-    """The id of an otherwise unreadable message; None if that is unreadable too."""
-    try:
-        found = decoded(msgspec.json.decode, text)
-    except Undecodable:
-        return None
-    number = found.get("id") if isinstance(found, dict) else None
-    return number if isinstance(number, int) and not isinstance(number, bool) and number >= 0 else None

@@ -13,7 +13,7 @@ import msgspec
 
 from daemon.audit.broker import Broker, Group, groups_of, of_sink
 from daemon.audit.completeness import Audit, SessionAudit
-from daemon.cli.options import EXIT_CONFIG, EXIT_FAILED, read_config, set_option
+from daemon.cli.options import EXIT_CONFIG, EXIT_FAILED, aligned, read_config, set_option
 from daemon.progress import Progress, order
 from feeds.codec import decode_message
 from feeds.connector import SettingError
@@ -117,11 +117,7 @@ async def _audited(
 def table(report: Report) -> str:
     """A row for each session, then the verdict."""
     head = ("session", "answers", "epochs", "first", "newest", "lost", "repeated", "conflicts")
-    rows = [head, *(_row(each) for each in report.sessions)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows
-    ]
+    lines = aligned([head, *map(_row, report.sessions)])
     for each in report.sessions:
         if each.lost:
             shown = ", ".join(f"{a}-{b}" if a < b else f"{a}" for a, b in each.lost[:_SHOWN])

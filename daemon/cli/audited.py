@@ -13,7 +13,7 @@ import click
 from daemon.audit.broker import of_sink, of_sources
 from daemon.audit.published_answers import NoSuchAnswer, by_id, in_file
 from daemon.audit.reproduction import CannotReproduce
-from daemon.cli.options import EXIT_CONFIG, EXIT_FAILED, config_option, read_config, set_option
+from daemon.cli.options import EXIT_CONFIG, EXIT_FAILED, all_of, config_option, read_config, set_option
 from daemon.config.schema import Config, LogConfig
 from daemon.logs import set_up_logging
 from feeds.connector import SettingError
@@ -26,16 +26,13 @@ T = TypeVar("T")
 EXIT_CANNOT = 3
 
 
-def naming_an_answer(function: Callable[..., None]) -> Callable[..., None]:
-    """ANSWER, and the configuration that gave it."""
-    for wrap in (
-        click.argument("answer"),
-        config_option,
-        set_option,
-        click.option("--json", "as_json", is_flag=True, help="one JSON object"),
-    ):
-        function = wrap(function)
-    return function
+naming_an_answer = all_of(
+    click.option("--json", "as_json", is_flag=True, help="one JSON object"),
+    set_option,
+    config_option,
+    click.argument("answer"),
+)
+"""ANSWER, and the configuration that gave it."""
 
 
 def configuration(path: Path, settings: tuple[str, ...]) -> Config:

@@ -39,29 +39,21 @@ def check_all(config: Config) -> Iterator[Finding]:
     """Check model, questions, connectors and sockets of a valid configuration."""
     for warning in exposure_warnings(config):
         yield Finding(warning.key, f"warning: {warning.message}")
-    yield from _cores(config)
-    yield from _model(config)
-    yield from _connectors(config)
-    yield from _access(config)
-    yield from _sockets(config)
+    for check in (_cores, _model, _connectors, _access, _sockets):
+        try:
+            yield from check(config)
+        except SettingError as error:
+            yield Finding(error.key, error.message, ok=False)
 
 
 def _cores(config: Config) -> Iterator[Finding]:
-    try:
-        cores = cores_of(config, usable())
-    except SettingError as error:
-        yield Finding(error.key, error.message, ok=False)
-        return
+    cores = cores_of(config, usable())
     if cores is not None:
         yield Finding("process.reserve_core", str(cores))
 
 
 def _model(config: Config) -> Iterator[Finding]:
-    try:
-        built = build(config, {})
-    except SettingError as error:
-        yield Finding(error.key, error.message, ok=False)
-        return
+    built = build(config, {})
     untrained = ", untrained" if built.loaded.untrained else ""
     yield Finding("model.path", f"{built.loaded.name} passes its canary{untrained}")
     choice = built.loaded.choice
@@ -94,14 +86,9 @@ def _connectors(config: Config) -> Iterator[Finding]:
 
 
 def _access(config: Config) -> Iterator[Finding]:
-    try:
-        keys = query_keys(config.query)
-        tenants = tenants_of(config, keys)
-        if tls_of(config.http) is not None:
-            yield Finding("http.tls_certificate_file", "the certificate and its key can be used")
-    except SettingError as error:
-        yield Finding(error.key, error.message, ok=False)
-        return
+    tenants = tenants_of(config, query_keys(config.query))
+    if tls_of(config.http) is not None:
+        yield Finding("http.tls_certificate_file", "the certificate and its key can be used")
     if tenants.required:
         yield Finding("tenants.file", f"{len(tenants.names)} tenants: {', '.join(tenants.names)}")
 

@@ -28,7 +28,7 @@ from daemon.audit.redrive import (
     contents,
     redrive,
 )
-from daemon.cli.options import EXIT_FAILED, read_config, refuse, set_option
+from daemon.cli.options import EXIT_FAILED, Parsed, all_of, read_config, refuse, set_option
 from daemon.config.schema import Config
 from feeds.codec import header_encoding
 from feeds.connector import SettingError
@@ -42,60 +42,32 @@ T = TypeVar("T")
 _ROW = 16
 
 
-class _Time(click.ParamType[int]):
-    name = "TIME"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            return value if isinstance(value, int) else int(parse_instant(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-class _Place(click.ParamType[Place]):
-    name = "PARTITION:OFFSET"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
-        try:
-            return value if isinstance(value, Place) else Place.parse(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-def _where(function: Callable[..., None]) -> Callable[..., None]:
-    """Options that name the broker and the DLQ topic."""
-    for option in (
-        click.option(
-            "--config", "config_path", type=click.Path(path_type=Path), help="configuration with [sink.kafka]"
-        ),
-        set_option,
-        click.option("--bootstrap", help="brokers, host:port, instead of a configuration"),
-        click.option("--dlq", help="DLQ topic; default the configuration's, or dlq.v1"),
-        click.option("--json", "as_json", is_flag=True, help="one JSON object a line"),
-    ):
-        function = option(function)
-    return function
-
-
-def _which(function: Callable[..., None]) -> Callable[..., None]:
-    """Options that choose records."""
-    for option in (
-        click.option("--reason", "reasons", multiple=True, help="only of this reason; may be repeated"),
-        click.option(
-            "--stage",
-            "stages",
-            multiple=True,
-            type=click.Choice(["read", "process", "produce"]),
-            help="only of this stage; may be repeated",
-        ),
-        click.option(
-            "--topic", "topics", multiple=True, help="only originals of this topic; may be repeated"
-        ),
-        click.option("--from", "after", type=_Time(), default=0, help="only from this time on, with a zone"),
-        click.option("--until", "before", type=_Time(), default=0, help="only before this time, with a zone"),
-    ):
-        function = option(function)
-    return function
+_TIME = Parsed("TIME", lambda text: int(parse_instant(text)))
+_PLACE = Parsed("PARTITION:OFFSET", Place.parse)
+_where = all_of(
+    click.option("--json", "as_json", is_flag=True, help="one JSON object a line"),
+    click.option("--dlq", help="DLQ topic; default the configuration's, or dlq.v1"),
+    click.option("--bootstrap", help="brokers, host:port, instead of a configuration"),
+    set_option,
+    click.option(
+        "--config", "config_path", type=click.Path(path_type=Path), help="configuration with [sink.kafka]"
+    ),
+)
+"""Options that name the broker and the DLQ topic."""
+_which = all_of(
+    click.option("--until", "before", type=_TIME, default=0, help="only before this time, with a zone"),
+    click.option("--from", "after", type=_TIME, default=0, help="only from this time on, with a zone"),
+    click.option("--topic", "topics", multiple=True, help="only originals of this topic; may be repeated"),
+    click.option(
+        "--stage",
+        "stages",
+        multiple=True,
+        type=click.Choice(["read", "process", "produce"]),
+        help="only of this stage; may be repeated",
+    ),
+    click.option("--reason", "reasons", multiple=True, help="only of this reason; may be repeated"),
+)
+"""Options that choose records."""
 
 
 @click.group("dlq")
@@ -121,7 +93,7 @@ def list_(also_sent: bool, as_json: bool, **options: Any) -> None:
 
 
 @command.command("show")
-@click.argument("place", type=_Place())
+@click.argument("place", type=_PLACE)
 @_where
 def show(place: Place, as_json: bool, **options: Any) -> None:
     """The record at PARTITION:OFFSET of the DLQ topic: all it says, its payload readable and raw."""
@@ -144,7 +116,7 @@ def show(place: Place, as_json: bool, **options: Any) -> None:
 
 
 @command.command("redrive")
-@click.argument("places", type=_Place(), nargs=-1)
+@click.argument("places", type=_PLACE, nargs=-1)
 @_which
 @_where
 @click.option("--to", default="", help="send to this topic instead of the one each came from")

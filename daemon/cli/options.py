@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -32,32 +32,53 @@ set_option = click.option(
 
 
 C = TypeVar("C", bound=Callable[..., Any])
+T = TypeVar("T")
 _SECRET, _SERVER = "secret key file", "server key file"
 
 
-def endpoint_option(command: C) -> C:
-    """Where the daemon is, and the keys that it asks for; `connect` takes both."""
+def all_of(*options: Callable[[Callable[..., Any]], Any]) -> Callable[[C], C]:
+    """Several options as one decorator."""
 
-    def keep(key: str) -> Callable[[click.Context, click.Parameter, Path | None], None]:
-        return lambda context, _, path: context.meta.update({key: path})
+    def apply(command: C) -> C:
+        for option in reversed(options):
+            command = option(command)
+        return command
 
-    path = click.Path(path_type=Path)
-    options = (
-        click.option(
-            "--endpoint", default="tcp://127.0.0.1:7801", show_default=True, help="the daemon's query socket"
-        ),
-        click.option(
-            "--secret-key", type=path, expose_value=False, callback=keep(_SECRET),
-            help="your NAME.secret, where the daemon has tenants; its own makes you its operator",
-        ),
-        click.option(
-            "--server-key", type=path, expose_value=False, callback=keep(_SERVER),
-            help="the daemon's NAME.public  [default: the public part of --secret-key]",
-        ),
-    )  # fmt: skip
-    for option in reversed(options):
-        command = option(command)
-    return command
+    return apply
+
+
+class Parsed(click.ParamType[T]):
+    """A value that ``parse`` reads from text, or raises ValueError with the reason."""
+
+    def __init__(self, name: str, parse: Callable[[str], T]) -> None:
+        self.name, self._parse = name, parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
+        """As click calls it; a default is not text."""
+        try:
+            return self._parse(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def _keep(key: str) -> Callable[[click.Context, click.Parameter, Path | None], None]:
+    return lambda context, _, path: context.meta.update({key: path})
+
+
+endpoint_option = all_of(
+    click.option(
+        "--endpoint", default="tcp://127.0.0.1:7801", show_default=True, help="the daemon's query socket"
+    ),
+    click.option(
+        "--secret-key", type=click.Path(path_type=Path), expose_value=False, callback=_keep(_SECRET),
+        help="your NAME.secret, where the daemon has tenants; its own makes you its operator",
+    ),
+    click.option(
+        "--server-key", type=click.Path(path_type=Path), expose_value=False, callback=_keep(_SERVER),
+        help="the daemon's NAME.public  [default: the public part of --secret-key]",
+    ),
+)  # fmt: skip
+"""Where the daemon is, and the keys that it asks for; `connect` takes both."""
 
 
 def connect(endpoint: str, timeout_s: float = 30.0) -> QueryClient:
@@ -148,3 +169,12 @@ def calling_on_hangup(callback: Callable[[], Coroutine[None, None, None]]) -> It
         loop.remove_signal_handler(signal.SIGHUP)
         for task in running:
             task.cancel()
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row: its name, and numbers in columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join([name.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])]).rstrip()
+        for name, *numbers in rows
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from daemon.cli.options import aligned
 from daemon.ledger import Kept, Ledger, RecordsRead
 
 _COLUMNS = ("session", "records", "in bars", "late", "repeated", "refused", "other kinds")
@@ -11,12 +12,7 @@ _COLUMNS = ("session", "records", "in bars", "late", "repeated", "refused", "oth
 
 def summary_lines(found: Ledger) -> list[str]:
     """The ledger as text."""
-    rows = [_COLUMNS, *map(_row, found.sessions)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    lines = [_read(found.read)]
-    for name, *numbers in rows:
-        cells = [each.rjust(width) for each, width in zip(numbers, widths[1:], strict=True)]
-        lines.append("  ".join([name.ljust(widths[0]), *cells]))
+    lines = [_read(found.read), *aligned([_COLUMNS, *map(_row, found.sessions)])]
     refusing = [each for each in found.sessions if each.refused]
     lines += [f"refused by {each.session}: {_reasons(each.refused)}" for each in refusing]
     lost = found.lost + sum(found.unaccounted.values())

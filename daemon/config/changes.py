@@ -49,7 +49,11 @@ class Changes:
 def changes(old: Config, new: Config) -> Changes:
     """The steps from ``old`` to ``new``; both are valid."""
     before, after = ({s.name: s for s in resolved(config)} for config in (old, new))
-    again = {name for name, s in after.items() if name in before and _begins_again(before[name], s)}
+    again = {
+        name
+        for name in after.keys() & before.keys()
+        if any(getattr(before[name], key) != getattr(after[name], key) for key in WINDOW)
+    }
     staying = [s for name, s in after.items() if name in before and name not in again]
     asked = questions_by_session(old), questions_by_session(new)
     return Changes(
@@ -80,10 +84,6 @@ def questions_by_session(config: Config) -> dict[str, tuple[Question, ...]]:
     for asked in questions_of(config):
         found[asked.session].append(asked.question)
     return {name: tuple(questions) for name, questions in found.items()}
-
-
-def _begins_again(before: SessionConfig, after: SessionConfig) -> bool:
-    return any(getattr(before, key) != getattr(after, key) for key in WINDOW)
 
 
 def _fixed(old: Config, new: Config) -> list[str]:

@@ -13,6 +13,8 @@ from feeds.connector import Connector
 from feeds.connectors import SOURCES
 from feeds.decimals import decimals_of
 
+KeyProblem = tuple[str, str]
+"""The key, and what is wrong with it."""
 _TCP = re.compile(r"tcp://(.*):[^:]*")
 
 
@@ -27,18 +29,16 @@ def cross_check(config: Config) -> list[ConfigProblem]:
         _questions,
         _positions,
         pool_size,
-        _batches,
-        _eviction,
+        _scheduler,
         _bars,
         _source,
         _delivery,
         _standby,
         _query,
         _access,
-        _http,
         _process,
     )
-    return [problem for check in checks for problem in check(config)]
+    return [ConfigProblem(*problem) for check in checks for problem in check(config)]
 
 
 def exposure_warnings(config: Config) -> list[ConfigProblem]:
@@ -48,19 +48,18 @@ def exposure_warnings(config: Config) -> list[ConfigProblem]:
         if not connector.authenticates():
             bound |= {f"{table}.{key}": _tcp_host(each) for key, each in connector.bound().items()}
     found = [
-        ConfigProblem(
-            key,
-            f"{host} is not a loopback address: clients of other machines can use it unauthenticated",
-        )
+        (key, host, "clients of other machines can use it unauthenticated")
         for key, host in bound.items()
-        if host and not _is_loopback(host)
+        if host
     ]
-    if not _is_loopback(config.http.host) and not config.http.tls_certificate_file:
-        why = (
-            "without http.tls_certificate_file, or a proxy in front that has one, keys are sent in the clear"
-        )
-        found.append(ConfigProblem("http.host", f"{config.http.host} is not a loopback address: {why}"))
-    return found
+    if not config.http.tls_certificate_file:
+        why = "without http.tls_certificate_file, or a proxy that has one, keys are sent in the clear"
+        found.append(("http.host", config.http.host, why))
+    return [
+        ConfigProblem(key, f"{host} is not a loopback address: {why}")
+        for key, host, why in found
+        if not _is_loopback(host)
+    ]
 
 
 def connectors_of(config: Config) -> dict[str, Connector]:
@@ -98,115 +97,105 @@ def _repeated(values: list[str]) -> Iterator[tuple[int, int]]:
             yield index, first[value]
 
 
-def _sessions(config: Config) -> Iterator[ConfigProblem]:
+def _sessions(config: Config) -> Iterator[KeyProblem]:
     names = [session.name for session in config.sessions]
     for index, first in _repeated(names):
-        yield ConfigProblem(f"sessions[{index}].name", f"{names[index]!r} is already sessions[{first}].name")
+        yield f"sessions[{index}].name", f"{names[index]!r} is already sessions[{first}].name"
     for index, session in enumerate(config.sessions):
         here = f"sessions[{index}].more_symbols"
         for at, _ in _repeated(list(session.symbols)):
-            yield ConfigProblem(here, f"{session.symbols[at]!r} appears twice: remove one")
+            yield here, f"{session.symbols[at]!r} appears twice: remove one"
         if session.more_symbols and session.lines == "compact":
-            yield ConfigProblem(
-                here, 'compact lines are relative to one price: remove it, or set lines = "decimal"'
-            )
+            yield here, 'compact lines are relative to one price: remove it, or set lines = "decimal"'
 
 
-def _aliases(config: Config) -> Iterator[ConfigProblem]:
+def _aliases(config: Config) -> Iterator[KeyProblem]:
     for index, alias in enumerate(config.model.aliases):
         if not alias or alias.startswith("session:"):
-            yield ConfigProblem(
+            yield (
                 f"model.aliases[{index}]",
                 f"{alias!r} must not be empty or begin with session:, as sessions do",
             )
 
 
-def _units(config: Config) -> Iterator[ConfigProblem]:
+def _units(config: Config) -> Iterator[KeyProblem]:
     for index, session in enumerate(config.sessions):
         here = f"sessions[{index}].unit"
         if session.unit < 0:
-            yield ConfigProblem(here, f"{session.unit} is below 0")
+            yield here, f"{session.unit} is below 0"
         elif session.unit and session.lines == "decimal":
-            yield ConfigProblem(here, 'is for compact lines: remove it, or set lines = "compact"')
+            yield here, 'is for compact lines: remove it, or set lines = "compact"'
         elif decimals_of(session.unit) > session.price_decimals:
-            yield ConfigProblem(
-                here, f"{session.unit} has more than {session.price_decimals} (price_decimals) decimals"
-            )
+            yield here, f"{session.unit} has more than {session.price_decimals} (price_decimals) decimals"
 
 
-def _price_scales(config: Config) -> Iterator[ConfigProblem]:
+def _price_scales(config: Config) -> Iterator[KeyProblem]:
     scales: dict[str, tuple[int, int]] = {}
     for index, session in enumerate(config.sessions):
         if session.price_decimals > session.scale:
-            yield ConfigProblem(
+            yield (
                 f"sessions[{index}].price_decimals",
                 f"{session.price_decimals} decimals are more than the price_scale of {session.scale} keeps",
             )
         for symbol in session.symbols:
             first, scale = scales.setdefault(symbol, (index, session.scale))
             if scale != session.scale:
-                yield ConfigProblem(
+                yield (
                     f"sessions[{index}].price_scale",
                     f"{session.scale}, but sessions[{first}] has {scale} for {symbol}: all sessions of a "
                     "symbol have the same",
                 )
 
 
-def _rollups(config: Config) -> Iterator[ConfigProblem]:
+def _rollups(config: Config) -> Iterator[KeyProblem]:
     for index, session in enumerate(config.sessions):
         here, shorter = f"sessions[{index}].rollup", session.bars(config.bars).interval
         if session.rollup and session.bars(config.bars).late == "amend":
-            yield ConfigProblem(
-                here, 'longer bars are not amended: remove it, or set late = "drop" or "refuse"'
-            )
+            yield here, 'longer bars are not amended: remove it, or set late = "drop" or "refuse"'
         if session.rollup and session.lines == "compact":
-            why = "compact lines have no room for the prices and volumes of longer bars"
-            yield ConfigProblem(here, f'{why}: remove it, or set lines = "decimal"')
+            why = 'compact lines have no room for longer bars: remove it, or set lines = "decimal"'
+            yield here, why
         for at, tier in enumerate(session.rollup):
             if shorter and (tier.interval <= shorter or tier.interval % shorter):
-                yield ConfigProblem(
+                yield (
                     f"{here}[{at}].interval",
                     f"{tier.interval} is no multiple of {shorter}, the length of the bars it sums up",
                 )
             shorter = tier.interval
 
 
-def _questions(config: Config) -> Iterator[ConfigProblem]:
+def _questions(config: Config) -> Iterator[KeyProblem]:
     known = {session.name for session in config.sessions}
     limit = config.scheduler.max_new_tokens
     for index, first in _repeated([question.name for question in config.questions]):
         name = config.questions[index].name
-        yield ConfigProblem(f"questions[{index}].name", f"{name!r} is already questions[{first}].name")
+        yield f"questions[{index}].name", f"{name!r} is already questions[{first}].name"
     for index, question in enumerate(config.questions):
         here = f"questions[{index}]"
         for name in question.sessions:
             if name not in known:
-                yield ConfigProblem(f"{here}.sessions", f"there is no session named {name!r}")
+                yield f"{here}.sessions", f"there is no session named {name!r}"
         for at, _ in _repeated(list(question.choices)):
-            yield ConfigProblem(f"{here}.choices", f"{question.choices[at]!r} appears twice: remove one")
+            yield f"{here}.choices", f"{question.choices[at]!r} appears twice: remove one"
         if len(question.choices) == 1:
-            yield ConfigProblem(
-                f"{here}.choices", "a single choice decides nothing: give two or more, or none"
-            )
+            yield f"{here}.choices", "a single choice decides nothing: give two or more, or none"
         if question.answer == "number" and question.choices:
-            yield ConfigProblem(f"{here}.answer", "is a number or one of the choices: remove one of the keys")
+            yield f"{here}.answer", "is a number or one of the choices: remove one of the keys"
         if question.publish_when == "crossed" and question.choices:
-            yield ConfigProblem(f"{here}.publish_when", "only a number crosses a level: remove the choices")
+            yield f"{here}.publish_when", "only a number crosses a level: remove the choices"
         if question.ask_every and question.ask_every_bars > 1:
-            yield ConfigProblem(f"{here}.ask_every", "contradicts ask_every_bars: remove one")
+            yield f"{here}.ask_every", "contradicts ask_every_bars: remove one"
         if question.max_tokens > limit:
-            yield ConfigProblem(
-                f"{here}.max_tokens", f"{question.max_tokens} is above scheduler.max_new_tokens {limit}"
-            )
+            yield f"{here}.max_tokens", f"{question.max_tokens} is above scheduler.max_new_tokens {limit}"
 
 
-def _positions(config: Config) -> Iterator[ConfigProblem]:
+def _positions(config: Config) -> Iterator[KeyProblem]:
     """Positions cover the frozen prefix, rollup, tape, the question and its answer (see regions)."""
     question = config.scheduler.max_prompt_tokens + config.scheduler.max_new_tokens
     for index, session in enumerate(config.sessions):
         rollup = f", rollup_tokens {session.rollup_tokens}" if session.rollup else ""
         if session.retention_tokens + session.summed_tokens + question >= config.pool.frame_limit:
-            yield ConfigProblem(
+            yield (
                 "pool.frame_limit",
                 f"{config.pool.frame_limit} is too small for the system prompt,"
                 f" sessions[{index}].retention_tokens {session.retention_tokens}{rollup}"
@@ -214,7 +203,7 @@ def _positions(config: Config) -> Iterator[ConfigProblem]:
             )
 
 
-def pool_size(config: Config) -> Iterator[ConfigProblem]:
+def pool_size(config: Config) -> Iterator[KeyProblem]:
     """Whether the pool holds all windows. The engine checks again: with lines = "auto" the model decides."""
     tokens = config.pool.blocks * config.pool.block_size
     # an exact session has two windows during a refresh, a compact one while it gets another anchor, and one
@@ -237,7 +226,7 @@ def pool_size(config: Config) -> Iterator[ConfigProblem]:
     question = limits.max_prompt_tokens + limits.max_new_tokens
     needed = kept + appends + question
     if tokens and tokens < needed:
-        yield ConfigProblem(
+        yield (
             "pool.blocks",
             f"{config.pool.blocks} blocks of {config.pool.block_size} have room for {tokens} tokens, but"
             f" {needed} are needed ({kept} for windows, {appends} for appends, {question} for a question):"
@@ -245,126 +234,112 @@ def pool_size(config: Config) -> Iterator[ConfigProblem]:
         )
 
 
-def _batches(config: Config) -> Iterator[ConfigProblem]:
+def _scheduler(config: Config) -> Iterator[KeyProblem]:
     least, most = config.scheduler.chunk_min, config.scheduler.max_batch_tokens
     if least > most:
-        yield ConfigProblem("scheduler.chunk_min", f"{least} is above scheduler.max_batch_tokens {most}")
-
-
-def _eviction(config: Config) -> Iterator[ConfigProblem]:
+        yield "scheduler.chunk_min", f"{least} is above scheduler.max_batch_tokens {most}"
     if config.scheduler.eviction == "swap" and not config.pool.host_blocks:
-        yield ConfigProblem("scheduler.eviction", "swap needs a host tier: set pool.host_blocks")
+        yield "scheduler.eviction", "swap needs a host tier: set pool.host_blocks"
 
 
-def _bars(config: Config) -> Iterator[ConfigProblem]:
+def _bars(config: Config) -> Iterator[KeyProblem]:
     here: list[tuple[str, BarsConfig]] = [("bars", config.bars)]
     here += [(f"sessions[{i}]", s.bars(config.bars)) for i, s in enumerate(config.sessions)]
     for table, bars in here:
         own = table == "bars" or bars != config.bars
         if own and bars.interval == 0:
-            yield ConfigProblem(f"{table}.interval", "a bar needs a length above 0, such as 1s")
+            yield f"{table}.interval", "a bar needs a length above 0, such as 1s"
         if own and 0 < bars.price_jump <= 1:
             why = f"a factor between two prices must be above 1, or 0 for no limit, not {bars.price_jump:g}"
-            yield ConfigProblem(f"{table}.price_jump", why)
+            yield f"{table}.price_jump", why
 
 
-def _source(config: Config) -> Iterator[ConfigProblem]:
+def _source(config: Config) -> Iterator[KeyProblem]:
     kind = config.source.kind
     if kind != "none" and config.source.connector is None:
         needed = f"the table [source.{kind}] is needed, with {', '.join(required_keys(SOURCES[kind]))}"
-        yield ConfigProblem(f"source.{kind}", f'source.kind is "{kind}", so {needed}')
+        yield f"source.{kind}", f'source.kind is "{kind}", so {needed}'
     if kind != "none" and not config.sessions:
-        yield ConfigProblem(
-            "sessions", "the source has no session to read its records: add a [[sessions]] table"
-        )
+        yield "sessions", "the source has no session to read its records: add a [[sessions]] table"
     if config.sources and not config.sessions:
-        yield ConfigProblem("sessions", "the sources have no session to read them: add a [[sessions]] table")
+        yield "sessions", "the sources have no session to read them: add a [[sessions]] table"
     names = [kind, *(source.name for source in config.sources)]
     for index, first in _repeated(names):
         other = f"sources[{first - 1}].name" if first else "source.kind"
-        yield ConfigProblem(f"sources[{index - 1}].name", f"{names[index]!r} is already {other}")
+        yield f"sources[{index - 1}].name", f"{names[index]!r} is already {other}"
     for index, source in enumerate(config.sources):
         if source.name == ALL:
-            yield ConfigProblem(f"sources[{index}].name", f"{ALL!r} names all sources together: take another")
+            yield f"sources[{index}].name", f"{ALL!r} names all sources together: take another"
         if len(source.tables) != 1:
             given = ", ".join(source.tables) or "none"
-            yield ConfigProblem(
-                f"sources[{index}]", f"needs one table of {', '.join(SOURCES)}; there is: {given}"
-            )
+            yield f"sources[{index}]", f"needs one table of {', '.join(SOURCES)}; there is: {given}"
     capacity = config.source.ring_capacity
     if capacity & (capacity - 1):
         nearest = 1 << (capacity.bit_length())
-        yield ConfigProblem(
-            "source.ring_capacity", f"{capacity} is not a power of two (the next one is {nearest})"
-        )
+        yield "source.ring_capacity", f"{capacity} is not a power of two (the next one is {nearest})"
 
 
-def _delivery(config: Config) -> Iterator[ConfigProblem]:
+def _delivery(config: Config) -> Iterator[KeyProblem]:
     sink = config.sink.kafka
     if sink is None or sink.delivery != "exactly_once":
         return
     here, feeds = "sink.kafka.delivery", [connector for _, connector in config.feeds.values()]
     if len(feeds) != 1 or config.source.kind != "kafka":
-        yield ConfigProblem(
-            here, 'exactly_once commits offsets with answers: set source.kind = "kafka", alone'
-        )
+        yield here, 'exactly_once commits offsets with answers: set source.kind = "kafka", alone'
     elif (mine := _brokers(sink.bootstrap)) != (theirs := _brokers(config.source.kafka.bootstrap)):
         shown = f"{', '.join(sorted(mine))}, the source's are {', '.join(sorted(theirs))}"
-        yield ConfigProblem(here, f"a transaction is of one cluster: the sink's brokers are {shown}")
+        yield here, f"a transaction is of one cluster: the sink's brokers are {shown}"
 
 
-def _standby(config: Config) -> Iterator[ConfigProblem]:
+def _standby(config: Config) -> Iterator[KeyProblem]:
     if not config.recovery.standby:
         return
     here = "recovery.standby"
     if len(config.feeds) != 1 or config.source.kind != "kafka":
         kinds = ", ".join(sorted(name for name, _ in config.feeds.values())) or "none"
         why = f'only a Kafka source has a consumer group: set source.kind = "kafka", alone, not {kinds}'
-        yield ConfigProblem(here, why)
+        yield here, why
     elif config.source.kafka.start_at != "committed":
         why = f'a standby goes on from what is committed: set start_at = "committed", not {here}'
-        yield ConfigProblem("source.kafka.start_at", why)
+        yield "source.kafka.start_at", why
 
 
 def _brokers(bootstrap: str) -> frozenset[str]:
     return frozenset(each.strip() for each in bootstrap.split(","))
 
 
-def _process(config: Config) -> Iterator[ConfigProblem]:
+def _process(config: Config) -> Iterator[KeyProblem]:
     if config.process.reserve_core and config.process.mode != "two":
-        yield ConfigProblem("process.reserve_core", 'gateway and engine share a process: set mode = "two"')
-
-
-def _http(config: Config) -> Iterator[ConfigProblem]:
+        yield "process.reserve_core", 'gateway and engine share a process: set mode = "two"'
     if config.http.mcp and find_spec("mcp") is None:
-        yield ConfigProblem("http.mcp", "the MCP SDK is not installed: pip install 'foretick[mcp]'")
+        yield "http.mcp", "the MCP SDK is not installed: pip install 'foretick[mcp]'"
 
 
-def _query(config: Config) -> Iterator[ConfigProblem]:
+def _query(config: Config) -> Iterator[KeyProblem]:
     if config.query.max_wait == 0:
-        yield ConfigProblem("query.max_wait", "a request needs a time limit above 0, such as 30s")
+        yield "query.max_wait", "a request needs a time limit above 0, such as 30s"
     if 0 < config.query.max_prompts < config.query.max_prompts_each:
-        yield ConfigProblem(
+        yield (
             "query.max_prompts_each",
             f"{config.query.max_prompts_each} is above query.max_prompts {config.query.max_prompts}",
         )
 
 
-def _access(config: Config) -> Iterator[ConfigProblem]:
+def _access(config: Config) -> Iterator[KeyProblem]:
     """Keys, where other machines can reach a socket; CURVE where there are keys."""
     keyed, query = bool(config.tenants.file), config.query
     bound = {"http.host": config.http.host, "query.endpoint": _tcp_host(query.endpoint)}
     for key, host in bound.items():
         if host and not keyed and not _is_loopback(host):
             why = "clients of other machines need keys: name a tenants file (tenants.file)"
-            yield ConfigProblem(key, f"{host} is not a loopback address, and {why}")
+            yield key, f"{host} is not a loopback address, and {why}"
     if keyed and query.endpoint and not query.secret_key_file:
         why = (
             'with a tenants file clients of this socket have CURVE keys, and so must it; or set endpoint = ""'
         )
-        yield ConfigProblem("query.secret_key_file", f"missing: {why}")
+        yield "query.secret_key_file", f"missing: {why}"
     if query.secret_key_file and not keyed:
-        yield ConfigProblem("query.secret_key_file", "needs tenants.file, which says who may connect")
+        yield "query.secret_key_file", "needs tenants.file, which says who may connect"
     if bool(config.http.tls_certificate_file) != bool(config.http.tls_key_file):
         missing = "tls_key_file" if config.http.tls_certificate_file else "tls_certificate_file"
-        yield ConfigProblem(f"http.{missing}", "missing: TLS needs a certificate and its key")
+        yield f"http.{missing}", "missing: TLS needs a certificate and its key"

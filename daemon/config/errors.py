@@ -23,3 +23,8 @@ class ConfigError(Exception):
     def __init__(self, problems: Sequence[ConfigProblem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(map(str, self.problems)))
+
+    @classmethod
+    def of(cls, key: str, message: str) -> ConfigError:
+        """With one problem."""
+        return cls([ConfigProblem(key, message)])

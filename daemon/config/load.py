@@ -57,17 +57,22 @@ def load_config(
     layers = Layered(Config, read_toml(Path(path)) if path is not None else {})
     variables = os.environ if environment is None else environment
     if SCHEDULER_TYPE in variables:
-        policy = _policy(variables[SCHEDULER_TYPE])
-        layers.set("scheduler.policy", policy, f"environment variable {SCHEDULER_TYPE}")
+        name = variables[SCHEDULER_TYPE]
+        if name not in POLICIES:
+            why = f"{SCHEDULER_TYPE} is {name!r} in the environment; known are {', '.join(POLICIES)}"
+            raise ConfigError.of("scheduler.policy", why)
+        layers.set("scheduler.policy", POLICIES[name], f"environment variable {SCHEDULER_TYPE}")
     for variable, text in sorted(variables.items()):
         if variable.startswith(ENVIRONMENT_PREFIX) and variable not in RESERVED_VARIABLES:
             key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
             layers.set(key, text, origin=f"environment variable {variable}")
     for key, value in (overrides or {}).items():
         layers.set(key, value, origin="flag")
-    config = _decode(layers)
-    problems = cross_check(config)
-    if problems:
+    try:
+        config = msgspec.convert(layers.values, Config, dec_hook=_decode_unit)
+    except msgspec.ValidationError as error:
+        raise ConfigError([_explain(str(error), layers.origins)]) from None
+    if problems := cross_check(config):
         raise ConfigError(problems)
     return config
 
@@ -80,35 +85,20 @@ def load_table(kind: type[T], values: Mapping[str, object]) -> T:
         raise ConfigError([_explain(str(error), {})]) from None
 
 
-def _policy(name: str) -> str:
-    """Our name for a policy of `SCHEDULER_TYPE`."""
-    if name not in POLICIES:
-        message = f"{SCHEDULER_TYPE} is {name!r} in the environment; known are {', '.join(POLICIES)}"
-        raise ConfigError([ConfigProblem("scheduler.policy", message)])
-    return POLICIES[name]
-
-
 def read_toml(path: Path) -> dict[str, Any]:
     """The file's tables. Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8")
         values = tomllib.loads(text)
     except OSError as error:
-        raise ConfigError([ConfigProblem("", f"cannot read {path}: {error.strerror}")]) from None
+        raise ConfigError.of("", f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError([ConfigProblem("", f"{path} is not valid TOML: {error}")]) from None
+        raise ConfigError.of("", f"{path} is not valid TOML: {error}") from None
     if found := _FINER_TIME.search(text):
         line = text.count("\n", 0, found.end()) + 1
         why = "times of TOML are read to the microsecond; write a finer one as text, in quotation marks"
-        raise ConfigError([ConfigProblem("", f"{path}, line {line}: {why}")])
+        raise ConfigError.of("", f"{path}, line {line}: {why}")
     return values
-
-
-def _decode(layers: Layered) -> Config:
-    try:
-        return msgspec.convert(layers.values, Config, dec_hook=_decode_unit)
-    except msgspec.ValidationError as error:
-        raise ConfigError([_explain(str(error), layers.origins)]) from None
 
 
 def _decode_unit(kind: type, value: object) -> object:
@@ -116,16 +106,11 @@ def _decode_unit(kind: type, value: object) -> object:
         return parse_duration(value)
     if kind is Instant:
         return parse_instant(value)
-    if kind is Fixed:
-        return _parse_number(value)
+    if kind is Fixed:  # exactly; text is read as a decimal number
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError(f"expected a number, got {value!r}")
+        return parse_fixed(str(value))
     raise NotImplementedError(f"no decoding is declared for {kind}")
-
-
-def _parse_number(value: object) -> Fixed:
-    """A number of the file, exactly; text is read as a decimal number."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(f"expected a number, got {value!r}")
-    return parse_fixed(str(value))
 
 
 def _explain(message: str, origins: Mapping[str, str]) -> ConfigProblem:

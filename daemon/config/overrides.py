@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from daemon.config.errors import ConfigError, ConfigProblem
+from daemon.config.errors import ConfigError
 
 
 class Layered:
@@ -35,7 +35,9 @@ class Layered:
                 node[slot] = _read(kind, value, key, origin) if isinstance(value, str) else value
             else:
                 node = node.setdefault(slot, {}) if isinstance(node, dict) else node[slot]
-                node = _container(node, ".".join(parts[: depth + 1]))
+                if not isinstance(node, dict | list):  # the file may hold anything there
+                    at = ".".join(parts[: depth + 1])
+                    raise ConfigError.of(at, f"expected a table or a list, got {node!r}")
         self.origins[key] = origin
 
 
@@ -71,13 +73,6 @@ def _slot(node: Any, part: str, here: str, origin: str) -> Any:
     return int(part)
 
 
-def _container(node: Any, key: str) -> Any:
-    """The table or list at this key. The file may hold something else there, which raises ConfigError."""
-    if not isinstance(node, dict | list):
-        raise ConfigError([ConfigProblem(key, f"expected a table or a list, got {node!r}")])
-    return node
-
-
 def _read(kind: inspect.Type, text: str, key: str, origin: str) -> object:
     """Text stays text where the type is text; a list may be JSON or comma separated; all else is JSON."""
     kind = bare(kind)
@@ -94,4 +89,4 @@ def _read(kind: inspect.Type, text: str, key: str, origin: str) -> object:
 
 
 def _problem(key: str, message: str, origin: str) -> ConfigError:
-    return ConfigError([ConfigProblem(key, f"{message} (from {origin})")])
+    return ConfigError.of(key, f"{message} (from {origin})")

@@ -79,32 +79,30 @@ def read_tenants(path: str) -> tuple[TenantTable, ...]:
         raise ConfigError(
             [ConfigProblem(f"{path}: {p.key}" if p.key else "", p.message) for p in error.problems]
         ) from None
-    problems = [ConfigProblem(f"{path}: {p.key}", p.message) for p in _contradictions(read)]
+    problems = [ConfigProblem(f"{path}: {key}", message) for key, message in _contradictions(read)]
     if problems:
         raise ConfigError(problems)
     return read
 
 
-def _contradictions(tenants: tuple[TenantTable, ...]) -> Iterator[ConfigProblem]:
+def _contradictions(tenants: tuple[TenantTable, ...]) -> Iterator[tuple[str, str]]:
+    """Keys, and what is wrong with them."""
     if not tenants:
-        yield ConfigProblem("tenants", "there are none: no client could ask")
+        yield "tenants", "there are none: no client could ask"
     names: dict[str, str] = {}
     keys: dict[str, str] = {}
     for index, tenant in enumerate(tenants):
         here = f"tenants[{index}]"
         if tenant.name in RESERVED:
-            yield ConfigProblem(f"{here}.name", f"{tenant.name!r} has a meaning of its own: take another")
+            yield f"{here}.name", f"{tenant.name!r} has a meaning of its own: take another"
         if (first := names.setdefault(tenant.name, here)) != here:
-            yield ConfigProblem(f"{here}.name", f"{tenant.name!r} is already {first}.name")
-        given = [
-            (f"{here}.api_keys[{n}]", key, _HASH.fullmatch(key)) for n, key in enumerate(tenant.api_keys)
-        ]
-        for where, key, fits in [
-            *given,
-            *((f"{here}.curve_keys[{n}]", key, is_key(key)) for n, key in enumerate(tenant.curve_keys)),
-        ]:
+            yield f"{here}.name", f"{tenant.name!r} is already {first}.name"
+        given = [(f"api_keys[{n}]", key, bool(_HASH.fullmatch(key))) for n, key in enumerate(tenant.api_keys)]
+        given += [(f"curve_keys[{n}]", key, is_key(key)) for n, key in enumerate(tenant.curve_keys)]
+        for name, key, fits in given:
+            where = f"{here}.{name}"
             # a key that stands in the file by mistake is not repeated in a log
             if not fits:
-                yield ConfigProblem(where, "is not what `foretick keys` prints")
+                yield where, "is not what `foretick keys` prints"
             elif (known := keys.setdefault(key, where)) != where:
-                yield ConfigProblem(where, f"is already {known}: a key has one tenant")
+                yield where, f"is already {known}: a key has one tenant"

@@ -381,7 +381,7 @@ def check_pool(config: Config, compact: Collection[str]) -> None:
     """`pool_size` again, now that it is known which sessions are ``compact``."""
     known = (structs.replace(s, lines="compact") if s.name in compact else s for s in config.sessions)
     for problem in pool_size(structs.replace(config, sessions=tuple(known))):
-        raise SettingError(problem.key, problem.message)
+        raise SettingError(*problem)
 
 
 def line_spec(

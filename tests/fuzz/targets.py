@@ -28,12 +28,11 @@ from numpy.typing import NDArray
 from daemon import protocol
 from daemon.api import messages
 from daemon.api.anthropic import MessageRequest, Messages
-from daemon.api.api_errors import ApiError
+from daemon.api.compatible import Api, ApiError
 from daemon.api.generation import Failed, Generate, GenerateAll, ModelCatalog, Turn
 from daemon.api.openai.chat import Chat, ChatRequest
 from daemon.api.openai.completions import CompletionRequest, Completions
 from daemon.api.openai.responses import ResponseRequest, Responses
-from daemon.api.reply_writer import Api
 from daemon.commit_metadata import pack, unpack
 from daemon.config.errors import ConfigError
 from daemon.config.load import load_config

@@ -8,8 +8,18 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from daemon.api.api_errors import ApiError, Object, refuse_all, refuse_tools, session_of, stops_of
-from daemon.api.extension import extended
+from daemon.api.compatible import (
+    ApiError,
+    Object,
+    ReplyIdentity,
+    Writer,
+    extended,
+    refuse_all,
+    refuse_tools,
+    session_of,
+    sse,
+    stops_of,
+)
 from daemon.api.generation import (
     MAX_MESSAGES,
     Begun,
@@ -36,7 +46,6 @@ from daemon.api.openai.common import (
     turn_of,
     usage_of,
 )
-from daemon.api.reply_writer import ReplyIdentity, Writer, sse
 
 HARMLESS: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
@@ -144,7 +153,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Chat:
-    """See `daemon.api.reply_writer.Api`."""
+    """See `daemon.api.compatible.Api`."""
 
     name, path, summary = "chat", "/v1/chat/completions", "OpenAI: answer a chat"
     request, reply, harmless = ChatRequest, ChatCompletion, HARMLESS

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from daemon.api.api_errors import ApiError, Object, Reason
-from daemon.api.extension import Extension
+from daemon.api.compatible import ApiError, Extension, Object, Reason, ReplyIdentity, sse
 from daemon.api.generation import (
     MAX_LOGPROBS,
     MAX_MESSAGES,
@@ -19,7 +18,6 @@ from daemon.api.generation import (
     Turn,
 )
 from daemon.api.messages import Count, ReplyMetadata
-from daemon.api.reply_writer import ReplyIdentity, sse
 
 MAX_ANSWERS = 16
 """Most answers to one request."""

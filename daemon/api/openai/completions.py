@@ -7,8 +7,16 @@ from typing import Any
 
 import msgspec
 
-from daemon.api.api_errors import ApiError, refuse_all, session_of, stops_of
-from daemon.api.extension import extended
+from daemon.api.compatible import (
+    ApiError,
+    ReplyIdentity,
+    Writer,
+    extended,
+    refuse_all,
+    session_of,
+    sse,
+    stops_of,
+)
 from daemon.api.generation import Begun, Delta, Event, Finished, Generate, Logprob, ModelCatalog, Turn
 from daemon.api.messages import ReplyMetadata
 from daemon.api.openai.common import (
@@ -23,7 +31,6 @@ from daemon.api.openai.common import (
     top_logprobs,
     usage_of,
 )
-from daemon.api.reply_writer import ReplyIdentity, Writer, sse
 
 MAX_TOKENS = 16
 """Longest answer where the request does not say, as the API has it."""
@@ -72,7 +79,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Completions:
-    """See `daemon.api.reply_writer.Api`."""
+    """See `daemon.api.compatible.Api`."""
 
     name, path, summary = "completions", "/v1/completions", "OpenAI: continue a text"
     request, reply, harmless = CompletionRequest, Completion, HARMLESS

@@ -9,8 +9,17 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from daemon.api.api_errors import ApiError, Object, refuse_all, refuse_tools, session_of
-from daemon.api.extension import extended
+from daemon.api.compatible import (
+    ApiError,
+    Object,
+    ReplyIdentity,
+    Writer,
+    extended,
+    refuse_all,
+    refuse_tools,
+    session_of,
+    sse,
+)
 from daemon.api.generation import (
     MAX_MESSAGES,
     SESSION,
@@ -35,7 +44,6 @@ from daemon.api.openai.common import (
     top_logprobs,
     turn_of,
 )
-from daemon.api.reply_writer import ReplyIdentity, Writer, sse
 
 HARMLESS: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
@@ -190,7 +198,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Responses:
-    """See `daemon.api.reply_writer.Api`."""
+    """See `daemon.api.compatible.Api`."""
 
     name, path, summary = "responses", "/v1/responses", "OpenAI: answer an input"
     request, reply, harmless = ResponseRequest, Response, HARMLESS

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from daemon.api import anthropic as claude
 from daemon.api.anthropic import MessageRequest, Messages
-from daemon.api.api_errors import STATUS, ApiError
+from daemon.api.compatible import STATUS, ApiError, ReplyIdentity
 from daemon.api.generation import Finished, Generate, Turn
 from daemon.api.http_server import HttpServer
 from daemon.api.messages import ReplyMetadata
@@ -26,7 +26,6 @@ from daemon.api.openai import chat, common, completions, responses
 from daemon.api.openai.chat import Chat, ChatRequest
 from daemon.api.openai.completions import CompletionRequest, Completions
 from daemon.api.openai.responses import ResponseRequest, Responses
-from daemon.api.reply_writer import ReplyIdentity
 from daemon.api.serving import MAX_BYTES, generation_routes
 from daemon.supervision import Tasks
 from metrics.catalogue import API_OUTCOMES

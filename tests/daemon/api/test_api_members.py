@@ -18,9 +18,9 @@ import pydantic
 import pytest
 
 from daemon.api import anthropic as claude
+from daemon.api.compatible import Api, ReplyIdentity, encode
 from daemon.api.generation import Begun, Delta, Finished
 from daemon.api.openai import chat, common, completions, responses
-from daemon.api.reply_writer import Api, ReplyIdentity, encode
 from tests.daemon.api.generator import LOGPROB, POOL, SERVED
 
 USER = [{"role": "user", "content": "hello"}]

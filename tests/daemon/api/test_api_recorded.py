@@ -13,11 +13,10 @@ import msgspec
 import pytest
 
 from daemon.api import anthropic
-from daemon.api.api_errors import ApiError
+from daemon.api.compatible import ApiError, ReplyIdentity, Writer
 from daemon.api.generation import Begun, Delta, Finished
 from daemon.api.messages import ReplyMetadata
 from daemon.api.openai import chat, common, completions, responses
-from daemon.api.reply_writer import ReplyIdentity, Writer
 
 MADE = ReplyIdentity("0a", 1700000000, "tape", "fp_01")
 FACTS = (

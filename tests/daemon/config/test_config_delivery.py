@@ -1,45 +1,12 @@
-"""`sink.kafka.delivery = "exactly_once"`: what it needs, and what is said where it is missing."""
+"""The sink of `sink.kafka.delivery = "exactly_once"`."""
 
 from pathlib import Path
 
 import pytest
 
-from daemon.config.errors import ConfigError
-from daemon.config.load import load_config
 from feeds.connectors.kafka import KafkaSinkConnector
 from feeds.kafka_security import KafkaSecurity
 from feeds.kafka_transactions import KafkaTransactions
-
-SESSION = '[[sessions]]\nname = "a"\nsymbol = "V:A"\n'
-SINK = '[sink.kafka]\nbootstrap = "{}"\ndelivery = "exactly_once"\n'
-SOURCE = '[source]\nkind = "kafka"\n[source.kafka]\nbootstrap = "{}"\n'
-MORE = '[[sources]]\nname = "b"\n[sources.zeromq]\nendpoint = "tcp://127.0.0.1:5555"\n'
-
-
-def loaded(folder: Path, text: str) -> None:
-    file = folder / "foretick.toml"
-    file.write_text(SESSION + text)
-    load_config(file)
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        (SINK.format("a:1"), "exactly_once commits offsets with answers"),
-        (SINK.format("a:1") + SOURCE.format("a:1") + MORE, "exactly_once commits offsets with answers"),
-        (
-            SINK.format("a:1,b:1") + SOURCE.format("b:1"),
-            "the sink's brokers are a:1, b:1, the source's are b:1",
-        ),
-    ],
-)
-def test_without_its_source_it_is_refused(tmp_path: Path, text: str, problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
-        loaded(tmp_path, text)
-
-
-def test_the_same_brokers_in_another_order_will_do(tmp_path: Path) -> None:
-    loaded(tmp_path, SINK.format("a:1, b:1") + SOURCE.format("b:1,a:1"))
 
 
 async def test_the_sink_is_a_transactional_one() -> None:

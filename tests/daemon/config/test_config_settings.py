@@ -222,11 +222,6 @@ def test_all_contradictions_are_named_at_once(tmp_path):
     assert "'zz'" in found["questions[0].sessions"]
 
 
-def test_a_source_without_sessions_is_refused(tmp_path):
-    text = '[source]\nkind = "zeromq"\n[source.zeromq]\nendpoint = "ipc:///tmp/x"'
-    assert set(problems(tmp_path, text)) == {"sessions"}
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [("http.host", "0.0.0.0"), ("query.endpoint", "tcp://*:1"), ("query.endpoint", "tcp://[::]:1")],
@@ -241,21 +236,6 @@ def test_a_wide_bind_needs_keys(key, value):
     )
     tls = {"http.tls_certificate_file": "c.pem", "http.tls_key_file": "k.pem"}
     assert exposure_warnings(load_config(None, {}, keyed | tls)) == []
-
-
-@pytest.mark.parametrize(
-    ("settings", "key"),
-    [
-        ({"tenants.file": "t.toml"}, "query.secret_key_file"),
-        ({"query.secret_key_file": "k.secret"}, "query.secret_key_file"),
-        ({"http.tls_certificate_file": "c.pem"}, "http.tls_key_file"),
-        ({"http.tls_key_file": "k.pem"}, "http.tls_certificate_file"),
-    ],
-)
-def test_keys_and_certificates_come_in_pairs(settings, key):
-    with pytest.raises(ConfigError) as refused:
-        load_config(None, {}, settings)
-    assert [problem.key for problem in refused.value.problems] == [key]
 
 
 @pytest.mark.parametrize(
@@ -376,23 +356,95 @@ def test_an_unknown_scheduler_type_is_refused_with_all_that_are_known(tmp_path, 
     assert all(known in found["scheduler.policy"] for known in POLICIES)
 
 
+SESSION = '[[sessions]]\nname = "a"\nsymbol = "X:A"\n'
+SECOND = SESSION.replace('"a"', '"b"')
+QUESTION = '[[questions]]\nname = "q"\ntext = "Up?"\n'
+COMPACT = f'{SESSION}lines = "compact"\n'
+ZEROMQ = '[sources.zeromq]\nendpoint = "ipc://x"\n'
+SOURCES = f'{SESSION}[source]\nkind = "zeromq"\n[source.zeromq]\nendpoint = "ipc://x"\n'
+KAFKA = f'{SESSION}[source]\nkind = "kafka"\n[source.kafka]\nbootstrap = "b:1,a:1"\n'
+SINK = '[sink.kafka]\nbootstrap = "a:1, b:1"\ndelivery = "exactly_once"\n'
+STANDBY = "[recovery]\nstandby = true\n"
+ROLLUP = '[[sessions.rollup]]\ninterval = "1m"\nbars = 4\n'
+MORE = f'[[sources]]\nname = "b"\n{ZEROMQ}'
+
+
 @pytest.mark.parametrize(
-    ("text", "key"),
+    ("text", "key", "part"),
     [
-        ('[scheduler]\npolicy = "sjf"', "scheduler.policy"),
-        ("[scheduler]\nk = 0", "scheduler.k"),
-        ('[scheduler]\neviction = "drop"', "scheduler.eviction"),
-        ('[scheduler]\neviction = "swap"', "scheduler.eviction"),
-        ("[scheduler]\nmax_drafts = -1", "scheduler.max_drafts"),
-        ("[scheduler]\nmax_batch_requests = 0", "scheduler.max_batch_requests"),
-        ('[scheduler]\nstream_timeout = "soon"', "scheduler.stream_timeout"),
-        ("[query]\nmax_prompts = 8", "query.max_prompts_each"),
-        ('[process]\nmode = "inproc"\nreserve_core = true', "process.reserve_core"),
-        (f'{TWO_SESSIONS}max_staleness = "-1s"', "sessions[1].max_staleness"),
+        ('[scheduler]\npolicy = "sjf"', "scheduler.policy", ""),
+        ("[scheduler]\nk = 0", "scheduler.k", ""),
+        ('[scheduler]\neviction = "drop"', "scheduler.eviction", ""),
+        ('[scheduler]\neviction = "swap"', "scheduler.eviction", "pool.host_blocks"),
+        ("[scheduler]\nmax_drafts = -1", "scheduler.max_drafts", ""),
+        ("[scheduler]\nmax_batch_requests = 0", "scheduler.max_batch_requests", ""),
+        ('[scheduler]\nstream_timeout = "soon"', "scheduler.stream_timeout", ""),
+        ("[query]\nmax_prompts = 8", "query.max_prompts_each", ""),
+        ('[process]\nmode = "inproc"\nreserve_core = true', "process.reserve_core", ""),
+        (f'{SESSION}max_staleness = "-1s"', "sessions[0].max_staleness", ""),
+        (f"{SESSION}price_scale = 1", "sessions[0].price_decimals", "more than the price_scale of 1"),
+        (
+            f"{SESSION}{SECOND}price_decimals = 12",
+            "sessions[1].price_scale",
+            "12, but sessions[0] has 9 for X:A",
+        ),
+        (
+            f'{SESSION}{SECOND.replace("X:A", "X:B")}more_symbols = ["X:A"]\nprice_scale = 4',
+            "sessions[1].price_scale",
+            "for X:A",
+        ),
+        (f"{SESSION}unit = -1", "sessions[0].unit", "-1 is below 0"),
+        (f'{SESSION}unit = 0.25\nlines = "decimal"', "sessions[0].unit", "is for compact lines"),
+        (f"{SESSION}unit = 0.125", "sessions[0].unit", "more than 2 (price_decimals) decimals"),
+        (f'{SESSION}unit = "1e-3"', "sessions[0].unit", "more than 2 (price_decimals) decimals"),
+        (f'{SESSION}unit = "a half"', "sessions[0].unit", "not a decimal number"),
+        (f"{SESSION}unit = true", "sessions[0].unit", "expected a number, got True"),
+        (f'{SESSION}late = "amend"\n{ROLLUP}', "sessions[0].rollup", "longer bars are not amended"),
+        (f"{COMPACT}{ROLLUP}", "sessions[0].rollup", "compact lines have no room"),
+        (
+            f'{QUESTION}choices = ["YES", "NO"]\npublish_when = "crossed"',
+            "questions[0].publish_when",
+            "remove the choices",
+        ),
+        (f'{QUESTION}ask_every_bars = 2\nask_every = "1m"', "questions[0].ask_every", "ask_every_bars"),
+        ('[model]\naliases = ["gpt-4o", "session:a"]', "model.aliases[1]", "session:"),
+        ('[model]\naliases = [""]', "model.aliases[0]", "empty"),
+        ('[tenants]\nfile = "t.toml"', "query.secret_key_file", "missing"),
+        ('[query]\nsecret_key_file = "k.secret"', "query.secret_key_file", "tenants.file"),
+        ('[http]\ntls_certificate_file = "c.pem"', "http.tls_key_file", "missing"),
+        ('[http]\ntls_key_file = "k.pem"', "http.tls_certificate_file", "missing"),
+        (SOURCES.removeprefix(SESSION), "sessions", "no session to read its records"),
+        (MORE, "sessions", "no session to read them"),
+        (f'{SOURCES}[[sources]]\nname = "a"', "sources[0]", "http, kafka, replay, zeromq; there is: none"),
+        (f'{SOURCES}[[sources]]\nname = "all"\n{ZEROMQ}', "sources[0].name", "names all sources together"),
+        (f'{SOURCES}[[sources]]\nname = "zeromq"\n{ZEROMQ}', "sources[0].name", "is already source.kind"),
+        (f"{SOURCES}{MORE}{MORE}", "sources[1].name", "is already sources[0].name"),
+        (SINK, "sink.kafka.delivery", "exactly_once commits offsets with answers"),
+        (f"{KAFKA}{MORE}{SINK}", "sink.kafka.delivery", "exactly_once commits offsets with answers"),
+        (
+            f"{KAFKA.replace('b:1,', '')}{SINK}",
+            "sink.kafka.delivery",
+            "the sink's brokers are a:1, b:1, the source's are a:1",
+        ),
+        (STANDBY, "recovery.standby", "only a Kafka source has a consumer group"),
+        (f"{SOURCES}{STANDBY}", "recovery.standby", "alone, not zeromq"),
+        (f"{KAFKA}{MORE}{STANDBY}", "recovery.standby", "alone, not b, kafka"),
+        (f'{KAFKA}start_at = "latest"\n{STANDBY}', "source.kafka.start_at", "goes on from what is committed"),
     ],
 )
-def test_impossible_scheduler_settings_are_refused_by_key(tmp_path, text, key):
-    assert problems(tmp_path, text).keys() == {key}
+def test_settings_that_are_impossible_or_contradict_are_refused_by_key(tmp_path, text, key, part):
+    found = problems(tmp_path, text)
+    assert found.keys() == {key}
+    assert part in found[key]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [f"{KAFKA}{SINK}", f"{KAFKA}{STANDBY}", f"{SESSION}{ROLLUP}"],
+    ids=["delivery", "standby", "rollup"],
+)
+def test_what_was_refused_above_is_accepted_where_its_needs_are_met(tmp_path, text):
+    load_config(write(tmp_path, text), {})
 
 
 def test_swapping_needs_a_host_tier_and_no_prompts_need_no_bound(tmp_path):
@@ -452,26 +504,6 @@ def test_the_scale_of_prices_follows_their_decimals(tmp_path, keys, scale):
     assert load_config(path, {}).sessions[0].scale == scale
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "key", "message"),
-    [
-        (
-            "price_scale = 1",
-            "",
-            "sessions[0].price_decimals",
-            "2 decimals are more than the price_scale of 1",
-        ),
-        ("", "price_decimals = 12", "sessions[1].price_scale", "12, but sessions[0] has 9 for X:A"),
-        ("", 'symbol = "X:B"\nmore_symbols = ["X:A"]\nprice_scale = 4', "sessions[1].price_scale", "for X:A"),
-    ],
-)
-def test_scales_of_prices_that_contradict_are_refused(tmp_path, first, second, key, message):
-    tables = [f'name = "{name}"\n{keys}' for name, keys in (("a", first), ("b", second))]
-    tables = [each if "symbol" in each else each + '\nsymbol = "X:A"' for each in tables]
-    found = problems(tmp_path, "".join(f"[[sessions]]\n{table}\n" for table in tables))
-    assert message in found[key]
-
-
 def test_costs_begin_with_the_profile():
     guessed = costs_of(load_config(None, {}))
     measured = costs_of(load_config(None, {}, {"scheduler.profile": "h200-paper"}))
@@ -480,29 +512,10 @@ def test_costs_begin_with_the_profile():
 
 @pytest.mark.parametrize(("written", "nano"), [("0.25", 250_000_000), ("5", 5 * 10**9), ('"0.01"', 10**7)])
 def test_a_price_unit_is_read_exactly(tmp_path, written, nano):
-    text = f'[[sessions]]\nname = "a"\nsymbol = "X:A"\nlines = "compact"\nunit = {written}\n'
-    path = write(tmp_path, text)
+    path = write(tmp_path, f"{COMPACT}unit = {written}\n")
     assert load_config(path, {}).sessions[0].unit == from_units(nano)
     overridden = load_config(path, {"FORETICK_SESSIONS__0__UNIT": "0.5"}).sessions[0]
     assert (overridden.unit, str(overridden.unit)) == (from_units(500_000_000), "0.5")
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ("unit = -1", "-1 is below 0"),
-        ('unit = 0.25\nlines = "decimal"', "is for compact lines"),
-        ("unit = 0.125", "more than 2 (price_decimals) decimals"),
-        ('unit = "1e-3"', "more than 2 (price_decimals) decimals"),
-        ('unit = "a half"', "not a decimal number"),
-        ("unit = true", "expected a number, got True"),
-    ],
-)
-def test_an_unusable_price_unit_is_refused(tmp_path, keys, message):
-    found = problems(tmp_path, f'[[sessions]]\nname = "a"\nsymbol = "X:A"\n{keys}\n')
-    ((key, text),) = found.items()
-    assert key == "sessions[0].unit"
-    assert message in text
 
 
 def test_a_compact_session_needs_room_for_two_windows(tmp_path):
@@ -511,20 +524,6 @@ def test_a_compact_session_needs_room_for_two_windows(tmp_path):
         return int(problems(tmp_path, text)["pool.blocks"].partition(", but ")[2].split()[0])
 
     assert blocks("compact") - blocks("decimal") == 4096
-
-
-def test_contradictory_policies_of_a_question_are_named(tmp_path):
-    text = """
-[[questions]]
-name = "q"
-text = "Up?"
-choices = ["YES", "NO"]
-publish_when = "crossed"
-ask_every_bars = 2
-ask_every = "1m"
-"""
-    found = problems(tmp_path, TWO_SESSIONS + text)
-    assert found.keys() == {"questions[0].publish_when", "questions[0].ask_every"}
 
 
 def test_a_question_keeps_its_policies_through_its_table(tmp_path):
@@ -540,27 +539,3 @@ ask_every = "1m"
     question = question_of(config.questions[0])
     assert (question.level, question.ask_every_ns) == ("100.25", 60 * 10**9)
     assert question_of(table_of(question, "a")) == question
-
-
-def test_a_rollup_takes_no_amendments_and_no_compact_lines(tmp_path):
-    text = """
-[[sessions]]
-name = "a"
-symbol = "X:A"
-lines = "{lines}"
-late = "{late}"
-price_decimals = 2
-[[sessions.rollup]]
-interval = "1m"
-bars = 4
-"""
-    assert load_config(write(tmp_path, text.format(lines="decimal", late="drop")), {}).sessions[0].rollup
-    found = problems(tmp_path, text.format(lines="decimal", late="amend"))
-    assert "longer bars are not amended" in found["sessions[0].rollup"]
-    found = problems(tmp_path, text.format(lines="compact", late="drop"))
-    assert "compact lines have no room" in found["sessions[0].rollup"]
-
-
-def test_an_alias_cannot_look_like_a_session(tmp_path):
-    refused = problems(tmp_path, '[model]\naliases = ["gpt-4o", "session:a", ""]')
-    assert set(refused) == {"model.aliases[1]", "model.aliases[2]"}

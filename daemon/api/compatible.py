@@ -1,15 +1,34 @@
-"""Why a request of the OpenAI or Anthropic API fails; each API writes it in its own shape."""
+"""What the OpenAI and Anthropic APIs share: an endpoint's parts, errors, the extension `foretick`, refusals.
+
+Each API writes errors and replies in its own shape.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import msgspec
+from msgspec import Meta
 
-from daemon.api.generation import MAX_STOP_CHARS, MAX_STOPS, ModelCatalog
+from daemon.api.generation import (
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    Event,
+    Finished,
+    Generate,
+    ModelCatalog,
+)
 from daemon.api.http_errors import BodyTooLong, UnsupportedCoding
-from daemon.api.messages import QueryError
+from daemon.api.messages import (
+    ORDINARY,
+    RETENTION_S,
+    Choices,
+    QueryError,
+    RetentionPriority,
+    RetentionSeconds,
+)
 from feeds.decoding import shortened
 
 Reason = Literal[
@@ -126,3 +145,89 @@ def refuse(param: str, value: Any, harmless: tuple[Any, ...] = (), why: str = "i
     alike = [each for each in harmless if isinstance(each, bool) == isinstance(value, bool)]
     if value is not None and value not in alike:
         raise ApiError("bad_request", f"{param} {why}", param)
+
+
+class Extension(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer is one of ``choices``.
+
+    Without a session, prompt and answer stay in the prefix cache with ``retention_priority``, above 35 for
+    ``retention_seconds``. With a ``salt`` it shares caches only with its tenant's requests of the same one.
+    """
+
+    choices: Choices = ()
+    retention_priority: RetentionPriority = ORDINARY
+    retention_seconds: RetentionSeconds = RETENTION_S
+    salt: Annotated[str, Meta(max_length=256)] = ""
+
+
+def extended(extension: Extension | None, schema: dict[str, Any] | None) -> dict[str, Any]:
+    """The members of a `Generate`. Raises ApiError for choices where there is a schema, too."""
+    given = extension or Extension()
+    if given.choices and schema is not None:
+        raise ApiError("bad_request", "foretick.choices and a JSON schema exclude each other", "foretick")
+    return msgspec.structs.asdict(given)
+
+
+encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True)
+class ReplyIdentity:
+    """What a reply says of itself: ``key`` is random and makes its ids, ``created`` Unix time in seconds."""
+
+    key: str
+    created: int
+    model: str
+    fingerprint: str
+
+
+class Writer(Protocol):
+    """Writes a stream as bytes."""
+
+    def write(self, index: int, event: Event) -> Iterator[bytes]:
+        """An answer begins, goes on, or is whole. ``index``: of the answer."""
+
+    def end(self) -> Iterator[bytes]:
+        """All are."""
+
+    def failed(self, problem: ApiError) -> Iterator[bytes]:
+        """The stream has ended."""
+
+    def ping(self) -> bytes:
+        """Keeps a connection open."""
+
+
+Asked = TypeVar("Asked", contravariant=True)
+
+
+class Api(Protocol[Asked]):
+    """One endpoint that generates: pure translation from its ``request`` and to its ``reply``.
+
+    A request has the members ``model`` and ``stream``. ``harmless``: members that are not supported, and the
+    values of each that are served beside null, because they change nothing.
+    """
+
+    name: str
+    path: str
+    summary: str
+    request: type[Any]
+    reply: type[Any]
+    harmless: dict[str, tuple[Any, ...]]
+
+    def wanted(self, asked: Asked, served: ModelCatalog) -> list[Generate]:
+        """What to generate. Raises ApiError."""
+
+    def whole(self, asked: Asked, made: ReplyIdentity, done: Sequence[Finished]) -> msgspec.Struct:
+        """The reply at once."""
+
+    def writer(self, asked: Asked, made: ReplyIdentity) -> Writer:
+        """The reply as a stream."""
+
+    def error(self, problem: ApiError) -> dict[str, Any]:
+        """The body of an error."""
+
+
+def sse(data: msgspec.Struct | dict[str, Any], event: str = "") -> bytes:
+    """A server-sent event."""
+    named = f"event: {event}\n".encode() if event else b""
+    return named + b"data: " + encode(data) + b"\n\n"
