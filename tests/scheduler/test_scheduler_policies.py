@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -16,7 +16,7 @@ from scheduler.grouping import Grouping
 from scheduler.interfaces import Limits, PriorityClass
 from scheduler.planner import Plan, plan
 from scheduler.policies import KEYS, NAMES, Ordering
-from scheduler.queues import QueuePosition, Queues
+from scheduler.queues import Queues
 from scheduler.request import LifecycleEvent, Request, State
 from scheduler.tapes import Work
 from tests.scheduler.fakes import FakeMemory, request_of
@@ -145,23 +145,13 @@ limits = st.builds(
 )
 
 
-@dataclass(frozen=True)
-class Seen:
+def seen(pool: Pool) -> list[object]:
     """The observable state of a pool and its requests."""
-
-    free: int
-    order: list[Work]
-    positions: list[QueuePosition]
-    requests: list[tuple[object, ...]]
-
-
-def seen(pool: Pool) -> Seen:
-    return Seen(
-        pool.memory.free_blocks,
-        list(pool.queues.walk()),
-        [pool.queues.position(r) for r in pool.live],
-        [(r.state, r.computed, r.blocks, [*r.events], [*r.prompt], [*r.output], r.reader) for r in pool.live],
-    )
+    states = [
+        (r.state, r.computed, r.blocks, [*r.events], [*r.prompt], [*r.output], r.reader) for r in pool.live
+    ]
+    positions = [pool.queues.position(r) for r in pool.live]
+    return [pool.memory.free_blocks, list(pool.queues.walk()), positions, states]
 
 
 def crowded(seed: int, policy: str, blocks: int = 12) -> Pool:

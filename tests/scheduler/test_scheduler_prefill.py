@@ -12,9 +12,8 @@ from scheduler.interfaces import Limits, PriorityClass
 from scheduler.observer import Observer
 from scheduler.request import LifecycleEvent, Request, State
 from scheduler.tapes import TapeItem
-from scheduler.worker import Worker
 from tests.scheduler.fakes import FakeReader
-from tests.scheduler.harness import SMALL, Harness, events, eventually
+from tests.scheduler.harness import SMALL, Harness, events
 
 STREAM = PriorityClass.STREAM
 
@@ -214,24 +213,6 @@ def test_a_callable_runs_before_the_next_batch_on_the_stepping_thread() -> None:
     h.executor.before = lambda: None
     assert h.scheduler.step()
     assert seen == [(1, threading.get_ident())]
-
-
-def test_it_wakes_the_worker_and_its_errors_are_its_own(caplog: pytest.LogCaptureFixture) -> None:
-    h = Harness()
-    worker = Worker(h.scheduler)
-    worker.start()
-    assert eventually(lambda: worker.idle)
-
-    def faulty() -> None:
-        raise RuntimeError("not the scheduler's")
-
-    ran = threading.Event()
-    assert h.scheduler.run_between(faulty)
-    assert h.scheduler.run_between(ran.set)
-    assert ran.wait(5)
-    assert worker.stop(1.0)
-    assert worker.failures == 0
-    assert "not the scheduler's" in caplog.text
 
 
 def test_after_closing_nothing_is_called_and_the_caller_knows() -> None:

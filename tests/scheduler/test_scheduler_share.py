@@ -7,7 +7,6 @@ from collections import deque
 from dataclasses import replace
 from functools import partial
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +14,7 @@ from regions.tape import Tape
 from scheduler.interfaces import Limits, PriorityClass
 from scheduler.planner import plan
 from scheduler.request import Request
-from scheduler.tapes import TapeAppend, TapeItems
+from scheduler.tapes import TapeAppend, TapeItems, Work
 from tests.scheduler.fakes import FakeTape
 from tests.scheduler.harness import queues_of
 from tests.scheduler.runs import Run, answered
@@ -35,29 +34,30 @@ tapes = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=12), min_size=
 prompts = st.lists(st.integers(1, 40), max_size=10)
 
 
-def world(limits: Limits, waiting: list[list[int]], wanted: list[tuple[PriorityClass, int]]) -> FakeWorld:
+Wanted = list[tuple[PriorityClass, int]]
+
+
+def planned(
+    limits: Limits, waiting: list[list[int]], wanted: Wanted, *, after_question: bool = False
+) -> dict[PriorityClass, int]:
+    """Tokens of each class in the first batch, of records of such sizes and prompts of such lengths."""
     over = FakeWorld(limits, blocks=2000)
-    over.work = []  # type: ignore[attr-defined]
+    work: list[Work] = []
     for n, sizes in enumerate(waiting):
         queue = deque(records(*sizes))
         for item in queue:
             item.queue(1000 + n, 0)
-        over.work.append(TapeAppend(FakeTape(over.memory, str(n), 100), queue))  # type: ignore[attr-defined]
+        work.append(TapeAppend(FakeTape(over.memory, str(n), 100), queue))
     for n, (cls, length) in enumerate(wanted, 1):
         request = over.request(cls, range(length), 2, "" if cls is POOL else "A")
         request.id = n
-        over.work.append(request)  # type: ignore[attr-defined]
-    return over
-
-
-def planned(over: FakeWorld, *, after_question: bool = False) -> dict[PriorityClass, int]:
-    work = over.work  # type: ignore[attr-defined]
-    found = plan(queues_of(work), over.memory, over.limits, after_question=after_question)
+        work.append(request)
+    found = plan(queues_of(work), over.memory, limits, after_question=after_question)
     tokens = dict.fromkeys(PriorityClass, 0)
     for entry in found.entries:
         tokens[entry.work.cls] += entry.tokens
-    assert sum(tokens.values()) <= over.limits.max_batch_tokens
-    assert sum(bool(entry.n) for entry in found.entries) <= over.limits.max_batch_requests
+    assert sum(tokens.values()) <= limits.max_batch_tokens
+    assert sum(bool(entry.n) for entry in found.entries) <= limits.max_batch_requests
     return tokens
 
 
@@ -66,7 +66,7 @@ def test_prompts_leave_the_tapes_their_share(
     limits: Limits, waiting: list[list[int]], prompts: list[int]
 ) -> None:
     """All that waits, or the share less what whole records leave of it, as far as rows allow."""
-    tokens = planned(world(limits, waiting, [(POOL, n) for n in prompts]))
+    tokens = planned(limits, waiting, [(POOL, n) for n in prompts])
     rows = int(limits.stream_share * limits.max_batch_requests)
     if rows < len(waiting):
         assert tokens[STREAM] > 0 or not rows
@@ -79,12 +79,12 @@ def test_prompts_leave_the_tapes_their_share(
 @given(limits, tapes, prompts)
 def test_without_bars_requests_get_all(limits: Limits, waiting: list[list[int]], prompts: list[int]) -> None:
     wanted = [(POOL, n) for n in prompts]
-    shared = planned(world(limits, [], wanted))
+    shared = planned(limits, [], wanted)
     alone = replace(limits, stream_share=0.0)
-    assert shared == planned(world(alone, [], wanted))
+    assert shared == planned(alone, [], wanted)
     # nor do they lose more than the tapes get, and what whole records leave over; where rows are short, the
     # row of a tape was a request's
-    beside = planned(world(limits, waiting, wanted))
+    beside = planned(limits, waiting, wanted)
     rows = len(waiting) if len(waiting) + len(prompts) > limits.max_batch_requests else 0
     most = max(beside[STREAM], 0) + max(map(max, waiting)) + rows * max(prompts, default=0)
     assert shared[POOL] - beside[POOL] <= most
@@ -95,15 +95,13 @@ def test_without_bars_requests_get_all(limits: Limits, waiting: list[list[int]],
     tapes,
     st.lists(st.tuples(st.sampled_from([FLASH, SESSION, POOL]), st.integers(1, 40)), max_size=8),
 )
-def test_questions_go_first_as_before(
-    limits: Limits, waiting: list[list[int]], wanted: list[tuple[PriorityClass, int]]
-) -> None:
+def test_questions_go_first_as_before(limits: Limits, waiting: list[list[int]], wanted: Wanted) -> None:
     """FLASH gets as much as without a share, and SESSION, in its first batch, too; later all but a chunk."""
     limits = replace(limits, max_batch_requests=32)
     alone = replace(limits, stream_share=0.0)
     for after_question in (False, True):
-        shared = planned(world(limits, waiting, wanted), after_question=after_question)
-        before = planned(world(alone, waiting, wanted), after_question=after_question)
+        shared = planned(limits, waiting, wanted, after_question=after_question)
+        before = planned(alone, waiting, wanted, after_question=after_question)
         assert shared[FLASH] == before[FLASH]
         kept = max(limits.chunk_min, max(map(max, waiting))) if after_question else 0
         assert shared[SESSION] >= before[SESSION] - kept
@@ -151,9 +149,3 @@ def test_a_flood_of_prompts_never_starves_a_tape(share: float, seed: int) -> Non
     assert max(waited) <= 4 * pass_ns
     for request in requests:
         answered(run.world, request)
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.0, 2.0])
-def test_a_share_is_a_part_of_a_pass(share: float) -> None:
-    with pytest.raises(ValueError, match="stream_share must lie"):
-        Limits(stream_share=share)

@@ -400,7 +400,14 @@ def test_nonsense_requests_are_refused_by_their_constructor(arguments: dict[str,
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("max_batch_tokens", 0), ("chunk_max", 2), ("high_water", 0.0), ("cell_budget_fraction", 1.5)],
+    [
+        ("max_batch_tokens", 0),
+        ("chunk_max", 2),
+        ("high_water", 0.0),
+        ("cell_budget_fraction", 1.5),
+        ("stream_share", -0.1),
+        ("stream_share", 1.0),
+    ],
 )
 def test_limits_that_make_no_sense_are_refused_by_name(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):

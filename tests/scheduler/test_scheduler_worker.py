@@ -1,9 +1,11 @@
-"""The worker thread blocks when idle, drains on stop, and survives and logs exceptions."""
+"""The worker thread: it blocks when idle, drains on stop, survives defects, and calls its idle hook."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -12,39 +14,34 @@ from scheduler.worker import Worker
 from tests.scheduler.harness import Harness, eventually
 
 
+@contextmanager
+def working(h: Harness, when_idle: Callable[[], float | None] = lambda: None) -> Iterator[Worker]:
+    worker = Worker(h.scheduler, when_idle=when_idle)
+    worker.start()
+    yield worker
+    assert worker.stop(1.0)
+
+
 def test_it_runs_what_other_threads_submit() -> None:
     h = Harness()
-    worker = Worker(h.scheduler)
-    worker.start()
-    finished = threading.Event()
-    request = h.ask(range(12), max_tokens=4, on_done=lambda _: finished.set())
-    assert finished.wait(5)
-    assert eventually(lambda: worker.idle)
-    assert worker.stop(1.0)
-    h.check(request)
-    assert worker.progress >= len(h.executor.batches) == 5
-    assert worker.failures == 0
-
-
-def test_many_threads_may_submit_at_once() -> None:
-    h = Harness()
-    worker = Worker(h.scheduler)
-    worker.start()
 
     def submit() -> None:
         for n in range(20):
             h.ask((n, n + 1), max_tokens=2)
 
-    threads = [threading.Thread(target=submit) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert eventually(lambda: len(h.done) == 80)
-    assert worker.stop(1.0)
+    with working(h) as worker:
+        threads = [threading.Thread(target=submit) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert eventually(lambda: len(h.done) == 80)
+        assert eventually(lambda: worker.idle)
     assert sorted(request.id for request in h.done) == list(range(1, 81))
     for request in h.done:
         h.check(request)
+    assert worker.progress >= len(h.executor.batches)
+    assert worker.failures == 0
 
 
 def test_an_idle_worker_blocks() -> None:
@@ -57,17 +54,15 @@ def test_an_idle_worker_blocks() -> None:
         looks.append(1)
         return step()
 
-    h.scheduler.step = counted  # type: ignore[method-assign] # counts the calls
-    worker = Worker(h.scheduler)
-    worker.start()
-    assert eventually(lambda: worker.idle)
-    before, cpu = len(looks), time.process_time()
-    time.sleep(0.5)
-    assert time.process_time() - cpu < 0.1
-    assert len(looks) == before
-    h.ask()
-    assert eventually(lambda: len(h.done) == 1)
-    assert worker.stop(1.0)
+    h.scheduler.step = counted
+    with working(h) as worker:
+        assert eventually(lambda: worker.idle)
+        before, cpu = len(looks), time.process_time()
+        time.sleep(0.5)
+        assert time.process_time() - cpu < 0.1
+        assert len(looks) == before
+        h.ask()
+        assert eventually(lambda: len(h.done) == 1)
 
 
 def test_stop_drains() -> None:
@@ -93,12 +88,8 @@ def test_what_does_not_drain_in_time_ends_as_stopping() -> None:
     at = time.monotonic()
     assert worker.stop(0.1)
     assert time.monotonic() - at < 2.0
-    assert request.state is State.FAILED
-    assert request.error is not None
-    assert request.error.code == "stopping"
-    late = h.ask()
-    assert late.error is not None
-    assert late.error.code == "stopping"
+    for ended in (request, h.ask()):
+        assert (ended.state, ended.error and ended.error.code) == (State.FAILED, "stopping")
 
 
 def test_a_defect_is_logged_counted_and_not_hammered(caplog: pytest.LogCaptureFixture) -> None:
@@ -110,19 +101,17 @@ def test_a_defect_is_logged_counted_and_not_hammered(caplog: pytest.LogCaptureFi
             raise AssertionError("a defect")
         return step()
 
-    h.scheduler.step = faulty  # type: ignore[method-assign] # the defect under test
-    worker = Worker(h.scheduler)
-    worker.start()
-    request = h.ask()
-    assert eventually(lambda: worker.failures >= 2)
-    progress = worker.progress
-    time.sleep(0.3)
-    assert worker.failures <= 4
-    assert (worker.progress, worker.idle) == (progress, False)
-    assert "a defect" in caplog.text
-    broken = False
-    assert eventually(lambda: request.state is State.FINISHED)
-    assert worker.stop(1.0)
+    h.scheduler.step = faulty
+    with working(h) as worker:
+        request = h.ask()
+        assert eventually(lambda: worker.failures >= 2)
+        progress = worker.progress
+        time.sleep(0.3)
+        assert worker.failures <= 4
+        assert (worker.progress, worker.idle) == (progress, False)
+        assert "a defect" in caplog.text
+        broken = False
+        assert eventually(lambda: request.state is State.FINISHED)
 
 
 def test_stop_during_a_hanging_pass_gives_up_and_says_so() -> None:
@@ -135,3 +124,89 @@ def test_stop_during_a_hanging_pass_gives_up_and_says_so() -> None:
     assert not worker.stop(0.05)
     release.set()
     assert eventually(lambda: len(h.done) == 1)
+
+
+def test_what_runs_between_batches_wakes_the_worker_and_its_errors_are_its_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    h, ran = Harness(), threading.Event()
+
+    def faulty() -> None:
+        raise RuntimeError("not the scheduler's")
+
+    with working(h) as worker:
+        assert eventually(lambda: worker.idle)
+        assert h.scheduler.run_between(faulty)
+        assert h.scheduler.run_between(ran.set)
+        assert ran.wait(5)
+    assert worker.failures == 0
+    assert "not the scheduler's" in caplog.text
+
+
+# The idle hook.
+
+
+def test_it_is_called_only_when_no_work_is_left() -> None:
+    """Once each time the work runs out, because it asks for no more."""
+    h = Harness()
+    live: list[int] = []
+    requests = [h.ask(range(12), max_tokens=6) for _ in range(5)]
+    with working(h, lambda: live.append(h.scheduler.live)) as worker:
+        assert eventually(lambda: live)
+        assert len(h.done) == 5
+        assert eventually(lambda: worker.idle)
+        requests.append(h.ask())
+        assert eventually(lambda: len(live) == 2)
+    assert live == [0, 0]
+    for request in requests:
+        h.check(request)
+
+
+def test_work_goes_before_the_next_piece() -> None:
+    """A hook that always has more to do does not hold up a request, nor the end, for more than one piece."""
+    h = Harness()
+    pieces = 0
+    pieces_when_done: list[int] = []
+
+    def piece() -> float:
+        nonlocal pieces
+        pieces += 1
+        if pieces == 10:
+            h.ask(on_done=lambda _: pieces_when_done.append(pieces))
+        return 0.0
+
+    with working(h, piece):
+        assert eventually(lambda: pieces_when_done)
+    assert pieces_when_done == [10]
+    assert pieces > 10
+
+
+def test_it_is_called_again_when_it_asked_to_be() -> None:
+    h = Harness()
+    calls: list[float] = []
+
+    def piece() -> float | None:
+        calls.append(time.monotonic())
+        return 0.05 if len(calls) < 3 else None
+
+    with working(h, piece) as worker:
+        assert eventually(lambda: len(calls) == 3)
+        time.sleep(0.2)
+        assert len(calls) == 3
+        assert calls[2] - calls[0] >= 0.1
+        assert worker.idle
+
+
+def test_its_defects_are_logged_and_do_no_harm(caplog: pytest.LogCaptureFixture) -> None:
+    h = Harness()
+
+    def faulty() -> float:
+        raise RuntimeError("a defect")
+
+    with working(h, faulty) as worker:
+        assert eventually(lambda: worker.failures == 1)
+        request = h.ask()
+        assert eventually(lambda: len(h.done) == 1)
+        h.check(request)
+        assert eventually(lambda: worker.failures == 2)
+    assert "a defect" in caplog.text
