@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
+from regions.cache_priority import ORDINARY, PrefixRetention
 from regions.ephemeral import Fork
 from regions.extents import Extent
 from regions.frozen import Context
 from regions.kv_tensors import KVPool, LayerShape
 from regions.radix import RadixCache
+from tests.regions.numbered import new_slots, slots_of
 
 SYSTEM = list(range(100, 110))
 
 
 def small_pool(blocks: int, block_size: int = 4) -> KVPool:
     return KVPool([LayerShape(1, 1, 1)], blocks, block_size=block_size)
+
+
+def pool_with_cache(
+    blocks: int, budget: int | None = None, block_size: int = 4, **options: Any
+) -> tuple[KVPool, RadixCache]:
+    """``budget``: of the cache, tokens; by default the pool's."""
+    pool = small_pool(blocks, block_size)
+    return pool, RadixCache(pool, blocks * block_size if budget is None else budget, **options)
 
 
 def marks(tokens: Sequence[int]) -> list[float]:
@@ -33,8 +44,7 @@ def write(pool: KVPool, fork: Fork, before: Sequence[int], tokens: Sequence[int]
     if not fork.acquire(len(tokens)):
         return False
     step = fork.next_slots(len(tokens))
-    slots = [slot for first, count in step.slots for slot in range(first, first + count)]
-    pool.keys[0][0, slots, 0] = torch.tensor(marks([*before, *tokens])[len(before) :])
+    pool.keys[0][0, new_slots(step), 0] = torch.tensor(marks([*before, *tokens])[len(before) :])
     fork.wrote(step, tokens)
     return True
 
@@ -42,11 +52,10 @@ def write(pool: KVPool, fork: Fork, before: Sequence[int], tokens: Sequence[int]
 def reads(pool: KVPool, extents: Iterable[Extent], tokens: Sequence[int]) -> bool:
     """Whether ``extents`` have exactly ``tokens``, at the coordinates of a prompt."""
     extents = list(extents)
-    slots = [slot for e in extents for slot in range(e.slot, e.slot + e.length)]
     coords = [coord for e in extents for coord in range(e.coord, e.coord + e.length)]
     assert coords == list(range(len(tokens)))
     assert all(e.origin == 0 for e in extents)
-    return pool.keys[0][0, slots, 0].tolist() == marks(tokens)
+    return pool.keys[0][0, slots_of(extents), 0].tolist() == marks(tokens)
 
 
 def prompt(
@@ -57,13 +66,19 @@ def prompt(
     return fork
 
 
-def cached(pool: KVPool, cache: RadixCache, tokens: list[int], salt: str = "") -> int:
+def cached(
+    pool: KVPool,
+    cache: RadixCache,
+    tokens: list[int],
+    salt: str = "",
+    retention: PrefixRetention = ORDINARY,
+) -> int:
     """Compute ``tokens`` after aliasing the cached ones, save them and end the prompt."""
     context = cache.match(tokens, salt)
     at = context.tokens if context else 0
     fork = prompt(pool, tokens[at:], context, tokens[:at])
     if context:
         context.release()
-    added = cache.save(tokens, fork, salt)
+    added = cache.save(tokens, fork, salt, retention)
     fork.release()
     return added

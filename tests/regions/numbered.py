@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 
 import torch
 
 from regions.allocator import Run
 from regions.ephemeral import Fork
-from regions.extents import Extent
+from regions.extents import Extent, Placement
 from regions.kv_tensors import KVPool, LayerShape
 from regions.offload.host_tier import HostTier
 from regions.tape import Retention, Tape
@@ -66,28 +67,48 @@ def late_tier(memory: KVPool, blocks: int) -> tuple[HostTier, Late]:
     return HostTier(memory, blocks, late), late
 
 
-def write(memory: KVPool, target: Fork | Tape, numbers: list[int]) -> None:
-    """As a forward pass: every slot of a token gets the token's number, in every layer."""
+def slots_of(extents: Iterable[Extent]) -> list[int]:
+    return [slot for e in extents for slot in range(e.slot, e.slot + e.length)]
+
+
+def new_slots(step: Placement) -> list[int]:
+    return [slot for first, count in step.slots for slot in range(first, first + count)]
+
+
+def write(memory: KVPool, target: Fork | Tape, numbers: Sequence[int]) -> list[int]:
+    """As a forward pass: every slot of a token gets the token's number, in every layer; returns the slots."""
     step = target.next_slots(len(numbers))
-    slots = [slot for first, count in step.slots for slot in range(first, first + count)]
+    slots = new_slots(step)
     for tensor in (*memory.keys, *memory.values):
         tensor[:, slots] = torch.tensor(numbers, dtype=tensor.dtype)[None, :, None]
     target.wrote(step, numbers)
+    return slots
 
 
 def read(memory: KVPool, extents: Sequence[Extent]) -> list[int]:
     """The numbers at ``extents``, which must be the same in every layer, head and dimension."""
-    slots = [slot for e in extents for slot in range(e.slot, e.slot + e.length)]
+    slots = slots_of(extents)
     seen = {tuple(row.tolist()) for t in (*memory.keys, *memory.values) for h in t[:, slots] for row in h.T}
     (numbers,) = seen
     return [int(number) for number in numbers]
 
 
-def prompt_of(memory: KVPool, numbers: list[int]) -> Fork:
+def grow(memory: KVPool, target: Fork | Tape, numbers: Sequence[int]) -> None:
+    assert target.acquire(len(numbers))
+    write(memory, target, numbers)
+
+
+def prompt_of(memory: KVPool, numbers: Sequence[int]) -> Fork:
     fork = Fork(memory, frame_limit=1000)
-    assert fork.acquire(len(numbers))
-    write(memory, fork, numbers)
+    grow(memory, fork, numbers)
     return fork
+
+
+def fresh_window(memory: KVPool, tape: Tape, window: Sequence[int] | None = None) -> Fork:
+    """The window prefilled again; ``window``: by default the live one."""
+    fresh = tape.fresh_window()
+    grow(memory, fresh, tape.window if window is None else window)
+    return fresh
 
 
 def tape_of(memory: KVPool, retention: Retention, frame_limit: int = 64) -> Tape:
@@ -97,12 +118,13 @@ def tape_of(memory: KVPool, retention: Retention, frame_limit: int = 64) -> Tape
     return Tape("t", memory, frozen, retention, frame_limit=frame_limit)
 
 
-def append(memory: KVPool, tape: Tape, numbers: list[int]) -> bool:
-    tape.make_room([len(numbers)])
+def append(memory: KVPool, tape: Tape, *records: Sequence[int], times: Sequence[int] = ()) -> bool:
+    numbers, lengths = list(chain.from_iterable(records)), list(map(len, records))
+    tape.make_room(lengths, times)
     if not tape.acquire(len(numbers)):
         return False
     write(memory, tape, numbers)
-    tape.commit([len(numbers)])
+    tape.commit(lengths, times)
     return True
 
 

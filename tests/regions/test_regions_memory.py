@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,32 +11,18 @@ from hypothesis import strategies as st
 from regions.allocator import BlockAllocator, Run
 from regions.ephemeral import Fork
 from regions.frozen import Context, SharedBlocks
-from regions.kv_tensors import KVPool, LayerShape
-from regions.tape import Retention, Tape
-
-FROZEN = 5
-
-
-def pool(blocks: int = 40, block_size: int = 4) -> KVPool:
-    return KVPool([LayerShape(1, 2, 2)], blocks, block_size=block_size)
-
-
-def tape_of(memory: KVPool, retention: Retention, frame_limit: int = 64) -> Tape:
-    prompt = Fork(memory, frame_limit=frame_limit)
-    assert prompt.acquire(FROZEN)
-    prompt.wrote(prompt.next_slots(FROZEN), [0] * FROZEN)
-    frozen = prompt.as_context()
-    prompt.release()
-    return Tape("t", memory, frozen, retention, frame_limit=frame_limit)
-
-
-def append(tape: Tape, n: int) -> bool:
-    tape.make_room([n])
-    if not tape.acquire(n):
-        return False
-    tape.wrote(tape.next_slots(n), [0] * n)
-    tape.commit([n])
-    return True
+from regions.tape import Retention
+from tests.regions.numbered import (
+    FROZEN,
+    append,
+    fresh_window,
+    grow,
+    pool,
+    prompt_of,
+    slots_of,
+    tape_of,
+    write,
+)
 
 
 @settings(max_examples=200)
@@ -68,20 +56,14 @@ def test_a_tape_continues_behind_its_last_block() -> None:
     memory = pool(blocks=400)
     tapes = [tape_of(memory, Retention(400), 1000) for _ in range(2)]
     for _ in range(50):
-        assert all(append(tape, 6) for tape in tapes)
+        assert all(append(memory, tape, [0] * 6) for tape in tapes)
     assert [len(tape.extents) for tape in tapes] == [2, 2]  # frozen and one run
 
 
 @settings(max_examples=150)
 @given(
     st.lists(
-        st.one_of(
-            st.tuples(st.just("append"), st.integers(1, 12)),
-            st.tuples(st.just("fork"), st.integers(1, 9)),
-            st.tuples(st.just("drop"), st.integers(0, 9)),
-            st.tuples(st.just("reset"), st.integers(0, 9)),
-        ),
-        max_size=80,
+        st.tuples(st.sampled_from(["append", "fork", "drop", "reset"]), st.integers(1, 12)), max_size=80
     ),
     st.integers(0, 5),
 )
@@ -94,7 +76,7 @@ def test_tape_and_forks_keep_their_promises(operations: list[tuple[str, int]], m
     forks: list[tuple[Fork, tuple[object, ...]]] = []
     for name, n in operations:
         if name == "append":
-            if not append(tape, n):
+            if not append(memory, tape, [0] * n):
                 continue
             records.append(n)
             coord += n
@@ -110,7 +92,7 @@ def test_tape_and_forks_keep_their_promises(operations: list[tuple[str, int]], m
         elif name == "fork":
             fork = tape.fork()
             if fork.acquire(n):
-                fork.wrote(fork.next_slots(n), [0] * n)
+                write(memory, fork, [0] * n)
             forks.append((fork, fork.extents))
             assert fork.cached_tokens == FROZEN + sum(records)
         elif forks and name == "drop":
@@ -119,8 +101,7 @@ def test_tape_and_forks_keep_their_promises(operations: list[tuple[str, int]], m
             fork, _ = forks[n % len(forks)]
             fork.reset()
             forks[n % len(forks)] = (fork, fork.extents)
-        for fork, extents in forks:
-            assert fork.extents == extents
+        assert all(fork.extents == extents for fork, extents in forks)
         memory.check_integrity()
     for fork, _ in forks:
         fork.release()
@@ -128,25 +109,6 @@ def test_tape_and_forks_keep_their_promises(operations: list[tuple[str, int]], m
     tape.release()
     assert memory.free_blocks == memory.total_blocks
     memory.check_integrity()
-
-
-def test_slots_of_a_live_fork_are_never_reused() -> None:
-    """While a fork lives, the tape evicts and grows without touching a slot the fork can see."""
-    memory = pool(blocks=30)
-    tape = tape_of(memory, Retention(24))
-    for _ in range(4):
-        append(tape, 6)
-    fork = tape.fork()
-    seen = {slot for e in fork.extents for slot in range(e.slot, e.slot + e.length)}
-    for _ in range(6):
-        tape.make_room([6])
-        assert tape.acquire(6)
-        step = tape.next_slots(6)
-        written = {slot for first, count in step.slots for slot in range(first, first + count)}
-        assert not written & seen
-        tape.wrote(step, [0] * 6)
-        tape.commit([6])
-    fork.release()
 
 
 def test_impossible_sizes_are_refused() -> None:
@@ -162,17 +124,6 @@ def test_impossible_sizes_are_refused() -> None:
         BlockAllocator(0)
 
 
-def prompt_of(memory: KVPool, tokens: list[int], context: Context | None = None) -> Fork:
-    prompt = Fork(memory, frame_limit=64, context=context)
-    assert prompt.acquire(len(tokens))
-    prompt.wrote(prompt.next_slots(len(tokens)), tokens)
-    return prompt
-
-
-def slots_of(fork: Fork) -> list[int]:
-    return [slot for e in fork.extents for slot in range(e.slot, e.slot + e.length)]
-
-
 @settings(max_examples=200)
 @given(
     st.lists(st.tuples(st.sampled_from(["write", "keep", "share", "reset"]), st.integers(0, 13)), max_size=40)
@@ -185,21 +136,20 @@ def test_a_cut_back_prompt_never_overwrites_what_others_read(operations: list[tu
     shared: list[tuple[Context, list[int]]] = []
     for name, n in operations:
         if name == "write" and n and prompt.acquire(n):
-            step = prompt.next_slots(n)
-            written = {slot for first, count in step.slots for slot in range(first, first + count)}
-            assert not any(written & set(slots) for _, slots in shared)
-            prompt.wrote(step, list(range(n)))
+            written = write(memory, prompt, range(n))
+            assert not any(set(written) & set(slots) for _, slots in shared)
             expected += range(n)
         elif name == "keep":
             prompt.keep(min(n, prompt.length))
             del expected[n:]
         elif name == "share" and prompt.length:
-            shared.append((prompt.as_context(), slots_of(prompt)))
+            shared.append((prompt.as_context(), slots_of(prompt.extents)))
         elif name == "reset":
             prompt.reset()
             expected = []
         assert prompt.tokens == expected
-        assert len(slots_of(prompt)) == len(set(slots_of(prompt))) == prompt.length
+        slots = slots_of(prompt.extents)
+        assert len(slots) == len(set(slots)) == prompt.length
         assert [e.coord for e in prompt.extents] == [
             sum(e.length for e in prompt.extents[:i]) for i in range(len(prompt.extents))
         ]
@@ -212,32 +162,27 @@ def test_a_cut_back_prompt_never_overwrites_what_others_read(operations: list[tu
 
 def test_cutting_back_gives_blocks_back() -> None:
     memory = pool(20)
-    prompt = prompt_of(memory, list(range(33)))
+    prompt = prompt_of(memory, range(33))
     assert memory.free_blocks == 20 - 9
     prompt.keep(5)
     assert memory.free_blocks == 20 - 2
     with pytest.raises(ValueError, match="6 tokens"):
         prompt.keep(6)
-    prompt.release()
 
 
 def test_forking_does_not_touch_the_blocks_of_the_context() -> None:
     """A fork changes no block's reference count: the version is one shared object."""
     memory = pool(60)
     tape = tape_of(memory, Retention(40))
-    append(tape, 30)
+    append(memory, tape, range(30))
     before = memory.blocks.references.copy()
     forks = [tape.fork() for _ in range(5)]
     assert (memory.blocks.references == before).all()
-    for fork in forks:
-        fork.release()
-    prompt = prompt_of(memory, [1])
-    context = prompt.as_context()
-    prompt.release()
+    assert (tape.context_tokens, forks[0].context_tokens) == (30, FROZEN + 30)
+    context = prompt_of(memory, [1]).as_context()
     context.release()
     with pytest.raises(RuntimeError, match="already released"):
         context.release()
-    tape.release()
 
 
 def test_a_fresh_window_replaces_the_carried_one() -> None:
@@ -245,64 +190,68 @@ def test_a_fresh_window_replaces_the_carried_one() -> None:
     memory = pool(120)
     tape = tape_of(memory, Retention(30), frame_limit=200)
     for _ in range(6):
-        append(tape, 7)
-    fresh = tape.fresh_window()
-    window = tape.window
-    assert fresh.acquire(len(window))
-    fresh.wrote(fresh.next_slots(len(window)), window)
-    append(tape, 6)
+        append(memory, tape, [0] * 7)
+    fresh = fresh_window(memory, tape)
+    append(memory, tape, [1] * 6)
     with pytest.raises(ValueError, match="live window"):
         tape.adopt(fresh)
-    missing = tape.window[-6:]
-    assert fresh.acquire(6)
-    fresh.wrote(fresh.next_slots(6), missing)
+    grow(memory, fresh, tape.window[-6:])
     before = tape.fork()
     tape.adopt(fresh)
     memory.check_integrity()
     still = tape.fork()
     assert still.extents == before.extents
-    assert append(tape, 3)
+    assert append(memory, tape, [0] * 3)
     after = tape.fork()
     assert not {e.slot for e in after.extents[1:]} & {e.slot for e in before.extents[1:]}
     assert after.cached_tokens == FROZEN + tape.live_tokens
-    for fork in (before, still, after):
-        fork.release()
-    tape.release()
+    for reader in (before, still, after, tape):
+        reader.release()
     assert memory.free_blocks == memory.total_blocks
 
 
-@settings(max_examples=100)
-@given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 40)), min_size=1, max_size=40))
-def test_records_are_evicted_by_event_time(records: list[tuple[int, int]]) -> None:
-    """Nothing older than the span before the newest record stays, and nothing younger goes."""
+APPENDS = st.tuples(
+    st.lists(st.tuples(st.integers(1, 6), st.integers(-1, 1)), min_size=1, max_size=3), st.integers(-2, 40)
+)
+
+
+@settings(max_examples=150)
+@given(st.lists(APPENDS, min_size=1, max_size=40), st.sampled_from([0, 7, 50]))
+def test_records_are_evicted_by_tokens_and_event_time(
+    appends: list[tuple[list[tuple[int, int]], int]], span: int
+) -> None:
+    """As from a plain list: event times with gaps, repeats and steps back; by whichever is stricter."""
     memory = pool()
-    tape = tape_of(memory, Retention(40, span_ns=50))
-    now, kept = 0, []
-    for n, gap in records:
+    tape = tape_of(memory, Retention(40, span_ns=span))
+    now, number = 1000, 0
+    plain: list[tuple[list[int], int]] = []
+    for records, gap in appends:
         now += gap
-        tape.make_room([n], [now])
-        assert tape.acquire(n)
-        tape.wrote(tape.next_slots(n), [0] * n)
-        tape.commit([n], [now])
-        kept = [(size, at) for size, at in [*kept, (n, now)] if at >= now - 50]
-        while sum(size for size, _ in kept) > 40:
-            kept.pop(0)
-        assert [(len(r.tokens), r.ts_event) for r in tape.state.records] == kept
-    tape.release()
+        times = [now + step for _, step in records]
+        numbers = []
+        for n, _ in records:
+            numbers.append(list(range(number, number + n)))
+            number += n
+        while plain and sum(len(record) for record, _ in plain) + sum(map(len, numbers)) > 40:
+            plain.pop(0)
+        while span and plain and plain[0][1] < max(times) - span:
+            plain.pop(0)
+        assert append(memory, tape, *numbers, times=times)
+        plain += zip(numbers, times, strict=True)
+        assert [(list(r.tokens), r.ts_event) for r in tape.state.records] == plain
+        assert tape.window == list(chain.from_iterable(record for record, _ in plain))
 
 
 def test_a_commit_of_the_wrong_shape_changes_nothing() -> None:
     memory = pool()
     tape = tape_of(memory, Retention(20, span_ns=5))
-    assert tape.acquire(6)
-    tape.wrote(tape.next_slots(6), range(6))
+    grow(memory, tape, range(6))
     for lengths, times in (([3, 4], [1, 2]), ([3, 3], [1])):
         with pytest.raises(RuntimeError, match="add up"):
             tape.commit(lengths, times)
     assert tape.live_records == 0
     assert tape.commit([3, 3], [1, 2]) == 1
     assert tape.window == list(range(6))
-    tape.release()
 
 
 def test_a_lost_block_is_found() -> None:
@@ -320,15 +269,3 @@ def test_a_lost_block_is_found() -> None:
         memory.check_integrity()
     memory.blocks.release(runs)
     kept.release()
-
-
-def test_the_context_of_a_target_is_what_its_next_token_sees_without_the_frozen_prefix() -> None:
-    memory = pool()
-    tape = tape_of(memory, Retention(30))
-    assert append(tape, 7)
-    fork = tape.fork()
-    assert fork.acquire(3)
-    fork.wrote(fork.next_slots(3), [1, 2, 3])
-    assert (tape.context_tokens, fork.context_tokens) == (7, FROZEN + 7 + 3)
-    fork.release()
-    tape.release()

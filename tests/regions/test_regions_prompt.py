@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,12 +14,11 @@ from regions.offload.host_tier import HostTier
 from regions.radix import RadixCache
 from regions.streaming_kv import StreamingPrompt
 from tests.kit.prompts import next_tokens, remaining
-from tests.regions.contents import reads, small_pool, write
+from tests.regions.contents import pool_with_cache, reads, write
 
 
 def streaming(blocks: int = 60) -> tuple[KVPool, RadixCache, StreamingPrompt]:
-    pool = small_pool(blocks)
-    cache = RadixCache(pool, blocks * 4)
+    pool, cache = pool_with_cache(blocks)
     return pool, cache, StreamingPrompt(pool, cache, frame_limit=1000)
 
 
@@ -24,6 +26,13 @@ def run(pool: KVPool, prompt: StreamingPrompt, n: int = 1000) -> bool:
     """Prefill up to ``n`` of the remaining tokens."""
     piece = next_tokens(prompt, n)
     return write(pool, prompt, prompt.wanted[: prompt.length].tolist(), piece)
+
+
+def change(pool: KVPool, prompt: StreamingPrompt, tokens: Sequence[int], n: int = 1000) -> int:
+    """Replace the prompt and prefill up to ``n`` tokens; returns the tokens that were invalidated."""
+    invalidated = prompt.update(tokens)
+    assert run(pool, prompt, n)
+    return invalidated
 
 
 def common(a: list[int], b: list[int]) -> int:
@@ -43,11 +52,7 @@ TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
 CHANGES = ["append", "update", "change"]
 EVENTS = ["run", "run", "answer", "save", "match", "preempt", "swap", "return", "evict", "recompute last"]
 EVENTS += ["follow", "cut"]
-OPERATIONS = st.tuples(
-    st.sampled_from(CHANGES + EVENTS),
-    st.integers(0, 30),
-    TOKENS,
-)
+OPERATIONS = st.tuples(st.sampled_from(CHANGES + EVENTS), st.integers(0, 30), TOKENS)
 
 
 @settings(max_examples=75)
@@ -123,23 +128,20 @@ def test_only_the_changed_end_is_invalidated_and_freed() -> None:
     pool, _, prompt = streaming()
     system, old, new, question = [1] * 10, [2] * 12, [3] * 14, [4] * 6
     prompt.update(system)
-    prompt.update(system + old + question)
-    run(pool, prompt)
+    change(pool, prompt, system + old + question)
     assert pool.free_blocks == 60 - 7
     assert prompt.update(system + new + question) == 18
     assert (prompt.length, remaining(prompt)) == (10, 20)
     assert pool.free_blocks == 60 - 3
     assert next_tokens(prompt, 4) == [3] * 4
     assert prompt.update(system + old) == 0  # what was not in KV yet cannot be invalidated
-    prompt.release()
 
 
 def test_a_change_inside_the_aliased_part_lets_go_of_the_rest() -> None:
     """The shared prefix is cut, not copied, and its end may be reclaimed by others."""
     pool, cache, donor = streaming()
     tokens = list(range(24))
-    donor.update(tokens)
-    run(pool, donor)
+    change(pool, donor, tokens)
     assert donor.save() == 24
     donor.release()
     prompt = StreamingPrompt(pool, cache, frame_limit=1000)
@@ -147,28 +149,13 @@ def test_a_change_inside_the_aliased_part_lets_go_of_the_rest() -> None:
     assert prompt.match() == 24
     run(pool, prompt)
     assert cache.reclaimable == 0
-    assert prompt.update([*tokens[:9], 99, *tokens[10:]]) == 26 - 9
+    changed = [*tokens[:9], 99, *tokens[10:]]
+    assert prompt.update(changed) == 26 - 9
     assert (prompt.length, prompt.cached_tokens, len(prompt.tokens)) == (9, 9, 0)
     assert cache.reclaimable == 6 - 3
     run(pool, prompt)
-    assert reads(pool, prompt.extents, [*tokens[:9], 99, *tokens[10:]])
+    assert reads(pool, prompt.extents, changed)
     assert cache.match_length(tokens) == 24
-    prompt.release()
-
-
-def test_a_change_in_a_block_that_is_cached_does_not_touch_the_cached_tokens() -> None:
-    pool, cache, prompt = streaming()
-    prompt.update(list(range(10)))
-    run(pool, prompt)
-    prompt.save()
-    assert prompt.update([*range(9), 77, 78]) == 1
-    run(pool, prompt)
-    context = cache.match(list(range(10)))
-    assert context is not None
-    assert reads(pool, context.extents, list(range(10)))
-    assert reads(pool, prompt.extents, [*range(9), 77, 78])
-    context.release()
-    prompt.release()
 
 
 def test_what_is_cut_off_is_given_back() -> None:
@@ -176,13 +163,10 @@ def test_what_is_cut_off_is_given_back() -> None:
     pool, cache, prompt = streaming()
     used = set()
     for turn in range(20):
-        prompt.update([*range(6), *[100 + turn] * 12])
-        run(pool, prompt)
+        change(pool, prompt, [*range(6), *[100 + turn] * 12])
         prompt.save()
-        prompt.update([*range(6), *[100 + turn] * 8, 7])
-        run(pool, prompt)
-        prompt.update([*range(6), 7])
-        run(pool, prompt)
+        change(pool, prompt, [*range(6), *[100 + turn] * 8, 7])
+        change(pool, prompt, [*range(6), 7])
         cache.clear()
         used.add(pool.total_blocks - pool.blocks.free_blocks)
     assert used == {3}, "6 tokens in two blocks that were shared, and the next"
@@ -191,52 +175,34 @@ def test_what_is_cut_off_is_given_back() -> None:
     assert pool.free_blocks == pool.total_blocks
 
 
-def test_a_preempted_prompt_goes_on_from_what_it_had_saved() -> None:
-    pool, _, prompt = streaming()
-    prompt.update(list(range(20)))
-    run(pool, prompt, 13)
-    assert prompt.save() == 13
-    prompt.keep(prompt.cached_tokens)
-    assert prompt.match() == 13
-    assert next_tokens(prompt, 3) == [13, 14, 15]
-    prompt.release()
-
-
 def test_one_token_is_always_left_to_compute() -> None:
     """A fully cached prompt, or one cut back to its tokens in KV, still has a row to answer from."""
     pool, cache, prompt = streaming()
-    prompt.update(list(range(9)))
-    run(pool, prompt)
+    change(pool, prompt, range(9))
     prompt.save()
+    for wanted, expected in (([*range(9)], 8), ([0], 0)):
+        again = StreamingPrompt(pool, cache, frame_limit=1000)
+        again.update(wanted)
+        assert again.match() == expected
+    prompt.update(range(5))
+    assert remaining(prompt) == 0
     prompt.keep(len(prompt.wanted) - 1)
-    assert next_tokens(prompt, 5) == [8]
-    again = StreamingPrompt(pool, cache, frame_limit=1000)
-    again.update(list(range(9)))
-    assert again.match() == 8
-    assert again.update(list(range(5))) == 3
-    assert remaining(again) == 0
-    again.keep(len(again.wanted) - 1)
-    assert next_tokens(again, 5) == [4]
-    short = StreamingPrompt(pool, cache, frame_limit=1000)
-    short.update([0])
-    assert short.match() == 0
-    short.release()
-    prompt.release()
-    again.release()
+    assert next_tokens(prompt, 5) == [4]
 
 
 def test_a_swapped_prompt_is_invalidated_on_the_host() -> None:
     """The paper's order: free on the host, bring back what is left, compute the rest."""
     pool, cache, prompt = streaming()
     host = HostTier(pool, 10)
-    prompt.update(list(range(30)))
-    run(pool, prompt)
+    change(pool, prompt, range(30))
     assert prompt.swap_out(host)
     assert (pool.free_blocks, host.pool.free_blocks) == (60, 2)
     assert prompt.update([*range(14), 99]) == 16
     assert (host.pool.free_blocks, prompt.length) == (6, 14)
     with pytest.raises(RuntimeError, match="swapped out"):
         prompt.save()
+    with pytest.raises(RuntimeError, match="swapped out"):
+        StreamingPrompt(pool, cache, frame_limit=1000).read_from(prompt, 10)
     assert prompt.swap_in()
     assert (pool.free_blocks, host.pool.free_blocks) == (56, 10)
     run(pool, prompt)
@@ -245,58 +211,22 @@ def test_a_swapped_prompt_is_invalidated_on_the_host() -> None:
     assert prompt.swap_out(host)
     assert prompt.update([5, 6]) == 15  # nothing is left, here or there
     assert (cache.reclaimable, host.pool.free_blocks) == (4, 10)
-    prompt.release()
-
-
-def test_a_swapped_prompt_can_be_cut_into_its_aliased_part() -> None:
-    """The host's copy is freed whole; the rest of the prefix was never swapped."""
-    pool, _, prompt = streaming()
-    host = HostTier(pool, 10)
-    prompt.update(list(range(12)))
-    run(pool, prompt)
-    prompt.save()
-    prompt.keep(prompt.cached_tokens)
-    prompt.update([*range(12), *[50] * 6])
-    assert prompt.match() == 12
-    run(pool, prompt)
-    assert prompt.swap_out(host)
-    assert prompt.update(list(range(7))) == 11
-    assert (prompt.swapped, host.pool.free_blocks) == (False, 10)
-    assert reads(pool, prompt.extents, list(range(7)))
-    prompt.release()
-
-
-def test_the_next_turn_of_a_conversation_keeps_the_answer() -> None:
-    """The appended text begins with the generated answer: only tokens that differ are invalidated."""
-    pool, _, prompt = streaming()
-    prompt.update([1, 2, 3])
-    run(pool, prompt)
-    assert write(pool, prompt, [1, 2, 3], [7, 8, 9])
-    assert remaining(prompt) == 0
-    assert prompt.update([1, 2, 3, 7, 8, 5, 5]) == 1
-    assert (prompt.length, next_tokens(prompt, 9)) == (5, [5, 5])
-    prompt.release()
 
 
 def test_the_prompt_does_not_change_with_the_callers_array() -> None:
     _, _, prompt = streaming()
-    tokens = [1, 2, 3]
-    prompt.update(tokens)
-    array = prompt.wanted.copy()
+    array = np.array([1, 2, 3], np.int32)
     prompt.update(array)
     array[:] = 9
     assert prompt.wanted.tolist() == [1, 2, 3]
-    prompt.release()
 
 
 def test_a_prompt_reads_the_kv_of_another_and_neither_writes_into_the_others() -> None:
     """Two blocks and a half in common: metadata only, and it stays when the source is gone."""
     pool, cache, source = streaming()
-    source.update(list(range(20)))
-    run(pool, source, 13)
+    change(pool, source, range(20), 13)
     reader = StreamingPrompt(pool, cache, frame_limit=1000)
-    reader.update([*range(10), 70, 71, 72])
-    run(pool, reader, 3)
+    change(pool, reader, [*range(10), 70, 71, 72], 3)
     before = pool.free_blocks
     reader.read_from(source, 10)
     assert pool.free_blocks == before + 1, "what it had computed itself goes, nothing else is taken"
@@ -307,36 +237,19 @@ def test_a_prompt_reads_the_kv_of_another_and_neither_writes_into_the_others() -
     assert reads(pool, source.extents, list(range(20)))
     source.release()
     other = StreamingPrompt(pool, cache, frame_limit=1000)
-    other.update([9] * (pool.free_blocks * 4))
-    assert run(pool, other)
+    change(pool, other, [9] * (pool.free_blocks * 4))
     assert reads(pool, reader.extents, [*range(10), 70, 71, 72])
     reader.release()
     other.release()
     assert pool.free_blocks == pool.total_blocks
 
 
-def test_a_prompt_on_the_host_cannot_be_read_from() -> None:
-    pool, cache, source = streaming()
-    host = HostTier(pool, 10)
-    source.update(list(range(20)))
-    run(pool, source)
-    reader = StreamingPrompt(pool, cache, frame_limit=1000)
-    reader.update(list(range(20)))
-    assert source.swap_out(host)
-    with pytest.raises(RuntimeError, match="swapped out"):
-        reader.read_from(source, 10)
-    assert reader.length == 0
-    source.release()
-    reader.release()
-
-
 def test_a_rejected_draft_behind_a_saved_prompt_does_not_hide_the_blocks() -> None:
     """The next token goes to a new block, because the cache reads the old one; the fork has both."""
     pool, cache, prompt = streaming()
-    prompt.update(list(range(10)))
-    run(pool, prompt)
+    change(pool, prompt, range(10))
     prompt.save()
-    assert write(pool, prompt, list(range(10)), [50, 51])
+    assert write(pool, prompt, range(10), [50, 51])
     prompt.keep(11)
     assert prompt.blocks == 3
     assert write(pool, prompt, [*range(10), 50], [52])
@@ -349,4 +262,3 @@ def test_a_rejected_draft_behind_a_saved_prompt_does_not_hide_the_blocks() -> No
     assert pool.free_blocks == 60 - 4
     prompt.keep(prompt.cached_tokens)
     assert (prompt.blocks, pool.free_blocks) == (0, 60)
-    prompt.release()

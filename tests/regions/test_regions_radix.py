@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from weakref import ref
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,7 +10,7 @@ from hypothesis import strategies as st
 from regions.ephemeral import Fork
 from regions.radix import RadixCache, common_length, token_array
 from regions.tape import Retention, Tape
-from tests.regions.contents import SYSTEM, cached, prompt, reads, small_pool, write
+from tests.regions.contents import SYSTEM, cached, pool_with_cache, prompt, reads, write
 
 Tuple = tuple[int, ...]
 
@@ -60,8 +57,7 @@ def test_matches_are_the_longest_cached_prefixes(
     operations: list[tuple[str, int, list[int], str]], budget: int
 ) -> None:
     """Any order of saving, cutting, evicting and filling the pool: right lengths, right KV, no lost block."""
-    pool = small_pool(40)
-    cache = RadixCache(pool, budget)
+    pool, cache = pool_with_cache(40, budget)
     model = Model(cache)
     readers: list[tuple[Fork, list[int], str]] = []
     for name, n, tokens, salt in operations:
@@ -118,8 +114,7 @@ def test_matches_are_the_longest_cached_prefixes(
 
 
 def test_eviction_takes_the_leaf_used_longest_ago_and_keeps_the_shared_branch() -> None:
-    pool = small_pool(100)
-    cache = RadixCache(pool, 400)
+    pool, cache = pool_with_cache(100)
     for tail in (1, 2, 3):
         assert cached(pool, cache, SYSTEM + [tail] * 8) == (18 if tail == 1 else 8)
     context = cache.match(SYSTEM + [1] * 8)
@@ -135,8 +130,7 @@ def test_eviction_takes_the_leaf_used_longest_ago_and_keeps_the_shared_branch() 
 
 def test_a_prefix_with_readers_is_not_evicted() -> None:
     """While a tape or prompt reads a prefix it stays cached; afterwards it can be evicted."""
-    pool = small_pool(60)
-    cache = RadixCache(pool, 240)
+    pool, cache = pool_with_cache(60)
     cached(pool, cache, SYSTEM + [1] * 8)
     cached(pool, cache, SYSTEM + [2] * 8)
     context = cache.match(SYSTEM)
@@ -155,8 +149,7 @@ def test_a_prefix_with_readers_is_not_evicted() -> None:
 
 def test_a_reader_references_no_more_than_it_reads() -> None:
     """The match of a part of an edge leaves the blocks behind it to be reclaimed."""
-    pool = small_pool(60)
-    cache = RadixCache(pool, 240)
+    pool, cache = pool_with_cache(60)
     cached(pool, cache, list(range(40)))
     context = cache.match([*range(9), 99])
     assert context is not None
@@ -171,8 +164,7 @@ def test_a_reader_references_no_more_than_it_reads() -> None:
 
 def test_only_the_delta_is_added() -> None:
     """Extending a cached prefix adds references only to the new tokens' blocks."""
-    pool = small_pool(60)
-    cache = RadixCache(pool, 240)
+    pool, cache = pool_with_cache(60)
     assert cached(pool, cache, list(range(16))) == 16
     before = pool.blocks.references.copy()
     assert cached(pool, cache, list(range(24))) == 8
@@ -186,8 +178,7 @@ def test_only_the_delta_is_added() -> None:
 
 def test_saves_are_gated_by_the_budget() -> None:
     """Prefixes without readers are evicted; otherwise the save is refused and counted, changing nothing."""
-    pool = small_pool(60)
-    cache = RadixCache(pool, 20)
+    pool, cache = pool_with_cache(60, 20)
     cached(pool, cache, [1] * 8)
     cached(pool, cache, [2] * 8)
     assert cached(pool, cache, [3] * 21) == 0
@@ -207,8 +198,7 @@ def test_saves_are_gated_by_the_budget() -> None:
 
 
 def test_an_extension_does_not_evict_what_it_extends() -> None:
-    pool = small_pool(60)
-    cache = RadixCache(pool, 12)
+    pool, cache = pool_with_cache(60, 12)
     cached(pool, cache, list(range(8)))
     cached(pool, cache, [50] * 4)
     fork = prompt(pool, list(range(12)))  # computed it all, so it reads nothing of what it extends
@@ -220,8 +210,7 @@ def test_an_extension_does_not_evict_what_it_extends() -> None:
 
 def test_tenants_do_not_see_each_other() -> None:
     """Another salt finds nothing, whatever is cached, and leaves nothing behind when its prefixes go."""
-    pool = small_pool(60)
-    cache = RadixCache(pool, 240)
+    pool, cache = pool_with_cache(60)
     cached(pool, cache, SYSTEM, "alice")
     assert [cache.match_length(SYSTEM, salt) for salt in ("alice", "bob", "")] == [10, 0, 0]
     assert cache.match(SYSTEM, "bob") is None
@@ -233,8 +222,7 @@ def test_tenants_do_not_see_each_other() -> None:
 
 def test_what_was_computed_twice_still_frees_its_first_copy() -> None:
     """Blocks are promised as free although a live reader's own tokens hang below them in the trie."""
-    pool = small_pool(12)
-    cache = RadixCache(pool, 48)
+    pool, cache = pool_with_cache(12)
     first, second = prompt(pool, list(range(16))), prompt(pool, list(range(16)))
     cache.save(list(range(16)), first)
     first.release()
@@ -250,8 +238,7 @@ def test_what_was_computed_twice_still_frees_its_first_copy() -> None:
 
 
 def test_looking_up_a_length_references_and_touches_nothing() -> None:
-    pool = small_pool(60)
-    cache = RadixCache(pool, 240)
+    pool, cache = pool_with_cache(60)
     cached(pool, cache, [1] * 8)
     cached(pool, cache, [2] * 8)
     assert cache.match_length(np.array([1] * 5, np.int32)) == 5
@@ -262,8 +249,7 @@ def test_looking_up_a_length_references_and_touches_nothing() -> None:
 
 def test_only_prompts_can_be_cached() -> None:
     """Refused: a fork of a tape, tokens other than those in KV, and more than there are."""
-    pool = small_pool(60)
-    cache = RadixCache(pool, 240)
+    pool, cache = pool_with_cache(60)
     cached(pool, cache, SYSTEM)
     context = cache.match(SYSTEM)
     assert context is not None
@@ -290,8 +276,7 @@ def test_only_prompts_can_be_cached() -> None:
 
 def test_a_prompt_that_was_saved_at_every_token_is_read_as_one_extent() -> None:
     """A path of 1,100 nodes: found, split, evicted, and attention still reads one run of slots."""
-    pool = small_pool(400)
-    cache = RadixCache(pool, 1600)
+    pool, cache = pool_with_cache(400)
     tokens = [n % 7 for n in range(1100)]
     fork = prompt(pool, tokens)
     for n in range(1, 1101):
@@ -314,18 +299,3 @@ def test_the_common_length_is_that_of_a_plain_comparison(a: list[int], b: list[i
     while expected < min(len(a), len(b)) and a[expected] == b[expected]:
         expected += 1
     assert common_length(token_array(a), token_array(b)) == expected
-
-
-def test_memory_is_free_as_soon_as_pool_and_cache_are_dropped() -> None:
-    """No reference cycle: a device's memory must not wait for the garbage collector."""
-    pool = small_pool(20)
-    cache = RadixCache(pool, 80)
-    for tail in (1, 2):
-        cached(pool, cache, SYSTEM + [tail] * 4)
-    gone = ref(pool)
-    gc.disable()
-    try:
-        del pool, cache
-        assert gone() is None
-    finally:
-        gc.enable()

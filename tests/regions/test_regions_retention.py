@@ -9,20 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regions.cache_priority import DEFAULT, LONGEST_NS, ORDINARY, PrefixRetention
+from regions.cache_priority import DEFAULT, LONGEST_NS, PrefixRetention
 from regions.radix import Node, RadixCache
-from tests.regions.contents import prompt, small_pool
+from tests.regions.contents import cached, pool_with_cache
 
 Key = tuple[str, tuple[int, ...]]
 """A salt, and the whole prefix up to the end of an edge."""
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0
-
-    def __call__(self) -> int:
-        return self.now
 
 
 @dataclass
@@ -123,18 +115,6 @@ def edges_of(cache: RadixCache) -> dict[Key, int]:
     return found
 
 
-def use(cache: RadixCache, salt: str, tokens: list[int], retention: PrefixRetention = ORDINARY) -> int:
-    pool = cache._pool
-    context = cache.match(tokens, salt)
-    at = context.tokens if context else 0
-    fork = prompt(pool, tokens[at:], context, tokens[:at])  # type: ignore[arg-type]
-    if context:
-        context.release()
-    added = cache.save(tokens, fork, salt, retention)
-    fork.release()
-    return added
-
-
 USES = st.tuples(
     st.sampled_from("ab"),
     st.lists(st.integers(0, 1), min_size=1, max_size=9),
@@ -149,16 +129,16 @@ USES = st.tuples(
 def test_the_lowest_priority_goes_first_and_among_equals_the_least_recently_used(
     uses: list[tuple[str, list[int], int, int, int]], budget: int
 ) -> None:
-    clock = Clock()
-    cache = RadixCache(small_pool(60, block_size=1), budget, retained_share=0.4, clock=clock)
+    now = 0
+    pool, cache = pool_with_cache(60, budget, 1, retained_share=0.4, clock=lambda: now)
     plain = Plain(budget, int(budget * 0.4))
     for salt, tokens, priority, for_ns, passed in uses:
-        clock.now += passed
+        now += passed
         retention = PrefixRetention(priority, for_ns, owner=salt)
-        use(cache, salt, tokens, retention)
-        plain.use(salt, tuple(tokens), retention, clock.now)
+        cached(pool, cache, tokens, salt, retention)
+        plain.use(salt, tuple(tokens), retention, now)
         cache.priorities.expire()
-        assert edges_of(cache) == {key: plain.priority(key, clock.now) for key in plain.edges}
+        assert edges_of(cache) == {key: plain.priority(key, now) for key in plain.edges}
         cache.check_integrity()
 
 
@@ -167,10 +147,9 @@ def test_the_lowest_priority_goes_first_and_among_equals_the_least_recently_used
 def test_the_pool_gets_every_block_back_whatever_their_priorities(
     uses: list[tuple[str, list[int], int, int, int]], blocks: int
 ) -> None:
-    pool = small_pool(60, block_size=1)
-    cache = RadixCache(pool, 60, clock=lambda: 0)
+    pool, cache = pool_with_cache(60, block_size=1, clock=lambda: 0)
     for salt, tokens, priority, for_ns, _ in uses:
-        use(cache, salt, tokens, PrefixRetention(priority, for_ns, owner=salt))
+        cached(pool, cache, tokens, salt, PrefixRetention(priority, for_ns, owner=salt))
     free, most = pool.blocks.free_blocks, cache.reclaimable
     cache.reclaim(blocks)
     assert pool.blocks.free_blocks - free >= min(blocks, most)
@@ -181,19 +160,19 @@ def test_the_pool_gets_every_block_back_whatever_their_priorities(
 
 
 def test_one_owner_cannot_fill_the_cache_for_ever() -> None:
-    clock = Clock()
-    cache = RadixCache(small_pool(100, block_size=1), 40, retained_share=0.25, clock=clock)
+    now = 0
+    pool, cache = pool_with_cache(100, 40, 1, retained_share=0.25, clock=lambda: now)
     greedy = PrefixRetention(100, 50, "greedy")
     for first in range(4):
-        use(cache, "greedy", [first] * 8, greedy)
+        cached(pool, cache, [first] * 8, "greedy", greedy)
     assert cache.priorities.retained_tokens == 8
     assert cache.priorities.refused_tokens == 24
     for first in range(10, 14):
-        use(cache, "other", [first] * 8)
+        cached(pool, cache, [first] * 8, "other")
     assert [cache.match_length([first] * 8, "greedy") for first in range(4)] == [8, 0, 0, 0]
-    clock.now = 50
+    now = 50
     for first in range(20, 25):
-        use(cache, "other", [first] * 8)
+        cached(pool, cache, [first] * 8, "other")
     assert not cache.match_length([0] * 8, "greedy")
     assert cache.priorities.retained_tokens == 0
 

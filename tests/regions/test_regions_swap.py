@@ -16,6 +16,7 @@ from regions.tape import Retention
 from tests.regions.numbered import (
     FROZEN,
     append,
+    grow,
     late_tier,
     pool,
     prompt_of,
@@ -44,8 +45,7 @@ def test_a_fork_swaps_out_and_in() -> None:
     assert read(memory, fork.extents) == list(range(1, 15))
     assert host.pool.free_blocks == 20
     assert (host.swapped_out, host.swapped_in) == (1, 1)
-    assert fork.acquire(3)
-    write(memory, fork, [15, 16, 17])
+    grow(memory, fork, [15, 16, 17])
     assert read(memory, fork.extents) == list(range(1, 18))
     fork.release()
     other.release()
@@ -99,8 +99,7 @@ def test_an_update_of_a_swapped_prompt_frees_on_the_host(kept: int) -> None:
     assert host.pool.free_blocks == 20 - -(-kept // 4)
     assert fork.swapped == (kept > 0)
     host.pool.check_integrity()
-    assert fork.acquire(6)
-    write(memory, fork, list(range(100, 106)))
+    grow(memory, fork, list(range(100, 106)))
     assert read(memory, fork.extents) == [*range(kept), *range(100, 106)]
     fork.release()
     assert host.pool.free_blocks == 20
@@ -112,8 +111,7 @@ def test_tokens_that_others_read_stay_in_the_pool() -> None:
     fork = prompt_of(memory, list(range(6)))
     cached = fork.as_context()
     fork.keep(5)  # its last block is the cache's too: from here on it writes behind it
-    assert fork.acquire(7)
-    write(memory, fork, list(range(50, 57)))
+    grow(memory, fork, list(range(50, 57)))
     assert fork.swap_out(host)
     assert host.pool.free_blocks == 20 - 2
     scribble(memory)
@@ -133,18 +131,6 @@ def test_an_empty_fork_gives_back_what_it_took_ahead() -> None:
     assert fork.acquire(9)
     assert fork.swap_out(HostTier(memory, 1))
     assert memory.free_blocks == 40
-    assert not fork.swapped
-    fork.release()
-
-
-@pytest.mark.parametrize("end", ["reset", "release"])
-def test_the_end_of_a_swapped_fork_frees_the_host(end: str) -> None:
-    memory = pool()
-    host = HostTier(memory, 20)
-    fork = prompt_of(memory, list(range(9)))
-    assert fork.swap_out(host)
-    getattr(fork, end)()
-    assert (memory.free_blocks, host.pool.free_blocks) == (40, 20)
     assert not fork.swapped
     fork.release()
 
@@ -197,20 +183,6 @@ def test_finished_copies_are_noticed_without_waiting() -> None:
     fork.release()
 
 
-def test_a_fork_comes_back_while_it_is_still_leaving() -> None:
-    """Copies keep their order, so the way back reads what the way out has written."""
-    memory = pool(20)
-    host, late = late_tier(memory, 30)
-    fork = prompt_of(memory, list(range(13)))
-    assert fork.swap_out(host)
-    assert late.pending
-    assert fork.swap_in()
-    assert read(memory, fork.extents) == list(range(13))
-    host.poll()
-    assert host.pool.blocks.free_blocks == 30
-    fork.release()
-
-
 def test_a_tape_swaps_out_and_comes_back_as_the_same_version() -> None:
     """Readers of before keep what they see; a reader of afterwards sees the same, elsewhere."""
     memory = pool(60)
@@ -251,8 +223,7 @@ def test_a_stored_version_is_whole_until_the_next_commit() -> None:
     early = tape.fork()
     assert read(memory, early.extents) == seen
     assert [e[1:] for e in early.extents] == [e[1:] for e in before]  # the frozen prefix, too
-    assert tape.acquire(7)
-    write(memory, tape, list(range(50, 57)))
+    grow(memory, tape, list(range(50, 57)))
     tape.commit([7])
     late = tape.fork()
     assert read(memory, late.extents)[FROZEN:] == [*range(20, 25), *range(30, 35), *range(50, 57)]
@@ -300,16 +271,6 @@ def test_a_tape_that_cannot_come_back_says_so() -> None:
     assert tape.acquire(2)
     assert read(memory, tape.extents)[FROZEN:] == list(range(38))
     tape.release()
-
-
-def test_releasing_a_stored_tape_frees_the_host() -> None:
-    memory = pool(20)
-    host = HostTier(memory, 30)
-    tape = tape_of(memory, Retention(40))
-    append(memory, tape, list(range(38)))
-    assert tape.swap_out(host)
-    tape.release()
-    assert (memory.free_blocks, host.pool.free_blocks) == (20, 30)
 
 
 @settings(max_examples=40)

@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from regions.ephemeral import Fork
 from regions.prefix_index import PrefixIndex
-from regions.radix import RadixCache, TokenArray, common_length
-from tests.regions.contents import SYSTEM, cached, prompt, small_pool, write
+from regions.radix import TokenArray, common_length
+from tests.regions.contents import SYSTEM, cached, pool_with_cache, prompt, write
 
 PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 SALTS = st.sampled_from(["", "a"])
@@ -26,8 +26,7 @@ class Watched(RuleBasedStateMachine):
 
     @initialize(budget=st.sampled_from([12, 40, 1000]))
     def start(self, budget: int) -> None:
-        self.pool = small_pool(60)
-        self.cache = RadixCache(self.pool, budget)
+        self.pool, self.cache = pool_with_cache(60, budget)
         self.watch = PrefixIndex(self.cache)
         self.prompts: dict[int, tuple[list[int], str]] = {}
         self.reported: dict[int, int] = {}
@@ -106,17 +105,16 @@ TestWatched = Watched.TestCase
 
 
 def test_one_token_is_left_to_compute() -> None:
-    cache = RadixCache(small_pool(60), 240)
+    pool, cache = pool_with_cache(60)
     watch = PrefixIndex(cache)
-    cached(cache._pool, cache, SYSTEM)
+    cached(pool, cache, SYSTEM)
     assert watch.watch(1, SYSTEM) == len(SYSTEM) - 1
     assert watch.watch(2, [*SYSTEM, 5]) == len(SYSTEM)
     assert watch.watch(3, SYSTEM[:1]) == 0
 
 
 def test_a_change_undone_between_two_calls_is_not_reported() -> None:
-    pool = small_pool(60)
-    cache = RadixCache(pool, 240)
+    pool, cache = pool_with_cache(60)
     watch = PrefixIndex(cache)
     assert watch.watch(7, [*SYSTEM, 1]) == 0
     cached(pool, cache, SYSTEM)
@@ -130,8 +128,7 @@ def test_a_change_undone_between_two_calls_is_not_reported() -> None:
 @pytest.mark.parametrize("others", [10, 200])
 def test_only_the_prompts_a_change_concerns_are_looked_at(others: int) -> None:
     """Any number may wait: only the one prompt that continues like the saved one is compared."""
-    pool = small_pool(400)
-    cache = RadixCache(pool, 1600)
+    pool, cache = pool_with_cache(400)
     compared = []
 
     def counting(a: TokenArray, b: TokenArray) -> int:
@@ -150,8 +147,7 @@ def test_only_the_prompts_a_change_concerns_are_looked_at(others: int) -> None:
 
 @given(PROMPTS)
 def test_arrays_and_lists_are_followed_alike(tokens: list[int]) -> None:
-    pool = small_pool(20)
-    cache = RadixCache(pool, 80)
+    pool, cache = pool_with_cache(20)
     watch = PrefixIndex(cache)
     watch.watch(1, tokens)
     watch.watch(2, np.array(tokens, np.int32))
@@ -161,8 +157,7 @@ def test_arrays_and_lists_are_followed_alike(tokens: list[int]) -> None:
 
 def test_a_dropped_watch_gets_no_more_changes_and_keeps_nothing_alive() -> None:
     """No reference cycle: a device's memory must not wait for the garbage collector."""
-    pool = small_pool(20)
-    cache = RadixCache(pool, 80)
+    pool, cache = pool_with_cache(20)
     watch = PrefixIndex(cache)
     cached(pool, cache, SYSTEM)
     watch.watch(1, [*SYSTEM, 4])

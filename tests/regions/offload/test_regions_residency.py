@@ -17,6 +17,7 @@ from regions.tape import Retention, Tape
 from tests.regions.numbered import (
     FROZEN,
     append,
+    fresh_window,
     late_tier,
     pool,
     prompt_of,
@@ -59,10 +60,12 @@ class House:
 
     def rebuild(self, i: int) -> None:
         """Rebuild a lost session, as the scheduler does."""
-        fresh, window = self.tapes[i].fresh_window(), self.tapes[i].window
-        assert fresh.acquire(len(window))
-        write(self.pool, fresh, window)
-        self.tapes[i].rebuild(fresh)
+        self.tapes[i].rebuild(fresh_window(self.pool, self.tapes[i]))
+
+    def spill(self) -> None:
+        """Offload the session that is idle for the longest, long from now."""
+        self.now += 1000
+        assert self.residency.spill_idle()
 
     @property
     def resident(self) -> list[bool]:
@@ -136,8 +139,7 @@ def test_a_file_is_laid_into_whatever_blocks_are_free(tmp_path: Path) -> None:
         assert append(house.pool, tape, [10 * i + j for j in range(7)])
     expected = tape.window
     assert tape.live_ranges[0][0] % 4 == 2
-    house.now = 1000
-    assert house.residency.spill_idle()
+    house.spill()
     taken = house.pool.take(house.pool.free_blocks)
     assert taken is not None
     ((start, stop),) = taken
@@ -235,14 +237,12 @@ def test_a_refused_snapshot_loses_the_session_until_its_tokens_are_prefilled_aga
     """With a message in the log; nothing of the file reaches the pool, and the file is removed."""
     house = House(1, directory=tmp_path)
     house.fill(0)
-    house.now = 1000
-    assert house.residency.spill_idle()
+    house.spill()
     file = tmp_path / "t0.kv"
     older = file.read_bytes()
     if harm == "older":
         assert append(house.pool, house.tapes[0], [7])
-        house.now = 3000
-        assert house.residency.spill_idle()
+        house.spill()
         file.write_bytes(older)  # sound in itself, but of another version
     elif harm == "gone":
         file.unlink()
@@ -269,8 +269,7 @@ def test_a_refused_snapshot_loses_the_session_until_its_tokens_are_prefilled_aga
 
 def lost(directory: Path, house: House) -> Tape:
     """The first session of ``house``, offloaded and its file removed."""
-    house.now += 1000
-    assert house.residency.spill_idle()
+    house.spill()
     (directory / "t0.kv").unlink()
     assert not house.tapes[0].acquire(1)
     assert house.tapes[0].lost
@@ -317,9 +316,7 @@ def test_only_the_live_window_of_a_lost_session_is_taken_over(tmp_path: Path) ->
     house.fill(0)
     tape = lost(tmp_path, house)
     for wrong in (tape.window[:-1], tape.window[::-1]):
-        fresh = tape.fresh_window()
-        assert fresh.acquire(len(wrong))
-        write(house.pool, fresh, wrong)
+        fresh = fresh_window(house.pool, tape, wrong)
         with pytest.raises(ValueError, match=r"t0: .* live window"):
             tape.rebuild(fresh)
         fresh.release()
@@ -335,8 +332,7 @@ def test_only_the_live_window_of_a_lost_session_is_taken_over(tmp_path: Path) ->
 def test_a_snapshot_is_not_read_without_room_for_it(tmp_path: Path) -> None:
     house = House(1, blocks=10, directory=tmp_path)
     house.fill(0)
-    house.now = 1000
-    assert house.residency.spill_idle()
+    house.spill()
     (tmp_path / "t0.kv").unlink()
     hog = prompt_of(house.pool, [1] * 28)
     assert not house.tapes[0].acquire(1)
@@ -373,8 +369,7 @@ def test_the_log_is_silent_when_all_goes_well(tmp_path: Path, caplog: pytest.Log
     caplog.set_level(logging.INFO)
     house = House(1, directory=tmp_path)
     house.fill(0)
-    house.now = 1000
-    assert house.residency.spill_idle()
+    house.spill()
     assert house.seen(0) == numbers(0)
     house.release()
     assert caplog.text == ""
