@@ -1,8 +1,7 @@
 """Remembers what was measured on this machine: one small file for each question, in the cache directory.
 
-A measurement depends on the CPU, on what was measured, and on the code. The first two name the file; one that
-was written by other code, or cannot be read, counts as none and is replaced. Where nothing can be written,
-every start measures.
+The CPU and the question name the file; one that other code wrote, or that cannot be read, counts as none and
+is replaced. Where nothing can be written, every start measures.
 """
 
 from __future__ import annotations

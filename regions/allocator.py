@@ -1,7 +1,7 @@
 """Reference-counted blocks, allocated in runs that are as contiguous as the pool allows.
 
-Attention reads each contiguous run of slots (an extent) with one call, so long runs are fast. Tapes grow for
-hours and continue after their last block; forks live for milliseconds and fill the smallest hole.
+Attention reads each run with one call. Tapes grow for hours and continue after their last block; forks live
+for milliseconds and fill the smallest hole.
 """
 
 from __future__ import annotations

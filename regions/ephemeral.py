@@ -1,8 +1,7 @@
 """The ephemeral region: a question and its answer after an immutable context (snapshot isolation).
 
 A fork's context never changes, so the tape may append, evict and be forked again meanwhile. Forks replace the
-in-place strip/extend/clear/restore of *Attention Once* section 3.9.3: nothing needs to be restored, and many
-forks run in one pass.
+in-place strip/extend/clear/restore of *Attention Once* section 3.9.3.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
-"""Match lengths of waiting prompts, kept current while prompts are cached and evicted.
+"""Match lengths of waiting prompts, kept current while prompts are cached and evicted (*k-LPM*).
 
-A scheduler that prefers the longest cached prefix (*k-LPM*) needs the match lengths of all waiting prompts in
-every step. A prompt's match ends at a `MatchEnd`, somewhere along an edge. It grows only when the trie
-continues there with the prompt's next token, and shrinks only when that edge is dropped. So prompts are
-indexed by stop and next token, and a change of the trie visits only the prompts it affects.
+A prompt's match ends at a `MatchEnd`, somewhere along an edge. It grows only when the trie continues there
+with the prompt's next token, and shrinks only when that edge is dropped. So prompts are indexed by stop and
+next token, and a change of the trie visits only the prompts it affects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from regions.radix import Node, RadixCache, TokenArray, Tokens, common_length, token_array
@@ -16,7 +14,6 @@ from regions.radix import Node, RadixCache, TokenArray, Tokens, common_length, t
 END = -1
 """The next token of a completely cached prompt."""
 
-Compare = Callable[[TokenArray, TokenArray], int]
 Edge = Node | str
 """An edge; the salt stands for the root, which is dropped with its last child."""
 
@@ -65,11 +62,11 @@ class PrefixIndex:
     """Exact match lengths of watched prompts in ``cache`` (`RadixCache.match_length`).
 
     A prompt's last token does not count, as in `StreamingPrompt.match`: it must be computed for its row. Not
-    thread-safe: it belongs to the thread that owns the cache. ``compare``: see `common_length`.
+    thread-safe: it belongs to the thread that owns the cache.
     """
 
-    def __init__(self, cache: RadixCache, *, compare: Compare = common_length) -> None:
-        self._cache, self._compare = cache, compare
+    def __init__(self, cache: RadixCache) -> None:
+        self._cache = cache
         self._prompts: dict[int, Watched] = {}
         self._stops: dict[Edge, dict[int, MatchEnd]] = {}
         self._touched: dict[int, None] = {}
@@ -116,7 +113,7 @@ class PrefixIndex:
         self._tidy(stop)
         for key in follow:
             prompt = self._prompts[key]
-            more = self._compare(node.tokens, prompt.tokens[end : end + len(node.tokens)])
+            more = common_length(node.tokens, prompt.tokens[end : end + len(node.tokens)])
             self._move(prompt, self._stop(node, end + more))
 
     def split(self, upper: Node, node: Node) -> None:

@@ -6,8 +6,7 @@ of its path as a `Context` with its own references, which later splits and evict
 prompts that begin at coordinate 0 are cached: one position frame, origin 0.
 
 Nodes are ordered by last use, each before its ancestors, so walking that order finds the least recently used
-leaf. Leaves of a lower priority go first (`regions.cache_priority`). A block has other readers when it has
-more references than the cache's own, which are counted per block.
+leaf. Leaves of a lower priority go first (`regions.cache_priority`).
 """
 
 from __future__ import annotations
@@ -185,11 +184,6 @@ class RadixCache:
         self._touch(path)
         self.priorities.keep([(each, len(each.tokens)) for each in used], retention, new=node)
         return delta
-
-    @property
-    def nodes(self) -> int:
-        """Number of edges of the trie."""
-        return len(self._parents)
 
     @property
     def reclaimable(self) -> int:

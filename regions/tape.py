@@ -188,7 +188,7 @@ class Tape:
 
     def acquire(self, n: int) -> bool:
         """See `BlockTable.acquire`; also False when the tape is lost."""
-        if not self._present(n):
+        if not self.bring_back(n):
             return False
         growing, self._growing = self._growing, True  # so that reclaiming never offloads this tape
         acquired = self._table.acquire(n)
@@ -322,8 +322,8 @@ class Tape:
         return self.resident and not self._growing and not self._append.tokens and self.live_tokens > 0
 
     def hold(self) -> SharedBlocks:
-        """References to the window's blocks, for who reads them later; the caller releases them."""
-        return self._share()
+        """A new reference to each block of the window; the caller releases them."""
+        return SharedBlocks(self._pool, self._table.live_runs())
 
     @property
     def has_readers(self) -> bool:
@@ -372,14 +372,19 @@ class Tape:
         self._committed = replace(
             self._committed,
             extents=(*anchor(self._frozen.extents, self._committed.base), *self._table.extents),
-            blocks=(*self._frozen.retain().blocks, self._share()),
+            blocks=(*self._frozen.retain().blocks, self.hold()),
         )
         self._drop_evicted()
         return True
 
-    def bring_back(self) -> bool:
-        """Bring the current version into the pool; False when that has no room or the tape is lost."""
-        return self._present(0)
+    def bring_back(self, n: int = 0) -> bool:
+        """Bring the current version into the pool, with room for ``n`` more tokens.
+
+        False when the pool has no room or the tape is lost.
+        """
+        if self.lost and not self._records:
+            self.rebuild(self.fresh_window())  # everything was evicted: there is nothing to prefill
+        return self.swap_in(n) if self._keeper is None else self._keeper.use(self, n)
 
     def rebuild(self, fresh: Fork) -> None:
         """As `adopt`, for a tape that was `lost`; readers see it at once.
@@ -449,7 +454,7 @@ class Tape:
         left = self._table.length > self.live_tokens
         self.kv = KVState(self.kv.number + 1, len(self._records), left)
         self.lost = False
-        self._keep_adopted(self._context(self._table.extents, (self._share(),)))
+        self._keep_adopted(self._context(self._table.extents, (self.hold(),)))
         self._drop_evicted()
 
     def _keep_adopted(self, window: Context | None) -> None:
@@ -483,16 +488,6 @@ class Tape:
         """Release the KV of evicted tokens."""
         self._table.drop_oldest(self._table.length - self.live_tokens)
 
-    def _share(self) -> SharedBlocks:
-        """A new reference to each block of the window."""
-        return SharedBlocks(self._pool, self._table.live_runs())
-
-    def _present(self, n: int) -> bool:
-        """Bring its KV into the pool, with room for ``n`` more tokens; False when that fails."""
-        if self.lost and not self._records:
-            self.rebuild(self.fresh_window())  # everything was evicted: there is nothing to prefill
-        return self.swap_in(n) if self._keeper is None else self._keeper.use(self, n)
-
     def _need(self) -> None:
         if not self.bring_back():
             if self.lost:
@@ -522,7 +517,7 @@ class Tape:
 
     def _current(self) -> Context:
         self._keep_adopted(None)
-        return self._context(self.extents, (*self._frozen.retain().blocks, self._share()))
+        return self._context(self.extents, (*self._frozen.retain().blocks, self.hold()))
 
     def _context(self, extents: tuple[Extent, ...], blocks: tuple[SharedBlocks, ...]) -> Context:
         return Context(

@@ -1,7 +1,7 @@
 """The CPU backend: torch's CPU flash kernel reads extents in place; grouped query heads become rows.
 
 The kernel returns the log-sum-exp, so an extent with many readers is read once for all of them. It has no
-soft-cap: models with one use a plain softmax over a few keys at a time.
+soft-cap.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from dataclasses import replace
 import torch
 
 from engine.attention.base import LayerCall, Merged
-from engine.attention.metadata import AttentionMetadata, ContextPart, NewPart
-from engine.attention.reference import attend, attend_new
-from engine.attention.short_extents import ContextBatch, batch_short
+from engine.attention.metadata import ContextPart, NewPart
+from engine.attention.reference import ReferenceAttention, ranges
 
 RANGE_KEYS = 4096
 """Keys per call when few rows read a long extent: they stay in the cache for all rows."""
@@ -32,39 +31,21 @@ class CpuAttention:
 
     def __init__(self, *, range_keys: int = RANGE_KEYS, capped_scores: int = CAPPED_SCORES) -> None:
         self._range_keys, self._capped_scores = range_keys, capped_scores
-        self._metadata: AttentionMetadata | None = None
-        self._parts: dict[int | None, tuple[list[ContextPart], list[ContextBatch]]] = {}
 
     def __call__(self, call: LayerCall) -> torch.Tensor:
         """The output, [q_heads, rows, value_dim]."""
         if call.query.dtype != call.keys.dtype:
             query, key, value = (x.to(call.keys.dtype) for x in (call.query, call.new_key, call.new_value))
             call = replace(call, query=query, new_key=key, new_value=value)
-        output = Merged(call)
         if call.softcap is not None:
-            for part in call.metadata.context(call.window):
-                for out in _capped_context(call, part, self._capped_scores):
-                    output.add(part.rows, *out)
-            for new in call.metadata.new(call.window):
-                output.add(new.rows, *attend_new(call, new))
-            return output.result()
-        in_place, short = self._context(call)
-        for part in in_place:
+            return ReferenceAttention(self._capped_scores)(call)
+        output = Merged(call)
+        for part in call.metadata.context(call.window):
             for out in _context(call, part, self._range_keys):
                 output.add(part.rows, *out)
-        for parts in short:
-            output.add(parts.rows, *_short(call, parts))
         for new in call.metadata.new(call.window):
             output.add(new.rows, *_new(call, new))
         return output.result()
-
-    def _context(self, call: LayerCall) -> tuple[list[ContextPart], list[ContextBatch]]:
-        if call.metadata is not self._metadata:
-            self._metadata = call.metadata
-            self._parts.clear()
-        if call.window not in self._parts:
-            self._parts[call.window] = batch_short(call.metadata.context(call.window))
-        return self._parts[call.window]
 
 
 def _context(call: LayerCall, part: ContextPart, range_keys: int) -> Iterator[Output]:
@@ -77,44 +58,9 @@ def _context(call: LayerCall, part: ContextPart, range_keys: int) -> Iterator[Ou
         return
     folded = query.reshape(1, kv_heads, groups * rows, dim)
     most = range_keys if groups * rows < RANGE_ROWS else part.stop - part.start
-    for keys, values in _ranges(call, part, most):
+    for keys, values in ranges(call, part, most):
         out, lse = _flash(folded, keys[None], values[None], call.scale)
         yield torch.unflatten(out[0], 1, (groups, rows)), torch.unflatten(lse[0], 1, (groups, rows))
-
-
-def _short(call: LayerCall, parts: ContextBatch) -> Output:
-    """The kernel's batch dimension is the readers."""
-    kv_heads, groups = call.keys.shape[0], call.query.shape[0] // call.keys.shape[0]
-    query = call.rotated(parts.rows, parts.shifts)
-    apart = torch.unflatten(torch.unflatten(query, 1, (parts.count, -1)), 0, (kv_heads, groups))
-    rows = apart.shape[3]
-    keys, values = (
-        torch.unflatten(pool.index_select(1, parts.slots), 1, (parts.count, -1)).transpose(0, 1)
-        for pool in (call.keys, call.values)
-    )
-    folded = apart.permute(2, 0, 1, 3, 4).flatten(2, 3)
-    outs = _flash(folded, keys, values, call.scale, parts.hidden)
-    # [count, kv_heads, groups * rows, ...] to [kv_heads, groups, count * rows, ...]
-    out, lse = (torch.unflatten(part, 2, (groups, rows)).movedim(0, 2).flatten(2, 3) for part in outs)
-    return out, lse
-
-
-def _capped_context(call: LayerCall, part: ContextPart, scores: int) -> Iterator[Output]:
-    query = call.rotated(part.rows, part.shifts)
-    # masks are small; and one row of a mask may see none of the first keys, so it is not split
-    whole = part.visible is not None
-    most = part.stop - part.start if whole else max(64, scores // query.shape[:2].numel())
-    for keys, values in _ranges(call, part, most):
-        yield attend(query, keys, values, call, part.visible)
-
-
-def _ranges(call: LayerCall, part: ContextPart, most: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The part's keys and values in equal ranges of at most ``most`` keys."""
-    length = part.stop - part.start
-    step = -(-length // -(-length // most))
-    for start in range(part.start, part.stop, step):
-        keys = slice(start, min(start + step, part.stop))
-        yield call.keys[:, keys], call.values[:, keys]
 
 
 def _new(call: LayerCall, new: NewPart) -> Output:

@@ -1,10 +1,9 @@
 """The metadata of one pass for the Triton kernels: static tensors on the device, refilled in place.
 
-The host lists, for every row of the batch, the runs of slots it reads, including its own new slots. A row
-sees one interval of each run, which covers causal and sliding-window masks. Rows that read the same run are
-processed together in tiles, and tiles are split along their keys until the device has enough programs
-(split-K, as in flash decoding). Sizes are rounded up to a `ShapeBucket`: passes with equal buckets use the
-same tensors at the same addresses and the same grids, so a captured CUDA graph can be replayed for them.
+Every row of the batch sees one interval of each run of slots it reads, its own new ones included. Rows that
+read the same run are processed together in tiles, and tiles are split along their keys until the device has
+enough programs (split-K, as in flash decoding). Sizes are rounded up to a `ShapeBucket`: passes with equal
+buckets use the same tensors and grids, so a captured CUDA graph can be replayed for them.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ class AttentionMetadata:
         return torch.cat([torch.full((s.rows,), shift) for s, shift in readers]).to(self.device)
 
 
-def rows_of(spans: Sequence[PackedRows | slice], device: torch.device | str) -> slice | torch.Tensor:
+def rows_of(spans: Sequence[PackedRows], device: torch.device | str) -> slice | torch.Tensor:
     """The rows of ``spans``, in order; a slice when they are adjacent."""
     if all(a.stop == b.start for a, b in pairwise(spans)):
         return slice(spans[0].start, spans[-1].stop)

@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from engine.attention.base import LayerCall, Merged
-from engine.attention.metadata import NewPart
+from engine.attention.metadata import ContextPart, NewPart
 
 
 class ReferenceAttention:
-    """One softmax per part, every score of it at once. Slow and plain."""
+    """One softmax per part, or per range of its keys with at most about ``scores`` scores; slow and plain."""
+
+    def __init__(self, scores: int | None = None) -> None:
+        self._scores = scores
 
     def __call__(self, call: LayerCall) -> torch.Tensor:
         """The output, [q_heads, rows, value_dim]."""
         output = Merged(call)
         for part in call.metadata.context(call.window):
-            keys, values = call.keys[:, part.start : part.stop], call.values[:, part.start : part.stop]
             query = call.rotated(part.rows, part.shifts)
-            output.add(part.rows, *attend(query, keys, values, call, part.visible))
+            # masks are small; and one row of a mask may see none of the first keys, so it is not split
+            most = part.stop - part.start
+            if self._scores is not None and part.visible is None:
+                most = max(64, self._scores // query.shape[:2].numel())
+            for keys, values in ranges(call, part, most):
+                output.add(part.rows, *attend(query, keys, values, call, part.visible))
         for new in call.metadata.new(call.window):
             output.add(new.rows, *attend_new(call, new))
         return output.result()
+
+
+def ranges(call: LayerCall, part: ContextPart, most: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The part's keys and values in equal ranges of at most ``most`` keys."""
+    length = part.stop - part.start
+    step = -(-length // -(-length // most))
+    for start in range(part.start, part.stop, step):
+        keys = slice(start, min(start + step, part.stop))
+        yield call.keys[:, keys], call.values[:, keys]
 
 
 def attend(

@@ -1,11 +1,8 @@
 """Plain decoders, whose layers run compiled: a whole pass in one call where attention is compiled as well.
 
-transformers runs about twenty small operators a layer, each through Python: 0.3 ms a layer, however few the
-rows. Compiled calls for the parts of a layer still cost 0.5 ms of Python a layer, because the keys that pass
-by take its memory out of the caches. Llama and its relatives differ in little (biases, norms of queries and
-keys), so for them the layers are compiled (`engine.compiled.layers`), with weights packed once. Any other
-architecture runs as transformers' own code. The canary (`engine.model.canary`) compares either way with the
-dense forward.
+Llama and its relatives differ in little (biases, norms of queries and keys), so for them the layers are
+compiled (`engine.compiled.layers`), with weights packed once. Any other architecture runs as transformers'
+own code.
 """
 
 from __future__ import annotations

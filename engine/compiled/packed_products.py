@@ -12,9 +12,8 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
-from engine.cpu.emit import action, integers
+from engine.cpu.emit import action, instruction
 from engine.cpu.vectors import (
     F32,
     HALVES,
@@ -60,12 +59,11 @@ def _tile(
     start_step: Any,
 ) -> list[list[Any]]:
     """Sums [rows][vectors] of the panel's columns from ``column`` on; arguments as in `panel_product`."""
-    slots = [
-        [cgutils.alloca_once(v.builder, v.constant(0).type) for _ in range(_VECTORS)] for _ in range(rows)
+    begun = [
+        [v.load(v.at(start, v.times(start_step, r), 4 * column + VECTOR_BYTES * j)) for j in range(_VECTORS)]
+        for r in range(rows)
     ]
-    for r, own in enumerate(slots):
-        for j, slot in enumerate(own):
-            v.builder.store(v.load(v.at(start, v.times(start_step, r), 4 * column + VECTOR_BYTES * j)), slot)
+    slots = [[cgutils.alloca_once_value(v.builder, value) for value in own] for own in begun]
     size = 2 if kind == HALF else 4
     stored, taken = {FLOATS: (VECTOR, F32), HALF: (HALVES, F32), PAIRS: (INTS, I32)}[kind]
     multiply_add = v.add_pairs if kind == PAIRS else v.multiply_add
@@ -91,26 +89,24 @@ def _panel(v: Vectors, rows: Any, kind: int, *given: Any) -> None:
                         v.store(vector, v.at(out, v.times(out_step, r), 4 * column + VECTOR_BYTES * j))
 
 
-@integers(10)
+@action(10)
 def panel_product(v: Vectors, rows: Any, half: Any, *given: Any) -> None:
     """out[r, :PANEL] = start[r, :PANEL] + x[r, :depth] @ weights[:depth, :PANEL], at most `MAX_LINES` r.
 
     ``half``: the weights are `HALF`, else `FLOATS`. ``given``: x, x_step, depth, weights, start, start_step,
     out, out_step.
     """
-    with v.builder.if_else(v.builder.icmp_signed("!=", half, I64(0))) as (short, full):
-        for taken, kind in ((short, HALF), (full, FLOATS)):
-            with taken:
-                _panel(v, rows, kind, *given)
+    for stored in v.either(half):
+        _panel(v, rows, HALF if stored is HALVES else FLOATS, *given)
 
 
-@integers(9, needs=PAIRED)
+@action(9, needs=PAIRED)
 def pair_product(v: Vectors, rows: Any, *given: Any) -> None:
     """`panel_product` of inputs in bfloat16 with `PAIRS`, ``depth`` of them."""
     _panel(v, rows, PAIRS, *given)
 
 
-@integers(5)
+@action(5)
 def gated(v: Vectors, rows: Any, sums: Any, out: Any, out_step: Any, half: Any) -> None:
     """out[r, :PANEL / 2] = silu(sums[r, :PANEL / 2]) * sums[r, PANEL / 2:], in bfloat16 if ``half``."""
     b, behind = v.builder, PANEL // 2 * 4
@@ -120,58 +116,45 @@ def gated(v: Vectors, rows: Any, sums: Any, out: Any, out_step: Any, half: Any) 
             b.fmul(_silu(v, v.load(v.at(row, at))), v.load(v.at(row, behind + at)))
             for at in range(0, behind, VECTOR_BYTES)
         ]
-        with b.if_else(b.icmp_signed("!=", half, I64(0))) as (short, full):
-            with short:
-                for j, vector in enumerate(found):
-                    v.store(v.narrow(vector), v.at(target, VECTOR_BYTES // 2 * j))
-            with full:
-                for j, vector in enumerate(found):
-                    v.store(vector, v.at(target, VECTOR_BYTES * j))
+        for kind in v.either(half):
+            for j, vector in enumerate(found):
+                v.write(vector, v.at(target, v.size(kind) * j), kind)
 
 
-def _squares(typing_context: Any, address: Any, vectors: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        v = Vectors(builder)
-        total = cgutils.alloca_once(builder, v.constant(0).type)
-        builder.store(v.constant(0), total)
-        with cgutils.for_range(builder, args[1], intp=I64) as loop:
-            x = v.load(v.at(args[0], v.times(loop.index, VECTOR_BYTES)))
-            builder.store(v.multiply_add(x, x, builder.load(total)), total)
-        found = builder.load(total)
-        for step in (8, 4, 2, 1):
-            found = builder.fadd(found, v.shuffle(found, found, [i ^ step for i in range(LANES)]))
-        return builder.extract_element(found, I64(0))
-
-    return types.float32(types.int64, types.int64), generate
+@instruction(types.float32, types.int64, types.int64)
+def squares(v: Vectors, address: Any, vectors: Any) -> Any:
+    """The sum of the squares of the float vectors at an address."""
+    b = v.builder
+    total = cgutils.alloca_once_value(b, v.constant(0))
+    with cgutils.for_range(b, vectors, intp=I64) as loop:
+        x = v.load(v.at(address, v.times(loop.index, VECTOR_BYTES)))
+        b.store(v.multiply_add(x, x, b.load(total)), total)
+    found = b.load(total)
+    for step in (8, 4, 2, 1):
+        found = b.fadd(found, v.shuffle(found, found, [i ^ step for i in range(LANES)]))
+    return b.extract_element(found, I64(0))
 
 
-squares: Callable[[Any, Any], Any] = intrinsic(_squares)
-"""The sum of the squares of the float vectors at an address."""
-
-
-@action(*[types.int64] * 5, types.float32)
+@action(5, 1)
 def weighted(v: Vectors, source: Any, weight: Any, target: Any, vectors: Any, half: Any, factor: Any) -> None:
     """target = source * factor * weight, of ``vectors`` vectors, in bfloat16 if ``half``."""
     b = v.builder
-    with b.if_else(b.icmp_signed("!=", half, I64(0))) as (short, full):
-        for taken, size in ((short, VECTOR_BYTES // 2), (full, VECTOR_BYTES)):
-            with taken, cgutils.for_range(b, vectors, intp=I64) as loop:
-                step = v.times(loop.index, VECTOR_BYTES)
-                x = b.fmul(v.load(v.at(source, step)), v.splat(factor))
-                x = b.fmul(x, v.load(v.at(weight, step)))
-                v.store(v.narrow(x) if size < VECTOR_BYTES else x, v.at(target, v.times(loop.index, size)))
+    for kind in v.either(half):
+        with cgutils.for_range(b, vectors, intp=I64) as loop:
+            step = v.times(loop.index, VECTOR_BYTES)
+            x = b.fmul(v.load(v.at(source, step)), v.splat(factor))
+            x = b.fmul(x, v.load(v.at(weight, step)))
+            v.write(x, v.at(target, v.times(loop.index, v.size(kind))), kind)
 
 
 def pointer_to(kind: Any) -> Callable[[Any], Any]:
     """Makes an address a pointer to numba's ``kind``, for `numba.carray`."""
 
-    def pointer(typing_context: Any, address: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+    @instruction(types.CPointer(kind), types.int64)
+    def pointer(v: Vectors, address: Any) -> Any:
+        return address
 
-        return types.CPointer(kind)(types.int64), generate
-
-    return intrinsic(pointer)  # type: ignore[no-any-return]  # numba is untyped
+    return pointer
 
 
 float_pointer, word_pointer, half_pointer, integer_pointer = (
@@ -179,33 +162,27 @@ float_pointer, word_pointer, half_pointer, integer_pointer = (
 )
 
 
-def _caller(result: Any, kind: Any) -> Callable[[Any], Any]:
-    def call(typing_context: Any, address: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            function = builder.inttoptr(args[0], ir.FunctionType(kind, []).as_pointer())
-            found = builder.call(function, [])
-            return context.get_dummy_value() if result is types.void else builder.sext(found, I64)
-
-        return result(types.int64), generate
-
-    return intrinsic(call)  # type: ignore[no-any-return]  # numba is untyped
+def _called(v: Vectors, function: Any, kind: Any, *arguments: Any) -> Any:
+    """What the C function at an address returns; addresses are its arguments."""
+    pointer = ir.IntType(8).as_pointer()
+    called = ir.FunctionType(kind, [pointer] * len(arguments)).as_pointer()
+    given = [v.builder.inttoptr(each, pointer) for each in arguments]
+    return v.builder.call(v.builder.inttoptr(function, called), given)
 
 
-invoke: Callable[[Any], None] = _caller(types.void, ir.VoidType())
-"""Call the C function without arguments at an address."""
-number_from: Callable[[Any], int] = _caller(types.int64, I32)
-"""The int that the C function without arguments at an address returns."""
+@instruction(types.void, types.int64)
+def invoke(v: Vectors, function: Any) -> None:
+    """Call the C function without arguments at an address."""
+    _called(v, function, ir.VoidType())
 
 
-def _invoked(typing_context: Any, address: Any, argument: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = ir.IntType(8).as_pointer()
-        function = builder.inttoptr(args[0], ir.FunctionType(ir.VoidType(), [pointer]).as_pointer())
-        builder.call(function, [builder.inttoptr(args[1], pointer)])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
+@instruction(types.int64, types.int64)
+def number_from(v: Vectors, function: Any) -> Any:
+    """The int that the C function without arguments at an address returns."""
+    return v.builder.sext(_called(v, function, I32), I64)
 
 
-invoke_with: Callable[[Any, Any], None] = intrinsic(_invoked)
-"""Call the C function at an address with another address."""
+@instruction(types.void, types.int64, types.int64)
+def invoke_with(v: Vectors, function: Any, argument: Any) -> None:
+    """Call the C function at an address with another address."""
+    _called(v, function, ir.VoidType(), argument)

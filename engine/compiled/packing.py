@@ -180,8 +180,7 @@ def _bias(linears: Sequence[Any]) -> Floats:
         torch.zeros(each.weight.shape[0]) if each.bias is None else each.bias.detach().float()
         for each in linears
     ]
-    joint = torch.cat(parts)
-    return torch.nn.functional.pad(joint, (0, padded(len(joint)) - len(joint))).numpy()
+    return _padded_floats(torch.cat(parts))
 
 
 def _interleaved(gate: Any, up: Any) -> tuple[torch.Tensor, Floats]:

@@ -1,9 +1,8 @@
 """Whether compiled layers pay on this CPU: whole passes with them against whole passes without, at load.
 
-They were tuned on AVX-512. Where vectors are shorter or a library's products better they may lose, although
-they save transformers' small operators. Either way is timed as it would run: over the same attention backend,
-transformers' layers with the fastest products that `engine.linears` finds. A pass of a large model goes
-through its first layers only, once through some and once through twice as many: the others take as long.
+Either way is timed as it would run: over the same attention backend, transformers' layers with the fastest
+products that `engine.linears` finds. A pass of a large model goes through its first layers only, once through
+some and once through twice as many: the others take as long.
 """
 
 from __future__ import annotations

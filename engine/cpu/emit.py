@@ -7,6 +7,7 @@ elements have. Buffers of floats are tight.
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from inspect import Parameter, Signature, signature
 from typing import Any
 
 from llvmlite import binding, ir
@@ -17,7 +18,6 @@ from numba.extending import intrinsic
 from engine.cpu.vectors import F32, FLOAT, I64, Vectors
 
 _EMITTERS: list[tuple[Callable[..., None], list[Any], str]] = []
-_LLVM = {types.int64: I64, types.float32: F32}
 
 
 def host_has(feature: str) -> bool:
@@ -27,17 +27,17 @@ def host_has(feature: str) -> bool:
 
 
 def action(
-    *kinds: Any, needs: str = ""
+    integers: int, floats: int = 0, needs: str = ""
 ) -> Callable[[Callable[..., None]], Callable[[tuple[Any, ...]], None]]:
-    """An intrinsic of one tuple of numbers from a function that emits code for them.
+    """An intrinsic of one tuple, whole numbers before floats, from a function that emits code for them.
 
     ``needs``: an LLVM feature of the CPU; without it (`host_has`) the intrinsic does nothing.
 
     It becomes an LLVM function, emitted once and never inlined: its constants and sums have all registers to
     themselves, while in a caller's loops LLVM would keep them on the stack.
     """
-
-    parameters = [_LLVM[kind] for kind in kinds]
+    kinds = [types.int64] * integers + [types.float32] * floats
+    parameters = [I64] * integers + [F32] * floats
     serves = not needs or host_has(needs)
 
     def made(emit: Callable[..., None]) -> Callable[[tuple[Any, ...]], None]:
@@ -76,51 +76,57 @@ def emitted(module: Any, features: Container[str]) -> list[str]:
     return [_defined(module, emit, kinds).name for emit, kinds in having]
 
 
-def integers(
-    count: int, needs: str = ""
-) -> Callable[[Callable[..., None]], Callable[[tuple[Any, ...]], None]]:
-    """`action` of whole numbers."""
-    return action(*[types.int64] * count, needs=needs)
+def instruction(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """An intrinsic of numbers from a function that emits code for them, in place, and returns the result.
+
+    ``result``, ``arguments``: numba's types; a pointer is emitted as an address.
+    """
+
+    def made(emit: Callable[..., Any]) -> Callable[..., Any]:
+        def typed(typing_context: Any, *given: Any) -> Any:
+            def generate(context: Any, builder: Any, signed: Any, values: Any) -> Any:
+                found = emit(Vectors(builder), *values)
+                if isinstance(result, types.CPointer):
+                    return builder.inttoptr(found, context.get_value_type(result))
+                return context.get_dummy_value() if result is types.void else found
+
+            return result(*arguments), generate
+
+        # numba wants to see each argument
+        names = ["typing_context", *list(signature(emit).parameters)[1:]]
+        kind = Parameter.POSITIONAL_OR_KEYWORD
+        vars(typed)["__signature__"] = Signature([Parameter(name, kind) for name in names])
+        return intrinsic(typed)  # type: ignore[no-any-return]  # numba is untyped
+
+    return made
 
 
-def _reader(kind: Any, result: Any) -> Callable[[Any, Any], Any]:
-    def read(typing_context: Any, address: Any, index: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            v = Vectors(builder)
-            return v.load(v.at(values[0], v.times(values[1], 8 if kind is I64 else FLOAT)), kind)
-
-        return result(types.int64, types.int64), generate
-
-    return intrinsic(read)  # type: ignore[no-any-return]  # numba is untyped
+@instruction(types.int64, types.int64, types.int64)
+def integer_at(v: Vectors, address: Any, index: Any) -> Any:
+    """The int64 at an address plus ``index``."""
+    return v.load(v.at(address, v.times(index, 8)), I64)
 
 
-def _writer(kind: Any, argument: Any) -> Callable[[Any, Any, Any], None]:
-    def write(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            v = Vectors(builder)
-            v.store(values[2], v.at(values[0], v.times(values[1], 8 if kind is I64 else FLOAT)))
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64, argument), generate
-
-    return intrinsic(write)  # type: ignore[no-any-return]  # numba is untyped
+@instruction(types.float32, types.int64, types.int64)
+def float_at(v: Vectors, address: Any, index: Any) -> Any:
+    """The float32 at an address plus ``index``."""
+    return v.load(v.at(address, v.times(index, FLOAT)), F32)
 
 
-integer_at: Callable[[Any, Any], int] = _reader(I64, types.int64)
-"""The int64 at an address plus ``index``."""
-float_at: Callable[[Any, Any], Any] = _reader(F32, types.float32)
-"""The float32 at an address plus ``index``."""
-put_integer: Callable[[Any, Any, Any], None] = _writer(I64, types.int64)
-put_float: Callable[[Any, Any, Any], None] = _writer(F32, types.float32)
+@instruction(types.void, types.int64, types.int64, types.int64)
+def put_integer(v: Vectors, address: Any, index: Any, value: Any) -> None:
+    """Write an int64 at an address plus ``index``."""
+    v.store(value, v.at(address, v.times(index, 8)))
 
 
-def _taken(typing_context: Any, address: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        place = builder.inttoptr(values[0], I64.as_pointer())
-        return builder.atomic_rmw("add", place, I64(1), "acq_rel")
-
-    return types.int64(types.int64), generate
+@instruction(types.void, types.int64, types.int64, types.float32)
+def put_float(v: Vectors, address: Any, index: Any, value: Any) -> None:
+    """Write a float32 at an address plus ``index``."""
+    v.store(value, v.at(address, v.times(index, FLOAT)))
 
 
-take: Callable[[Any], int] = intrinsic(_taken)
-"""The int64 at an address, which becomes one more, for all threads."""
+@instruction(types.int64, types.int64)
+def take(v: Vectors, address: Any) -> Any:
+    """The int64 at an address, which becomes one more, for all threads."""
+    place = v.builder.inttoptr(address, I64.as_pointer())
+    return v.builder.atomic_rmw("add", place, I64(1), "acq_rel")

@@ -1,13 +1,12 @@
-"""Vectors of 16 floats over llvmlite's builder; LLVM lowers them to what the CPU has.
+"""Vectors of 16 floats over llvmlite's builder: one register with AVX-512, two with AVX2, four with NEON.
 
-Plain loops would not do: numba's arrays hide from LLVM that the last stride is one element, and a tile of
-sums in an array is kept in memory instead of registers. So the kernel's inner loops are written as LLVM's
-fixed-width vectors. One of 16 floats is one register with AVX-512, two with AVX2 and four with NEON.
+Numba's arrays hide from LLVM that the last stride is one element, and keep a tile of sums in memory instead
+of registers. So the kernels' inner loops are written as LLVM's fixed-width vectors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -101,6 +100,26 @@ class Vectors:
         """Write ``value``."""
         align = 2 if value.type in (HALVES, I16) else 4
         self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer()), align=align)
+
+    def either(self, half: Any) -> Iterator[Any]:
+        """Run a loop's body for `HALVES`, whose code runs if ``half`` is not 0, and for `VECTOR`."""
+        with self.builder.if_else(self.builder.icmp_signed("!=", half, I64(0))) as (short, full):
+            for taken, kind in ((short, HALVES), (full, VECTOR)):
+                with taken:
+                    yield kind
+
+    def size(self, kind: Any) -> int:
+        """Bytes of a vector of this kind."""
+        return VECTOR_BYTES // 2 if kind is HALVES else VECTOR_BYTES
+
+    def read(self, address: Any, kind: Any) -> Any:
+        """The vector of ``kind`` at ``address``, as floats."""
+        found = self.load(address, kind)
+        return self.widen(found) if kind is HALVES else found
+
+    def write(self, vector: Any, address: Any, kind: Any) -> None:
+        """Write floats as a vector of ``kind``."""
+        self.store(self.narrow(vector) if kind is HALVES else vector, address)
 
     def prefetch(self, address: Any) -> None:
         """Ask for a cache line in the second cache; the first holds the tile at hand."""

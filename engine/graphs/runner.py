@@ -1,10 +1,9 @@
 """Captured passes: on a GPU a small batch takes its kernels' time, not the time Python needs to launch them.
 
-A pass is captured once for each bucket of sizes (rows, sampled rows, attention work) and replayed with the
-same tensors at the same addresses. Inputs are copied into static device tensors, the attention backend
-refills its metadata in place, and rows of padding write their KV to a scratch block without readers. Models
-that read device values on the host (`capture_obstacle`) run eagerly, and so do large batches, whose
-arithmetic hides the launches.
+A pass is captured once for each bucket of sizes (rows, sampled rows, attention work) and replayed: inputs are
+copied into static device tensors, the attention backend refills its metadata in place, and rows of padding
+write their KV to a scratch block without readers. Models that read device values on the host
+(`capture_obstacle`) and large batches run eagerly.
 """
 
 from __future__ import annotations

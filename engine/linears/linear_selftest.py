@@ -1,9 +1,8 @@
 """Finds the fastest correct way for linear layers, by measuring on this machine.
 
-What is fastest depends on the CPU, the shape and the number of rows, and cannot be known in advance: oneDNN
-takes 10 us more a call, and half the time or less for a few rows and a large weight. A weight is held in one
-layout, so one way serves all numbers of rows. Each row count weighs the same, because a decoded token, a
-question and a prefill count relative to their own time.
+What is fastest depends on the CPU, the shape and the number of rows. A weight is held in one layout, so one
+way serves all numbers of rows, each of which weighs the same: a decoded token, a question and a prefill count
+relative to their own time.
 """
 
 from __future__ import annotations
@@ -99,19 +98,14 @@ class SelfTest:
         """The best of ``ways`` that is as exact as its dtype allows; ``fallback`` when none is."""
         key = (*layers.shape, *ways)
         if key not in self._known:
-            if len(ways) == 1 or self.memory is None:
+            memory = self.memory if len(ways) > 1 else None
+            way = None if memory is None else self._recalled(memory, layers, ways)
+            if way is None:
                 way = self._choose(layers, ways, fallback)
-            else:
-                way = self._remembered(self.memory, layers, ways, fallback)
+                if memory is not None:
+                    memory.remember(_question(layers, ways), str(way))
             self._known[key] = way
         return self._known[key]
-
-    def _remembered(self, memory: Memory, layers: Layers, ways: Sequence[Way], fallback: Way) -> Way:
-        way = self._recalled(memory, layers, ways)
-        if way is None:
-            way = self._choose(layers, ways, fallback)
-            memory.remember(_question(layers, ways), str(way))
-        return way
 
     def _recalled(self, memory: Memory, layers: Layers, ways: Sequence[Way]) -> Way | None:
         """The way that an earlier process chose, if it is right."""
@@ -119,7 +113,7 @@ class SelfTest:
         way = next((each for each in ways if str(each) == name), None)
         if way is None or (run := _running(way, part := layers.cut(LARGEST))) is None:
             return None
-        example = _Oracle(part).example(_RECALLED_ROWS)
+        example = _example(part, _RECALLED_ROWS)
         return way if example.agrees(run(example.rows)) else None
 
     def _choose(self, layers: Layers, ways: Sequence[Way], fallback: Way) -> Way:
@@ -132,13 +126,12 @@ class SelfTest:
         """Seconds of the correct ways at each of the row counts that the budget allows."""
         running = {way: run for way in ways if (run := _running(way, layers))}
         times: dict[Way, list[float]] = {way: [] for way in running}
-        oracle = _Oracle(layers)
         spent = last = 0.0
         for number, rows in enumerate(ROWS):
             # a row costs at most as much as in the step before
             if not times or (number and spent + last * rows / ROWS[number - 1] > self.budget_s):
                 break
-            example = oracle.example(rows)
+            example = _example(layers, rows)
             times = {way: times[way] for way in times if example.agrees(running[way](example.rows))}
             seconds = self.measure([partial(running[way], example.rows) for way in times])
             for taken, second in zip(times.values(), seconds, strict=True):
@@ -170,25 +163,6 @@ def _running(way: Way, layers: Layers) -> Run | None:
     return lambda rows: [forward(rows).neg() for forward in forwards]
 
 
-class _Oracle:
-    """The layers' products in float64, for some rows of an input."""
-
-    def __init__(self, layers: Layers) -> None:
-        self._weights = [weight.double() for weight in layers.weights]
-        self._biases = [None if bias is None else bias.double() for bias in layers.biases]
-        self._dtype, self._width = layers.weights[0].dtype, layers.weights[0].shape[1]
-
-    def example(self, rows: int) -> _Example:
-        """Random input [1, rows, in], always equal."""
-        generator = torch.Generator().manual_seed(rows)
-        example = torch.randn(1, rows, self._width, generator=generator).to(self._dtype)
-        step = max(1, rows // _CHECKED)
-        checked = example[:, ::step].double()
-        products = (linear(checked, w, b) for w, b in zip(self._weights, self._biases, strict=True))
-        u, u32 = (torch.finfo(dtype).eps / 2 for dtype in (self._dtype, torch.float32))
-        return _Example(example, step, [-product for product in products], u32 * sqrt(self._width) + u)
-
-
 @dataclass(frozen=True)
 class _Example:
     """An input, what `_running` makes of every ``step``-th row of it, and the roundoff of these sums."""
@@ -205,3 +179,17 @@ class _Example:
             <= _MARGIN * self.unit * float(expected.abs().max())
             for output, expected in zip(outputs, self.expected, strict=True)
         )
+
+
+def _example(layers: Layers, rows: int) -> _Example:
+    """Random input [1, rows, in], always equal, and products with it in float64."""
+    dtype, width = layers.weights[0].dtype, layers.weights[0].shape[1]
+    example = torch.randn(1, rows, width, generator=torch.Generator().manual_seed(rows)).to(dtype)
+    step = max(1, rows // _CHECKED)
+    checked = example[:, ::step].double()
+    expected = [
+        -linear(checked, weight.double(), None if bias is None else bias.double())
+        for weight, bias in zip(layers.weights, layers.biases, strict=True)
+    ]
+    u, u32 = (torch.finfo(each).eps / 2 for each in (dtype, torch.float32))
+    return _Example(example, step, expected, u32 * sqrt(width) + u)

@@ -36,7 +36,7 @@ Lines = Literal["decimal", "compact"]
 
 
 class PromptError(ValueError):
-    """The model's chat template cannot be cut at tape and question, or its layout is unknown."""
+    """The model's chat template cannot render messages or be cut, or its layout is unknown."""
 
 
 class TerseQuestion(msgspec.Struct, frozen=True):
@@ -106,8 +106,8 @@ class PromptFormat:
         """Cut ``tokenizer``'s chat template, or a plain text layout if it has none.
 
         ``described`` is what the model says of itself, `foretick` in its config.json. ``end_ids``: tokens
-        that end an answer beside the tokenizer's own. Raises PromptError when the template drops or repeats
-        the user's content, and for an unknown layout.
+        that end an answer beside the tokenizer's own. Raises PromptError when the template refuses, drops or
+        repeats the user's content, and for an unknown layout.
         """
         if described:
             return cls._terse(tokenizer, system_prompt, described, end_ids)
@@ -115,7 +115,7 @@ class PromptFormat:
         answer_prefix = ""
         user = f"{_TAPE}{_ASK}{_QUESTION}"
         if getattr(tokenizer, "chat_template", None):
-            rendered = _render(tokenizer, system, user)
+            rendered = _render(tokenizer, [("system", system), ("user", user)])
         else:
             rendered = f"{tokenizer.bos_token or ''}{system}\n\n{user}\nAnswer:"
             answer_prefix = " "
@@ -268,7 +268,7 @@ class PromptFormat:
         begun = turns[-1][1] if turns[-1][0] == "assistant" else ""
         said = turns[:-1] if turns[-1][0] == "assistant" else turns
         if getattr(self.tokenizer, "chat_template", None):
-            return _render_chat(self.tokenizer, said) + begun
+            return _render(self.tokenizer, said) + begun
         lines = [text if role == "system" else f"{role.capitalize()}: {text}" for role, text in said]
         return f"{self.tokenizer.bos_token or ''}" + "\n\n".join([*lines, f"Assistant: {begun}".rstrip()])
 
@@ -300,8 +300,11 @@ class PromptFormat:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
 
-def _render_chat(tokenizer: Any, turns: Sequence[tuple[str, str]]) -> str:
-    """Rendered by the template; where it refuses a system role, what that says goes before the first turn."""
+def _render(tokenizer: Any, turns: Sequence[tuple[str, str]]) -> str:
+    """The template around ``turns``, without a thought: an answer is judged by its first token.
+
+    Where it refuses a system role (Gemma's, early Mistral's), what that says goes before the first turn.
+    """
     instructions = "\n\n".join(text for role, text in turns if role == "system")
     rest = [(role, text) for role, text in turns if role != "system"]
     merged = [(role, f"{instructions}\n\n{text}" if n == 0 else text) for n, (role, text) in enumerate(rest)]
@@ -317,22 +320,4 @@ def _render_chat(tokenizer: Any, turns: Sequence[tuple[str, str]]) -> str:
             )
         except Exception as error:
             last = error
-    raise ValueError(f"the model's chat template refuses these messages: {last}")
-
-
-def _render(tokenizer: Any, system: str, user: str) -> str:
-    """The template around both, without a thought: an answer is judged by its first token."""
-    for messages in (
-        [{"role": "system", "content": system}, {"role": "user", "content": user}],
-        # some templates (Gemma's, early Mistral's) refuse a system role
-        [{"role": "user", "content": f"{system}\n\n{user}"}],
-    ):
-        try:
-            return str(
-                tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
-                )
-            )
-        except Exception as error:
-            last = error
-    raise PromptError(f"the chat template refuses both a system and a lone user message: {last}")
+    raise PromptError(f"the model's chat template refuses these messages: {last}")

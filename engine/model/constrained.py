@@ -208,13 +208,11 @@ def _merged(parts: Sequence[Part]) -> tuple[Part, ...]:
     """Neighbours with a single text each as one."""
     merged: list[Part] = []
     for alone, run in groupby(parts, lambda part: isinstance(part, OneOf) and len(part.texts) == 1):
-        found = list(run)
-        merged += [_joined(found)] if alone else found
+        if alone:
+            merged.append(OneOf((b"".join(part.texts[0] for part in run if isinstance(part, OneOf)),)))
+        else:
+            merged += run
     return tuple(merged)
-
-
-def _joined(parts: Iterable[Part]) -> OneOf:
-    return OneOf((b"".join(part.texts[0] for part in parts if isinstance(part, OneOf)),))
 
 
 class TextGrammar:

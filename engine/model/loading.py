@@ -1,9 +1,8 @@
 """Loading a causal language model so that its attention runs over regions.
 
-transformers' modelling code runs unmodified; its `AttentionInterface` passes every layer's queries, keys and
-values to `region_attention`. Some architectures would give wrong results without an error (hybrids, learned
-positions, other rotary layouts). Known ones are refused by name (`engine.model.architectures`), all are
-measured (`engine.model.probe`), and `engine.model.canary` compares logits with the dense forward.
+Some architectures would give wrong results without an error (hybrids, learned positions, other rotary
+layouts). Known ones are refused by name (`engine.model.architectures`), all are measured
+(`engine.model.probe`), and `engine.model.canary` compares logits with the dense forward.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Measures how a model's layers use positions and masks, by passes over a single token.
 
-Nothing is read from the configuration, which names these things in many ways. At position 0 rotary embedding
-is the identity, so the queries and keys of the same token at another position show which of the model's
-tables rotated them, layer by layer. The mask that transformers would build is computed at far-apart positions
-and compared with the sliding window that the layer passes to attention, so windows of any size are checked
-without a sequence of that length. The probe's attention returns zeros, so layers cannot see positions in any
-other way than the one measured.
+At position 0 rotary embedding is the identity, so the queries and keys of the same token at another position
+show which of the model's tables rotated them, layer by layer. The mask that transformers would build is
+computed at far-apart positions and compared with the sliding window that the layer passes to attention. The
+probe's attention returns zeros, so layers cannot see positions in any other way than the one measured.
 """
 
 from __future__ import annotations

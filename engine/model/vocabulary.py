@@ -8,8 +8,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
 State = TypeVar("State")
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+_ALPHABET = {character: byte for byte, character in bytes_to_unicode().items()}
+"""The byte of each character of GPT-2's alphabet."""
 
 
 class Vocabulary:
@@ -76,13 +80,3 @@ def _of_byte_level(text: str) -> bytes | None:
         return bytes(_ALPHABET[character] for character in text)
     except KeyError:  # it is not of the alphabet
         return None
-
-
-def _alphabet() -> dict[str, int]:
-    """GPT-2's character of each byte: itself where it can be seen, else one from 256 on."""
-    seen = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    hidden = [byte for byte in range(256) if byte not in seen]
-    return {chr(byte): byte for byte in seen} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
-
-
-_ALPHABET = _alphabet()

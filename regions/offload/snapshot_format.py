@@ -2,8 +2,8 @@
 
 The layout: a fixed prefix (magic, format version, lengths), a msgpack header and its checksum, the KV of the
 live slots by layer (all keys, then all values, ``[kv_heads, tokens, dim]``, oldest token first, in the pool's
-dtype and the machine's byte order), and the KV's checksum. A file is replaced whole (`support.durable_file`),
-and the whole file is checked before any of it reaches the pool.
+dtype and the machine's byte order), and the KV's checksum. A file is replaced whole, and the whole file is
+checked before any of it reaches the pool.
 """
 
 from __future__ import annotations

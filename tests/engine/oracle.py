@@ -11,7 +11,8 @@ configuration; attention scaling of the rope is in queries and keys at position 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from transformers import CONFIG_MAPPING, AttentionInterface, AutoModelForCausalL
 
 from engine.model.loaded import ATTENTION, LoadedModel
 from engine.model.loading import prepare
+from tests.kit import tolerance
 
 VOCABULARY = 199
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -161,19 +163,37 @@ class History:
     coords: list[int]
     evicted: list[int]
     owner: list[int]
+    checks: list[tuple[slice, torch.Tensor]] = field(default_factory=list)
 
     @classmethod
     def begin(cls, frozen: list[int]) -> History:
         n = len(frozen)
         return cls(list(frozen), n, list(range(n)), [0] * n, [0] * n)
 
-    def add(self, tokens: list[int], coord: int, evicted: int, owner: int = 0) -> slice:
+    def add(
+        self,
+        tokens: Sequence[int],
+        coord: int,
+        evicted: int,
+        owner: int = 0,
+        logits: torch.Tensor | None = None,
+    ) -> slice:
+        """``logits`` of the tokens are to be the oracle's, see `verify`."""
         start = len(self.tokens)
         self.tokens.extend(tokens)
         self.coords.extend(range(coord, coord + len(tokens)))
         self.evicted.extend([evicted] * len(tokens))
         self.owner.extend([owner] * len(tokens))
-        return slice(start, start + len(tokens))
+        where = slice(start, start + len(tokens))
+        if logits is not None:
+            self.checks.append((where, logits))
+        return where
+
+    def verify(self, loaded: LoadedModel) -> None:
+        """All logits that were added are the oracle's."""
+        expected = oracle_logits(loaded, self)
+        for where, actual in self.checks:
+            tolerance.assert_logits(loaded, actual, expected[where])
 
 
 def _rotate(x: torch.Tensor, positions: torch.Tensor, inv_freq: torch.Tensor) -> torch.Tensor:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Sequence
 
 import pytest
 import torch
 
 from engine.divergence import Divergence, divergences, probe, window_of
-from engine.engine import Engine
 from engine.model.canary import dense_logits
 from engine.step import Chunk
 from regions.tape import Retention
-from tests.engine.oracle import History, oracle_logits, tiny
+from tests.engine.oracle import History, oracle_logits
 from tests.kit import tolerance
-from tests.kit.engine import TapeWithHistory, ask, prefill, tokens
+from tests.kit.engine import TapeWithHistory, append, ask, prefill, tokens
 
 CHUNK = 13
 SLIDING = ["llama", "gemma2", "gpt_oss"]
@@ -25,8 +23,8 @@ SLIDING = ["llama", "gemma2", "gpt_oss"]
 class RefreshedTape(TapeWithHistory):
     """Its window can be prefilled again."""
 
-    def __init__(self, architecture: str = "llama", frame_limit: int = 170, records: int = 22) -> None:
-        super().__init__(architecture, blocks=120, frame_limit=frame_limit, records=records)
+    def __init__(self, architecture: str = "llama", frame_limit: int = 170) -> None:
+        super().__init__(architecture, blocks=120, frame_limit=frame_limit, records=22)
 
     def answer(self, question: Sequence[int]) -> torch.Tensor:
         """Logits of a question to the current version."""
@@ -119,12 +117,9 @@ def test_what_was_appended_and_evicted_during_the_prefill_is_caught_up_with_and_
     tape.adopt(fresh)
     assert tape.window == [*window, *missing][passed:]
     record = tokens(world.rng, 5)
-    tape.make_room([5])
-    assert tape.acquire(5)
-    actual = world.engine.logits([Chunk(tape, record)])
-    where = history.add(record, begun + len(window) + len(missing), tape.evicted_tokens)
-    tape.commit([5])
-    tolerance.assert_logits(world.model, actual, oracle_logits(world.model, history)[where])
+    actual = append(world.engine, tape, record)
+    history.add(record, begun + len(window) + len(missing), tape.evicted_tokens, logits=actual)
+    history.verify(world.model)
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["adopted, then room", "room, then adopted"])
@@ -260,32 +255,3 @@ def test_a_probe_is_left_out_when_the_states_differ_or_the_pool_is_full() -> Non
     assert window_of(tape, fresh) is None
     assert probe(engine, tape, fresh, question) == []
     fresh.release()
-
-
-@pytest.mark.parametrize("span", [0, 7, 40])
-def test_records_evicted_by_event_time_are_those_of_a_plain_list(span: int) -> None:
-    """Event times with gaps, repeats and steps back; by time and by tokens, whichever is stricter."""
-    rng = random.Random(span)
-    engine = Engine(tiny("llama", layers=1), blocks=120, block_size=4, frame_limit=400)
-    tape = engine.open_tape("t", tokens(rng, 5), Retention(60, span_ns=span))
-    plain: list[tuple[int, list[int]]] = []
-    now, by_time = 1000, 0
-    for _ in range(400):
-        now += rng.choice([-2, 0, 1, 1, 3, 30])
-        records = [tokens(rng, rng.randrange(1, 9)) for _ in range(rng.randrange(1, 4))]
-        times = [now + rng.choice([0, 0, 1, -1]) for _ in records]
-        room = sum(map(len, records))
-        while plain and sum(len(r) for _, r in plain) + room > 60:
-            plain.pop(0)
-        while span and plain and plain[0][0] < max(times) - span:
-            plain.pop(0)
-            by_time += 1
-        tape.make_room(list(map(len, records)), times)
-        assert tape.acquire(room)
-        tape.wrote(tape.next_slots(room), [token for r in records for token in r])  # needs no model
-        tape.commit(list(map(len, records)), times)
-        plain += zip(times, records, strict=True)
-        assert [(r.ts_event, list(r.tokens)) for r in tape.state.records] == plain
-        assert tape.window == [token for _, r in plain for token in r]
-    assert by_time > 50 or not span
-    tape.release()

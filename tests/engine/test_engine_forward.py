@@ -25,8 +25,9 @@ from scheduler.observer import Observer
 from scheduler.request import Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItem
-from tests.engine.oracle import VOCABULARY, History, oracle_logits, tiny
+from tests.engine.oracle import VOCABULARY, History, tiny
 from tests.kit import tolerance
+from tests.kit.engine import tokens as tokens_of
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [20, 21], [30, 31, 32, 33], [50, 40, 30, 20, 10]]
 
@@ -256,13 +257,11 @@ def test_a_pass_without_memory_leaves_every_target_as_it_was(model: LoadedModel,
     frozen = [3, 4, 5]
     tape = engine.open_tape("t", frozen, Retention(24))
     history = History.begin(frozen)
-    checks: list[tuple[slice, torch.Tensor]] = []
     frames = set()
     rng = random.Random(2)
     fork: Fork | None = None
     for owner in range(1, 13):
-        record = [rng.randrange(3, VOCABULARY) for _ in range(8)]
-        question = [rng.randrange(3, VOCABULARY) for _ in range(6)]
+        record, question = tokens_of(rng, 8), tokens_of(rng, 6)
         fork = tape.fork()
         begins, evicted = fork.begins_at, tape.evicted_tokens
         tape.make_room([8])
@@ -275,16 +274,14 @@ def test_a_pass_without_memory_leaves_every_target_as_it_was(model: LoadedModel,
         assert "\n" not in str(raised.value)
         assert (tape.extents, tape.live_tokens, fork.extents, fork.length) == before
         for part in (question[:2], question[2:]):
-            where = history.add(part, begins + fork.length, evicted, owner)
-            checks.append((where, engine.logits([Chunk(fork, part)])))
-        where = history.add(record, tape.evicted_tokens + tape.live_tokens, tape.evicted_tokens)
-        checks.append((where, engine.logits([Chunk(tape, record)])))
+            coord = begins + fork.length
+            history.add(part, coord, evicted, owner, engine.logits([Chunk(fork, part)]))
+        coord, logits = tape.evicted_tokens + tape.live_tokens, engine.logits([Chunk(tape, record)])
+        history.add(record, coord, tape.evicted_tokens, logits=logits)
         tape.commit([8])
         frames.add(tape.extents[-1].origin)
         fork.release()
-    expected = oracle_logits(model, history)
-    for where, actual in checks:
-        tolerance.assert_logits(model, actual, expected[where])
+    history.verify(model)
     assert len(frames) > 2, "failures happened where frames change, too"
     tape.release()
 
@@ -352,15 +349,6 @@ def test_a_prefix_that_finds_no_memory_keeps_no_block(model: LoadedModel) -> Non
 # Under the scheduler.
 
 
-def test_the_executor_tells_the_scheduler_in_its_own_words(model: LoadedModel) -> None:
-    engine = Engine(model, blocks=16, block_size=4, attention=Failing(1))
-    fork = engine.open_prompt()
-    assert fork.acquire(3)
-    with pytest.raises(OutOfMemory, match="2 GiB"):
-        engine.execute([Chunk(fork, [1, 2, 3], sample=True)])
-    fork.release()
-
-
 def test_requests_and_records_survive_a_device_that_runs_out_of_memory(model: LoadedModel) -> None:
     """The scheduler over the real engine: every third pass fails; draws and the tape are those of none."""
     passes = 0
@@ -383,27 +371,13 @@ def test_requests_and_records_survive_a_device_that_runs_out_of_memory(model: Lo
     for attention in (Meddling(fail), CpuAttention()):
         engine = Engine(model, blocks=64, block_size=4, attention=attention)
         tape = engine.open_tape("t", (), Retention(30))
-        scheduler = Scheduler(
-            engine,
-            engine.pool,
-            Limits(chunk_min=2, chunk_max=4),
-            iter(range(10**6)).__next__,
-            observer,
-        )
+        limits, clock = Limits(chunk_min=2, chunk_max=4), iter(range(10**6)).__next__
+        scheduler = Scheduler(engine, engine.pool, limits, clock, observer)
         done: list[Request] = []
         for prompt in PROMPTS:
-            request = Request(
-                RequestSpec(
-                    PriorityClass.SESSION,
-                    "",
-                    prompt,
-                    6,
-                    done.append,
-                    reader=engine.open_prompt(),
-                    temperature=0.9,
-                )
-            )
-            scheduler.submit(request)
+            reader, cls = engine.open_prompt(), PriorityClass.SESSION
+            spec = RequestSpec(cls, "", prompt, 6, done.append, reader=reader, temperature=0.9)
+            scheduler.submit(Request(spec))
         scheduler.append(tape, [TapeItem([n + 3, n + 4, n + 5]) for n in range(12)])
         while scheduler.step():
             pass

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.engine import Engine
 from engine.model.loaded import LoadedModel
 from engine.step import Chunk
 from regions.allocator import Run
@@ -19,16 +17,15 @@ from regions.ephemeral import Fork
 from regions.frozen import SharedBlocks
 from regions.offload.host_tier import HostTier
 from regions.offload.snapshot_format import Identity, Restoring, Snapshot, SnapshotHeader, write_snapshot
-from regions.tape import Retention, Tape
-from tests.engine.oracle import History, Window, oracle_logits, tiny
-from tests.kit import tolerance
-from tests.kit.engine import scribble, tokens
+from regions.tape import Retention
+from tests.engine.oracle import tiny
+from tests.kit.engine import TapeWithHistory, scribble, tokens
 
 OPERATIONS = [
-    *("append", "fork", "grow", "cut", "preempt", "drop"),
+    *("append_some", "fork", "grow", "cut", "preempt", "drop"),
     *("out", "in", "swap", "return", "compact", "snapshot"),
 ]
-RETENTION = 40
+RETENTION = Retention(40)
 
 
 @cache
@@ -46,75 +43,51 @@ class Reader:
     evicted: int
 
 
-@dataclass
-class Session:
-    """One session in a small pool, with the history the oracle computes from."""
+class Session(TapeWithHistory):
+    """One session in a small pool."""
 
-    architecture: str
-    rng: random.Random
-    directory: Path
-    engine: Engine = field(init=False)
-    readers: list[Reader] = field(default_factory=list)
-    checks: list[tuple[slice, torch.Tensor]] = field(default_factory=list)
-    owners: int = 0
-
-    def __post_init__(self) -> None:
-        frame_limit = self.rng.choice([70, 100, 400])
-        self.engine = Engine(model(self.architecture), blocks=80, block_size=4, frame_limit=frame_limit)
+    def __init__(self, architecture: str, seed: int, directory: Path) -> None:
+        rng = random.Random(seed)
+        super().__init__(
+            model(architecture),
+            blocks=80,
+            frame_limit=rng.choice([70, 100, 400]),
+            retention=RETENTION,
+            frozen=rng.randrange(1, 12),
+            seed=seed,
+        )
+        self.directory, self.readers = directory, list[Reader]()
         pool = self.engine.pool
-        taken = pool.take(pool.total_blocks)
+        taken = pool.take(pool.free_blocks)
         assert taken is not None
         # others' blocks all over the pool: nothing long comes back in one piece
-        self.others = SharedBlocks(pool, [Run(block, block + 1) for block in range(0, pool.total_blocks, 7)])
+        free = [block for run in taken for block in range(run.start, run.stop)]
+        self.others = SharedBlocks(pool, [Run(block, block + 1) for block in free[::7]])
         pool.blocks.release(taken)
-        self.host = HostTier(self.engine.pool, 40)
-        self.frozen = tokens(self.rng, self.rng.randrange(1, 12))
-        self.tape = self.open()
-        self.history = History.begin(self.frozen)
-        self.window = Window(RETENTION)
+        self.host = HostTier(pool, 40)
 
-    def open(self) -> Tape:
-        return self.engine.open_tape("t", self.frozen, Retention(RETENTION))
-
-    def owner(self) -> int:
-        self.owners += 1
-        return self.owners
-
-    @property
-    def written(self) -> int:
-        return self.tape.evicted_tokens + self.tape.live_tokens
-
-    def append(self) -> None:
-        """Records together, which see what they would see one by one."""
+    def append_some(self) -> None:
+        """Records together; readers give way to them."""
         records = [tokens(self.rng, self.rng.randrange(2, 9)) for _ in range(self.rng.randrange(1, 5))]
-        flat = [token for record in records for token in record]
-        coord = self.written
-        self.tape.make_room(list(map(len, records)))
-        if not self.tape.acquire(len(flat)):
-            for reader in self.readers:
-                reader.fork.release()
-            self.readers.clear()
-            assert self.tape.acquire(len(flat))
-        places = []
-        for record in records:
-            places.append(self.history.add(record, coord, self.window.add(len(record))))
-            coord += len(record)
-        assert self.tape.evicted_tokens == self.window.evicted
-        where = slice(places[0].start, places[-1].stop)
-        self.checks.append((where, self.engine.logits([Chunk(self.tape, flat)])))
-        self.tape.commit([len(record) for record in records])
+        if self.tape.blocks_needed(sum(map(len, records))) > self.engine.pool.free_blocks:
+            self.drop_readers()
+        self.append_together(*records)
+
+    def drop_readers(self) -> None:
+        for reader in self.readers:
+            reader.fork.release()
+        self.readers.clear()
 
     def fork(self) -> None:
         if len(self.readers) < 3 and self.tape.acquire(0):
-            self.readers.append(
-                Reader(self.tape.fork(), self.owner(), self.written, self.tape.evicted_tokens)
-            )
+            self.readers.append(Reader(self.tape.fork(), self.owner(), self.coord, self.tape.evicted_tokens))
 
     def grow(self, reader: Reader) -> None:
         part = tokens(self.rng, self.rng.randrange(1, 7))
         if reader.fork.acquire(len(part)):
-            where = self.history.add(part, reader.coord + reader.fork.length, reader.evicted, reader.owner)
-            self.checks.append((where, self.engine.logits([Chunk(reader.fork, part)])))
+            coord = reader.coord + reader.fork.length
+            logits = self.engine.logits([Chunk(reader.fork, part)])
+            self.history.add(part, coord, reader.evicted, reader.owner, logits)
 
     def cut(self, reader: Reader, n: int) -> None:
         """The kept tokens get a new owner in the history, because the oracle never drops an owner's token."""
@@ -128,23 +101,21 @@ class Session:
         """End the session and resume it from its file."""
         if not self.tape.movable:
             return
-        for reader in self.readers:
-            reader.fork.release()
-        self.readers.clear()
+        self.drop_readers()
         pool = self.engine.pool
         identity = Identity.of(pool, model="m", tokenizer="t", frozen=self.frozen)
         file = self.directory / "t.kv"
         header = SnapshotHeader("t", identity, pool.block_size, self.tape.state, 1)
         write_snapshot(file, header, pool, self.tape.live_ranges)
         self.tape.release()
-        self.tape = self.open()
+        self.tape = self.engine.open_tape("t", self.frozen, RETENTION)
         snapshot = Snapshot.open(file)
         self.tape.resume(snapshot.header.state, Restoring(pool, snapshot))
         assert self.tape.swap_in()
 
     def apply(self, operation: str) -> None:
         reader = self.rng.choice(self.readers) if self.readers else None
-        if operation in ("append", "fork", "snapshot"):
+        if operation in ("append_some", "fork", "snapshot"):
             getattr(self, operation)()
         elif operation == "swap":
             self.tape.swap_out(self.host)
@@ -175,8 +146,7 @@ class Session:
             self.readers.remove(reader)
 
     def close(self) -> None:
-        for reader in self.readers:
-            reader.fork.release()
+        self.drop_readers()
         self.tape.release()
         self.others.release()
         self.host.poll()
@@ -198,14 +168,12 @@ def test_any_history_of_a_session_gives_the_oracles_logits(
     tmp_path: Path, architecture: str, seed: int, operations: list[str]
 ) -> None:
     """Appends that evict, forks that grow, are cut, preempted and swapped, swaps, compaction, snapshots."""
-    world = Session(architecture, random.Random(seed), tmp_path)
-    world.append()
+    world = Session(architecture, seed, tmp_path)
+    world.append_some()
     for operation in operations:
         world.apply(operation)
     world.fork()
     for reader in world.readers:
         world.grow(reader)
-    expected = oracle_logits(model(architecture), world.history)
-    for where, actual in world.checks:
-        tolerance.assert_logits(model(architecture), actual, expected[where])
+    world.history.verify(world.model)
     world.close()

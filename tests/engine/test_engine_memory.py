@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -40,14 +41,10 @@ def test_another_cpu_measures_for_itself(memory: Memory, what: str, monkeypatch:
     assert memory.recall(QUESTION, int) is None
 
 
-def test_so_does_another_number_of_threads(memory: Memory) -> None:
-    before = torch.get_num_threads()
+def test_so_does_another_number_of_threads(memory: Memory, threads: Callable[[int], None]) -> None:
     memory.remember(QUESTION, 5)
-    try:
-        torch.set_num_threads(before + 1)
-        assert memory.recall(QUESTION, int) is None
-    finally:
-        torch.set_num_threads(before)
+    threads(torch.get_num_threads() + 1)
+    assert memory.recall(QUESTION, int) is None
 
 
 def test_other_code_measures_into_the_same_file(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,9 @@ from engine.model.canary import check, dense_logits
 from engine.step import Chunk
 from regions.ephemeral import Fork
 from regions.tape import Retention
-from tests.engine.oracle import ARCHITECTURES, History, Window, oracle_logits, tiny
+from tests.engine.oracle import ARCHITECTURES, History, oracle_logits, tiny
 from tests.kit import tolerance
-from tests.kit.engine import append, tokens
+from tests.kit.engine import TapeWithHistory, append, ask, ask_together, tokens
 
 BACKENDS: list[type[Attention]] = [CpuAttention, ReferenceAttention]
 
@@ -65,48 +65,31 @@ def test_eviction_in_frames_equals_the_oracle(architecture: str, backend: type[A
 
     Records that come together see what they would see one by one.
     """
-    model = tiny(architecture, layers=2)
-    engine = Engine(model, blocks=96, block_size=4, frame_limit=110, attention=backend())
-    rng = random.Random(5)
-    frozen = tokens(rng, 11)
-    tape = engine.open_tape("tape", frozen, Retention(64, 9))
-    history, window = History.begin(frozen), Window(64, 9)
-    checks: list[tuple[slice, torch.Tensor]] = []
+    world = TapeWithHistory(
+        architecture, blocks=96, frame_limit=110, retention=Retention(64, 9), attention=backend()
+    )
+    tape, rng = world.tape, world.rng
     forks: list[tuple[int, Fork, int, int]] = []
     for owner in range(1, 40):
-        records = [tokens(rng, rng.randrange(4, 10)) for _ in range(rng.choice([1, 1, 1, 2, 5]))]
-        coord = tape.evicted_tokens + tape.live_tokens
-        parts = append(engine, tape, *records).split(list(map(len, records)))
-        for record, logits in zip(records, parts, strict=True):
-            checks.append((history.add(record, coord, window.add(len(record))), logits))
-            coord += len(record)
-        written = tape.evicted_tokens + tape.live_tokens
-        assert (written, tape.evicted_tokens) == (coord, window.evicted)
+        count = rng.choice([1, 1, 1, 2, 5])
+        world.append_together(*(tokens(rng, rng.randrange(4, 10)) for _ in range(count)))
         assert max((each.max_position for each in tape.state.stretches), default=0) < 110
         if owner % 3 == 0:
-            forks.append((owner, tape.fork(), written, tape.evicted_tokens))
+            forks.append((owner, tape.fork(), world.coord, tape.evicted_tokens))
         if len(forks) == 3:  # three versions, asked in one batch, two steps each, after the tape moved on
-            for step in range(2):
-                work = []
-                for _, fork, _, _ in forks:
-                    question = tokens(rng, 6 if step == 0 else 1)
-                    assert fork.acquire(len(question))
-                    work.append(Chunk(fork, question))
-                parts = engine.logits(work).split([len(w.tokens) for w in work])
-                for (who, _, coord, evicted), w, part in zip(forks, work, parts, strict=True):
-                    at = coord if step == 0 else coord + 6
-                    checks.append((history.add(list(w.tokens), at, evicted, owner=who), part))
+            for length, before in ((6, 0), (1, 6)):
+                asked = [(fork, tokens(rng, length)) for _, fork, _, _ in forks]
+                for (who, _, coord, evicted), (_, question), logits in zip(
+                    forks, asked, ask_together(world.engine, asked), strict=True
+                ):
+                    world.history.add(question, coord + before, evicted, who, logits)
             for _, fork, _, _ in forks:
                 fork.release()
             forks.clear()
     assert tape.evicted_tokens > 150
-    expected = oracle_logits(model, history)
-    for where, actual in checks:
-        tolerance.assert_logits(model, actual, expected[where])
-    for _, fork, _, _ in forks:
-        fork.release()
+    world.history.verify(world.model)
     tape.release()
-    engine.pool.blocks.check_integrity()
+    world.engine.pool.blocks.check_integrity()
 
 
 def test_thousands_of_evicted_tokens_equal_the_oracle() -> None:
@@ -142,31 +125,16 @@ def test_thousands_of_evicted_tokens_equal_the_oracle() -> None:
 
 def test_a_fork_outgrowing_its_frame_opens_a_new_one() -> None:
     """A long answer behind a nearly full frame keeps positions bounded and logits at the oracle's."""
-    model = tiny("llama", layers=2)
-    engine = Engine(model, blocks=64, block_size=4, frame_limit=100)
-    rng = random.Random(9)
-    frozen = tokens(rng, 10)
-    tape = engine.open_tape("tape", frozen, Retention(40))
-    history = History.begin(frozen)
+    world = TapeWithHistory(blocks=64, frame_limit=100, retention=Retention(40), frozen=10)
+    tape = world.tape
     for _ in range(11):
-        record = tokens(rng, 8)
-        append(engine, tape, record)
-        history.add(record, tape.evicted_tokens + tape.live_tokens - 8, tape.evicted_tokens)
+        world.append(8)
     fork = tape.fork()
-    coord = tape.evicted_tokens + tape.live_tokens
-    checks = []
     for i in range(5):
-        part = tokens(rng, 6)
-        assert fork.acquire(6)
-        checks.append(
-            (
-                history.add(part, coord + 6 * i, tape.evicted_tokens, owner=1),
-                engine.logits([Chunk(fork, part)]),
-            )
-        )
-    expected = oracle_logits(model, history)
-    for where, actual in checks:
-        tolerance.assert_logits(model, actual, expected[where])
+        part = tokens(world.rng, 6)
+        logits = ask(world.engine, fork, part)
+        world.history.add(part, world.coord + 6 * i, tape.evicted_tokens, 1, logits)
+    world.history.verify(world.model)
     assert fork.extents[-1].origin != tape.extents[-1].origin
     assert all(e.coord + e.length - e.origin <= 100 for e in fork.extents)
 

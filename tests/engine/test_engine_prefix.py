@@ -23,8 +23,8 @@ from regions.streaming_kv import StreamingPrompt
 from regions.tape import Retention
 from tests.engine.oracle import tiny
 from tests.kit import tolerance
-from tests.kit.engine import tokens
-from tests.kit.prompts import next_tokens, remaining
+from tests.kit.engine import append, tokens
+from tests.kit.prompts import common, next_tokens, remaining
 
 
 class Counting(Engine):
@@ -71,24 +71,15 @@ def test_prompts_behind_several_levels_of_splits_equal_the_dense_model(
     prompts = [base]
     for cut in (30, 17, 23, 9, 26, 41):
         prompts.append(prompts[-1][:cut] + tokens(rng, 10) if cut < 41 else base + tokens(rng, 7))
-    expected_found = [0]
-    for i, prompt in enumerate(prompts[1:], 1):
-        best = 0
-        for earlier in prompts[:i]:
-            n = 0
-            while n < min(len(earlier), len(prompt) - 1) and earlier[n] == prompt[n]:
-                n += 1
-            best = max(best, n)
-        expected_found.append(best)
-    for prompt, expected in zip(prompts, expected_found, strict=True):
+    for i, prompt in enumerate(prompts):
         found, logits = finish(engine, prompt)
-        assert found == expected
+        assert found == max((common(each, prompt[:-1]) for each in prompts[:i]), default=0)
         tolerance.assert_logits(model, logits, dense_logits(model, prompt)[found:])
     for prompt in prompts:  # all of it cached by now: one row is left
         found, logits = finish(engine, prompt)
         assert found == len(prompt) - 1
         tolerance.assert_logits(model, logits[-1], dense_logits(model, prompt)[-1])
-    assert engine.cache.nodes > len(prompts)
+    assert len(engine.cache._parents) > len(prompts)
     engine.cache.check_integrity()
 
 
@@ -109,10 +100,7 @@ def test_frozen_prefixes_are_computed_once_and_only_where_they_are_new() -> None
     assert engine.cache.match_length(longer) == 25
     assert engine.cache.match_length(branch) == 16
     for tape, prefix in tapes:
-        tape.make_room([9])
-        assert tape.acquire(9)
-        logits = engine.logits([Chunk(tape, record)])
-        tape.commit([9])
+        logits = append(engine, tape, record)
         tolerance.assert_logits(model, logits, dense_logits(model, prefix + record)[len(prefix) :])
     for tape, _ in tapes:
         tape.release()

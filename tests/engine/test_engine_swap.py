@@ -6,7 +6,6 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 
 from engine.engine import Engine
 from engine.model.canary import dense_logits
@@ -16,7 +15,7 @@ from regions.offload.kv_store import NotResident
 from regions.offload.residency import Idleness, Residency
 from regions.offload.snapshot_format import Identity, Restoring, Snapshot, SnapshotHeader, write_snapshot
 from regions.tape import Retention, Tape, compact_one
-from tests.engine.oracle import oracle_logits, tiny
+from tests.engine.oracle import tiny
 from tests.kit import tolerance
 from tests.kit.engine import TapeWithHistory, ask, prefill, scribble, tokens
 
@@ -33,10 +32,8 @@ def rebuild(engine: Engine, tape: Tape) -> None:
 class AskedTape(TapeWithHistory):
     """Questions to it are checked against the oracle."""
 
-    def __init__(self, model: str = "llama", blocks: int = 60, frame_limit: int = 110) -> None:
-        super().__init__(model, blocks=blocks, frame_limit=frame_limit, records=25)
-        self.checks: list[tuple[slice, torch.Tensor]] = []
-        self.owners = 0
+    def __init__(self, model: str = "llama", blocks: int = 60) -> None:
+        super().__init__(model, blocks=blocks, frame_limit=110, records=25)
         assert len({e.origin for e in self.tape.extents[1:]}) > 1  # several frames
 
     def ask(self) -> None:
@@ -44,18 +41,12 @@ class AskedTape(TapeWithHistory):
         self.answer(fork, self.owner(), self.coord, self.tape.evicted_tokens)
         fork.release()
 
-    def owner(self) -> int:
-        self.owners += 1
-        return self.owners
-
     def answer(self, fork: Fork, owner: int, coord: int, evicted: int, n: int = 6) -> None:
         part = tokens(self.rng, n)
-        self.checks.append((self.history.add(part, coord, evicted, owner), ask(self.engine, fork, part)))
+        self.history.add(part, coord, evicted, owner, ask(self.engine, fork, part))
 
     def verify(self) -> None:
-        expected = oracle_logits(self.model, self.history)
-        for where, actual in self.checks:
-            tolerance.assert_logits(self.model, actual, expected[where])
+        self.history.verify(self.model)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
@@ -160,8 +151,7 @@ def test_spilled_sessions_come_back_by_themselves(tmp_path: Path, spoiled: bool)
         dense = dense_logits(world.model, [*world.frozen, *tape.window, *question])
         tolerance.assert_logits(world.model, seen, dense[-6:])
     else:
-        where = world.history.add(question, world.coord, tape.evicted_tokens, world.owner())
-        world.checks.append((where, seen))
+        world.history.add(question, world.coord, tape.evicted_tokens, world.owner(), seen)
         world.append()
         world.ask()
         world.verify()

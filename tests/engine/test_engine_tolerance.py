@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from engine.engine import Engine
-from engine.step import Chunk
 from regions.ephemeral import Fork
 from regions.extents import Extent
 from regions.frozen import Context
 from regions.tape import Retention
 from tests.engine.oracle import ARCHITECTURES, tiny
 from tests.kit import tolerance
+from tests.kit.engine import ask
 
 FAR = 25
 """A mistake exceeds the bound by at least this factor."""
@@ -31,9 +31,7 @@ class Session:
         self.engine = Engine(self.model, blocks=16, block_size=4)
         self.tape = self.engine.open_tape("tape", FROZEN, Retention(90))
         for record in RECORDS:
-            assert self.tape.acquire(len(record))
-            self.engine.execute([Chunk(self.tape, record, sample=False)])
-            self.tape.commit([len(record)])
+            self.engine.append(self.tape, [record])
             self.tape.new_frame(at=2)
 
     def ask(self, extents: Sequence[Extent]) -> torch.Tensor:
@@ -41,8 +39,7 @@ class Session:
         written = sum(map(len, RECORDS))
         context = Context(tuple(extents), coord=written, origin=self.tape.extents[-1].origin)
         fork = Fork(self.engine.pool, frame_limit=1 << 20, context=context)
-        assert fork.acquire(len(QUESTION))
-        logits = self.engine.logits([Chunk(fork, QUESTION)])
+        logits = ask(self.engine, fork, QUESTION)
         fork.release()
         return logits
 

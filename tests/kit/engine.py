@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.attention.base import Attention
 from engine.engine import Engine
+from engine.model.loaded import LoadedModel
 from engine.step import Chunk
 from regions.ephemeral import Fork
 from regions.kv_tensors import KVPool
 from regions.tape import Retention, Tape
-from tests.engine.oracle import VOCABULARY, History, tiny
+from tests.engine.oracle import VOCABULARY, History, Window, tiny
 
 
 def tokens(rng: random.Random, n: int) -> list[int]:
@@ -36,6 +38,13 @@ def ask(engine: Engine, fork: Fork, question: Sequence[int]) -> torch.Tensor:
     return engine.logits([Chunk(fork, question)])
 
 
+def ask_together(engine: Engine, asked: Sequence[tuple[Fork, Sequence[int]]]) -> list[torch.Tensor]:
+    """Return the logits of each fork's question, all asked in one pass."""
+    assert all(fork.acquire(len(question)) for fork, question in asked)
+    logits = engine.logits([Chunk(fork, question) for fork, question in asked])
+    return list(logits.split([len(question) for _, question in asked]))
+
+
 def prefill(engine: Engine, fork: Fork, window: Sequence[int], chunk: int) -> None:
     """Compute a window in chunks, as the scheduler does."""
     for start in range(0, len(window), chunk):
@@ -53,22 +62,41 @@ def scribble(*pools: KVPool) -> None:
 
 
 class TapeWithHistory:
-    """A tape past evictions and position frames, and the history the oracle needs."""
+    """A tape, and the history that the oracle needs; ``records``, past evictions and frames, are appended."""
 
-    def __init__(self, architecture: str, *, blocks: int, frame_limit: int, records: int) -> None:
-        self.rng = random.Random(5)
-        self.model = tiny(architecture, layers=2)
-        self.engine = Engine(self.model, blocks=blocks, block_size=4, frame_limit=frame_limit)
-        self.frozen = tokens(self.rng, 11)
-        self.tape = self.engine.open_tape("t", self.frozen, Retention(64))
-        self.history = History.begin(self.frozen)
+    def __init__(
+        self,
+        model: LoadedModel | str = "llama",
+        *,
+        blocks: int,
+        frame_limit: int,
+        retention: Retention = Retention(64),  # noqa: B008  # immutable
+        frozen: int = 11,
+        records: int = 0,
+        seed: int = 5,
+        attention: Attention | None = None,
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.model = tiny(model, layers=2) if isinstance(model, str) else model
+        self.engine = Engine(
+            self.model, blocks=blocks, block_size=4, frame_limit=frame_limit, attention=attention
+        )
+        self.frozen = tokens(self.rng, frozen)
+        self.tape = self.engine.open_tape("t", self.frozen, retention)
+        self.history, self.window = History.begin(self.frozen), Window(retention.tokens, retention.records)
+        self.owners = 0
         for _ in range(records):
             self.append()
-        assert self.tape.evicted_tokens > 60
+        assert not records or self.tape.evicted_tokens > 60
 
     @property
     def coord(self) -> int:
         return self.tape.evicted_tokens + self.tape.live_tokens
+
+    def owner(self) -> int:
+        """A new reader's name in the history."""
+        self.owners += 1
+        return self.owners
 
     def append(self, length: int | None = None, at: int = 0) -> torch.Tensor:
         """Commit a record; returns its logits."""
@@ -76,3 +104,12 @@ class TapeWithHistory:
         logits = append(self.engine, self.tape, record, at=at)
         self.history.add(record, self.coord - len(record), self.tape.evicted_tokens)
         return logits
+
+    def append_together(self, *records: Sequence[int]) -> None:
+        """Commit records in one pass. They see what they would see one by one."""
+        coord, lengths = self.coord, list(map(len, records))
+        parts = append(self.engine, self.tape, *records).split(lengths)
+        for record, logits in zip(records, parts, strict=True):
+            self.history.add(record, coord, self.window.add(len(record)), logits=logits)
+            coord += len(record)
+        assert (self.coord, self.tape.evicted_tokens) == (coord, self.window.evicted)

@@ -1,4 +1,4 @@
-"""Fixtures that start programs: `real_kafka`, `secured_kafka`, `start_prometheus` and `triton`."""
+"""Shared fixtures: programs (`real_kafka`, `secured_kafka`, `start_prometheus`, `triton`) and `threads`."""
 
 from __future__ import annotations
 
@@ -48,6 +48,16 @@ def start_prometheus() -> Iterator[Callable[[str], PrometheusServer]]:
     program = need("prometheus")
     with contextlib.ExitStack() as stack:
         yield lambda target: stack.enter_context(PrometheusServer(program, target))
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Set the number of torch's threads; as before at the end of the test."""
+    import torch  # only here: most tests need none
+
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
 
 
 ROOT = Path(__file__).parents[2]

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from regions.streaming_kv import StreamingPrompt
 
 
 def remaining(prompt: StreamingPrompt) -> int:
     """Prompt tokens that are not in KV."""
     return max(0, len(prompt.wanted) - prompt.length)
+
+
+def common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Tokens with which both begin."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def next_tokens(prompt: StreamingPrompt, n: int) -> list[int]:

@@ -13,7 +13,7 @@ from regions.kv_tensors import KVPool
 from regions.offload.host_tier import HostTier
 from regions.radix import RadixCache
 from regions.streaming_kv import StreamingPrompt
-from tests.kit.prompts import next_tokens, remaining
+from tests.kit.prompts import common, next_tokens, remaining
 from tests.regions.contents import pool_with_cache, reads, write
 
 
@@ -33,10 +33,6 @@ def change(pool: KVPool, prompt: StreamingPrompt, tokens: Sequence[int], n: int 
     invalidated = prompt.update(tokens)
     assert run(pool, prompt, n)
     return invalidated
-
-
-def common(a: list[int], b: list[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def blocks_given_up(pool: KVPool, prompt: StreamingPrompt) -> int:

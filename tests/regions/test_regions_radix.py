@@ -82,7 +82,7 @@ def test_matches_are_the_longest_cached_prefixes(
             pool.blocks.release(runs)
         elif name == "clear":
             cache.clear()
-            assert cache.tokens == cache.nodes == 0
+            assert cache.tokens == len(cache._parents) == 0
         elif readers and name == "write":
             fork, had, salt = readers[at]
             if write(pool, fork, had, tokens):
@@ -121,7 +121,7 @@ def test_eviction_takes_the_leaf_used_longest_ago_and_keeps_the_shared_branch() 
     assert context is not None
     context.release()
     left = []
-    while cache.nodes:
+    while len(cache._parents):
         cache.reclaim(1)
         left.append([cache.match_length(SYSTEM + [tail] * 8) for tail in (1, 2, 3)])
     assert left == [[18, 10, 18], [18, 10, 10], [10, 10, 10], [0, 0, 0]]
@@ -172,7 +172,7 @@ def test_only_the_delta_is_added() -> None:
     assert len(changed) == 2
     assert (before[changed] == 0).all()
     assert cached(pool, cache, list(range(24))) == 0
-    assert (cache.tokens, cache.nodes, cache.saved_tokens) == (24, 2, 24)
+    assert (cache.tokens, len(cache._parents), cache.saved_tokens) == (24, 2, 24)
     assert cache.matched_tokens == 40
 
 
@@ -283,7 +283,7 @@ def test_a_prompt_that_was_saved_at_every_token_is_read_as_one_extent() -> None:
         assert cache.save(tokens[:n], fork) == 1
     context = cache.match(tokens[:1097])
     assert context is not None
-    assert (cache.nodes, len(context.extents), context.tokens) == (1100, 1, 1097)
+    assert (len(cache._parents), len(context.extents), context.tokens) == (1100, 1, 1097)
     context.release()
     cache.reclaim(400)
     assert cache.match_length(tokens) == 1100

@@ -126,7 +126,9 @@ def test_a_change_undone_between_two_calls_is_not_reported() -> None:
 
 
 @pytest.mark.parametrize("others", [10, 200])
-def test_only_the_prompts_a_change_concerns_are_looked_at(others: int) -> None:
+def test_only_the_prompts_a_change_concerns_are_looked_at(
+    others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Any number may wait: only the one prompt that continues like the saved one is compared."""
     pool, cache = pool_with_cache(400)
     compared = []
@@ -135,7 +137,8 @@ def test_only_the_prompts_a_change_concerns_are_looked_at(others: int) -> None:
         compared.append(len(a))
         return common_length(a, b)
 
-    watch = PrefixIndex(cache, compare=counting)
+    monkeypatch.setattr("regions.prefix_index.common_length", counting)
+    watch = PrefixIndex(cache)
     cached(pool, cache, [*SYSTEM, 0, 0])
     for key in range(others):
         watch.watch(key, [*SYSTEM, key + 1, 9, 9])

@@ -6,15 +6,15 @@ from typing import Any
 
 from numba.core import cgutils
 
-from engine.cpu.emit import integers
+from engine.cpu.emit import action
 from engine.cpu.vectors import (
     F32,
     FLOAT,
-    HALVES,
     I64,
     LANES,
     MAX_LINES,
     TILE_BYTES,
+    VECTOR,
     VECTOR_BYTES,
     WIDTHS,
     Vectors,
@@ -24,7 +24,7 @@ AHEAD = 2
 """Cache lines that `product` prefetches in a step."""
 
 
-@integers(10)
+@action(10)
 def product(v: Vectors, shape: Any, *given: Any) -> None:
     """``target[i] = left[i] @ right``, or plus what is there if ``add``, for up to `MAX_LINES` lines.
 
@@ -56,7 +56,7 @@ def _product(
     b = v.builder
     places = [v.at(v.load(v.at(targets, 8 * i), I64), column) for i in range(lines)]
     # variables, which LLVM turns into registers
-    sums = [[cgutils.alloca_once(b, v.constant(0).type) for _ in range(width)] for _ in range(lines)]
+    sums = [[cgutils.alloca_once(b, VECTOR) for _ in range(width)] for _ in range(lines)]
     with b.if_else(b.icmp_signed("!=", add, I64(0))) as (kept, fresh):
         with kept:
             for place, line in zip(places, sums, strict=True):
@@ -81,7 +81,7 @@ def _product(
             v.store(b.load(part), v.at(place, VECTOR_BYTES * j))
 
 
-@integers(12)
+@action(12)
 def dots(
     v: Vectors,
     lines: Any,
@@ -104,12 +104,10 @@ def dots(
     prefetched from ``ahead`` and ``far`` on.
     """
     b = v.builder
-    for count in range(1, MAX_LINES + 1):
-        for kind, size in ((v.constant(0).type, FLOAT), (HALVES, 2)):
-            narrow = b.icmp_signed("!=" if size == 2 else "==", half, I64(0))
-            with b.if_then(b.and_(narrow, b.icmp_signed("==", lines, I64(count)))):
-                soon = ahead, far
-                _lane_products(v, count, kind, size, queries, step, keys, key_step, last, width, sums, soon)
+    for kind in v.either(half):
+        for count in range(1, MAX_LINES + 1):
+            with b.if_then(b.icmp_signed("==", lines, I64(count))):
+                _lane_products(v, count, kind, queries, step, keys, key_step, last, width, sums, (ahead, far))
     with cgutils.for_range(b, lines, intp=I64) as line:
         own = v.at(sums, v.times(line.index, LANES * VECTOR_BYTES))
         total = v.lane_sums([v.load(v.at(own, VECTOR_BYTES * i)) for i in range(LANES)])
@@ -120,7 +118,6 @@ def _lane_products(
     v: Vectors,
     count: int,
     kind: Any,
-    size: int,
     queries: Any,
     step: Any,
     keys: Any,
@@ -135,14 +132,11 @@ def _lane_products(
     with cgutils.for_range(b, I64(LANES), intp=I64) as key:
         index = b.select(b.icmp_signed("<", key.index, last), key.index, last)
         row = v.at(keys, v.times(index, key_step))
-        parts = [cgutils.alloca_once(b, v.constant(0).type) for _ in range(count)]
-        for part in parts:
-            b.store(v.constant(0), part)
+        parts = [cgutils.alloca_once_value(b, v.constant(0)) for _ in range(count)]
         with cgutils.for_range(b, width, intp=I64) as loop:
             for place in soon:
-                v.prefetch(v.at(place, v.times(key.index, key_step), v.times(loop.index, size * LANES)))
-            read = v.load(v.at(row, v.times(loop.index, size * LANES)), kind)
-            values = v.widen(read) if kind is HALVES else read
+                v.prefetch(v.at(place, v.times(key.index, key_step), v.times(loop.index, v.size(kind))))
+            values = v.read(v.at(row, v.times(loop.index, v.size(kind))), kind)
             for i, part in enumerate(parts):
                 query = v.load(v.at(queries, v.times(step, i), v.times(loop.index, VECTOR_BYTES)))
                 b.store(v.multiply_add(query, values, b.load(part)), part)

@@ -91,30 +91,22 @@ class CpuKernelAttention:
         self._states, self._rooms = _aligned(0), _aligned(0)
 
     def __call__(self, call: LayerCall) -> torch.Tensor:
-        """The output, [q_heads, rows, value_dim]."""
-        return self.attend(call)[0]
-
-    def attend(self, call: LayerCall, *, lse: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The output, and the log-sum-exp of the scores, sinks left out, [q_heads, rows], if ``lse``.
-
-        Raises ValueError for heads that are not served.
-        """
+        """The output, [q_heads, rows, value_dim]. Raises ValueError for heads that are not served."""
         q_heads, rows, _ = call.query.shape
         out = torch.empty((rows, q_heads, call.values.shape[2]), dtype=call.query.dtype)
-        sums = torch.empty((q_heads, rows)) if lse else None
-        prepared = self.prepare(call, out, sums)
+        prepared = self.prepare(call, out)
         threads = 1 if prepared.operations < _ALONE_OPERATIONS else team.threads()
         self.lend(prepared.record, [prepared], threads)
         team.run(worker().address, prepared.record.ctypes.data, threads)
-        return out.transpose(0, 1), sums
+        return out.transpose(0, 1)
 
-    def prepare(self, call: LayerCall, out: torch.Tensor, sums: torch.Tensor | None = None) -> PreparedCall:
-        """``call`` for `worker`; it writes ``out`` [rows, q_heads, value_dim] and ``sums`` [q_heads, rows].
+    def prepare(self, call: LayerCall, out: torch.Tensor) -> PreparedCall:
+        """``call`` for `worker`; it writes ``out`` [rows, q_heads, value_dim].
 
         Raises ValueError for heads that are not served.
         """
         query = call.query if call.query.stride(-1) == 1 else call.query.contiguous()
-        q_heads, rows, key_dim = query.shape
+        q_heads, _, key_dim = query.shape
         kv_heads, _, value_dim = call.values.shape
         if not serves(key_dim, value_dim, call.keys.dtype) or query.dtype not in _DTYPES:
             raise ValueError(f"heads of {key_dim} and {value_dim} in {call.keys.dtype} need another backend")
@@ -138,9 +130,7 @@ class CpuKernelAttention:
             value_dim * out.element_size(),
             q_heads * value_dim * out.element_size(),
             out.dtype == torch.bfloat16,
-            0 if sums is None else sums.data_ptr(),
             0 if sinks is None else sinks.data_ptr(),
-            rows,
             *shape,
             table.shape[2],
             tasks,
@@ -156,7 +146,7 @@ class CpuKernelAttention:
             factor,
             cap,
         )
-        held = query, out, sums, sinks, laid, table
+        held = query, out, sinks, laid, table
         return PreparedCall(record, plan.states, plan.blocks * kv_heads, plan.operations, held)
 
     def lend(self, records: npt.NDArray[np.void], prepared: Sequence[PreparedCall], threads: int) -> None:

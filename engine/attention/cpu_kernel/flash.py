@@ -202,8 +202,6 @@ def _finish(call: Any, head: int, row: int, rows: int, state: int, tops: int) ->
             total, top = 0.0, float(float_at(tops, line))
             for lane in range(LANES):
                 total += float_at(output, call.value_dim + lane)
-            if call.lse:
-                put_float(call.lse, query_head * call.rows + row + i, (top + math.log2(total)) / _LOG2_E)
             factor = 1.0 / total
             if call.sinks:
                 sink = float_at(call.sinks, query_head) * _LOG2_E

@@ -21,9 +21,9 @@ _ADDRESSES = (
     # tensors: the address, and steps in bytes; the innermost dimension is tight
     ("query", "query_head", "query_row", "query_half"),
     ("keys", "key_head", "key_slot", "values", "value_head", "value_slot", "half"),
-    ("out", "out_head", "out_row", "out_half", "lse", "sinks"),
+    ("out", "out_head", "out_row", "out_half", "sinks"),
     # sizes; dims in floats, `rotary` half of what is rotated
-    ("rows", "kv_heads", "groups", "key_dim", "value_dim", "rotary"),
+    ("kv_heads", "groups", "key_dim", "value_dim", "rotary"),
     # the plan, int64, and its rotations, float [shifts, 2, rotary]
     ("tasks", "task_count", "segments", "entries", "rotations"),
     # memory, and counters that every call leaves at 0
@@ -36,8 +36,8 @@ CALL = np.dtype(
 )
 """Arguments of `worker`: what one layer of one pass needs.
 
-``factor``: by which queries are multiplied; with ``cap``, both as `soften` takes them. ``lse``, ``sinks``: 0:
-none. ``rooms``: one per thread, `room_floats` each.
+``factor``: by which queries are multiplied; with ``cap``, both as `soften` takes them. ``sinks``: 0: none.
+``rooms``: one per thread, `room_floats` each.
 """
 
 

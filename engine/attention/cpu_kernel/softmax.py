@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import types
 from numba.core import cgutils
 
-from engine.cpu.emit import action, integers
+from engine.cpu.emit import action
 from engine.cpu.vectors import (
     F32,
     FLOAT,
@@ -21,7 +20,7 @@ from engine.cpu.vectors import (
 )
 
 
-@action(*[types.int64] * 9, types.float32)
+@action(9, 1)
 def soften(
     v: Vectors,
     count: Any,
@@ -52,9 +51,8 @@ def soften(
         output = v.load(v.at(line, stride, stride), I64)
         own = v.load(v.at(line, stride, stride, stride), I64)
         top, sums = v.at(tops, v.times(own, FLOAT)), v.at(output, v.times(width, VECTOR_BYTES))
-        kept = [cgutils.alloca_once(b, v.constant(0).type) for _ in range(TILE // LANES)]
-        for j, score in enumerate(kept):
-            b.store(v.load(v.at(row, VECTOR_BYTES * j)), score)
+        tile = [v.load(v.at(row, VECTOR_BYTES * j)) for j in range(TILE // LANES)]
+        kept = [cgutils.alloca_once_value(b, score) for score in tile]
         with b.if_then(b.fcmp_ordered("!=", cap, F32(0.0)), likely=False):
             for score in kept:
                 b.store(b.fmul(v.tanh_from(b.load(score)), v.splat(cap)), score)
@@ -93,20 +91,17 @@ def _raise(v: Vectors, highest: Any, top: Any, sums: Any, output: Any, width: An
         v.store(b.fmul(v.load(place), factor), place)
 
 
-@action(*[types.int64] * 4, types.float32)
+@action(4, 1)
 def finished(v: Vectors, source: Any, target: Any, width: Any, half: Any, factor: Any) -> None:
     """``width`` vectors times ``factor`` as floats, or as bfloat16 if ``half``."""
     b = v.builder
     with cgutils.for_range(b, width, intp=I64) as loop:
         vector = b.fmul(v.load(v.at(source, v.times(loop.index, VECTOR_BYTES))), v.splat(factor))
-        with b.if_else(b.icmp_signed("!=", half, I64(0))) as (short, full):
-            with short:
-                v.store(v.narrow(vector), v.at(target, v.times(loop.index, 2 * LANES)))
-            with full:
-                v.store(vector, v.at(target, v.times(loop.index, VECTOR_BYTES)))
+        for kind in v.either(half):
+            v.write(vector, v.at(target, v.times(loop.index, v.size(kind))), kind)
 
 
-@action(*[types.int64] * 3, types.float32, types.float32)
+@action(3, 2)
 def blended(v: Vectors, source: Any, target: Any, width: Any, factor: Any, own: Any) -> None:
     """``target * own + source * factor``, of ``width`` vectors."""
     b = v.builder
@@ -116,7 +111,7 @@ def blended(v: Vectors, source: Any, target: Any, width: Any, factor: Any, own: 
         v.store(v.multiply_add(v.load(place), v.splat(own), part), place)
 
 
-@integers(3)
+@action(3)
 def cleared(v: Vectors, output: Any, width: Any, top: Any) -> None:
     """The state of a line without keys: ``width`` vectors of 0, and the least ``top``."""
     with cgutils.for_range(v.builder, width, intp=I64) as loop:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
 from numba.core import cgutils
 
-from engine.cpu.emit import action, integers
+from engine.cpu.emit import action
 from engine.cpu.vectors import (
     F32,
     FLOAT,
@@ -16,12 +15,13 @@ from engine.cpu.vectors import (
     I64,
     LANES,
     TILE_BYTES,
+    VECTOR,
     VECTOR_BYTES,
     Vectors,
 )
 
 
-@integers(5)
+@action(5)
 def turn(v: Vectors, source: Any, step: Any, last: Any, half: Any, target: Any) -> None:
     """16 rows of 16 numbers transposed to floats whose rows are a tile apart; rows after ``last`` repeat it.
 
@@ -29,39 +29,32 @@ def turn(v: Vectors, source: Any, step: Any, last: Any, half: Any, target: Any) 
     """
     b = v.builder
     rows = [b.select(b.icmp_signed("<", I64(i), last), I64(i), last) for i in range(LANES)]
-    with b.if_else(b.icmp_signed("!=", half, I64(0))) as (short, full):
-        for taken, kind in ((short, HALVES), (full, v.constant(0).type)):
-            with taken:
-                read = [v.load(v.at(source, v.times(row, step)), kind) for row in rows]
-                square = [v.widen(row) for row in read] if kind is HALVES else read
-                for i, row in enumerate(v.transposed(square)):
-                    v.store(row, v.at(target, TILE_BYTES * i))
+    for kind in v.either(half):
+        read = [v.read(v.at(source, v.times(row, step)), kind) for row in rows]
+        for i, row in enumerate(v.transposed(read)):
+            v.store(row, v.at(target, TILE_BYTES * i))
 
 
-@integers(5)
+@action(5)
 def widened(v: Vectors, source: Any, step: Any, rows: Any, width: Any, target: Any) -> None:
     """``rows`` rows of ``width`` vectors of bfloat16, ``step`` apart, as floats."""
     b = v.builder
     with cgutils.for_range(b, rows, intp=I64) as row, cgutils.for_range(b, width, intp=I64) as loop:
-        read = v.load(v.at(source, v.times(row.index, step), v.times(loop.index, 2 * LANES)), HALVES)
-        v.store(
-            v.widen(read), v.at(target, v.times(b.add(v.times(row.index, width), loop.index), VECTOR_BYTES))
-        )
+        read = v.read(v.at(source, v.times(row.index, step), v.times(loop.index, v.size(HALVES))), HALVES)
+        v.store(read, v.at(target, v.times(b.add(v.times(row.index, width), loop.index), VECTOR_BYTES)))
 
 
-@action(*[types.int64] * 4, types.float32)
+@action(4, 1)
 def scaled(v: Vectors, source: Any, target: Any, width: Any, half: Any, factor: Any) -> None:
     """``width`` vectors as floats times ``factor``; ``half``: they are bfloat16."""
     b = v.builder
-    with b.if_else(b.icmp_signed("!=", half, I64(0))) as (short, full):
-        for taken, kind, size in ((short, HALVES, 2), (full, v.constant(0).type, FLOAT)):
-            with taken, cgutils.for_range(b, width, intp=I64) as loop:
-                read = v.load(v.at(source, v.times(loop.index, size * LANES)), kind)
-                vector = v.widen(read) if kind is HALVES else read
-                v.store(b.fmul(vector, v.splat(factor)), v.at(target, v.times(loop.index, VECTOR_BYTES)))
+    for kind in v.either(half):
+        with cgutils.for_range(b, width, intp=I64) as loop:
+            vector = v.read(v.at(source, v.times(loop.index, v.size(kind))), kind)
+            v.store(b.fmul(vector, v.splat(factor)), v.at(target, v.times(loop.index, VECTOR_BYTES)))
 
 
-@integers(3)
+@action(3)
 def rotated(v: Vectors, query: Any, angles: Any, half: Any) -> None:
     """Rotate ``half`` floats of ``query`` with the next as many; ``angles``: their cosines, then sines."""
     b, far = v.builder, v.times(half, FLOAT)
@@ -76,7 +69,7 @@ def rotated(v: Vectors, query: Any, angles: Any, half: Any) -> None:
         v.store(add(second, cos, b.fmul(first, sin)), places[1])
 
     with cgutils.for_range(b, vectors, intp=I64) as loop:
-        turned(loop.index, VECTOR_BYTES, v.constant(0).type, v.multiply_add)
+        turned(loop.index, VECTOR_BYTES, VECTOR, v.multiply_add)
     done = v.times(vectors, LANES)
     with cgutils.for_range(b, b.sub(half, done), intp=I64) as loop:
         turned(b.add(done, loop.index), FLOAT, F32, lambda x, y, z: b.fadd(b.fmul(x, y), z))

@@ -6,9 +6,8 @@ with TRITON_INTERPRET=1 set before, unless there is a GPU, which then runs the r
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
-from itertools import chain
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,18 +19,15 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 import engine.attention.triton as backend
 from engine.attention.base import Attention, LayerCall
-from engine.attention.metadata import AttentionMetadata, PackedRows
 from engine.attention.reference import ReferenceAttention
-from engine.attention.rotary import FrameRotation
 from engine.attention.triton import TritonAttention
-from engine.engine import Engine
 from engine.model.loading import prepare
-from engine.step import Chunk
 from regions.extents import Extent, Placement
 from regions.tape import Retention
-from tests.engine.attention.triton_batches import mixed_batch
-from tests.engine.oracle import VOCABULARY, History, Window, oracle_logits, random_weights, tiny, tiny_config
+from tests.engine.attention.layers import Layer, unread
+from tests.engine.oracle import random_weights, tiny, tiny_config
 from tests.kit import tolerance
+from tests.kit.engine import TapeWithHistory, ask_together, tokens
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WIDTH = 500  # terms of the longest sums: keys that a row sees
@@ -84,60 +80,10 @@ def language_patched_once_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "_patch_lang", patch)
 
 
-def layer_call(
-    metadata: AttentionMetadata,
-    slots: int,
-    *,
-    dim: int = 64,
-    value_dim: int | None = None,
-    kv_heads: int = 2,
-    groups: int = 2,
-    dtype: torch.dtype = torch.float32,
-    rotary: float = 1.0,
-    page_major: bool = False,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: bool = False,
-    poisoned: bool = False,
-) -> LayerCall:
-    """Random queries, keys and values; ``poisoned``: slots without readers have NaN."""
-
-    def pool(dim: int) -> torch.Tensor:
-        shape = (slots, kv_heads, dim) if page_major else (kv_heads, slots, dim)
-        made = torch.randn(shape, dtype=dtype, device=DEVICE)
-        return made.transpose(0, 1) if page_major else made
-
-    keys, values = pool(dim), pool(value_dim or dim)
-    if poisoned:
-        read = {
-            slot + i
-            for s in metadata.sequences
-            for slot, n in (*((e.slot, e.length) for e in s.placement.context), *s.placement.slots)
-            for i in range(n)
-        }
-        unread = [slot for slot in range(slots) if slot not in read]
-        keys[:, unread] = float("nan")
-        values[:, unread] = float("nan")
-    new = torch.cat([torch.arange(a, a + n) for s in metadata.sequences for a, n in s.placement.slots]).to(
-        DEVICE
-    )
-    half = int(dim * rotary) // 2
-    inv_freq = 10000.0 ** (-torch.arange(half, device=DEVICE) / max(half, 1))
-    # queries as transformers hands them over: rows before heads in memory
-    query = torch.randn(metadata.rows, kv_heads * groups, dim, dtype=dtype, device=DEVICE).transpose(0, 1)
-    return LayerCall(
-        query=query,
-        new_key=keys[:, new],
-        new_value=values[:, new],
-        keys=keys,
-        values=values,
-        scale=dim**-0.5,
-        softcap=softcap,
-        window=window,
-        metadata=metadata,
-        rotation=FrameRotation(inv_freq),
-        sinks=torch.randn(kv_heads * groups, dtype=dtype, device=DEVICE) if sinks else None,
-    )
+def layer(seed: int, slots: int = 1200, **shape: Any) -> Layer:
+    """By default with 2 heads of KV, 2 query heads each, and 64 dimensions that are all rotated."""
+    dims = shape.pop("dims", (64, 64))
+    return Layer(seed, slots, device=DEVICE, dims=dims, **{"groups": 2, "rotary": dims[0], **shape})
 
 
 def both(call: LayerCall) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,44 +95,41 @@ def both(call: LayerCall) -> tuple[torch.Tensor, torch.Tensor]:
     return actual, expected
 
 
-CASES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "window": {"window": 37, "kv_heads": 1},
-    "window of one": {"window": 1, "kv_heads": 1},
-    "softcap": {"softcap": 3.0, "kv_heads": 1},
-    "sinks": {"sinks": True, "kv_heads": 1},
-    "everything": {"window": 60, "softcap": 20.0, "sinks": True, "groups": 3, "rotary": 0.5},
-    "dim 128, page-major": {"dim": 128, "page_major": True},
-    "dim 256, one head": {"dim": 256, "kv_heads": 1, "groups": 1, "window": 90},
-    "dims 96 and 80": {"dim": 96, "value_dim": 80, "kv_heads": 1, "groups": 7},
-    "no positions": {"rotary": 0.0, "kv_heads": 1},
-    "partial rotary of an odd size": {"dim": 80, "rotary": 0.6, "kv_heads": 1},
-    "dim 16": {"dim": 16, "kv_heads": 1, "groups": 20},
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}),
+    "window": ({"kv_heads": 1}, {"window": 37}),
+    "window of one": ({"kv_heads": 1}, {"window": 1}),
+    "softcap": ({"kv_heads": 1}, {"softcap": 3.0}),
+    "sinks": ({"kv_heads": 1}, {"sinks": True}),
+    "everything": ({"groups": 3, "rotary": 32}, {"window": 60, "softcap": 20.0, "sinks": True}),
+    "dim 128, page-major": ({"dims": (128, 128), "page_major": True}, {}),
+    "dim 256, one head": ({"dims": (256, 256), "kv_heads": 1, "groups": 1}, {"window": 90}),
+    "dims 96 and 80": ({"dims": (96, 80), "kv_heads": 1, "groups": 7}, {}),
+    "no positions": ({"rotary": 0, "kv_heads": 1}, {}),
+    "partial rotary of an odd size": ({"dims": (80, 80), "rotary": 48, "kv_heads": 1}, {}),
+    "dim 16": ({"dims": (16, 16), "kv_heads": 1, "groups": 20}, {}),
 }
+"""The layer, and how it is called."""
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_mixed_batches_equal_the_reference(case: str) -> None:
     """Shared extents in several frames, causal rows, NaN in slots without readers."""
-    torch.manual_seed(1)
-    metadata, slots = mixed_batch(random.Random(case), DEVICE)
-    tolerance.assert_sums(*both(layer_call(metadata, slots, poisoned=True, **CASES[case])), width=WIDTH)
+    shape, options = CASES[case]
+    call = layer(len(case), **shape).mixed().call(**options)
+    for pool in (call.keys, call.values):
+        pool[:, unread(call)] = float("nan")
+    tolerance.assert_sums(*both(call), width=WIDTH)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_half_precision_is_within_its_own_rounding(dtype: torch.dtype, dim: int) -> None:
     """As close to the fp32 answer as the reference in the same dtype, within a factor."""
-    torch.manual_seed(dim)
-    metadata, slots = mixed_batch(random.Random(dim), DEVICE)
-    call = layer_call(
-        metadata, slots, dim=dim, dtype=dtype, kv_heads=1, groups=4, window=150, softcap=30.0, sinks=True
-    )
-    wide = {
-        name: value.float() if isinstance(value, torch.Tensor) else value
-        for name, value in vars(call).items()
-    }
-    exact = ReferenceAttention()(LayerCall(**wide))
+    call = layer(dim, dims=(dim, dim), dtype=dtype, kv_heads=1, groups=4).mixed().call(150, 30.0, sinks=True)
+    half = {name: value.to(dtype) for name, value in vars(call).items() if isinstance(value, torch.Tensor)}
+    call = replace(call, **half)
+    exact = ReferenceAttention()(replace(call, **{name: value.float() for name, value in half.items()}))
 
     def off(attention: Callable[[LayerCall], torch.Tensor]) -> float:
         return float((attention(call).float() - exact).abs().max())
@@ -196,12 +139,11 @@ def test_half_precision_is_within_its_own_rounding(dtype: torch.dtype, dim: int)
 
 def test_a_request_that_writes_nan_spoils_no_other() -> None:
     """Two readers of a tape share one tile, and one of them appends NaN: the other does not change."""
+    batch = layer(0, 130, groups=4)
     tape = Extent(5, 100, 0, 0)
-    append = PackedRows(0, 2, Placement((tape,), ((105, 2),), 100, 0))
-    question = PackedRows(2, 4, Placement((tape,), ((120, 2),), 100, 0))
-    metadata = AttentionMetadata([append, question], DEVICE)
-    torch.manual_seed(0)
-    call = layer_call(metadata, 130, groups=4)
+    for first in (105, 120):
+        batch.place(Placement((tape,), ((first, 2),), 100, 0))
+    call = batch.call()
     expected = ReferenceAttention()(call)
     call.values[:, 106] = float("nan")
     output = TritonAttention(programs=2 * PROGRAMS)(call)
@@ -229,24 +171,17 @@ def test_a_captured_call_answers_another_batch_after_prepare(monkeypatch: pytest
 
     Nothing of the first batch may be in the arguments or the grid, only in the tensors `prepare` refills.
     """
-    first = AttentionMetadata(
-        [PackedRows(0, 6, Placement((Extent(3, 200, 50, 40),), ((210, 6),), 250, 40))], DEVICE
-    )
+    first, second = layer(0, 230, dims=(32, 32)), layer(1, 230, dims=(32, 32))
+    first.place(Placement((Extent(3, 200, 50, 40),), ((210, 6),), 250, 40))
     shared = Extent(40, 130, 7000, 6990)
-    second = AttentionMetadata(
-        [
-            PackedRows(0, 1, Placement((shared,), ((5, 1),), 7130, 9)),
-            PackedRows(1, 5, Placement((shared,), ((220, 3), (18, 1)), 7130, 6990)),
-        ],
-        DEVICE,
-    )
-    torch.manual_seed(0)
-    call, other = layer_call(first, 230, dim=32), layer_call(second, 230, dim=32)
+    second.place(Placement((shared,), ((5, 1),), 7130, 9))
+    second.place(Placement((shared,), ((220, 3), (18, 1)), 7130, 6990))
+    call, other = first.call(), second.call()
     padded = torch.cat((call.query, torch.zeros_like(call.query[:, :2])), 1)  # to the bucket's 8 rows
-    static = LayerCall(**{**vars(call), "query": padded})
+    static = replace(call, query=padded)
     attention = TritonAttention(programs=2 * PROGRAMS)
     attention(static)
-    captured_for = attention.prepare(first)
+    captured_for = attention.prepare(call.metadata)
     launches: list[Callable[[], None]] = []
     with monkeypatch.context() as patch:
         for name in ("attend", "merge", "rotation_table"):
@@ -258,7 +193,7 @@ def test_a_captured_call_answers_another_batch_after_prepare(monkeypatch: pytest
     call.keys.copy_(other.keys)
     call.values.copy_(other.values)
     padded[:, :5].copy_(other.query)
-    assert attention.prepare(second) == captured_for
+    assert attention.prepare(other.metadata) == captured_for
     for launch in launches:
         launch()
     tolerance.assert_sums(output[:, :5], ReferenceAttention()(other), width=WIDTH)
@@ -267,18 +202,16 @@ def test_a_captured_call_answers_another_batch_after_prepare(monkeypatch: pytest
 
 def test_the_rotation_table_is_made_once_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers that share a rotation share its table; the next pass makes its own."""
-    metadata = AttentionMetadata(
-        [PackedRows(0, 1, Placement((Extent(3, 20, 0, 0),), ((30, 1),), 20, 7))], DEVICE
-    )
-    again = AttentionMetadata(metadata.sequences, DEVICE)
+    one = layer(0, 40, dims=(16, 16))
+    one.place(Placement((Extent(3, 20, 0, 0),), ((30, 1),), 20, 7))
+    call = one.call()
     launches: list[Callable[[], None]] = []
     monkeypatch.setattr(backend, "rotation_table", Capture(backend.rotation_table, launches))
     attention = TritonAttention(programs=2 * PROGRAMS)
-    call = layer_call(metadata, 40, dim=16)
     for _ in range(3):
         attention(call)
     assert len(launches) == 1
-    attention(LayerCall(**{**vars(call), "metadata": again}))
+    attention(replace(call, metadata=one.metadata))
     assert len(launches) == 2
 
 
@@ -317,45 +250,22 @@ def test_a_tape_with_questions_equals_the_oracle(architecture: str) -> None:
     weights = random_weights(tiny_config(architecture, layers=layers)).to(DEVICE)
     model = prepare(weights, None, name=architecture)
     switch = Switch()
-    engine = Engine(model, blocks=96, block_size=4, frame_limit=70, attention=switch)
-    rng = random.Random(5)
-
-    def tokens(n: int) -> list[int]:
-        return [rng.randrange(3, VOCABULARY) for _ in range(n)]
-
-    frozen = tokens(7)
-    tape = engine.open_tape("tape", frozen, Retention(40, 9))
-    history, window = History.begin(frozen), Window(40, 9)
-    checks: list[tuple[slice, torch.Tensor]] = []
+    world = TapeWithHistory(
+        model, blocks=96, frame_limit=70, retention=Retention(40, 9), frozen=7, attention=switch
+    )
+    tape, rng = world.tape, world.rng
     forks = []
     for owner in range(1, 12):
         if owner == 11:
             switch.attention = TritonAttention(programs=PROGRAMS)
-        records = [tokens(rng.randrange(6, 12)) for _ in range(3 if owner == 11 else 1)]
-        lengths, coord = list(map(len, records)), tape.evicted_tokens + tape.live_tokens
-        tape.make_room(lengths)
-        assert tape.acquire(sum(lengths))
-        parts = engine.logits([Chunk(tape, list(chain.from_iterable(records)))]).split(lengths)
-        tape.commit(lengths)
-        for record, logits in zip(records, parts, strict=True):
-            checks.append((history.add(record, coord, window.add(len(record))), logits))
-            coord += len(record)
-        written = tape.evicted_tokens + tape.live_tokens
+        count = 3 if owner == 11 else 1
+        world.append_together(*(tokens(rng, rng.randrange(6, 12)) for _ in range(count)))
         if owner >= 10:
-            forks.append((owner, tape.fork(), written, tape.evicted_tokens))
-    questions = [tokens(5), tokens(2)]
-    work = []
-    for (_, fork, _, _), question in zip(forks, questions, strict=True):
-        assert fork.acquire(len(question))
-        work.append(Chunk(fork, question))
-    parts = engine.logits(work).split([len(question) for question in questions])
-    for (owner, _, coord, evicted), question, part in zip(forks, questions, parts, strict=True):
-        checks.append((history.add(question, coord, evicted, owner=owner), part))
+            forks.append((tape.fork(), world.coord, tape.evicted_tokens))
+    asked = [(fork, tokens(rng, n)) for (fork, _, _), n in zip(forks, (5, 2), strict=True)]
+    answers = ask_together(world.engine, asked)
+    for (_, coord, evicted), (_, question), logits in zip(forks, asked, answers, strict=True):
+        world.history.add(question, coord, evicted, world.owner(), logits)
     assert tape.evicted_tokens > 40
-    assert len({extent.origin for extent in forks[-1][1].extents}) > 1
-    expected = oracle_logits(tiny(architecture, layers=layers), history)
-    for where, actual in checks:
-        tolerance.assert_logits(model, actual, expected[where])
-    for _, fork, _, _ in forks:
-        fork.release()
-    tape.release()
+    assert len({extent.origin for extent in forks[-1][0].extents}) > 1
+    world.history.verify(tiny(architecture, layers=layers))

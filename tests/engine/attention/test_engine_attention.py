@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from dataclasses import replace
 from typing import Any
 
@@ -13,136 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
-from engine.attention import short_extents
-from engine.attention.base import Attention, LayerCall
+from engine.attention.base import Attention
 from engine.attention.cpu import CpuAttention
 from engine.attention.cpu_kernel.backend import CpuKernelAttention
-from engine.attention.metadata import WINDOWED_PIECE_ROWS, AttentionMetadata, PackedRows, after, split
+from engine.attention.metadata import WINDOWED_PIECE_ROWS, AttentionMetadata, after, split
 from engine.attention.reference import ReferenceAttention
-from engine.attention.rotary import FrameRotation
-from regions.extents import Extent, Placement, SlotRange
+from regions.extents import Extent, Placement
+from tests.engine.attention.layers import GROUPS, KV_HEADS, Layer, defined, written
 from tests.kit import tolerance
 
 BACKENDS: list[type[Attention]] = [CpuAttention, CpuKernelAttention, ReferenceAttention]
-KV_HEADS, GROUPS, DIM, ROTARY = 2, 3, 16, 12
 WIDTH = 200  # terms of the longest sums: keys that a row sees
-INV_FREQ = 0.7 ** torch.arange(ROTARY // 2)
-
-
-class Layer:
-    """A pool of one layer and the sequences of a pass over it, made up as they are added."""
-
-    def __init__(self, seed: int, slots: int = 1200) -> None:
-        self.rng = random.Random(seed)
-        self.keys, self.values = torch.randn(2, KV_HEADS, slots, DIM, generator=self._generator(seed))
-        self.next = 0
-        self.sequences: list[PackedRows] = []
-
-    @staticmethod
-    def _generator(seed: int) -> torch.Generator:
-        return torch.Generator().manual_seed(seed)
-
-    def extent(self, length: int, coord: int, origin: int) -> Extent:
-        """A run of ``length`` slots after all others."""
-        self.next += length + 1
-        return Extent(self.next - length, length, coord, origin)
-
-    def context(self, *lengths: int, coord: int = 0) -> tuple[Extent, ...]:
-        """Runs one after the other, each in a frame of its own."""
-        extents = []
-        for length in lengths:
-            extents.append(self.extent(length, coord, coord - self.rng.randrange(50)))
-            coord += length
-        return tuple(extents)
-
-    def add(self, context: tuple[Extent, ...], rows: int) -> PackedRows:
-        """A sequence of ``rows`` new tokens after ``context``, in one or two runs of slots."""
-        coord = context[-1].coord + context[-1].length if context else 0
-        cut = self.rng.randrange(1, rows) if rows > 1 and self.rng.random() < 0.5 else rows
-        slots: list[SlotRange] = [(self.extent(n, 0, 0).slot, n) for n in (cut, rows - cut) if n]
-        start = self.sequences[-1].stop if self.sequences else 0
-        origin = coord - self.rng.randrange(50)
-        self.sequences.append(
-            PackedRows(start, start + rows, Placement(context, tuple(slots), coord, origin))
-        )
-        return self.sequences[-1]
-
-    def mixed(self) -> None:
-        """Readers of a shared context, some with own tokens, of equal and other lengths; a prompt."""
-        shared = self.context(*(self.rng.randrange(1, 60) for _ in range(self.rng.randrange(1, 4))))
-        for _ in range(self.rng.randrange(1, 6)):
-            context = shared
-            if self.rng.random() < 0.4:
-                context += self.context(self.rng.randrange(1, 20), coord=shared[-1].coord + shared[-1].length)
-            self.add(context, self.rng.choice([1, 1, 7, 7, 12, 45]))
-            if self.rng.random() < 0.3:
-                self.add((), self.rng.randrange(1, 50))
-
-    def call(
-        self, window: int | None = None, softcap: float | None = None, *, sinks: bool = False
-    ) -> LayerCall:
-        """The pass, its new keys and values in the pool."""
-        rows = self.sequences[-1].stop
-        generator = self._generator(rows)
-        new = [
-            slot for s in self.sequences for first, n in s.placement.slots for slot in range(first, first + n)
-        ]
-        return LayerCall(
-            torch.randn(KV_HEADS * GROUPS, rows, DIM, generator=generator) * 2,
-            self.keys[:, new],
-            self.values[:, new],
-            self.keys,
-            self.values,
-            DIM**-0.5,
-            softcap,
-            window,
-            AttentionMetadata(self.sequences),
-            FrameRotation(INV_FREQ),
-            torch.randn(KV_HEADS * GROUPS, generator=generator) if sinks else None,
-        )
-
-
-def defined(call: LayerCall) -> torch.Tensor:
-    """Attention by the definition, row by row in float64: every key within the window, at its distance."""
-    outputs = []
-    for sequence in call.metadata.sequences:
-        placement = sequence.placement
-        for row in range(sequence.start, sequence.stop):
-            coord = placement.coord + row - sequence.start
-            written = [slot for first, n in placement.slots for slot in range(first, first + n)]
-            seen = [
-                (e.slot + i, e.coord + i, placement.origin - e.origin)
-                for e in placement.context
-                for i in range(e.length)
-            ]
-            seen += [
-                (slot, placement.coord + i, 0)
-                for i, slot in enumerate(written[: coord - placement.coord + 1])
-            ]
-            if call.window is not None:
-                seen = [key for key in seen if coord - key[1] < call.window]
-            slots, shifts = [key[0] for key in seen], [key[2] for key in seen]
-            heads = call.query[:, row].double().view(KV_HEADS, GROUPS, 1, DIM).expand(-1, -1, len(seen), -1)
-            rotated_query = rotated(heads, torch.tensor(shifts))
-            scores = (rotated_query * call.keys[:, None, slots].double()).sum(-1) * call.scale
-            if call.softcap is not None:
-                scores = call.softcap * torch.tanh(scores / call.softcap)
-            if call.sinks is not None:
-                scores = torch.cat((scores, call.sinks.double().view(KV_HEADS, GROUPS, 1)), -1)
-            weights = torch.softmax(scores, -1)[..., : len(seen)]
-            outputs.append((weights[..., None] * call.values[:, None, slots].double()).sum(2).flatten(0, 1))
-    return torch.stack(outputs, 1).float()
-
-
-def rotated(x: torch.Tensor, shifts: torch.Tensor) -> torch.Tensor:
-    """Each pair of dimensions as a complex number, rotated."""
-    pairs = torch.complex(x[..., : ROTARY // 2], x[..., ROTARY // 2 : ROTARY])
-    pairs = pairs * torch.exp(1j * shifts.double()[:, None] * INV_FREQ.double())
-    return torch.cat((pairs.real, pairs.imag, x[..., ROTARY:]), -1)
-
-
-def largest(difference: torch.Tensor) -> float:
-    return float(difference.abs().max())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -282,64 +162,6 @@ def test_shared_extents_are_met_by_all_their_readers_at_once() -> None:
     assert [new.count for new in AttentionMetadata(layer.sequences).new(None)] == [16, 25]
 
 
-def test_short_extents_of_many_readers_are_met_in_one_product() -> None:
-    """Extents of similar length in several frames, two of one reader; a long and a single one stay apart."""
-    layer = Layer(4)
-    prefix = layer.context(100)
-    for length in (9, 16, 12, 16, 13, 300, 3):
-        layer.add(prefix + layer.context(length, coord=100), 1)
-    layer.add(prefix + layer.context(11, 10, coord=100), 1)
-    call = layer.call()
-    _, batched = short_extents.batch_short(call.metadata.context(None))
-    assert [parts.count for parts in batched] == [6]
-    tolerance.assert_sums(CpuAttention()(call), defined(call), width=WIDTH)
-
-
-def test_short_extents_of_one_reader_in_one_frame_are_joined() -> None:
-    """Its bars and its question's tokens, also where it is alone; and not those of another frame."""
-    layer = Layer(7)
-    prefix = layer.context(90)
-    for lengths in ((70, 37), (64, 30), (200, 100), (37, 5, 40)):
-        own, coord, origin = (), 90, layer.rng.randrange(90)
-        for length in lengths:
-            own += (layer.extent(length, coord, origin),)
-            coord += length
-        layer.add(prefix + own, 1)
-    layer.add(prefix + layer.context(70, 37, coord=90), 1)
-    call = layer.call()
-    _, batched = short_extents.batch_short(call.metadata.context(None))
-    assert [(parts.count, parts.slots.numel()) for parts in batched] == [(4, 4 * 107), (1, 300)]
-    tolerance.assert_sums(CpuAttention()(call), defined(call), width=WIDTH)
-
-
-def test_what_is_copied_at_a_time_is_bounded() -> None:
-    """By reader and by product."""
-    layer = Layer(8)
-    prefix = layer.context(90)
-    for _ in range(3):
-        pieces = zip((30, 30, 20, 40), (90, 120, 150, 170), strict=True)
-        layer.add(prefix + tuple(layer.extent(length, coord, 7) for length, coord in pieces), 1)
-    metadata, call = AttentionMetadata(layer.sequences), layer.call()
-    _, batched = short_extents.batch_short(metadata.context(None), 64, 2 * 64)
-    assert sorted((parts.count, parts.slots.numel()) for parts in batched) == [(1, 60)] * 2 + [(2, 120)] * 2
-    tolerance.assert_sums(CpuAttention()(call), defined(call), width=WIDTH)
-
-
-def test_a_broken_short_extent_leaves_those_batched_with_it_bit_for_bit() -> None:
-    """The slots after a shorter extent are the broken one's; a read past its end would not be masked."""
-    layer = Layer(6)
-    prefix = layer.context(40)
-    own = [layer.context(length, coord=40) for length in (9, 16, 12)]
-    for context in own:
-        layer.add(prefix + context, 1)
-    expected = CpuAttention()(layer.call())
-    ((slot, length, _, _),) = own[1]
-    layer.values[:, slot : slot + length] = float("nan")
-    actual = CpuAttention()(layer.call())
-    assert actual[:, 1].isnan().all()
-    assert torch.equal(actual[:, [0, 2]], expected[:, [0, 2]])
-
-
 @pytest.mark.parametrize("window", [300, 700, 5000])
 def test_masks_are_no_larger_than_a_piece_and_leave_no_row_blind(window: int) -> None:
     layer = Layer(3)
@@ -377,10 +199,9 @@ def test_the_rest_of_a_placement_sees_what_came_before_it(counts: list[int], dat
     slots = tuple((100 * i, count) for i, count in enumerate(counts))
     tokens = data.draw(st.integers(0, sum(counts) - 1))
     rest = after(Placement((Extent(900, 5, 40, 3),), slots, 45, 10), tokens)
-    written = [(e.slot + i, e.coord + i) for e in rest.context[1:] for i in range(e.length)]
-    left = [slot for first, n in rest.slots for slot in range(first, first + n)]
+    before = [(e.slot + i, e.coord + i) for e in rest.context[1:] for i in range(e.length)]
     everything = [slot for first, n in slots for slot in range(first, first + n)]
-    assert [slot for slot, _ in written] + left == everything
-    assert [coord for _, coord in written] == list(range(45, 45 + tokens))
+    assert [slot for slot, _ in before] + written(rest) == everything
+    assert [coord for _, coord in before] == list(range(45, 45 + tokens))
     assert all(e.origin == 10 for e in rest.context[1:])
     assert (rest.coord, rest.origin) == (45 + tokens, 10)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +17,13 @@ from engine.attention.cpu import CpuAttention
 from engine.attention.cpu_kernel.backend import CpuKernelAttention
 from engine.attention.cpu_kernel.choice import cpu_attention, disagreement
 from engine.attention.cpu_kernel.task_plan import Shape, _cut, plan
-from engine.attention.metadata import AttentionMetadata, PackedRows
 from engine.attention.reads import intervals, reads_of
-from engine.attention.rotary import FrameRotation
 from engine.compiled.packed_products import panel_product
 from engine.cpu.emit import emitted
 from engine.cpu.team import torch_openmp
 from engine.cpu.vectors import PAIRED, TILE, widths
-from regions.extents import Extent, Placement
 from regions.kv_tensors import LayerShape
+from tests.engine.attention.layers import Layer, defined, unread
 from tests.kit import tolerance
 
 
@@ -40,44 +38,14 @@ def made(
     dtype: torch.dtype = torch.float32,
 ) -> LayerCall:
     """``readers`` of a shared context, each with ``rows`` new rows."""
-    generator = torch.Generator().manual_seed(context + rows)
-    slots = context + readers * (rows + 1)
-    keys, values = (torch.randn(kv_heads, slots, dim, generator=generator).to(dtype) for dim in dims)
-    shared = (Extent(0, context, 0, 0),) if context else ()
-    sequences, new = [], []
-    for reader in range(readers):
-        first = context + reader * (rows + 1)
-        placement = Placement(shared, ((first, rows),), context, 3 * reader)
-        sequences.append(PackedRows(reader * rows, (reader + 1) * rows, placement))
-        new += range(first, first + rows)
-    query = torch.randn(kv_heads * groups, readers * rows, dims[0], generator=generator)
-    rotation = FrameRotation(0.7 ** torch.arange(dims[0] // 2))
-    metadata = AttentionMetadata(sequences)
-    return LayerCall(
-        query, keys[:, new], values[:, new], keys, values, dims[0] ** -0.5, None, None, metadata, rotation
+    slots = context + readers * (rows + 2) + 2
+    layer = Layer(
+        context + rows, slots, kv_heads=kv_heads, groups=groups, dims=dims, rotary=dims[0], dtype=dtype
     )
-
-
-def expected(call: LayerCall) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output [q_heads, rows, value_dim] and log-sum-exp [q_heads, rows] in float64."""
-    groups = call.query.shape[0] // call.keys.shape[0]
-    outputs, sums = [], []
-    for sequence in call.metadata.sequences:
-        rows, placement = slice(sequence.start, sequence.stop), sequence.placement
-        context = sum(extent.length for extent in placement.context)
-        first = placement.slots[0][0]
-        slots = [*range(context), *range(first, first + sequence.rows)]
-        keys = call.keys[:, slots].double().repeat_interleave(groups, 0)
-        values = call.values[:, slots].double().repeat_interleave(groups, 0)
-        shifts = torch.full((sequence.rows,), placement.origin, dtype=torch.int64)
-        turned = call.rotation.rotate(call.query[:, rows].double(), shifts)
-        scores = torch.cat((
-            turned @ keys[:, :context].mT, call.query[:, rows].double() @ keys[:, context:].mT
-        ), -1) * call.scale  # fmt: skip
-        scores += torch.full(scores.shape[1:], float("-inf")).double().triu(context + 1)
-        outputs.append(scores.softmax(-1) @ values)
-        sums.append(scores.logsumexp(-1))
-    return torch.cat(outputs, 1), torch.cat(sums, 1)
+    shared = (layer.extent(context, 0, 0),) if context else ()
+    for _ in range(readers):
+        layer.add(shared, rows)
+    return layer.call()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -86,16 +54,12 @@ def expected(call: LayerCall) -> tuple[torch.Tensor, torch.Tensor]:
     [(1, 1, (16, 16)), (2, 4, (64, 64)), (3, 1, (128, 128)), (1, 7, (32, 80)), (1, 2, (256, 16))],
 )
 @pytest.mark.parametrize(("context", "rows"), [(0, 1), (0, 90), (1, 1), (TILE, 3), (777, 20), (5000, 2)])
-def test_every_size_gives_float64_s_output_and_sum(
+def test_every_size_gives_float64_s_output(
     context: int, rows: int, kv_heads: int, groups: int, dims: tuple[int, int], dtype: torch.dtype
 ) -> None:
     """Tiles that are full, begun and cut by the causal edge; contexts long enough to be cut into pieces."""
     call = made(context, rows, kv_heads=kv_heads, groups=groups, dims=dims, dtype=dtype)
-    out, sums = CpuKernelAttention().attend(call, lse=True)
-    wanted, wanted_sums = expected(call)
-    assert sums is not None
-    tolerance.assert_sums(out, wanted.float(), width=context + rows)
-    tolerance.assert_sums(sums, wanted_sums.float(), width=context + rows + dims[0])
+    tolerance.assert_sums(CpuKernelAttention()(call), defined(call), width=context + rows)
 
 
 @given(st.data())
@@ -148,7 +112,7 @@ def test_a_plan_reads_what_its_rows_see(context: int, rows: int, readers: int, w
 @pytest.mark.parametrize("rows", [1, 37])
 def test_readers_of_one_context_get_what_each_gets_alone(readers: int, rows: int) -> None:
     call = made(1500, rows, readers=readers)
-    tolerance.assert_sums(CpuKernelAttention()(call), expected(call)[0].float(), width=1600)
+    tolerance.assert_sums(CpuKernelAttention()(call), defined(call), width=1600)
 
 
 def test_a_kernel_is_used_again_for_passes_of_other_sizes() -> None:
@@ -156,14 +120,7 @@ def test_a_kernel_is_used_again_for_passes_of_other_sizes() -> None:
     kernel = CpuKernelAttention()
     for context, rows in ((900, 60), (3, 1), (2000, 100), (900, 60)):
         call = made(context, rows)
-        tolerance.assert_sums(kernel(call), expected(call)[0].float(), width=context + rows)
-
-
-@pytest.fixture
-def threads() -> Iterator[Callable[[int], None]]:
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
+        tolerance.assert_sums(kernel(call), defined(call), width=context + rows)
 
 
 @pytest.mark.parametrize(("context", "rows", "readers"), [(6000, 1, 1), (300, 700, 1), (4000, 4, 25)])
@@ -229,9 +186,8 @@ def test_nothing_beside_a_run_is_read_into_the_result(dtype: torch.dtype) -> Non
     for context, rows in ((1, 1), (63, 2), (65, 9), (130, 20), (17, 3)):
         call = made(context, rows, readers=2, dtype=dtype)
         wanted = CpuKernelAttention()(call)
-        unread = [context + rows, call.keys.shape[1] - 1]
-        call.keys[:, unread] = float("nan")
-        call.values[:, unread] = float("inf")
+        call.keys[:, unread(call)] = float("nan")
+        call.values[:, unread(call)] = float("inf")
         assert torch.equal(CpuKernelAttention()(call), wanted)
 
 

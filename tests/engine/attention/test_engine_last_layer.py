@@ -20,6 +20,7 @@ from engine.step import Chunk
 from regions.tape import Retention
 from tests.engine.oracle import ARCHITECTURES, VOCABULARY, tiny
 from tests.kit import tolerance
+from tests.kit.engine import tokens
 
 
 class Counting:
@@ -47,12 +48,10 @@ class Session:
         self.append(self.tokens(13))
 
     def tokens(self, n: int) -> list[int]:
-        return [self.rng.randrange(3, VOCABULARY) for _ in range(n)]
+        return tokens(self.rng, n)
 
     def append(self, record: list[int]) -> None:
-        assert self.tape.acquire(len(record))
-        assert self.engine.execute([Chunk(self.tape, record, sample=False)]) == [None]
-        self.tape.commit([len(record)])
+        self.engine.append(self.tape, [record])
 
     def ask(self, questions: Sequence[Sequence[int]], drafts: Sequence[int | None]) -> list[Chunk]:
         """A fork of the tape for each question; ``drafts`` None: nothing is sampled."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections import Counter
 
 import numpy as np
@@ -17,7 +16,7 @@ from engine.attention.metadata import AttentionMetadata, PackedRows
 from engine.attention.reads import reads_of
 from regions.extents import Extent, Placement
 from tests.engine.attention.compiled_triton import variants
-from tests.engine.attention.triton_batches import mixed_batch
+from tests.engine.attention.layers import Layer, seen_by_row
 from tests.kit.fixtures import Triton
 
 
@@ -27,26 +26,8 @@ def laid_out(metadata: AttentionMetadata, view: View, programs: int) -> Layout:
 
 def visible(metadata: AttentionMetadata, window: int | None) -> Counter[tuple[int, int, int]]:
     """(row, slot, shift) of every key each row must see, from the definition."""
-    seen: Counter[tuple[int, int, int]] = Counter()
-    for sequence in metadata.sequences:
-        placement = sequence.placement
-        keys = [
-            (e.slot + i, e.coord + i, placement.origin - e.origin)
-            for e in placement.context
-            for i in range(e.length)
-        ]
-        coord = placement.coord
-        for slot, count in placement.slots:
-            keys += [(slot + i, coord + i, 0) for i in range(count)]
-            coord += count
-        for row in range(sequence.rows):
-            at = placement.coord + row
-            seen.update(
-                (sequence.start + row, slot, shift)
-                for slot, coord, shift in keys
-                if coord <= at and (window is None or at - coord < window)
-            )
-    return seen
+    rows = enumerate(seen_by_row(metadata, window))
+    return Counter((row, *key) for row, keys in rows for key in keys)
 
 
 def covered(layout: Layout) -> Counter[tuple[int, int, int]]:
@@ -69,7 +50,7 @@ def test_every_row_meets_every_key_it_sees_once(
     seed: int, window: int | None, programs: int, groups: int
 ) -> None:
     """Items cover what the definition of causal and windowed attention says, in the right frame."""
-    metadata, _ = mixed_batch(random.Random(seed))
+    metadata = Layer(seed).mixed().metadata
     view = View(window, 2, groups, 128)
     layout = laid_out(metadata, view, programs)
     assert covered(layout) == visible(metadata, window)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -248,13 +248,6 @@ def test_a_token_outside_the_vocabulary_is_an_error_that_writes_nothing(token: i
         engine.logits([Chunk(tape, [5, token if token < 0 else max(token, size)])])
     assert tape.next_slots(1).coord == 0
     tape.release()
-
-
-@pytest.fixture
-def threads() -> Iterator[Callable[[int], None]]:
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("rows", [1, 40, 300], ids=["one row", "shared weights", "shared rows"])

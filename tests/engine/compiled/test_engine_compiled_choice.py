@@ -19,7 +19,7 @@ from engine.compiled.packing import decoder_of
 from engine.compiled.pass_selftest import ROWS, compare, measured_layers, of_all_layers
 from engine.compiled.verdict import SLOWER, Verdict
 from engine.linears.linear_selftest import Layers, SelfTest
-from engine.linears.products import TORCH, MatmulLibrary, Way
+from engine.linears.products import MatmulLibrary, Way
 from engine.measurement_cache import Memory
 from engine.model import canary, loading
 from engine.model.embedded import TAPE_MODEL
@@ -191,8 +191,3 @@ def test_the_comparison_itself_runs_at_load(tmp_path: Path, monkeypatch: pytest.
     assert loaded.choice.verdict.rows == ROWS
     assert (loaded.compiled is not None) == loaded.choice.verdict.compiled
     canary.check(loaded)
-
-
-def test_plain_layers_are_the_same_library_everywhere() -> None:
-    """What the comparison with `Other` above relies on."""
-    assert TORCH.apply is torch.nn.functional.linear

@@ -15,7 +15,7 @@ from engine.graphs.runner import GraphRunner, Replay, capture_obstacle
 from engine.model.loaded import ATTENTION
 from engine.step import Chunk
 from regions.ephemeral import Fork
-from regions.tape import Retention, Tape
+from regions.tape import Retention
 from tests.engine.oracle import tiny
 from tests.kit import tolerance
 from tests.kit.engine import tokens
@@ -31,13 +31,6 @@ class Prepared(ReferenceAttention):
 def again(run: Replay) -> Replay:
     """A capture that runs the pass again: all but the metadata must then come from static tensors."""
     return run
-
-
-def append(engine: Engine, tape: Tape, record: list[int]) -> None:
-    tape.make_room([len(record)])
-    assert tape.acquire(len(record))
-    engine.execute([Chunk(tape, record, sample=False)])
-    tape.commit([len(record)])
 
 
 def ask(engine: Engine, forks: list[Fork], questions: list[list[int]]) -> list[tuple[int, float]]:
@@ -63,7 +56,7 @@ def test_captured_passes_give_what_eager_passes_give(architecture: str) -> None:
         questions = [tokens(rng, rng.randrange(3, 9)) for _ in range(rng.randrange(1, 4))]
         answers = []
         for engine, tape in zip(engines, tapes, strict=True):
-            append(engine, tape, record)
+            engine.append(tape, [record])
             forks = [tape.fork() for _ in questions]
             first = ask(engine, forks, questions)
             answers.append(first + ask(engine, forks, [[token] for token, _ in first]))

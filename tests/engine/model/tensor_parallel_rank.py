@@ -20,35 +20,21 @@ from engine.engine import Engine
 from engine.model.canary import check
 from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model
-from engine.step import Chunk
 from regions.tape import Retention
-
-VOCABULARY = 199
+from tests.kit.engine import append, ask_together, tokens
 
 
 def scenario(loaded: LoadedModel) -> list[torch.Tensor]:
     """Logits of appends, evictions over several frames, and batches of forks of several versions."""
     engine = Engine(loaded, blocks=64, block_size=4, frame_limit=80)
     rng = random.Random(4)
-
-    def tokens(n: int) -> list[int]:
-        return [rng.randrange(3, VOCABULARY) for _ in range(n)]
-
-    tape = engine.open_tape("tape", tokens(9), Retention(40, 6))
-    logits = []
-    forks = []
+    tape = engine.open_tape("tape", tokens(rng, 9), Retention(40, 6))
+    logits, forks = [], []
     for i in range(24):
-        record = tokens(rng.randrange(4, 9))
-        tape.make_room([len(record)])
-        assert tape.acquire(len(record))
-        logits.append(engine.logits([Chunk(tape, record)]))
-        tape.commit([len(record)])
+        logits.append(append(engine, tape, tokens(rng, rng.randrange(4, 9))))
         forks.append(tape.fork())
         if i % 4 == 3:
-            work = [Chunk(fork, tokens(3)) for fork in forks]
-            for item in work:
-                assert item.target.acquire(3)
-            logits.append(engine.logits(work))
+            logits += ask_together(engine, [(fork, tokens(rng, 3)) for fork in forks])
             for fork in forks:
                 fork.release()
             forks.clear()

@@ -26,7 +26,8 @@ from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model
 from engine.step import Chunk
 from regions.tape import Retention
-from tests.engine.oracle import History, oracle_logits, random_weights
+from tests.engine.oracle import History, random_weights
+from tests.kit import engine as kit
 from tests.kit import tolerance
 
 LLAMA_TEMPLATE = (
@@ -252,7 +253,6 @@ def test_answers_over_a_sliding_window_are_those_of_the_dense_forward(loaded: Lo
     engine = Engine(loaded, blocks=80, block_size=16, frame_limit=len(frozen) + 260)
     tape = engine.open_tape("t", frozen, Retention(160))
     history = History.begin(frozen)
-    asked: list[tuple[slice, torch.Tensor]] = []
 
     def written() -> int:
         return tape.evicted_tokens + tape.live_tokens
@@ -261,21 +261,17 @@ def test_answers_over_a_sliding_window_are_those_of_the_dense_forward(loaded: Lo
         line = prompt.encode(
             f"1430{n:02d},{100 + n}.25,{103 + n}.50,{99 + n}.00,{101 + n * n % 7}.75,{n}.500\n"
         )
-        tape.make_room([len(line)])
-        assert tape.acquire(len(line))
-        engine.execute([Chunk(tape, line, sample=False)])
-        tape.commit([len(line)])
+        engine.append(tape, [line])
         history.add(line, written() - len(line), tape.evicted_tokens)
 
     def ask() -> torch.Tensor:
         """Logits of every token of the question; the choice is by the last one's."""
-        forks = [tape.fork(), tape.fork()]
-        for fork in forks:
-            assert fork.acquire(len(question))
-        logits = engine.logits([Chunk(forks[0], question)])
-        (chosen,) = engine.execute([Chunk(forks[1], question, choices=choices)])
-        for fork in forks:
-            fork.release()
+        fork = tape.fork()
+        logits = kit.ask(engine, fork, question)
+        fork.reset()
+        assert fork.acquire(len(question))
+        (chosen,) = engine.execute([Chunk(fork, question, choices=choices)])
+        fork.release()
         assert chosen is not None
         best = logits[-1, list(choices)]
         bound = tolerance.of_gap(loaded, tolerance.largest(logits))
@@ -293,17 +289,13 @@ def test_answers_over_a_sliding_window_are_those_of_the_dense_forward(loaded: Lo
     for n in range(4, 24):
         append(n)
         if n % 5 == 4:
-            where = history.add(question, written(), tape.evicted_tokens, owner=n)
-            asked.append((where, ask()))
+            history.add(question, written(), tape.evicted_tokens, n, ask())
     assert tape.evicted_tokens > 260  # past a position frame
-    expected = oracle_logits(loaded, history)
-    for where, logits in asked:
-        tolerance.assert_logits(loaded, logits, expected[where])
+    history.verify(loaded)
     tape.make_room([40])  # the last eviction: the next line fits
     evicted = tape.evicted_tokens
     fresh = tape.fresh_window()
-    assert fresh.acquire(len(tape.window))
-    engine.execute([Chunk(fresh, tape.window, sample=False)])
+    kit.prefill(engine, fresh, tape.window, 1000)
     tape.adopt(fresh)
     append(24)
     assert tape.evicted_tokens == evicted
