@@ -154,7 +154,7 @@ class KafkaSource:
         self._stamp_ns = 0
         """Time of the newest record as its source wrote it, and in ns; 0 is unknown."""
         self.skipped: dict[Partition, int] = {}
-        self.read_committed: ReadCommitted | None = None
+        self._read_committed: ReadCommitted | None = None
         self.moved = 0
         self.unknown_times = 0
         """Records whose time is unknown, because it is outside the years 1990 to 2099."""
@@ -182,7 +182,7 @@ class KafkaSource:
         self._follower: KafkaFollower | None = None
         self._followed: dict[TopicPartition, CommitPoint] = {}
         self.behind: dict[Partition, int] | None = None
-        self.before_serving: Callable[[], Awaitable[None]] = _nothing
+        self._before_serving: Callable[[], Awaitable[None]] | None = None
 
     def set_retention(self, span_ns: int, skips: bool, few: int = READ_WHOLE) -> None:
         """Windows span ``span_ns``; with ``skips``, a group's records twice as old are skipped.
@@ -191,9 +191,13 @@ class KafkaSource:
         """
         self._span_ns, self._skips, self._few = span_ns, skips, few
 
-    def stand_by(self) -> None:
+    def read_committed_by(self, read: ReadCommitted) -> None:
+        """See `feeds.source.MemberSource`."""
+        self._read_committed = read
+
+    def stand_by(self, before_serving: Callable[[], Awaitable[None]] | None = None) -> None:
         """Be a standby from the next `start` on: see the class."""
-        self._stands_by = True
+        self._stands_by, self._before_serving = True, before_serving
         self._config["partition_assignment_strategy"][0].standby = True
         heartbeat_ms = min(_STANDBY_HEARTBEAT_MS, self._config.get("heartbeat_interval_ms", 3000))
         self._config["heartbeat_interval_ms"] = heartbeat_ms
@@ -535,8 +539,8 @@ class KafkaSource:
             self._listener.on_revoked([tuple(partition) for partition in gone])
         self._assigned -= gone | lost
         new, starts = assigned - self._assigned, dict[TopicPartition, int]()
-        if new and self._stands_by and not self._serves:
-            await self.before_serving()
+        if new and self._stands_by and not self._serves and self._before_serving is not None:
+            await self._before_serving()
         if new:
             stored = {} if self._group is None else await self._committed(consumer, sorted(new))
             wanted: Mapping[Partition, StartPosition] = {}
@@ -649,10 +653,10 @@ class KafkaSource:
         self, consumer: AIOKafkaConsumer, partitions: list[TopicPartition]
     ) -> dict[TopicPartition, CommitPoint]:
         """What the group has committed. aiokafka may tell what it was before a transaction that is ending."""
-        if self.read_committed is None or self._group is None:
+        if self._read_committed is None or self._group is None:
             return await committed_points(consumer, partitions)
         names = [(each.topic, each.partition) for each in partitions]
-        return {TopicPartition(*p): at for p, at in (await self.read_committed(self._group, names)).items()}
+        return {TopicPartition(*p): at for p, at in (await self._read_committed(self._group, names)).items()}
 
     async def _begin(self, consumer: AIOKafkaConsumer, partition: TopicPartition, at: StartAt) -> None:
         if at == "earliest":
@@ -831,10 +835,6 @@ def _not_counted(limit: asyncio.Timeout) -> Iterator[None]:
     limit.reschedule(None)
     yield
     limit.reschedule(None if due is None else due + now() - began)
-
-
-async def _nothing() -> None:
-    pass
 
 
 class _Rebalance(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types

@@ -269,8 +269,8 @@ class LogSource(Protocol):
 class MemberSource(Protocol):
     """A source that is read by the members of a group."""
 
-    read_committed: "ReadCommitted | None"
-    """Reads where a partition begins, instead of the source's own way."""
+    def read_committed_by(self, read: "ReadCommitted") -> None:
+        """Read where a partition begins by ``read``, instead of the source's own way."""
 
     @property
     def membership(self) -> Membership | None:
@@ -284,11 +284,11 @@ class StandbySource(Protocol):
     behind: dict[Partition, int] | None
     """Committed records that are not read yet; None before it has looked."""
 
-    before_serving: Callable[[], Awaitable[None]]
-    """Called when it is given partitions, before it reads what is committed."""
+    def stand_by(self, before_serving: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Wait so from the next start on.
 
-    def stand_by(self) -> None:
-        """Wait so from the next start on."""
+        ``before_serving`` is called when it is given partitions, before it reads what is committed.
+        """
 
 
 class ReadCommitted(Protocol):

@@ -71,7 +71,7 @@ class Daemon:
     @property
     def not_ready(self) -> list[str]:
         """Why the daemon is not ready, as `/readyz` says; empty if it is."""
-        return list(self._running.not_ready())
+        return list(self._running.status.not_ready())
 
     @property
     def _running(self) -> Gateway:

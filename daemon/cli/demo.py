@@ -187,7 +187,7 @@ async def _demo(
         gateway = make_gateway(config)
         await gateway.start()
         console.print(
-            f"ready in {time.monotonic() - began:.1f} s: model [bold]{gateway.model}[/bold], "
+            f"ready in {time.monotonic() - began:.1f} s: model [bold]{gateway.status.model}[/bold], "
             f"trained on generated tapes; HTTP on port {gateway.http.port}"
         )
         async with _running(_consume(bootstrap, seen, kept)):

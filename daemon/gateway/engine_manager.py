@@ -27,15 +27,54 @@ STEADY_S = 60.0
 CLOSE_S = 5.0
 
 
-class EngineManager:
-    """One engine at a time. The gateway sets ``on_event`` and ``on_gone`` before `start`.
+class Liveness:
+    """Whether an engine lives, by its events. ``clock``: monotonic, seconds."""
 
-    ``close`` is called at the end, when no engine follows.
-    """
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._started: float | None = None
+        """When, unless it is gone."""
+        self._last_seen = clock()
+        self._progress, self._idle = 0, True
+        self._seen_progress = -1
+
+    def starts(self) -> None:
+        """An engine begins to load."""
+        self._started = self._last_seen = self._clock()
+
+    def ends(self) -> None:
+        """The engine is gone."""
+        self._started, self._last_seen = None, self._clock()
+
+    def on_event(self, event: protocol.EngineEvent) -> None:
+        """The engine has sent this."""
+        self._last_seen = self._clock()
+        if isinstance(event, protocol.EngineHeartbeat):
+            self._progress, self._idle = event.progress, event.idle
+
+    def is_alive(self) -> bool:
+        """Whether events arrive, and the worker is idle or made progress since the last call."""
+        moved, self._seen_progress = self._progress != self._seen_progress, self._progress
+        return (moved or self._idle) and not self._is_silent()
+
+    def hung(self, *, loading: bool) -> str:
+        """Why the engine counts as hung, ``loading`` or ready; empty if it does not, or before one starts."""
+        if self._started is None:
+            return ""
+        if self._is_silent():
+            return f"the engine has been silent for {SILENT_S:.0f} s"
+        too_long = loading and self._clock() - self._started > LOADING_S
+        return f"the engine was not ready within {LOADING_S:.0f} s" if too_long else ""
+
+    def _is_silent(self) -> bool:
+        return self._clock() - self._last_seen > SILENT_S
+
+
+class EngineManager:
+    """One engine at a time. ``close`` is called at the end, when no engine follows."""
 
     def __init__(
         self,
-        connect: Connect,
         capacity: int,
         overflow: Mode,
         restart_after_s: Sequence[float] = RESTART_AFTER_S,
@@ -44,30 +83,29 @@ class EngineManager:
         steady_s: float = STEADY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._connect, self._capacity, self._overflow = connect, capacity, overflow
-        self._restart_after_s, self._close, self._steady_s = restart_after_s, close, steady_s
-        self._clock = clock
+        self._capacity, self._overflow, self._close = capacity, overflow, close
+        self._restart_after_s, self._steady_s, self._clock = restart_after_s, steady_s, clock
+        self.liveness = Liveness(clock)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._client: EngineClient | None = None
         self._stopped = asyncio.Event()
         self._restarts = 0
         self._ready_at = 0.0
-        self._started: float | None = None
-        """When, unless it is gone."""
-        self._last_seen = clock()
-        self._progress, self._idle = 0, True
-        self._seen_progress = -1
+        self.model: protocol.EngineReady | None = None
+        """Of the newest engine that was ready."""
         self.ring: Ring | None = None
         self.ready = asyncio.Event()
-        self.on_event: OnEvent = lambda event: None
-        self.on_gone: OnGone = lambda message: None
 
-    async def start(self) -> None:
-        """Start an engine over a new ring. `Ready` or `Fatal` follows as an event."""
+    async def start(self, connect: Connect, on_event: OnEvent, on_gone: OnGone) -> None:
+        """Start an engine over a new ring. `EngineReady` or `Fatal` follows as an event."""
+        self._connect, self._on_event, self._on_gone = connect, on_event, on_gone
+        await self._start()
+
+    async def _start(self) -> None:
         self.ring = Ring.create(self._capacity, self._overflow, wake_fd=self._wake_fd)
         self._client = self._connect(self.ring, self._wake_fd)
-        self._started = self._last_seen = self._clock()
-        await self._client.start(self._hear, self.on_gone)
+        self.liveness.starts()
+        await self._client.start(self._note, self._on_gone)
 
     async def restart(self) -> None:
         """Start another engine after one ended, after a pause that grows with every restart."""
@@ -79,7 +117,7 @@ class EngineManager:
             self._restarts = 0
         await asyncio.sleep(self._restart_after_s[min(self._restarts, len(self._restart_after_s) - 1)])
         self._restarts += 1
-        await self.start()
+        await self._start()
         await self.ready.wait()
 
     def send(self, command: protocol.Command) -> bool:
@@ -113,14 +151,9 @@ class EngineManager:
         """Note that the engine is gone; returns whether it had been ready."""
         was_ready = self.ready.is_set()
         self.ready.clear()
-        self._started, self._last_seen = None, self._clock()
+        self.liveness.ends()
         self._stopped.set()
         return was_ready
-
-    def is_alive(self) -> bool:
-        """Whether events arrive, and the worker is idle or made progress since the last call."""
-        moved, self._seen_progress = self._progress != self._seen_progress, self._progress
-        return (moved or self._idle) and not self._is_silent()
 
     async def watch(self) -> None:
         """Run until cancelled. Raises RuntimeError when the engine is `hung`."""
@@ -130,28 +163,18 @@ class EngineManager:
                 raise RuntimeError(why)
 
     def hung(self) -> str:
-        """Why the engine counts as hung, loading or ready; empty if it does not, or before one is started."""
-        if self._started is None:
-            return ""
-        if self._is_silent():
-            return f"the engine has been silent for {SILENT_S:.0f} s"
-        loads = not self.ready.is_set() and self._clock() - self._started > LOADING_S
-        return f"the engine was not ready within {LOADING_S:.0f} s" if loads else ""
+        """See `Liveness.hung`."""
+        return self.liveness.hung(loading=not self.ready.is_set())
 
-    def _hear(self, event: protocol.EngineEvent) -> None:
-        self._last_seen = self._clock()
+    def _note(self, event: protocol.EngineEvent) -> None:
+        self.liveness.on_event(event)
         match event:
-            case protocol.EngineHeartbeat():
-                self._progress, self._idle = event.progress, event.idle
             case protocol.EngineReady():
-                self._ready_at = self._clock()
+                self.model, self._ready_at = event, self._clock()
                 self.ready.set()
             case protocol.EngineStopped():
                 self._stopped.set()
-        self.on_event(event)
-
-    def _is_silent(self) -> bool:
-        return self._clock() - self._last_seen > SILENT_S
+        self._on_event(event)
 
     def _close_ring(self) -> None:
         if self.ring is not None:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,6 @@ from daemon import protocol
 from daemon.api.auth import Access
 from daemon.api.events import Events
 from daemon.api.generation import Begun, Delta, Failed, Finished, TokensCounted
-from daemon.api.health import Health, health_of
 from daemon.api.http_server import HttpServer
 from daemon.api.messages import LabelReply
 from daemon.api.zmq import QueryServer
@@ -28,10 +27,9 @@ from daemon.config.schema import Config
 from daemon.config.tenants_file import read_tenants
 from daemon.cores import Cores, pin
 from daemon.gateway.answer_cache import Sessions
-from daemon.gateway.checkpoint.commits import TASK as TRANSACTIONS
 from daemon.gateway.checkpoint.publisher import Publisher
 from daemon.gateway.dead_letters import refused
-from daemon.gateway.engine_manager import EngineManager
+from daemon.gateway.engine_manager import Connect, EngineManager
 from daemon.gateway.forwarding import Forwarding
 from daemon.gateway.generations import Generations
 from daemon.gateway.inputs import COMMIT, Inputs
@@ -41,14 +39,12 @@ from daemon.gateway.originals import Originals
 from daemon.gateway.pending import PendingCommands
 from daemon.gateway.prompts import Prompts
 from daemon.gateway.reconfigure import LiveSessions
-from daemon.gateway.visibility import visible
+from daemon.gateway.status import Status
 from daemon.supervision import Job, Tasks
-from daemon.tenants import Client
 from feeds import columns
 from feeds.connector import SettingError, SinkRoute
 from feeds.market_data import InputRange
 from ingest import warm_up
-from metrics.export import exposition
 from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
@@ -68,34 +64,25 @@ class Gateway:
     notifier: Notifier
     routes: Sequence[SinkRoute]
     engine: EngineManager
+    connect: Connect
     input: Inputs
+    status: Status
     sessions: Sessions
-    lateness: LoadShedder
+    shedder: LoadShedder
     pending: PendingCommands
     publisher: Publisher
     originals: Originals
     prompts: Prompts
-    forwarding: Forwarding
     generations: Generations
+    forwarding: Forwarding
     http: HttpServer
     query: QueryServer | None
     access: Access
     events: Events
     agents: Job | None = None
     """Serves MCP clients, where `http.mcp` is on."""
-    model: str = ""
     stopping: bool = False
-
-    def __post_init__(self) -> None:
-        self._input_done = asyncio.Event()
-        self._retries = [
-            self.store.growth("foretick_publish_retries_total", sink=route.sink.name) for route in self.routes
-        ]
-        self._handshakes = [
-            self.store.growth("foretick_sink_handshakes_failed_total", sink=route.sink.name)
-            for route in self.routes
-        ]
-        self.engine.on_event, self.engine.on_gone = self._on_event, self._on_engine_gone
+    input_done: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def start(self) -> None:
         """Start; returns when ready. Raises SettingError, or OSError for an address that cannot be bound."""
@@ -107,14 +94,13 @@ class Gateway:
         await self.http.start(self.tasks)
         if self.query is not None:
             await self.query.start(self.tasks)
+            self.publisher.progress.serve_at(self.query.endpoint)
         self.notifier.status("starting: connecting sinks")
         await self._or_failure(asyncio.gather(*(route.sink.start() for route in self.routes)))
-        self.publisher.delivery.start(self.tasks)
-        if self.publisher.transactions is not None:
-            self.tasks.start(TRANSACTIONS, self.publisher.transactions.run)
+        self.publisher.start(self.tasks)
         self.notifier.status("starting: loading the model")
         await self._or_failure(self.input.recover())
-        await self.engine.start()
+        await self.engine.start(self.connect, self._on_event, self._on_engine_gone)
         self.tasks.start(ENGINE_WATCH, self.engine.watch)
         # compile the gateway's kernels (it writes the ring) while the engine process loads the model
         await self._or_failure(asyncio.to_thread(warm_up))
@@ -125,7 +111,7 @@ class Gateway:
         await self._or_failure(self.input.start(self.engine.ring))
         self.tasks.start(COMMIT, self.input.commit_for_ever, returns=True)
         if self.notifier.watchdog_s is not None:
-            self.tasks.start(WATCHDOG, partial(self.notifier.keep_watchdog, self.engine.is_alive))
+            self.tasks.start(WATCHDOG, partial(self.notifier.keep_watchdog, self.engine.liveness.is_alive))
         self.notifier.ready(f"{len(self.config.sessions)} sessions")
         log.info("ready: %d sessions, http port %d", len(self.config.sessions), self.http.port)
 
@@ -137,7 +123,7 @@ class Gateway:
         """Serve until the source ends and all of it is answered. Raises the first fatal exception."""
         await self._or_failure(self.input.exhausted.wait())
         self.engine.send(protocol.EndInput())
-        await self._or_failure(self._input_done.wait())
+        await self._or_failure(self.input_done.wait())
 
     @property
     def config(self) -> Config:
@@ -182,11 +168,7 @@ class Gateway:
         await self.forwarding.stop()
         clean = await self.engine.stop(drain_s)
         self.pending.engine_gone("the daemon stopped")
-        left = await self.publisher.delivery.stop(max(0.5, deadline - time.monotonic()))
-        if self.publisher.transactions is not None:
-            await self.tasks.stop(TRANSACTIONS)
-            await self.publisher.transactions.stop(max(0.5, deadline - time.monotonic()))
-            left = self.publisher.delivery.waiting
+        left = await self.publisher.stop(self.tasks, deadline)
         await self.input.close()
         for route in self.routes:
             await route.sink.stop()
@@ -202,36 +184,6 @@ class Gateway:
             log.error("%d messages were left unpublished; their inputs will be read again", left)
         return clean and not left
 
-    def send(self, command: protocol.Command) -> None:
-        """Send to the engine; refuse a client's request while the engine is down."""
-        if not self.engine.send(command):
-            for failure in protocol.failures_of(command, "engine", "the engine is not up"):
-                self._on_event(failure)
-
-    def metrics(self) -> bytes:
-        """The exposition text."""
-        for name, state in self.sessions.states.items():
-            for since, age in state.ages(state.times)._asdict().items():
-                self.store.set("foretick_staleness_seconds", age / 1e9, session=name, since=since)
-            self.store.set("foretick_venue_silence_seconds", state.last_seen_age_ns / 1e9, session=name)
-        for route, retries in zip(self.routes, self._retries, strict=True):
-            retries.update(getattr(route.sink, "retries", 0))
-        for route, handshakes in zip(self.routes, self._handshakes, strict=True):
-            handshakes.update(getattr(route.sink, "handshakes_failed", 0))
-        self.input.note()
-        return exposition(self.store, self.input.lags())
-
-    def health(self, client: Client) -> Health:
-        """What is missing, and what is silent or late of what the client sees."""
-        listed = visible(self.sessions.listed(0).sessions, client.tenant)
-        return health_of(self.not_ready(), listed, self.model)
-
-    def not_ready(self) -> list[str]:
-        """What is missing; empty when the daemon is ready."""
-        reasons = [] if self.engine.ready.is_set() else ["the engine is not up"]
-        reasons += self.input.missing()
-        return reasons + [f"{name} ended: {why}" for name, why in self.tasks.ended.items()]
-
     def fail(self, error: BaseException) -> None:
         """Record a fatal exception; the first one counts."""
         if not self.failed.done():
@@ -244,7 +196,7 @@ class Gateway:
         match event:
             case protocol.Committed():
                 self.sessions.committed(event)
-                self.lateness.committed(event)
+                self.shedder.committed(event)
                 self.publisher.committed(event)
             case protocol.Answered():
                 self.publisher.answered(event)
@@ -265,13 +217,11 @@ class Gateway:
             case protocol.Done() | LabelReply() | Begun() | Delta() | Finished() | Failed() | TokensCounted():
                 self.pending.on_event(event)
             case protocol.EngineReady():
-                self.model = event.model
                 self.publisher.streams.name(*event.streams)
                 self.input.engine_ready(event.positions)
-                self.generations.ready(event)
                 self.store.set("foretick_engine_up", 1)
             case protocol.InputDone():
-                self._input_done.set()
+                self.input_done.set()
             case protocol.ThreadEnded():
                 self.tasks.note_end(event.name, event.why)
             case protocol.Fatal():
@@ -286,7 +236,7 @@ class Gateway:
             return
         state = self.sessions.states[event.session]
         found = self.input.tracker.ranges(event.session, event.offset, event.offset)
-        place = InputRange(*found[0]) if found else InputRange("", 0, -1, -1)
+        place = found[0] if found else InputRange("", 0, -1, -1)
         symbol = (state.symbol, *state.more_symbols)[event.leg]
         original = self.originals.find(event.offset)
         dead_letter = refused(event, symbol, place, original)

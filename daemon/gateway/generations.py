@@ -68,11 +68,13 @@ class Generations:
         max_wait_s: float = 30.0,
         counted: Callable[[str], None] = lambda outcome: None,
         owner: Callable[[str], str | None] = lambda session: None,
+        model: Callable[[], protocol.EngineReady | None] = lambda: None,
         limits: tuple[int, int] = (0, 0),
         since: int = 0,
         aliases: tuple[str, ...] = (),
     ) -> None:
         """``limits``: longest prompt and answer in tokens. ``since``: Unix time of the start, seconds.
+        ``model()``: of the newest engine.
 
         ``owner(session)``: the query address of another daemon that serves it, None for this one.
         ``aliases``: further names of the model.
@@ -82,17 +84,13 @@ class Generations:
         self._room, self._access, self._admit = room, access, admit
         self._max_wait_s, self._limits, self._since = max_wait_s, limits, since
         self._aliases = aliases
-        self._model: protocol.EngineReady | None = None
+        self._model = model
         self._running = 0
         self._responses: Lru[bytes, Finished] = Lru(RESPONSES, counted)
 
     def __len__(self) -> int:
         """Number of running generations of the compatible APIs."""
         return self._running
-
-    def ready(self, event: protocol.EngineReady) -> None:
-        """The engine is up with this model."""
-        self._model = event
 
     # The engine's work for a client.
 
@@ -202,9 +200,9 @@ class Generations:
 
     def served(self, client: Client) -> ModelCatalog:
         """What there is now, as far as the client sees it."""
-        if self._model is None:
+        model = self._model()
+        if model is None:
             raise messages.QueryError("engine", "the engine is not up")
-        model = self._model
         names = tuple(client.tenant.seen(self._sessions.states))
         return ModelCatalog(
             model.model, model.revision, model.untrained, self._since, names, *self._limits, self._aliases
@@ -336,12 +334,13 @@ class Generations:
 
     def _key(self, request: Generate) -> bytes | None:
         """What a response depends on; None for one that may come out otherwise next time, or is large."""
-        if request.session or (request.temperature and request.seed is None) or self._model is None:
+        model = self._model()
+        if request.session or (request.temperature and request.seed is None) or model is None:
             return None
         if request.top_logprobs is not None:
             return None
         same = msgspec.structs.replace(request, stream=False, retention_priority=0, retention_seconds=0.0)
-        return hashlib.sha256(msgspec.msgpack.encode((self._model.revision, same))).digest()
+        return hashlib.sha256(msgspec.msgpack.encode((model.revision, same))).digest()
 
     def _kept(self, key: bytes, tenant: Tenant) -> Finished | None:
         """A kept response."""

@@ -70,7 +70,9 @@ class GroupMember:
         self._has_snapshots = recovery.interval > 0
         if self.log is not None:
             self.log.set_rebalance_listener(self)
-        if self._standby_source is not None:
+        if self._standby_source is not None and commits.transactions is not None:
+            commits.transactions.stand_by(self._standby_source)
+        elif self._standby_source is not None:
             self._standby_source.stand_by()
 
     # An engine's life.

@@ -9,7 +9,7 @@ from functools import partial
 
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.symbols import numbered, routes
-from daemon.gateway.checkpoint.offsets import OffsetTracker
+from daemon.gateway.checkpoint.offsets import AllOffsets
 from daemon.gateway.record_decoder import SequenceAllocator
 from daemon.gateway.source_runner import SourceRunner
 from daemon.gateway.standby import Standby
@@ -27,43 +27,8 @@ CLOSE_COMMIT_S = 1.0
 """How long a failing commit is retried before the source is closed."""
 
 
-class AllOffsets:
-    """The trackers of several sources as one; ranges name their source."""
-
-    def __init__(self, by_source: Mapping[str, OffsetTracker]) -> None:
-        self._by_source = by_source
-
-    def ranges(self, session: str, first: int, last: int) -> list[tuple[str, int, int, int, str]]:
-        """Fields of an `InputRange` for each source and stream of the outstanding records so numbered."""
-        return [
-            (*found, name)
-            for name, tracker in self._by_source.items()
-            for found in tracker.ranges(session, first, last)
-        ]
-
-    def acknowledge(self, session: str, low_watermark: int) -> None:
-        """Mark ``session``'s records numbered below ``low_watermark`` as covered by acknowledged answers."""
-        for tracker in self._by_source.values():
-            tracker.acknowledge(session, low_watermark)
-
-    def is_history(self, session: str, number: int) -> bool:
-        """Whether all of a session's records up to running number ``number`` were answered for before."""
-        trackers = self._by_source.values()
-        waiting = any(tracker.waits(session, number) for tracker in trackers)
-        return not waiting and any(tracker.is_history(session, number) for tracker in trackers)
-
-    def forget(self, session: str) -> None:
-        """No answer will cover what ``session`` read."""
-        for tracker in self._by_source.values():
-            tracker.forget(session)
-
-    def outstanding(self) -> int:
-        """Number of records that no acknowledged answer covers yet."""
-        return sum(tracker.outstanding() for tracker in self._by_source.values())
-
-
 class Inputs:
-    """All sources, which read the same symbols into one ring.
+    """All sources that were added, which read the same symbols into one ring.
 
     One that fails is opened again, with backoff, while the others go on; alone it ends the daemon.
     """
@@ -71,24 +36,31 @@ class Inputs:
     def __init__(
         self,
         config: Config,
-        runners: Sequence[SourceRunner],
-        tracker: OffsetTracker | AllOffsets,
+        tracker: AllOffsets,
         order: SequenceAllocator,
         standby: Standby,
         store: MetricStore,
         tasks: Tasks,
     ) -> None:
-        self.runners, self.tracker = runners, tracker
+        self.runners: list[SourceRunner] = []
+        self.tracker = tracker
         self.exhausted = asyncio.Event()
         """All sources have ended (replayed files)."""
         self._order, self._standby, self._store, self._tasks = order, standby, store, tasks
-        self._several = len(runners) > 1
         self._bars, self._sessions = config.bars, config.sessions
         self._symbols = numbered(config.sessions)
         """Numbers of the symbols in the ring."""
         self._keep_originals()
         self._why: dict[str, str] = {}
         self._some_up = asyncio.Event()
+
+    def add(self, runner: SourceRunner) -> None:
+        """There is this source, too; before the start."""
+        self.runners.append(runner)
+
+    @property
+    def _several(self) -> bool:
+        return len(self.runners) > 1
 
     # An engine's life.
 
@@ -101,8 +73,8 @@ class Inputs:
         """Whether a source begins in a past that was asked for, and that is answered again."""
         return any(runner.group.again for runner in self.runners)
 
-    def number_anew(self) -> dict[str, int]:
-        """Number the symbols for a new engine, whose ring is empty, and which begins with what is known."""
+    def engine_starts(self) -> dict[str, int]:
+        """A new engine begins with what is known; returns the numbers of the symbols in its ring."""
         for runner in self.runners:
             runner.group.engine_starts()
         self._symbols = numbered(self._sessions)
@@ -197,11 +169,6 @@ class Inputs:
         await asyncio.gather(*(runner.commits.commit_within(CLOSE_COMMIT_S) for runner in connected))
         await self._tasks.stop(COMMIT)
         await asyncio.gather(*(runner.source.stop() for runner in connected))
-
-    def gate(self, is_open: bool) -> None:
-        """Open or close the gate of every source."""
-        for runner in self.runners:
-            runner.gate(is_open)
 
     # Sessions.
 

@@ -78,11 +78,8 @@ class OffsetCommits:
             await self.commit_within(seconds)
         elif not await self.commit():
             # a rebalance does not end now; what is in doubt is waited for
-            self.transactions.gives_up = True
-            try:
+            with self.transactions.giving_up():
                 await self.commit_within(float("inf"))
-            finally:
-                self.transactions.gives_up = False
 
     def notify_stored(self, points: Iterable[CommitPoint], *, engine_is_new: bool = False) -> None:
         """These points are committed: the engine keeps a snapshot that goes with them."""

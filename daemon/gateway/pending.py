@@ -19,14 +19,21 @@ class PendingCommands:
     An entry stays until the engine has replied, even where its client is gone.
     """
 
-    def __init__(self, send: Callable[[protocol.Command], None]) -> None:
-        self.send = send
+    def __init__(self, send: Callable[[protocol.Command], bool]) -> None:
+        """``send(command)`` is false while no engine is up."""
+        self._send = send
         self._entries: dict[int, OnReply] = {}
         self._numbers = count(1)
 
     def __len__(self) -> int:
         """How many commands wait."""
         return len(self._entries)
+
+    def send(self, command: protocol.Command) -> None:
+        """Send to the engine; while none is up, the command's clients get a `Failed`."""
+        if not self._send(command):
+            for failure in protocol.failures_of(command, "engine", "the engine is not up"):
+                self.on_event(failure)
 
     def open(self, on_event: OnReply) -> int:
         """A new number; each event of it goes to ``on_event``, until it is closed."""

@@ -51,7 +51,7 @@ class LiveSessions:
         sessions: Sessions,
         questions: Questions,
         publisher: Publisher,
-        entering: Inputs,
+        inputs: Inputs,
         progress: ProgressStore,
         store: MetricStore,
         pending: PendingCommands,
@@ -59,7 +59,7 @@ class LiveSessions:
         self._progress = progress
         self.config = config
         self._sessions, self._questions, self._publisher = sessions, questions, publisher
-        self._input, self._store, self._pending = entering, store, pending
+        self._inputs, self._store, self._pending = inputs, store, pending
         self._changing = asyncio.Lock()
         self._positions: dict[str, Mapping[str, Position]] = {}
         """Where sessions that were added read on."""
@@ -117,6 +117,15 @@ class LiveSessions:
                 else:
                     return
 
+    def partitions_assigned(self, sessions: Collection[str]) -> None:
+        """These sessions' records are read from now on."""
+        self._pending.send(protocol.PartitionsAssigned(tuple(sessions)))
+
+    def partitions_revoked(self, sessions: Collection[str]) -> None:
+        """Another daemon reads these sessions' records from now on, unless another source of ours does."""
+        gone = tuple(name for name in sessions if not self._inputs.reads(name))
+        self._pending.send(protocol.PartitionsRevoked(gone))
+
     async def _again(self, session: SessionConfig) -> None:
         """Remove a session from the engine, and add it again.
 
@@ -173,7 +182,7 @@ class LiveSessions:
         """There is no such session any more, if there was one."""
         if name not in self._sessions.states:
             return
-        serves = self._input.serves(name)
+        serves = self._inputs.serves(name)
         version = self._forget_answers(name)
         if serves:  # otherwise its progress is what another daemon commits
             self._progress.removed(name, version)
@@ -250,7 +259,7 @@ class LiveSessions:
         if asked is None:
             with_it = msgspec.structs.replace(self.config, sessions=sessions)
             asked = questions_by_session(with_it)[session.name]
-        numbers = self._input.number(sessions)
+        numbers = self._inputs.number(sessions)
         try:
             block = self._store.add_session(session.name)
         except OSError as error:
@@ -279,12 +288,12 @@ class LiveSessions:
 
     async def _remove(self, name: str) -> None:
         # its records go nowhere from now on
-        self._input.change([s for s in self.config.sessions if s.name != name])
+        self._inputs.change([s for s in self.config.sessions if s.name != name])
         try:
-            serves = self._input.serves(name)
+            serves = self._inputs.serves(name)
             await self._command(lambda number: protocol.RemoveSession(number, name, serves=serves))
         finally:
-            self._input.change(self.config.sessions)
+            self._inputs.change(self.config.sessions)
 
     async def _command(self, make: Callable[[int], protocol.SessionCommand]) -> None:
         command = make(0)
@@ -303,7 +312,7 @@ class LiveSessions:
     def _set(self, sessions: Iterable[SessionConfig]) -> None:
         self.config = msgspec.structs.replace(self.config, sessions=tuple(sessions))
         self._publisher.configured(self.config)
-        self._input.change(self.config.sessions)
+        self._inputs.change(self.config.sessions)
 
     def _arrange(self, new: Config) -> None:
         """List the sessions in the order of ``new``."""

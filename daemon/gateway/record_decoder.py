@@ -116,7 +116,8 @@ class RecordDecoder:
     """Feeds one source into one ring, to which others may write in turn (``order``).
 
     ``routes``: by symbol (VENUE:SYMBOL); `reroute` replaces them. ``clocks``: of the venues, by session.
-    ``dead_letter`` gets malformed messages, ``name_stream`` each stream before its first record is pushed.
+    ``dead_letter`` gets malformed messages, ``name_stream`` each stream before its first record is pushed. A
+    source that can wait is paused while the ``gate`` is not set.
     """
 
     def __init__(
@@ -134,8 +135,9 @@ class RecordDecoder:
         order: SequenceAllocator | None = None,
         sequence: Sequence = "none",
         name_stream: Callable[[protocol.NameStream], None] = lambda stream: None,
+        gate: asyncio.Event | None = None,
     ) -> None:
-        self.flow = RingFlow(source, ring, store)
+        self.flow = RingFlow(source, ring, store, gate)
         self._source, self._tracker, self._store = source, tracker, store
         self._dead_letter = dead_letter
         self._max_bytes, self._max_ahead_ns = max_bytes, max_ahead_ns

@@ -16,16 +16,15 @@ SLICE = 1024
 
 
 class RingFlow:
-    """``writer``: at most `SLICE` packed records, until `flush`."""
+    """``writer``: at most `SLICE` packed records, until `flush`. ``gate``: set while the source is read."""
 
-    def __init__(self, source: Source, ring: Ring, store: MetricStore) -> None:
+    def __init__(self, source: Source, ring: Ring, store: MetricStore, gate: asyncio.Event | None) -> None:
         self.writer = RecordWriter(SLICE)
         self.paused = False
         """The source is not read: the ring is full, or the gate closed."""
         self.ring = ring
         self._source, self._store = source, store
-        self._gate = asyncio.Event()
-        self._gate.set()
+        self._gate = gate
 
     async def make_room(self, records: int = 1) -> None:
         """Flush unless so many more can be packed."""
@@ -46,24 +45,17 @@ class RingFlow:
             await asyncio.sleep(RETRY_S)
             records = records[self.ring.push(records) :]
 
-    def gate(self, is_open: bool) -> None:
-        """Open or close the gate; a source that can wait is paused while it is closed."""
-        if is_open:
-            self._gate.set()
-        else:
-            self._gate.clear()
-
     async def wait_for_gate(self) -> None:
-        """Return once the gate is open; at once for a source that cannot wait."""
+        """Return once the gate is set; at once for a source that cannot wait."""
         # with one that can wait, the others leave records in their sockets, which drop and count them
         waits = self._source.kind == "pausing" or self.ring.mode == "pause"
-        if waits and not self._gate.is_set():
+        if waits and self._gate is not None and not self._gate.is_set():
             await self._pause(self._gate.wait())
 
     @property
     def held(self) -> bool:
         """Whether reading waits for the gate, or will as soon as the ring has room."""
-        return self.paused and not self._gate.is_set()
+        return self.paused and self._gate is not None and not self._gate.is_set()
 
     async def _pause(self, until: Awaitable[object]) -> None:
         self._store.inc("foretick_ring_pauses_total", source=self._source.name)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
+import msgspec
+
 from daemon import protocol
 from daemon.ages import VenueClock
 from daemon.config.schema import Config, SessionConfig
@@ -37,7 +39,9 @@ NOTIFY_S = 0.5
 class SourceRunner:
     """Connects one source, reads it into the ring, and commits to it while it is connected.
 
-    ``clocks``: of the venues, by session. ``transactions`` commit, where there are any.
+    ``clocks``: of the venues, by session. ``transactions`` commit, if there are any. A source that can wait
+    is paused while the ``gate`` is not set. ``dead_letter`` also gets what to call once its record is
+    acknowledged.
     """
 
     def __init__(
@@ -46,7 +50,7 @@ class SourceRunner:
         source: Source,
         tracker: OffsetTracker,
         store: MetricStore,
-        dead_letter: Callable[[DeadLetter], None],
+        dead_letter: Callable[[DeadLetter, Callable[[], None]], None],
         hooks: SessionHooks,
         *,
         progress: ProgressStore,
@@ -55,6 +59,7 @@ class SourceRunner:
         streams: Streams,
         order: SequenceAllocator,
         clocks: Mapping[str, VenueClock],
+        gate: asyncio.Event,
         transactions: Transactions | None = None,
         commit_every_s: float = COMMIT_EVERY_S,
     ) -> None:
@@ -70,6 +75,13 @@ class SourceRunner:
             source, tracker, progress, self._starts, self.commits, standby, hooks, config.recovery
         )
 
+        if transactions is not None:
+            transactions.set_rebalance_listener(self.group.on_revoked, self.is_held)
+
+        def hold(record: DeadLetter) -> None:
+            held = tracker.hold((record.topic, record.partition), record.offset)
+            dead_letter(msgspec.structs.replace(record, source=tracker.source), held)
+
         def name_stream(stream: protocol.NameStream) -> None:
             streams.name(stream)
             send(stream)
@@ -79,13 +91,14 @@ class SourceRunner:
             source,
             tracker=tracker,
             store=store,
-            dead_letter=dead_letter,
+            dead_letter=hold,
             max_bytes=config.source.max_message_bytes,
             max_ahead_ns=config.source.max_ahead,
             clocks=clocks,
             order=order,
             sequence=config.source.sequence,
             name_stream=name_stream,
+            gate=gate,
         )
         self._decoder: RecordDecoder | None = None
         self._handshakes = store.growth("foretick_source_handshakes_failed_total", source=source.name)
@@ -137,11 +150,6 @@ class SourceRunner:
     def is_held(self) -> bool:
         """Whether the source is not read because the gate is closed."""
         return self._decoder is not None and self._decoder.flow.held
-
-    def gate(self, is_open: bool) -> None:
-        """Open or close the gate; a source that can wait is paused while it is closed."""
-        if self._decoder is not None:
-            self._decoder.flow.gate(is_open)
 
     async def read(self) -> None:
         """Read until the source ends."""

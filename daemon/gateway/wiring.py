@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from daemon import protocol
 from daemon.api.auth import Access, tenant_labels
 from daemon.api.events import Events
 from daemon.api.http_api import api_routes
@@ -18,12 +16,13 @@ from daemon.api.http_requests import Requests
 from daemon.api.http_server import HttpServer
 from daemon.api.pushes import Pushes
 from daemon.api.serving import generation_routes
-from daemon.api.zmq import QueryServer
-from daemon.config.schema import ALL, Config, QueryConfig
+from daemon.api.zmq import AnswerQuery, QueryServer
+from daemon.config.schema import ALL, Config
 from daemon.cores import cores_of, usable
 from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.checkpoint.commits import Transactions
-from daemon.gateway.checkpoint.offsets import OffsetTracker
+from daemon.gateway.checkpoint.offsets import AllOffsets, OffsetTracker
+from daemon.gateway.checkpoint.outbox import Delivery
 from daemon.gateway.checkpoint.publisher import Publisher
 from daemon.gateway.checkpoint.state import ProgressStore
 from daemon.gateway.connectors import make_routes, make_sources
@@ -35,7 +34,7 @@ from daemon.gateway.forwarding import Forwarding
 from daemon.gateway.gateway import Gateway
 from daemon.gateway.generations import Generations
 from daemon.gateway.group_member import SessionHooks
-from daemon.gateway.inputs import AllOffsets, Inputs
+from daemon.gateway.inputs import Inputs
 from daemon.gateway.label_requests import LabelRequests
 from daemon.gateway.load_shedder import LoadShedder
 from daemon.gateway.notify import Notifier
@@ -48,6 +47,7 @@ from daemon.gateway.reconfigure import LiveSessions
 from daemon.gateway.record_decoder import SequenceAllocator
 from daemon.gateway.source_runner import COMMIT_EVERY_S, SourceRunner
 from daemon.gateway.standby import Standby
+from daemon.gateway.status import Status
 from daemon.gateway.stream_names import Streams
 from daemon.gateway.visibility import Visibility
 from daemon.gateway.watermarks import closed_until
@@ -55,10 +55,10 @@ from daemon.progress import Progress
 from daemon.supervision import TaskEnded, Tasks
 from engine.step import Executor
 from feeds.connector import SettingError, SinkRoute
+from feeds.curve import Keys
 from feeds.kafka_transactions import KafkaTransactions
-from feeds.market_data import DeadLetter
 from feeds.push_source import PushedSource
-from feeds.source import MemberSource, Source, StandbySource
+from feeds.source import MemberSource, Source
 from ingest.plane import WatchBars
 from ingest.ring import Ring
 from metrics.store import MetricStore
@@ -69,6 +69,54 @@ if TYPE_CHECKING:
 
 WrapEngine = Callable[[Executor], Executor]
 """Wraps an executor."""
+
+
+@dataclass(frozen=True)
+class _Base:
+    """What all parts share."""
+
+    config: Config
+    sources: Sequence[Source]
+    routes: Sequence[SinkRoute]
+    keys: Keys | None
+    access: Access
+    labels: Mapping[str, list[str]]
+    store: MetricStore
+    tasks: Tasks
+    failed: asyncio.Future[None]
+    engine: EngineManager
+    pending: PendingCommands
+
+    @property
+    def wait_s(self) -> float:
+        """The longest wait of a client, seconds."""
+        return self.config.query.max_wait / 1e9
+
+
+@dataclass(frozen=True)
+class _DataWay:
+    """From the sources to the published answers."""
+
+    sessions: Sessions
+    questions: Questions
+    events: Events
+    progress: ProgressStore
+    publisher: Publisher
+    order: SequenceAllocator
+    inputs: Inputs
+    live: LiveSessions
+
+
+@dataclass(frozen=True)
+class _RequestWay:
+    """From the clients' requests to their replies."""
+
+    shedder: LoadShedder
+    generations: Generations
+    prompts: Prompts
+    pushes: Pushes
+    forwarding: Forwarding
+    answer: AnswerQuery
 
 
 def make_gateway(
@@ -92,6 +140,53 @@ def make_gateway(
     an engine in this process. Raises SettingError.
     """
     cores = cores_of(config, usable())
+    processes = EngineProcesses(
+        config,
+        frozenset[int]() if cores is None else cores.engine,
+        command=engine_command,
+        spare=config.process.spare_engine,
+        after_s=spare_after_s,
+    )
+    base = _base(config, source, routes, processes, restart_after_s)
+    data = _data_way(base, commit_every_s)
+    requests = _request_way(base, data)
+    status = Status(base.store, base.tasks, base.routes, base.engine, data.sessions, data.inputs)
+    http, query, agents = _servers(base, data, requests, status)
+    return Gateway(
+        cores=cores,
+        store=base.store,
+        tasks=base.tasks,
+        failed=base.failed,
+        notifier=notifier or Notifier(),
+        routes=base.routes,
+        engine=base.engine,
+        connect=connect or partial(_connect, base, data, processes, executor, watch),
+        input=data.inputs,
+        status=status,
+        sessions=data.sessions,
+        shedder=requests.shedder,
+        live=data.live,
+        pending=base.pending,
+        publisher=data.publisher,
+        originals=data.order.originals,
+        prompts=requests.prompts,
+        generations=requests.generations,
+        forwarding=requests.forwarding,
+        http=http,
+        query=query,
+        agents=None if agents is None else agents.run,
+        access=base.access,
+        events=data.events,
+    )
+
+
+def _base(
+    config: Config,
+    source: Source | Sequence[Source] | None,
+    routes: Sequence[SinkRoute] | None,
+    processes: EngineProcesses,
+    restart_after_s: Sequence[float],
+) -> _Base:
     if source is None:
         sources = make_sources(config)
     else:
@@ -101,217 +196,169 @@ def make_gateway(
     tenants = tenants_of(config, keys)
     labels = labels_of(config, sources, routes) | {"tenant": tenant_labels(tenants)}
     store = MetricStore.create(labels)
-    access = Access(tenants, store)
     scheduling = config.scheduler
     store.set("foretick_scheduler_info", 1, policy=scheduling.policy, eviction=scheduling.eviction)
     failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    tasks = Tasks(partial(_task_ended, store, failed))
-
-    def send(command: protocol.Command) -> None:
-        gateway.send(command)
-
-    processes = EngineProcesses(
-        config,
-        frozenset[int]() if cores is None else cores.engine,
-        command=engine_command,
-        spare=config.process.spare_engine,
-        after_s=spare_after_s,
+    engine = EngineManager(
+        config.source.ring_capacity,
+        "pause" if _lossless(sources) else "overwrite",
+        restart_after_s,
+        close=processes.close,
+    )
+    return _Base(
+        config=config,
+        sources=sources,
+        routes=routes,
+        keys=keys,
+        access=Access(tenants, store),
+        labels=labels,
+        store=store,
+        tasks=Tasks(partial(_task_ended, store, failed)),
+        failed=failed,
+        engine=engine,
+        pending=PendingCommands(engine.send),
     )
 
-    def connect_configured(ring: Ring, wake_fd: int) -> EngineClient:
-        progress = stored_progress.start(sessions.states, again=entering.again)
-        now = live.now()
-        if config.process.mode == "two":
-            return ProcessEngine(
-                now,
-                ring,
-                store,
-                progress,
-                entering.number_anew(),
-                wake_fd,
-                tasks,
-                processes,
-                standby=config.recovery.standby,
-            )
-        symbols, reading = entering.number_anew(), labels["source"][0]
-        return InprocEngine(
-            partial(_make_host, now, ring, store, reading, progress, symbols, executor, watch)
-        )
 
-    dropping = any(each.kind == "dropping" for each in sources)
-    stored_progress = ProgressStore(
-        store,
-        config.recovery.path if dropping and config.recovery.interval else None,
-        lambda: _address(config.query, gateway.query),
-    )
+def _data_way(base: _Base, commit_every_s: float) -> _DataWay:
+    config, store, sources, pending = base.config, base.store, base.sources, base.pending
+    keeps_no_offsets = any(each.kind == "dropping" for each in sources)
+    directory = config.recovery.path if keeps_no_offsets and config.recovery.interval else None
+    progress = ProgressStore(store, directory, config.query.advertise)
     standby = Standby(store, configured=config.recovery.standby)
-    trackers = {each.name: OffsetTracker(stored_progress.describe) for each in sources}
-    tracker = AllOffsets(trackers) if len(trackers) > 1 else next(iter(trackers.values()), OffsetTracker())
+    several = len(sources) > 1
+    trackers = [OffsetTracker(progress.describe, each.name if several else "") for each in sources]
+    tracker, streams = AllOffsets(trackers), Streams(several=several)
     sessions = Sessions(config, store)
-    lateness = LoadShedder(store)
-    pending = PendingCommands(send)
-    questions = Questions(sessions, pending)
-    labelling = LabelRequests(sessions, store, pending)
-    lossless = not sources or any(each.kind == "pausing" for each in sources)
-    others = [route for route in routes if not isinstance(route.sink, KafkaTransactions)]
-    streams = Streams(several=isinstance(tracker, AllOffsets))
+    events = Events(time.time_ns(), store, max_clients=config.http.max_listeners)
+    others = [route for route in base.routes if not isinstance(route.sink, KafkaTransactions)]
+    delivery = Delivery(others, ["", *sessions.states], lossless=_lossless(sources))
+    transactions = _transactions(base, trackers, delivery)
     publisher = Publisher(
         config,
-        others,
         tracker,
         sessions,
         store,
-        progress=stored_progress,
-        lossless=lossless,
+        progress=progress,
+        delivery=delivery,
         standby=standby,
         streams=streams,
+        transactions=transactions,
+        listener=events.publish,
     )
-    publisher.transactions = _transactions(routes, sources, tracker, store, publisher)
-    if config.recovery.standby:
-        _leave_transactions(routes, sources)
     order = SequenceAllocator()
-
+    inputs = Inputs(config, tracker, order, standby, store, base.tasks)
+    questions = Questions(sessions, pending)
+    live = LiveSessions(config, sessions, questions, publisher, inputs, progress, store, pending)
     hooks = SessionHooks(
         reset=publisher.reset_session,
-        resume=lambda names: live.resume(names),
-        promote=lambda: live.promote(),
-        assigned=lambda names: send(protocol.PartitionsAssigned(tuple(names))),
-        revoked=lambda names: send(
-            protocol.PartitionsRevoked(tuple(name for name in names if not entering.reads(name)))
-        ),
+        resume=live.resume,
+        promote=live.promote,
+        assigned=live.partitions_assigned,
+        revoked=live.partitions_revoked,
     )
-
-    def feed(source: Source, tracker: OffsetTracker) -> SourceRunner:
-        name = source.name if len(sources) > 1 else ""
-
-        def dead_letter(dead_letter: DeadLetter) -> None:
-            held = tracker.hold((dead_letter.topic, dead_letter.partition), dead_letter.offset)
-            publisher.dead_letter(msgspec.structs.replace(dead_letter, source=name), held)
-
-        return SourceRunner(
+    for source, of_source in zip(sources, trackers, strict=True):
+        runner = SourceRunner(
             config,
             source,
-            tracker,
+            of_source,
             store,
-            dead_letter,
+            publisher.dead_letter,
             hooks,
-            progress=stored_progress,
-            send=send,
+            progress=progress,
+            send=pending.send,
             standby=standby,
             streams=streams,
             order=order,
             clocks=sessions.clocks,
-            transactions=publisher.transactions,
+            gate=delivery.gate,
+            transactions=transactions,
             commit_every_s=commit_every_s,
         )
+        inputs.add(runner)
+    return _DataWay(sessions, questions, events, progress, publisher, order, inputs, live)
 
-    runners = [feed(each, trackers[each.name]) for each in sources]
-    entering = Inputs(config, runners, tracker, order, standby, store, tasks)
-    publisher.delivery.gate = entering.gate
-    if publisher.transactions is not None:
-        publisher.transactions.left = runners[0].group.on_revoked
-        publisher.transactions.is_unread = runners[0].is_held
-    room = PromptQuota(config.query.max_prompts, config.query.max_prompts_each)
+
+def _request_way(base: _Base, data: _DataWay) -> _RequestWay:
+    config, store, sessions, live = base.config, base.store, data.sessions, data.live
+    shedder = LoadShedder(store)
+    quota = PromptQuota(config.query.max_prompts, config.query.max_prompts_each)
     generations = Generations(
         sessions,
-        pending,
-        room,
-        access,
-        admit=lateness.admit,
-        max_wait_s=config.query.max_wait / 1e9,
+        base.pending,
+        quota,
+        base.access,
+        admit=shedder.admit,
+        max_wait_s=base.wait_s,
         counted=lambda outcome: store.inc("foretick_api_cache_total", cache="response", outcome=outcome),
-        owner=entering.owner,
-        limits=(scheduling.max_prompt_tokens, scheduling.max_new_tokens),
+        owner=data.inputs.owner,
+        model=lambda: base.engine.model,
+        limits=(config.scheduler.max_prompt_tokens, config.scheduler.max_new_tokens),
         since=int(time.time()),
         aliases=config.model.aliases,
     )
-    prompts = Prompts(generations, pending, room, access, lateness.admit)
-    engine = EngineManager(
-        connect or connect_configured,
-        config.source.ring_capacity,
-        "pause" if lossless else "overwrite",
-        restart_after_s,
-        close=processes.close,
-    )
-    live = LiveSessions(config, sessions, questions, publisher, entering, stored_progress, store, pending)
-    wait_s = config.query.max_wait / 1e9
-    pushed = {each.name: each for each in sources if isinstance(each, PushedSource)}
+    prompts = Prompts(generations, base.pending, quota, base.access, shedder.admit)
     pushes = Pushes(
-        pushed,
+        {each.name: each for each in base.sources if isinstance(each, PushedSource)},
         store,
         config.source.max_message_bytes,
         lambda tenant, symbols: closed_until(live.config, sessions.states, tenant, symbols),
     )
-    queries = Queries(sessions, generations, live, questions, labelling, prompts, wait_s, pushes)
+    labels = LabelRequests(sessions, store, base.pending)
+    queries = Queries(sessions, generations, live, data.questions, labels, prompts, base.wait_s, pushes)
     forwarding = Forwarding(
         queries.answer,
-        entering.owner,
-        wait_s,
+        data.inputs.owner,
+        base.wait_s,
         forwards=config.query.forward,
-        keys=keys,
+        keys=base.keys,
     )
-    visibility = Visibility(forwarding.answer, access, lambda: sessions.states)
-    events = Events(time.time_ns(), store, max_clients=config.http.max_listeners)
-    publisher.listeners = events.publish
-    requests = Requests(visibility.answer, sessions.observe)
+    visibility = Visibility(forwarding.answer, base.access, lambda: sessions.states)
+    return _RequestWay(shedder, generations, prompts, pushes, forwarding, visibility.answer)
+
+
+def _servers(
+    base: _Base, data: _DataWay, way: _RequestWay, status: Status
+) -> tuple[HttpServer, QueryServer | None, McpHttp | None]:
+    config, store, events = base.config, base.store, data.events
+    requests = Requests(way.answer, data.sessions.observe)
     agents = _agents(requests, events) if config.http.mcp else None
+
+    def count(outcome: str) -> None:
+        store.inc("foretick_api_requests_total", outcome=outcome)
 
     def close_streams() -> None:
         events.close()
         if agents is not None:
             agents.close()
 
-    gateway = Gateway(
-        cores=cores,
-        store=store,
-        tasks=tasks,
-        failed=failed,
-        notifier=notifier or Notifier(),
-        routes=routes,
-        engine=engine,
-        input=entering,
-        sessions=sessions,
-        lateness=lateness,
-        live=live,
-        pending=pending,
-        publisher=publisher,
-        originals=order.originals,
-        prompts=prompts,
-        forwarding=forwarding,
-        generations=generations,
-        agents=None if agents is None else agents.run,
-        http=HttpServer(
-            lambda: gateway.metrics(),
-            lambda: gateway.not_ready(),
-            config.http.host,
-            config.http.port,
-            [
-                *api_routes(requests, events, pushes, lambda client: gateway.health(client), access),
-                *generation_routes(
-                    generations, lambda outcome: store.inc("foretick_api_requests_total", outcome=outcome)
-                ),
-                *([] if agents is None else [agents.route]),
-            ],
-            closing=close_streams,
-            max_listeners=config.http.max_listeners,
-            access=access,
-            tls=tls_of(config.http),
-        ),
-        query=QueryServer(
-            visibility.answer,
-            config.query.endpoint,
-            events=events,
-            store=store,
-            access=access,
-            keys=keys,
-            observe=sessions.observe,
-        )
-        if config.query.endpoint
-        else None,
-        access=access,
-        events=events,
+    http = HttpServer(
+        status.metrics,
+        status.not_ready,
+        config.http.host,
+        config.http.port,
+        [
+            *api_routes(requests, events, way.pushes, status.health, base.access),
+            *generation_routes(way.generations, count),
+            *([] if agents is None else [agents.route]),
+        ],
+        closing=close_streams,
+        max_listeners=config.http.max_listeners,
+        access=base.access,
+        tls=tls_of(config.http),
     )
-    return gateway
+    if not config.query.endpoint:
+        return http, None, agents
+    query = QueryServer(
+        way.answer,
+        config.query.endpoint,
+        events=events,
+        store=store,
+        access=base.access,
+        keys=base.keys,
+        observe=data.sessions.observe,
+    )
+    return http, query, agents
 
 
 def _agents(requests: Requests, events: Events) -> McpHttp:
@@ -322,31 +369,21 @@ def _agents(requests: Requests, events: Events) -> McpHttp:
     return McpHttp(requests, events)
 
 
-def _transactions(
-    routes: Sequence[SinkRoute],
-    sources: Sequence[Source],
-    tracker: OffsetTracker | AllOffsets,
-    store: MetricStore,
-    publisher: Publisher,
-) -> Transactions | None:
+def _lossless(sources: Sequence[Source]) -> bool:
+    """Whether a source can wait, or there is none."""
+    return not sources or any(each.kind == "pausing" for each in sources)
+
+
+def _transactions(base: _Base, trackers: Sequence[OffsetTracker], delivery: Delivery) -> Transactions | None:
     """Of the route that commits offsets together with its messages. Raises SettingError."""
-    for route in routes:
+    for route in base.routes:
         if not isinstance(route.sink, KafkaTransactions):
             continue
-        if not (isinstance(tracker, OffsetTracker) and sources and isinstance(sources[0], MemberSource)):
+        if len(base.sources) != 1 or not isinstance(base.sources[0], MemberSource):
             key = f"sink.{route.sink.name}.delivery"
             raise SettingError(key, "exactly_once needs one Kafka source, and no other")
-        sources[0].read_committed = route.sink.committed
-        return Transactions(route, route.sink, sources[0], tracker, store, publisher.delivery)
+        return Transactions(route, route.sink, base.sources[0], trackers[0], base.store, delivery)
     return None
-
-
-def _leave_transactions(routes: Sequence[SinkRoute], sources: Sequence[object]) -> None:
-    """Leave the transactional id to the daemon that answers, until the partitions come."""
-    for route in routes:
-        if isinstance(route.sink, KafkaTransactions) and isinstance(sources[0], StandbySource):
-            route.sink.stand_by()
-            sources[0].before_serving = route.sink.begin
 
 
 def labels_of(config: Config, sources: Sequence[Source], routes: Sequence[SinkRoute]) -> dict[str, list[str]]:
@@ -362,10 +399,34 @@ def labels_of(config: Config, sources: Sequence[Source], routes: Sequence[SinkRo
     }
 
 
-def _address(query: QueryConfig, server: QueryServer | None) -> str:
-    """Where other daemons reach this one's query socket; empty where it is off, or bound to every address."""
-    bound = "" if server is None else server.endpoint
-    return query.advertise or ("" if "//0.0.0.0:" in bound or "//[::]:" in bound else bound)
+def _connect(
+    base: _Base,
+    data: _DataWay,
+    processes: EngineProcesses,
+    executor: WrapEngine | None,
+    watch: WatchBars,
+    ring: Ring,
+    wake_fd: int,
+) -> EngineClient:
+    """The configured engine, which goes on from what is stored."""
+    progress = data.progress.start(data.sessions.states, again=data.inputs.again)
+    config, symbols = data.live.now(), data.inputs.engine_starts()
+    if config.process.mode == "two":
+        return ProcessEngine(
+            config,
+            ring,
+            base.store,
+            progress,
+            symbols,
+            wake_fd,
+            base.tasks,
+            processes,
+            standby=config.recovery.standby,
+        )
+    reading = base.labels["source"][0]
+    return InprocEngine(
+        partial(_make_host, config, ring, base.store, reading, progress, symbols, executor, watch)
+    )
 
 
 def _task_ended(

@@ -42,7 +42,7 @@ async def series(sessions: int, tmp_path: Path) -> int:
     config = load_config(file, environment={})
     gateway = make_gateway(config)
     try:
-        lines = gateway.metrics().decode().splitlines()
+        lines = gateway.status.metrics().decode().splitlines()
         return sum(not line.startswith("#") for line in lines)
     finally:
         gateway.store.close()

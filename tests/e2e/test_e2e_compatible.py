@@ -42,7 +42,7 @@ class Clients:
         self.openai = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
         self.anthropic = anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0, timeout=60)
         self.gateway = gateway
-        self.model = gateway.model
+        self.model = gateway.status.model
 
     async def text(self, **more: Any) -> str:
         """Of one chat, by default the likeliest."""

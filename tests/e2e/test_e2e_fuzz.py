@@ -187,10 +187,11 @@ async def test_every_random_message_is_answered_or_counted_and_the_daemon_keeps_
         malformed = sum(count("records_malformed", reason=reason) for reason in REASONS)
         unknown = count("records_unknown_symbol")
         assert min(malformed, unknown) > 0
-        assert gateway.input.tracker._next == {(TOPIC, 0): RECORDS}
+        (runner,) = gateway.input.runners
+        assert runner.tracker.next_offset((TOPIC, 0)) == RECORDS
         assert malformed + unknown + gateway.input.tracker.outstanding() == RECORDS
         await until(lambda: count("dead_letters", stage="read") == malformed)
-        assert gateway.not_ready() == []
+        assert gateway.status.not_ready() == []
         assert "Traceback" not in caplog.text
         with QueryClient(gateway.query.endpoint, 10.0) as client:  # type: ignore[union-attr]  # configured
             answer = await asyncio.to_thread(client.complete, "One two", 1)

@@ -384,7 +384,7 @@ async def test_a_model_that_is_not_there_is_a_setting_s_fault(tmp_path):
         with pytest.raises(SettingError, match=r"no config\.json") as raised:
             await asyncio.wait_for(gateway.start(), 180)
         assert raised.value.key == "model.path"
-        assert gateway.not_ready() == ["the engine is not up", "the source is not connected"]
+        assert gateway.status.not_ready() == ["the engine is not up", "the source is not connected"]
     finally:
         await gateway.stop()
 

@@ -81,7 +81,7 @@ async def test_the_daemon_does_what_its_document_says(tmp_path: Path, schemathes
         described = (await request(gateway.http.port, "GET", "/openapi.json")).json
         for schema in described["components"]["schemas"].values():  # any other model is a 404
             if "model" in schema.get("properties", {}) and schema["title"].endswith("Request"):
-                schema["properties"]["model"] = {"enum": [gateway.model, "session:aaa"]}
+                schema["properties"]["model"] = {"enum": [gateway.status.model, "session:aaa"]}
         (tmp_path / "openapi.json").write_text(json.dumps(described), encoding="utf-8")
         (tmp_path / "schemathesis.toml").write_text(SETTINGS, encoding="utf-8")
         for chosen, seconds in RUNS:

@@ -109,7 +109,7 @@ async def test_two_thousand_listeners_and_readers_that_stop() -> None:
         before, some = resident(), answers(sink)[0]
         reading = asyncio.ensure_future(versions_of(quick, FLOOD - 1))
         for n in range(FLOOD):
-            gateway.publisher.listeners(msgspec.structs.replace(some, data_version=n, text="x" * TEXT))
+            gateway.events.publish(msgspec.structs.replace(some, data_version=n, text="x" * TEXT))
             if n % 64 == 0:
                 await asyncio.sleep(0.005)
         assert await reading == (list(range(FLOOD)), 0)
@@ -137,7 +137,7 @@ async def test_a_flood_of_bars_sheds_prompts_and_no_standing_question() -> None:
     promised = sessions("V:AAA", retention_tokens=1024, max_staleness=Duration(1_000_000))
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
     async with running(inproc_config(sessions=promised), source, sink, Recorder(0.01)) as gateway:
-        pool: dict[str, Any] = {"model": gateway.model, **CHAT}
+        pool: dict[str, Any] = {"model": gateway.status.model, **CHAT}
         assert (await request(gateway.http.port, "POST", "/v1/chat/completions", pool)).status == 200
         flooding = True
 
@@ -160,9 +160,9 @@ async def test_a_flood_of_bars_sheds_prompts_and_no_standing_question() -> None:
         ):
             asked = pool
             if path == "/v1/completions":
-                asked = {"model": gateway.model, "prompt": "one two"}
+                asked = {"model": gateway.status.model, "prompt": "one two"}
             elif path == "/v1/responses":
-                asked = {"model": gateway.model, "input": "one two"}
+                asked = {"model": gateway.status.model, "input": "one two"}
             elif path == "/v1/complete":
                 asked = {"text": "one two"}
             reply = await request(gateway.http.port, "POST", path, asked)

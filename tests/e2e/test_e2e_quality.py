@@ -199,7 +199,7 @@ async def test_a_silent_venue_is_told_from_a_quiet_one():
         assert "silent" in reply.flags
         source.put([beat(tape, 2)])
         await until(lambda: not state.is_silent)
-        gateway.metrics()
+        gateway.status.metrics()
         assert 0 <= gateway.store.value("foretick_venue_silence_seconds", session="aaa") < 20
 
 

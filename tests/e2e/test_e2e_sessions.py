@@ -84,7 +84,7 @@ async def test_sessions_come_change_and_go_at_a_reload_and_others_keep_their_win
         reused = [a.reused_tokens for a in answers(sink)]
         assert reused == sorted(reused)
         assert count(gateway, "bars", session="bbb") == 3
-        assert b'foretick_bars_total{session="bbb"} 3.0' in gateway.metrics()
+        assert b'foretick_bars_total{session="bbb"} 3.0' in gateway.status.metrics()
         # a longer window and lateness keep what is there; another interval begins again
         longer = msgspec.structs.replace(config.sessions[0], retention_tokens=2048, lateness=Duration(SECOND))
         again = msgspec.structs.replace(more.sessions[1], interval=Duration(2 * SECOND))
@@ -100,7 +100,7 @@ async def test_sessions_come_change_and_go_at_a_reload_and_others_keep_their_win
         await read(gateway, sink, "aaa", 12)
         await reload(gateway, with_sessions(config, longer))
         assert list(gateway.sessions.states) == ["aaa"]
-        assert b'session="bbb"' not in gateway.metrics()
+        assert b'session="bbb"' not in gateway.status.metrics()
         source.put(tape.second(14))
         await read(gateway, sink, "aaa", 13)
         assert count(gateway, "config_reloads", outcome="done") == 3

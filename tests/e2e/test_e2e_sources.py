@@ -82,8 +82,8 @@ async def test_sources_of_the_same_topic_have_their_own_offsets_and_commits() ->
         await until(lambda: one.committed == {(TOPIC, 0): 7} and two.committed == {(TOPIC, 0): 4})
         assert gateway.store.value("foretick_records_total", source="one") == 8
         assert gateway.store.value("foretick_records_total", source="two") == 5
-        assert 'foretick_source_up{source="two"} 1.0' in gateway.metrics().decode()
-        assert gateway.not_ready() == []
+        assert 'foretick_source_up{source="two"} 1.0' in gateway.status.metrics().decode()
+        assert gateway.status.not_ready() == []
     finally:
         await gateway.stop()
 
@@ -124,13 +124,13 @@ async def test_a_source_that_fails_is_told_and_opened_again_while_the_other_goes
     bad.broken = True
     gateway, sink = await make(inproc_config(("V:AAA", "V:BBB")), good, bad)
     try:
-        assert gateway.not_ready() == ["source bad is not connected: RuntimeError: the feed is broken"]
+        assert gateway.status.not_ready() == ["source bad is not connected: RuntimeError: the feed is broken"]
         good.put(ticks("V:AAA", 0, 5))
         await until(lambda: answers(sink, "aaa"))
         assert gateway.store.value("foretick_source_failures_total", source="bad") > 0
-        assert 'foretick_source_up{source="bad"} 0.0' in gateway.metrics().decode()
+        assert 'foretick_source_up{source="bad"} 0.0' in gateway.status.metrics().decode()
         bad.broken = False
-        await until(lambda: gateway.not_ready() == [])
+        await until(lambda: gateway.status.not_ready() == [])
         bad.put(ticks("V:BBB", 0, 5))
         await until(lambda: answers(sink, "bbb"))
         assert not gateway.failed.done()
@@ -208,7 +208,7 @@ async def both(bootstrap: str, topic: str, folder: Path) -> Gateway:
     gateway, sink = await make(config)
     desk = next(each.source for each in gateway.input.runners if each.source.name == "desk")
     assert isinstance(desk, ZmqSource)
-    await until(lambda: gateway.not_ready() == [])
+    await until(lambda: gateway.status.not_ready() == [])
     client = CurveKeys(f"{folder}/client.secret", f"{folder}/server.public").read(bind=False)
     publisher = ZmqSink("p", desk.endpoint, bind=False, keys=client)
     intruder = ZmqSink("i", desk.endpoint, bind=False)
@@ -228,11 +228,14 @@ async def both(bootstrap: str, topic: str, folder: Path) -> Gateway:
 
     await asyncio.wait_for(publish(), 30)
     await until(lambda: answers(sink, "aaa"))
-    await until(lambda: 'handshakes_failed_total{source="desk"} 0.0' not in gateway.metrics().decode())
+    await until(lambda: 'handshakes_failed_total{source="desk"} 0.0' not in gateway.status.metrics().decode())
     assert {i.source for a in answers(sink, "aaa") for i in a.inputs} == {"exchange"}
     assert {i.source for a in answers(sink, "bbb") for i in a.inputs} == {"desk"}
     await until(
-        lambda: f'foretick_consumer_lag_records{{partition="exchange/{topic}/0"}}' in str(gateway.metrics())
+        lambda: (
+            f'foretick_consumer_lag_records{{partition="exchange/{topic}/0"}}'
+            in str(gateway.status.metrics())
+        )
     )
     for each in (publisher, intruder, kafka):
         await each.stop()
@@ -244,8 +247,8 @@ async def test_kafka_and_zeromq_from_one_configuration(tmp_path: Path) -> None:
     with MockBroker() as broker:
         broker.create_topic("ticks")
         gateway = await both(broker.bootstrap, "ticks", tmp_path)
-        assert 'foretick_source_up{source="exchange"} 1.0' in gateway.metrics().decode()
-        assert 'foretick_source_up{source="desk"} 1.0' in gateway.metrics().decode()
+        assert 'foretick_source_up{source="exchange"} 1.0' in gateway.status.metrics().decode()
+        assert 'foretick_source_up{source="desk"} 1.0' in gateway.status.metrics().decode()
         await gateway.stop()
 
 
@@ -293,12 +296,14 @@ async def test_a_cluster_that_goes_down_stops_only_its_own_sessions_and_comes_ba
             await answered("one", "V:AAA", 0, 4)
             await answered("two", "V:BBB", 0, 4)
             one.set_down()
-            await until(lambda: 'foretick_source_up{source="one"} 0.0' in gateway.metrics().decode(), 40.0)
-            assert 'foretick_source_up{source="two"} 1.0' in gateway.metrics().decode()
+            await until(
+                lambda: 'foretick_source_up{source="one"} 0.0' in gateway.status.metrics().decode(), 40.0
+            )
+            assert 'foretick_source_up{source="two"} 1.0' in gateway.status.metrics().decode()
             await answered("two", "V:BBB", 4, 8)
             one.set_up()
             await answered("one", "V:AAA", 4, 8)
-            assert 'foretick_source_up{source="one"} 1.0' in gateway.metrics().decode()
+            assert 'foretick_source_up{source="one"} 1.0' in gateway.status.metrics().decode()
             # the records of both clusters have the same topic, partition and offsets
             for session, source in (("aaa", "one"), ("bbb", "two")):
                 found = [i for a in answers(sink, session) for i in a.inputs]

@@ -41,7 +41,7 @@ async def test_a_killed_engine_is_replaced_by_the_spare() -> None:
         (spare,) = engines().keys() - {first}
         os.kill(first, signal.SIGKILL)
         await until(lambda: gateway.store.value("foretick_engine_restarts_total") == 1, 30.0)
-        await until(lambda: not gateway.not_ready(), 60.0)
+        await until(lambda: not gateway.status.not_ready(), 60.0)
         assert spare in engines()
         before = len(answers(sink))
         source.put([incoming(trade("V:AAA", START + n * SECOND), n) for n in range(4, 12)])

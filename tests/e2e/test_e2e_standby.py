@@ -55,7 +55,7 @@ class Pair(Group):
 
         def level() -> bool:
             versions = [(self.gateways[0].sessions.states[n], gateway.sessions.states[n]) for n in names]
-            return gateway.not_ready() == [STANDBY] and all(
+            return gateway.status.not_ready() == [STANDBY] and all(
                 mine.times and theirs.times and theirs.times.as_of - mine.times.as_of <= 10**9
                 for theirs, mine in versions
             )
@@ -99,7 +99,7 @@ async def test_a_standby_keeps_warm_and_silent_and_takes_over(pair: Pair) -> Non
     await market.sink.start()
     try:
         first = await pair.join("one")
-        await until(lambda: first.not_ready() == [], 30.0, "partitions")
+        await until(lambda: first.status.not_ready() == [], 30.0, "partitions")
         assert await asyncio.to_thread(http, first) == (200, {"status": "ready", "reasons": []})
         await market.trade(5)
         await pair.answered(market)
@@ -111,7 +111,7 @@ async def test_a_standby_keeps_warm_and_silent_and_takes_over(pair: Pair) -> Non
         status, body = await asyncio.to_thread(http, second, "/v1/health")
         assert (status, body["status"], body["ready"]) == (200, "standby", False)
         assert (first.store.value("foretick_standby"), second.store.value("foretick_standby")) == (0, 1)
-        assert b"foretick_standby_lag_records{" in second.metrics()
+        assert b"foretick_standby_lag_records{" in second.status.metrics()
         assert first.query is not None
         assert second.query is not None
         names = [session.name for session in first.config.sessions]
@@ -130,7 +130,7 @@ async def test_a_standby_keeps_warm_and_silent_and_takes_over(pair: Pair) -> Non
         await first.stop()
         await market.trade(3)
         await pair.answered(market)
-        assert second.not_ready() == []
+        assert second.status.not_ready() == []
         assert second.store.value("foretick_standby") == 0
         assert second.store.value("foretick_promotion_seconds") > 0
         # its tapes went on as they were
@@ -151,15 +151,15 @@ async def test_a_standby_keeps_warm_and_silent_and_takes_over(pair: Pair) -> Non
             assert each.holds(exactly_once=True), each
             assert each.epochs == 2
         third = await pair.join("three")  # it finds one that answers, and does not take its place
-        assert third.not_ready()[0] == STANDBY
+        assert third.status.not_ready()[0] == STANDBY
         await market.trade(2)
         await pair.answered(market)
-        assert (second.not_ready(), third.store.value("foretick_standby")) == ([], 1)
+        assert (second.status.not_ready(), third.store.value("foretick_standby")) == ([], 1)
         second._on_engine_gone("the engine was killed")
         await market.trade(2)
         await pair.answered(market)
-        await until(lambda: third.not_ready() == [], 30.0, "the third to answer")
-        await until(lambda: second.not_ready()[:1] == [STANDBY], 60.0, "the second to stand by")
+        await until(lambda: third.status.not_ready() == [], 30.0, "the third to answer")
+        await until(lambda: second.status.not_ready()[:1] == [STANDBY], 60.0, "the second to stand by")
     finally:
         await market.sink.stop()
 
@@ -203,7 +203,9 @@ async def test_versions_count_on_from_those_of_the_other_daemon() -> None:
         state = gateway.sessions.states["aaa"]
         source.put(tape.second(0), tape.second(1))
         await until(lambda: state.version == 1)
-        gateway.send(protocol.TakeOver(1 << 40, {"aaa": Progress(7, 50, 300), "gone": Progress(7, 9, 9)}))
+        gateway.pending.send(
+            protocol.TakeOver(1 << 40, {"aaa": Progress(7, 50, 300), "gone": Progress(7, 9, 9)})
+        )
         source.put(tape.second(2))
         await until(lambda: state.version > 1)
         assert state.version == 51

@@ -77,9 +77,11 @@ async def not_ready(gateway: Gateway) -> list[str]:
         with contextlib.suppress(urllib.error.HTTPError):
             urllib.request.urlopen(f"http://127.0.0.1:{gateway.http.port}/readyz", timeout=5).close()
             return []
-        return list(gateway.not_ready())
+        return list(gateway.status.not_ready())
 
-    return gateway.not_ready() if "http server" in gateway.tasks.ended else await asyncio.to_thread(get)
+    return (
+        gateway.status.not_ready() if "http server" in gateway.tasks.ended else await asyncio.to_thread(get)
+    )
 
 
 def counted(gateway: Gateway, outcome: str) -> float:
@@ -108,8 +110,8 @@ async def test_a_task_that_ends_is_restarted_or_ends_the_daemon_with_its_name(na
             assert counted(gateway, "failed") == 1
             return
         await until(lambda: counted(gateway, "restarted") == 1)
-        assert reason in gateway.not_ready()
-        await until(lambda: gateway.not_ready() == [])
+        assert reason in gateway.status.not_ready()
+        await until(lambda: gateway.status.not_ready() == [])
         assert gateway.query is not None
         with QueryClient(gateway.query.endpoint, 5.0) as client:
             listed = await asyncio.to_thread(client.sessions)

@@ -186,7 +186,7 @@ async def test_a_stolen_prompt_is_unknown_and_stays_the_owners(house: House) -> 
 
 
 async def test_caches_of_one_tenant_are_no_hit_for_another(house: House) -> None:
-    body = {"model": house.gateway.model, "prompt": TEXT, "max_tokens": 3, "temperature": 0}
+    body = {"model": house.gateway.status.model, "prompt": TEXT, "max_tokens": 3, "temperature": 0}
 
     async def reused(name: str, **more: object) -> tuple[int, bool]:
         found = (await house.http(name, "POST", "/v1/completions", body | more)).json
@@ -225,7 +225,7 @@ async def test_caches_of_one_tenant_are_no_hit_for_another(house: House) -> None
 @pytest.mark.parametrize("api", ["completions", "chat", "messages"])
 async def test_what_one_tenant_has_asked_is_computed_whole_for_another(house: House, api: str) -> None:
     """By the tokens that the engine computes, which are what the time of a reply would tell."""
-    model, said = house.gateway.model, f"Secret of {api}: {TEXT}"
+    model, said = house.gateway.status.model, f"Secret of {api}: {TEXT}"
     messages_ = {"model": model, "messages": [{"role": "user", "content": said}], "max_tokens": 3}
     path, body = {
         "completions": ("/v1/completions", {"model": model, "prompt": said, "max_tokens": 3}),
@@ -308,7 +308,7 @@ async def test_pushes_go_to_sources_of_the_tenant(house: House) -> None:
 async def test_a_tenant_has_so_many_prompts_and_listeners_and_others_have_theirs(house: House) -> None:
     opened = await house.asked("beta", messages.Open(1, "one"))
     assert isinstance(opened, messages.PromptReply)
-    body = {"model": house.gateway.model, "prompt": "two", "max_tokens": 2}
+    body = {"model": house.gateway.status.model, "prompt": "two", "max_tokens": 2}
     refused = await house.http("beta", "POST", "/v1/completions", body)
     assert (refused.status, "1 prompts" in refused.body.decode()) == (429, True)
     assert (await house.http("alpha", "POST", "/v1/completions", body)).status == 200
@@ -336,7 +336,7 @@ async def test_the_sdks_send_their_keys_and_understand_the_refusals(house: House
     said: Any = [{"role": "user", "content": "up?"}]
     async with anthropic.AsyncAnthropic(base_url=url, api_key="wrong", max_retries=0) as claude:
         with pytest.raises(anthropic.AuthenticationError):
-            await claude.messages.create(model=house.gateway.model, max_tokens=2, messages=said)
+            await claude.messages.create(model=house.gateway.status.model, max_tokens=2, messages=said)
 
 
 async def test_the_command_line_asks_with_keys(house: House, tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ async def test_what_is_read_again_applies_at_once_and_a_bad_file_changes_nothing
         assert (await stays.next("answer")).data["session"] in ("aaa", "bbb")
     assert (await house.http("alpha", "GET", "/v1/sessions")).status == 401
     # a budget of 60 tokens a minute: the first may overdraw it, the second waits
-    body = {"model": gateway.model, "prompt": f"Budget {TEXT}", "max_tokens": 2}
+    body = {"model": gateway.status.model, "prompt": f"Budget {TEXT}", "max_tokens": 2}
     first, second = [await house.http("beta", "POST", "/v1/completions", body) for _ in range(2)]
     assert (first.status, second.status) == (200, 429)
     used = first.json["usage"]["total_tokens"]

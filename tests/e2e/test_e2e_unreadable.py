@@ -68,16 +68,16 @@ async def test_ready_only_while_each_partition_is_read_and_the_end_at_damage_is_
     gateway, _ = await make(*sources)
     prefix = "" if len(names) == 1 else f"source {names[0]}: "
     try:
-        assert gateway.not_ready() == []
+        assert gateway.status.not_ready() == []
         sources[0].not_read = [f"{TOPIC}/3 is not read yet"]
-        assert gateway.not_ready() == [f"{prefix}{TOPIC}/3 is not read yet"]
+        assert gateway.status.not_ready() == [f"{prefix}{TOPIC}/3 is not read yet"]
         sources[0].not_read = []
-        assert gateway.not_ready() == []
+        assert gateway.status.not_ready() == []
         sources[0].stops = True
         sources[0].put([])
         with pytest.raises(TaskEnded, match=WHY):
             await asyncio.wait_for(gateway.run(asyncio.Event()), 20)
-        assert WHY in str(gateway.not_ready())
+        assert WHY in str(gateway.status.not_ready())
     finally:
         await gateway.stop()
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from daemon.gateway.checkpoint.offsets import OffsetTracker, Stream
@@ -28,7 +29,7 @@ from feeds.kafka_transactions import (
     PartitionsMoved,
 )
 from feeds.market_data import Answer, AnyMessage, DataUpdated, DeadLetter, FlashReady
-from feeds.source import CommitPoint, Membership, MemberSource, SinkStopped
+from feeds.source import CommitPoint, Membership, MemberSource, SinkStopped, StandbySource
 from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
@@ -87,12 +88,24 @@ class Transactions:
         """Sessions whose messages of the transaction under way will be made again."""
         self._rewound: set[Stream] = set()
         """Streams that are read again since that transaction was made; its points are outdated."""
-        self.gives_up = False
-        """The source is not read, so it learns nothing of partitions: those not known to be ours are not."""
-        self.is_unread: Callable[[], bool] = lambda: False
-        """Whether the source is not read until less waits here: what is not known to be ours is not."""
-        self.left: Callable[[Collection[Stream]], None] = lambda streams: None
-        """Called where streams are another member's."""
+        self._gives_up = False
+        self._on_revoked: Callable[[Collection[Stream]], None]
+        self._is_held: Callable[[], bool]
+        source.read_committed_by(sink.committed)
+
+    def set_rebalance_listener(
+        self, on_revoked: Callable[[Collection[Stream]], None], is_held: Callable[[], bool]
+    ) -> None:
+        """``on_revoked`` is called where streams are another member's; before anything is committed.
+
+        ``is_held()``: whether the source is not read until less waits to be committed.
+        """
+        self._on_revoked, self._is_held = on_revoked, is_held
+
+    def stand_by(self, source: StandbySource) -> None:
+        """Leave the transactional id to the daemon that answers, until ``source`` gets its partitions."""
+        self._sink.stand_by()
+        source.stand_by(self._sink.begin)
 
     def put(
         self,
@@ -155,6 +168,15 @@ class Transactions:
         self._staged = _completed(complete)
         self._complete.clear()
         self._finish(dropped)
+
+    @contextmanager
+    def giving_up(self) -> Iterator[None]:
+        """The source is not read meanwhile, so partitions that are not known to be ours are not."""
+        self._gives_up = True
+        try:
+            yield
+        finally:
+            self._gives_up = False
 
     async def settle(self, within_s: float | None = None) -> bool:
         """Let all that is complete now be committed; False where that takes longer (`SETTLE_S`)."""
@@ -243,9 +265,9 @@ class Transactions:
 
     def _membership(self) -> Membership | None:
         found = self._source.membership
-        if self.gives_up:
+        if self._gives_up:
             found = found or Membership("")
-        if found and (self.gives_up or self.is_unread()):
+        if found and (self._gives_up or self._is_held()):
             found = found._replace(placing=frozenset())
         return found and found._replace(partitions=found.partitions - self._rewound)
 
@@ -259,7 +281,7 @@ class Transactions:
 
     def _moved(self, streams: Collection[Stream]) -> None:
         """Another member makes again what is complete of these streams, and so do we if they come back."""
-        self.left(streams)
+        self._on_revoked(streams)
         moved = [each for each in self._staged if each.stream in streams]
         self._staged = [each for each in self._staged if each.stream not in streams]
         self._finish(moved)

@@ -18,21 +18,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
+from feeds.market_data import InputRange
 from feeds.source import CommitPoint
 
 Stream = tuple[str, int]
 """(topic, partition)."""
-
-
-class OffsetRange(NamedTuple):
-    """Offsets ``first`` to ``last`` (both included) of one stream."""
-
-    topic: str
-    partition: int
-    first: int
-    last: int
 
 
 @dataclass
@@ -55,11 +46,13 @@ _LONGEST = 4096
 class OffsetTracker:
     """Outstanding records by session, next offsets by stream. One thread.
 
-    ``describe``: the text for a position of a stream that these sessions read.
+    ``describe``: the text for a position of a stream that these sessions read. ``source``: which ranges name.
     """
 
-    def __init__(self, describe: Callable[[Iterable[str]], str] = lambda sessions: "") -> None:
-        self._describe = describe
+    def __init__(
+        self, describe: Callable[[Iterable[str]], str] = lambda sessions: "", source: str = ""
+    ) -> None:
+        self._describe, self.source = describe, source
         self._outstanding: dict[str, deque[_Run]] = {}
         self._next: dict[Stream, int] = {}
         self._committed: dict[Stream, CommitPoint] = {}
@@ -189,9 +182,9 @@ class OffsetTracker:
         runs = self._outstanding.get(session)
         return runs is not None and len(runs) > 0 and runs[0].numbers[runs[0].done] <= number
 
-    def ranges(self, session: str, first: int, last: int) -> list[OffsetRange]:
+    def ranges(self, session: str, first: int, last: int) -> list[InputRange]:
         """Offsets, by stream, of the session's outstanding records ``first`` to ``last``."""
-        found: dict[Stream, OffsetRange] = {}
+        found: dict[Stream, InputRange] = {}
         for run in self._outstanding.get(session, ()):
             if run.numbers[run.done] > last:
                 break
@@ -200,8 +193,8 @@ class OffsetTracker:
             if begin < end:
                 stream, low = run.stream, run.offsets[begin]
                 if stream in found:
-                    low = min(low, found[stream].first)
-                found[stream] = OffsetRange(*stream, low, run.offsets[end - 1])
+                    low = min(low, found[stream].first_offset)
+                found[stream] = InputRange(*stream, low, run.offsets[end - 1], self.source)
         return list(found.values())
 
     def acknowledge(self, session: str, low_watermark: int) -> None:
@@ -281,3 +274,33 @@ class OffsetTracker:
         self._history.clear()
         self._sources.clear()
         self._followed.clear()
+
+
+class AllOffsets:
+    """The trackers of all sources."""
+
+    def __init__(self, trackers: Sequence[OffsetTracker]) -> None:
+        self._trackers = trackers
+
+    def ranges(self, session: str, first: int, last: int) -> list[InputRange]:
+        """Offsets, by source and stream, of the session's outstanding records ``first`` to ``last``."""
+        return [found for each in self._trackers for found in each.ranges(session, first, last)]
+
+    def acknowledge(self, session: str, low_watermark: int) -> None:
+        """Mark ``session``'s records numbered below ``low_watermark`` as covered by acknowledged answers."""
+        for each in self._trackers:
+            each.acknowledge(session, low_watermark)
+
+    def is_history(self, session: str, number: int) -> bool:
+        """Whether all of a session's records up to running number ``number`` were answered for before."""
+        waits = any(each.waits(session, number) for each in self._trackers)
+        return not waits and any(each.is_history(session, number) for each in self._trackers)
+
+    def forget(self, session: str) -> None:
+        """No answer will cover what ``session`` read."""
+        for each in self._trackers:
+            each.forget(session)
+
+    def outstanding(self) -> int:
+        """Number of records that no acknowledged answer covers yet."""
+        return sum(each.outstanding() for each in self._trackers)

@@ -39,6 +39,8 @@ class DeliveryOutcome(IntEnum):
 
 
 Done = Callable[[DeliveryOutcome], None]
+OnRefused = Callable[["RefusedMessage", Callable[[], None]], None]
+"""Takes a message, but no DLQ record, that a sink refuses for good; it waits until the function is called."""
 
 
 class RefusedMessage(NamedTuple):
@@ -68,8 +70,8 @@ class _Outgoing:
 class Delivery:
     """Delivers the messages put into ``queues`` over ``routes``.
 
-    ``lossless``: the source can wait, so nothing is dropped; above ``backlog`` messages ``gate(False)``
-    pauses it. Otherwise a queue that holds ``backlog`` messages for a sink drops its oldest.
+    ``lossless``: the source can wait, so nothing is dropped; above ``backlog`` messages `gate` is cleared,
+    which pauses it. Otherwise a queue that holds ``backlog`` messages for a sink drops its oldest.
     """
 
     def __init__(
@@ -92,17 +94,14 @@ class Delivery:
         """They still deliver what was in queues that are closed."""
         self.waiting = 0
         """Messages that some sink has neither acknowledged nor refused."""
-        self.gate: Callable[[bool], None] = lambda _open: None
-        self.on_refused: Callable[[RefusedMessage, Callable[[], None]], None] = lambda refused, settle: (
-            settle()
-        )
-        """Called for each message, but a DLQ record, that a sink refuses for good; it waits until the second
-        argument is called.
-        """
+        self.gate = asyncio.Event()
+        """Set while sources may be read."""
+        self.gate.set()
+        self.on_refused: OnRefused = lambda refused, settle: settle()
 
-    def start(self, tasks: Tasks) -> None:
+    def start(self, tasks: Tasks, on_refused: OnRefused) -> None:
         """Start delivering, in one of ``tasks`` per session and sink."""
-        self._tasks = tasks
+        self._tasks, self.on_refused = tasks, on_refused
         for name, index in self._queues:
             self._start(name, index)
 
@@ -166,9 +165,9 @@ class Delivery:
         """Count messages that wait; too many close the gate."""
         self.waiting += more
         if more > 0 and self.waiting >= self._backlog:
-            self.gate(False)
+            self.gate.clear()
         elif more < 0 and self.waiting < self._backlog // 2:
-            self.gate(True)
+            self.gate.set()
 
     def _drop_oldest(self, sink: Sink, queue: asyncio.Queue[tuple[str, _Outgoing] | None]) -> None:
         oldest = queue.get_nowait()

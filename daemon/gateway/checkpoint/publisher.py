@@ -20,17 +20,17 @@ from daemon.ages import Times
 from daemon.config.fingerprint import fingerprint, window_settings
 from daemon.config.schema import Config, SessionConfig
 from daemon.gateway.answer_cache import Sessions
+from daemon.gateway.checkpoint.commits import TASK as TRANSACTIONS
 from daemon.gateway.checkpoint.commits import Transactions
-from daemon.gateway.checkpoint.offsets import OffsetTracker
+from daemon.gateway.checkpoint.offsets import AllOffsets
 from daemon.gateway.checkpoint.outbox import Delivery, DeliveryOutcome, Done, RefusedMessage
 from daemon.gateway.checkpoint.state import ProgressStore
 from daemon.gateway.dead_letters import DeadLetterLog, unpublished
-from daemon.gateway.inputs import AllOffsets
 from daemon.gateway.standby import Standby
 from daemon.gateway.stream_names import Streams
 from daemon.progress import Position, WindowStart
+from daemon.supervision import Tasks
 from feeds.codec import make_headers
-from feeds.connector import SinkRoute
 from feeds.market_data import Answer, AnyMessage, Basis, DataUpdated, DeadLetter, FlashReady, InputRange
 from flash.publishing import PublishedValue, suppressed
 from flash.question import Question
@@ -105,25 +105,27 @@ class _Published:
 
 
 class Publisher:
-    """Publishes the engine's events. ``lossless``: the source can wait, so nothing is ever dropped."""
+    """Publishes the engine's events. ``listener`` gets every message that goes to the sinks.
+
+    ``transactions``: where one sink takes messages and offsets together.
+    """
 
     def __init__(
         self,
         config: Config,
-        routes: Sequence[SinkRoute],
-        tracker: OffsetTracker | AllOffsets,
+        tracker: AllOffsets,
         sessions: Sessions,
         store: MetricStore,
         *,
-        progress: ProgressStore | None = None,
-        lossless: bool = True,
-        standby: Standby | None = None,
-        streams: Streams | None = None,
+        progress: ProgressStore,
+        delivery: Delivery,
+        standby: Standby,
+        streams: Streams,
+        transactions: Transactions | None = None,
+        listener: Callable[[AnyMessage], None] = lambda message: None,
     ) -> None:
-        self.streams = streams or Streams()
-        self.progress, self._standby = progress or ProgressStore(store), standby or Standby(store)
-        self.delivery = Delivery(routes, ["", *sessions.states], lossless=lossless)
-        self.delivery.on_refused = self._refused
+        self.streams, self.progress, self._standby = streams, progress, standby
+        self.delivery, self.transactions, self._listener = delivery, transactions, listener
         self._letters = DeadLetterLog(log)
         self._tracker, self._sessions, self._store = tracker, sessions, store
         self._published: dict[str, _Published] = {}
@@ -132,10 +134,21 @@ class Publisher:
         for session in config.sessions:
             self._open(session)
         self._sent = 0
-        self.listeners: Callable[[AnyMessage], None] = lambda message: None
-        """Gets every message that goes to the sinks."""
-        self.transactions: Transactions | None = None
-        """Where one sink takes messages and offsets together."""
+
+    def start(self, tasks: Tasks) -> None:
+        """Deliver what is published, in ``tasks``."""
+        self.delivery.start(tasks, self._refused)
+        if self.transactions is not None:
+            tasks.start(TRANSACTIONS, self.transactions.run)
+
+    async def stop(self, tasks: Tasks, deadline: float) -> int:
+        """Deliver what waits until ``deadline``, monotonic seconds; returns how many messages are left."""
+        left = await self.delivery.stop(max(0.5, deadline - time.monotonic()))
+        if self.transactions is None:
+            return left
+        await tasks.stop(TRANSACTIONS)
+        await self.transactions.stop(max(0.5, deadline - time.monotonic()))
+        return self.delivery.waiting
 
     def configured(self, config: Config) -> None:
         """These are the settings from now on."""
@@ -426,7 +439,7 @@ class Publisher:
         """The offsets of an update's records: one range for each stream."""
         numbered = self._tracker.ranges(session, inputs.first, inputs.last)
         ranges: dict[tuple[str, int, str], InputRange] = {}
-        for each in (*inputs.restored, *(InputRange(*found) for found in numbered)):
+        for each in (*inputs.restored, *numbered):
             stream = each.topic, each.partition, each.source
             before = ranges.get(stream, each)
             first = min(before.first_offset, each.first_offset)
@@ -508,7 +521,7 @@ class Publisher:
         """With transactions, a message that other sinks have is acknowledged before it is delivered."""
         self._sent += 1
         headers |= make_headers(message, "json", "foretick", self._sent)
-        self.listeners(message)
+        self._listener(message)
         if self.transactions is not None:
             self.transactions.put(queue, message, key, headers, delivered or _nothing)
             self.delivery.put(queue, message, key, headers, acknowledge)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,9 +57,7 @@ class ProgressStore:
     ``address``: where other daemons of the group send requests about the sessions of this one.
     """
 
-    def __init__(
-        self, store: MetricStore, directory: Path | None = None, address: Callable[[], str] = lambda: ""
-    ) -> None:
+    def __init__(self, store: MetricStore, directory: Path | None = None, address: str = "") -> None:
         self._store, self._directory, self._address = store, directory, address
         self.epoch = 0
         self._sessions: dict[str, _Session] = {}
@@ -68,6 +66,11 @@ class ProgressStore:
         self._told: dict[str, Progress] = {}
         """What the engine knows to be stored."""
         self.load()
+
+    def serve_at(self, endpoint: str) -> None:
+        """The query socket is bound here; an address that was given, and one of all interfaces, say more."""
+        if not (self._address or "//0.0.0.0:" in endpoint or "//[::]:" in endpoint):
+            self._address = endpoint
 
     # What was stored.
 
@@ -143,7 +146,7 @@ class ProgressStore:
         except Undecodable:
             return False
         further = (order(each) > order(self.of(name)) for name, each in stored.sessions.items())
-        other = stored.owner not in ("", self._address())
+        other = stored.owner not in ("", self._address)
         return other or stored.epoch > self.epoch or any(further)
 
     def begin_epoch(self) -> None:
@@ -206,7 +209,7 @@ class ProgressStore:
     def describe(self, sessions: Iterable[str]) -> str:
         """The progress of these sessions as the metadata of an offset."""
         known = {name: self._session(name).progress for name in sorted(sessions)}
-        packed = pack(self.epoch, known, owner=self._address())
+        packed = pack(self.epoch, known, owner=self._address)
         missing = set(packed.excluded)
         if missing - self._warned:
             self._warned |= missing

@@ -20,7 +20,6 @@ from daemon.ages import Times
 from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.checkpoint.outbox import DeliveryOutcome, Done
-from daemon.gateway.checkpoint.publisher import Publisher
 from feeds.market_data import Answer, AnyMessage, DataUpdated
 from flash.evaluator import Evaluated, FlashEvaluator
 from flash.question import Question
@@ -33,6 +32,7 @@ from scheduler.tapes import TapeItem, TapeItems
 from tests.flash.test_flash_evaluator import LONG, MS, YES_NO, prepare
 from tests.kit import TOPIC, inproc_config
 from tests.kit.engine_events import answered
+from tests.kit.gateway import make_publisher
 from tests.scheduler.fakes import FakeClock, FakeTape
 from tests.scheduler.harness import Harness
 
@@ -81,7 +81,7 @@ class Rig:
         store = MetricStore.local({"session": ["aaa", "bbb"], "source": [], "sink": []})
         self.tracker = OffsetTracker()
         self.sessions = Sessions(config, store)
-        self.publisher = Publisher(config, [], self.tracker, self.sessions, store)
+        self.publisher = make_publisher(config, self.tracker, self.sessions, store)
         self.publisher.delivery.put = self.put  # type: ignore[method-assign] # sinks that wait
         self.h.scheduler.subscribe(self.committed)
         self.evaluator = FlashEvaluator(

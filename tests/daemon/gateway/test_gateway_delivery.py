@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from daemon.gateway.checkpoint.outbox import Delivery, DeliveryOutcome
+from daemon.gateway.checkpoint.outbox import Delivery, DeliveryOutcome, RefusedMessage
 from daemon.supervision import Tasks
 from feeds.connector import SinkRoute
 from feeds.market_data import DataUpdated
@@ -19,12 +21,16 @@ def versions(sink: MemorySink) -> list[int]:
     return [message.data_version for message in sink.messages("u")]  # type: ignore[union-attr]  # all updates
 
 
+def settled(refused: RefusedMessage, settle: Callable[[], None]) -> None:
+    settle()
+
+
 async def test_a_sink_that_is_away_holds_up_neither_the_other_nor_its_later_messages():
     away, there = MemorySink("away"), MemorySink("there")
     away.acknowledging.clear()
     outcomes: list[DeliveryOutcome] = []
     d = Delivery([SinkRoute(away, "a", "u"), SinkRoute(there, "a", "u")], ["aaa"])
-    d.start(Tasks())
+    d.start(Tasks(), settled)
     for version in range(3):
         d.put("aaa", update(version), "aaa", {}, outcomes.append)
         await until(lambda: len(versions(there)) == version + 1)  # noqa: B023  # awaited in this round
@@ -41,7 +47,7 @@ async def test_the_worst_outcome_of_a_message_counts_once():
     refusing.refuses = lambda payload: True
     outcomes: list[DeliveryOutcome] = []
     d = Delivery([SinkRoute(refusing, "a", "u"), SinkRoute(there, "a", "u")], ["aaa"])
-    d.start(Tasks())
+    d.start(Tasks(), settled)
     d.put("aaa", update(1), "aaa", {}, outcomes.append)
     await until(lambda: bool(outcomes))
     assert outcomes == [DeliveryOutcome.REFUSED]
@@ -64,7 +70,7 @@ async def test_only_messages_that_cannot_be_read_again_are_dropped(lossless: boo
     sink.acknowledging.clear()
     outcomes: list[DeliveryOutcome] = []
     d = Delivery([SinkRoute(sink, "a", "u")], ["aaa"], lossless=lossless, backlog=4)
-    d.start(Tasks())
+    d.start(Tasks(), settled)
     d.put("aaa", update(0), "aaa", {}, outcomes.append)
     await until(lambda: versions(sink) == [0])  # in flight: the sink has it, unacknowledged
     for version in range(1, 11):

@@ -9,7 +9,10 @@ import pytest
 from daemon import protocol
 from daemon.gateway.engine_client import OnEvent, OnGone
 from daemon.gateway.engine_manager import EngineManager
-from ingest.ring import Ring
+
+
+def ignore(what: object) -> None:
+    pass
 
 
 class Silent:
@@ -35,20 +38,17 @@ class Silent:
 async def test_an_engine_is_alive_while_its_worker_makes_progress_or_is_idle():
     client = Silent()
 
-    def connect(ring: Ring, wake_fd: int) -> Silent:
-        return client
-
-    engine = EngineManager(connect, 64, "pause")
-    await engine.start()
+    engine = EngineManager(64, "pause")
+    await engine.start(lambda ring, wake_fd: client, ignore, ignore)
     client.emit(protocol.EngineHeartbeat(0, False))
-    assert engine.is_alive(), "the first call has nothing to compare with"
-    assert not engine.is_alive()
+    assert engine.liveness.is_alive(), "the first call has nothing to compare with"
+    assert not engine.liveness.is_alive()
     client.emit(protocol.EngineHeartbeat(1, False))
-    assert engine.is_alive()
-    assert not engine.is_alive()
+    assert engine.liveness.is_alive()
+    assert not engine.liveness.is_alive()
     client.emit(protocol.EngineHeartbeat(1, True))
-    assert engine.is_alive()
-    assert engine.is_alive()
+    assert engine.liveness.is_alive()
+    assert engine.liveness.is_alive()
     assert await engine.stop(0.1)
 
 
@@ -65,20 +65,20 @@ class Hours:
 async def test_a_silent_engine_counts_as_hung_while_it_loads_again_too() -> None:
     """Not in the pause before it is started; nor while it loads with heartbeats, for ten minutes."""
     client, clock = Silent(), Hours()
-    engine = EngineManager(lambda ring, wake_fd: client, 64, "pause", (0.0,), clock=clock)
+    engine = EngineManager(64, "pause", (0.0,), clock=clock)
     clock.now = 100.0
     assert engine.hung() == "", "none was started"
-    await engine.start()
+    await engine.start(lambda ring, wake_fd: client, ignore, ignore)
     clock.now += 31
     assert engine.hung() == "the engine has been silent for 30 s"
     client.emit(protocol.EngineReady("m", "r", True, "cpu", 1))
     assert engine.hung() == ""
     clock.now += 31
     assert engine.hung() == "the engine has been silent for 30 s"
-    assert not engine.is_alive()
+    assert not engine.liveness.is_alive()
     engine.gone()
     client.started.clear()
-    assert engine.is_alive()
+    assert engine.liveness.is_alive()
     clock.now += 31
     assert engine.hung() == ""
     restarting = asyncio.create_task(engine.restart())
@@ -105,8 +105,8 @@ async def test_a_silent_engine_counts_as_hung_while_it_loads_again_too() -> None
 async def restarted_twice(steady_s: float) -> bool:
     """Whether a second restart follows the first without its long pause."""
     client = Silent()
-    engine = EngineManager(lambda ring, wake_fd: client, 64, "pause", (0.0, 1000.0), steady_s=steady_s)
-    await engine.start()
+    engine = EngineManager(64, "pause", (0.0, 1000.0), steady_s=steady_s)
+    await engine.start(lambda ring, wake_fd: client, ignore, ignore)
     ready = protocol.EngineReady("m", "r", True, "cpu", 1)
     client.emit(ready)
     try:

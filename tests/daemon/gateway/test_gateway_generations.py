@@ -49,13 +49,19 @@ class Rig:
         self.sessions = Sessions(inproc_config(["V:AAA"]), store)
         self.room = PromptQuota(4, 4)
         self.pending = PendingCommands(self._send)
+        model = protocol.EngineReady("tape", "0123", True, "cpu", 10)
         self.generations = Generations(
-            self.sessions, self.pending, self.room, access or Access(), max_wait_s=max_wait_s
+            self.sessions,
+            self.pending,
+            self.room,
+            access or Access(),
+            max_wait_s=max_wait_s,
+            model=lambda: model,
         )
-        self.generations.ready(protocol.EngineReady("tape", "0123", True, "cpu", 10))
 
-    def _send(self, command: protocol.Command) -> None:
+    def _send(self, command: protocol.Command) -> bool:
         self.sent.append(msgspec.msgpack.decode(protocol.encode(command)))
+        return True
 
     async def all(self, *requests: Generate, client: Client = ME) -> list[tuple[int, Event]]:
         return [event async for event in self.generations.run(requests, client)]

@@ -21,7 +21,7 @@ from daemon.gateway.record_decoder import RecordDecoder
 from daemon.ledger import ledger
 from feeds.codec import REPLAY, encode
 from feeds.decimals import from_units
-from feeds.market_data import Bar, DeadLetter, Quote, Trade
+from feeds.market_data import Bar, DeadLetter, InputRange, Quote, Trade
 from feeds.source import CommitPoint, Fault, Incoming, Kind
 from ingest.record import (
     BAR,
@@ -53,6 +53,7 @@ class Rig:
     ingest: RecordDecoder
     tracker: OffsetTracker
     store: MetricStore
+    gate: asyncio.Event
     dead_letters: list[DeadLetter] = field(default_factory=list)
 
     async def run(self, *batches: list[Incoming]) -> None:
@@ -83,8 +84,12 @@ def rig() -> Iterator[Callable[..., Rig]]:
         tracker, dead_letters = OffsetTracker(), list[DeadLetter]()
         store = MetricStore.local({"session": ["aaa", "bbb"], "source": ["test"], "sink": []})
         sessions = {"V:AAA": SymbolRoute(0, ("aaa",)), "V:BBB": SymbolRoute(1, ("bbb",))}
-        ingest = RecordDecoder(source, ring, sessions, tracker, store, dead_letters.append, **LIMITS)
-        return Rig(source, ring, ingest, tracker, store, dead_letters)
+        gate = asyncio.Event()
+        gate.set()
+        ingest = RecordDecoder(
+            source, ring, sessions, tracker, store, dead_letters.append, gate=gate, **LIMITS
+        )
+        return Rig(source, ring, ingest, tracker, store, gate, dead_letters)
 
     yield make
     for ring in made:
@@ -104,7 +109,7 @@ async def test_a_record_crosses_exactly(rig):
     assert (first["a"], first["b"], first["x"]) == (101_500_000_000, 2_000_000_000, SIDE_SELL)
     assert (first["ts_event"], first["ts_recv"]) == (START + SECOND, START + SECOND)
     assert (first["seq"], first["offset"], second["offset"]) == (1, 1, 2)
-    assert r.tracker.ranges("bbb", 2, 2) == [(TOPIC, 0, 41, 41)]
+    assert r.tracker.ranges("bbb", 2, 2) == [InputRange(TOPIC, 0, 41, 41)]
     assert r.count("foretick_records_total", source="test") == 2
 
 
@@ -369,7 +374,7 @@ async def test_what_was_lost_before_this_intake_is_not_counted_again(rig):
 @pytest.mark.parametrize("kind", ["pausing", "dropping"])
 async def test_a_closed_gate_holds_a_source_up_that_can_wait_and_no_other(rig, kind):
     r = rig(kind)
-    r.ingest.flow.gate(False)
+    r.gate.clear()
     r.source.put([incoming(good(1), 0)], [incoming(good(2), 1)])
     r.source.end()
     running = asyncio.create_task(r.ingest.run())
@@ -379,7 +384,7 @@ async def test_a_closed_gate_holds_a_source_up_that_can_wait_and_no_other(rig, k
     else:
         await until(lambda: r.source.paused)
         assert len(r.popped()) == 1
-        r.ingest.flow.gate(True)
+        r.gate.set()
         await asyncio.wait_for(running, 20)
         assert not r.source.paused
     assert r.popped()["seq"].tolist()[-1] == 2

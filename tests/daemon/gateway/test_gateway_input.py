@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
@@ -14,105 +14,27 @@ from msgspec.structs import replace
 from daemon import protocol
 from daemon.commit_metadata import pack
 from daemon.config.fingerprint import window_settings
-from daemon.config.schema import Config, RecoveryConfig
+from daemon.config.schema import RecoveryConfig
 from daemon.gateway.checkpoint.commits import Transactions
 from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.checkpoint.outbox import Delivery
 from daemon.gateway.checkpoint.state import ProgressStore
-from daemon.gateway.group_member import SessionHooks
-from daemon.gateway.inputs import Inputs
-from daemon.gateway.record_decoder import SequenceAllocator
-from daemon.gateway.source_runner import SourceRunner
-from daemon.gateway.standby import Standby
-from daemon.gateway.stream_names import Streams
 from daemon.progress import Position, Progress, WindowStart
-from daemon.supervision import Tasks
 from feeds.connector import SinkRoute
 from feeds.market_data import DataUpdated
 from feeds.source import (
-    CommitFailed,
     CommitPoint,
-    Incoming,
     Partition,
-    RebalanceListener,
-    Source,
     StartPosition,
 )
 from ingest.ring import Ring
 from metrics.store import MetricStore
-from tests.daemon.gateway.test_gateway_transactions import Broker, Member
-from tests.kit import QueueSource, inproc_config
+from tests.kit import inproc_config
+from tests.kit.gateway import Broker, Commands, Log, Member, SourceEvents, inputs_of
 
 P, Q = ("t", 0), ("t", 1)
 CONFIG = inproc_config(["V:AAA", "V:BBB"], recovery=RecoveryConfig(reread_records=80))
 SETTINGS = {each.name: window_settings(CONFIG, each) for each in CONFIG.sessions}
-
-
-class Log(QueueSource):
-    """A log with commit points; the test assigns its partitions."""
-
-    again = stays = False
-
-    def __init__(self, points: Mapping[Partition, CommitPoint]) -> None:
-        super().__init__(name="kafka")
-        self.points = dict(points)
-        self.reached: dict[Partition, tuple[int, int]] = {}
-        self.listener: RebalanceListener
-        self.fails = False
-
-    async def commit(self, points: Mapping[Partition, CommitPoint]) -> None:
-        if self.fails:
-            raise CommitFailed("the broker is away")
-        await super().commit(points)
-
-    async def stored(self) -> Mapping[Partition, CommitPoint]:
-        return self.points
-
-    async def peer_offsets(self) -> Mapping[Partition, CommitPoint]:
-        return {}
-
-    def set_rebalance_listener(self, listener: RebalanceListener) -> None:
-        self.listener = listener
-
-    async def batches(self) -> AsyncGenerator[list[Incoming], None]:
-        for batch in ():
-            yield batch
-
-
-async def nothing() -> None:
-    pass
-
-
-def inputs_of(
-    config: Config,
-    source: Source,
-    tracker: OffsetTracker,
-    store: MetricStore,
-    progress: ProgressStore,
-    hooks: SessionHooks,
-    *,
-    standby: Standby | None = None,
-    send: Callable[[protocol.Command], None] = lambda command: None,
-    transactions: Transactions | None = None,
-) -> tuple[Inputs, SourceRunner]:
-    """The inputs of one source, and its runner."""
-    standby, order = standby or Standby(store), SequenceAllocator()
-    runner = SourceRunner(
-        config,
-        source,
-        tracker,
-        store,
-        lambda dead_letter: None,
-        hooks,
-        progress=progress,
-        send=send,
-        standby=standby,
-        streams=Streams(),
-        order=order,
-        clocks={},
-        transactions=transactions,
-    )
-    return Inputs(config, [runner], tracker, order, standby, store, Tasks()), runner
 
 
 def text(*sessions: str, **begins: Position) -> str:
@@ -123,8 +45,12 @@ def text(*sessions: str, **begins: Position) -> str:
     ).text
 
 
-class Rig:
-    """``again``: the log's past was asked for. ``address``: this daemon's."""
+class Rig(SourceEvents):
+    """``again``: the log's past was asked for. ``address``: this daemon's.
+
+    ``transactions``: messages are put by hand; without ``exactly_once`` unused. ``silent``: sessions whose
+    messages are dropped until they are reset.
+    """
 
     def __init__(
         self,
@@ -134,54 +60,38 @@ class Rig:
         directory: Path | None = None,
         exactly_once: bool = False,
     ) -> None:
+        super().__init__()
         store = MetricStore.local({"session": ["aaa", "bbb"], "source": ["kafka"], "sink": ["kafka"]})
         self.log = Log(points)
         self.log.again = again
-        self.reset: list[set[str]] = []
         self.silent: set[str] = set()
-        """Sessions whose messages are dropped until they are reset."""
-        self.ended: list[tuple[set[str], set[str]]] = []
-        self.assigned: list[set[str]] = []
-        self.revoked: list[set[str]] = []
-        self.progress = ProgressStore(store, directory, address=lambda: address)
+        self.progress = ProgressStore(store, directory, address)
         self.tracker = OffsetTracker(self.progress.describe)
-        self.sent: list[protocol.Command] = []
-        self.broker, self.member = Broker(), Member()
-        self.member.owns(P, Q)
-        route = SinkRoute(self.broker, "answers", "updates", "dlq")
-        self.transactions = Transactions(
-            route, self.broker, self.member, self.tracker, store, Delivery([], [""])
-        )
-        """Messages are put by hand; without ``exactly_once`` unused."""
+        self.sent = Commands()
+        self.broker, self.member = Broker(), Member(P, Q)
+        route, delivery = SinkRoute(self.broker, "answers", "updates", "dlq"), Delivery([], [""])
+        self.transactions = Transactions(route, self.broker, self.member, self.tracker, store, delivery)
         self.input, self.runner = inputs_of(
             CONFIG,
             self.log,
             self.tracker,
             store,
             self.progress,
-            SessionHooks(
-                self.reset_session,
-                lambda names: self.resume(names),
-                nothing,
-                lambda names: self.assigned.append(set(names)),
-                lambda names: self.revoked.append(set(names)),
-            ),
-            send=self.sent.append,
+            self,
+            send=self.sent.send,
             transactions=self.transactions if exactly_once else None,
         )
-        self.transactions.left = self.runner.group.on_revoked
         self.commit = self.runner.commits.commit
 
     def reset_session(self, names: Collection[str], answered: Collection[str]) -> None:
-        self.ended.append((set(names), set(answered)))
+        super().reset_session(names, answered)
         self.silent |= set(names)
         for name in names:
             self.transactions.drop(name, complete=name in answered)
 
     async def resume(self, names: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
-        self.reset.append(set(names))
         self.silent -= set(names)
-        return {}
+        return await super().resume(names)
 
     def answer(self, session: str, number: int, stream: Partition) -> None:
         """One message, of the record with the offset ``number``."""
@@ -301,10 +211,6 @@ async def test_the_engine_hears_whose_records_are_read_as_soon_as_they_are() -> 
 async def test_the_engine_hears_which_sessions_left_until_their_partition_comes_back() -> None:
     """Also those that no commit tells of; the next engine begins without any of them."""
     rig = Rig({P: CommitPoint(100, text("aaa")), Q: CommitPoint(7)})
-    left: list[set[str]] = []
-    assigned: list[set[str]] = []
-    rig.input.partitions_revoked = lambda sessions: left.append(set(sessions))
-    rig.input.partitions_assigned = lambda sessions: assigned.append(set(sessions))
     await rig.start()
     await rig.assign()
     rig.log.listener.begins(P, 70)
@@ -390,7 +296,7 @@ async def test_a_session_that_could_not_begin_anew_in_time_does_at_the_next_assi
 
     async def first_fails(names: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
         await resume(names)
-        if len(rig.reset) == 1:
+        if len(rig.resumed) == 1:
             raise TimeoutError
         return {}
 
@@ -399,7 +305,7 @@ async def test_a_session_that_could_not_begin_anew_in_time_does_at_the_next_assi
         await rig.assign()
     await rig.assign()
     await rig.assign()
-    assert rig.reset == [{"aaa"}, {"aaa"}]
+    assert rig.resumed == [{"aaa"}, {"aaa"}]
 
 
 async def test_a_past_that_was_asked_for_is_not_history() -> None:
@@ -484,7 +390,7 @@ async def test_sessions_that_others_answered_begin_anew(
     rig.log.points[P] = CommitPoint(300, pack(6, {"aaa": Progress(6, 30, 180, (9,))}).text)
     assert await rig.assign() == begin
     assert resumed == [{"aaa"}]
-    assert rig.ended == [({"aaa"}, {"aaa"})]
+    assert rig.was_reset == [({"aaa"}, {"aaa"})]
     rig.log.listener.begins(P, 110)
     assert rig.tracker.next_offset(P) == 110  # behind what was read before
     assert rig.tracker.is_stored(P, 299)
@@ -571,7 +477,7 @@ async def test_with_transactions_what_was_not_committed_of_a_partition_that_left
         assert (keys, points.keys()) == ([b"bbb101"], {Q})
         del rig.log.points[Q]
         assert await rig.assign() == {P: StartPosition(100, lookback_end=100)}
-        assert rig.reset == [{"aaa"}]
+        assert rig.resumed == [{"aaa"}]
         assert rig.tracker.next_offset(P) == 0
         rig.log.listener.begins(P, 100)
         rig.member.owns(P, Q)
@@ -586,9 +492,9 @@ async def test_a_session_waits_for_its_own_partition_to_come_back() -> None:
         rig.log.listener.on_revoked([P, Q])
         stored = rig.log.points
         await rig.log.listener.on_assigned({P: stored[P]})
-        assert (rig.reset, rig.silent) == ([{"aaa"}], {"bbb"})
+        assert (rig.resumed, rig.silent) == ([{"aaa"}], {"bbb"})
         await rig.log.listener.on_assigned({Q: CommitPoint(0)})
-        assert (rig.reset[1:], rig.silent) == ([{"bbb"}], set())
+        assert (rig.resumed[1:], rig.silent) == ([{"bbb"}], set())
 
 
 @pytest.mark.parametrize("when", ["before", "while"])
@@ -605,7 +511,7 @@ async def test_an_engine_that_began_with_what_was_then_dropped_begins_again_from
             rig.broker.held.set()
             assert await rig.commit()
         began = rig.progress.start(["aaa", "bbb"])  # the next engine
-        rig.input.number_anew()
+        rig.input.engine_starts()
         rig.broker.held.set()
 
         async def starts(ring: Ring) -> None:
@@ -616,7 +522,7 @@ async def test_an_engine_that_began_with_what_was_then_dropped_begins_again_from
         assert not any(b"aaa101" in keys for keys, _ in rig.broker.got)
         assert (began["aaa"].version == 10) is (when == "before")
         await rig.assign()
-        assert rig.reset == ([] if when == "before" else [{"aaa"}])
+        assert rig.resumed == ([] if when == "before" else [{"aaa"}])
 
 
 async def test_leaving_does_not_wait_for_a_membership_that_nobody_renews(

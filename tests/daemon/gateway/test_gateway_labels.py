@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from daemon import protocol
 from daemon.api.generation import Failed
 from daemon.api.messages import ErrorReply, Label, LabelReply, QueryError
 from daemon.gateway.answer_cache import Sessions
@@ -15,6 +14,7 @@ from daemon.gateway.pending import PendingCommands
 from metrics.catalogue import LABEL_OUTCOMES
 from metrics.store import MetricStore
 from tests.kit import inproc_config, until
+from tests.kit.gateway import Commands
 
 
 class Rig:
@@ -22,10 +22,10 @@ class Rig:
 
     def __init__(self) -> None:
         self.store = MetricStore.local({"session": ["aaa"], "source": [], "sink": []})
-        self.sent: list[protocol.Command] = []
+        self.sent = Commands()
         sessions = Sessions(inproc_config(), self.store)
         self.observe = sessions.observe
-        self.pending = PendingCommands(self.sent.append)
+        self.pending = PendingCommands(self.sent.send)
         self.labels = LabelRequests(sessions, self.store, self.pending)
 
     async def begin(self, label: Label) -> tuple[asyncio.Task[LabelReply], Label]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.gateway.checkpoint.offsets import OffsetRange, OffsetTracker, Stream
+from daemon.gateway.checkpoint.offsets import OffsetTracker, Stream
+from feeds.market_data import InputRange
 from feeds.source import CommitPoint
 
 SESSIONS = ["a", "b"]
@@ -104,10 +105,10 @@ def test_ranges_are_the_first_and_last_offset_of_each_stream(operations, first, 
         expected = {}
         for number, owner, stream, offset in model.records:
             if owner == session and first <= number <= first + length:
-                low = expected[stream].first if stream in expected else offset
-                expected[stream] = OffsetRange(*stream, low, offset)
+                low = expected[stream].first_offset if stream in expected else offset
+                expected[stream] = InputRange(*stream, low, offset)
         found = tracker.ranges(session, first, first + length)
-        assert {r[:2]: r for r in found} == expected
+        assert {(r.topic, r.partition): r for r in found} == expected
         assert len(found) == len(expected)
 
 

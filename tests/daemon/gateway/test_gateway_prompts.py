@@ -71,7 +71,7 @@ class Rig:
         generations = Generations(Sessions(Config(), store), self.pending, self.room, access)
         self.prompts = Prompts(generations, self.pending, self.room, access)
 
-    def _send(self, command: protocol.Command) -> None:
+    def _send(self, command: protocol.Command) -> bool:
         self.sent.append(command)
         input_: ExtendPrompt | Generate | None = command if isinstance(command, ExtendPrompt) else None
         if isinstance(command, GenerateAll):
@@ -81,6 +81,7 @@ class Rig:
         if self.taking and input_ is not None:
             taken = TokensCounted(input_.id, len(input_.text))
             asyncio.get_running_loop().call_soon(self.pending.on_event, taken)
+        return True
 
     async def open(self, text: str = "abc", client: str = "me") -> str:
         return (await self.prompts.open(Open(1, text), Client(LOCAL, client))).prompt

@@ -17,8 +17,7 @@ from daemon.config.standing import question_of
 from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.checkpoint.commits import Transactions
 from daemon.gateway.checkpoint.offsets import OffsetTracker
-from daemon.gateway.checkpoint.outbox import BACKLOG
-from daemon.gateway.checkpoint.publisher import Publisher
+from daemon.gateway.checkpoint.outbox import BACKLOG, Delivery
 from daemon.progress import Position, Progress
 from daemon.supervision import Tasks
 from feeds.codec import decode_message
@@ -30,9 +29,9 @@ from flash.question import PAPER_SIX, Question
 from ingest.record import stream_number
 from metrics.catalogue import FAILURES
 from metrics.store import MetricStore
-from tests.daemon.gateway.test_gateway_transactions import Broker, Member
 from tests.kit import SECOND, START, TOPIC, MemorySink, inproc_config, sessions, until
 from tests.kit.engine_events import answered
+from tests.kit.gateway import Broker, Member, make_publisher
 
 STREAM = (TOPIC, 0)
 NAMES = [question.name for question in PAPER_SIX]
@@ -41,29 +40,34 @@ NAMES = [question.name for question in PAPER_SIX]
 class Rig:
     """A publisher with everything around it except the engine."""
 
-    def __init__(self, *routes: SinkRoute, config: Config | None = None, lossless: bool = True) -> None:
+    def __init__(
+        self, *routes: SinkRoute, config: Config | None = None, exactly_once: SinkRoute | None = None
+    ) -> None:
+        """``exactly_once``: a route of `Broker`, of which `Transactions.stop` commits what is complete."""
         self.config = config or inproc_config(["V:AAA", "V:BBB"])
         names = [session.name for session in self.config.sessions]
         sinks = [route.sink.name for route in routes]
         self.store = MetricStore.local({"session": names, "source": [], "sink": sinks})
         self.tracker = OffsetTracker()
         self.sessions = Sessions(self.config, self.store)
-        self.gate: list[bool] = []
-        self.publisher = Publisher(
-            self.config, routes, self.tracker, self.sessions, self.store, lossless=lossless
-        )
-        self.publisher.delivery.gate = self.gate.append
-        self.publisher.delivery.start(Tasks())
-        self.numbers = 0
 
-    def transactions(self, route: SinkRoute) -> Transactions:
-        """To a route of `Broker`, of which `Transactions.stop` commits what is complete."""
-        member = Member()
-        member.owns(STREAM)
-        sink, delivery = cast("Broker", route.sink), self.publisher.delivery
-        found = Transactions(route, sink, member, self.tracker, self.store, delivery)
-        self.publisher.transactions = found
-        return found
+        def transactions(delivery: Delivery) -> Transactions:
+            assert exactly_once is not None
+            sink = cast("Broker", exactly_once.sink)
+            made = Transactions(exactly_once, sink, Member(STREAM), self.tracker, self.store, delivery)
+            made.set_rebalance_listener(lambda partitions: None, lambda: False)
+            return made
+
+        self.publisher = make_publisher(
+            self.config,
+            self.tracker,
+            self.sessions,
+            self.store,
+            *routes,
+            transactions=None if exactly_once is None else transactions,
+        )
+        self.publisher.delivery.start(Tasks(), self.publisher._refused)
+        self.numbers = 0
 
     def arrive(self, session: str, *offsets: int) -> None:
         for offset in offsets:
@@ -99,8 +103,8 @@ class Rig:
 async def rig() -> AsyncIterator[Callable[..., Rig]]:
     made: list[Rig] = []
 
-    def make(*routes: SinkRoute, config: Config | None = None) -> Rig:
-        made.append(Rig(*routes, config=config))
+    def make(*routes: SinkRoute, **more: Any) -> Rig:
+        made.append(Rig(*routes, **more))
         return made[-1]
 
     yield make
@@ -339,13 +343,13 @@ async def test_the_gate_closes_on_a_backlog_and_opens_when_half_of_it_is_gone(ri
     sink.acknowledging.clear()
     for version in range(BACKLOG - 1):
         r.answer("aaa", version, 1, ["trend"])
-    assert False not in r.gate
+    assert r.publisher.delivery.gate.is_set()
     r.answer("aaa", BACKLOG, 1, ["trend"])
-    assert r.gate[-1] is False
+    assert not r.publisher.delivery.gate.is_set()
     await until(lambda: len(sink.sent) == BACKLOG)
     sink.acknowledging.set()
     await until(lambda: r.count("foretick_answers_total", session="aaa") == BACKLOG)
-    assert r.gate[-1] is True
+    assert r.publisher.delivery.gate.is_set()
 
 
 async def test_a_session_without_questions_acknowledges_with_its_versions(rig):
@@ -743,14 +747,16 @@ async def test_an_answer_that_was_dropped_with_its_engine_was_not_published(rig)
     """Exactly once: the next engine says the same of the same records, and nothing has changed since."""
     sink = Broker()
     question = QuestionConfig(name="calm", text="Calm?", publish_when="changed")
-    r = rig(config=inproc_config(["V:AAA"], standing="none", questions=(question,)))
+    r = rig(
+        config=inproc_config(["V:AAA"], standing="none", questions=(question,)),
+        exactly_once=SinkRoute(sink, "answers.v1"),
+    )
     key = question_of(question).hash
-    transactions = r.transactions(SinkRoute(sink, "answers.v1"))
     r.arrive("aaa", 10)
     r.answer("aaa", 1, 2, ["calm"], question_hash=key, asked=2)
     r.publisher.forget()
     r.answer("aaa", 1, 2, ["calm", "late"], question_hash=key, asked=2)
-    await transactions.stop(1.0)
+    await r.publisher.transactions.stop(1.0)
     ((written, _),) = sink.got
     assert len(written) == 2
 
@@ -758,11 +764,13 @@ async def test_an_answer_that_was_dropped_with_its_engine_was_not_published(rig)
 async def test_an_answer_that_a_transaction_must_leave_out_becomes_a_dead_letter_of_it(rig):
     sink = Broker()
     sink.refuses = frozenset({b"V:AAA"})
-    r = rig(config=inproc_config(["V:AAA"], standing="none", questions=(QuestionConfig("calm", "Calm?"),)))
-    transactions = r.transactions(SinkRoute(sink, "answers.v1", dead_letters="dlq.v1"))
+    r = rig(
+        config=inproc_config(["V:AAA"], standing="none", questions=(QuestionConfig("calm", "Calm?"),)),
+        exactly_once=SinkRoute(sink, "answers.v1", dead_letters="dlq.v1"),
+    )
     r.arrive("aaa", 10)
     r.answer("aaa", 1, 2, ["calm"], asked=1)
-    await transactions.stop(1.0)
+    await r.publisher.transactions.stop(1.0)
     assert sink.got[0][1] == {STREAM: 11}
     ((dead_letter, topic),) = [(decode_message(each.payload), each.topic) for each in sink.messages]
     assert topic == "dlq.v1"

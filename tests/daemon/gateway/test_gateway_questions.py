@@ -37,9 +37,10 @@ class Rig:
         self.pending = PendingCommands(self._send)
         self.questions = Questions(self.sessions, self.pending)
 
-    def _send(self, command: protocol.Command) -> None:
+    def _send(self, command: protocol.Command) -> bool:
         assert isinstance(command, protocol.SetQuestions)
         self.sent.append(command)
+        return True
 
     async def command(self, number: int = 1) -> protocol.SetQuestions:
         await until(lambda: len(self.sent) >= number)

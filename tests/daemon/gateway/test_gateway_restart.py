@@ -13,6 +13,7 @@ from daemon.gateway.gateway import Gateway
 from daemon.gateway.wiring import make_gateway
 from feeds.connector import SinkRoute
 from feeds.durations import Duration
+from feeds.market_data import InputRange
 from feeds.source import CommitFailed, CommitPoint, Partition
 from flash.question import PAPER_SIX, Question
 from tests.kit import (
@@ -136,7 +137,7 @@ async def test_what_was_answered_when_the_engine_died_is_not_read_again(up):
     await until(lambda: source.starts == 2)
     assert source.committed == {(TOPIC, 0): 3}
     await until(lambda: gateway.input.tracker.outstanding() == 2)
-    assert gateway.input.tracker.ranges("aaa", 1, 2) == [(TOPIC, 0, 3, 4)]
+    assert gateway.input.tracker.ranges("aaa", 1, 2) == [InputRange(TOPIC, 0, 3, 4)]
     engines.answer(2, 2)
     await until(lambda: gateway.input.tracker.outstanding() == 1)
     assert await gateway.stop()
@@ -155,7 +156,7 @@ async def test_a_commit_that_fails_when_the_engine_died_is_tried_again_before_th
     await until(lambda: source.starts == 2)
     assert source.committed == {(TOPIC, 0): 3}
     await until(lambda: gateway.input.tracker.outstanding() == 2)
-    assert gateway.input.tracker.ranges("aaa", 1, 2) == [(TOPIC, 0, 3, 4)]
+    assert gateway.input.tracker.ranges("aaa", 1, 2) == [InputRange(TOPIC, 0, 3, 4)]
 
 
 async def test_a_second_death_while_the_source_is_opened_again_opens_it_once_more_and_never_twice_at_once(up):
@@ -165,7 +166,7 @@ async def test_a_second_death_while_the_source_is_opened_again_opens_it_once_mor
     await until(lambda: engines.started == 2)
     engines.up()
     await until(lambda: source.starting == 1)
-    assert gateway.not_ready() == ["the source is not connected"]
+    assert gateway.status.not_ready() == ["the source is not connected"]
     engines.die("killed again")
     await asyncio.sleep(0.05)
     assert engines.started == 2, "the third engine waits for the first restart"
@@ -173,7 +174,7 @@ async def test_a_second_death_while_the_source_is_opened_again_opens_it_once_mor
     await until(lambda: engines.started == 3)
     engines.up()
     await until(lambda: source.starts == 3)
-    await until(lambda: gateway.not_ready() == [])
+    await until(lambda: gateway.status.not_ready() == [])
     assert source.starting_at_once == 1
     await until(lambda: gateway.input.tracker.outstanding() == len(RECORDS))
 
@@ -189,7 +190,7 @@ async def test_what_the_dead_engine_answered_in_part_is_read_again(up):
     await until(lambda: source.starts == 2)
     await until(lambda: gateway.input.tracker.outstanding() == 3)
     assert source.committed == {(TOPIC, 0): 2}
-    assert gateway.input.tracker.ranges("aaa", 1, 3) == [(TOPIC, 0, 2, 4)]
+    assert gateway.input.tracker.ranges("aaa", 1, 3) == [InputRange(TOPIC, 0, 2, 4)]
     engines.answer(3, 2)
     await until(lambda: gateway.input.tracker.outstanding() == 2, what="nothing of version 2 is in the way")
 

@@ -37,6 +37,7 @@ from flash.question import PAPER_SIX
 from metrics.catalogue import STAGES
 from metrics.store import MetricStore
 from tests.kit import START, inproc_config, until
+from tests.kit.gateway import Commands
 
 TREND = PAPER_SIX[0]
 assert TREND.choices is not None
@@ -52,9 +53,9 @@ class Rig:
         config = inproc_config(["V:AAA", "V:BBB"])
         labels = {"session": ["aaa", "bbb"], "source": ["test"], "sink": []}
         self.store = MetricStore.local(labels)
-        self.sent: list[protocol.Command] = []
+        self.sent = Commands()
         self.sessions = Sessions(config, self.store)
-        self.pending = PendingCommands(self.sent.append)
+        self.pending = PendingCommands(self.sent.send)
         self.generations = Generations(self.sessions, self.pending, PromptQuota(4, 4), access or Access())
 
     async def ask(self, request: Ask, client: Client = HERE) -> AskReply:

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from daemon.api.health import FILLING, STANDBY, health_of, state_of
 from daemon.commit_metadata import pack
 from daemon.config.schema import RecoveryConfig
 from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.checkpoint.state import ProgressStore
-from daemon.gateway.group_member import SessionHooks
 from daemon.gateway.standby import Standby
 from daemon.progress import Position, Progress
 from feeds.durations import Duration
 from feeds.source import CommitPoint, Partition, StartPosition
 from ingest.ring import Ring
 from metrics.store import MetricStore
-from tests.daemon.gateway.test_gateway_input import Log, inputs_of
 from tests.kit import SECOND, inproc_config
+from tests.kit.gateway import Log, SourceEvents, inputs_of
 
 P, Q = ("t", 0), ("t", 1)
-
-
-def ignored(*names: Collection[str]) -> None:
-    pass
 
 
 class Waiting(Log):
@@ -38,47 +32,35 @@ class Waiting(Log):
         self.behind: dict[Partition, int] | None = None
         self.is_standby = False
 
-    async def before_serving(self) -> None:
-        pass
-
-    def stand_by(self) -> None:
+    def stand_by(self, before_serving: Callable[[], Awaitable[None]] | None = None) -> None:
         self.is_standby = True
 
 
-class Rig:
+class Rig(SourceEvents):
     """``told``: progress that the engine was given at a take-over."""
 
     def __init__(self, points: Mapping[Partition, CommitPoint], interval: int = SECOND) -> None:
-        store = MetricStore.local({"session": ["aaa", "bbb"], "source": ["kafka"], "sink": []})
-        self.store = store
+        super().__init__()
+        self.store = MetricStore.local({"session": ["aaa", "bbb"], "source": ["kafka"], "sink": []})
         self.log = Waiting(points)
-        self.progress = ProgressStore(store)
+        self.progress = ProgressStore(self.store)
         self.tracker = OffsetTracker(self.progress.describe)
-        self.standby = Standby(store, configured=True, clock=lambda: 0)
+        self.standby = Standby(self.store, configured=True, clock=lambda: 0)
         self.told: list[dict[str, Progress]] = []
-        self.anew: list[set[str]] = []
-        """Sessions that began anew."""
-
-        async def promote() -> None:
-            self.told.append({name: self.progress.resumed(name) for name in ("aaa", "bbb")})
-
-        async def resume(names: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
-            self.anew.append(set(names))
-            return {name: {f"V:{name.upper()}": Position("kafka", *P, 90)} for name in names}
-
+        self.places = {name: {f"V:{name.upper()}": Position("kafka", *P, 90)} for name in ("aaa", "bbb")}
+        recovery = RecoveryConfig(Duration(interval), standby=True)
         self.input, self.runner = inputs_of(
-            replace(
-                inproc_config(["V:AAA", "V:BBB"]), recovery=RecoveryConfig(Duration(interval), standby=True)
-            ),
+            inproc_config(["V:AAA", "V:BBB"], recovery=recovery),
             self.log,
             self.tracker,
-            store,
+            self.store,
             self.progress,
-            SessionHooks(
-                lambda names, answered: None, resume, promote, lambda names: None, lambda names: None
-            ),
+            self,
             standby=self.standby,
         )
+
+    async def promote(self) -> None:
+        self.told.append({name: self.progress.resumed(name) for name in ("aaa", "bbb")})
 
     async def start(self, restored: Mapping[str, Mapping[str, Position]] | None = None) -> None:
         """``restored``: sessions that the engine found a snapshot of, by default both."""
@@ -140,16 +122,16 @@ async def test_a_session_without_a_snapshot_begins_anew_before_it_is_read() -> N
     )
     rig.log.points[P] = CommitPoint(130, text(4, 12, 72, 7))
     await rig.log.listener.follows(rig.log.points)
-    assert rig.anew == [{"aaa"}]
+    assert rig.resumed == [{"aaa"}]
     assert await rig.log.listener.on_assigned(rig.log.points) == {P: StartPosition(90, 130, 7)}
-    assert rig.anew == [{"aaa"}]
+    assert rig.resumed == [{"aaa"}]
 
 
 async def test_nor_does_it_take_over_without_having_looked_for_one() -> None:
     rig = Rig({P: CommitPoint(100, text(4, 10, 60, 5))})
     await rig.start({})
     await rig.log.listener.on_assigned(rig.log.points)
-    assert rig.anew == [{"aaa"}], "nothing was ever answered of the other one"
+    assert rig.resumed == [{"aaa"}], "nothing was ever answered of the other one"
     assert len(rig.told) == 1
 
 
@@ -161,7 +143,7 @@ async def test_a_session_that_was_read_does_not_begin_anew() -> None:
     rig.tracker.all_passed_on("aaa", [1, 2], P, [97, 98])
     rig.log.points[P] = CommitPoint(130, text(4, 12, 72, 7))
     await rig.log.listener.follows(rig.log.points)
-    assert rig.anew == []
+    assert rig.resumed == []
 
 
 async def test_it_serves_what_it_reads_once_it_answers() -> None:
@@ -179,7 +161,7 @@ async def test_without_snapshots_none_are_looked_for() -> None:
     rig = Rig({P: CommitPoint(100, text(4, 10, 60, 5))}, interval=0)
     await rig.start({})
     await rig.log.listener.follows(rig.log.points)
-    assert rig.anew == []
+    assert rig.resumed == []
 
 
 steps = st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1, max_size=12)

@@ -4,94 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Collection
 
 import pytest
 
 from daemon.gateway.checkpoint.commits import Transactions
 from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.checkpoint.outbox import Delivery, DeliveryOutcome, RefusedMessage
+from daemon.supervision import Tasks
 from feeds.connector import SinkRoute
-from feeds.kafka_transactions import (
-    Fenced,
-    KafkaTransactions,
-    MessagesRefused,
-    OutgoingMessage,
-    TransactionOutcome,
-)
+from feeds.kafka_transactions import Fenced
 from feeds.market_data import DataUpdated, DeadLetter
 from feeds.source import CommitPoint, Membership, Partition, SinkStopped
 from metrics.store import MetricStore
 from tests.kit import until
+from tests.kit.gateway import Broker, Member
 
 LABELS = {name: ["x"] for name in ("session", "source", "sink", "policy", "eviction")}
 IN, OTHER = ("in", 0), ("in", 1)
-
-
-class Broker(KafkaTransactions):
-    """Keeps what was committed. ``held``: commits wait; ``fails``: they raise this; ``refuses``: keys."""
-
-    def __init__(self) -> None:
-        self.name = "kafka"
-        self.got: list[tuple[list[bytes], dict[Partition, int]]] = []
-        self.held = asyncio.Event()
-        self.held.set()
-        self.fails: Exception | None = None
-        self.refuses: frozenset[bytes] = frozenset()
-        self.messages: list[OutgoingMessage] = []
-        self.tried = 0
-        self.outcomes: Counter[TransactionOutcome] = Counter()
-        self._stop = asyncio.Event()
-
-    async def commit(
-        self,
-        messages: Sequence[OutgoingMessage],
-        points: Mapping[Partition, CommitPoint],
-        member: Callable[[], Membership | None],
-        sources: Set[Partition] = frozenset(),
-    ) -> None:
-        self.tried += 1
-        await self.held.wait()
-        if partitions := sources | points.keys():
-            await self._membership(partitions, member)
-        if self.fails is not None:
-            raise self.fails
-        keys = [m.key or b"" for m in messages]
-        if refused := self.refuses & set(keys):
-            self.outcomes["aborted"] += 1
-            raise MessagesRefused({keys.index(each): "too_large" for each in refused}, "the test says no")
-        self.got.append((keys, {p: at.offset for p, at in points.items()}))
-        self.messages += messages
-        self.outcomes.update(("committed", "aborted", "unknown"))
-
-
-class Member:
-    read_committed = None
-    membership: Membership | None = Membership("group", 1, "me", None, frozenset({IN, OTHER}))
-
-    def owns(self, *partitions: Partition, placing: Sequence[Partition] = ()) -> None:
-        self.membership = Membership("group", 2, "me", None, frozenset(partitions), frozenset(placing))
 
 
 class Running:
     def __init__(self, store: MetricStore) -> None:
         self.broker, self.tracker = Broker(), OffsetTracker()
         self.delivery = Delivery([], [""], backlog=4)
-        self.gates: list[bool] = []
-        self.delivery.gate = self.gates.append
         self.outcomes: list[DeliveryOutcome] = []
         route = SinkRoute(self.broker, "answers", "updates", "dlq")
-        self.member = Member()
+        self.member = Member(IN, OTHER)
         self.transactions = Transactions(route, self.broker, self.member, self.tracker, store, self.delivery)
-        self.transactions.left = self.leave
-        self.left: list[Partition] = []
+        self.transactions.set_rebalance_listener(self.leave, lambda: self.held)
+        self.gone: list[Partition] = []
+        self.held = False
         self.task = asyncio.create_task(self.transactions.run())
 
-    def leave(self, streams: Collection[Partition]) -> None:
-        self.left += streams
-        for stream in streams:
-            self.tracker.leave(stream)
+    def leave(self, partitions: Collection[Partition]) -> None:
+        self.gone += partitions
+        for partition in partitions:
+            self.tracker.leave(partition)
 
     def answer(self, session: str, version: int, stream: Partition) -> None:
         """One message of a version, whose record has its offset, and all of it is complete."""
@@ -182,7 +131,7 @@ async def test_a_refused_message_is_told_and_its_letter_goes_with_the_offsets_th
         dead_letter = DeadLetter(topic="in", partition=0, offset=4, error="e", reason="json", payload=b"")
         running.transactions.put("", dead_letter, "rejected", {}, running.outcomes.append)
 
-    running.delivery.on_refused = refused
+    running.delivery.start(Tasks(), refused)
     running.broker.refuses = frozenset({b"large"})
     running.tracker.passed_on("a", 1, IN, 1)
     running.put("one", 1)
@@ -206,10 +155,10 @@ async def test_too_many_waiting_close_the_gate(running: Running) -> None:
     running.broker.held.clear()
     for n in range(4):
         running.put(str(n), 1)
-    assert running.gates == [False]
+    assert not running.delivery.gate.is_set()
     running.transactions.complete("a", 1)
     running.broker.held.set()
-    await until(lambda: running.gates[-1])
+    await until(running.delivery.gate.is_set)
 
 
 async def test_a_fenced_producer_ends_the_task_and_nothing_more_is_committed(running: Running) -> None:
@@ -305,7 +254,7 @@ async def test_what_went_to_another_member_is_dropped_and_the_rest_goes_out(
     running.broker.held.set()
     assert await running.transactions.settle()
     assert running.broker.got == [([b"b1"], {OTHER: 2})]
-    assert running.left == [IN]
+    assert running.gone == [IN]
     assert running.outcomes == [DeliveryOutcome.STOPPED, DeliveryOutcome.STOPPED, DeliveryOutcome.DELIVERED]
     assert running.delivery.waiting == 0
     assert await running.transactions.settle(), "nothing names what has left"
@@ -320,7 +269,7 @@ async def test_a_transaction_waits_until_it_is_known_what_others_have_answered(r
     running.member.owns(IN, OTHER)
     assert await running.transactions.settle()
     assert running.broker.got == [([b"a1"], {IN: 2}), ([b"b1"], {OTHER: 2})]
-    assert not running.left
+    assert not running.gone
 
 
 @pytest.mark.parametrize("member", [None, Membership("g", placing=frozenset({IN}))])
@@ -331,9 +280,9 @@ async def test_a_source_that_nobody_reads_does_not_learn_what_is_its_own(
     running.member.membership = member
     running.answer("a", 1, IN)
     assert not await running.transactions.settle(within_s=0.1)
-    running.transactions.gives_up = True
-    assert await running.transactions.settle()
-    assert running.left == [IN]
+    with running.transactions.giving_up():
+        assert await running.transactions.settle()
+    assert running.gone == [IN]
     assert running.outcomes == [DeliveryOutcome.STOPPED]
     assert not running.broker.got
 
@@ -343,9 +292,9 @@ async def test_nor_does_one_that_is_not_read_until_transactions_are_committed(ru
     running.member.membership = Membership("g", placing=frozenset({IN}))
     running.answer("a", 1, IN)
     assert not await running.transactions.settle(within_s=0.1)
-    running.transactions.is_unread = lambda: True
+    running.held = True
     assert await running.transactions.settle()
-    assert running.left == [IN]
+    assert running.gone == [IN]
     running.member.membership = None
     running.answer("b", 1, OTHER)
     assert not await running.transactions.settle(within_s=0.1), "a new generation is joined without a read"
@@ -368,7 +317,7 @@ async def test_a_transaction_that_others_have_overtaken_is_dropped_though_its_pa
     running.broker.held.set()
     assert await running.transactions.settle()
     assert running.broker.got == [([b"b1"], {IN: 9})]
-    assert not running.left, "it is ours"
+    assert not running.gone, "it is ours"
     running.answer("a", 10, IN)
     assert await running.transactions.settle()
     assert running.broker.got[1:] == [([b"a10"], {IN: 11})]

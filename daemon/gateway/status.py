@@ -1,0 +1,68 @@
+"""How the daemon is doing: its health, what is missing, and its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from daemon.api.health import Health, health_of
+from daemon.gateway.answer_cache import Sessions
+from daemon.gateway.engine_manager import EngineManager
+from daemon.gateway.inputs import Inputs
+from daemon.gateway.visibility import visible
+from daemon.supervision import Tasks
+from daemon.tenants import Client
+from feeds.connector import SinkRoute
+from metrics.export import exposition
+from metrics.store import MetricStore
+
+
+class Status:
+    """Of a gateway with these parts."""
+
+    def __init__(
+        self,
+        store: MetricStore,
+        tasks: Tasks,
+        routes: Sequence[SinkRoute],
+        engine: EngineManager,
+        sessions: Sessions,
+        inputs: Inputs,
+    ) -> None:
+        self._store, self._tasks, self._engine = store, tasks, engine
+        self._sessions, self._inputs = sessions, inputs
+        self._sinks = [
+            (
+                route.sink,
+                store.growth("foretick_publish_retries_total", sink=route.sink.name),
+                store.growth("foretick_sink_handshakes_failed_total", sink=route.sink.name),
+            )
+            for route in routes
+        ]
+
+    @property
+    def model(self) -> str:
+        """The name of the newest engine's model; empty before there is one."""
+        return "" if self._engine.model is None else self._engine.model.model
+
+    def metrics(self) -> bytes:
+        """The exposition text."""
+        for name, state in self._sessions.states.items():
+            for since, age in state.ages(state.times)._asdict().items():
+                self._store.set("foretick_staleness_seconds", age / 1e9, session=name, since=since)
+            self._store.set("foretick_venue_silence_seconds", state.last_seen_age_ns / 1e9, session=name)
+        for sink, retries, handshakes in self._sinks:
+            retries.update(getattr(sink, "retries", 0))
+            handshakes.update(getattr(sink, "handshakes_failed", 0))
+        self._inputs.note()
+        return exposition(self._store, self._inputs.lags())
+
+    def health(self, client: Client) -> Health:
+        """What is missing, and what is silent or late of what the client sees."""
+        listed = visible(self._sessions.listed(0).sessions, client.tenant)
+        return health_of(self.not_ready(), listed, self.model)
+
+    def not_ready(self) -> list[str]:
+        """What is missing; empty when the daemon is ready."""
+        reasons = [] if self._engine.ready.is_set() else ["the engine is not up"]
+        reasons += self._inputs.missing()
+        return reasons + [f"{name} ended: {why}" for name, why in self._tasks.ended.items()]

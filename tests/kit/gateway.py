@@ -1,0 +1,218 @@
+"""Parts of a gateway, for tests that stand in for the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence, Set
+from typing import Any
+
+from daemon import protocol
+from daemon.ages import VenueClock
+from daemon.config.schema import Config
+from daemon.gateway.answer_cache import Sessions
+from daemon.gateway.checkpoint.commits import Transactions
+from daemon.gateway.checkpoint.offsets import AllOffsets, OffsetTracker
+from daemon.gateway.checkpoint.outbox import Delivery
+from daemon.gateway.checkpoint.publisher import Publisher
+from daemon.gateway.checkpoint.state import ProgressStore
+from daemon.gateway.group_member import SessionHooks
+from daemon.gateway.inputs import Inputs
+from daemon.gateway.record_decoder import SequenceAllocator
+from daemon.gateway.source_runner import SourceRunner
+from daemon.gateway.standby import Standby
+from daemon.gateway.stream_names import Streams
+from daemon.progress import Position
+from daemon.supervision import Tasks
+from feeds.connector import SinkRoute
+from feeds.kafka_transactions import (
+    KafkaTransactions,
+    MessagesRefused,
+    OutgoingMessage,
+    TransactionOutcome,
+)
+from feeds.source import (
+    CommitFailed,
+    CommitPoint,
+    Incoming,
+    Membership,
+    Partition,
+    ReadCommitted,
+    RebalanceListener,
+    Source,
+)
+from metrics.store import MetricStore
+from tests.kit.fakes import QueueSource
+
+
+class Commands(list[protocol.Command]):
+    """Takes commands as an engine that is up."""
+
+    def send(self, command: protocol.Command) -> bool:
+        self.append(command)
+        return True
+
+
+class Log(QueueSource):
+    """A log with commit points; the test assigns its partitions."""
+
+    again = stays = False
+
+    def __init__(self, points: Mapping[Partition, CommitPoint]) -> None:
+        super().__init__(name="kafka")
+        self.points = dict(points)
+        self.reached: dict[Partition, tuple[int, int]] = {}
+        self.listener: RebalanceListener
+        self.fails = False
+
+    async def commit(self, points: Mapping[Partition, CommitPoint]) -> None:
+        if self.fails:
+            raise CommitFailed("the broker is away")
+        await super().commit(points)
+
+    async def stored(self) -> Mapping[Partition, CommitPoint]:
+        return self.points
+
+    async def peer_offsets(self) -> Mapping[Partition, CommitPoint]:
+        return {}
+
+    def set_rebalance_listener(self, listener: RebalanceListener) -> None:
+        self.listener = listener
+
+    async def batches(self) -> AsyncGenerator[list[Incoming], None]:
+        for batch in ():
+            yield batch
+
+
+class Broker(KafkaTransactions):
+    """Keeps what was committed. ``held``: commits wait; ``fails``: they raise this; ``refuses``: keys."""
+
+    def __init__(self) -> None:
+        self.name, self.committed = "kafka", None  # type: ignore[assignment]  # what is stored is not read
+        self.got: list[tuple[list[bytes], dict[Partition, int]]] = []
+        self.held = asyncio.Event()
+        self.held.set()
+        self.fails: Exception | None = None
+        self.refuses: frozenset[bytes] = frozenset()
+        self.messages: list[OutgoingMessage] = []
+        self.tried = 0
+        self.outcomes: Counter[TransactionOutcome] = Counter()
+        self._stop = asyncio.Event()
+
+    async def commit(
+        self,
+        messages: Sequence[OutgoingMessage],
+        points: Mapping[Partition, CommitPoint],
+        member: Callable[[], Membership | None],
+        sources: Set[Partition] = frozenset(),
+    ) -> None:
+        self.tried += 1
+        await self.held.wait()
+        if partitions := sources | points.keys():
+            await self._membership(partitions, member)
+        if self.fails is not None:
+            raise self.fails
+        keys = [m.key or b"" for m in messages]
+        if refused := self.refuses & set(keys):
+            self.outcomes["aborted"] += 1
+            raise MessagesRefused({keys.index(each): "too_large" for each in refused}, "the test says no")
+        self.got.append((keys, {p: at.offset for p, at in points.items()}))
+        self.messages += messages
+        self.outcomes.update(("committed", "aborted", "unknown"))
+
+
+class Member:
+    """A source that is read by a member of a group, which `owns` partitions."""
+
+    membership: Membership | None = None
+
+    def __init__(self, *partitions: Partition) -> None:
+        self.owns(*partitions)
+
+    def owns(self, *partitions: Partition, placing: Sequence[Partition] = ()) -> None:
+        self.membership = Membership("group", 2, "me", None, frozenset(partitions), frozenset(placing))
+
+    def read_committed_by(self, read: ReadCommitted) -> None:
+        pass
+
+
+class SourceEvents:
+    """What a source's runner tells of sessions. ``places``: where those that are resumed read on."""
+
+    def __init__(self) -> None:
+        self.assigned: list[set[str]] = []
+        self.revoked: list[set[str]] = []
+        self.resumed: list[set[str]] = []
+        self.was_reset: list[tuple[set[str], set[str]]] = []
+        self.places: dict[str, Mapping[str, Position]] = {}
+
+    async def resume(self, names: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
+        self.resumed.append(set(names))
+        return {name: self.places[name] for name in names if name in self.places}
+
+    async def promote(self) -> None:
+        pass
+
+    def reset_session(self, names: Collection[str], answered: Collection[str]) -> None:
+        self.was_reset.append((set(names), set(answered)))
+
+    def hooks(self) -> SessionHooks:
+        """For a runner; a test may replace `resume` later."""
+        return SessionHooks(
+            self.reset_session,
+            lambda names: self.resume(names),
+            self.promote,
+            lambda names: self.assigned.append(set(names)),
+            lambda names: self.revoked.append(set(names)),
+        )
+
+
+def inputs_of(
+    config: Config,
+    source: Source,
+    tracker: OffsetTracker,
+    store: MetricStore,
+    progress: ProgressStore,
+    events: SourceEvents,
+    **more: Any,
+) -> tuple[Inputs, SourceRunner]:
+    """The inputs of one source, and its runner; ``more`` replaces the runner's other parts."""
+    parts: dict[str, Any] = {
+        "progress": progress,
+        "order": SequenceAllocator(),
+        "gate": asyncio.Event(),
+        "standby": Standby(store),
+        "streams": Streams(),
+        "clocks": defaultdict(VenueClock),
+        "send": lambda command: None,
+        "dead_letter": lambda dead_letter, settle: None,
+        "hooks": events.hooks(),
+    } | more
+    inputs = Inputs(config, AllOffsets([tracker]), parts["order"], parts["standby"], store, Tasks())
+    runner = SourceRunner(config, source, tracker, store, **parts)
+    inputs.add(runner)
+    return inputs, runner
+
+
+def make_publisher(
+    config: Config,
+    tracker: OffsetTracker,
+    sessions: Sessions,
+    store: MetricStore,
+    *routes: SinkRoute,
+    lossless: bool = True,
+    transactions: Callable[[Delivery], Transactions] | None = None,
+) -> Publisher:
+    """A publisher of one source to ``routes``; not started."""
+    delivery = Delivery(routes, ["", *sessions.states], lossless=lossless)
+    return Publisher(
+        config,
+        AllOffsets([tracker]),
+        sessions,
+        store,
+        progress=ProgressStore(store),
+        delivery=delivery,
+        standby=Standby(store),
+        streams=Streams(),
+        transactions=None if transactions is None else transactions(delivery),
+    )
