@@ -77,10 +77,6 @@ class QuestionCalibration(msgspec.Struct, frozen=True, kw_only=True):
         if not self.labels >= len(self.scores) >= 1:
             raise ValueError(f"{len(self.scores)} scores cannot stand for {self.labels} labels")
 
-    def without_curves(self) -> QuestionCalibration:
-        """The temperature alone."""
-        return msgspec.structs.replace(self, curves=[])
-
     def scaled(self, logits: Sequence[float]) -> list[float]:
         """Probabilities of the choices at the temperature."""
         top = max(logits)

@@ -115,10 +115,13 @@ class _Evaluation:
     """Questions to which an earlier gap was not reported: they were not due."""
     requests: list[Request] = field(default_factory=list)
     """Submitted so far."""
-    open: int = 0
+    open: int = field(init=False)
     """Questions of both stages that have no result."""
     reported: bool = False
     """Some question has its result, so that the others must get theirs of this version too."""
+
+    def __post_init__(self) -> None:
+        self.open = len(self.asks)
 
     @property
     def asks(self) -> list[_Ask]:
@@ -131,14 +134,6 @@ class _Evaluation:
         return self.reported or any(
             request.first(LifecycleEvent.SCHEDULED) is not None for request in self.requests
         )
-
-    def submit(self, requests: list[Request]) -> None:
-        """These questions are submitted, the first ones or more."""
-        self.requests += requests
-
-    def begin(self) -> None:
-        """No question has its result."""
-        self.open = len(self.asks)
 
     def end(self, *, reports: bool) -> None:
         """One question has ended; ``reports``: with a result, so no other evaluation replaced this one."""
@@ -305,13 +300,16 @@ class FlashEvaluator(Generic[P]):
             if due:
                 session.pass_gap()
             due = []
-        if not due:
-            self._not_asked(session, version, payloads)
+        if not due:  # reported after the first stages before it
+            if session.current is None:
+                self._on_not_due(session.name, version, payloads)
+            else:
+                session.defer(version, payloads)
             return
         self.coalesced[tape.name] += len(records) - 1
         if (skipped := session.take_not_due()) is not None:
             payloads = skipped[1] + payloads
-        asks = [self._fork(tape, item) for item in due]
+        asks = [_Ask(item, fork := tape.fork(), self._asked(item, fork)) for item in due]
         first, second = ([ask for ask in asks if ask.is_text == text] for text in (False, True))
         new = _Evaluation(version, first, second, payloads, *session.take_gaps(standing, due))
         for each in replaced:
@@ -347,17 +345,6 @@ class FlashEvaluator(Generic[P]):
     def _session(self, name: str) -> _Session:
         return self._sessions.setdefault(name, _Session(name))
 
-    def _not_asked(self, session: _Session, version: int, payloads: tuple[Any, ...]) -> None:
-        """Report a version that no question is due at, after the first stages before it."""
-        if session.current is None:
-            self._on_not_due(session.name, version, payloads)
-        else:
-            session.defer(version, payloads)
-
-    def _fork(self, tape: Tape, item: Standing) -> _Ask:
-        fork = tape.fork()
-        return _Ask(item, fork, self._asked(item, fork))
-
     def _skip(self, name: str, old: _Evaluation, new: _Evaluation) -> None:
         """Cancel an evaluation that has not started, and hand its payloads to the new one."""
         self.coalesced[name] += 1
@@ -369,16 +356,12 @@ class FlashEvaluator(Generic[P]):
 
     def _submit(self, session: _Session, evaluation: _Evaluation) -> None:
         """Begin the first stage, or the second where that is empty."""
-        evaluation.begin()
         if evaluation.first:
             session.begin(evaluation)
             self._ask(session, evaluation, evaluation.first)
         else:
-            call(
-                partial(
-                    self._on_texts, session.name, evaluation.version, evaluation.payloads, evaluation.open
-                )
-            )
+            version, payloads = evaluation.version, evaluation.payloads
+            call(partial(self._on_texts, session.name, version, payloads, evaluation.open))
             self._ask_texts(session, evaluation)
 
     def _ask_texts(self, session: _Session, evaluation: _Evaluation) -> None:
@@ -402,7 +385,7 @@ class FlashEvaluator(Generic[P]):
         if any(ask.item.question.answer_within_ns for ask in asks):
             takes = self._pass_ns([(ask.reader.cached_tokens, len(ask.tokens)) for ask in asks])
         requests = [self._request(session, evaluation, ask, takes) for ask in asks]
-        evaluation.submit(requests)
+        evaluation.requests.extend(requests)
         for request in requests:
             self._scheduler.submit(request)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator, ClassifierMixin
@@ -90,7 +91,7 @@ def fit_question(
         numbered=numbered,
     )
     isotonic = log_loss(calibrated_probabilities(fitted, logits[apart]), theirs)
-    return fitted if isotonic < log_loss(held, theirs) else fitted.without_curves()
+    return fitted if isotonic < log_loss(held, theirs) else msgspec.structs.replace(fitted, curves=[])
 
 
 def fit(

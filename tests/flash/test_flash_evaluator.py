@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flash.evaluator import Evaluated, FlashEvaluator
-from flash.question import PAPER_SIX, PreparedQuestion, Question
+from flash.question import PAPER_SIX, Prepare, PreparedQuestion, Question
 from flash.registry import Registry
 from scheduler.interfaces import Limits, PriorityClass
 from scheduler.request import State
@@ -46,7 +47,9 @@ def prepare(question: Question) -> PreparedQuestion:
 class Flash:
     """A harness with an evaluator; payloads are serial numbers, negative after a gap."""
 
-    def __init__(self, *questions: Question, blocks: int = 256, limits: Limits = WIDE) -> None:
+    def __init__(
+        self, *questions: Question, blocks: int = 256, limits: Limits = WIDE, prepare: Prepare = prepare
+    ) -> None:
         self.clock = FakeClock()
         self.h = Harness(blocks, limits, clock=self.clock)
         self.registry = Registry(prepare)
@@ -76,7 +79,11 @@ class Flash:
         (self.results if finished else self.failures).append(evaluated)
 
     def session(self, name: str = "A", retention: int = 24) -> FakeTape:
-        for question in self.questions:
+        return self.session_of(name, *self.questions, retention=retention)
+
+    def session_of(self, name: str, *questions: Question, retention: int = 24) -> FakeTape:
+        """A session with only these questions."""
+        for question in questions:
             self.registry.register(name, question)
         return self.h.tape(name, retention)
 
@@ -85,6 +92,11 @@ class Flash:
         self.h.scheduler.append(
             tape, [TapeItem((number % 80, number % 7), -number if gap else number, at) for number in numbers]
         )
+
+    def play(self, tape: FakeTape, **how: Any) -> None:
+        """Commit a version and evaluate it to the end."""
+        self.feed(tape, **how)
+        self.h.run()
 
     def begin(self, tape: FakeTape, *, gap: bool = False) -> None:
         """Commit a version and leave its evaluation running."""
@@ -136,29 +148,6 @@ def test_all_six_are_answered_in_one_batch_per_version() -> None:
     assert [result.standing.question.name for result in flash.results[:5]] == [
         question.name for question in PAPER_SIX[:5]
     ]
-
-
-def test_answers_are_exact_while_the_tape_moves_on_under_them() -> None:
-    flash = Flash(*PAPER_SIX, LONG)
-    tape = flash.session(retention=6)
-    for _ in range(40):
-        flash.feed(tape)
-        flash.h.scheduler.step()
-    flash.h.run()
-    assert len(flash.results) >= 2 * len(flash.questions)
-    assert tape.live_tokens == 6
-    for result in flash.results:
-        flash.check(result, tape)
-
-
-def test_a_version_of_several_records_counts_those_it_skipped() -> None:
-    flash = Flash(YES_NO)
-    tape = flash.session()
-    flash.feed(tape, 5)
-    flash.h.run()
-    [result] = flash.results
-    assert result.payloads == (1, 2, 3, 4, 5)
-    assert flash.evaluator.coalesced["A"] == 4
 
 
 def test_while_an_evaluation_runs_only_the_newest_version_waits() -> None:
@@ -235,23 +224,10 @@ def test_free_text_is_answered_however_many_versions_come() -> None:
     assert len(asked_at(flash, "long")) >= 100 // (2 * LONG.max_tokens)
 
 
-def test_the_gap_of_superseded_free_text_is_reported_with_the_next_one() -> None:
-    flash = Flash(LONG, YES_NO)
-    tape = flash.session()
-    flash.begin(tape)
-    flash.feed(tape, gap=True)
-    flash.h.scheduler.step()
-    flash.commit(tape, 2)
-    flash.h.run()
-    gaps = [(each.standing.question.name, each.version) for each in flash.results if each.gap]
-    assert sorted(gaps) == [("long", 4), ("yes", 2)]
-
-
 def test_an_evaluation_that_has_not_started_is_replaced_by_the_newest_version() -> None:
     """The questions of another session take all cells, so the second session's question cannot start."""
     flash = Flash(*EIGHT, YES_NO, limits=ONE_AT_A_TIME)
-    busy, calm = flash.session("busy"), flash.h.tape("calm")
-    flash.registry.register("calm", YES_NO)
+    busy, calm = flash.session("busy"), flash.session_of("calm", YES_NO)
     flash.begin(busy)
     for _ in range(3):
         flash.feed(calm)
@@ -270,11 +246,7 @@ def test_an_evaluation_that_has_not_started_is_replaced_by_the_newest_version() 
 def test_a_version_that_is_replaced_asks_no_free_text_though_its_other_question_is_gone() -> None:
     """What replaces it is all free text, and begins at once."""
     flash = Flash(*EIGHT, YES_NO, LONG, limits=ONE_AT_A_TIME)
-    busy, calm = flash.h.tape("busy"), flash.h.tape("calm")
-    for question in EIGHT:
-        flash.registry.register("busy", question)
-    for question in (YES_NO, LONG):
-        flash.registry.register("calm", question)
+    busy, calm = flash.session_of("busy", *EIGHT), flash.session_of("calm", YES_NO, LONG)
     flash.begin(busy)
     flash.commit(calm)
     flash.registry.replace("calm", flash.registry.made("calm", [replace(LONG, max_tokens=5)]))
@@ -285,15 +257,6 @@ def test_a_version_that_is_replaced_asks_no_free_text_though_its_other_question_
     assert not flash.failures
 
 
-def test_the_gap_of_a_payload_is_reported_once() -> None:
-    flash = Flash(YES_NO, PAPER_SIX[0])
-    tape = flash.session()
-    for gap in (False, True, False):
-        flash.feed(tape, gap=gap)
-        flash.h.run()
-    assert [result.gap for result in flash.results] == [False, False, True, True, False, False]
-
-
 def test_dropped_records_are_a_gap_in_the_next_answers() -> None:
     flash = Flash(YES_NO)
     tape = flash.session()
@@ -302,8 +265,7 @@ def test_dropped_records_are_a_gap_in_the_next_answers() -> None:
     flash.h.run()
     assert flash.results == []
     for _ in range(2):
-        flash.feed(tape)
-        flash.h.run()
+        flash.play(tape)
     assert [(result.payloads, result.gap) for result in flash.results] == [((2,), True), ((3,), False)]
 
 
@@ -323,8 +285,7 @@ def test_a_failed_evaluation_is_reported_and_its_gap_passed_on() -> None:
         ("trend", 1, "engine", (-1,)),
     ]
     for _ in range(2):
-        flash.feed(tape)
-        flash.h.run()
+        flash.play(tape)
     assert [result.gap for result in flash.results] == [True, True, False, False]
 
 
@@ -342,11 +303,9 @@ def test_a_gap_lost_by_a_running_evaluation_reaches_the_version_that_waits() -> 
 def test_a_gap_before_the_first_question_is_reported_with_its_answer() -> None:
     flash = Flash(YES_NO)
     tape = flash.h.tape("A")
-    flash.feed(tape, gap=True)
-    flash.h.run()
+    flash.play(tape, gap=True)
     flash.session("A")
-    flash.feed(tape)
-    flash.h.run()
+    flash.play(tape)
     assert [(result.version, result.payloads, result.gap) for result in flash.results] == [(2, (2,), True)]
     assert flash.evaluator.coalesced["A"] == 0
 
@@ -355,8 +314,7 @@ def test_one_unusable_answer_does_not_fail_the_others() -> None:
     flash = Flash(YES_NO, PAPER_SIX[0])
     tape = flash.session()
     flash.h.executor.nan_after = prepare(YES_NO).prompt_tokens
-    flash.feed(tape)
-    flash.h.run()
+    flash.play(tape)
     assert [item.request.error.code for item in flash.failures] == ["nan_logits"]
     assert [result.standing.question.name for result in flash.results] == ["trend"]
 
@@ -364,8 +322,7 @@ def test_one_unusable_answer_does_not_fail_the_others() -> None:
 def test_timings_come_from_the_requests_events() -> None:
     flash = Flash(LONG)
     tape = flash.session()
-    flash.feed(tape)
-    flash.h.run()
+    flash.play(tape)
     [result] = flash.results
     assert result.queue_ns > 0
     assert result.forward_ns > 0
@@ -377,12 +334,10 @@ def test_a_receiver_that_raises_does_not_stop_the_session(caplog: pytest.LogCapt
     flash = Flash(YES_NO)
     tape = flash.session()
     flash.broken = True
-    flash.feed(tape)
-    flash.h.run()
+    flash.play(tape)
     flash.broken = False
     assert "nobody there" in caplog.text
-    flash.feed(tape)
-    flash.h.run()
+    flash.play(tape)
     assert [result.version for result in flash.results] == [2]
 
 
@@ -411,8 +366,7 @@ def test_a_question_that_is_not_due_costs_no_rows() -> None:
     flash = Flash(YES_NO, third)
     tape = flash.session()
     for _ in range(8):
-        flash.feed(tape)
-        flash.h.run()
+        flash.play(tape)
     assert asked_at(flash, "third") == [1, 4, 7]
     assert asked_at(flash, "yes") == list(range(1, 9))
     assert [len(batch) for batch in flash.h.executor.batches if len(batch) > 1] == [2, 2, 2]
@@ -426,8 +380,7 @@ def test_event_time_makes_a_question_due_once_in_each_period() -> None:
     flash = Flash(replace(YES_NO, ask_every_ns=10))
     tape = flash.session()
     for at in (8, 9, 10, 19, 19, 35, 34, 40):
-        flash.feed(tape, at=at)
-        flash.h.run()
+        flash.play(tape, at=at)
     assert asked_at(flash, "yes") == [1, 3, 6, 8]
     assert [version for version, _ in flash.not_due] == [2, 4, 5, 7]
 
@@ -441,10 +394,8 @@ def test_versions_that_are_not_due_are_reported_after_those_before_them_and_are_
     flash.h.run()
     assert asked_at(flash, "q7") == [1]
     assert flash.not_due == [(3, (2, 3))]
-    flash.feed(tape)
-    flash.h.run()
-    flash.feed(tape)
-    flash.h.run()
+    flash.play(tape)
+    flash.play(tape)
     results = [each for each in flash.results if each.standing.question.name == "q7"]
     assert [(result.version, result.payloads) for result in results] == [(1, (1,)), (5, (5,))]
     assert flash.not_due[1:] == [(4, (4,))]
@@ -480,8 +431,7 @@ def test_a_question_of_a_skipped_version_is_asked_of_the_version_that_replaces_i
     flash.commit(tape, 3)  # versions 2 to 4 wait, each in place of the one before; 3 has the rare question
     flash.h.run()
     assert (asked_at(flash, "q7"), asked_at(flash, "rare")) == ([1, 4], [1, 4])
-    flash.feed(tape)
-    flash.h.run()
+    flash.play(tape)
     assert asked_at(flash, "rare") == [1, 4], "it counts from when it was asked"
 
 
@@ -490,8 +440,7 @@ def test_a_gap_is_reported_to_every_question_at_its_next_answer() -> None:
     flash = Flash(YES_NO, rare)
     tape = flash.session()
     for number in range(1, 8):
-        flash.feed(tape, gap=number == 2)
-        flash.h.run()
+        flash.play(tape, gap=number == 2)
     gaps = {(r.standing.question.name, r.version) for r in flash.results if r.gap}
     assert gaps == {("yes", 2), ("rare", 4)}
 
@@ -505,8 +454,7 @@ def test_a_question_that_cannot_be_answered_in_time_is_not_computed(
     flash.pass_ms = pass_ms
     tape = flash.session()
     for flash.age_ms in (in_time, too_late):
-        flash.feed(tape)
-        flash.h.run()
+        flash.play(tape)
     assert (asked_at(flash, "soon"), asked_at(flash, "yes")) == ([1], [1, 2])
     [late] = flash.failures
     assert (late.version, late.request.error.code, late.asked) == (2, "late", 2)
@@ -518,10 +466,7 @@ def test_a_question_whose_deadline_passes_while_it_waits_is_not_computed() -> No
     """The questions of another session take all cells."""
     soon = replace(YES_NO, name="soon", answer_within_ns=5 * MS)
     flash = Flash(*EIGHT, soon, limits=ONE_AT_A_TIME)
-    busy, calm = flash.h.tape("busy"), flash.h.tape("calm")
-    for question in EIGHT:
-        flash.registry.register("busy", question)
-    flash.registry.register("calm", soon)
+    busy, calm = flash.session_of("busy", *EIGHT), flash.session_of("calm", soon)
     flash.begin(busy)
     flash.commit(calm)
     flash.clock.now += 6 * MS
@@ -529,8 +474,7 @@ def test_a_question_whose_deadline_passes_while_it_waits_is_not_computed() -> No
     assert [(r.standing.session, r.version) for r in flash.results] == [("busy", 1)] * 8
     assert [(item.standing.session, item.request.error.code) for item in flash.failures] == [("calm", "late")]
     assert flash.failures[0].request.samples == []
-    flash.feed(calm)
-    flash.h.run()
+    flash.play(calm)
     assert (flash.results[-1].standing.session, flash.results[-1].version) == ("calm", 2)
     assert set(flash.h.memory.references.values()) == {1}, "what was skipped is not pinned"
 
@@ -557,8 +501,7 @@ def test_where_every_question_is_late_the_session_goes_on() -> None:
     flash.age_ms = 6  # when the first answer ends, the second version is too late
     flash.h.run()
     flash.age_ms = 0
-    flash.feed(tape)
-    flash.h.run()
+    flash.play(tape)
     assert [item.version for item in flash.failures] == [2]
     assert [result.version for result in flash.results] == [1, 3]
 
@@ -567,10 +510,8 @@ def test_a_version_with_a_late_question_is_not_replaced() -> None:
     """A version that has a result gets all of them: it is acknowledged by their number."""
     soon = replace(YES_NO, name="soon", answer_within_ns=5 * MS)
     flash = Flash(LONG, soon, blocks=10)
-    busy, calm = flash.h.tape("busy", retention=4), flash.h.tape("calm", retention=4)
-    flash.registry.register("busy", LONG)
-    for question in (soon, LONG):
-        flash.registry.register("calm", question)
+    busy = flash.session_of("busy", LONG, retention=4)
+    calm = flash.session_of("calm", soon, LONG, retention=4)
     flash.feed(busy)
     flash.h.scheduler.step()
     flash.h.scheduler.step()
@@ -591,14 +532,8 @@ def test_a_grammar_decides_what_may_follow_each_token() -> None:
         asked.append((len(output), left))
         return (7, 8) if left == 1 else (20 + len(output), 40)
 
-    flash = Flash()
-    flash.registry = Registry(lambda question: replace(prepare(question), grammar=grammar))
-    flash.evaluator = FlashEvaluator(
-        flash.h.scheduler, flash.registry, flash.done, lambda payload: False, lambda *_: None, lambda *_: None
-    )
-    flash.registry.register("A", replace(LONG, max_tokens=4))
-    flash.feed(flash.h.tape("A", 24))
-    flash.h.run()
+    flash = Flash(prepare=lambda question: replace(prepare(question), grammar=grammar))
+    flash.play(flash.session_of("A", replace(LONG, max_tokens=4)))
     [result] = flash.results
     assert len(result.request.output) == 4
     assert all(token in (20 + n, 40) for n, token in enumerate(result.request.output[:3]))

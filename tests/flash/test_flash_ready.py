@@ -49,8 +49,7 @@ def test_a_newer_version_replaces_a_row_that_has_not_run() -> None:
 def test_a_row_that_fails_leaves_the_older_result() -> None:
     flash = Flash()
     ready, tape = ReadyPosition(flash.h.scheduler, HEADER), flash.h.tape("A")
-    flash.feed(tape)
-    flash.h.run()
+    flash.play(tape)
     flash.feed(tape)
     flash.h.scheduler.step()
     flash.h.executor.fail_next = 1
