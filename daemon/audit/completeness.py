@@ -8,7 +8,7 @@ comparison with the progress of the sessions, which the daemon commits behind ac
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -57,7 +57,7 @@ class Audit:
         self._sessions: dict[str, _Session] = {}
 
     def take(self, answer: Answer) -> None:
-        """One more answer of the topic. Keeps about 100 bytes of it."""
+        """One more answer of the topic. Keeps about 150 bytes of it."""
         self._sessions.setdefault(answer.session, _Session()).take(answer)
 
     def result(self, progress: Mapping[str, Progress] | None = None) -> list[SessionAudit]:
@@ -79,7 +79,7 @@ class _Session:
     repeated: int = 0
     conflicts: int = 0
     unnumbered: int = 0
-    epochs: dict[int, _Numbers] = field(default_factory=dict)
+    epochs: defaultdict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     ids: set[int] = field(default_factory=set)
 
     def take(self, answer: Answer) -> None:
@@ -90,16 +90,17 @@ class _Session:
         known = hash(answer.answer_id) in self.ids
         self.ids.add(hash(answer.answer_id))
         self.repeated += known
-        new = self.epochs.setdefault(answer.epoch, _Numbers()).add(answer.sequence)
-        self.conflicts += not (new or known)
+        numbers = self.epochs[answer.epoch]
+        self.conflicts += answer.sequence in numbers and not known
+        numbers.add(answer.sequence)
 
     def audit(self, name: str, whole: bool, progress: Progress) -> SessionAudit:
         epochs = [numbers for _, numbers in sorted(self.epochs.items())]
-        begins = [numbers.first for numbers in epochs]
+        begins = [min(numbers) for numbers in epochs]
         if whole and 1 in self.epochs:  # the first engine's first answer has number 1
             begins[0] = 1
-        lost = list(_lost(epochs, begins))
-        newest = epochs[-1].last if epochs else 0
+        lost = _lost(epochs, begins)
+        newest = max(epochs[-1]) if epochs else 0
         # a newer epoch begins at most one behind what is committed, and its numbers count from there
         behind = progress.epoch >= max(self.epochs, default=0)
         if (epochs or whole) and behind and progress.sequence > newest:
@@ -108,7 +109,7 @@ class _Session:
             session=name,
             answers=self.answers,
             epochs=len(epochs),
-            first=epochs[0].first if epochs else 0,
+            first=min(epochs[0]) if epochs else 0,
             newest=newest,
             lost=lost,
             repeated=self.repeated,
@@ -117,61 +118,20 @@ class _Session:
         )
 
 
-def _lost(epochs: list[_Numbers], begins: list[int]) -> Iterator[Range]:
+def _lost(epochs: list[set[int]], begins: list[int]) -> list[Range]:
     """Numbers that the last epoch beginning at or below them does not show, up to the newest number."""
-    end = epochs[-1].last + 1 if epochs else 0
+    end = max(epochs[-1]) + 1 if epochs else 0
     found: list[Range] = []
     for numbers, begin in zip(reversed(epochs), reversed(begins), strict=True):
         if begin < end:
-            found += reversed(numbers.missing(begin, end - 1))
+            found[:0] = _missing(numbers, begin, end - 1)
             end = begin
-    yield from reversed(found)
+    return found
 
 
-class _Numbers:
-    """Numbers, most of them in order, as disjoint ranges that ascend."""
-
-    def __init__(self) -> None:
-        self._firsts: list[int] = []
-        self._lasts: list[int] = []
-
-    @property
-    def first(self) -> int:
-        return self._firsts[0]
-
-    @property
-    def last(self) -> int:
-        return self._lasts[-1]
-
-    def add(self, number: int) -> bool:
-        """Returns whether it is new."""
-        at = bisect_right(self._firsts, number) - 1
-        if at >= 0 and number <= self._lasts[at]:
-            return False
-        after = at + 1
-        joins_before = at >= 0 and self._lasts[at] == number - 1
-        joins_after = after < len(self._firsts) and self._firsts[after] == number + 1
-        if joins_before and joins_after:
-            self._lasts[at] = self._lasts.pop(after)
-            del self._firsts[after]
-        elif joins_before:
-            self._lasts[at] = number
-        elif joins_after:
-            self._firsts[after] = number
-        else:
-            self._firsts.insert(after, number)
-            self._lasts.insert(after, number)
-        return True
-
-    def missing(self, first: int, last: int) -> list[Range]:
-        """What of ``first`` to ``last`` is not there."""
-        found = []
-        for begin, end in zip(self._firsts, self._lasts, strict=True):
-            if begin > last:
-                break
-            if begin > first:
-                found.append((first, begin - 1))
-            first = max(first, end + 1)
-        if first <= last:
-            found.append((first, last))
-        return found
+def _missing(numbers: set[int], first: int, last: int) -> Iterator[Range]:
+    """What of ``first`` to ``last`` is not in ``numbers``."""
+    for number in (*sorted(each for each in numbers if first <= each <= last), last + 1):
+        if number > first:
+            yield first, number - 1
+        first = number + 1

@@ -285,7 +285,7 @@ class Replay:
         """What the answer saw. Its version is the newest: the next bar waits for this one's answers."""
         tape = self.built.tapes[self._session.name]
         decode = self._decode
-        asked = tuple(self.built.prefixes.asked_behind(self._standing(answer), tape.prefix))
+        asked = tuple(self.built.prefixes.asked(self._standing(answer), tape.prefix))
         lines = tuple(
             Line(decode(each.tokens), tuple(each.tokens), each.ts_event) for each in tape.state.records
         )

@@ -163,7 +163,7 @@ class StandingAnswers:
         """The tokens that ask a question; those of a provisional one begin with the open bars."""
         if standing.question.provisional:
             return (*self._feeder.open_lines(standing.session), *standing.prepared.prompt_tokens)
-        return self._prefixes.asked(standing, reader)
+        return self._prefixes.asked(standing, reader.prefix)
 
     def _evaluated(self, done: Evaluated[Appended]) -> None:
         """One question at one version."""

@@ -154,8 +154,8 @@ def refresher_of(
         tape = built.tapes.get(session)
         if tape is None:  # it is being closed
             return []
-        asked = partial(built.prefixes.asked_behind, prefix=tape.prefix)
-        return [(asked(each), each.prepared.choice_tokens) for each in registry.standing(session)]
+        asked, prefix = built.prefixes.asked, tape.prefix
+        return [(asked(each, prefix), each.prepared.choice_tokens) for each in registry.standing(session)]
 
     return Refresher(
         scheduler,

@@ -99,7 +99,7 @@ class Built:
                 break
             except SnapshotError as error:
                 self.recovery.refuse(name, error)
-                self.prefixes.restore(name, None if isinstance(line, LineSpec) else line.blank.header, ())
+                self.prefixes.restore(name, header_of(line), ())
         if tape is None:
             tape = self._opened(session)
             tape.continue_from(progress.version)
@@ -447,19 +447,20 @@ def prefixes_of(
     config: Config, prompt: PromptFormat, lines: Mapping[str, LineSpec | CompactSpec]
 ) -> EnginePrefixes:
     """The frozen prefixes before the first bar. Raises SettingError for questions that cannot be numbered."""
-    headers = {n: None if isinstance(spec, LineSpec) else spec.blank.header for n, spec in lines.items()}
-    numbered: dict[str, list[Question]] | None = None
-    if config.flash.placement == "frozen":
-        numbered = {name: [] for name in lines}
-        for asked in questions_of(config):
-            if asked.question not in numbered[asked.session]:
-                numbered[asked.session].append(asked.question)
+    prefixes = EnginePrefixes(prompt, partial(text_of, prompt), numbers=config.flash.placement == "frozen")
+    asked = questions_of(config)
     try:
-        several = (session.name for session in config.sessions if session.more_symbols)
-        rollups = {session.name: session.summed_tokens for session in config.sessions}
-        return EnginePrefixes(prompt, partial(text_of, prompt), headers, numbered, several, rollups)
+        for session in config.sessions:
+            questions = dict.fromkeys(each.question for each in asked if each.session == session.name)
+            prefixes.add(session, header_of(lines[session.name]), tuple(questions))
     except ValueError as error:
         raise SettingError("flash.placement", str(error)) from error
+    return prefixes
+
+
+def header_of(line: LineSpec | CompactSpec) -> str | None:
+    """What compact lines mean before their first anchor; None: decimal lines."""
+    return line.blank.header if isinstance(line, CompactSpec) else None
 
 
 def fresh_tokens(config: Config, compact: Collection[str] = ()) -> int:

@@ -8,15 +8,15 @@ adopted, the question is asked in full.
 from __future__ import annotations
 
 import threading
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from daemon.config.schema import SessionConfig
 from engine.model.chat_format import PromptFormat
 from flash.question import Question
 from flash.registry import Standing
 from ingest.compact import WIDEST
-from regions.ephemeral import Fork
 
 
 class QuestionList(NamedTuple):
@@ -26,79 +26,54 @@ class QuestionList(NamedTuple):
     asked: Mapping[str, tuple[int, ...]]
 
 
+class _Parts(NamedTuple):
+    """What the newest prefix of a session is made of. ``longest``: tokens of its longest rollup."""
+
+    header: str | None
+    questions: tuple[Question, ...]
+    several: bool
+    longest: int
+    rollup: tuple[int, ...] = ()
+
+
 class EnginePrefixes:
     """Makes prefixes, and remembers those that may still be read. Called from several threads.
 
-    ``text_of`` gives a question as the model knows it. ``headers``, by session, say what compact lines mean
-    (None: decimal lines). ``questions``: those to number where the model answers by number, None: none ever.
-    ``several``: sessions of several symbols. ``rollups``: the longest rollup of sessions that have one, in
-    tokens.
+    ``text_of`` gives a question as the model knows it. ``numbers``: questions are numbered, where the model
+    answers by number.
     """
 
-    def __init__(
-        self,
-        prompt: PromptFormat,
-        text_of: Callable[[Question], str],
-        headers: Mapping[str, str | None],
-        questions: Mapping[str, Sequence[Question]] | None,
-        several: Iterable[str] = (),
-        rollups: Mapping[str, int] | None = None,
-    ) -> None:
-        self._several = set(several)
-        self._longest_rollups: dict[str, int] = {}
-        self._rollups: dict[str, tuple[int, ...]] = {}
-        self._prompt, self._text_of = prompt, text_of
-        self._headers = dict(headers)
-        self.numbers = questions is not None
-        """Questions are numbered."""
-        self._questions: dict[str, tuple[Question, ...]] = {}
-        self._listings: defaultdict[str, deque[QuestionList]] = defaultdict(deque)  # oldest first
+    def __init__(self, prompt: PromptFormat, text_of: Callable[[Question], str], *, numbers: bool) -> None:
+        self._prompt, self._text_of, self.numbers = prompt, text_of, numbers
+        self._parts: dict[str, _Parts] = {}
+        self._listings: dict[str, deque[QuestionList]] = {}  # oldest first
         self._lock = threading.Lock()
-        for name, header in headers.items():
-            asked, rollup = (questions or {}).get(name, ()), (rollups or {}).get(name, 0)
-            self.add(name, header, asked, several=name in self._several, rollup=rollup)
 
-    def add(
-        self,
-        session: str,
-        header: str | None,
-        questions: Sequence[Question],
-        *,
-        several: bool = False,
-        rollup: int = 0,
-    ) -> None:
-        """Make the first prefix of a session. Raises ValueError, with nothing changed, as `frozen` does."""
+    def add(self, session: SessionConfig, header: str | None, questions: Sequence[Question]) -> None:
+        """Make the first prefix of a session. Raises ValueError, with nothing changed, as `frozen` does.
+
+        ``header``: what compact lines mean; None: decimal lines.
+        """
         asked = tuple(questions) if self.numbers else ()  # the prefix of a later anchor has them, too
         with self._lock:
-            if several:
-                self._several.add(session)
-            try:
-                listing = self._made(session, header, asked, ())
-            except ValueError:
-                self._several.discard(session)
-                raise
-            self._headers[session], self._questions[session] = header, asked
-            self._longest_rollups[session], self._rollups[session] = rollup, ()
-            self._listings[session] = deque([listing])
+            parts = _Parts(header, asked, bool(session.more_symbols), session.summed_tokens)
+            self._begin(session.name, parts)
 
     def restore(self, session: str, header: str | None, rollup: tuple[int, ...]) -> None:
         """Have a session begin with this header and rollup; its questions stay."""
         with self._lock:
-            self._listings[session] = deque([self._made(session, header, self._questions[session], rollup)])
-            self._headers[session], self._rollups[session] = header, rollup
+            self._begin(session, self._parts[session]._replace(header=header, rollup=rollup))
 
     def parts(self, session: str) -> tuple[str | None, tuple[int, ...]]:
         """Header and rollup of the prefix that the session has or is about to get."""
-        with self._lock:
-            return self._headers[session], self._rollups[session]
+        parts = self._parts[session]
+        return parts.header, parts.rollup
 
     def remove(self, session: str) -> None:
         """Forget a session."""
         with self._lock:
-            self._several.discard(session)
-            self._longest_rollups.pop(session, None)
-            for kept in (self._headers, self._questions, self._listings, self._rollups):
-                kept.pop(session, None)
+            self._parts.pop(session, None)
+            self._listings.pop(session, None)
 
     def newest(self, session: str) -> tuple[int, ...]:
         """The prefix that the session has or is about to get."""
@@ -110,12 +85,12 @@ class EnginePrefixes:
         Nothing changes when ``use`` raises.
         """
         with self._lock:
-            self._change(session, header, self._questions[session], self._rollups[session], use)
+            self._change(session, self._parts[session]._replace(header=header), use)
 
     def sum_up(self, session: str, rollup: tuple[int, ...], use: Callable[[tuple[int, ...]], None]) -> None:
         """As `anchor`, with another ``rollup``."""
         with self._lock:
-            self._change(session, self._headers[session], self._questions[session], rollup, use)
+            self._change(session, self._parts[session]._replace(rollup=rollup), use)
 
     def number(
         self, session: str, questions: Sequence[Question], use: Callable[[tuple[int, ...]], None]
@@ -125,23 +100,23 @@ class EnginePrefixes:
         ``use`` is not called where the prefix stays the same.
         """
         with self._lock:
-            texts = [list(map(self._text_of, each)) for each in (questions, self._questions[session])]
+            parts = self._parts[session]
+            texts = [list(map(self._text_of, each)) for each in (questions, parts.questions)]
             if self.numbers and texts[0] != texts[1]:
-                header, rollup = self._headers[session], self._rollups[session]
-                self._change(session, header, tuple(questions), rollup, use)
+                self._change(session, parts._replace(questions=tuple(questions)), use)
 
     def longest(self, session: str, questions: Sequence[Question]) -> int:
         """Most tokens of a prefix with these ``questions``, whatever anchor and rollup the session gets."""
-        header = None if self._headers[session] is None else WIDEST.header
-        listing = self._made(session, header, tuple(questions) if self.numbers else (), ())
-        return len(listing.prefix) + self._longest_rollups[session]
+        parts = self._parts[session]
+        header = None if parts.header is None else WIDEST.header
+        asked = tuple(questions) if self.numbers else ()
+        return len(self._made(_Parts(header, asked, parts.several, 0)).prefix) + parts.longest
 
-    def asked(self, standing: Standing, reader: Fork) -> Sequence[int]:
-        """The tokens that ask ``standing`` of ``reader``, by its number if its prefix has one."""
-        return self.asked_behind(standing, reader.prefix)
+    def asked(self, standing: Standing, prefix: tuple[int, ...]) -> Sequence[int]:
+        """The tokens that ask ``standing`` behind ``prefix``, by its number if the prefix has one.
 
-    def asked_behind(self, standing: Standing, prefix: tuple[int, ...]) -> Sequence[int]:
-        """As `asked`, for the newest version's ``prefix``: older ones are forgotten."""
+        ``prefix`` is the newest version's: older ones are forgotten.
+        """
         whole = standing.prepared.prompt_tokens
         if not self.numbers:
             return whole
@@ -156,27 +131,21 @@ class EnginePrefixes:
                 listings.popleft()
             return listings[0].asked.get(standing.question.text, whole)
 
-    def _change(
-        self,
-        session: str,
-        header: str | None,
-        questions: tuple[Question, ...],
-        rollup: tuple[int, ...],
-        use: Callable[[tuple[int, ...]], None],
-    ) -> None:
-        listing = self._made(session, header, questions, rollup)
+    def _begin(self, session: str, parts: _Parts) -> None:
+        self._listings[session] = deque([self._made(parts)])
+        self._parts[session] = parts
+
+    def _change(self, session: str, parts: _Parts, use: Callable[[tuple[int, ...]], None]) -> None:
+        listing = self._made(parts)
         use(listing.prefix)
-        self._headers[session], self._questions[session] = header, questions
-        self._rollups[session] = rollup
+        self._parts[session] = parts
         if not self.numbers:
             self._listings[session].clear()  # no question is asked by number
         self._listings[session].append(listing)
 
-    def _made(
-        self, session: str, header: str | None, questions: tuple[Question, ...], rollup: tuple[int, ...]
-    ) -> QuestionList:
-        questions = tuple(each for each in questions if self._prompt.answers_by_number(self._text_of(each)))
-        texts = list(map(self._text_of, questions))
-        prefix = self._prompt.frozen(header, texts, symbols=session in self._several)
-        asked = {question.text: tuple(self._prompt.numbered(n)) for n, question in enumerate(questions, 1)}
-        return QuestionList(prefix + rollup, asked)
+    def _made(self, parts: _Parts) -> QuestionList:
+        known = [(each.text, self._text_of(each)) for each in parts.questions]
+        listed = [(text, own) for text, own in known if self._prompt.answers_by_number(own)]
+        prefix = self._prompt.frozen(parts.header, [own for _, own in listed], symbols=parts.several)
+        asked = {text: tuple(self._prompt.numbered(n)) for n, (text, _) in enumerate(listed, 1)}
+        return QuestionList(prefix + parts.rollup, asked)

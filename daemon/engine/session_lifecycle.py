@@ -13,7 +13,7 @@ from daemon import protocol
 from daemon.api.generation import CountTokens, GenerateAll
 from daemon.config.schema import Config, SessionConfig
 from daemon.engine.answers import Emit
-from daemon.engine.build import Built, check_pool, line_spec, retention_of
+from daemon.engine.build import Built, check_pool, header_of, line_spec, retention_of
 from daemon.engine.question_changes import StandingQuestions
 from daemon.engine.request_runner import SESSION_RESET, failed
 from daemon.engine.session_parts import SessionParts
@@ -124,10 +124,7 @@ class EngineSessions:
             raise ValueError(f"there is already a session {session.name!r}")
         line = self._line(session)
         standing = self.questions.made(session.name, command.questions)
-        header = None if isinstance(line, LineSpec) else line.blank.header
-        several = bool(session.more_symbols)
-        rollup = session.summed_tokens
-        self.built.prefixes.add(session.name, header, command.questions, several=several, rollup=rollup)
+        self.built.prefixes.add(session, header_of(line), command.questions)
         self.built.lines[session.name] = line
         self._sessions[session.name] = session
         return line, standing

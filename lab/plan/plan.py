@@ -226,7 +226,7 @@ def _shape_of(sources: Sources, simulator: Simulator | None) -> Shape:
         for each in sources.registry.standing(session.name):
             asked = each.question
             times = interval / asked.ask_every_ns if asked.ask_every_ns else 1 / asked.ask_every_bars
-            tokens = len(sources.prefixes.asked_behind(each, prefix))
+            tokens = len(sources.prefixes.asked(each, prefix))
             # of one session on average
             answer = each.prepared.answer_tokens(asked)
             questions.append((tokens, answer, min(1.0, times) / sessions))

@@ -320,7 +320,7 @@ class Simulator:
             has_gap,
             lambda session, version, payloads: None,
             lambda session, version, payloads, asked: None,
-            sources.prefixes.asked,
+            lambda standing, reader: sources.prefixes.asked(standing, reader.prefix),
             lambda payload: payload.record.ts_ring,
             sources.costs.batch_ns,
         )

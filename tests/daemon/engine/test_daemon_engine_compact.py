@@ -147,7 +147,8 @@ def test_numbered_questions_must_leave_room_for_the_longest_header(built: Built)
     """Otherwise a later anchor could not be used, in the middle of the stream."""
     prompt = built.prompt
     header = Anchor(0, 10**7, 10**9).header
-    prefixes = EnginePrefixes(prompt, partial(text_of, prompt), {"a": header}, {"a": ()})
+    prefixes = EnginePrefixes(prompt, partial(text_of, prompt), numbers=True)
+    prefixes.add(session("a"), header, ())
     questions = [Question(q.name, q.text, q.choices) for q in PAPER_SIX[:2]]
     shown = len(prompt.frozen(header, [text_of(prompt, q) for q in questions]))
     widest = len(prompt.encode(WIDEST.header)) - len(prompt.encode(header))

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 
+from daemon.config.schema import SessionConfig
 from daemon.engine.prefixes import EnginePrefixes
 from engine.divergence import Divergence, probe
 from engine.engine import Engine
@@ -62,8 +63,9 @@ class World:
         self.engine = Engine(MODEL, blocks=600, block_size=8, frame_limit=2000)
         self.scheduler = Scheduler(self.engine, self.engine.pool, LIMITS, lambda: self.now, self.observer)
         self.registry = Registry(prepare)
-        listed = dict.fromkeys(names, questions) if numbers else None
-        self.prefixes = EnginePrefixes(FORMAT, lambda q: q.text, dict.fromkeys(names), listed)
+        self.prefixes = EnginePrefixes(FORMAT, lambda q: q.text, numbers=numbers)
+        for name in names:
+            self.prefixes.add(SessionConfig(name, f"V:{name}"), None, questions)
         self.tapes = [
             self.engine.open_tape(name, self.prefixes.newest(name), Retention(300)) for name in names
         ]
@@ -80,7 +82,7 @@ class World:
             lambda payload: False,
             lambda session, version, payloads: None,
             lambda session, version, payloads, asked: None,
-            self.prefixes.asked,
+            lambda standing, reader: self.prefixes.asked(standing, reader.prefix),
         )
         self.refresher = Refresher(
             self.scheduler,
@@ -96,8 +98,10 @@ class World:
 
     def probes(self, session: str) -> list[tuple[Sequence[int], tuple[int, ...] | None]]:
         (tape,) = (tape for tape in self.tapes if tape.name == session)
-        asked = partial(self.prefixes.asked_behind, prefix=tape.prefix)
-        return [(asked(each), each.prepared.choice_tokens) for each in self.registry.standing(session)]
+        return [
+            (self.prefixes.asked(each, tape.prefix), each.prepared.choice_tokens)
+            for each in self.registry.standing(session)
+        ]
 
     def committed(self, tape: Tape, version: int, records: TapeItems) -> None:
         self.seen[tape.name, version] = tape.prefix, tape.window

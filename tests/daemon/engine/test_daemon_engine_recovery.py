@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 import pytest
@@ -32,7 +32,6 @@ from daemon.config.standing import questions_of
 from daemon.engine.assembly import wire_engine
 from daemon.engine.build import build
 from daemon.engine.request_runner import SESSION_RESET
-from daemon.engine.service import EngineHost
 from daemon.engine.snapshot_store import SnapshotFiles, SnapshotNoRoom
 from daemon.progress import Position, Progress
 from feeds.connector import SettingError
@@ -54,6 +53,8 @@ from tests.regions.numbered import append, pool, tape_of
 SECOND = 10**9
 START = 1_723_161_600 * SECOND
 STREAM = protocol.NameStream("kafka", "ticks", 0, True)
+Trade = tuple[int, int, int]
+"""Symbol, ns since the start, price in cents."""
 TIERS = (RollupConfig(Duration(4 * SECOND), 3), RollupConfig(Duration(16 * SECOND), 1000))
 HIGH = QuestionConfig("high", "What was the highest price?", ("YES", "NO"))
 
@@ -63,8 +64,8 @@ def terse(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return terse_directory(tmp_path_factory.mktemp("terse") / "model")
 
 
-def log_of(symbols: int, seconds: int, seed: int) -> list[tuple[int, int, int]]:
-    """(symbol, ns since the start, price in cents) of trades, some of them out of order."""
+def log_of(symbols: int, seconds: int, seed: int) -> list[Trade]:
+    """Trades, some of them out of order."""
     rng, prices, trades = random.Random(seed), [10_000] * symbols, []
     for second in range(seconds):
         for _ in range(3):
@@ -93,8 +94,24 @@ def config(path: Path | None, directory: Path, *sessions: SessionConfig, **bars:
     )
 
 
+RINGS: list[Ring] = []
+
+
+@pytest.fixture(autouse=True)
+def rings() -> Iterator[None]:
+    """Removes the rings of all engines."""
+    yield
+    while RINGS:
+        ring = RINGS.pop()
+        ring.close()
+        ring.unlink()
+
+
+E = TypeVar("E")
+
+
 class Engine:
-    """The engine of a daemon, stepped by the test, on a log of trades.
+    """The engine of a daemon, stepped by the test, on a log of trades; nobody has to stop it.
 
     Snapshots are taken when the test says so; of a ``busy`` one after every bar.
     """
@@ -107,19 +124,12 @@ class Engine:
         busy: bool = False,
     ):
         self.events: list[protocol.EngineEvent] = []
-        self.config = config
-        self.store = MetricStore.local(
-            {
-                "session": ["s", *(each.name for each in config.sessions if each.name != "s")],
-                "source": ["kafka"],
-                "sink": ["k"],
-            }
-        )
+        names = ["s", *(each.name for each in config.sessions if each.name != "s")]
+        self.store = MetricStore.local({"session": names, "source": ["kafka"], "sink": ["k"]})
         self.ring = Ring.create(1024, "pause")
+        RINGS.append(self.ring)
         built = build(config, progress or {})
-        self.host: EngineHost = wire_engine(
-            config, built, self.ring, self.store, self.events.append, source="kafka"
-        )
+        self.host = wire_engine(config, built, self.ring, self.store, self.events.append, source="kafka")
         self.loaded = built.loaded
         self.host.handle(stream)
         self.stream = stream_number(stream.source, stream.topic, stream.partition)
@@ -130,14 +140,34 @@ class Engine:
             for session in config.sessions:
                 self.host.snapshots.set(session, built.tapes[session.name])
 
+    @property
     def positions(self) -> dict[str, dict[str, Position]]:
         return self.host.ready.positions
 
-    def give(self, offset: int, trade: tuple[int, int, int]) -> None:
-        self.put(offset, trade)
+    @property
+    def version(self) -> int:
+        return self.host.sessions.built.tapes["s"].version
+
+    def give(self, offset: int, *trades: Trade) -> None:
+        """Trades from this offset on, each of which is answered before the next."""
+        for at, trade in enumerate(trades, offset):
+            self.put(at, trade)
+            self.rest()
+
+    def do(self, *commands: protocol.Command) -> None:
+        for command in commands:
+            self.host.handle(command)
         self.rest()
 
-    def put(self, offset: int, trade: tuple[int, int, int]) -> None:
+    def go_on(self) -> None:
+        """The records of the session are read from now on."""
+        self.host.input.partitions_assigned(["s"])
+
+    def of(self, kind: type[E]) -> list[E]:
+        """The events of a kind."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def put(self, offset: int, trade: Trade) -> None:
         symbol, moment, cents = trade
         writer = RecordWriter(1)
         self.given += 1
@@ -166,21 +196,17 @@ class Engine:
 
     def progress(self) -> dict[str, Progress]:
         """As if everything so far were acknowledged."""
-        newest = {e.session: e for e in self.events if isinstance(e, protocol.Committed)}
+        newest = {e.session: e for e in self.of(protocol.Committed)}
         return {
             name: Progress(1, each.version, 0, each.inputs.closed, corrected=each.inputs.corrected)
             for name, each in newest.items()
         }
 
     def answers(self) -> list[Answer]:
-        return [event.answer for event in self.events if isinstance(event, protocol.Answered)]
+        return [event.answer for event in self.of(protocol.Answered)]
 
     def value(self, name: str, **labels: str) -> float:
         return self.store.value(f"foretick_{name}", **labels)
-
-    def kill(self) -> None:
-        self.ring.close()
-        self.ring.unlink()
 
 
 Key = tuple[str, str, int, int]
@@ -197,19 +223,15 @@ def keyed(answers: Sequence[Answer]) -> dict[Key, tuple[str, float, list[str]]]:
     return found
 
 
-def killed(
-    made: Config, log: list[tuple[int, int, int]], seed: int, kills: int
-) -> tuple[list[Answer], list[bool]]:
+def killed(made: Config, log: list[Trade], seed: int, kills: int) -> tuple[list[Answer], list[bool]]:
     """Answers of engines that are killed now and then, and whether each came back from a snapshot.
 
     What is acknowledged at a kill is some version before the newest.
     """
     rng = random.Random(seed)
     deaths = sorted(rng.sample(range(len(log) // 3, len(log)), kills))
-    engine, answers, restored = Engine(made), list[Answer](), []
-    names = [each.name for each in made.sessions]
-    known = [dict.fromkeys(names, Progress())]
-    at = 0
+    engine, answers, restored, at = Engine(made), list[Answer](), list[bool](), 0
+    known = [{"s": Progress()}]
     for death in [*deaths, len(log)]:
         while at < death:
             engine.give(at, log[at])
@@ -225,18 +247,11 @@ def killed(
         answers += [
             each for each in engine.answers() if each.data_version <= acknowledged[each.session].version
         ]
-        engine.kill()
         engine = Engine(made, acknowledged)
-        positions = engine.positions()
-        restored.append(set(positions) == set(names))
-        # without a snapshot, from the beginning
-        at = (
-            min((p.offset for each in positions.values() for p in each.values()), default=0)
-            if restored[-1]
-            else 0
-        )
+        positions = engine.positions.get("s", {}).values()
+        restored.append("s" in engine.positions)
+        at = min((each.offset for each in positions), default=0)  # without a snapshot from the beginning
     answers += engine.answers()
-    engine.kill()
     return answers, restored
 
 
@@ -259,30 +274,24 @@ def session(name: str, symbol: str = "X:a", **settings: object) -> SessionConfig
     ],
 )
 def test_killed_engines_answer_as_one_that_was_not(kind: str, seed: int, terse: Path, tmp_path: Path) -> None:
-    sessions: dict[str, SessionConfig] = {
-        "compact": session("s", retention_records=6),
-        "compact exact": session("s", retention_records=6, semantics="exact", refresh_every=2),
-        "decimal": session("s"),
-        "several": session("s", more_symbols=("X:b",)),
-        "rollup": session("s", retention_records=8, rollup=TIERS, rollup_every=2),
-        "lateness": session("s"),
-        "corrections": session("s"),
+    settings: dict[str, dict[str, object]] = {
+        "compact": {"retention_records": 6},
+        "compact exact": {"retention_records": 6, "semantics": "exact", "refresh_every": 2},
+        "several": {"more_symbols": ("X:b",)},
+        "rollup": {"retention_records": 8, "rollup": TIERS, "rollup_every": 2},
     }
-    bars = {
+    bars: dict[str, dict[str, object]] = {
         "lateness": {"lateness": Duration(SECOND), "late": "amend"},
         "corrections": {"late": "amend"},
-    }.get(kind, {})
-    made = config(terse if "compact" in kind else None, tmp_path / "on", sessions[kind], **bars)
+    }
+    path = terse if "compact" in kind else None
+    made = config(path, tmp_path / "on", session("s", **settings.get(kind, {})), **bars.get(kind, {}))
     log = log_of(2 if kind == "several" else 1, 30, seed)
     if kind == "corrections":  # every other trade comes two seconds late
-        log = [
-            (leg, max(0, at - number % 2 * 2 * SECOND), price) for number, (leg, at, price) in enumerate(log)
-        ]
+        log = [(leg, max(0, at - n % 2 * 2 * SECOND), price) for n, (leg, at, price) in enumerate(log)]
     whole = Engine(replace(made, recovery=RecoveryConfig(interval=Duration(0))))
-    for offset, trade in enumerate(log):
-        whole.give(offset, trade)
+    whole.give(0, *log)
     expected = keyed(whole.answers())
-    whole.kill()
     bound = tolerance.of_gap(whole.loaded, 10.0)
     answers, restored = killed(made, log, seed, 3)
     found = keyed(answers)
@@ -299,14 +308,14 @@ ADAPTED = AdaptationState(ModelConfig().coverage, {"a question's hash": 0.93})
 
 
 @pytest.fixture
-def left(terse: Path, tmp_path: Path) -> tuple[Config, dict[str, Progress], list[tuple[int, int, int]]]:
+def left(terse: Path, tmp_path: Path) -> tuple[Config, dict[str, Progress], list[Trade]]:
     """An engine that was killed behind its second snapshot, with all of its answers acknowledged."""
     made, log = config(terse, tmp_path / "on", COMPACT), log_of(1, 12, 3)
     engine = Engine(made)
     engine.host.parts.confidence.restore("s", ADAPTED)
-    for offset, trade in enumerate(log):
-        engine.give(offset, trade)
-        if offset in (18, 30):
+    for first, last in ((0, 19), (19, 31), (31, 36)):
+        engine.give(first, *log[first:last])
+        if last < len(log):
             engine.snapshot()
     assert engine.value("snapshots_written_total", session="s") == 2
     engine.host.snapshots.note()
@@ -315,16 +324,15 @@ def left(terse: Path, tmp_path: Path) -> tuple[Config, dict[str, Progress], list
     assert [path.name for path in files] == ["s.0.snapshot", "s.1.snapshot"]
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
     progress = engine.progress()
-    engine.kill()
     return made, progress, log
 
 
-Left = tuple[Config, dict[str, Progress], list[tuple[int, int, int]]]
+Left = tuple[Config, dict[str, Progress], list[Trade]]
 
 
 def offset_of(engine: Engine) -> int | None:
     """Where the session is read on."""
-    found = engine.positions().get("s", {}).get("X:a")
+    found = engine.positions.get("s", {}).get("X:a")
     return None if found is None else found.offset
 
 
@@ -339,12 +347,11 @@ def test_the_newest_snapshot_that_is_whole_and_acknowledged_is_used(left: Left) 
             reason: engine.value("snapshots_refused_total", reason=reason)
             for reason in ("torn", "foreign", "newer", "no_room")
         }
-        offset, version = offset_of(engine), engine.host.sessions.built.tapes["s"].version
+        offset, version = offset_of(engine), engine.version
         used = {31: newest, 19: older}.get(offset or 0)
         stored = 0 if used is None else read_header(used).state.version
         assert version == max(stored, progress["s"].version)
         assert engine.value("snapshots_restored_total", session="s") == (offset is not None)
-        engine.kill()
         return offset, {reason: n for reason, n in reasons.items() if n}
 
     assert again(progress) == (31, {})
@@ -368,9 +375,8 @@ def test_the_newest_snapshot_that_is_whole_and_acknowledged_is_used(left: Left) 
     (directory / "other.0.snapshot").write_bytes(raw)
     engine = Engine(other, {"other": progress["s"]})
     assert engine.value("snapshots_refused_total", reason="foreign") == 1
-    engine.kill()
     older.unlink()
-    off = replace(made, recovery=replace(made.recovery, interval=Duration(0)))
+    off = recovering(made, interval=Duration(0))
     assert again(progress, off) == (None, {})
 
 
@@ -381,13 +387,9 @@ def test_the_last_snapshot_that_a_restart_can_use_stays(terse: Path, tmp_path: P
 
     def until(end: int) -> int | None:
         """Where a restart would read on, after a snapshot behind the record before ``end``."""
-        while engine.given < end:
-            engine.give(engine.given, log[engine.given])
+        engine.give(engine.given, *log[engine.given : end])
         engine.snapshot()
-        after = Engine(made, dict(stored))
-        resumes_at = offset_of(after)
-        after.kill()
-        return resumes_at
+        return offset_of(Engine(made, dict(stored)))
 
     stored = {"s": Progress()}
 
@@ -404,49 +406,50 @@ def test_the_last_snapshot_that_a_restart_can_use_stays(terse: Path, tmp_path: P
     raw = max((tmp_path / "on").iterdir(), key=lambda path: path.stat().st_mtime_ns)
     raw.write_bytes(raw.read_bytes()[:-1])
     assert until(60) == 36, "the torn one was written over"
-    engine.kill()
 
 
 def test_what_was_answered_goes_to_the_tape_and_is_not_asked(left: Left) -> None:
     """Bars after the snapshot, up to the newest acknowledged one, version by version."""
     made, progress, log = left
-    engine = Engine(replace(made, recovery=replace(made.recovery, while_rebuilding="refuse")), progress)
-    engine.host.handle(chat(1, exact=True))
-    engine.host.handle(chat(2))
-    engine.rest()
-    assert [e.code for e in engine.events if isinstance(e, Failed)] == ["rebuilding"] * 2
-    for offset in range(31, len(log)):
-        engine.give(offset, log[offset])
-    committed = [event for event in engine.events if isinstance(event, protocol.Committed)]
-    first = progress["s"].version
-    assert [event.history for event in committed] == [True] * len(committed)
-    assert [event.version for event in committed] == [first + 1 + n for n in range(len(committed))]
+    engine = Engine(recovering(made, while_rebuilding="refuse"), progress)
+    engine.do(chat(1, exact=True), chat(2))
+    assert [e.code for e in engine.of(Failed)] == ["rebuilding"] * 2
+    engine.give(31, *log[31:])
+    committed = engine.of(protocol.Committed)
+    first = progress["s"].version + 1
+    assert [(e.version, e.history) for e in committed] == [(first + n, True) for n in range(len(committed))]
     # so that the gateway can acknowledge their records
-    assert [e.version for e in engine.events if isinstance(e, protocol.NotDue)] == [
-        e.version for e in committed
-    ]
+    assert [e.version for e in engine.of(protocol.NotDue)] == [e.version for e in committed]
     assert {event.inputs.closed for event in committed} == {progress["s"].closed}
     assert engine.answers() == []
     engine.host.handle(chat(2, exact=True))
     engine.give(len(log), (0, 13 * SECOND, 10_000))
-    assert len([event for event in engine.events if isinstance(event, Finished)]) == 1
-    engine.host.handle(chat(3))
-    engine.rest()
-    _, answered = [event for event in engine.events if isinstance(event, Finished)]
+    assert len(engine.of(Finished)) == 1
+    engine.do(chat(3))
+    _, answered = engine.of(Finished)
     assert "warm_up" not in answered.metadata.flags
     assert len(engine.answers()) == 6
-    newest = [event for event in engine.events if isinstance(event, protocol.Committed)][-1]
+    newest = engine.of(protocol.Committed)[-1]
     assert not newest.history
     assert newest.inputs.closed > progress["s"].closed
-    engine.kill()
+
+
+def recovering(made: Config, **settings: object) -> Config:
+    return replace(made, recovery=replace(made.recovery, **settings))
+
+
+def log_source(policy: Literal["wait", "skip"] = "wait") -> SourceConfig:
+    return SourceConfig(kind="kafka", kafka=KafkaSourceConnector("127.0.0.1:1"), backlog_policy=policy)
+
+
+def adding(progress: Progress, number: int = 2, session: SessionConfig = COMPACT) -> protocol.AddSession:
+    return protocol.AddSession(number, session, (), {"X:a": 0}, progress, "")
 
 
 def asked_both_ways(engine: Engine) -> tuple[Finished, Finished]:
     """What it replies to an ask and to a chat with the session, as it is."""
-    engine.host.handle(chat(1, exact=True))
-    engine.host.handle(chat(2))
-    engine.rest()
-    by_id = {event.id: event for event in engine.events if isinstance(event, Finished)}
+    engine.do(chat(1, exact=True), chat(2))
+    by_id = {event.id: event for event in engine.of(Finished)}
     return by_id[1], by_id[2]
 
 
@@ -456,71 +459,49 @@ def test_a_session_without_snapshot_tells_at_once_that_its_window_is_missing(
 ) -> None:
     """Where a log is read again, that begins long after questions come: the group has to form."""
     made, progress, _ = left
-    kafka, zeromq = KafkaSourceConnector("127.0.0.1:1"), ZmqSourceConnector("tcp://127.0.0.1:1")
-    source = (
-        SourceConfig(kind="kafka", kafka=kafka) if rereads else SourceConfig(kind="zeromq", zeromq=zeromq)
-    )
-    made = replace(made, source=source, recovery=replace(made.recovery, interval=Duration(0)))
-    version = progress["s"].version
-    engine = Engine(made, progress)
-    asked, answered = asked_both_ways(engine)
-    assert ("warm_up" in asked.metadata.flags, "warm_up" in answered.metadata.flags) == (rereads, rereads)
-    assert (asked.metadata.data_version, answered.metadata.data_version) == (version, version)
-    engine.kill()
-    refusing = replace(made, recovery=replace(made.recovery, while_rebuilding="refuse"))
-    engine = Engine(refusing, progress)
-    engine.host.handle(chat(1, exact=True))
-    engine.rest()
-    failed = [event.code for event in engine.events if isinstance(event, Failed)]
-    assert failed == (["rebuilding"] if rereads else [])
-    engine.kill()
+    zeromq = ZmqSourceConnector("tcp://127.0.0.1:1")
+    source = log_source() if rereads else SourceConfig(kind="zeromq", zeromq=zeromq)
+    made = recovering(replace(made, source=source), interval=Duration(0))
+    for each in asked_both_ways(Engine(made, progress)):
+        assert ("warm_up" in each.metadata.flags) == rereads
+        assert each.metadata.data_version == progress["s"].version
+    engine = Engine(recovering(made, while_rebuilding="refuse"), progress)
+    engine.do(chat(1, exact=True))
+    assert [event.code for event in engine.of(Failed)] == (["rebuilding"] if rereads else [])
 
 
 def test_a_restored_session_answers_questions_before_its_first_record(left: Left) -> None:
-    made, progress, _ = left
-    engine = Engine(made, progress)
-    asked, answered = asked_both_ways(engine)
-    assert "warm_up" in asked.metadata.flags  # newer bars are read again
-    assert "warm_up" in answered.metadata.flags
-    assert (asked.times, asked.metadata.data_version) == (None, progress["s"].version)
-    engine.kill()
-
-
-def test_the_coverage_that_labels_have_adapted_comes_back(left: Left) -> None:
+    """And has the coverage that its labels had adapted."""
     made, progress, _ = left
     engine = Engine(made, progress)
     assert engine.host.parts.confidence.cut("s") == ADAPTED
-    engine.kill()
+    for each in asked_both_ways(engine):
+        assert "warm_up" in each.metadata.flags  # newer bars are read again
+        assert (each.times, each.metadata.data_version) == (None, progress["s"].version)
 
 
 def test_a_session_that_is_added_goes_on_from_its_snapshot_and_a_removed_one_has_none(left: Left) -> None:
     made, progress, log = left
     files = Path(made.recovery.directory)
     engine = Engine(replace(made, sessions=(replace(COMPACT, name="other", symbol="X:b"),)))
-    engine.host.handle(protocol.AddSession(1, COMPACT, (), {"X:a": 1}, progress["s"], ""))
-    engine.rest()
-    (added,) = [event for event in engine.events if isinstance(event, protocol.SessionAdded)]
+    engine.do(protocol.AddSession(1, COMPACT, (), {"X:a": 1}, progress["s"], ""))
+    (added,) = engine.of(protocol.SessionAdded)
     assert added.positions == {"X:a": Position("kafka", "ticks", 0, 31)}
-    for offset in range(25, len(log)):
-        engine.give(offset, (1, *log[offset][1:]))
+    engine.give(25, *((1, at, price) for _, at, price in log[25:]))
     assert engine.value("records_in_snapshot_total", session="s") == 6
-    newest = [e for e in engine.events if isinstance(e, protocol.Committed)][-1]
+    newest = engine.of(protocol.Committed)[-1]
     assert (newest.history, newest.inputs.closed) == (True, progress["s"].closed)
     assert len(list(files.iterdir())) == 2
-    engine.host.handle(protocol.RemoveSession(2, "s"))
-    engine.rest()
+    engine.do(protocol.RemoveSession(2, "s"))
     assert list(files.iterdir()) == []
-    engine.kill()
 
 
 def test_a_session_that_begins_anew_does_not_take_what_was_read_before(left: Left) -> None:
     """Records of the old session are still in the ring; they are read again from the snapshot."""
     made, progress, log = left
-    engine = Engine(made, progress)
-    whole = Engine(made, progress)
-    whole.host.input.partitions_assigned(["s"])
-    engine.host.input.partitions_assigned(["s"])
+    engine, whole = Engine(made, progress), Engine(made, progress)
     for each in (engine, whole):
+        each.go_on()
         for offset in range(31, len(log)):
             each.put(offset, log[offset])
         each.rest()
@@ -534,28 +515,21 @@ def test_a_session_that_begins_anew_does_not_take_what_was_read_before(left: Lef
         engine.host.scheduler.step()
         while engine.host.input._plane._changes:
             engine.host.input._plane._change(*engine.host.input._plane._changes.popleft())
-        removed = any(isinstance(event, protocol.Done) for event in engine.events)
+        removed = bool(engine.of(protocol.Done))
     assert engine.ring.fill == len(more) / 1024
     engine.store.add_session("s")
-    engine.host.handle(protocol.AddSession(2, COMPACT, (), {"X:a": 0}, progress["s"], ""))
+    engine.host.handle(adding(progress["s"]))
     engine.host.scheduler.step()
-    added = next(event for event in engine.events if isinstance(event, protocol.SessionAdded))
+    added = engine.of(protocol.SessionAdded)[0]
     assert added.positions == {"X:a": Position("kafka", "ticks", 0, 31)}
-    engine.host.input.partitions_assigned(["s"])
-    for offset, trade in enumerate((*log[31:], *more), 31):
-        engine.give(offset, trade)
+    engine.go_on()
+    engine.give(31, *log[31:], *more)
     assert engine.progress() == whole.progress()
     again, expected = (
-        [
-            (e.version, e.live_tokens, e.inputs.closed)
-            for e in each.events
-            if isinstance(e, protocol.Committed)
-        ]
+        [(e.version, e.live_tokens, e.inputs.closed) for e in each.of(protocol.Committed)]
         for each in (engine, whole)
     )
     assert again[-4:] == expected[-4:]
-    for each in (engine, whole):
-        each.kill()
 
 
 @pytest.mark.parametrize("serves", [True, False])
@@ -563,16 +537,13 @@ def test_a_session_that_is_removed_takes_its_files_along_unless_another_daemon_a
     terse: Path, tmp_path: Path, serves: bool
 ) -> None:
     engine = Engine(config(terse, tmp_path, COMPACT))
-    for offset, trade in enumerate(log_of(1, 5, 3)):
-        engine.give(offset, trade)
+    engine.give(0, *log_of(1, 5, 3))
     engine.snapshot()
     files = list(tmp_path.rglob("s.*.snapshot"))
     assert files
-    engine.host.handle(protocol.RemoveSession(1, "s", serves=serves))
-    engine.rest()
-    assert any(isinstance(event, protocol.Done) for event in engine.events)
+    engine.do(protocol.RemoveSession(1, "s", serves=serves))
+    assert engine.of(protocol.Done)
     assert [each.exists() for each in files] == [not serves] * len(files)
-    engine.kill()
 
 
 @pytest.mark.parametrize("since", [0, 25], ids=["no snapshot", "a snapshot"])
@@ -583,21 +554,16 @@ def test_a_session_that_begins_anew_answers_as_before_around_new_anchors(
     made, log = config(terse, tmp_path, COMPACT), log_of(1, 15, 3)
     prices = [(symbol, moment, cents * (1 + n // 12)) for n, (symbol, moment, cents) in enumerate(log)]
     whole, engine = Engine(made), Engine(made)
-    for offset, trade in enumerate(prices):
-        whole.give(offset, trade)
-    for offset, trade in enumerate(prices[:since]):
-        engine.give(offset, trade)
+    whole.give(0, *prices)
+    engine.give(0, *prices[:since])
     engine.snapshot()
     progress = engine.progress().get("s", Progress())
-    engine.host.handle(protocol.RemoveSession(1, "s", keeps=True))
-    engine.rest()
+    engine.do(protocol.RemoveSession(1, "s", keeps=True))
     asked = tuple(each.question for each in questions_of(made))
-    engine.host.handle(protocol.AddSession(2, COMPACT, asked, {"X:a": 0}, progress, ""))
-    engine.rest()
+    engine.do(replace(adding(progress), questions=asked))
     assert engine.value("snapshots_restored_total", session="s") == (since > 0)
-    engine.host.input.partitions_assigned(["s"])
-    for offset, trade in enumerate(prices[since:], since):
-        engine.give(offset, trade)
+    engine.go_on()
+    engine.give(since, *prices[since:])
     assert whole.value("anchors_total", session="s") == 3
     expected, found = keyed(whole.answers()), keyed(engine.answers())
     assert found.keys() == expected.keys()
@@ -608,8 +574,6 @@ def test_a_session_that_begins_anew_answers_as_before_around_new_anchors(
     again = Engine(made, engine.progress())
     assert again.value("snapshots_refused_total", reason="foreign") == 0
     assert again.value("snapshots_restored_total", session="s") == 1
-    for each in (again, engine, whole):
-        each.kill()
 
 
 CHANGES = 100
@@ -632,38 +596,24 @@ def test_questions_are_answered_from_the_old_window_until_a_session_that_begins_
     made, progress, log = left
     engine = Engine(made, progress)
     first = progress["s"].version
-    engine.host.input.partitions_assigned(["s"])
-    for offset in range(31, len(log)):
-        engine.give(offset, log[offset])
-    engine.give(len(log), (0, 13 * SECOND, 10_000))
-    old = engine.host.sessions.built.tapes["s"].version
+    engine.go_on()
+    engine.give(31, *log[31:], (0, 13 * SECOND, 10_000))
+    old = engine.version
     assert old > first
 
-    def ask(number: int) -> None:
-        engine.host.handle(chat(number, exact=True))
-
-    engine.host.handle(protocol.RemoveSession(101, "s", keeps=True))
-    engine.rest()
+    engine.do(protocol.RemoveSession(101, "s", keeps=True))
     assert isinstance(engine.events[-1], protocol.Done)
     engine.give(len(log) + 1, (0, 15 * SECOND, 10_000))
-    ask(1)
-    engine.rest()
+    engine.do(chat(1, exact=True))
     assert asks(engine) == [(1, old)]
     engine.host.handle(protocol.SetQuestions(109, "s", ()))
     assert engine.events[-1] == Failed(109, "rebuilding", SESSION_RESET.message)
-    ask(2)
-    engine.host.handle(chat(3))
-    engine.host.handle(protocol.AddSession(102, COMPACT, (), {"X:a": 0}, progress["s"], ""))
-    ask(4)
-    engine.host.handle(chat(5))
-    engine.rest()
+    added = adding(progress["s"], 102)
+    engine.do(chat(2, exact=True), chat(3), added, chat(4, exact=True), chat(5))
     assert sorted(asks(engine)[1:]) == [(2, first), (3, first), (4, first), (5, first)]
-    assert any(isinstance(event, protocol.SessionAdded) for event in engine.events)
-    for offset in range(31, len(log)):
-        engine.give(offset, log[offset])
-    engine.give(len(log), (0, 13 * SECOND, 10_000))
-    assert engine.host.sessions.built.tapes["s"].version == old
-    engine.kill()
+    assert engine.of(protocol.SessionAdded)
+    engine.give(31, *log[31:], (0, 13 * SECOND, 10_000))
+    assert engine.version == old
 
 
 @pytest.mark.parametrize("behind", ["wait", "skip"])
@@ -672,26 +622,20 @@ def test_all_bars_behind_an_old_snapshot_are_read_again(
 ) -> None:
     """More than a window holds, and faster than their source had them: they left traces in the window."""
     made = config(terse, tmp_path / "on", session("s", retention_records=6))
-    kafka = KafkaSourceConnector("127.0.0.1:1")
-    made = replace(made, source=SourceConfig(kind="kafka", kafka=kafka, backlog_policy=behind))
     log = [(0, n * SECOND // 2, 10_000 + n % 7) for n in range(60)]
-    first = Engine(replace(made, source=SourceConfig(kind="kafka", kafka=kafka, backlog_policy="wait")))
-    for offset, trade in enumerate(log):
-        first.give(offset, trade)
-        if offset == 20:
-            first.snapshot()
-    progress = first.progress()
-    first.kill()
-    again = Engine(made, progress)
-    begin = again.positions()["s"]["X:a"].offset
-    again.host.input.partitions_assigned(["s"])
+    first = Engine(replace(made, source=log_source()))
+    first.give(0, *log[:21])
+    first.snapshot()
+    first.give(21, *log[21:])
+    again = Engine(replace(made, source=log_source(behind)), first.progress())
+    begin = again.positions["s"]["X:a"].offset
+    again.go_on()
     for offset in range(begin, len(log)):
         again.put(offset, log[offset])
     again.rest()
-    versions = [(e.bars, e.history) for e in again.events if isinstance(e, protocol.Committed)]
+    versions = [(e.bars, e.history) for e in again.of(protocol.Committed)]
     assert versions == [(1, True)] * 19
     assert again.value("bars_skipped_total", session="s") == 0
-    again.kill()
 
 
 def test_the_gateway_sees_the_metrics_of_a_session_that_began_anew(
@@ -705,18 +649,13 @@ def test_the_gateway_sees_the_metrics_of_a_session_that_began_anew(
     try:
         for again in range(3):
             if again:
-                engine.host.handle(protocol.RemoveSession(1, "s", keeps=True))
-                engine.rest()
+                engine.do(protocol.RemoveSession(1, "s", keeps=True))
                 block = gateway.add_session("s")
-                add = protocol.AddSession(2, COMPACT, (), {"X:a": 0}, progress["s"], block.name)
-                engine.host.handle(add)
-                engine.rest()
-            engine.host.input.partitions_assigned(["s"])
-            for offset in range(31, len(log)):
-                engine.give(offset, log[offset])
+                engine.do(replace(adding(progress["s"]), metrics=block.name))
+            engine.go_on()
+            engine.give(31, *log[31:])
             assert gateway.value("foretick_bars_total", session="s") == 1
     finally:
-        engine.kill()
         gateway.unlink()
         gateway.close()
 
@@ -724,49 +663,38 @@ def test_the_gateway_sees_the_metrics_of_a_session_that_began_anew(
 def test_a_session_that_cannot_begin_anew_is_gone(left: Left) -> None:
     made, progress, _ = left
     engine = Engine(made, progress)
-    engine.host.handle(protocol.RemoveSession(101, "s", keeps=True))
-    engine.rest()
+    engine.do(protocol.RemoveSession(101, "s", keeps=True))
     engine.host.handle(chat(1, exact=True))
     longer = replace(COMPACT, retention_tokens=10**9)
-    engine.host.handle(protocol.AddSession(102, longer, (), {"X:a": 0}, progress["s"], ""))
-    engine.rest()
-    refused = [event.id for event in engine.events if isinstance(event, Failed) and event.id >= CHANGES]
+    engine.do(adding(progress["s"], 102, longer))
+    refused = [event.id for event in engine.of(Failed) if event.id >= CHANGES]
     assert (refused, asks(engine)) == ([102], [(1, "unknown_session")])
     with pytest.raises(UnknownSeriesError):
         engine.store.value("foretick_bars_total", session="s")
     engine.store.add_session("s")
-    engine.host.handle(protocol.AddSession(3, COMPACT, (), {"X:a": 0}, progress["s"], ""))
-    engine.rest()
-    added = [event.id for event in engine.events if isinstance(event, protocol.SessionAdded)]
-    assert added == [3]
-    engine.kill()
+    engine.do(adding(progress["s"], 3))
+    assert [event.id for event in engine.of(protocol.SessionAdded)] == [3]
 
 
 def test_a_source_without_a_log_goes_on_with_a_gap(terse: Path, tmp_path: Path) -> None:
     made, log = config(terse, tmp_path, COMPACT), log_of(1, 15, 3)
     live = protocol.NameStream("zeromq", "ticks", 0, False)
     first = Engine(made, stream=live)
-    for offset, trade in enumerate(log[:30]):
-        first.give(offset, trade)
-        if offset == 15:
-            first.snapshot()
-    first.snapshot()
+    for begin, end in ((0, 16), (16, 30)):
+        first.give(begin, *log[begin:end])
+        first.snapshot()
     progress = first.progress()
-    first.kill()
     anew = Engine(made, stream=live)
     assert anew.value("snapshots_refused_total", reason="newer") == 2
-    anew.kill()
     second = Engine(made, progress, live)
-    assert second.positions() == {"s": {}}
-    assert second.host.sessions.built.tapes["s"].version == progress["s"].version
+    assert second.positions == {"s": {}}
+    assert second.version == progress["s"].version
     # its offsets begin again: nothing is taken for what it had
-    for offset, trade in enumerate(log[30:]):
-        second.give(offset, trade)
+    second.give(0, *log[30:])
     gaps = [("gap" in answer.flags) for answer in second.answers() if answer.question == "trend"]
     assert gaps[0]
     assert not gaps[-1]
     assert second.value("records_in_snapshot_total", session="s") == 0
-    second.kill()
 
 
 def test_a_busy_engine_takes_snapshots_and_no_room_is_reported_once(
@@ -775,11 +703,10 @@ def test_a_busy_engine_takes_snapshots_and_no_room_is_reported_once(
     """Its idle hook is never called: the snapshots begin at commits."""
     log = log_of(1, 20, 5)
     made = config(terse, tmp_path / "a", COMPACT)
-    small = replace(made, recovery=replace(made.recovery, directory=str(tmp_path / "b"), max_bytes=1000))
+    small = recovering(made, directory=str(tmp_path / "b"), max_bytes=1000)
     for each, written in ((made, True), (small, False)):
         engine = Engine(each, busy=True)
-        for offset, trade in enumerate(log):
-            engine.give(offset, trade)
+        engine.give(0, *log)
         deadline = time.monotonic() + 60
         while engine.host.snapshots._writing is not None:
             engine.rest()
@@ -787,13 +714,12 @@ def test_a_busy_engine_takes_snapshots_and_no_room_is_reported_once(
         assert (engine.value("snapshots_written_total", session="s") > 3) == written
         unwritten = engine.value("snapshot_write_failures_total", reason="no_room")
         assert (unwritten > 3) != written
-        engine.kill()
     assert caplog.text.count("has no new snapshot") == 1
 
 
 def test_an_engine_that_stops_leaves_its_newest_state(terse: Path, tmp_path: Path) -> None:
     made = config(terse, tmp_path, COMPACT)
-    made = replace(made, recovery=replace(made.recovery, interval=Duration(3600 * SECOND)))
+    made = recovering(made, interval=Duration(3600 * SECOND))
     log = log_of(1, 12, 3)
     engine = Engine(made)
     engine.host.start()
@@ -802,11 +728,9 @@ def test_an_engine_that_stops_leaves_its_newest_state(terse: Path, tmp_path: Pat
     engine.host.stop(20)
     progress = engine.progress()
     assert engine.value("snapshots_written_total", session="s") == 1
-    engine.kill()
     after = Engine(made, progress)
     assert offset_of(after) == len(log)
     assert not after.host.input.rebuilding("s")
-    after.kill()
 
 
 def test_sessions_outside_the_pool_have_snapshots_too(terse: Path, tmp_path: Path) -> None:
@@ -818,29 +742,23 @@ def test_sessions_outside_the_pool_have_snapshots_too(terse: Path, tmp_path: Pat
     residency = engine.host.snapshots.built.tiers.residency
     assert residency is not None
     for written, take in enumerate((engine.snapshot, lambda: engine.host.snapshots.close(10)), 1):
-        for offset, trade in enumerate(log[(written - 1) * 6 : written * 6], (written - 1) * 6):
-            engine.give(offset, trade)
+        engine.give(engine.given, *log[engine.given : written * 6])
         residency.reclaim(made.pool.frame_limit)
         assert not engine.host.snapshots.built.tapes["s"].resident
         take()
         assert engine.value("snapshots_written_total", session="s") == written
-    progress = engine.progress()
-    engine.kill()
-    after = Engine(made, progress)
+    after = Engine(made, engine.progress())
     assert not after.host.input.rebuilding("s")
-    after.kill()
 
 
 def test_a_session_that_left_is_written_by_its_new_owner_alone(terse: Path, tmp_path: Path) -> None:
     """Neither while this daemon serves nor as it stops, nor is it removed; back here it is written again."""
     made, log = config(terse, tmp_path, COMPACT), log_of(1, 24, 3)
     engine = Engine(made)
-    for offset, trade in enumerate(log[:12]):
-        engine.give(offset, trade)
+    engine.give(0, *log[:12])
     engine.snapshot()
     engine.host.handle(protocol.PartitionsRevoked(("s",)))
-    for offset, trade in enumerate(log[12:24], 12):
-        engine.give(offset, trade)
+    engine.give(12, *log[12:24])
     engine.snapshot()
     engine.host.snapshots.close(10)
     assert engine.value("snapshots_written_total", session="s") == 1
@@ -848,11 +766,9 @@ def test_a_session_that_left_is_written_by_its_new_owner_alone(terse: Path, tmp_
     engine.snapshot()
     assert engine.value("snapshots_written_total", session="s") == 2
     engine.host.handle(protocol.PartitionsRevoked(("s",)))
-    engine.host.handle(protocol.RemoveSession(1, "s"))
-    engine.rest()
+    engine.do(protocol.RemoveSession(1, "s"))
     assert isinstance(engine.events[-1], protocol.Done)
     assert len(list(tmp_path.iterdir())) == 2
-    engine.kill()
 
 
 def generation(path: Path, epoch: int, version: int, written_ns: int) -> None:
@@ -899,11 +815,7 @@ def test_files_give_way_to_newer_ones_of_their_session_only(tmp_path: Path) -> N
         files.make_room(files.oldest_first("c")[0], 200)
     assert len(list(tmp_path.iterdir())) == 4
     files.make_room(files.oldest_first("c")[0], 100)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "a.1.snapshot",
-        "b.0.snapshot",
-        "b.1.snapshot",
-    ]
+    assert {path.name for path in tmp_path.iterdir()} == {f"{n}.snapshot" for n in ("a.1", "b.0", "b.1")}
     files.remove("b")
     assert [path.name for path in tmp_path.iterdir()] == ["a.1.snapshot"]
 
