@@ -129,11 +129,11 @@ def quantiles(samples: Sequence[float] | NDArray[np.float64], *at: float) -> lis
 
 def latency(
     name: str,
-    ours_ns: Sequence[int],
+    ours_ns: Sequence[float],
     setting: Setting,
     table: str = "",
     against: str = "",
-    reference_ns: Sequence[int] = (),
+    reference_ns: Sequence[float] = (),
     *,
     at: Sequence[float] = (0.5, 0.99),
     paired: bool = True,

@@ -5,9 +5,8 @@ from __future__ import annotations
 SUITES: dict[str, dict[str, tuple[str, str]]] = {
     "stream": {
         "kafka": ("bench.stream.kafka:measure", "Kafka to bars"),
-        "hits": ("bench.stream.hits:measure", "Flash hits through the query socket"),
-        "sessions": ("bench.stream.sessions:measure", "Updates that the daemon keeps up with"),
-        "questions": ("bench.engine.questions:stream", "Questions on the paper's scenario"),
+        "hits": ("bench.query.cached:hits", "Flash hits through the query socket"),
+        "questions": ("bench.engine.questions:measure", "Questions on the paper's scenario"),
     },
     "data": {
         "ticks": ("bench.data.ticks:measure", "From tick to answer"),
@@ -23,7 +22,6 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
         "events": ("bench.query.events:measure", "Clients that listen over HTTP"),
     },
     "engine": {
-        "questions": ("bench.engine.questions:engine", "Questions and updates as the tape grows"),
         "sessions": ("bench.engine.batches:sessions", "Several sessions in one pass"),
         "standing": ("bench.engine.batches:standing", "Standing questions in one pass"),
     },

@@ -47,9 +47,9 @@ class Compared(NamedTuple):
     readers: int
     rows: int
     own: float
-    shared: int
     goals: Goals
-    ns: list[list[int]]
+    shared: int = 0
+    ns: Sequence[Sequence[int]] = ()
 
 
 def compare(ways: Sequence[Ask], repeats: int, context: int) -> list[list[int]]:
@@ -78,9 +78,6 @@ def figures(found: Compared, floors: Floors) -> Iterator[Figure]:
     gain = "gain of one pass"
     yield figure(gain, median_ratio(in_turn, one_pass), goal=goals.get(gain))
     yield figure("gain of a pass at the floor", quantiles(in_turn, 0.5)[0] / 1e6 / floor)
-    for name, part in (("attention", floors.attention(*read)), ("linear layers", floors.linear(found.rows))):
-        yield figure(f"{name}: arithmetic", part.arithmetic_ms, "ms", "Floors")
-        yield figure(f"{name}: reading", part.reading_ms, "ms", "Floors")
 
 
 _GAINS = {6: 2.5, 25: 5.0}
@@ -214,7 +211,7 @@ class _Bench:
         def ask(some: slice) -> list[Reply]:
             return ask_together(self._engine, tapes[some], questions[some])
 
-        self._compare(name, len(tapes), rows, causal(round(rows / len(tapes))), goals, ask, *kept)
+        self._compare(Compared(name, len(tapes), rows, causal(round(rows / len(tapes))), goals), ask, *kept)
 
     def decode(self, name: str, questions: Questions, goals: Goals) -> None:
         """Compare the passes after the questions': one row per reader, dropped again in O(1)."""
@@ -228,7 +225,7 @@ class _Bench:
             return replies
 
         n = len(forks)
-        self._compare(name, n, n, sum(map(len, questions)) / n + 1, goals, step)
+        self._compare(Compared(name, n, n, sum(map(len, questions)) / n + 1, goals), step)
         for fork in forks:
             fork.release()
 
@@ -240,25 +237,11 @@ class _Bench:
             yield from figures(compared, floors)
         yield from self._rates.figures()
 
-    def _compare(
-        self,
-        name: str,
-        readers: int,
-        rows: int,
-        own: float,
-        goals: Goals,
-        ask: Callable[[slice], list[Reply]],
-        *kept: Ask,
-    ) -> None:
-        """``ask`` all readers in one pass, and one by one; ``own``: tokens of a question."""
-        own += self._own
-        ways = (
-            lambda: ask(slice(readers)),
-            lambda: [ask(slice(i, i + 1))[0] for i in range(readers)],
-            *kept,
-        )
-        times = compare(ways, self._repeats, self._shared + int(own))
-        self._found.append(Compared(name, readers, rows, own, self._shared, goals, times))
+    def _compare(self, of: Compared, ask: Callable[[slice], list[Reply]], *kept: Ask) -> None:
+        """``ask`` all readers in one pass, and one by one; ``of``: without the tapes."""
+        ways = lambda: ask(slice(None)), lambda: [ask(slice(i, i + 1))[0] for i in range(of.readers)], *kept
+        of = of._replace(own=self._own + of.own, shared=self._shared)
+        self._found.append(of._replace(ns=compare(ways, self._repeats, of.shared + int(of.own))))
 
     def _read_by(self, questions: Questions) -> list[Tape]:
         return self._tapes * (len(questions) // len(self._tapes))

@@ -1,22 +1,13 @@
-"""Question and ingest latency on the paper's scenario, ours next to two references, on the same tokens."""
+"""Question and ingest latency on the paper's scenario, ours next to two references and floors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from bench.engine.contenders import (
-    EIGHTY_SHAPE,
-    Dense,
-    KeptCache,
-    Regions,
-    Reply,
-    agree,
-    engine_for,
-    load,
-)
+from bench.engine.contenders import EIGHTY_SHAPE, Dense, KeptCache, Regions, Reply, agree, engine_for, load
 from bench.engine.floor import Floors, causal
 from bench.engine.rates import MachineRates
 from bench.engine.scenario import PAPER, Records, Scenario, Size, make_scenario
@@ -30,71 +21,61 @@ class QuestionsPlan:
     """One model and its share of the scenario. ``shape``: arguments of `embedded_directory`.
 
     ``goals``: of ours over the kept cache (`question`, `reading`, `slope`), over attention's floor
-    (`growth`), and over dense at the longest context (`dense`).
+    (`growth`), and over dense at the longest context (`dense`). ``repeats``: questions at each context, whose
+    median the table by context has; ``dense_rounds``: those (from 0) with the dense reference, once in each.
     """
 
     name: str
     shape: dict[str, Any]
-    goals: Mapping[str, Goal]
-    size: Size = PAPER
+    goals: Mapping[str, float]
     repeats: int = 10
-    """Questions at each context; the table by context has their median."""
+    size: Size = PAPER
     dense_rounds: tuple[int, ...] = (0, 7, 14)
-    """Rounds (from 0) with the dense reference, which runs once in each."""
-
-    @property
-    def quick(self) -> QuestionsPlan:
-        """The same in small sizes."""
-        return replace(self, size=Size(20, 3, 11), repeats=3, dense_rounds=(0, 2))
 
 
-_GOALS = {"question": Goal(1.0), "reading": Goal(1.0), "slope": Goal(1.0)}
-EMBEDDED = QuestionsPlan("embedded", {}, _GOALS | {"question": Goal(0.4)})
-EIGHTY = QuestionsPlan("80m", EIGHTY_SHAPE, _GOALS | {"dense": Goal(1 / 20)}, repeats=5)
-ENGINE = replace(EIGHTY, goals=_GOALS | {"question": Goal(0.65), "reading": Goal(0.6), "growth": Goal(1.4)})
+EMBEDDED = QuestionsPlan("embedded", {}, {"question": 0.4, "reading": 1.0, "slope": 1.0})
+EIGHTY = QuestionsPlan(
+    "80m",
+    EIGHTY_SHAPE,
+    {"question": 0.65, "reading": 0.6, "slope": 1.0, "growth": 1.4, "dense": 1 / 20},
+    repeats=5,
+)
+_quick = partial(replace, size=Size(20, 3, 11), repeats=3, dense_rounds=(0, 2))
 
 
-def stream(run: SuiteRun) -> Iterator[Figure]:
+def measure(run: SuiteRun) -> Iterator[Figure]:
     """*Attention Once* section 4.1: 100 bars, then 15 times 55 bars and a question of one answer token,
     asked of a fork; taking and dropping the fork is inside the time. fp32. *Kept cache*: the unmodified
     transformers model (`sdpa`) with a `DynamicCache` that reads the same updates and is cropped back
     after each question. *Dense*: the same model over the whole context, nothing kept, at three contexts,
     once each. Ways are timed in turn; a median's ratio is that of the pairs. All must give the same
-    answer token (a logit gap below 0.001 is a tie), or the run fails.
+    answer token (a logit gap below 0.001 is a tie), or the run fails. *Floor*: the arithmetic of a pass at
+    the rate of the fastest large product of any library here, or reading its weights and KV at that of the
+    fastest read of memory, whichever takes longer, all rates measured in this part. Floors count every layer
+    for every row.
     """
+    rates = MachineRates.of(run)
     for plan in (EMBEDDED, EIGHTY):
         if plan.name in run.models:
             run.say(f"questions, {plan.name} model ...")
-            yield from race(plan.quick if run.quick else plan, run.threads)
+            yield from race(_quick(plan) if run.quick else plan, run.threads, rates)
+    yield from rates.figures()
 
 
-def engine(run: SuiteRun) -> Iterator[Figure]:
-    """The scenario of `foretick bench stream`, next to its floors: the arithmetic of a pass at the rate of
-    the fastest large product of any library here, or reading its weights and KV at that of the fastest read
-    of memory, whichever takes longer, all rates measured in this part. Floors count every layer for every
-    row.
-    """
-    rates = MachineRates.of(run)
-    yield from race(replace(ENGINE.quick, shape={}) if run.quick else ENGINE, run.threads, rates)
-
-
-def race(plan: QuestionsPlan, threads: int, rates: MachineRates | None = None) -> Iterator[Figure]:
-    """The scenario with one model, next to floors where there are ``rates``. Raises Disagreement."""
+def race(plan: QuestionsPlan, threads: int, rates: MachineRates) -> Iterator[Figure]:
+    """The scenario with one model. Raises Disagreement."""
     loaded, plain = load(plan.shape, threads)
     scenario = make_scenario(loaded, plan.size)
     frozen = scenario.frozen
     ours = Regions(engine_for(loaded, scenario.tokens), frozen, Retention(scenario.tokens - len(frozen)))
     race = Race(scenario, ours, KeptCache(plain, frozen), Dense(plain, frozen))
-    if rates is not None:
-        rates.look()
+    rates.look()
     for number, update in enumerate(scenario.updates):
         race.round(update, plan.repeats, with_dense=number in plan.dense_rounds)
-    if rates is not None:
-        rates.look()
+    rates.look()
     parameters = sum(parameter.numel() for parameter in plain.parameters())
-    floors = Floors.of(loaded, rates) if rates else None
-    yield from race.figures(f"{plan.name}, {parameters / 1e6:.1f} million parameters", plan.goals, floors)
-    yield from rates.figures() if rates else ()
+    name = f"{plan.name}, {parameters / 1e6:.1f} million parameters"
+    yield from race.figures(name, plan.goals, Floors.of(loaded, rates))
 
 
 class ContextPoint(NamedTuple):
@@ -141,55 +122,40 @@ class Race:
         reading = [ns[-1] / 1e6 for ns in self._ingest.ns]
         self._points.append(ContextPoint(self._context, asked, dense_ms, self._context - before, reading))
 
-    def figures(
-        self, model: str, goals: Mapping[str, Goal], floors: Floors | None = None
-    ) -> Iterator[Figure]:
+    def figures(self, model: str, goals: Mapping[str, float], floors: Floors) -> Iterator[Figure]:
         """Summaries of all rounds, then each context's question and update, next to all references."""
         points, rows = self._points, len(self._scenario.question)
-        about: Setting = {"model": model, "question tokens": rows}
-        if floors is not None:
-            about[FLOORS] = floors.made_of
+        limits = {name: Goal(limit) for name, limit in goals.items()}
+        about: Setting = {"model": model, "question tokens": rows, FLOORS: floors.made_of}
         figure = partial(Figure, table=model, setting=about)
         for name, turns, goal, at in (
-            ("question", self._ask, goals["question"], (0.5, 0.99)),
-            ("reading an update", self._ingest, goals["reading"], (0.5, 1.0)),
+            ("question", self._ask, limits["question"], (0.5, 0.99)),
+            ("reading an update", self._ingest, limits["reading"], (0.5, 1.0)),
         ):
             ours, kept = turns.ns
             yield from latency(name, ours, about, model, "kept cache", kept, at=at, goals={0.5: goal})
-        yield from self._growth(figure, goals, floors)
-        compared = float(len(self._agreed))
-        name = "answers equal to the reference's"
-        yield figure(name, sum(self._agreed), against="compared", reference=compared)
+        # from the medians: a few stalled samples would distort a fit of all
+        contexts, floor = [p.context for p in points], floors.attention(rows, 1000)
+        slope, other = (slope_per_1k(contexts, [p.asked[i] for p in points]) for i in range(2))
+        growth = partial(figure, "growth for 1,000 tokens", slope, "ms")
+        yield growth(against="kept cache", reference=other, goal=limits["slope"])
+        yield growth(against="attention's floor", reference=floor.ms, goal=limits.get("growth"))
+        agreed = "answers equal to the reference's"
+        yield figure(agreed, sum(self._agreed), against="compared", reference=float(len(self._agreed)))
         yield figure("largest difference of their logits", self._difference)
         for p in points:
             setting = {**about, "context": p.context}
             figure = partial(Figure, "question P50", p.asked[0], "ms", f"By context, {model}", setting)
             yield figure("kept cache", p.asked[1])
             if p.dense is not None:
-                yield figure("dense", p.dense, goal=goals.get("dense") if p is points[-1] else None)
-            if floors is not None:
-                yield figure("floor", floors.of_pass(rows, p.context, causal(rows)))
+                yield figure("dense", p.dense, goal=limits.get("dense") if p is points[-1] else None)
+            yield figure("floor", floors.of_pass(rows, p.context, causal(rows)))
         for p in points:
             before, (ours_ms, kept_ms) = p.context - p.update, p.reading
             setting = {**about, "tokens read": p.update, "context before": before}
             figure = partial(Figure, "reading", ours_ms, "ms", f"Reading an update, {model}", setting)
             yield figure("kept cache", kept_ms)
-            if floors is not None:
-                yield figure("floor", floors.of_pass(p.update, before, causal(p.update)))
-
-    def _growth(
-        self, figure: Callable[..., Figure], goals: Mapping[str, Goal], floors: Floors | None
-    ) -> Iterator[Figure]:
-        """Growth with the context, from the medians: a few stalled samples would distort a fit of all."""
-        contexts = [p.context for p in self._points]
-        ours, kept = (slope_per_1k(contexts, [p.asked[i] for p in self._points]) for i in range(2))
-        growth = partial(figure, "growth for 1,000 tokens", ours, "ms")
-        yield growth(against="kept cache", reference=kept, goal=goals.get("slope"))
-        if floors is not None:
-            floor = floors.attention(len(self._scenario.question), 1000)
-            yield growth(against="attention's floor", reference=floor.ms, goal=goals.get("growth"))
-            name, of = "growth of attention's floor, arithmetic", floor.arithmetic_ms
-            yield figure(name, of, "ms", against="reading", reference=floor.reading_ms)
+            yield figure("floor", floors.of_pass(p.update, before, causal(p.update)))
 
     def _read(self, records: Records) -> None:
         self._context += sum(map(len, records))

@@ -1,4 +1,4 @@
-"""The process of one contestant: it answers the conductor's messages until its input ends.
+"""The process of one contestant: it answers the conductor's messages until their pipe ends.
 
 Only the standard library (see `bench.peers.protocol`). An exception ends the process; its traceback is what
 the conductor reports.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import os
 import signal
 import sys
 import time
-from typing import Protocol, TextIO
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Protocol
 
-from bench.peers.protocol import Answered, Ask, Opened, Opening, Record, Took, Update, decode, send
+from bench.peers.protocol import Answered, Ask, Message, Opened, Opening, Record, Reply, Took, Update
 
 _PR_SET_PDEATHSIG = 1
 
@@ -54,33 +55,30 @@ class Clock:
         return Answered(answers, self._first, total, leads)
 
 
-def serve(contestant: Contestant, messages: TextIO, replies: TextIO) -> None:
-    """Answer every line of ``messages``."""
-    for line in messages:
-        message = decode(line)
-        if isinstance(message, Opening):
-            try:
-                reply: Opened | Took | Answered = Opened(contestant.open(message))
-            except ModuleNotFoundError as error:
-                reply = Opened(absent=f"no module {error.name} in {sys.prefix}")
-        elif isinstance(message, Update):
-            began = time.perf_counter_ns()
-            done = contestant.read(message.records)
-            reply = Took(time.perf_counter_ns() - began if done else None)
-        else:
-            reply = contestant.ask(message)
-        send(replies, reply)
+def reply_to(contestant: Contestant, message: Message) -> Reply:
+    """What the contestant does and says."""
+    if isinstance(message, Opening):
+        try:
+            return Opened(contestant.open(message))
+        except ModuleNotFoundError as error:
+            return Opened(absent=f"no module {error.name} in {sys.prefix}")
+    if isinstance(message, Update):
+        began = time.perf_counter_ns()
+        done = contestant.read(message.records)
+        return Took(time.perf_counter_ns() - began if done else None)
+    return contestant.ask(message)
 
 
-def main(target: str) -> None:
-    """Serve the contestant of ``target``, "module:class", on the standard streams.
+def main(target: str, pipe: int) -> None:
+    """Serve the contestant of ``target``, "module:class", on the pipe of this descriptor.
 
-    What the engine prints goes to the log. The kernel ends this process if the conductor dies without ending
-    it; a stopped process would not notice otherwise.
+    The kernel ends this process if the conductor dies without ending it; a stopped process would not notice
+    otherwise.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
     module, _, name = target.partition(":")
-    serve(getattr(importlib.import_module(module), name)(), sys.stdin, replies)
+    contestant = getattr(importlib.import_module(module), name)()
+    with Connection(pipe) as conductor, suppress(EOFError):
+        while True:
+            conductor.send(reply_to(contestant, conductor.recv()))

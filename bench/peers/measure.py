@@ -12,9 +12,8 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from bench.engine.contenders import EIGHTY_SHAPE
-from bench.figures import Figure, Goal, Setting, median_ratio, quantiles
-from bench.peers.conductor import Conductor
-from bench.peers.process import Peer
+from bench.figures import Figure, Goal, Setting, latency
+from bench.peers.conductor import Conductor, Peer, conducting
 from bench.peers.protocol import Answered, Reply, Took
 from bench.peers.scenarios import BURST, GROW, MULTI, Plan, Run, run_of
 from bench.run import SuiteRun
@@ -141,7 +140,7 @@ def _measured(run: SuiteRun, plan: Plan) -> Iterator[Figure]:
         scenario = run_of(plan, prompt, str(model), dtype, run.threads)
         with (
             tempfile.TemporaryDirectory(prefix="foretick-peers") as directory,
-            Conductor(Path(directory), run.seed, run.say) as conductor,
+            conducting(Conductor(Path(directory), run.seed, run.say)) as conductor,
         ):
             found = race(scenario, peers, conductor)
         yield from taking_part(dtype, found, conductor.about, conductor.lost)
@@ -163,39 +162,40 @@ def figures(
     plan: Plan, dtype: str, found: Mapping[str, Results], contexts: Sequence[int]
 ) -> Iterator[Figure]:
     """Every contestant over the kept cache; then ours over every other, in all and by context."""
-    reference, concurrent = found.get(KEPT), plan.sessions * plan.questions
     for name, results in found.items():
-        figure = partial(Figure, table=dtype, setting={"contestant": name, "questions at once": concurrent})
+        setting: Setting = {"contestant": name, "questions at once": plan.sessions * plan.questions}
+        reference = found.get(KEPT, Results()) if name != KEPT else Results()
         for what, ns in results.times.items():
-            other = reference.times.get(what, []) if reference is not None and name != KEPT else []
-            yield _compared(partial(figure, f"{what} P50"), ns, KEPT, other)
-        if reference is not None and name != KEPT:
-            yield from _agreement(figure, results, reference)
+            yield from _beside(what, ns, setting, dtype, KEPT, reference.times.get(what, []))
+        if reference.asked:
+            yield from _agreement(partial(Figure, table=dtype, setting=setting), results, reference)
     ours = found.get(OURS, Results()).times
     for name, results in found.items():
-        for what in ours if name != OURS else ():
+        for what, mine in ours.items() if name != OURS else ():
+            theirs = results.times.get(what, [])
             limit = _GOALS.get((plan.name, dtype, what, name))
-            figure = partial(Figure, goal=None if limit is None else Goal(limit))
-            both = list(zip(ours[what], results.times.get(what, []), contexts, strict=False))
-            if not both:
-                continue
-            total = partial(figure, f"{what} P50", table=f"Ours over the others, {dtype}")
-            yield _compared(total, [a for a, *_ in both], name, [b for _, b, _ in both])
+            goal = None if limit is None else Goal(limit)
+            if theirs:
+                yield from _beside(what, mine, {}, f"Ours over the others, {dtype}", name, theirs, goal)
             if plan.name == GROW.name and what in _BY_CONTEXT:
-                for mine, theirs, context in both:
-                    setting: Setting = {"context": context}
-                    one = partial(figure, what, table=f"Ours by context, {dtype}", setting=setting)
-                    yield _compared(one, [mine], name, [theirs])
+                by_context = f"Ours by context, {dtype}"
+                for a, b, context in zip(mine, theirs, contexts, strict=False):
+                    yield from _beside(what, [a], {"context": context}, by_context, name, [b], goal)
 
 
-def _compared(figure: partial[Figure], ns: Sequence[float], against: str, other: Sequence[float]) -> Figure:
-    """Medians in ms, and the median ratio of the rounds that both had; ``other`` may be empty."""
-    ours, n = quantiles(ns, 0.5)[0] / 1e6, min(len(ns), len(other))
-    if not n:
-        return figure(ours, "ms", n=len(ns))
-    reference = quantiles(other, 0.5)[0] / 1e6
-    ratio = median_ratio(ns[:n], other[:n])
-    return figure(ours, "ms", against=against, reference=reference, paired=ratio, n=len(ns))
+def _beside(
+    name: str,
+    ns: Sequence[float],
+    setting: Setting,
+    table: str,
+    against: str,
+    other: Sequence[float],
+    goal: Goal | None = None,
+) -> Iterator[Figure]:
+    """Medians in ms of the rounds that both had; ``other`` may be empty."""
+    n, goals = min(len(ns), len(other)) or len(ns), {0.5: goal}
+    against = against if other else ""
+    return latency(name, ns[:n], setting, table, against, other[:n], at=(0.5,), goals=goals)
 
 
 def _agreement(figure: partial[Figure], results: Results, reference: Results) -> Iterator[Figure]:

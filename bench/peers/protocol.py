@@ -1,13 +1,11 @@
-"""What conductor and contestant say to each other: one JSON object a line, a reply for each message.
+"""What conductor and contestant send each other, pickled: a reply for each message.
 
 Only the standard library: a contestant runs in the environment of the engine that it stands for.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from typing import Any, TextIO
+from dataclasses import dataclass
 
 Record = list[int]
 """Token ids of one bar."""
@@ -77,26 +75,3 @@ class Answered:
 
 Message = Opening | Update | Ask
 Reply = Opened | Took | Answered
-_KINDS: dict[str, type[Message] | type[Reply]] = {
-    kind.__name__: kind for kind in (Opening, Opened, Update, Took, Ask, Answered)
-}
-
-
-def encode(message: Message | Reply) -> str:
-    """One line."""
-    return json.dumps([type(message).__name__, asdict(message)]) + "\n"
-
-
-def decode(line: str) -> Any:
-    """The message or reply of one line. Raises ValueError for anything else."""
-    try:
-        kind, fields = json.loads(line)
-        return _KINDS[kind](**fields)
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"not a message: {line[:80]!r}") from error
-
-
-def send(stream: TextIO, message: Message | Reply) -> None:
-    """Write one line."""
-    stream.write(encode(message))
-    stream.flush()

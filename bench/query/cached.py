@@ -1,11 +1,14 @@
-"""Answers from the cache, over ZeroMQ and HTTP, beside bare servers in the same event loop."""
+"""Answers from the cache, beside bare servers in the same event loop, with the engine idle and flooded."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.connection import Connection
+from typing import NamedTuple
 
 import uvloop
 from msgspec.structs import replace
@@ -15,35 +18,47 @@ from starlette.routing import Route
 
 from bench.figures import Figure, Goal, Setting, latency
 from bench.query.bare import bare_server
-from bench.query.clients import BARE, Ends, trips
+from bench.query.clients import BARE, Ends, ask, trips
 from bench.run import SuiteRun
-from bench.stream.flood import FloodSource, instruments, payloads
+from bench.stream.flood import FloodSource, Records, instruments, payloads
 from bench.stream.processes import in_child
-from bench.stream.serving import config, echoing, rest, serving, session_of
+from bench.stream.serving import config, echoing, rest, serving, session_of, total
 from daemon.config import schema
 
-_MARKETS = 3
+_MARKETS = instruments(3, 4)
 _FIRST = 400
 """Records of the idle session."""
 _RING = 4096
 """Records: soon full in a flood."""
 _BATCH = 2000
 _AT = (0.5, 0.99, 0.999)
+_CONDITIONS = {"engine idle": 0, "other sessions flooded": 0, "this session flooded": 1}
+"""And the market whose session is asked. In the last one the next update is committed before the last one is
+answered, so an answer is seldom of the newest version: a hit is the newest ready one."""
+
+Client = Callable[[Ends, str, float, Connection], None]
 
 
 @dataclass(frozen=True)
 class CachedPlan:
-    """``seconds`` of round trips in each condition, ``pause_s`` between them. ``fill_s``: of flood, until the
-    ring is full.
+    """``seconds`` of round trips in each condition; ``records`` are enough for all.
+
+    ``fill_s``: of flood, until the ring is full. ``threads``: of the engine, one daemon for each number.
     """
 
-    seconds: float = 20.0
-    pause_s: float = 0.0003
+    seconds: float
+    records: int
     fill_s: float = 1.0
-    records: int = 2_500_000
+    threads: tuple[int, ...] = (1,)
 
 
-_QUICK = CachedPlan(seconds=0.4, fill_s=0.1, records=120_000)
+class _Seen(NamedTuple):
+    """ns by name in one condition; the engine's share of time in passes, and rates a second, meanwhile."""
+
+    ns: Mapping[str, list[int]]
+    forward: float
+    versions: float
+    records: float
 
 
 def measure(run: SuiteRun) -> Iterator[Figure]:
@@ -52,26 +67,76 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     ready answer. The references are in the daemon's own event loop, asked in turn, with the same request: a
     ROUTER socket that echoes it, and a route that returns it.
     """
-    plan = run.sized(CachedPlan(), _QUICK)
-    still, *flooded = instruments(_MARKETS, 4)
-    source = FloodSource(payloads([still], _FIRST), payloads(flooded, plan.records), _BATCH)
-    yield from uvloop.run(_measure(plan, source))
+    plan = run.sized(CachedPlan(20.0, 2_500_000), CachedPlan(0.4, 120_000, 0.1))
+    goals = {0.99: Goal(1.5)}
+    for condition, seen in uvloop.run(_seen(plan, 1, _flood(plan), trips, list(_CONDITIONS)[:2])).items():
+        for name, against, reference in (
+            ("ZeroMQ", "bare pyzmq echo", "echo"),
+            ("HTTP", "bare Starlette route", "bare"),
+        ):
+            setting: Setting = {"over": name, "condition": condition}
+            ours, other = seen.ns[name.lower()], seen.ns[reference]
+            yield from latency("cached", ours, setting, "", against, other, at=_AT, paired=False, goals=goals)
+        computed = len(seen.ns.get("computed", ()))
+        yield Figure("computed", computed, "asks", setting={"condition": condition})
 
 
-async def _measure(plan: CachedPlan, source: FloodSource) -> list[Figure]:
-    settings = config(schema.ModelConfig(threads=1), map(session_of, instruments(_MARKETS, 4)))
+def hits(run: SuiteRun) -> Iterator[Figure]:
+    """Round trips at a client in a process of its own, one millisecond apart, while the engine, in a
+    second process, is idle or flooded by a source that always has more. *Hit*: a reply that says
+    `cached`; *latest*: a request for the newest answer there is. The reference is a bare ZeroMQ echo in
+    the gateway's own event loop, asked in turn. The client waits for each reply, so the counts of hits and
+    of computed asks are not the shares that a client would see that asks at random times.
+    """
+    plan = run.sized(CachedPlan(6.0, 1_200_000, threads=(1, 2)), CachedPlan(0.5, 120_000, 0.1))
+    flood = _flood(plan)
+    for threads in plan.threads:
+        for condition, seen in uvloop.run(_seen(plan, threads, flood, ask, list(_CONDITIONS))).items():
+            setting: Setting = {"condition": condition, "engine threads": threads}
+            goals = {0.99: Goal(1.0, of="ours")} if threads == 1 else {}  # one core for the gateway
+            found, computed = seen.ns.get("hit", []), seen.ns.get("computed", [])
+            beside = partial(latency, against="bare echo", reference_ns=seen.ns["echo"], paired=False)
+            yield from beside("hit", found, setting, goals=goals) if found else ()
+            yield from beside("latest answer", seen.ns["latest answer"], setting)
+            yield from latency("computed ask", computed, setting) if computed else ()
+            figure = partial(Figure, setting=setting)
+            yield figure("hits", len(found))
+            yield figure("computed asks", len(computed))
+            yield figure("time in forward passes", seen.forward, "share")
+            yield figure("versions a second", seen.versions)
+            yield figure("records a second", seen.records)
+
+
+def _flood(plan: CachedPlan) -> tuple[Records, Records]:
+    return payloads(_MARKETS[:1], _FIRST), payloads(_MARKETS[1:], plan.records)
+
+
+async def _seen(
+    plan: CachedPlan, threads: int, flood: tuple[Records, Records], client: Client, conditions: Sequence[str]
+) -> dict[str, _Seen]:
+    """By condition, of which the first one is without a flood."""
+    source = FloodSource(*flood, _BATCH)
+    settings = config(schema.ModelConfig(threads=threads), map(session_of, _MARKETS))
     settings = replace(settings, source=schema.SourceConfig(ring_capacity=_RING))
     route = Route(BARE, _returned, methods=["POST"])
+    found: dict[str, _Seen] = {}
     async with serving(settings, source) as gateway, echoing() as echo, bare_server(route) as bare:
         await rest(gateway)
         assert gateway.query is not None  # configured
         ends = Ends(gateway.query.endpoint, echo, gateway.http.port, bare)
-        arguments = trips, ends, settings.sessions[0].name, plan.seconds, plan.pause_s
-        seen = partial(asyncio.to_thread, in_child, *arguments)
-        found = _figures("engine idle", await seen())
-        source.open()
-        await asyncio.sleep(plan.fill_s)
-        found += _figures("other sessions flooded", await seen())
+
+        def progress() -> tuple[float, float, float, float]:
+            forward = gateway.store.total_seconds("foretick_stage_seconds", stage="forward")
+            return time.monotonic(), forward, total(gateway, "foretick_versions_total"), source.given
+
+        for number, condition in enumerate(conditions):
+            if number:
+                source.open()
+                await asyncio.sleep(plan.fill_s)
+            session, before = settings.sessions[_CONDITIONS[condition]].name, progress()
+            ns = await asyncio.to_thread(in_child, client, ends, session, plan.seconds)
+            wall, *rates = (b - a for a, b in zip(before, progress(), strict=True))
+            found[condition] = _Seen(ns, *(rate / wall for rate in rates))
         if source.dry:
             raise RuntimeError(f"{plan.records} records were not enough to flood the engine throughout")
     return found
@@ -79,17 +144,3 @@ async def _measure(plan: CachedPlan, source: FloodSource) -> list[Figure]:
 
 async def _returned(request: Request) -> Response:
     return Response(await request.body(), media_type="application/json")
-
-
-def _figures(condition: str, seen: Mapping[str, list[int]]) -> list[Figure]:
-    goals = {0.99: Goal(1.5)}
-    found: list[Figure] = []
-    for name, against, reference in (
-        ("ZeroMQ", "bare pyzmq echo", "echo"),
-        ("HTTP", "bare Starlette route", "bare"),
-    ):
-        setting: Setting = {"over": name, "condition": condition}
-        ours, other = seen[name.lower()], seen[reference]
-        found += latency("cached", ours, setting, "", against, other, at=_AT, paired=False, goals=goals)
-    computed = len(seen.get("computed", ()))
-    return [*found, Figure("computed", computed, "asks", setting={"condition": condition})]

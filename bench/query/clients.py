@@ -1,11 +1,12 @@
-"""A client in a process of its own: one request after the other."""
+"""Clients in processes of their own: one request after the other."""
 
 from __future__ import annotations
 
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
@@ -13,10 +14,12 @@ import msgspec
 import zmq
 
 from bench.run import timed
+from daemon.api.client import QueryClient
 from daemon.api.messages import Ask, AskReply, decode_reply, encode
 from flash.question import PAPER_SIX
 
 BARE = "/bare"
+_QUESTION = PAPER_SIX[0]
 
 
 class Ends(NamedTuple):
@@ -28,7 +31,9 @@ class Ends(NamedTuple):
     bare: int
 
 
-def in_turn(ways: Mapping[str, Callable[[], object]], seconds: float, pause_s: float) -> dict[str, list[int]]:
+def _in_turn(
+    ways: Mapping[str, Callable[[], object]], seconds: float, pause_s: float
+) -> dict[str, list[int]]:
     """ns of all ways in turn, ``pause_s`` apart, for so long; of a way that returns False, as "computed"."""
     seen = defaultdict[str, list[int]](list)
     deadline = time.monotonic() + seconds
@@ -40,20 +45,16 @@ def in_turn(ways: Mapping[str, Callable[[], object]], seconds: float, pause_s: f
     return dict(seen)
 
 
-def trips(ends: Ends, session: str, seconds: float, pause_s: float, pipe: Connection) -> None:
+def trips(ends: Ends, session: str, seconds: float, pipe: Connection) -> None:
     """Asks and bare requests over ZeroMQ and HTTP; sends "ready", then the ns of each, by name."""
-    question = PAPER_SIX[0]
-    asked = Ask(1, session, question.text, 1, question.choices or ())
+    asked = Ask(1, session, _QUESTION.text, 1, _QUESTION.choices or ())
     members = msgspec.to_builtins(asked)
     names = ("session", "question", "max_tokens", "choices")
     payload, body = encode(asked), msgspec.json.encode({name: members[name] for name in names})
-    with zmq.Context() as context, context.socket(zmq.DEALER) as query, context.socket(zmq.DEALER) as echo:
-        for each, endpoint in ((query, ends.query), (echo, ends.echo)):
-            each.linger = 0
-            each.connect(endpoint)
+    with _dealer(ends.query) as query, _dealer(ends.echo) as echo:
         http, bare = _Http(ends.http, "/v1/ask", body), _Http(ends.bare, BARE, body)
         pipe.send("ready")
-        seen = in_turn(
+        seen = _in_turn(
             {
                 "zeromq": lambda: _is_cached(_trip(query, payload)),
                 "echo": lambda: _trip(echo, payload),
@@ -61,9 +62,34 @@ def trips(ends: Ends, session: str, seconds: float, pause_s: float, pipe: Connec
                 "bare": bare.trip,
             },
             seconds,
-            pause_s,
+            0.0003,
         )
     pipe.send(seen)
+
+
+def ask(ends: Ends, session: str, seconds: float, pipe: Connection) -> None:
+    """Ask, fetch the latest answer and echo; sends "ready", then the ns of each, by name."""
+    text, choices = _QUESTION.text, _QUESTION.choices or ()
+    with _dealer(ends.echo) as echo, QueryClient(ends.query) as client:
+        pipe.send("ready")
+        seen = _in_turn(
+            {
+                "hit": lambda: client.ask(session, text, 1, choices).cached,
+                "latest answer": lambda: client.answers(session, _QUESTION.name),
+                "echo": lambda: _trip(echo, b"echo"),
+            },
+            seconds,
+            0.001,
+        )
+    pipe.send(seen)
+
+
+@contextmanager
+def _dealer(endpoint: str) -> Iterator[zmq.Socket[bytes]]:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+        client.linger = 0
+        client.connect(endpoint)
+        yield client
 
 
 class _Http:

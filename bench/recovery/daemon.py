@@ -39,9 +39,11 @@ class Daemon:
     def engine(self) -> int:
         """Process id of its oldest engine; the other one is its spare."""
         tasks = Path(f"/proc/{self._process.pid}/task").iterdir()
-        children = [child for task in tasks for child in (task / "children").read_text().split()]
-        engine = "daemon.engine.process"
-        return min(int(child) for child in children if engine in Path(f"/proc/{child}/cmdline").read_text())
+        children = [
+            Path("/proc", child) for task in tasks for child in (task / "children").read_text().split()
+        ]
+        engines = [child for child in children if "daemon.engine.process" in (child / "cmdline").read_text()]
+        return int(min(engines, key=_started_at).name)
 
     def send(self, number: int) -> None:
         """Send its gateway a signal."""
@@ -77,6 +79,11 @@ class Daemon:
                 return str(json.load(error)["status"])
         except OSError:
             return ""
+
+
+def _started_at(process: Path) -> int:
+    """Clock ticks since boot (proc(5))."""
+    return int((process / "stat").read_text().rpartition(")")[2].split()[19])
 
 
 def _free_port() -> int:

@@ -1,4 +1,4 @@
-"""The cost of a scheduler step without the forward pass, with many live requests, for every policy.
+"""The cost of planning a step with many live requests, for every policy.
 
 The scheduler runs over the simulated device, whose block metadata is the daemon's. A new request replaces
 each one that ends; every other request is a stream whose prompt arrives in pieces. Times are thread times.
@@ -9,60 +9,30 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from itertools import product
 
 from bench.figures import Figure, Goal, Setting, quantiles
 from bench.run import SuiteRun, timed
 from bench.scheduler.paper import SORTING_P99_US
-from engine.step import Chunk, Executor, SampledToken
+from lab.plan.host_costs import HostCosts
 from lab.simulation.device import SimDevice
 from lab.simulation.tokens import EMPTY, Segments
+from scheduler.costs import load
 from scheduler.interfaces import Limits, PriorityClass
 from scheduler.planner import plan
 from scheduler.policies import NAMES, Ordering
 from scheduler.request import Request, RequestSpec
 from scheduler.scheduler import Scheduler
 
-_timed = partial(timed, clock=time.thread_time_ns)
+_PROFILE = "h200-paper"
+"""By which swapping or recomputing is chosen; on the device nothing takes time."""
 _BLOCK = 16
 _PIECES = 4
 """Of a streaming prompt."""
 _BASE = range(256)
 """Common prefix of all prompts, so that policies by prefix have something to order by."""
-
-
-class _FreeCosts:
-    """A device on which nothing takes time; recomputing is dear enough that swapping is sometimes chosen."""
-
-    def recompute_ns(self, tokens: int) -> int:
-        return tokens
-
-    def swap_ns(self, blocks: int) -> int:
-        return blocks * _BLOCK
-
-    def swap_out_ns(self, blocks: int) -> int:
-        return 0
-
-    def swap_in_ns(self, blocks: int) -> int:
-        return 0
-
-    def batch_ns(self, spans: Sequence[tuple[int, int]]) -> int:
-        return 1
-
-
-class _TimedExecutor:
-    """Adds up the thread time of another executor, ns."""
-
-    def __init__(self, executor: Executor) -> None:
-        self.ns = 0
-        self._executor = executor
-
-    def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
-        rows, ns = _timed(self._executor.execute, batch)
-        self.ns += ns
-        return rows
 
 
 class CostWorld:
@@ -72,25 +42,25 @@ class CostWorld:
     """
 
     def __init__(self, live: int, pool: float, policy: str, prompt: int = 512, answer: int = 20) -> None:
-        self.policy, self.prompt, self.answer = policy, prompt, answer
+        self.prompt, self.answer = prompt, answer
         blocks = int(live * (prompt + answer) * pool) // _BLOCK
+        costs = load(_PROFILE)
         self.device = SimDevice(
-            _FreeCosts(),
+            HostCosts(costs, on=False),
             self._elapse,
             blocks=blocks,
             block_size=_BLOCK,
             host_blocks=blocks,
             keep_prefixes=Ordering(policy).by_prefix,
         )
-        self.executor = _TimedExecutor(self.device)
         self.limits = Limits(max_drafts=0, stream_timeout_ns=0)
         self.scheduler = Scheduler(
-            self.executor,
+            self.device,
             self.device.pool,
             self.limits,
             self.device.clock,
             ordering=Ordering(policy),
-            costs=_FreeCosts(),
+            costs=costs,
             tier=self.device.tier,
             index=self.device.index,
             rng=random.Random(0),
@@ -118,21 +88,8 @@ class CostWorld:
     def planned(self) -> int:
         """Thread time (ns) of phase 1 alone, which changes nothing."""
         scheduler, pool = self.scheduler, self.device.pool
-        return _timed(plan, scheduler.queues, pool, self.limits, scheduler._grouping)[1]
-
-    def stepped(self) -> int:
-        """Thread time (ns) of a step without the executor's."""
-        before = self.executor.ns
-        return _timed(self.scheduler.step)[1] - (self.executor.ns - before)
-
-    def sorted_all(self) -> int:
-        """Thread time (ns) of ordering all live requests from scratch, as the paper's code does."""
-        live, ordering = list(self.live.values()), Ordering(self.policy)
-
-        def by_prefix(request: Request) -> int:
-            return -self.device.cache.match_length(request.prompt, request.spec.salt)
-
-        return _timed(partial(live.sort, key=by_prefix if ordering.by_prefix else ordering.key))[1]
+        arguments = scheduler.queues, pool, self.limits, scheduler._grouping
+        return timed(plan, *arguments, clock=time.thread_time_ns)[1]
 
     def _submit(self) -> None:
         self._submitted += 1
@@ -164,32 +121,21 @@ _GOAL_US = {500: 150.0, 10_000: 1500.0}
 
 
 def measure(run: SuiteRun) -> Iterator[Figure]:
-    """Thread time a step. *Plan*: phase 1, order and budgets, which *Stream2LLM* section 6.5 gives as
-    below 165 us at P99 for 500 requests. *Step*: everything but the forward pass, over counting readers.
-    *Sorting all*: ordering all live requests at each step instead, as the paper's code does.
+    """Thread time of *plan*, phase 1 of a step: order and budgets, which *Stream2LLM* section 6.5 gives as
+    below 165 us at P99 for 500 requests. Over counting readers.
     """
     numbers, policies = run.sized(((500, 10_000), NAMES), ((40,), ("fcfs", "klpm")))
+    warm, steps = run.sized((50, 400), (2, 10))
     for live, pool, policy in product(numbers, (2.5, 0.25), policies):
-        yield from figures(live, pool, policy, *run.sized((50, 400, 20), (2, 10, 5)))
-
-
-def figures(live: int, pool: float, policy: str, warm: int, steps: int, naive: int) -> Iterator[Figure]:
-    """Microseconds of ``steps`` steps after ``warm`` ones; every ``naive`` steps all requests are sorted."""
-    world = CostWorld(live, pool, policy)
-    plans, rest, sorting = [], [], []
-    for number in range(warm + steps):
-        world.feed()
-        plans.append(world.planned() / 1e3)
-        rest.append(world.stepped() / 1e3)
-        if number >= warm and number % naive == 0:
-            sorting.append(world.sorted_all() / 1e3)
-    setting: Setting = {"policy": policy, "requests": live, "pool / wanted": pool}
-    figure = partial(Figure, unit="us", setting=setting)
-    median, p99 = quantiles(plans[warm:], 0.5, 0.99)
-    goal = Goal(_GOAL_US[live], of="ours") if live in _GOAL_US else None
-    yield figure("plan P50", median, against="sorting all", reference=quantiles(sorting, 0.5)[0], goal=goal)
-    paper = SORTING_P99_US.get(live)
-    goal = Goal(1.0) if paper else None
-    yield figure("plan P99", p99, against="paper" if paper else "", reference=paper, goal=goal)
-    for name, value in zip(("P50", "P99"), quantiles(rest[warm:], 0.5, 0.99), strict=True):
-        yield figure(f"step {name}", value)
+        world, plans = CostWorld(live, pool, policy), list[float]()
+        for _ in range(warm + steps):
+            world.feed()
+            plans.append(world.planned() / 1e3)
+            world.scheduler.step()
+        setting: Setting = {"policy": policy, "requests": live, "pool / wanted": pool}
+        median, p99 = quantiles(plans[warm:], 0.5, 0.99)
+        goal = Goal(_GOAL_US[live], of="ours") if live in _GOAL_US else None
+        yield Figure("plan P50", median, "us", setting=setting, goal=goal)
+        paper = SORTING_P99_US.get(live)
+        reference, goal = ("paper", Goal(1.0)) if paper else ("", None)
+        yield Figure("plan P99", p99, "us", "", setting, reference, paper, goal=goal)

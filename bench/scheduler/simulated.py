@@ -86,10 +86,8 @@ class SimulatedRow:
     case: SimulatedCase
     requests: int
     failed: int
-    mean_s: float
     ttft_s: Sequence[float]
     p99_s: Sequence[float]
-    completion_s: float
     busy: float
     swaps: float
     recomputes: float
@@ -209,11 +207,9 @@ def under_pressure(rows: Sequence[SimulatedRow], table: str) -> Iterator[Figure]
 
 
 def _seconds(row: SimulatedRow, figure: Callable[..., Figure]) -> Iterator[Figure]:
-    yield figure("TTFT mean", row.mean_s, "s")
     for name, value in zip(_AT, row.ttft_s, strict=True):
         samples = list(row.p99_s) if name == "P99" else []
         yield figure(f"TTFT {name}", value, "s", n=row.requests, samples=samples)
-    yield figure("completion", row.completion_s, "s")
 
 
 def _speed_ups(
@@ -253,10 +249,8 @@ def _run(pool_tokens: int, case: SimulatedCase) -> SimulatedRow:
         case,
         requests=sum(len(result.answered) for result in results),
         failed=sum(int((~result.answered).sum()) for result in results),
-        mean_s=float(ttft.mean()),
         ttft_s=quantiles(ttft, *_AT.values()),
         p99_s=[float(np.quantile(result.ttft_ns / 1e9, 0.99)) for result in results],
-        completion_s=float(np.mean([result.ended_ns / 1e9 for result in results])),
         busy=float(np.mean([result.busy_ns / result.ended_ns for result in results])),
         swaps=float(column["swaps"].sum()) / len(results),
         recomputes=float(column["recomputes"].sum()) / len(results),

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 import ingest
 from bench.data.broker import TOPIC, embedded_broker
 from bench.figures import Figure, Goal, Setting, rate
-from bench.run import MeasurementFailed, SuiteRun, timed
+from bench.run import MeasurementFailed, SuiteRun
 from bench.stream import processes
 from bench.stream.flood import FloodSource, Records, instruments, payloads
 from bench.stream.processes import Counted, child, new_ring
@@ -25,9 +25,7 @@ from daemon.config.schema import SourceConfig
 from daemon.config.symbols import SymbolRoute
 from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.record_decoder import RecordDecoder
-from daemon.gateway.ring_flow import SLICE
 from feeds import columns
-from feeds.codec import decode_record
 from feeds.kafka_source import KafkaSource
 from feeds.market_data import DeadLetter
 from feeds.source import Source
@@ -37,14 +35,10 @@ from metrics.store import MetricStore
 STAGES = {
     "Kafka to bars as tokens, two processes": Goal(250_000.0, "at least", "ours"),
     "source, not decoded": Goal(300_000.0, "at least", "ours"),
-    "decoding one by one": None,
-    "decoding as columns": None,
     "ingest: decode, account, pack, push": None,
     "data plane: ring, bars, tokens": Goal(1_000_000.0, "at least", "ours"),
 }
 """The whole path, then each stage alone; records a second."""
-_COMPUTED: dict[str, Goal | None] = {"source and ingest one after the other, computed": None}
-"""They share one thread."""
 _BATCH = 2000
 _DEFAULTS = SourceConfig()
 _DEADLINE_S = 120.0
@@ -65,29 +59,23 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     with embedded_broker(len(symbols)) as broker:
         uvloop.run(_preload(broker, records, symbols))
         for _ in range(repeats):
-            decode = timed(_decode, records)[1] / 1e9
-            as_columns = timed(_decode_columns, records, symbols)[1] / 1e9
             taken, plane, alone = uvloop.run(_stages(records, symbols))
             source = uvloop.run(_source_alone(broker, len(records)))
-            whole, counted = uvloop.run(_whole(broker, len(records), symbols))
+            took, counted = uvloop.run(_whole(broker, len(records), symbols))
             if counted != alone:
                 raise MeasurementFailed(
                     f"bars and tokens: {counted} from Kafka, {alone} from the stages alone"
                 )
-            seconds.append((whole, source, decode, as_columns, taken, plane))
+            seconds.append((took, source, taken, plane))
     size = round(sum(len(payload) for _, payload in records) / len(records))
     setting: Setting = {
         "trades": len(records), "bytes of JSON": size, "partitions": len(symbols), "bars": alone[0],
         "tokens": alone[1],
     }  # fmt: skip
     found = [rate("records a second", len(records), took, "") for took in zip(*seconds, strict=True)]
-    both = 1 / (1 / found[1].ours + 1 / found[4].ours)
-    found.append(Figure("records a second", both))
-    for (stage, goal), figure in zip((STAGES | _COMPUTED).items(), found, strict=True):
-        whole_path = (
-            {"against": "Kafka to bars", "reference": found[0].ours} if figure is not found[0] else {}
-        )
-        yield replace(figure, setting={**setting, "stage": stage}, goal=goal, **whole_path)
+    for (stage, goal), figure in zip(STAGES.items(), found, strict=True):
+        whole = {"against": "Kafka to bars", "reference": found[0].ours} if figure is not found[0] else {}
+        yield replace(figure, setting={**setting, "stage": stage}, goal=goal, **whole)
 
 
 def make_ingest(source: Source, ring: Ring, symbols: Sequence[str]) -> RecordDecoder:
@@ -120,19 +108,6 @@ async def _stages(records: Records, symbols: list[str]) -> tuple[float, float, t
         started = time.monotonic_ns()
         plane = (counted.drain(len(records)) - started) / 1e9
     return taken, plane, (counted.bars, counted.tokens)
-
-
-def _decode(records: Records) -> None:
-    for _, payload in records:
-        decode_record(payload, "json", _DEFAULTS.max_message_bytes)
-
-
-def _decode_columns(records: Records, symbols: list[str]) -> None:
-    decoder = columns.ColumnDecoder(symbols)
-    for start in range(0, len(records), SLICE):
-        rows = decoder.decode([payload for _, payload in records[start : start + SLICE]])
-        if not rows["taken"].all():
-            raise MeasurementFailed("a synthetic record was not decoded as columns")
 
 
 async def _preload(bootstrap: str, records: Records, symbols: list[str]) -> None:

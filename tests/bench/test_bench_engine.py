@@ -47,9 +47,6 @@ def test_every_part_is_measured(tmp_path: Path) -> None:
     assert run.exit_code == 0, run.output
     parts = {part.name: part.figures for part in read(saved).parts}
     assert list(parts) == list(SUITES["engine"])
-    (agreed,) = _named(parts["questions"], "answers equal to the reference's")
-    assert 0 < agreed.ours == agreed.reference
-    assert {f.against for f in _named(parts["questions"], "question P50")} == {"kept cache", "dense", "floor"}
     assert {f.against for f in _named(parts["sessions"], "one pass P50")} == {
         "in turn", "kept caches one by one", "floor",
     }  # fmt: skip

@@ -11,7 +11,9 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from bench.engine.contenders import Dense, Disagreement, KeptCache, Regions, Reply, engine_for
+from bench.engine.floor import Floors, PassCosts
 from bench.engine.questions import EIGHTY, EMBEDDED, Race, race
+from bench.engine.rates import MachineRates, Rate
 from bench.engine.scenario import Scenario, Size, make_scenario, synthetic_bars
 from engine.model.embedded import build_model, embedded_directory
 from engine.model.loaded import LoadedModel
@@ -21,6 +23,7 @@ from tests.kit import tolerance
 
 SHAPE = {"hidden": 64, "layers": 2}
 SIZE = Size(first=6, rounds=3, bars=4)
+FLOORS = Floors(PassCosts(*range(7)), Rate("oneDNN", 1e9), Rate("a sum", 1e9))
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +44,15 @@ def scenario(loaded: LoadedModel) -> Scenario:
 def test_a_run_has_every_point_and_every_answer_agrees() -> None:
     """Contexts grow by whole updates; ours, kept cache and dense give the same tokens and logits."""
     plan = replace(EMBEDDED, shape=SHAPE, size=SIZE, repeats=2, dense_rounds=(0, 2))
-    found = list(race(plan, threads=1))
+    found = list(race(plan, 1, MachineRates(64, 1 << 16)))
     points = [f for f in found if f.name == "question P50" and "context" in f.setting]
     kept = [int(f.setting["context"]) for f in points if f.against == "kept cache"]
     dense = [int(f.setting["context"]) for f in points if f.against == "dense"]
     assert (len(kept), dense) == (3, [kept[0], kept[2]])
-    reading = [f for f in found if f.name == "reading"]
+    assert [f.reference for f in points if f.against == "floor"] == sorted(
+        f.reference for f in points if f.against == "floor" if isinstance(f.reference, float)
+    )
+    reading = [f for f in found if f.name == "reading" and f.against == "kept cache"]
     assert [f.setting["context before"] for f in reading[1:]] == kept[:-1]
     assert [b - a for a, b in pairwise(kept)] == [f.setting["tokens read"] for f in reading[1:]]
     assert next(f.n for f in found if f.name == "question P50") == 6
@@ -97,7 +103,7 @@ def test_a_different_answer_fails_the_run_unless_it_is_a_tie(scenario: Scenario)
     race = Race(scenario, ours, tied, ours)
     for update in scenario.updates:
         race.round(update, 1, with_dense=True)
-    found = race.figures("fixed", EMBEDDED.goals)
+    found = race.figures("fixed", EMBEDDED.goals, FLOORS)
     agreed = next(f for f in found if f.name == "answers equal to the reference's")
     assert (agreed.ours, agreed.reference) == (3, 6)
 
