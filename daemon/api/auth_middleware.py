@@ -21,9 +21,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from daemon.api import anthropic
 from daemon.api.auth import Access, Transport
-from daemon.api.compatible import api_error_of, encode
+from daemon.api.compatible import api_error_of, error_response
 from daemon.api.connections import HEADER_BYTES, TOO_LONG
-from daemon.api.http_errors import headers_of, refused
+from daemon.api.http_errors import refused
 from daemon.api.limits import Connections
 from daemon.api.messages import QueryError
 from daemon.api.openai import common
@@ -134,14 +134,10 @@ def refusal_to(scope: Scope, error: QueryError) -> Response:
     path = scope["path"]
     theirs = path == "/v1/models" or path.startswith("/v1/models/")
     if path.startswith(_ANTHROPIC) or (theirs and "anthropic-version" in Headers(scope=scope)):
-        body = anthropic.error_body(api_error_of(error))
-    elif theirs or path in _OPENAI:
-        body = common.error_body(api_error_of(error))
-    else:
-        return refused(error)
-    problem = api_error_of(error)
-    headers = headers_of(problem.status, problem.retry_after_s)
-    return Response(encode(body), problem.status, headers, media_type="application/json")
+        return error_response(api_error_of(error), anthropic.error_body)
+    if theirs or path in _OPENAI:
+        return error_response(api_error_of(error), common.error_body)
+    return refused(error)
 
 
 def refusal_of(scope: Scope) -> str:

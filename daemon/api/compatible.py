@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta
+from starlette.responses import Response
 
 from daemon.api.generation import (
     MAX_STOP_CHARS,
@@ -20,7 +21,7 @@ from daemon.api.generation import (
     Generate,
     ModelCatalog,
 )
-from daemon.api.http_errors import BodyTooLong, UnsupportedCoding
+from daemon.api.http_errors import BodyTooLong, UnsupportedCoding, headers_of
 from daemon.api.messages import (
     ORDINARY,
     RETENTION_S,
@@ -30,6 +31,8 @@ from daemon.api.messages import (
     RetentionSeconds,
 )
 from feeds.decoding import shortened
+
+encode = msgspec.json.Encoder().encode
 
 Reason = Literal[
     "bad_request",
@@ -95,6 +98,12 @@ class ApiError(Exception):
 
 ErrorBody = Callable[[ApiError], Object]
 """The body of a failed request, and of a stream that fails, in the shape of an API."""
+
+
+def error_response(problem: ApiError, body: ErrorBody, headers: Mapping[str, str] = {}) -> Response:
+    """The reply to a request that failed, in the shape of an API."""
+    more = headers_of(problem.status, problem.retry_after_s)
+    return Response(encode(body(problem)), problem.status, {**headers, **more}, media_type="application/json")
 
 
 def api_error_of(error: QueryError) -> ApiError:
@@ -166,9 +175,6 @@ def extended(extension: Extension | None, schema: dict[str, Any] | None) -> dict
     if given.choices and schema is not None:
         raise ApiError("bad_request", "foretick.choices and a JSON schema exclude each other", "foretick")
     return msgspec.structs.asdict(given)
-
-
-encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True)

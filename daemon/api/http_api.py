@@ -12,7 +12,7 @@ from starlette.websockets import WebSocket
 
 from daemon.api.auth import Access
 from daemon.api.auth_middleware import client_of, refuse
-from daemon.api.events import KINDS, EventFilter, Events
+from daemon.api.events import Events
 from daemon.api.health import Health
 from daemon.api.http_errors import problem, refused, reply
 from daemon.api.http_requests import Requests, request_routes
@@ -20,9 +20,11 @@ from daemon.api.live_page import page
 from daemon.api.messages import QueryError
 from daemon.api.openapi import document
 from daemon.api.pushes import Pushes
-from daemon.api.sse import EventsReply, last_id, stream_head
+from daemon.api.request_body import read_query
+from daemon.api.sse import EventsQuery, EventsReply, stream_head
 from daemon.api.websocket import Socket
 from daemon.tenants import Client
+from feeds.decoding import Undecodable
 
 _UPGRADE = 426
 
@@ -38,10 +40,14 @@ def api_routes(
 
     async def stream(request: Request) -> Response:
         try:
-            chosen = _filter(request)
+            query = read_query(request, EventsQuery)
             if request.method == "HEAD":
                 return stream_head()
-            listening = events.subscribe(client_of(request), chosen, "sse", last_id(request))
+            # a browser that comes back names the last event that it knows in the header
+            after = request.headers.get("last-event-id") or query.after
+            listening = events.subscribe(client_of(request), query.filter, "sse", after)
+        except Undecodable as error:
+            return problem(400, "bad_request", str(error))
         except QueryError as error:
             return refused(error)
         return EventsReply(events, listening)
@@ -90,16 +96,3 @@ def _description() -> bytes:
 
 async def _describe(_: Request) -> Response:
     return Response(_description(), media_type="application/json")
-
-
-def _filter(request: Request) -> EventFilter:
-    """From the parameters `session`, `question` and `event`, each any number of times. Raises QueryError."""
-    given = request.query_params
-    for name in given:
-        if name not in ("session", "question", "event", "after"):
-            why = f"{name[:64]}: is no parameter; there are session, question, event, after"
-            raise QueryError("bad_request", why)
-    kinds = frozenset(given.getlist("event"))
-    if not kinds <= set(KINDS):
-        raise QueryError("bad_request", f"event: must be one of {', '.join(KINDS)}")
-    return EventFilter(frozenset(given.getlist("session")), frozenset(given.getlist("question")), kinds)

@@ -13,10 +13,11 @@ import msgspec
 from daemon.api import openapi_compatible
 from daemon.api.health import Health, VersionInfo
 from daemon.api.http_errors import NO_SUCH_TYPE, STATUS, Problem
-from daemon.api.messages import EventKind, Pushed
+from daemon.api.messages import Pushed
 from daemon.api.openapi_compatible import Schema, response
 from daemon.api.operations import EVERY, OPERATIONS, Operation
 from daemon.api.pushes import CSV, JSON, LINES, MSGPACK, PushOptions
+from daemon.api.sse import EventsQuery
 from feeds.decimals import Fixed
 from feeds.market_data import Received
 
@@ -152,7 +153,7 @@ def _parameters(struct: type[msgspec.Struct], names: Sequence[str], where: str) 
     found = []
     for name in names:
         schema: Schema = msgspec.json.schema(fields[name].type)
-        if not fields[name].required and fields[name].default is not None:
+        if not (fields[name].required or fields[name].default in (None, msgspec.NODEFAULT)):
             schema = {**schema, "default": fields[name].default}
         if "anyOf" in schema:  # a parameter is given or not, but never null
             schema = next(each for each in schema["anyOf"] if each != {"type": "null"})
@@ -226,28 +227,18 @@ def _data(records: Schema) -> Schema:
 
 
 def _events() -> Schema:
-    def several(name: str, what: str, schema: Schema) -> Schema:
-        return {"name": name, "in": "query", "description": f"{what}; any number of times.",
-                "schema": {"type": "array", "items": schema}}  # fmt: skip
-
-    named: Schema = {"type": "string"}
+    text: Schema = {"type": "string"}
+    last = {"name": "last-event-id", "in": "header", "schema": text,
+            "description": "As `after`, and before it."}  # fmt: skip
     return {
         "operationId": "events",
         "summary": "Server-sent events: answers, flash_ready, data_updated",
-        "parameters": [
-            several("session", "Only of this session", named),
-            several("question", "Answers of this question only", named),
-            several("event", "Only this kind", {"type": "string", "enum": list(get_args(EventKind))}),
-            {"name": "after", "in": "query", "schema": named,
-             "description": "Begin after the event of this id, EPOCH.NUMBER; after another text, now."},
-            {"name": "last-event-id", "in": "header", "description": "As `after`, and before it.",
-             "schema": named},
-        ],
+        "parameters": [*_parameters(EventsQuery, EventsQuery.__struct_fields__, "query"), last],
         "responses": {
-            "200": response("The stream; it does not end by itself.", named, "text/event-stream"),
+            "200": response("The stream; it does not end by itself.", text, "text/event-stream"),
             **_errors({400: ["bad_request"], **_REFUSED, 429: ["busy"], 503: ["shutting_down"]}),
         },
-    }  # fmt: skip
+    }
 
 
 def _hook(kind: type) -> Schema:

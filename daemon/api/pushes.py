@@ -17,10 +17,10 @@ from starlette.responses import Response
 from daemon.api.auth_middleware import client_of
 from daemon.api.http_errors import NO_SUCH_TYPE, problem, refused, reply
 from daemon.api.messages import LineError, Push, Pushed, PushReply, QueryError
-from daemon.api.request_body import media_type_of, read_body
+from daemon.api.request_body import media_type_of, read_body, read_query
 from daemon.tenants import Tenant
 from feeds.batch_body import Body, TooMany, convert, split
-from feeds.decoding import Undecodable, decoded
+from feeds.decoding import Undecodable
 from feeds.file_format import FormatError
 from feeds.moments import in_order
 from feeds.push_source import Closed, Full, PushedSource
@@ -75,7 +75,7 @@ class Pushes:
     async def serve(self, request: Request) -> Response:
         """The reply to `POST /v1/data`."""
         try:
-            options = _options(request)
+            options = read_query(request, PushOptions)
             tenant = client_of(request).tenant
             source = self._source(options.source, tenant)
             allowed = _types(source, options.format)
@@ -150,14 +150,6 @@ class Pushes:
 
     def _count(self, outcome: Outcome) -> None:
         self._store.inc("foretick_pushes_total", outcome=outcome)
-
-
-def _options(request: Request) -> PushOptions:
-    given = request.query_params.multi_items()
-    if len({name for name, _ in given}) < len(given):
-        raise QueryError("bad_request", "a parameter is given twice")
-    options: PushOptions = decoded(partial(msgspec.convert, type=PushOptions, strict=False), dict(given))
-    return options
 
 
 def _types(source: PushedSource, form: str) -> tuple[str, ...]:

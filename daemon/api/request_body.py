@@ -17,6 +17,7 @@ from daemon.api.messages import QueryError
 from feeds.decoding import Undecodable, decoded
 
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 _SLACK = 1 << 16
 """What packing adds to a body that it cannot make shorter."""
 _IN_LINE_BYTES = 1 << 12
@@ -82,6 +83,19 @@ def _is_whole(body: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def read_query(request: Request, kind: type[S]) -> S:
+    """The query as ``kind``, whose lists may be given any number of times. Raises QueryError, Undecodable."""
+    lists = {field.name for field in msgspec.structs.fields(kind) if field.default_factory is list}
+    given: dict[str, Any] = {}
+    for name, value in request.query_params.multi_items():
+        if name in lists:
+            given.setdefault(name, []).append(value)
+        elif given.setdefault(name, value) is not value:
+            raise QueryError("bad_request", f"{name[:64]}: is given twice")
+    found: S = decoded(partial(msgspec.convert, type=kind, strict=False), given)
+    return found
 
 
 async def members_of(request: Request, max_bytes: int) -> dict[str, Any]:

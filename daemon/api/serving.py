@@ -27,10 +27,18 @@ from starlette.types import Receive, Scope, Send
 
 from daemon.api import anthropic
 from daemon.api.auth_middleware import client_of
-from daemon.api.compatible import Api, ApiError, ErrorBody, ReplyIdentity, Writer, api_error_of, encode
+from daemon.api.compatible import (
+    Api,
+    ApiError,
+    ErrorBody,
+    ReplyIdentity,
+    Writer,
+    api_error_of,
+    encode,
+    error_response,
+)
 from daemon.api.disconnect import GONE, ClientDisconnected, gone, unless_gone
 from daemon.api.generation import Event, Finished, Generator
-from daemon.api.http_errors import headers_of
 from daemon.api.messages import QueryError
 from daemon.api.openai import chat, common, completions, responses
 from daemon.api.request_body import media_type_of, read_body, read_json
@@ -157,11 +165,11 @@ class Endpoints:
             return Response(status_code=GONE)
         except ApiError as problem:
             self._ended(problem.reason)
-            return _error(problem, error, key)
+            return error_response(problem, error, _headers(key))
         except Exception:
             log.exception("a request of %s failed", name)
             self._ended("engine")
-            return _error(_broken(), error, key)
+            return error_response(_broken(), error, _headers(key))
         if not isinstance(response, StreamedReply):
             self._ended("done")
         return response
@@ -292,7 +300,7 @@ class Unserved:
         error = anthropic.error_body if speaks_anthropic else self.error
         why = f"{scope['method']} {scope['path']} is not served"
         problem = ApiError("wrong_method" if self.allowed else "unknown_url", why)
-        response = _error(problem, error, secrets.token_hex(12))
+        response = error_response(problem, error, _headers(secrets.token_hex(12)))
         if self.allowed:
             response.headers["allow"] = self.allowed
         await response(scope, receive, send)
@@ -314,11 +322,5 @@ def _headers(key: str) -> dict[str, str]:
     return {"x-request-id": f"req_{key}", "request-id": f"req_{key}"}
 
 
-def _json(body: msgspec.Struct | dict[str, Any], key: str, status: int = 200) -> Response:
-    return Response(encode(body), status, _headers(key), media_type=JSON)
-
-
-def _error(problem: ApiError, body: ErrorBody, key: str) -> Response:
-    response = _json(body(problem), key, problem.status)
-    response.headers.update(headers_of(problem.status, problem.retry_after_s))
-    return response
+def _json(body: msgspec.Struct, key: str) -> Response:
+    return Response(encode(body), headers=_headers(key), media_type=JSON)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Annotated
 
 import msgspec
-from starlette.requests import Request
+from msgspec import Meta
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from daemon.api.events import Events, Lost, Subscription, sse
+from daemon.api.disconnect import gone
+from daemon.api.events import EventFilter, Events, Lost, Subscription, sse
+from daemon.api.messages import EventKind
 
 PING_S = 15.0
 """A stream on which nothing was sent for so long gets a comment, so that both ends see that it lives."""
@@ -32,7 +35,8 @@ class EventsReply(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the client is gone or the daemon stops."""
-        client, gone = self._client, asyncio.ensure_future(_gone(receive, self._client))
+        client = self._client
+        leaving = asyncio.ensure_future(_close_when_gone(receive, client))
         loop = asyncio.get_running_loop()
         written, timer = loop.time(), loop.call_later(self._ping_s, lambda: wake())
 
@@ -59,12 +63,12 @@ class EventsReply(Response):
                     chunk = waiting[start : start + _CHUNK]
                     await _write(send, b"".join(event.sse for event in chunk))
                 written = loop.time()
-            if not gone.done():
+            if not leaving.done():
                 await send({"type": "http.response.body", "body": b""})
         finally:
             timer.cancel()
             self._events.unsubscribe(client)
-            gone.cancel()
+            leaving.cancel()
 
 
 def _told(lost: Lost) -> bytes:
@@ -72,10 +76,8 @@ def _told(lost: Lost) -> bytes:
     return sse("lost", msgspec.json.encode(lost), lost.after)
 
 
-async def _gone(receive: Receive, client: Subscription) -> None:
-    """Close the subscription when the client has disconnected."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def _close_when_gone(receive: Receive, client: Subscription) -> None:
+    await gone(receive)
     client.close()
 
 
@@ -83,13 +85,26 @@ async def _write(send: Send, data: bytes) -> None:
     await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
+class EventsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which events a stream has; empty is all."""
+
+    session: Annotated[list[str], Meta(description="Only of this session; any number of times.")] = []
+    question: Annotated[
+        list[str], Meta(description="Answers of this question only; any number of times.")
+    ] = []
+    event: Annotated[list[EventKind], Meta(description="Only this kind; any number of times.")] = []
+    after: Annotated[
+        str, Meta(description="Begin after the event of this id, EPOCH.NUMBER; after another text, now.")
+    ] = ""
+
+    @property
+    def filter(self) -> EventFilter:
+        """The same for `Events`."""
+        return EventFilter(frozenset(self.session), frozenset(self.question), frozenset(self.event))
+
+
 def stream_head() -> Response:
     """The headers of a stream alone, for HEAD."""
     head = Response(headers=_HEADERS, media_type=EventsReply.media_type)
     del head.headers["content-length"]
     return head
-
-
-def last_id(request: Request) -> str:
-    """The id of the last event that the client knows: a header of browsers that come back, or `after`."""
-    return request.headers.get("last-event-id") or request.query_params.get("after", "")

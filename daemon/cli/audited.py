@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -83,22 +83,11 @@ async def begin_at(config: Config, basis: Basis, text: str) -> dict[tuple[str, P
     return found
 
 
-def carry_out(work: Callable[[], Awaitable[T]]) -> T:
+def carry_out(work: Coroutine[Any, Any, T]) -> T:
     """Run ``work``; prints an error and exits: 1 for the broker, 2 for settings, 3 for what cannot be."""
-
-    async def run() -> T:
-        return await work()
-
     try:
-        return asyncio.run(run())
-    except BrokerError as error:
-        _end(error, EXIT_FAILED)
-    except SettingError as error:
-        _end(error, EXIT_CONFIG)
-    except (CannotReproduce, NoSuchAnswer) as error:
-        _end(error, EXIT_CANNOT)
-
-
-def _end(error: Exception, status: int) -> NoReturn:
-    click.echo(str(error), err=True)
-    sys.exit(status)
+        return asyncio.run(work)
+    except (BrokerError, SettingError, CannotReproduce, NoSuchAnswer) as error:
+        click.echo(str(error), err=True)
+        broker, setting = isinstance(error, BrokerError), isinstance(error, SettingError)
+        sys.exit(EXIT_FAILED if broker else EXIT_CONFIG if setting else EXIT_CANNOT)

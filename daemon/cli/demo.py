@@ -10,7 +10,7 @@ import contextlib
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -292,12 +292,20 @@ def _ask(endpoint: str) -> AskReply:
         return client.ask(INSTRUMENTS[0].symbol.lower(), ASKED.text, choices=ASKED.choices)
 
 
-def _table(seen: Seen) -> Table:
-    table = Table(title=f"standing answers from topic {ANSWERS}: {seen.count} so far")
-    for column in ("symbol", "question", "answer"):
+def _columns(title: str, left: Sequence[str], right: Sequence[str], **options: Any) -> Table:
+    """An empty table: columns of text, then of numbers."""
+    table = Table(title=title, **options)
+    for column in left:
         table.add_column(column)
-    for column in ("probability", "logit gap", "version", "staleness ms"):
+    for column in right:
         table.add_column(column, justify="right")
+    return table
+
+
+def _table(seen: Seen) -> Table:
+    title = f"standing answers from topic {ANSWERS}: {seen.count} so far"
+    numbers = ("probability", "logit gap", "version", "staleness ms")
+    table = _columns(title, ("symbol", "question", "answer"), numbers)
     table.add_column("flags")
     previous = ""
     order = {question.name: i for i, question in enumerate(PAPER_SIX)}
@@ -324,9 +332,7 @@ def _close(console: Console, gateway: Gateway, seen: Seen, reply: AskReply | Non
             f"{reply.latency_ns / 1e6:.1f} ms\n"
         )
     store = gateway.store
-    counts = Table(title="counts")
-    counts.add_column("")
-    counts.add_column("", justify="right")
+    counts = _columns("counts", ("",), ("",))
     rows = {
         "records read": store.value("foretick_records_total", source="kafka"),
         "bars": _total(gateway, "foretick_bars_total"),
@@ -340,10 +346,7 @@ def _close(console: Console, gateway: Gateway, seen: Seen, reply: AskReply | Non
     for name, value in rows.items():
         counts.add_row(name, f"{value:,.0f}")
     console.print(counts)
-    stages = Table(title="latency by stage, ms")
-    stages.add_column("stage")
-    for column in ("count", "p50", "p99"):
-        stages.add_column(column, justify="right")
+    stages = _columns("latency by stage, ms", ("stage",), ("count", "p50", "p99"))
     for labels in store.series(BY_NAME["foretick_stage_seconds"]):
         count = store.count("foretick_stage_seconds", **labels)
         if count:
@@ -355,13 +358,12 @@ def _close(console: Console, gateway: Gateway, seen: Seen, reply: AskReply | Non
 
 def right_table(truth: Truth) -> Table:
     """How many answers were right, by question, against the labels computed from the trades."""
-    table = Table(
-        title="answers against the labels of docs/questions.md, computed from the trades",
+    table = _columns(
+        "answers against the labels of docs/questions.md, computed from the trades",
+        ("question",),
+        ("answers", "undefined", "right", "share", "mean probability"),
         caption="undefined: the rule has no right answer there, such as too few bars",
     )
-    table.add_column("question")
-    for column in ("answers", "undefined", "right", "share", "mean probability"):
-        table.add_column(column, justify="right")
     for question in PAPER_SIX:
         tally = truth.tallies.get(question.name, Tally())
         table.add_row(

@@ -36,7 +36,7 @@ def command(answer: str, config_path: Path, settings: tuple[str, ...], as_json: 
         asked = [each.question for each in questions_of(config) if each.session == session.name]
         return published, derived.version, settings_of(config, session, asked)
 
-    published, version, known = carry_out(work)
+    published, version, known = carry_out(work())
     if version is None:
         click.echo("differs: the records make no bar that ends as the answer's did", err=True)
         sys.exit(EXIT_FAILED)

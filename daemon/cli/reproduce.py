@@ -46,7 +46,7 @@ def command(
         derived = await derive(config, published, planned)
         return published, compare(published, derived, bits=bits)
 
-    published, verdict = carry_out(work)
+    published, verdict = carry_out(work())
     if as_json:
         told = msgspec.to_builtins(verdict)
         told["apart"] = verdict.apart if verdict.apart != float("inf") else None

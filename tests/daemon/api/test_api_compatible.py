@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
@@ -31,7 +30,8 @@ from daemon.supervision import Tasks
 from metrics.catalogue import API_OUTCOMES
 from tests.daemon.api.generator import SERVED, FakeGenerator
 from tests.kit import until
-from tests.kit.http import connected, head, request
+from tests.kit.http import JSON as JSON_TYPE
+from tests.kit.http import Reply, connected, head, request
 
 USER = [{"role": "user", "content": "hello"}]
 
@@ -60,20 +60,8 @@ class Rig:
         self.clients.append(client)
         return client
 
-    async def post(
-        self, path: str, body: object, headers: dict[str, str] | None = None
-    ) -> tuple[int, dict[str, str], bytes]:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-
-        def send() -> tuple[int, dict[str, str], bytes]:
-            connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=20)
-            connection.request("POST", path, data, {"content-type": "application/json", **(headers or {})})
-            response = connection.getresponse()
-            found = response.status, dict(response.getheaders()), response.read()
-            connection.close()
-            return found
-
-        return await asyncio.to_thread(send)
+    async def post(self, path: str, body: object, headers: dict[str, str] | None = None) -> Reply:
+        return await request(self.server.port, "POST", path, body, JSON_TYPE | (headers or {}))
 
 
 @pytest.fixture
@@ -481,9 +469,9 @@ CHAT, MESSAGES = {"model": "tape", "messages": USER}, {"model": "tape", "message
     ],
 )
 async def test_what_would_change_the_meaning_is_a_clear_400(rig, path, body, param) -> None:
-    status, _, found = await rig.post(f"/v1/{path}", body)
-    error = json.loads(found)["error"]
-    assert status == 400
+    found = await rig.post(f"/v1/{path}", body)
+    error = found.json["error"]
+    assert found.status == 400
     assert error["type"] == "invalid_request_error"
     assert error.get("param") == param
     assert (param or "").split(".")[0].split("[")[0] in error["message"]
@@ -508,9 +496,9 @@ async def test_harmless_members_are_tolerated(rig: Rig) -> None:
         ("responses", {"model": "tape", "input": "a"}),
         ("completions", {"model": "tape", "prompt": "a"}),
     ):
-        assert (await rig.post(f"/v1/{path}", body | more))[0] == 200
+        assert (await rig.post(f"/v1/{path}", body | more)).status == 200
     polite = {"metadata": {"user_id": "me"}, "service_tier": "auto", "thinking": {"type": "disabled"}}
-    assert (await rig.post("/v1/messages", MESSAGES | polite))[0] == 200
+    assert (await rig.post("/v1/messages", MESSAGES | polite)).status == 200
 
 
 async def test_tools_are_served_where_none_may_be_called(rig: Rig) -> None:
@@ -524,16 +512,16 @@ async def test_tools_are_served_where_none_may_be_called(rig: Rig) -> None:
         ("messages", of_anthropic),
         ("messages/count_tokens", of_anthropic),
     ):
-        status, _, found = await rig.post(f"/v1/{path}", body)
-        assert status == 200, found
+        found = await rig.post(f"/v1/{path}", body)
+        assert found.status == 200, found.body
         if path == "responses":
-            assert [json.loads(found)[name] for name in ("tools", "tool_choice")] == [[tool], "none"]
+            assert [found.json[name] for name in ("tools", "tool_choice")] == [[tool], "none"]
 
 
 async def test_a_completion_with_a_session_asks_each_prompt_as_a_question(rig: Rig) -> None:
     body = {"model": "session:btc", "prompt": ["Up?", "trend"], "n": 2, "presence_penalty": 1}
-    status, _, found = await rig.post("/v1/completions", body)
-    assert (status, len(json.loads(found)["choices"])) == (200, 4)
+    found = await rig.post("/v1/completions", body)
+    assert (found.status, len(found.json["choices"])) == (200, 4)
     asked = [(each.session, each.turns, each.index, each.penalty) for each in rig.generator.asked]
     assert asked == [
         ("btc", (Turn("user", text),), index, "presence_penalty")
@@ -546,15 +534,15 @@ async def test_a_completion_with_a_session_asks_each_prompt_as_a_question(rig: R
 async def test_bodies_that_are_no_request(rig: Rig) -> None:
     for path in ("chat/completions", "completions", "responses", "messages", "messages/count_tokens"):
         for body in (b"", b"{", b"[]", b"\xff", b"[" * 5000, b'{"model": 5}'):
-            status, _, found = await rig.post(f"/v1/{path}", body)
-            assert status == 400
-            assert json.loads(found)["error"]["type"] == "invalid_request_error"
-        status, _, _ = await rig.post(f"/v1/{path}", b" " * (MAX_BYTES + 1))
-        assert status == 413
-        status, _, _ = await rig.post(f"/v1/{path}", CHAT, {"content-type": "text/plain"})
-        assert status == 415
-        status, _, found = await rig.post(f"/v1/{path}", CHAT, {"host": "evil.example"})
-        assert (status, json.loads(found)["error"]["type"]) == (403, "permission_error")
+            found = await rig.post(f"/v1/{path}", body)
+            assert found.status == 400
+            assert found.json["error"]["type"] == "invalid_request_error"
+        found = await rig.post(f"/v1/{path}", b" " * (MAX_BYTES + 1))
+        assert found.status == 413
+        found = await rig.post(f"/v1/{path}", CHAT, {"content-type": "text/plain"})
+        assert found.status == 415
+        found = await rig.post(f"/v1/{path}", CHAT, {"host": "evil.example"})
+        assert (found.status, found.json["error"]["type"]) == (403, "permission_error")
 
 
 JSON = st.recursive(
@@ -629,8 +617,8 @@ async def test_any_other_method_is_refused_in_the_apis_shape(rig: Rig, path: str
 @pytest.mark.parametrize("text", [b"\\ud800", b"a \\udbff!"])
 async def test_half_a_surrogate_pair_is_named(rig: Rig, text: bytes) -> None:
     body = json.dumps(CHAT).encode().replace(b"hello", text)
-    status, _, found = await rig.post("/v1/chat/completions", body)
-    assert (status, "surrogate" in json.loads(found)["error"]["message"]) == (400, True)
+    found = await rig.post("/v1/chat/completions", body)
+    assert (found.status, "surrogate" in found.json["error"]["message"]) == (400, True)
 
 
 def test_a_response_says_when_it_was_completed_and_how_tools_were_chosen() -> None:

@@ -14,21 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.api import messages
-from daemon.api.auth import Access
 from daemon.api.content_codings import ACCEPTED, CorruptBody, UnknownCoding, coding_of, unpacked
-from daemon.api.events import Events
-from daemon.api.health import Health, health_of
-from daemon.api.http_api import api_routes
-from daemon.api.http_requests import Requests
-from daemon.api.http_server import HttpServer
-from daemon.api.pushes import Pushes
-from daemon.supervision import Tasks
-from daemon.tenants import Client
 from feeds.push_source import PushedSource, PushLimits
 from feeds.zstd import zstd
-from metrics.store import MetricStore
-from tests.kit.fakes import awaited
+from tests.daemon.api.test_api_http_listeners import serving
 from tests.kit.http import request
 
 
@@ -150,23 +139,10 @@ LIMIT = 4000
 
 @pytest.fixture
 async def served() -> AsyncIterator[tuple[int, PushedSource]]:
-    source = PushedSource("http", PushLimits(waiting=100, body_bytes=LIMIT))
-    await source.start()
-    store = MetricStore.local({})
-    pushes = Pushes({"http": source}, store, 1 << 20)
-    events = Events(1, store, max_clients=1, kept=1)
-
-    def health(client: Client) -> Health:
-        return health_of([], [], "")
-
-    async def answer(*_: object) -> messages.Reply:
-        raise AssertionError("nothing is asked")
-
-    routes = api_routes(Requests(awaited(answer)), events, pushes, health, Access())
-    server = HttpServer(lambda: b"", list, more=routes, closing=events.close)
-    await server.start(Tasks())
-    yield server.port, source
-    await server.stop()
+    bench = await serving(limits=PushLimits(waiting=100, body_bytes=LIMIT))
+    await bench.source.start()
+    yield bench.port, bench.source
+    await bench.server.stop()
 
 
 def lines(count: int) -> bytes:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import socket
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator
 
 import pytest
 
 from daemon.api.http_server import NAME, HttpServer
 from daemon.supervision import Tasks
+from tests.kit.http import Reply, connected, request
 
 
 class Daemon:
@@ -38,38 +36,30 @@ async def server(daemon) -> AsyncIterator[HttpServer]:
     await made.stop()
 
 
-def fetch(port: int, path: str, method: str = "GET") -> tuple[int, str, bytes]:
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
-    try:
-        with urllib.request.urlopen(request, timeout=5) as response:
-            return response.status, response.headers["content-type"], response.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.headers["content-type"], error.read()
-
-
-async def get(server: HttpServer, path: str, method: str = "GET") -> tuple[int, str, bytes]:
-    return await asyncio.to_thread(fetch, server.port, path, method)
+async def get(server: HttpServer, path: str) -> Reply:
+    return await request(server.port, "GET", path)
 
 
 async def test_metrics_are_rendered_at_each_scrape(server, daemon):
-    assert await get(server, "/metrics") == (200, "text/plain; version=0.0.4; charset=utf-8", daemon.text)
+    found = await get(server, "/metrics")
+    assert (found.status, found.body) == (200, daemon.text)
+    assert found.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     daemon.text = b"foretick_engine_up 0.0\n"
-    assert (await get(server, "/metrics"))[2] == daemon.text
+    assert (await get(server, "/metrics")).body == daemon.text
 
 
 async def test_readiness_names_what_is_missing_and_liveness_does_not_care(server, daemon):
-    status, _, body = await get(server, "/readyz")
-    assert (status, json.loads(body)) == (503, {"status": "waiting", "reasons": ["model"]})
-    assert (await get(server, "/healthz"))[0] == 200
+    waiting = await get(server, "/readyz")
+    assert (waiting.status, waiting.json) == (503, {"status": "waiting", "reasons": ["model"]})
+    assert (await get(server, "/healthz")).status == 200
     daemon.missing = []
-    status, _, body = await get(server, "/readyz")
-    assert (status, json.loads(body)) == (200, {"status": "ready", "reasons": []})
+    ready = await get(server, "/readyz")
+    assert (ready.status, ready.json) == (200, {"status": "ready", "reasons": []})
 
 
 async def test_nothing_else_is_served(server):
-    assert (await get(server, "/"))[0] == 404
-    assert (await get(server, "/metrics", "POST"))[0] == 405
+    assert (await get(server, "/")).status == 404
+    assert (await request(server.port, "POST", "/metrics")).status == 405
 
 
 async def test_the_port_is_closed_after_stop_and_the_daemons_signal_handlers_stay(daemon):
@@ -82,7 +72,7 @@ async def test_the_port_is_closed_after_stop_and_the_daemons_signal_handlers_sta
     assert signal.getsignal(signal.SIGTERM) is before
     signal.raise_signal(signal.SIGUSR1)
     await asyncio.wait_for(stop.wait(), 5)
-    assert (await get(server, "/healthz"))[0] == 200
+    assert (await get(server, "/healthz")).status == 200
     await server.stop()
     await server.stop()
     loop.remove_signal_handler(signal.SIGUSR1)
@@ -113,13 +103,11 @@ async def test_stop_closes_connections_of_a_server_that_was_killed(daemon):
     tasks = Tasks()
     server = HttpServer(daemon.metrics, lambda: [])
     await server.start(tasks)
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(b"GET /healthz HTTP/1.1\r\nHost: foretick\r\n\r\n")
-    assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-    [task] = [each for each in asyncio.all_tasks() if each.get_name() == NAME]
-    task.cancel()
-    await asyncio.wait([task])
-    await server.stop()
-    assert (await asyncio.wait_for(reader.read(), 5)).endswith(b'{"status":"alive"}')
-    writer.close()
-    await writer.wait_closed()
+    async with connected(server.port) as (reader, writer):
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: foretick\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        [task] = [each for each in asyncio.all_tasks() if each.get_name() == NAME]
+        task.cancel()
+        await asyncio.wait([task])
+        await server.stop()
+        assert (await asyncio.wait_for(reader.read(), 5)).endswith(b'{"status":"alive"}')

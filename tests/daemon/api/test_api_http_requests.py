@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import http.client
-import json
 from collections.abc import AsyncIterator
 from typing import Any, get_args
 
@@ -13,69 +10,23 @@ import pytest
 from daemon.api.http_errors import STATUS
 from daemon.api.http_requests import Requests, request_routes
 from daemon.api.http_server import HttpServer
-from daemon.api.messages import (
-    Append,
-    Close,
-    ClosedReply,
-    Code,
-    Complete,
-    Finish,
-    FinishReply,
-    Open,
-    PromptReply,
-    QueryError,
-    Update,
-)
+from daemon.api.messages import Append, Close, Code, Finish, Open, Update
 from daemon.gateway.queries import Queries
 from daemon.supervision import Tasks
 from daemon.tenants import LOCAL, Client
-
-JSON = {"content-type": "application/json"}
-
-
-class Prompts:
-    """Records its calls. A text that is an error code is refused with it; "slow" never ends."""
-
-    def __init__(self) -> None:
-        self.asked: list[Any] = []
-        self.clients: list[Client] = []
-
-    async def open(self, request: Open, client: Client) -> PromptReply:
-        self.clients.append(client)
-        return await self.append(request)
-
-    async def append(self, request: Open | Append | Update, client: Client | None = None) -> PromptReply:
-        self.asked.append(request)
-        if request.text in get_args(Code):
-            raise QueryError(request.text, "because")
-        if request.text == "slow":
-            await asyncio.Event().wait()
-        if request.text == "broken":
-            raise ZeroDivisionError("secret detail")
-        return PromptReply(request.id, "p", len(request.text))
-
-    async def finish(self, request: Finish, client: Client | None = None) -> FinishReply:
-        self.asked.append(request)
-        return FinishReply(request.id, "p", "YES", None, 0.5, True, 3, 1, 0, 0, 0, 0, 7, {"step": 5})
-
-    async def complete(self, request: Complete, client: Client) -> FinishReply:
-        self.clients.append(client)
-        return await self.finish(Finish(request.id, "p"))
-
-    async def close(self, request: Close, client: Client | None = None) -> ClosedReply:
-        self.asked.append(request)
-        return ClosedReply(request.id, request.prompt)
+from tests.daemon.api.prompts import FakePrompts
+from tests.kit.http import JSON, request
 
 
 @pytest.fixture
-def prompts() -> Prompts:
-    return Prompts()
+def prompts() -> FakePrompts:
+    return FakePrompts()
 
 
 @pytest.fixture
 async def server(prompts) -> AsyncIterator[HttpServer]:
-    routes = request_routes(Requests(Queries(None, None, None, None, None, prompts, 0.2, None).answer), 200)
-    made = HttpServer(lambda: b"", list, more=routes)
+    answer = Queries(None, None, None, None, None, prompts, 0.2, None).answer
+    made = HttpServer(lambda: b"", list, more=request_routes(Requests(answer), 200))
     await made.start(Tasks())
     yield made
     await made.stop()
@@ -86,20 +37,10 @@ async def call(
     path: str,
     body: object = None,
     method: str = "POST",
-    headers: dict[str, str] | None = None,
+    headers: dict[str, str] = JSON,
 ) -> tuple[int, Any]:
-    data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-
-    def use() -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
-        try:
-            connection.request(method, path, data, JSON if headers is None else headers)
-            response = connection.getresponse()
-            return response.status, json.loads(response.read())
-        finally:
-            connection.close()
-
-    return await asyncio.to_thread(use)
+    reply = await request(server.port, method, path, body, headers)
+    return reply.status, reply.json
 
 
 async def test_each_request_reaches_the_backend_as_on_the_socket(server, prompts):
@@ -196,17 +137,14 @@ async def test_requests_that_are_too_long_too_slow_or_broken_get_an_error(server
     ids=str,
 )
 async def test_a_page_in_a_browser_here_cannot_send_one(server, prompts, headers, status):
-    assert (await call(server, "/v1/prompts", {"text": "x"}, headers=headers))[0] == status
+    assert (await call(server, "/v1/prompts", b'{"text": "x"}', headers=headers))[0] == status
     assert bool(prompts.asked) == (status == 201)
 
 
 async def test_another_machine_is_turned_away(prompts):
     scope = {"client": ("203.0.113.7", 5)}
-    server = HttpServer(
-        lambda: b"",
-        list,
-        more=request_routes(Requests(Queries(None, None, None, None, None, prompts, 1.0, None).answer)),
-    )
+    answer = Queries(None, None, None, None, None, prompts, 1.0, None).answer
+    server = HttpServer(lambda: b"", list, more=request_routes(Requests(answer)))
     application = server._application()
 
     async def from_afar(inner: Any, receive: Any, send: Any) -> None:
@@ -223,11 +161,4 @@ async def test_another_machine_is_turned_away(prompts):
 
 
 async def test_other_methods_are_not_served(server):
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
-
-    def use() -> int:
-        connection.request("GET", "/v1/prompts")
-        return connection.getresponse().status
-
-    assert await asyncio.to_thread(use) == 405
-    connection.close()
+    assert (await call(server, "/v1/prompts", method="GET"))[0] == 405

@@ -45,16 +45,7 @@ class Desk:
                     raise
             case messages.Ask(question="gone"):
                 return ErrorReply(0, "engine", "the engine is not up")
-        return messages.AskReply(
-            id=0,
-            session="a b",
-            data_version=7,
-            text="UP",
-            choice="UP",
-            logit_gap=1.5,
-            cached=True,
-            untrained=False,
-        )
+        return messages.AskReply(id=0, session="a b", data_version=7, text="UP", choice="UP", logit_gap=1.5)
 
     async def flashed(self) -> AsyncIterator[str]:
         while True:

@@ -22,12 +22,9 @@ from daemon.api.messages import (
     AskReply,
     Close,
     ClosedReply,
-    Complete,
     ErrorReply,
     Finish,
-    FinishReply,
     ListSessions,
-    Open,
     PromptReply,
     Quantiles,
     QueryError,
@@ -44,6 +41,8 @@ from daemon.gateway.queries import Queries
 from daemon.supervision import Tasks
 from daemon.tenants import Client, Tenant
 from feeds.market_data import Answer, InputRange, Latency
+from tests.daemon.api.prompts import FakePrompts
+from tests.kit.wire import Wire, wired
 
 PUBLISHED = Answer(
     session="a",
@@ -114,63 +113,6 @@ class Backend:
         return StatsReply(request.id, {"foretick_engine_up": 1.0}, {"ask": Quantiles(3, 0.1, 0.2, 0.3)})
 
 
-class Prompts:
-    """Accepts every prompt, and records the requests with their clients."""
-
-    def __init__(self) -> None:
-        self.asked: list[object] = []
-        self.clients: list[Client] = []
-
-    async def open(self, request: Open, client: Client) -> PromptReply:
-        self.clients.append(client)
-        return await self.append(Append(request.id, "p", request.text))
-
-    async def append(self, request: Append | Update, client: Client | None = None) -> PromptReply:
-        self.asked.append(request)
-        return PromptReply(request.id, request.prompt, len(request.text))
-
-    async def finish(self, request: Finish, client: Client | None = None) -> FinishReply:
-        self.asked.append(request)
-        if request.prompt != "p":
-            raise QueryError("unknown_prompt", "there is no such prompt")
-        return FinishReply(
-            request.id, request.prompt, "YES", None, 0.5, True, 3, 1, 0, 0, 0, 0, 7, {"step": 5}
-        )
-
-    async def complete(self, request: Complete, client: Client) -> FinishReply:
-        self.clients.append(client)
-        return await self.finish(Finish(request.id, "p"))
-
-    async def close(self, request: Close, client: Client | None = None) -> ClosedReply:
-        self.asked.append(request)
-        return ClosedReply(request.id, request.prompt)
-
-
-class Wire:
-    """A DEALER that sends and receives raw bytes."""
-
-    def __init__(self, endpoint: str) -> None:
-        self._context = zmq.asyncio.Context()
-        self.socket = self._context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.connect(endpoint)
-
-    async def send(self, *frames: bytes) -> None:
-        await self.socket.send_multipart(frames)
-
-    async def reply(self) -> Any:
-        frames = await asyncio.wait_for(self.socket.recv_multipart(), 5)
-        return decode_reply(frames[-1])
-
-    async def request(self, request: Any) -> Any:
-        await self.send(encode(request))
-        return await self.reply()
-
-    def close(self) -> None:
-        self.socket.close()
-        self._context.term()
-
-
 @pytest.fixture
 def observed() -> list[tuple[str, str]]:
     return []
@@ -182,16 +124,19 @@ async def backend() -> Backend:
 
 
 @pytest.fixture
-def prompts() -> Prompts:
-    return Prompts()
+def prompts() -> FakePrompts:
+    return FakePrompts()
+
+
+def answering(backend: Backend, prompts: FakePrompts, max_wait_s: float = 1.0) -> Any:
+    return Queries(backend, backend, None, None, None, prompts, max_wait_s, None).answer
 
 
 @pytest.fixture
 async def server(backend, prompts, observed) -> AsyncIterator[QueryServer]:
     made = QueryServer(
-        Queries(backend, backend, None, None, None, prompts, 0.5, None).answer,
+        answering(backend, prompts, 0.5),
         "tcp://127.0.0.1:0",
-        max_in_flight=3,
         max_request_bytes=1000,
         observe=lambda request, reply, latency_ns: observed.append(
             (type(request).__name__, reply.code if isinstance(reply, ErrorReply) else "ok")
@@ -204,9 +149,8 @@ async def server(backend, prompts, observed) -> AsyncIterator[QueryServer]:
 
 @pytest.fixture
 async def wire(server) -> AsyncIterator[Wire]:
-    made = Wire(server.endpoint)
-    yield made
-    made.close()
+    async with wired(server.endpoint) as made:
+        yield made
 
 
 async def with_client(server: QueryServer, use: Callable[[QueryClient], Any], timeout_s: float = 5.0) -> Any:
@@ -284,26 +228,16 @@ async def test_prompts_go_to_their_own_backend_and_their_client_is_the_connectio
 )
 async def test_a_prompt_that_makes_no_sense_is_refused(wire, prompts, members):
     await wire.send(msgspec.msgpack.encode({"id": 3, **members}))
-    reply = await wire.reply()
+    reply = await wire.read()
     assert (reply.id, reply.code, prompts.asked) == (3, "bad_request", [])
 
 
 async def test_a_slow_ask_does_not_delay_a_fast_one(wire, backend):
-    await wire.send(encode(Ask(1, "a", "slow")))
-    await wire.send(encode(Ask(2, "a", "fast")))
-    assert (await wire.reply()).id == 2
+    await wire.send(Ask(1, "a", "slow"))
+    await wire.send(Ask(2, "a", "fast"))
+    assert (await wire.read()).id == 2
     backend.release.set()
-    assert (await wire.reply()).id == 1
-
-
-async def test_replies_go_to_the_client_that_asked(server, backend):
-    first, second = Wire(server.endpoint), Wire(server.endpoint)
-    await first.send(encode(Ask(1, "a", "slow")))
-    assert (await second.request(ListSessions(1))).sessions
-    backend.release.set()
-    assert (await first.reply()).text == " Yes"
-    first.close()
-    second.close()
+    assert (await wire.read()).id == 1
 
 
 async def test_a_req_socket_is_served_too(server):
@@ -349,7 +283,7 @@ async def test_a_req_socket_is_served_too(server):
 )
 async def test_a_malformed_request_is_refused_with_the_reason(wire, observed, payload, number, part):
     await wire.send(payload)
-    reply = await wire.reply()
+    reply = await wire.read()
     assert (reply.id, reply.code) == (number, "bad_request")
     assert part in reply.message
     assert observed == []
@@ -357,20 +291,19 @@ async def test_a_malformed_request_is_refused_with_the_reason(wire, observed, pa
 
 
 async def test_too_many_frames_are_refused(wire):
-    await wire.send(b"", b"", encode(ListSessions(1)))
-    assert (await wire.reply()).code == "bad_request"
+    await wire.socket.send_multipart([b"", b"", encode(ListSessions(1))])
+    assert (await wire.read()).code == "bad_request"
 
 
 async def test_an_oversize_request_is_refused_and_a_huge_one_disconnects(wire, server):
-    await wire.send(encode(Ask(1, "a", "x" * 1000)))
-    reply = await wire.reply()
+    await wire.send(Ask(1, "a", "x" * 1000))
+    reply = await wire.read()
     assert (reply.code, reply.id) == ("too_long", None)
-    await wire.send(encode(Ask(1, "a", "x" * 10_000_000)))
+    await wire.send(Ask(1, "a", "x" * 10_000_000))
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(wire.socket.recv_multipart(), 0.3)
-    other = Wire(server.endpoint)
-    assert (await other.request(ListSessions(2))).id == 2
-    other.close()
+    async with wired(server.endpoint) as other:
+        assert (await other.request(ListSessions(2))).id == 2
 
 
 async def test_backend_errors_become_replies_without_inner_details(wire, observed, caplog):
@@ -390,34 +323,23 @@ async def test_a_request_that_takes_too_long_times_out(wire):
     assert 0.4 < time.monotonic() - start < 3
 
 
-async def test_more_than_the_bound_in_flight_is_busy(wire, backend, observed):
-    for number in range(4):
-        await wire.send(encode(Ask(number, "a", "slow")))
-    reply = await wire.reply()
-    assert (reply.id, reply.code) == (3, "busy")
-    assert observed == [("Ask", "busy")]
-    backend.release.set()
-    assert {(await wire.reply()).id for _ in range(3)} == {0, 1, 2}
-    assert (await wire.request(ListSessions(5))).id == 5
-
-
 async def test_stopping_refuses_new_requests_and_lets_running_ones_finish(server, wire, backend):
-    await wire.send(encode(Ask(1, "a", "slow")))
+    await wire.send(Ask(1, "a", "slow"))
     await backend.arrived.wait()
     stopping = asyncio.create_task(server.stop(drain_s=5))
     await asyncio.sleep(0)
     refused = await wire.request(ListSessions(2))
     assert (refused.id, refused.code) == (2, "shutting_down")
     backend.release.set()
-    assert (await wire.reply()).text == " Yes"
+    assert (await wire.read()).text == " Yes"
     await asyncio.wait_for(stopping, 2)
 
 
 async def test_requests_that_do_not_finish_in_time_get_an_error(server, wire, backend):
-    await wire.send(encode(Ask(1, "a", "slow")))
+    await wire.send(Ask(1, "a", "slow"))
     await backend.arrived.wait()
     await server.stop(drain_s=0.01)
-    reply = await wire.reply()
+    reply = await wire.read()
     assert (reply.id, reply.code) == (1, "shutting_down")
 
 
@@ -456,21 +378,16 @@ def test_an_address_that_is_none_is_refused():
 
 
 async def test_a_taken_endpoint_is_an_error_that_names_it(server, backend):
-    second = QueryServer(
-        Queries(backend, backend, None, None, None, Prompts(), 1.0, None).answer, server.endpoint
-    )
+    second = QueryServer(answering(backend, FakePrompts()), server.endpoint)
     with pytest.raises(OSError, match="tcp://127"):
         await second.start(Tasks())
 
 
 async def test_ipc_and_wildcard_endpoints(backend, tmp_path):
     for endpoint in ("tcp://127.0.0.1:*", f"ipc://{tmp_path}/q"):
-        server = QueryServer(
-            Queries(backend, backend, None, None, None, Prompts(), 1.0, None).answer, endpoint
-        )
+        server = QueryServer(answering(backend, FakePrompts()), endpoint)
         await server.start(Tasks())
         assert "*" not in server.endpoint
-        wire = Wire(server.endpoint)
-        assert (await wire.request(ListSessions(1))).id == 1
-        wire.close()
+        async with wired(server.endpoint) as wire:
+            assert (await wire.request(ListSessions(1))).id == 1
         await server.stop()

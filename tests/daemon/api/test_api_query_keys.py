@@ -81,14 +81,8 @@ class Daemon:
     async def answer(self, request: ClientRequest, client: Client, since: int) -> Reply:
         self.clients.append(client)
         if isinstance(request, Ask):
-            return AskReply(
-                id=request.id,
-                session=request.session,
-                data_version=1,
-                text=client.tenant.name,
-                logit_gap=0.0,
-                untrained=False,
-            )
+            name = client.tenant.name
+            return AskReply(id=request.id, session=request.session, data_version=1, text=name)
         return SessionsReply(request.id, ())
 
     def refusals(self, reason: str) -> float:

@@ -43,7 +43,6 @@ from daemon.api.messages import (
     Unsubscribe,
     Unsubscribed,
     decode_event,
-    decode_reply,
     encode,
 )
 from daemon.api.operations import OPERATIONS
@@ -55,8 +54,14 @@ from feeds.market_data import FlashReady
 from metrics.catalogue import QueryRefusal
 from metrics.store import MetricStore
 from tests.kit import until
+from tests.kit.wire import Wire, wired
 
 KEPT = 64
+
+
+def yes(request: Ask) -> AskReply:
+    """A reply that is there."""
+    return AskReply(id=request.id, session=request.session, data_version=7, text="yes", cached=True)
 
 
 @dataclass
@@ -75,15 +80,7 @@ class Desk:
     def answer(self, request: messages.ClientRequest, client: Client, since: int) -> Answering:
         if not isinstance(request, Ask) or request.question != "ready":
             return partial(self.later, request)
-        return AskReply(
-            id=request.id,
-            session=request.session,
-            data_version=7,
-            text="yes",
-            logit_gap=1.0,
-            cached=True,
-            untrained=False,
-        )
+        return yes(request)
 
     async def later(self, request: messages.ClientRequest) -> messages.Reply:
         self.asked.append(request)
@@ -128,38 +125,16 @@ async def desk() -> AsyncIterator[Desk]:
     await made.server.stop()
 
 
-class Wire:
-    """A DEALER that sends and receives raw bytes."""
-
-    def __init__(self, endpoint: str, **options: int) -> None:
-        self._context = zmq.asyncio.Context()
-        self.socket = self._context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        for name, value in options.items():
-            self.socket.setsockopt(getattr(zmq, name), value)
-        self.socket.connect(endpoint)
-
-    async def send(self, *requests: Any) -> None:
-        for request in requests:
-            await self.socket.send(request if isinstance(request, bytes) else encode(request))
-
-    async def read(self) -> Any:
-        return decode_reply(await asyncio.wait_for(self.socket.recv(), 10))
-
-    async def request(self, request: Any) -> Any:
-        await self.send(request)
-        return await self.read()
-
-    def close(self) -> None:
-        self.socket.close()
-        self._context.term()
+@pytest.fixture
+async def wire(desk) -> AsyncIterator[Wire]:
+    async with wired(desk.server.endpoint) as made:
+        yield made
 
 
 @pytest.fixture
-async def wire(desk) -> AsyncIterator[Wire]:
-    made = Wire(desk.server.endpoint)
-    yield made
-    made.close()
+async def other(desk) -> AsyncIterator[Wire]:
+    async with wired(desk.server.endpoint) as made:
+        yield made
 
 
 async def in_thread(work: Callable[[], Any]) -> Any:
@@ -187,18 +162,15 @@ async def test_an_id_that_is_still_being_answered_is_refused(desk, wire):
     assert (await wire.request(Ask(7, "a", "?"))).code == "unknown_session"  # the id is free again
 
 
-async def test_the_same_id_of_two_clients_is_two_requests(desk, wire):
-    other = Wire(desk.server.endpoint)
+async def test_the_same_id_of_two_clients_is_two_requests(desk, wire, other):
     await wire.send(Ask(7, "a", "?"))
     await other.send(Ask(7, "a", "?"))
     await until(lambda: len(desk.asked) == 2)
     desk.release.set()
     assert (await wire.read()).id == (await other.read()).id == 7
-    other.close()
 
 
-async def test_each_client_has_its_own_limit_and_all_have_one(desk, wire):
-    other = Wire(desk.server.endpoint)
+async def test_each_client_has_its_own_limit_and_all_have_one(desk, wire, other):
     await wire.send(*(Ask(n, "a", "?") for n in range(4)))
     full = await wire.read()
     assert (full.id, full.code, desk.refused("busy_client"), desk.refused("busy")) == (3, "busy", 1, 0)
@@ -207,7 +179,6 @@ async def test_each_client_has_its_own_limit_and_all_have_one(desk, wire):
     assert (full.id, full.code, desk.refused("busy")) == (1, "busy", 1)
     desk.release.set()
     assert {(await wire.read()).id for _ in range(3)} == {0, 1, 2}
-    other.close()
 
 
 async def test_a_reply_that_is_there_takes_no_place_but_its_id_must_be_free(desk, wire):
@@ -236,15 +207,7 @@ async def test_replies_that_are_there_leave_others_their_turn(desk, wire):
 
     def answer(request, client, since):
         turns[turn] += 1
-        return AskReply(
-            id=request.id,
-            session=request.session,
-            data_version=7,
-            text="yes",
-            logit_gap=1.0,
-            cached=True,
-            untrained=False,
-        )
+        return yes(request)
 
     async def take_turns() -> None:
         nonlocal turn
@@ -262,8 +225,7 @@ async def test_replies_that_are_there_leave_others_their_turn(desk, wire):
     assert max(turns.values()) <= 64
 
 
-async def test_a_request_is_cancelled_by_its_own_client_only(desk, wire):
-    other = Wire(desk.server.endpoint)
+async def test_a_request_is_cancelled_by_its_own_client_only(desk, wire, other):
     await wire.send(Ask(1, "a", "?"))
     await until(lambda: desk.asked)
     assert await other.request(Cancel(2, 1)) == CancelReply(2, 1, False)
@@ -273,7 +235,6 @@ async def test_a_request_is_cancelled_by_its_own_client_only(desk, wire):
     assert await wire.read() == CancelReply(2, 1, True)
     await until(lambda: desk.given_up == [1])
     assert await wire.request(Cancel(3, 1)) == CancelReply(3, 1, False)
-    other.close()
 
 
 async def test_a_request_cancelled_before_it_began_fails_as_well(desk, wire):
