@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Self
 
 from feeds.kafka_sink import KafkaSink
 from flash.question import PAPER_SIX
@@ -25,8 +25,8 @@ from tests.chaos.feed import SYMBOLS, as_of, bar
 from tests.chaos.reading import Tail
 from tests.chaos.schedule import Event, Moment
 from tests.kit import until, until_slowly
-from tests.kit.daemon import Daemon, gone
-from tests.kit.kafka import KafkaCluster, KafkaServer, create_topics, free_ports
+from tests.kit.daemon import Daemon, gone, kafka_toml
+from tests.kit.kafka import KafkaCluster, KafkaServer, create_topics
 from tests.kit.kafka_proxy import Api, Fault, KafkaProxy
 
 NAMES = frozenset(question.name for question in PAPER_SIX)
@@ -120,8 +120,7 @@ class Rig:
     spare engines. ``proxy``: what its daemons reach the broker by.
     """
 
-    MORE_SOURCE: ClassVar[tuple[str, ...]] = ()
-    MORE_RECOVERY: ClassVar[tuple[str, ...]] = ()
+    MORE_SOURCE = MORE_RECOVERY = ""
 
     def __init__(
         self,
@@ -435,27 +434,15 @@ class Rig:
         return Daemon(folder, self._config(), spare=self._spare).__enter__()
 
     def _config(self) -> str:
-        (query,) = free_ports(1)
-        tables = [f'[[sessions]]\nname = "{name}"\nsymbol = "{symbol}"' for name, symbol in SYMBOLS.items()]
+        transactions = f'delivery = "exactly_once"\ntransactional_id = "{self.transactional_id}"'
+        more = {
+            "pool": f'idle_spill = "300ms"\nspill_dir = "{self._disk.path}"',
+            "source.kafka": self.MORE_SOURCE,
+            "sink.kafka": transactions if self.exactly_once else "",
+            "recovery": f'directory = "{self._snapshots}"\ninterval = "1s"\n{self.MORE_RECOVERY}',
+        }
         brokers = self.broker.bootstrap if self._proxy is None else f"127.0.0.1:{self._proxy.port}"
-        bootstrap = f'bootstrap = "{brokers}"'
-        return "\n".join(
-            [
-                *tables,
-                f'[pool]\nidle_spill = "300ms"\nspill_dir = "{self._disk.path}"',
-                f'[source]\nkind = "kafka"\n[source.kafka]\n{bootstrap}',
-                f'topics = ["{self.trades}"]\ngroup = "{self.group}"',
-                *self.MORE_SOURCE,
-                f'[sink.kafka]\n{bootstrap}\ntopic = "{self.answers}"\ndlq = "dlq.v1{self.suffix}"',
-                f'delivery = "exactly_once"\ntransactional_id = "{self.transactional_id}"'
-                if self.exactly_once
-                else "",
-                f'[recovery]\ndirectory = "{self._snapshots}"\ninterval = "1s"',
-                *self.MORE_RECOVERY,
-                f'[query]\nendpoint = "tcp://127.0.0.1:{query}"',
-                '[process]\ndrain = "3s"',
-            ]
-        )
+        return kafka_toml(brokers, self.suffix, SYMBOLS, more)
 
     async def _produce(self, n: int) -> None:
         assert self._sink is not None, "only within `clients`"
@@ -499,8 +486,7 @@ class Pair(Rig):
     Whichever ends is followed by one that stands by.
     """
 
-    MORE_SOURCE = ('session_timeout = "6s"',)
-    MORE_RECOVERY = ("standby = true",)
+    MORE_SOURCE, MORE_RECOVERY = 'session_timeout = "6s"', "standby = true"
 
     @property
     def transactional_id(self) -> str:

@@ -14,9 +14,8 @@ from engine.divergence import Divergence
 from feeds.durations import Duration
 from metrics.store import MetricStore
 from regions.kv_tensors import KVPool, LayerShape
-from tests.kit import MemorySink, QueueSource, inproc_config, sessions, until
-from tests.kit.inproc import Tape as Trades
-from tests.kit.inproc import answers, count, running
+from tests.kit import inproc_config, sessions, until
+from tests.kit.inproc import running
 
 
 def test_the_pool_has_room_for_the_fresh_windows() -> None:
@@ -46,7 +45,6 @@ def test_the_pool_has_room_for_the_fresh_windows() -> None:
 
 async def test_the_daemon_refreshes_compares_and_keeps_event_time() -> None:
     """Records in, answers out: windows are replaced while answers continue; old bars are evicted by time."""
-    source, sink, tape = QueueSource(), MemorySink(), Trades("V:AAA")
     config = inproc_config(
         sessions=sessions(
             "V:AAA",
@@ -59,16 +57,14 @@ async def test_the_daemon_refreshes_compares_and_keeps_event_time() -> None:
         scheduler=SchedulerConfig(chunk_min=64, max_new_tokens=64),
         standing="none",
     )
-    async with running(config, source, sink) as gateway:
-        for n in range(40):
-            source.put(tape.second(n))
-            await until(lambda n=n: len(answers(sink)) == n)
-            assert gateway.sessions.states["aaa"].live_records <= 10
-        assert gateway.sessions.states["aaa"].live_records == 10
-        await until(lambda: count(gateway, "refreshes", session="aaa") >= 4)
-        samples = count(gateway, "divergence_samples", session="aaa")
-        assert samples == count(gateway, "refreshes", session="aaa")
-        assert await gateway.stop()
+    async with running(config) as daemon:
+        for bars in range(1, 40):
+            await daemon.advance()
+            assert daemon.state().live_records == min(bars, 10)
+        await until(lambda: daemon.count("refreshes", session="aaa") >= 4)
+        samples = daemon.count("divergence_samples", session="aaa")
+        assert samples == daemon.count("refreshes", session="aaa")
+        assert await daemon.gateway.stop()
 
 
 def test_refreshes_and_comparisons_are_counted_by_session() -> None:

@@ -55,6 +55,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def grafana() -> Iterator[FakeGrafana]:
+    pytest.importorskip("grafana_client", reason="the extra `grafana` is not installed")
     server = FakeGrafana()
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -70,18 +71,14 @@ def run(*arguments: str, **environment: str):
 
 
 def test_push_sends_the_committed_dashboard_and_says_where_it_is(grafana):
-    pytest.importorskip("grafana_client", reason="the extra `grafana` is not installed")
     result = run("push", "--url", grafana.url, "--token", "right", "--folder", "ops")
     assert result.exit_code == 0, result.output
     (body,) = grafana.received
-    assert body["dashboard"] == COMMITTED
-    assert body["overwrite"] is True
-    assert body["folderUid"] == "ops"
+    assert (body["dashboard"], body["overwrite"], body["folderUid"]) == (COMMITTED, True, "ops")
     assert result.output == f"Foretick: latency: {grafana.url}/d/foretick-latency/x\n"
 
 
 def test_the_address_and_the_token_may_come_from_the_environment(grafana):
-    pytest.importorskip("grafana_client", reason="the extra `grafana` is not installed")
     assert run("push", GRAFANA_URL=grafana.url, GRAFANA_TOKEN="right").exit_code == 0
     assert "folderUid" not in grafana.received[0]
 
@@ -91,7 +88,6 @@ def test_the_address_and_the_token_may_come_from_the_environment(grafana):
     [("wrong", "", "Unauthorized"), ("right", "full", "same name exists")],
 )
 def test_a_refusal_is_one_message(grafana, token, folder, message):
-    pytest.importorskip("grafana_client", reason="the extra `grafana` is not installed")
     result = run("push", "--url", grafana.url, "--token", token, "--folder", folder)
     assert result.exit_code == 1
     assert message in result.output
@@ -100,7 +96,6 @@ def test_a_refusal_is_one_message(grafana, token, folder, message):
 
 
 def test_an_address_without_grafana_is_reported(grafana):
-    pytest.importorskip("grafana_client", reason="the extra `grafana` is not installed")
     result = run("push", "--url", "http://127.0.0.1:1", "--token", "right")
     assert result.exit_code == 1
     assert result.output.startswith("Error: cannot reach http://127.0.0.1:1")

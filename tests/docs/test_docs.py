@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -75,10 +75,7 @@ def examples(*kinds: str) -> list[Any]:
 def test_every_json_and_toml_block_says_what_it_is_an_example_of() -> None:
     """No example escapes its decoder, and there are some."""
     assert [b for b in blocks() if b.language in ("json", "toml") and not b.kind] == []
-    assert {b.kind for b in blocks() if b.kind} == {
-        "config",
-        "tenants", "format", "header", "message", "record", "reply", "request",
-    }  # fmt: skip
+    assert {b.kind for b in blocks() if b.kind} == {*LOADERS, *DECODERS, "message", "record"}
 
 
 def test_no_json_example_has_a_member_twice() -> None:
@@ -103,11 +100,8 @@ def test_messages_decode_and_encode_to_the_same(block: Block) -> None:
 
 def test_the_answer_example_shows_every_member() -> None:
     """Its question is one of the standing six, its hash the real one."""
-    (answer,) = [
-        m
-        for b in blocks()
-        if b.kind == "message" and isinstance(m := decode_message(b.text.encode()), Answer)
-    ]
+    shown = [decode_message(b.text.encode()) for b in blocks() if b.kind == "message"]
+    (answer,) = [each for each in shown if isinstance(each, Answer)]
     question = next(q for q in PAPER_SIX if q.name == answer.question)
     assert answer.question_hash == question.hash
     assert question.choices is not None
@@ -115,33 +109,34 @@ def test_the_answer_example_shows_every_member() -> None:
     assert answer.latency.total_ns == answer.daemon_age_ns
 
 
-@pytest.mark.parametrize("block", examples("request", "reply", "header"))
+DECODERS: dict[str, Callable[[bytes], Any]] = {
+    "request": decode_request,
+    "reply": decode_reply,
+    "header": lambda wire: msgspec.msgpack.decode(wire, type=Header),
+}
+
+
+@pytest.mark.parametrize("block", examples(*DECODERS))
 def test_socket_messages_decode_and_encode_to_the_same(block: Block) -> None:
     """Shown as JSON, sent as msgpack."""
     shown = msgspec.json.decode(block.text)
-    wire = msgspec.msgpack.encode(shown)
-    decoded: msgspec.Struct
-    if block.kind == "header":
-        decoded = msgspec.msgpack.decode(wire, type=Header)
-    else:
-        decoded = decode_request(wire) if block.kind == "request" else decode_reply(wire)
+    decoded = DECODERS[block.kind](msgspec.msgpack.encode(shown))
     written = msgspec.json.decode(msgspec.json.encode(decoded))
     assert {key: written[key] for key in shown} == shown
 
 
-@pytest.mark.parametrize("block", examples("config"))
-def test_configurations_load(block: Block, tmp_path: Path) -> None:
-    """With every check that needs no model."""
+LOADERS: dict[str, Callable[[Path], object]] = {
+    "config": lambda path: load_config(path, environment={}).sessions,  # every check that needs no model
+    "tenants": lambda path: read_tenants(str(path)),
+    "format": lambda path: load_format(path).description,
+}
+
+
+@pytest.mark.parametrize("block", examples(*LOADERS))
+def test_files_load(block: Block, tmp_path: Path) -> None:
     file = tmp_path / "example.toml"
     file.write_text(block.text)
-    assert load_config(file, environment={}).sessions
-
-
-@pytest.mark.parametrize("block", examples("tenants"))
-def test_tenants_files_load(block: Block, tmp_path: Path) -> None:
-    file = tmp_path / "tenants.toml"
-    file.write_text(block.text)
-    assert read_tenants(str(file))
+    assert LOADERS[block.kind](file)
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*.toml")), ids=lambda path: path.name)
@@ -161,13 +156,6 @@ def test_the_quickstart_file_is_read_by_the_quickstart_format(tmp_path: Path) ->
     assert all(isinstance(bar, Bar) and bar.interval_ns == 60 * 10**9 for bar in bars)
 
 
-@pytest.mark.parametrize("block", examples("format"))
-def test_formats_load(block: Block, tmp_path: Path) -> None:
-    path = tmp_path / "example.toml"
-    path.write_text(block.text)
-    assert load_format(path).description
-
-
 def test_every_key_of_a_format_is_described() -> None:
     text = page("docs/quickstart.md")
     for struct, table in ((FileFormat, ""), (RecordFormat, ""), (TimeFormat, "time.")):
@@ -181,12 +169,7 @@ def test_shipped_formats_are_named() -> None:
         assert f"`{file.stem}`" in page("docs/quickstart.md")
 
 
-def tables() -> list[Any]:
-    found = FIELDS.findall(page("docs/protocol.md"))
-    return [pytest.param(name, rows, id=name) for name, rows in found]
-
-
-@pytest.mark.parametrize(("name", "rows"), tables())
+@pytest.mark.parametrize(("name", "rows"), FIELDS.findall(page("docs/protocol.md")))
 def test_tables_list_exactly_the_members(name: str, rows: str) -> None:
     """Each struct's own members; the common members of records have their own table."""
     struct = Header if name == "Header" else getattr(market_data, name, None) or getattr(query_messages, name)
@@ -267,21 +250,16 @@ def test_repository_paths_in_the_text_exist(name: str) -> None:
     assert [path for path in PATH.findall(page(name)) if not (ROOT / path).exists()] == []
 
 
-def named_tests(text: str) -> list[tuple[str, str]]:
-    """(file or "", function) of every test named in a text."""
-    return TEST_NAME.findall(text)
-
-
 def test_every_claim_about_a_test_names_the_test() -> None:
     paragraphs = [(name, p) for name in NAMES for p in re.split(r"\n\s*\n|\n(?=[-*|] )", page(name))]
     claims = [(name, p) for name, p in paragraphs if CLAIM.search(p)]
     assert claims
-    assert [(name, p) for name, p in claims if not named_tests(p)] == []
+    assert [(name, p) for name, p in claims if not TEST_NAME.search(p)] == []
 
 
 def test_every_test_that_a_page_names_exists() -> None:
     files = {path: path.read_text(encoding="utf-8") for path in ROOT.glob("tests/**/*.py")}
-    named = [found for name in NAMES for found in named_tests(page(name))]
+    named = [found for name in NAMES for found in TEST_NAME.findall(page(name))]
     assert named
     for file, function in named:
         defined = {path for path, text in files.items() if f"def {function}(" in text}

@@ -47,20 +47,17 @@ def found(path: Path, words: re.Pattern[str]) -> list[str]:
     return [f"{name}:{n}: {m[0]}" for n, line in enumerate(lines, 1) for m in words.finditer(line)]
 
 
-def main() -> int:
-    """Print what is too much; 1 if there is any."""
-    status = 0
+def problems() -> list[str]:
+    """What is too much, or has another name now."""
+    said = []
     for kind, most in MAX_WORDS.items():
         words = [word for path in files(kind) for word in found(path, HOME_MADE)]
         if len(words) > most:
-            print(*words, f"{kind}: {len(words)} home-made words, at most {most}", sep="\n")
-            status = 1
+            said += [*words, f"{kind}: {len(words)} home-made words, at most {most}"]
         renamed = [word for path in files(kind) for word in found(path, RENAMED)]
-        if renamed:
-            print(*renamed, f"{kind}: these names are not used any more", sep="\n")
-            status = 1
-    return status
+        said += [f"{each}, which is not used any more" for each in renamed]
+    return said
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit("\n".join(problems()) or None)

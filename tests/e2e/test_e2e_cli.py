@@ -8,7 +8,6 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from tests.kit.daemon import FORETICK, command, invoke, logging_put_back
 from tests.kit.kafka import REPOSITORY, free_ports
 from tests.kit.samples import SAMPLES, Sample, write
 
+INPROC = ("--to", "inproc", "--speed", "0")
 LINE = re.compile(r"^(\S+) v(\d+) (\w+): (.*) \(gap [\d.]+\)(?: \[(.*)\])?$")
 
 
@@ -51,18 +51,14 @@ def real_file(sample: Sample) -> Path:
     return Path(folder) / sample.real
 
 
-@dataclass(frozen=True)
-class Replayed:
-    """The result of `foretick replay --to inproc --speed 0`."""
-
-    status: int
-    output: str
-    gateway: Gateway
+Replay = Callable[..., tuple[int, str, Gateway]]
 
 
 @pytest.fixture
-def replayed(capsys: pytest.CaptureFixture[str]) -> Callable[..., Replayed]:
-    def replayed(path: Path, sample: Sample, until: str | None = None) -> Replayed:
+def replayed(capsys: pytest.CaptureFixture[str]) -> Replay:
+    """Plays a file; returns the exit status, what was printed, and the gateway."""
+
+    def play(path: Path, sample: Sample, until: str | None = None) -> tuple[int, str, Gateway]:
         made: list[Gateway] = []
 
         def remembered(*arguments: Any, **options: Any) -> Gateway:
@@ -71,9 +67,9 @@ def replayed(capsys: pytest.CaptureFixture[str]) -> Callable[..., Replayed]:
 
         with logging_put_back():
             status = replay(path, sample.form, "inproc", speed=0.0, until=until, make=remembered)
-        return Replayed(status, capsys.readouterr().out, made[0])
+        return status, capsys.readouterr().out, made[0]
 
-    return replayed
+    return play
 
 
 def bars(gateway: Gateway) -> int:
@@ -86,31 +82,29 @@ def printed(text: str) -> list[re.Match[str]]:
 
 
 def test_a_file_through_the_daemon_is_answered_to_its_last_bar(
-    tmp_path: Path, sample: Sample, replayed: Callable[..., Replayed]
+    tmp_path: Path, sample: Sample, replayed: Replay
 ) -> None:
-    done = replayed(write(sample, tmp_path), sample)
-    assert done.status == 0
-    lines = printed(done.output)
+    status, output, gateway = replayed(write(sample, tmp_path), sample)
+    assert status == 0
+    lines = printed(output)
     assert {line[1] for line in lines} == {sample.symbol}
-    by_version = Counter(int(line[2]) for line in lines)
-    assert set(by_version.values()) == {6}
+    assert set(Counter(int(line[2]) for line in lines).values()) == {6}
     assert not any("untrained" in line[5] for line in lines)
-    assert ("skewed_clock" in done.output) == (sample.form == "binance_capture")
-    assert done.output.splitlines()[-1] == f"{len(lines)} answers, 0 malformed lines"
-    assert bars(done.gateway) == sample.bars
-    assert done.gateway.input.tracker.outstanding() == 0, "an answer covers every record, the last bar's too"
+    assert ("skewed_clock" in output) == (sample.form == "binance_capture")
+    assert output.splitlines()[-1] == f"{len(lines)} answers, 0 malformed lines"
+    assert bars(gateway) == sample.bars
+    assert gateway.input.tracker.outstanding() == 0, "an answer covers every record, the last bar's too"
     assert ("warm_up" in lines[-1][5]) == (sample.bars <= 10)
 
 
-def test_a_real_file_through_the_daemon(sample: Sample, replayed: Callable[..., Replayed]) -> None:
-    done = replayed(real_file(sample), sample, sample.until)
-    assert done.status == 0
-    lines = printed(done.output)
-    assert lines
+def test_a_real_file_through_the_daemon(sample: Sample, replayed: Replay) -> None:
+    status, output, gateway = replayed(real_file(sample), sample, sample.until)
+    assert status == 0
+    lines = printed(output)
     assert {line[1] for line in lines} == {sample.symbol}
-    assert bars(done.gateway) == sample.real_bars
-    assert done.gateway.input.tracker.outstanding() == 0
-    assert done.output.splitlines()[-1] == f"{len(lines)} answers, 0 malformed lines"
+    assert bars(gateway) == sample.real_bars
+    assert gateway.input.tracker.outstanding() == 0
+    assert output.splitlines()[-1] == f"{len(lines)} answers, 0 malformed lines"
 
 
 def _replay(path: Path, sample: Sample) -> list[str]:
@@ -194,26 +188,11 @@ def test_every_symbol_of_a_file_gets_a_session_up_to_a_number(tmp_path: Path) ->
         for market in ("V,AAA", "W,AAA", "V,BBB", "V,CCC")
     ]
     tape.write_text("\n".join(["at,venue,symbol,price,size", *rows]))
-    done = invoke(
-        "replay",
-        str(tape),
-        "--format",
-        str(form),
-        "--to",
-        "inproc",
-        "--speed",
-        "0",
-        "--symbols",
-        "3",
-        "--json",
-    )
+    done = invoke("replay", str(tape), "--format", str(form), *INPROC, "--symbols", "3", "--json")
     assert done.exit_code == 0, done.stderr
     found = [msgspec.json.decode(line, type=Answer) for line in done.stdout.splitlines()]
-    assert {(a.session, a.symbol) for a in found} == {
-        ("v-aaa", "V:AAA"),
-        ("w-aaa", "W:AAA"),
-        ("bbb", "V:BBB"),
-    }
+    named = {(a.session, a.symbol) for a in found}
+    assert named == {("v-aaa", "V:AAA"), ("w-aaa", "W:AAA"), ("bbb", "V:BBB")}
     assert all("replay" in a.flags for a in found)
     assert "20 records of other symbols than V:AAA, W:AAA, V:BBB were skipped\n" in done.stderr
     assert f"{len(found)} answers, 0 malformed lines\n" in done.stderr
@@ -223,7 +202,7 @@ def test_a_truncated_file_is_played_to_where_it_breaks_off(tmp_path: Path) -> No
     sample = SAMPLES[3]
     path = write(sample, tmp_path)
     path.write_bytes(path.read_bytes()[:-12])
-    done = invoke(*_replay(path, sample), "--to", "inproc", "--speed", "0")
+    done = invoke(*_replay(path, sample), *INPROC)
     assert done.exit_code == 0, done.stderr
     assert printed(done.stdout)
     assert done.stdout.splitlines()[-1].endswith(" answers, 1 malformed lines")
@@ -248,7 +227,7 @@ def test_a_file_without_a_date_takes_it_from_its_name_or_an_argument(tmp_path: P
     text = "".join(f"Q,{n * 1000},1.1{n},1.2{n}\nL2,{n},x,x\n" for n in range(20))
     for name in ("20200102_quotes.csv", "quotes.csv"):
         (tmp_path / name).write_text(f"{text}Q,99999999,1,1\n")
-    play = ("--format", str(tmp_path / "day.toml"), "--to", "inproc", "--speed", "0")
+    play = ("--format", str(tmp_path / "day.toml"), *INPROC)
     done = invoke("replay", str(tmp_path / "20200102_quotes.csv"), *play)
     assert done.exit_code == 0, done.output
     assert "lines without a record: 20 book deltas" in done.stderr
@@ -270,18 +249,27 @@ def test_a_file_that_cannot_be_read_any_more_ends_the_replay_with_a_message(tmp_
     assert "OSError: [Errno 5]" in done.stderr
 
 
+def wrong(done: Result) -> set[str]:
+    """The settings that `foretick check` finds fault with."""
+    assert done.exit_code == 2
+    assert "Traceback" not in done.stderr
+    return {line.split()[1].rstrip(":") for line in done.stdout.splitlines() if line.startswith("WRONG")}
+
+
 def test_check_passes_what_would_run_and_names_what_would_not(tmp_path: Path) -> None:
     """All three examples: with a broker and free ports, then without."""
     with MockBroker() as broker, socket.create_server(("127.0.0.1", 0)) as taken:
         for topic in ("md.trades.v1", "answers.v1", "dlq.v1"):
             broker.create_topic(topic)
         query, answers, feed, http = free_ports(4)
-        ports = [f"query.endpoint=tcp://127.0.0.1:{query}", f"sink.zeromq.endpoint=tcp://127.0.0.1:{answers}"]
-        ports.append(f"http.port={http}")
+        sink = f"sink.zeromq.endpoint=tcp://127.0.0.1:{answers}"
+        ports = [f"query.endpoint=tcp://127.0.0.1:{query}", sink, f"http.port={http}"]
         kafka = [f"{end}.kafka.bootstrap={broker.bootstrap}" for end in ("source", "sink")]
-        tape = write(SAMPLES[0], tmp_path)
-        zeromq = f"source.zeromq.endpoint=tcp://127.0.0.1:{feed}"
-        good = {"kafka": kafka, "zeromq": [zeromq], "replay": [f"source.replay.file={tape}"]}
+        good = {
+            "kafka": kafka,
+            "zeromq": [f"source.zeromq.endpoint=tcp://127.0.0.1:{feed}"],
+            "replay": [f"source.replay.file={write(SAMPLES[0], tmp_path)}"],
+        }
         for name, settings in good.items():
             done = _check(name, *ports, *settings)
             assert done.exit_code == 0, done.stdout + done.stderr
@@ -289,37 +277,24 @@ def test_check_passes_what_would_run_and_names_what_would_not(tmp_path: Path) ->
             assert "foretick-tape passes its canary\n" in done.stdout
         assert "12 standing questions over 2 sessions" not in done.stdout  # that one is kafka's
         port = taken.getsockname()[1]
-        bad = [
-            *ports[1:2],
-            f"query.endpoint=tcp://127.0.0.1:{port}",
-            f"http.port={port}",
-            *kafka,
-            "source.kafka.topics=nowhere.v1",
-            "model.path=untrained",
-            "scheduler.max_prompt_tokens=5",
-        ]
-        done = _check("kafka", *bad)
-    assert done.exit_code == 2
-    wrong = {line.split()[1].rstrip(":") for line in done.stdout.splitlines() if line.startswith("WRONG")}
-    assert wrong == {"source.kafka.topic", "query.endpoint", "http.port", "scheduler.max_prompt_tokens"}
+        ports = [f"query.endpoint=tcp://127.0.0.1:{port}", sink, f"http.port={port}"]
+        bad = ["source.kafka.topics=nowhere.v1", "model.path=untrained", "scheduler.max_prompt_tokens=5"]
+        done = _check("kafka", *ports, *kafka, *bad)
+    keys = {"source.kafka.topic", "query.endpoint", "http.port", "scheduler.max_prompt_tokens"}
+    assert wrong(done) == keys
     assert "nowhere.v1 does not exist" in done.stdout
 
 
 def test_check_names_a_missing_model_file_broker_and_format(tmp_path: Path) -> None:
-    port, nobody = free_ports(2)
+    port, unused = free_ports(2)
     model = f"model.path={tmp_path / 'none'}"
-    done = _check(
-        "replay", model, f"http.port={port}", "source.replay.file=none.csv", "source.replay.format=x"
-    )
-    assert done.exit_code == 2
-    wrong = {line.split()[1].rstrip(":") for line in done.stdout.splitlines() if line.startswith("WRONG")}
-    assert {"model.path", "source.replay.file", "source.replay.format"} <= wrong
-    done = _check(
-        "kafka", model, *(f"{end}.kafka.bootstrap=127.0.0.1:{nobody}" for end in ("source", "sink"))
-    )
-    assert done.exit_code == 2
+    file = ("source.replay.file=none.csv", "source.replay.format=x")
+    done = _check("replay", model, f"http.port={port}", *file)
+    assert {"model.path", "source.replay.file", "source.replay.format"} <= wrong(done)
+    brokers = [f"{end}.kafka.bootstrap=127.0.0.1:{unused}" for end in ("source", "sink")]
+    done = _check("kafka", model, *brokers)
+    assert "source.kafka.bootstrap" in wrong(done)
     assert "WRONG source.kafka.bootstrap: no" in done.stdout
-    assert "Traceback" not in done.stderr
 
 
 def test_check_names_an_architecture_that_cannot_be_served(tmp_path: Path) -> None:
@@ -328,22 +303,26 @@ def test_check_names_an_architecture_that_cannot_be_served(tmp_path: Path) -> No
     BloomForCausalLM(bloom).save_pretrained(tmp_path)
     build_tokenizer().save_pretrained(tmp_path)
     done = _check("zeromq", f"model.path={tmp_path}", f"http.port={free_ports(1)[0]}")
-    assert done.exit_code == 2
+    assert wrong(done) >= {"model.path"}
     assert "WRONG model.path: bloom is not supported: its positions are a bias on the scores" in done.stdout
 
 
-@pytest.mark.parametrize("command_name", ["check", "run"])
-@pytest.mark.parametrize("setting", ["pool.blocks=99999999999", "pool.host_blocks=99999999999"])
-def test_a_pool_that_does_not_fit_is_a_message_and_status_2(command_name: str, setting: str) -> None:
+@pytest.mark.parametrize(
+    ("typed", "key"), [("check", "pool.blocks"), ("check", "pool.host_blocks"), ("run", "pool.blocks")]
+)
+def test_a_pool_that_does_not_fit_is_a_message_and_status_2(typed: str, key: str) -> None:
     """It is said before anything is allocated, with what would fit."""
     path, http = REPOSITORY / "examples" / "zeromq.toml", f"http.port={free_ports(1)[0]}"
-    done = command(command_name, "--config", str(path), "--set", setting, "--set", http)
-    assert done.returncode == 2
-    said = done.stdout + done.stderr
-    key = setting.partition("=")[0]
-    assert re.search(
-        rf"{key}: 99,999,999,999 blocks need [\d,]+ bytes .* are available, .* at most [\d,]+ fit", said
-    )
+    arguments = (typed, "--config", str(path), "--set", f"{key}=99999999999", "--set", http)
+    if typed == "check":
+        done = invoke(*arguments)
+        status, said = done.exit_code, done.output
+    else:
+        ended = command(*arguments)
+        status, said = ended.returncode, ended.stdout + ended.stderr
+    assert status == 2
+    fits = rf"{key}: 99,999,999,999 blocks need [\d,]+ bytes .* are available, .* at most [\d,]+ fit"
+    assert re.search(fits, said)
     assert "Traceback" not in said
 
 

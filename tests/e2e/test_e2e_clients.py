@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,10 @@ from daemon.api.client import AsyncQueryClient
 from daemon.api.messages import LostMessage, QueryError
 from daemon.api.subscriptions import SubscriptionUpdate
 from daemon.config.schema import HttpConfig
-from daemon.gateway.gateway import Gateway
-from daemon.gateway.wiring import make_gateway
-from feeds.connector import SinkRoute
 from feeds.connectors.http import HttpSourceConnector
 from feeds.market_data import Answer, FlashReady
-from feeds.push_source import PushedSource
-from tests.kit import SECOND, START, MemorySink, QueueSource, inproc_config, until
-from tests.kit.http import request
-from tests.kit.inproc import ANSWERS, DEAD, UPDATES, Recorder, Tape
+from tests.kit import SECOND, START, QueueSource, inproc_config, until
+from tests.kit.inproc import Recorder, RunningDaemon, Tape, running
 from tests.kit.programs import need, unavailable
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -37,55 +31,17 @@ ROOT = Path(__file__).parents[2]
 URI = "foretick://sessions/aaa"
 
 
-@dataclass
-class Desk:
-    """A daemon, its sources, and how long each of its passes takes at least."""
-
-    gateway: Gateway
-    source: QueueSource
-    pushed: PushedSource
-    tape: Tape = field(default_factory=lambda: Tape("V:AAA"))
-    second: int = 0
-
-    @property
-    def endpoint(self) -> str:
-        assert self.gateway.query is not None
-        return self.gateway.query.endpoint
-
-    async def advance(self) -> int:
-        """One more version of the session aaa, all of it answered; returns its number."""
-        state = self.gateway.sessions.states["aaa"]
-        wanted = state.version + 1
-        for _ in range(1 if self.second else 2):  # a bar closes with the next one's first trade
-            self.source.put(self.tape.second(self.second))
-            self.second += 1
-        await until(lambda: len(state.answers_of(state.questions, wanted)) == len(state.questions), 60)
-        return wanted
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def desk() -> AsyncIterator[Desk]:
-    source, sink = QueueSource(), MemorySink()
+async def desk() -> AsyncIterator[RunningDaemon]:
     pushed = HttpSourceConnector(max_waiting=50, max_body_bytes=4096).open("http", 1.0)
-    assert isinstance(pushed, PushedSource)
-    gateway = make_gateway(
-        inproc_config(("V:AAA", "V:PPP"), http=HttpConfig(port=0, mcp=True)),
-        source=[source, pushed],
-        routes=[SinkRoute(sink, ANSWERS, UPDATES, DEAD)],
-        executor=Recorder(0.02),
-    )
-    try:
-        await asyncio.wait_for(gateway.start(), 200)
-        made = Desk(gateway, source, pushed)
-        await made.advance()
-        yield made
-    finally:
-        if not gateway.stopping:
-            await gateway.stop()
+    config = inproc_config(("V:AAA", "V:PPP"), http=HttpConfig(port=0, mcp=True))
+    async with running(config, [QueueSource(), pushed], Tape("V:AAA"), executor=Recorder(0.02)) as daemon:
+        await daemon.advance()
+        yield daemon
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def client(desk: Desk) -> AsyncIterator[AsyncQueryClient]:
+async def client(desk: RunningDaemon) -> AsyncIterator[AsyncQueryClient]:
     async with AsyncQueryClient(desk.endpoint, 30) as made:
         yield made
 
@@ -93,7 +49,9 @@ async def client(desk: Desk) -> AsyncIterator[AsyncQueryClient]:
 # Python.
 
 
-async def test_a_session_is_described_paused_and_asked_again(desk: Desk, client: AsyncQueryClient) -> None:
+async def test_a_session_is_described_paused_and_asked_again(
+    desk: RunningDaemon, client: AsyncQueryClient
+) -> None:
     described = await client.describe("aaa")
     names = [question.name for question in described.questions]
     assert (described.session.name, len(names), len(described.answers)) == ("aaa", 6, 6)
@@ -102,12 +60,9 @@ async def test_a_session_is_described_paused_and_asked_again(desk: Desk, client:
     none = await client.pause("aaa")
     assert all(q.paused for q in none.questions)
     assert (await client.describe("aaa")).answers == ()
-    version = desk.gateway.sessions.states["aaa"].version
-    desk.source.put(desk.tape.second(desk.second))
-    desk.second += 1
-    await until(
-        lambda: desk.gateway.sessions.states["aaa"].version > version
-    )  # its data is read all the same
+    version = desk.state().version
+    desk.feed()
+    await until(lambda: desk.state().version > version)  # its data is read all the same
     again = await client.pause("aaa", paused=False)
     assert sorted(q.name for q in again.questions) == sorted(names)
     assert not any(q.paused for q in again.questions)
@@ -123,7 +78,7 @@ async def test_a_session_is_described_paused_and_asked_again(desk: Desk, client:
 
 
 async def test_answers_come_to_subscribers_and_pushed_records_make_them(
-    desk: Desk, client: AsyncQueryClient
+    desk: RunningDaemon, client: AsyncQueryClient
 ) -> None:
     def record(second: int) -> dict[str, object]:
         at = START + second * SECOND
@@ -159,7 +114,7 @@ async def test_answers_come_to_subscribers_and_pushed_records_make_them(
 
 
 async def test_deadlines_and_cancelled_asks_end_in_the_engine_too(
-    desk: Desk, client: AsyncQueryClient
+    desk: RunningDaemon, client: AsyncQueryClient
 ) -> None:
     long = {"session": "aaa", "question": "Tell all.", "max_tokens": 60}  # over a second of passes
     with pytest.raises(QueryError, match=r"0\.1 s") as late:
@@ -169,9 +124,8 @@ async def test_deadlines_and_cancelled_asks_end_in_the_engine_too(
     await asyncio.sleep(0.2)
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
-    cancelled = "foretick_asks_total"
-    await until(lambda: desk.gateway.store.value(cancelled, outcome="cancelled") == 1)
-    assert desk.gateway.store.value(cancelled, outcome="timeout") == 1
+    await until(lambda: desk.count("asks", outcome="cancelled") == 1)
+    assert desk.count("asks", outcome="timeout") == 1
 
 
 ELSEWHERE = """
@@ -197,14 +151,14 @@ async def run(*command: str, cwd: Path | None = None) -> str:
     return await asyncio.to_thread(work)
 
 
-async def while_advancing(desk: Desk, work: asyncio.Task[str]) -> str:
+async def while_advancing(desk: RunningDaemon, work: asyncio.Task[str]) -> str:
     while not work.done():
         await desk.advance()
         await asyncio.wait([work], timeout=0.3)
     return work.result()
 
 
-async def test_the_clients_own_distribution_needs_no_pytorch(desk: Desk, tmp_path: Path) -> None:
+async def test_the_clients_own_distribution_needs_no_pytorch(desk: RunningDaemon, tmp_path: Path) -> None:
     """Built from this tree, installed from the index into a new environment."""
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     source = tmp_path / "tree"
@@ -227,14 +181,14 @@ async def test_the_clients_own_distribution_needs_no_pytorch(desk: Desk, tmp_pat
     assert (version, text in ("YES", "NO"), session) == ("1", True, "aaa")
 
 
-async def test_the_node_example_asks_and_listens(desk: Desk, tmp_path: Path) -> None:
+async def test_the_node_example_asks_and_listens(desk: RunningDaemon, tmp_path: Path) -> None:
     node, npm, example = need("node"), need("npm"), tmp_path / "node"
     shutil.copytree(ROOT / "examples/node", example, ignore=shutil.ignore_patterns("node_modules"))
     try:
         await run(npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent", cwd=example)
     except subprocess.CalledProcessError as error:
         unavailable(f"needs the package index: {error}")
-    name = desk.gateway.sessions.states["aaa"].questions[0].name
+    name = desk.state().questions[0].name
     command = (node, "desk.mjs", "aaa", name, desk.endpoint, "3")
     lines = (await while_advancing(desk, asyncio.create_task(run(*command, cwd=example)))).splitlines()
     assert lines[0].startswith("protocol 1, daemon ")
@@ -246,10 +200,10 @@ async def test_the_node_example_asks_and_listens(desk: Desk, tmp_path: Path) -> 
 # Agents.
 
 
-def agents(desk: Desk, transport: str, mode: str) -> Client:
+def agents(desk: RunningDaemon, transport: str, mode: str) -> Client:
     """The SDK's client, by streamable HTTP or over stdin and stdout of `foretick mcp`."""
     if transport == "http":
-        return Client(f"http://127.0.0.1:{desk.gateway.http.port}/mcp", mode=mode)
+        return Client(f"http://127.0.0.1:{desk.port}/mcp", mode=mode)
     args = ["-c", "from daemon.cli.main import main; main()", "mcp", "--endpoint", desk.endpoint]
     environment = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
     return Client(StdioServerParameters(command=sys.executable, args=args, env=environment), mode=mode)
@@ -259,7 +213,9 @@ def agents(desk: Desk, transport: str, mode: str) -> Client:
     ("transport", "mode"), [("http", "auto"), ("http", "legacy"), ("stdio", "auto"), ("stdio", "legacy")]
 )
 @pytest.mark.filterwarnings("ignore:resources/(un)?subscribe is removed")
-async def test_an_agent_asks_and_is_told_of_new_answers(desk: Desk, transport: str, mode: str) -> None:
+async def test_an_agent_asks_and_is_told_of_new_answers(
+    desk: RunningDaemon, transport: str, mode: str
+) -> None:
     told: list[str] = []
 
     async def hear(message: Any) -> None:
@@ -291,7 +247,7 @@ async def test_an_agent_asks_and_is_told_of_new_answers(desk: Desk, transport: s
                 await asyncio.sleep(0.5)
                 await desk.advance()
                 assert (await asyncio.wait_for(anext(aiter(stream)), 20)).uri == URI
-        computed = desk.gateway.store.value("foretick_asks_total", outcome="computed")
+        computed = desk.count("asks", outcome="computed")
         pending = desk.gateway.pending
         long = {"session": "aaa", "question": "Tell all.", "max_tokens": 60}  # over a second of passes
         asking = asyncio.create_task(agent.call_tool("ask", long))
@@ -299,10 +255,9 @@ async def test_an_agent_asks_and_is_told_of_new_answers(desk: Desk, transport: s
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         await until(lambda: not len(pending))
-        assert desk.gateway.store.value("foretick_asks_total", outcome="computed") == computed
+        assert desk.count("asks", outcome="computed") == computed
 
 
-async def test_agents_pass_the_guard_as_all_do(desk: Desk) -> None:
-    port = desk.gateway.http.port
-    foreign = await request(port, "POST", "/mcp", {}, headers={"origin": "http://evil.example"})
+async def test_agents_pass_the_guard_as_all_do(desk: RunningDaemon) -> None:
+    foreign = await desk.http("POST", "/mcp", {}, {"origin": "http://evil.example"})
     assert foreign.status == 403

@@ -26,16 +26,13 @@ from tests.engine.oracle import History, oracle_logits
 from tests.kit import (
     SECOND,
     START,
-    MemorySink,
-    QueueSource,
-    incoming,
     inproc_config,
     sessions,
     tolerance,
     trade,
     until,
 )
-from tests.kit.inproc import answers, ask_engine, count, running
+from tests.kit.inproc import running
 from tests.kit.models import WINDOW_BARS, terse_directory
 
 CENT = SECOND // 100
@@ -147,25 +144,24 @@ async def test_answers_equal_the_dense_model_and_prices_are_printed_by_their_ver
     units = [each.anchor.unit for each in expected]
     assert [units[0], units[4], units[16], units[20], units[-1]] == [CENT, 2 * CENT, CENT, 5 * CENT, CENT]
     (level,), (end,) = prompt.encode(LEVEL), prompt.stop_ids
-    source, sink = QueueSource(), MemorySink()
     config = inproc_config(
         sessions=sessions("V:AAA", warm_up_records=0, lines="compact", retention_records=WINDOW_BARS),
         model=ModelConfig(path=str(path)),
         flash=FlashConfig(placement=placement),
         standing="paper_six",
     )
-    async with running(config, source, sink, SaysALevel(tokens[5][-1], level, end)) as gateway:
-        offset = 0
+    async with running(config, executor=SaysALevel(tokens[5][-1], level, end)) as daemon:
         for n in range(seconds + 1):
-            batch = []
-            for i, price in enumerate(prices(n)):
-                at = START + n * SECOND + i * 1000
-                batch.append(incoming(trade("V:AAA", at, f"{price / 100:.2f}", f"{i + 1}"), offset))
-                offset += 1
-            source.put(batch)
-            await until(lambda n=n: len(answers(sink)) == 6 * n)
+            at = START + n * SECOND
+            daemon.put(
+                *(
+                    trade("V:AAA", at + i * 1000, f"{price / 100:.2f}", f"{i + 1}")
+                    for i, price in enumerate(prices(n))
+                )
+            )
+            await until(lambda n=n: len(daemon.answers()) == 6 * n)
         found: dict[int, dict[str, Answer]] = {}
-        for answer in answers(sink):
+        for answer in daemon.answers():
             found.setdefault(answer.data_version, {})[answer.question] = answer
         assert list(found) == list(range(1, seconds + 1))
         histories = {id(each.history): each.history for each in expected}
@@ -182,35 +178,31 @@ async def test_answers_equal_the_dense_model_and_prices_are_printed_by_their_ver
                 assert answer.logit_gap == tolerance.near(abs(first - second), bound)
                 assert answer.choice == choices[first < second] or abs(first - second) <= bound
         assert (
-            count(gateway, "anchors", session="aaa")
-            == count(gateway, "refreshes", session="aaa")
+            daemon.count("anchors", session="aaa")
+            == daemon.count("refreshes", session="aaa")
             == len(histories)
         )
-        assert count(gateway, "versions", session="aaa") == seconds
-        assert count(gateway, "bars_rounded", session="aaa") > 0
+        assert daemon.count("versions", session="aaa") == seconds
+        assert daemon.count("bars_rounded", session="aaa") > 0
 
-        reply = await ask_engine(gateway, Ask(1, "aaa", asked[5], 8))
+        reply = await daemon.ask_engine(Ask(1, "aaa", asked[5], 8))
         price = decimal(expected[-1].anchor.price(int(LEVEL)), 2)
         flags = ("untrained",) if loaded.untrained else ()
         assert (reply.data_version, reply.text, reply.flags) == (seconds, price, flags)
 
 
 async def test_bars_that_arrive_faster_than_anchors_change_are_all_answered_in_order(directory: Path) -> None:
-    source, sink = QueueSource(), MemorySink()
     config = inproc_config(sessions=sessions("V:AAA"), model=ModelConfig(path=str(directory)))
-    async with running(config, source, sink) as gateway:
-        batch = []
-        for n in range(120):
-            price = 100 * 2.0 ** (n % 24)
-            batch.append(incoming(trade("V:AAA", START + n * SECOND, f"{price:.2f}"), n))
-        source.put(batch)
+    async with running(config) as daemon:
+        prices = [100 * 2.0 ** (n % 24) for n in range(120)]
+        daemon.put(*(trade("V:AAA", START + n * SECOND, f"{price:.2f}") for n, price in enumerate(prices)))
         ranges: list[tuple[int, int]] = []
 
         def complete() -> bool:
             nonlocal ranges
-            ranges = sorted({(i.first_offset, i.last_offset) for a in answers(sink) for i in a.inputs})
+            ranges = sorted({(i.first_offset, i.last_offset) for a in daemon.answers() for i in a.inputs})
             return bool(ranges) and ranges[-1][1] == 118
 
         await until(complete, what="the last bar's answers")
         assert [first for first, _ in ranges] == [0, *(last + 1 for _, last in ranges[:-1])]
-        assert count(gateway, "anchors", session="aaa") == count(gateway, "refreshes", session="aaa") > 20
+        assert daemon.count("anchors", session="aaa") == daemon.count("refreshes", session="aaa") > 20

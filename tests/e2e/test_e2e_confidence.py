@@ -22,20 +22,9 @@ from feeds.market_data import Answer
 from flash.confidence import AdaptiveCoverage, Calibration, QuestionCalibration, write_calibration
 from flash.question import PAPER_SIX
 from metrics.catalogue import LABEL_OUTCOMES
-from tests.kit import (
-    SECOND,
-    START,
-    MemorySink,
-    QueueSource,
-    incoming,
-    inproc_config,
-    sessions,
-    tolerance,
-    trade,
-    until,
-)
+from tests.kit import SECOND, START, inproc_config, sessions, tolerance, trade, until
 from tests.kit.daemon import invoke
-from tests.kit.inproc import answers, ask_engine, ask_gateway, count, running
+from tests.kit.inproc import RunningDaemon, running
 from tests.kit.models import terse_directory
 
 OTHER: dict[str | None, str] = {"UP": "DOWN", "DOWN": "UP"}
@@ -62,28 +51,31 @@ def write(
     write_calibration(path, Calibration(model=revision, lines=lines, data={}, questions=[FITTED, *also]))
 
 
-async def feed(source: QueueSource, sink: MemorySink, seconds: Iterable[int]) -> None:
+async def feed(daemon: RunningDaemon, seconds: Iterable[int]) -> None:
     """A trade in each second; the six answers to each bar that it closes."""
     for n in seconds:
         price = 100 + (n * n) % 7 / 10
-        source.put([incoming(trade("V:AAA", START + n * SECOND, f"{price:.2f}"), n)])
-        await until(lambda n=n: len(answers(sink)) == 6 * n)
+        daemon.put(trade("V:AAA", START + n * SECOND, f"{price:.2f}"))
+        await until(lambda n=n: len(daemon.answers()) == 6 * n)
+
+
+def trends(daemon: RunningDaemon) -> list[Answer]:
+    return [answer for answer in daemon.answers() if answer.question == "trend"]
 
 
 async def test_answers_carry_what_the_calibration_says_of_their_logits(directory: Path) -> None:
     """The file lies in the model's directory; questions that it does not list stay as they were."""
     write(directory / CALIBRATION, revision_of(directory))
-    source, sink = QueueSource(), MemorySink()
     model = ModelConfig(path=str(directory), coverage=COVERAGE, abstain_below=ABSTAIN_BELOW)
     config = inproc_config(sessions=sessions("V:AAA"), model=model, standing="paper_six")
-    async with running(config, source, sink) as gateway:
-        await feed(source, sink, range(31))
-        trend = [answer for answer in answers(sink) if answer.question == "trend"]
+    async with running(config) as daemon:
+        await feed(daemon, range(31))
+        trend = trends(daemon)
         sizes = {
-            size: count(gateway, "choice_sets", session="aaa", size=size)
+            size: daemon.count("choice_sets", session="aaa", size=size)
             for size in ("empty", "one", "several")
         }
-    others = [answer for answer in answers(sink) if answer.question != "trend"]
+    others = [answer for answer in daemon.answers() if answer.question != "trend"]
     assert all(answer.probability is None and answer.choice_set is None for answer in others)
     assert not any("abstained" in answer.flags for answer in others)
     assert len(trend) == 30
@@ -103,17 +95,16 @@ async def test_a_question_asked_by_number_is_judged_by_what_was_fitted_so(direct
     """In frozen placement; asks bring the question itself."""
     numbered = replace(FITTED, temperature=4.0, numbered=True)
     write(directory / CALIBRATION, revision_of(directory), also=[numbered])
-    source, sink = QueueSource(), MemorySink()
     config = inproc_config(
         sessions=sessions("V:AAA"),
         model=ModelConfig(path=str(directory)),
         standing="paper_six",
         flash=FlashConfig(placement="frozen"),
     )
-    async with running(config, source, sink) as gateway:
-        await feed(source, sink, range(4))
-        asked = await ask_engine(gateway, Ask(1, "aaa", "trend"))
-    trend = [answer for answer in answers(sink) if answer.question == "trend"]
+    async with running(config) as daemon:
+        await feed(daemon, range(4))
+        asked = await daemon.ask_engine(Ask(1, "aaa", "trend"))
+    trend = trends(daemon)
     assert len(trend) == 3
     found = [(answer, numbered) for answer in trend] + [(asked, FITTED)]
     for answer, fitted in found:
@@ -124,21 +115,20 @@ async def test_a_question_asked_by_number_is_judged_by_what_was_fitted_so(direct
 async def test_asks_are_judged_as_standing_answers_are(directory: Path) -> None:
     """From the cache and computed; those of other choices or without choices are not."""
     write(directory / CALIBRATION, revision_of(directory))
-    source, sink = QueueSource(), MemorySink()
     model = ModelConfig(path=str(directory), coverage=COVERAGE, abstain_below=0.99)
     config = inproc_config(sessions=sessions("V:AAA"), model=model, standing="paper_six")
-    async with running(config, source, sink) as gateway:
-        await feed(source, sink, range(4))
-        counted = count(gateway, "choice_sets", session="aaa", size="one")
-        standing = gateway.sessions.states["aaa"].answers[PAPER_SIX[0].hash].answer
-        cached = await ask_gateway(gateway, "ask", "aaa", PAPER_SIX[0].text, 1, ("UP", "DOWN"))
-        computed = await ask_engine(gateway, Ask(1, "aaa", "trend"))
+    async with running(config) as daemon:
+        await feed(daemon, range(4))
+        counted = daemon.count("choice_sets", session="aaa", size="one")
+        standing = daemon.state().answers[PAPER_SIX[0].hash].answer
+        cached = await daemon.call("ask", "aaa", PAPER_SIX[0].text, 1, ("UP", "DOWN"))
+        computed = await daemon.ask_engine(Ask(1, "aaa", "trend"))
         others = [
-            await ask_gateway(gateway, "ask", "aaa", "trend", 1, ("DOWN", "UP")),
-            await ask_gateway(gateway, "ask", "aaa", "pullback", 1, ("YES", "NO")),
-            await ask_gateway(gateway, "ask", "aaa", "exact_value", 4),
+            await daemon.call("ask", "aaa", "trend", 1, ("DOWN", "UP")),
+            await daemon.call("ask", "aaa", "pullback", 1, ("YES", "NO")),
+            await daemon.call("ask", "aaa", "exact_value", 4),
         ]
-        assert count(gateway, "choice_sets", session="aaa", size="one") == counted
+        assert daemon.count("choice_sets", session="aaa", size="one") == counted
     assert (cached.cached, computed.cached) == (True, False)
     assert (cached.probability, cached.choice_set) == (standing.probability, standing.choice_set)
     expected = 1 / (1 + exp(-computed.logit_gap / TEMPERATURE))
@@ -161,18 +151,16 @@ async def test_labels_that_come_later_adapt_the_coverage_of_their_question(
 ) -> None:
     """Against `AdaptiveCoverage` alone; what is of no use is refused, counted, and changes nothing."""
     write(directory / CALIBRATION, revision_of(directory))
-    source, sink = QueueSource(), MemorySink()
     model = ModelConfig(path=str(directory), coverage=COVERAGE)
     process = ProcessConfig(mode=mode, drain=Duration(5 * SECOND))
     config = inproc_config(sessions=sessions("V:AAA"), model=model, standing="paper_six", process=process)
-    async with running(config, source, sink) as gateway:
-        assert gateway.query is not None
-        await feed(source, sink, range(11))
-        trend = [answer for answer in answers(sink) if answer.question == "trend"]
+    async with running(config) as daemon:
+        await feed(daemon, range(11))
+        trend = trends(daemon)
         state, in_set = AdaptiveCoverage.of(COVERAGE), 0
         for answer in trend[:1:-1]:  # in any order
             told = answer.choice if answer.data_version > 7 else OTHER[answer.choice]
-            reply = await ask_gateway(gateway, "label", "aaa", "trend", answer.data_version, told)
+            reply = await daemon.call("label", "aaa", "trend", answer.data_version, told)
             state = state.after(told in FITTED.choice_set(judged(answer), state.asked))
             covered = told in (answer.choice_set or ())
             in_set += covered
@@ -180,7 +168,7 @@ async def test_labels_that_come_later_adapt_the_coverage_of_their_question(
             assert (reply.right, reply.covered) == (answer.choice == told, covered)
             assert reply.coverage == state.asked
         told = OTHER[trend[1].choice]
-        typed = ["label", "aaa", "trend", "2", told, "--endpoint", gateway.query.endpoint]
+        typed = ["label", "aaa", "trend", "2", told, "--endpoint", daemon.endpoint]
         state = state.after(told in FITTED.choice_set(judged(trend[1]), state.asked))
         in_set += told in (trend[1].choice_set or ())
         done, again = [await asyncio.to_thread(invoke, *typed) for _ in range(2)]
@@ -196,18 +184,18 @@ async def test_labels_that_come_later_adapt_the_coverage_of_their_question(
             "not_calibrated": [("aaa", "volume", 3, "YES"), ("aaa", "exact_value", 3, "1")],
             "repeated": [("aaa", PAPER_SIX[0].text, 3, "UP")],
         }
-        await feed(source, sink, [11])
+        await feed(daemon, [11])
         for code, labels in refused.items():
             for label in labels:
                 with pytest.raises(QueryError) as error:
-                    await ask_gateway(gateway, "label", *label)
+                    await daemon.call("label", *label)
                 assert error.value.code == code
-        newest = next(answer for answer in reversed(answers(sink)) if answer.question == "trend")
+        newest = trends(daemon)[-1]
         assert newest.data_version == 11
         assert newest.choice_set == FITTED.choice_set(judged(newest), state.asked)
-        asked = await ask_gateway(gateway, "ask", "aaa", PAPER_SIX[0].text, 1, ("UP", "DOWN"))
+        asked = await daemon.call("ask", "aaa", PAPER_SIX[0].text, 1, ("UP", "DOWN"))
         assert asked.choice_set == newest.choice_set
-        values = (await ask_gateway(gateway, "stats")).values
+        values = (await daemon.call("stats")).values
     counted = Counter({"right": 3, "wrong": 6, "repeated": 1})
     for code, labels in refused.items():  # rare codes count together
         counted[code if code in LABEL_OUTCOMES else "other"] += len(labels)
@@ -218,33 +206,27 @@ async def test_labels_that_come_later_adapt_the_coverage_of_their_question(
     assert values['foretick_adapted_coverage{session="aaa"}'] == state.asked
 
 
-class TestFile:
-    def test_without_one_there_is_no_calibration(self, directory: Path) -> None:
-        assert calibration_of(ModelConfig(), directory, "r", ["compact"]) is None
+def test_a_file_beside_the_model_is_read_unless_it_is_off(directory: Path) -> None:
+    assert calibration_of(ModelConfig(), directory, "r", ["compact"]) is None
+    write(directory / CALIBRATION, "r")
+    found = calibration_of(ModelConfig(), directory, "r", ["compact"])
+    assert found is not None
+    assert found.questions == [FITTED]
+    assert calibration_of(ModelConfig(calibration="off"), directory, "r", ["compact"]) is None
 
-    def test_one_beside_the_model_is_read_unless_it_is_off(self, directory: Path) -> None:
-        write(directory / CALIBRATION, "r")
-        found = calibration_of(ModelConfig(), directory, "r", ["compact"])
-        assert found is not None
-        assert found.questions == [FITTED]
-        assert calibration_of(ModelConfig(calibration="off"), directory, "r", ["compact"]) is None
 
-    @pytest.mark.parametrize(
-        ("revision", "lines", "message"),
-        [
-            ("other", ["compact"], "was fitted for model r, this one is other"),
-            ("r", ["compact", "decimal"], "was fitted on 'compact' lines, this session writes 'decimal'"),
-        ],
-    )
-    def test_one_for_another_model_or_schema_is_refused_under_its_key(
-        self, directory: Path, revision: str, lines: list[str], message: str
-    ) -> None:
-        write(directory / CALIBRATION, "r")
-        with pytest.raises(SettingError, match=message) as refused:
-            calibration_of(ModelConfig(), directory, revision, lines)
-        assert refused.value.key == "model.calibration"
-
-    def test_a_configured_file_must_exist(self, directory: Path) -> None:
-        settings = ModelConfig(calibration=str(directory / "none.json"))
-        with pytest.raises(SettingError, match="calibration"):
-            calibration_of(settings, directory, "r", ["compact"])
+@pytest.mark.parametrize(
+    ("revision", "lines", "file", "message"),
+    [
+        ("other", ["compact"], "", "was fitted for model r, this one is other"),
+        ("r", ["compact", "decimal"], "", "was fitted on 'compact' lines, this session writes 'decimal'"),
+        ("r", ["compact"], "/none.json", "none.json"),
+    ],
+)
+def test_a_file_that_does_not_fit_or_exist_is_refused_under_its_key(
+    directory: Path, revision: str, lines: list[str], file: str, message: str
+) -> None:
+    write(directory / CALIBRATION, "r")
+    with pytest.raises(SettingError, match=message) as refused:
+        calibration_of(ModelConfig(calibration=file), directory, revision, lines)
+    assert refused.value.key == "model.calibration"

@@ -14,16 +14,13 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from daemon.api.client import QueryClient
 from daemon.api.http_errors import STATUS
 from daemon.api.messages import ErrorReply, decode_reply
 from daemon.config.schema import QueryConfig, SchedulerConfig
-from daemon.gateway.gateway import Gateway
-from daemon.gateway.wiring import make_gateway
-from feeds.connector import SinkRoute
-from feeds.source import Incoming
 from metrics.catalogue import REASONS
-from tests.kit import START, TOPIC, MemorySink, QueueSource, inproc_config, trade, until
+from tests.fuzz.inputs import ODD
+from tests.kit import START, TOPIC, inproc_config, trade, until
+from tests.kit.inproc import running
 
 QUERIES, BODIES, RECORDS = 2200, 150, 1650
 SEED = 20261122
@@ -50,24 +47,7 @@ PATHS = [
     "/v1/prompts/x/update",
     "/v1/prompts/%ff/append",
 ]
-ODD: list[Any] = [
-    None,
-    True,
-    -1,
-    2**63,
-    -(2**63),
-    2**64 - 1,
-    1.5,
-    float("inf"),
-    "",
-    "x" * 5000,
-    "\0",
-    "\U0001f600",
-    [],
-    {},
-    [[]] * 3,
-    {"a": {"b": []}},
-]
+LONG = "x" * 5000
 
 
 def mutated(rng: random.Random, valid: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +57,7 @@ def mutated(rng: random.Random, valid: dict[str, Any]) -> dict[str, Any]:
     if change == 0:
         message.pop(key, None)
     elif change < 3:
-        message[key] = rng.choice(ODD)
+        message[key] = rng.choice([*ODD, LONG])
     return message
 
 
@@ -108,23 +88,22 @@ def query(rng: random.Random) -> bytes:
 
 def body(rng: random.Random) -> bytes:
     message = mutated(rng, {"text": "One two", "max_tokens": 1})
-    payload = json.dumps(message).encode()
+    payload = json.dumps(message, default=repr).encode()
     return damaged(rng, payload) if rng.random() < 0.5 else payload
 
 
 def record(rng: random.Random) -> bytes:
     members = json.loads(trade("V:AAA", START))
-    payload = json.dumps(mutated(rng, members)).encode()
+    payload = json.dumps(mutated(rng, members), default=repr).encode()
     return damaged(rng, payload) if rng.random() < 0.5 else payload
 
 
-async def queries(gateway: Gateway, rng: random.Random) -> Counter[str]:
+async def queries(endpoint: str, rng: random.Random) -> Counter[str]:
     """Send them, with fewer than a hundred unanswered at a time; returns the replies by kind."""
-    assert gateway.query is not None
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.DEALER)
     socket.linger = 0
-    socket.connect(gateway.query.endpoint)
+    socket.connect(endpoint)
     replies: Counter[str] = Counter()
     try:
         for n in range(QUERIES):
@@ -158,24 +137,15 @@ async def test_every_random_message_is_answered_or_counted_and_the_daemon_keeps_
 ) -> None:
     """Mutated messages, random bytes, deep nesting, wrong types, invalid UTF-8, huge integers."""
     rng = random.Random(SEED)
-    source, sink = QueueSource(), MemorySink()
     config = inproc_config(
         query=QueryConfig(endpoint="tcp://127.0.0.1:*", max_prompts=10_000, max_prompts_each=10_000),
         scheduler=SchedulerConfig(max_new_tokens=8, max_prompt_tokens=400),
     )
-    gateway = make_gateway(
-        config, source=source, routes=[SinkRoute(sink, "answers.v1", dead_letters="dlq.v1")]
-    )
-
-    def count(name: str, **labels: str) -> int:
-        return int(gateway.store.value(f"foretick_{name}_total", **labels))
-
-    try:
-        await asyncio.wait_for(gateway.start(), 180)
-        for offset in range(RECORDS):
-            source.put([Incoming(TOPIC, 0, offset, None, record(rng), {}, START)])
-        replies = await queries(gateway, rng)
-        statuses = await asyncio.to_thread(bodies, gateway.http.port, rng)
+    async with running(config) as daemon:
+        for _ in range(RECORDS):
+            daemon.put(record(rng))
+        replies = await queries(daemon.endpoint, rng)
+        statuses = await asyncio.to_thread(bodies, daemon.port, rng)
         assert replies.total() == QUERIES
         assert statuses.total() == BODIES
         assert {"ok", "bad_request", "unknown_prompt"} <= set(replies)
@@ -183,18 +153,15 @@ async def test_every_random_message_is_answered_or_counted_and_the_daemon_keeps_
         assert {200, 201, 400} <= set(statuses)
         assert not {500, 503} & set(statuses)
         # every record has one outcome: into the ring, or counted by the reason of its refusal
-        await until(lambda: count("records", source="test") == RECORDS)
-        malformed = sum(count("records_malformed", reason=reason) for reason in REASONS)
-        unknown = count("records_unknown_symbol")
+        await until(lambda: daemon.count("records", source="test") == RECORDS)
+        malformed = sum(daemon.count("records_malformed", reason=reason) for reason in REASONS)
+        unknown = daemon.count("records_unknown_symbol")
         assert min(malformed, unknown) > 0
-        (runner,) = gateway.input.runners
+        (runner,) = daemon.gateway.input.runners
         assert runner.tracker.next_offset((TOPIC, 0)) == RECORDS
-        assert malformed + unknown + gateway.input.tracker.outstanding() == RECORDS
-        await until(lambda: count("dead_letters", stage="read") == malformed)
-        assert gateway.status.not_ready() == []
+        assert malformed + unknown + daemon.gateway.input.tracker.outstanding() == RECORDS
+        await until(lambda: daemon.count("dead_letters", stage="read") == malformed)
+        assert daemon.gateway.status.not_ready() == []
         assert "Traceback" not in caplog.text
-        with QueryClient(gateway.query.endpoint, 10.0) as client:  # type: ignore[union-attr]  # configured
-            answer = await asyncio.to_thread(client.complete, "One two", 1)
-            assert answer.answer_tokens == 1
-    finally:
-        assert await gateway.stop()
+        assert (await daemon.call("complete", "One two", 1)).answer_tokens == 1
+        assert await daemon.gateway.stop()

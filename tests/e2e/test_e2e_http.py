@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 import pytest
 import pytest_asyncio
 
-from daemon.gateway.answer_cache import SessionState
-from daemon.gateway.gateway import Gateway
-from daemon.gateway.wiring import make_gateway
-from feeds.connector import SinkRoute
 from feeds.connectors.http import HttpSourceConnector
 from feeds.push_source import PushedSource
-from tests.kit import SECOND, START, MemorySink, QueueSource, inproc_config, trade, until
-from tests.kit.http import conversing, listening, request
-from tests.kit.inproc import ANSWERS, DEAD, UPDATES, Tape, ask_gateway, count
+from tests.kit import SECOND, START, QueueSource, inproc_config, trade, until
+from tests.kit.http import conversing, listening
+from tests.kit.inproc import ANSWERS, DEAD, RunningDaemon, Tape, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LINES, MSGPACK, CSV, OURS = (
@@ -28,99 +24,63 @@ LINES, MSGPACK, CSV, OURS = (
 
 
 @dataclass
-class Desk:
-    """A daemon, its sources and its sink. ``second``: the next second of the tape of AAA and BBB."""
-
-    gateway: Gateway
-    source: QueueSource
+class Desk(RunningDaemon):
     pushed: PushedSource
-    sink: MemorySink
-    tape: Tape = field(default_factory=lambda: Tape("V:AAA", "V:BBB"))
-    second: int = 0
-
-    @property
-    def port(self) -> int:
-        return self.gateway.http.port
-
-    async def advance(self, versions: int = 1) -> None:
-        """So many more versions of each session, each of a bar, all answered."""
-        states = [self.gateway.sessions.states[name] for name in ("aaa", "bbb")]
-        for _ in range(versions):
-            wanted = states[0].version + 1
-            # a bar closes with the next one's first trade
-            for _ in range(1 if self.second else 2):
-                self.source.put(self.tape.second(self.second))
-                self.second += 1
-            await until(lambda least=wanted: all(_answered(state, least) for state in states), 60)
-
-
-def _answered(state: SessionState, least: int) -> bool:
-    return len(state.answers_of(state.questions, least)) == len(state.questions)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def desk() -> AsyncIterator[Desk]:
-    source, sink = QueueSource(), MemorySink()
     pushed = HttpSourceConnector(max_waiting=50, max_body_bytes=4096).open("http", 1.0)
     assert isinstance(pushed, PushedSource)
-    gateway = make_gateway(
-        inproc_config(("V:AAA", "V:BBB", "V:PPP")),
-        source=[source, pushed],
-        routes=[SinkRoute(sink, ANSWERS, UPDATES, DEAD)],
-    )
-    try:
-        await asyncio.wait_for(gateway.start(), 200)
-        yield Desk(gateway, source, pushed, sink)
-    finally:
-        if not gateway.stopping:
-            await gateway.stop()
+    config = inproc_config(("V:AAA", "V:BBB", "V:PPP"))
+    async with running(config, [QueueSource(), pushed], Tape("V:AAA", "V:BBB")) as daemon:
+        yield Desk(daemon.gateway, daemon.source, daemon.sink, daemon.tape, pushed)
 
 
 async def test_every_read_is_that_of_the_query_socket(desk: Desk) -> None:
-    port, gateway = desk.port, desk.gateway
     await desk.advance(2)
-    listed = (await request(port, "GET", "/v1/sessions")).json["sessions"]
+    listed = (await desk.http("GET", "/v1/sessions")).json["sessions"]
     assert [each["name"] for each in listed] == ["aaa", "bbb", "ppp"]
-    assert listed[0]["data_version"] == (await ask_gateway(gateway, "sessions")).sessions[0].data_version
-    one = (await request(port, "GET", "/v1/sessions/bbb")).json
+    assert listed[0]["data_version"] == (await desk.call("sessions")).sessions[0].data_version
+    one = (await desk.http("GET", "/v1/sessions/bbb")).json
     assert (one["name"], one["symbol"], len(one["questions"])) == ("bbb", "V:BBB", 6)
-    questions = (await request(port, "GET", "/v1/questions")).json["sessions"]
+    questions = (await desk.http("GET", "/v1/questions")).json["sessions"]
     assert [each["session"] for each in questions] == ["aaa", "bbb", "ppp"]
-    expected = msgspec.to_builtins((await ask_gateway(gateway, "questions", "aaa")).questions)
+    expected = msgspec.to_builtins((await desk.call("questions", "aaa")).questions)
     assert questions[0]["questions"] == msgspec.json.decode(msgspec.json.encode(expected))
-    assert (await request(port, "GET", "/v1/questions?session=aaa")).json["sessions"] == questions[:1]
-    answers = (await request(port, "GET", "/v1/answers")).json["answers"]
+    assert (await desk.http("GET", "/v1/questions?session=aaa")).json["sessions"] == questions[:1]
+    answers = (await desk.http("GET", "/v1/answers")).json["answers"]
     assert len(answers) == 12
     name = answers[0]["question"]
-    found = await request(port, "GET", f"/v1/answers?session=aaa&question={name}&min_version=1")
+    found = await desk.http("GET", f"/v1/answers?session=aaa&question={name}&min_version=1")
     assert [(a["session"], a["question"]) for a in found.json["answers"]] == [("aaa", name)]
-    assert (await request(port, "GET", "/v1/stats")).json["values"]
+    assert (await desk.http("GET", "/v1/stats")).json["values"]
     ask = {"session": "aaa", "question": "up?", "choices": ["YES", "NO"]}
-    asked = await request(port, "POST", "/v1/ask", ask)
+    asked = await desk.http("POST", "/v1/ask", ask)
     assert (asked.status, asked.json["text"] in ("YES", "NO")) == (200, True)
-    health = (await request(port, "GET", "/v1/health")).json
+    health = (await desk.http("GET", "/v1/health")).json
     assert (health["status"], health["ready"], health["silent"], health["late"]) == ("ok", True, [], [])
-    version = (await request(port, "GET", "/v1/version")).json
+    version = (await desk.http("GET", "/v1/version")).json
     assert version == health["version"]
     assert version["model"]
 
 
 async def test_sessions_and_questions_change_as_on_the_query_socket(desk: Desk) -> None:
-    port, states = desk.port, desk.gateway.sessions.states
+    states = desk.gateway.sessions.states
     session = {"name": "ccc", "symbol": "V:CCC", "retention_tokens": 512}
-    added = await request(port, "POST", "/v1/sessions", session)
+    added = await desk.http("POST", "/v1/sessions", session)
     assert (added.status, [s["name"] for s in added.json["sessions"]][-1]) == (201, "ccc")
-    changed = await request(port, "PATCH", "/v1/sessions/ccc", {"silent_after": "1s"})
+    changed = await desk.http("PATCH", "/v1/sessions/ccc", {"silent_after": "1s"})
     assert (changed.status, states["ccc"].silent_after_ns) == (200, SECOND)
     question = {"session": "ccc", "name": "mine", "text": "Is it so?", "choices": ["YES", "NO"]}
-    put = await request(port, "POST", "/v1/questions", question)
+    put = await desk.http("POST", "/v1/questions", question)
     assert (put.status, put.json["questions"][-1]["name"]) == (200, "mine")
-    gone = await request(port, "DELETE", "/v1/questions/ccc/mine")
+    gone = await desk.http("DELETE", "/v1/questions/ccc/mine")
     assert "mine" not in [each["name"] for each in gone.json["questions"]]
     await until(lambda: states["ccc"].is_silent)
-    health = (await request(port, "GET", "/v1/health")).json
+    health = (await desk.http("GET", "/v1/health")).json
     assert (health["status"], health["silent"]) == ("degraded", ["ccc"])
-    removed = await request(port, "DELETE", "/v1/sessions/ccc")
+    removed = await desk.http("DELETE", "/v1/sessions/ccc")
     assert "ccc" not in [s["name"] for s in removed.json["sessions"]]
 
 
@@ -154,7 +114,7 @@ async def test_sessions_and_questions_change_as_on_the_query_socket(desk: Desk) 
 async def test_what_cannot_be_done_is_said(
     desk: Desk, method: str, path: str, body: object, status: int, code: str
 ) -> None:
-    reply = await request(desk.port, method, path, body)
+    reply = await desk.http(method, path, body)
     assert (reply.status, reply.json["code"]) == (status, code), reply.json
     assert reply.json["message"]
 
@@ -219,7 +179,7 @@ async def test_pushed_records_are_answered_in_each_of_their_forms(desk: Desk) ->
         (b"\n".join(rest[2:]) + b"\n\n", LINES),
     ]
     for body, kind in bodies:
-        reply = await request(desk.port, "POST", "/v1/data?replay=true", body, kind)
+        reply = await desk.http("POST", "/v1/data?replay=true", body, kind)
         assert (reply.status, reply.json["refused"]) == (202, 0), reply.json
 
     def found() -> list[msgspec.Struct]:
@@ -228,10 +188,10 @@ async def test_pushed_records_are_answered_in_each_of_their_forms(desk: Desk) ->
 
     await until(found, 60)
     assert {(each.topic, each.source) for each in found()[0].inputs} == {("http", "http")}  # type: ignore[attr-defined]  # an Answer
-    assert count(desk.gateway, "records", source="http") == 6
-    assert count(desk.gateway, "pushes", outcome="accepted") == 5
+    assert desk.count("records", source="http") == 6
+    assert desk.count("pushes", outcome="accepted") == 5
     assert reply.json["late"] == 0
-    reply = await request(desk.port, "POST", "/v1/data?replay=true", b"\n".join(trades(0, 99)), LINES)
+    reply = await desk.http("POST", "/v1/data?replay=true", b"\n".join(trades(0, 99)), LINES)
     assert (reply.json["accepted"], reply.json["late"]) == (2, 1)
 
 
@@ -242,21 +202,21 @@ async def test_a_declared_format_is_read_line_by_line(desk: Desk) -> None:
         b"2024-08-08T23:55:00,100,101,99,nonsense,3\n"
         b"2024-08-08T23:56:00,100,101,99,100.5,3\n"
     )
-    before = count(desk.gateway, "records", source="http")
-    reply = await request(desk.port, "POST", "/v1/data?format=btc_perp_bars", text, CSV)
+    before = desk.count("records", source="http")
+    reply = await desk.http("POST", "/v1/data?format=btc_perp_bars", text, CSV)
     told = reply.json
     assert (reply.status, told["accepted"], told["refused"]) == (202, 2, 1)
     assert [(e["line"], e["reason"]) for e in told["errors"]] == [(3, "price")]
     assert "nonsense" in told["errors"][0]["message"]
-    await until(lambda: count(desk.gateway, "records", source="http") == before + 3)
-    assert count(desk.gateway, "records_malformed", reason="price") == 1
-    assert count(desk.gateway, "pushes", outcome="partly") == 1
+    await until(lambda: desk.count("records", source="http") == before + 3)
+    assert desk.count("records_malformed", reason="price") == 1
+    assert desk.count("pushes", outcome="partly") == 1
 
 
 async def test_unusable_records_are_listed_and_go_to_the_dead_letters(desk: Desk) -> None:
     good, bad = trades(9)[0], trade("V:PPP", START, price="-1")
     body = b"\n".join([good, bad, b"{"])
-    reply = await request(desk.port, "POST", "/v1/data?replay=1", body, LINES)
+    reply = await desk.http("POST", "/v1/data?replay=1", body, LINES)
     told = reply.json
     assert (reply.status, told["accepted"], told["refused"]) == (202, 1, 2)
     assert [(e["line"], e["reason"]) for e in told["errors"]] == [(2, "price"), (3, "json")]
@@ -265,9 +225,9 @@ async def test_unusable_records_are_listed_and_go_to_the_dead_letters(desk: Desk
         ("http", "price"),
         ("http", "json"),
     }
-    reply = await request(desk.port, "POST", "/v1/data", b"[1,", OURS)
+    reply = await desk.http("POST", "/v1/data", b"[1,", OURS)
     assert (reply.status, reply.json["accepted"], reply.json["errors"][0]["line"]) == (422, 0, 0)
-    assert count(desk.gateway, "pushes", outcome="refused") == 1
+    assert desk.count("pushes", outcome="refused") == 1
 
 
 @pytest.mark.parametrize(
@@ -288,23 +248,23 @@ async def test_unusable_records_are_listed_and_go_to_the_dead_letters(desk: Desk
 async def test_a_body_that_cannot_be_taken_is_refused(
     desk: Desk, query: str, body: bytes, kind: dict[str, str], status: int, part: str
 ) -> None:
-    reply = await request(desk.port, "POST", f"/v1/data{query}", body, kind)
+    reply = await desk.http("POST", f"/v1/data{query}", body, kind)
     assert (reply.status, part in reply.json["message"]) == (status, True), reply.json
 
 
 async def test_a_full_queue_refuses_the_whole_body_and_takes_it_later(desk: Desk) -> None:
     desk.pushed.pause()  # as a full ring does
-    before = count(desk.gateway, "records", source="http")
+    before = desk.count("records", source="http")
     body = b"\n".join(trades(*range(20, 44)))
     push = "/v1/data?replay=1"
-    statuses = [(await request(desk.port, "POST", push, body, LINES)).status for _ in range(4)]
-    refused = await request(desk.port, "POST", push, body, LINES)
+    statuses = [(await desk.http("POST", push, body, LINES)).status for _ in range(4)]
+    refused = await desk.http("POST", push, body, LINES)
     assert (refused.status, refused.json["code"], refused.headers["retry-after"]) == (429, "busy", "1")
     desk.pushed.resume()
     await until(lambda: desk.pushed.waiting == 0)
-    statuses.append((await request(desk.port, "POST", push, body, LINES)).status)
+    statuses.append((await desk.http("POST", push, body, LINES)).status)
     assert statuses[-1] == 202
-    await until(lambda: count(desk.gateway, "records", source="http") == before + 24 * statuses.count(202))
+    await until(lambda: desk.count("records", source="http") == before + 24 * statuses.count(202))
 
 
 async def test_streams_and_sockets_end_with_the_daemon(desk: Desk) -> None:

@@ -14,9 +14,9 @@ from click.testing import Result
 from daemon.config.schema import SourceConfig
 from daemon.ledger import ledger
 from feeds.market_data import Answer
-from tests.kit import SECOND, START, MemorySink, QueueSource, inproc_config, trade, until
+from tests.kit import SECOND, START, inproc_config, trade, until
 from tests.kit.daemon import invoke
-from tests.kit.inproc import Tape, answers, ask_gateway, count, running
+from tests.kit.inproc import running
 
 TRADES = """
 description = "trades"
@@ -113,7 +113,6 @@ def test_answers_of_a_replay_carry_what_their_windows_lack(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("counts", ["none", "symbol"])
 async def test_what_a_reconnect_sends_again_is_counted_once(counts: str) -> None:
-    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
     config = inproc_config(source=SourceConfig(sequence=counts))  # type: ignore[call-arg]  # a field of its table
 
     def tick(number: int, at_s: float, size: str = "1") -> bytes:
@@ -123,24 +122,23 @@ async def test_what_a_reconnect_sends_again_is_counted_once(counts: str) -> None
 
     first, again = tick(1, 0.1, "2"), tick(2, 0.2, "3")
     sent = [first, again, first, again, tick(3, 0.3), tick(4, 1.1), again, tick(5, 2.1)]
-    async with running(config, source, sink) as gateway:
-        source.put([tape.message(payload) for payload in sent])
-        await until(lambda: gateway.sessions.states["aaa"].live_records == 2)
-        assert count(gateway, "records_duplicate", session="aaa") == 3
-        assert count(gateway, "records_late", session="aaa") == 0
-        assert count(gateway, "records_lost_upstream", source="test") == 0
-        assert count(gateway, "records_in_bars", session="aaa") == 5
-        assert ledger(gateway.store).unaccounted == {}
+    async with running(config) as daemon:
+        daemon.put(*sent)
+        await until(lambda: daemon.state().live_records == 2)
+        assert daemon.count("records_duplicate", session="aaa") == 3
+        assert daemon.count("records_late", session="aaa") == 0
+        assert daemon.count("records_lost_upstream", source="test") == 0
+        assert daemon.count("records_in_bars", session="aaa") == 5
+        assert ledger(daemon.gateway.store).unaccounted == {}
 
 
 async def test_a_refused_record_flags_answers_and_asks_while_its_bar_is_in_the_window() -> None:
-    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
-    async with running(inproc_config(), source, sink) as gateway:
+    async with running(inproc_config()) as daemon:
         broken = trade("V:AAA", START + SECOND // 2, "-1")
-        source.put([tape.message(payload) for payload in (trade("V:AAA", START), broken)])
-        source.put([tape.message(trade("V:AAA", START + n * SECOND)) for n in (1, 2, 3)])
-        await until(lambda: gateway.sessions.states["aaa"].live_records == 3 and len(answers(sink)) >= 6)
-        assert all("incomplete" in a.flags and "late" not in a.flags for a in answers(sink))
-        question = next(each for each in gateway.sessions.states["aaa"].questions if each.choices)
-        reply = await ask_gateway(gateway, "ask", "aaa", "Which way?", choices=question.choices)
+        daemon.put(trade("V:AAA", START), broken)
+        daemon.put(*(trade("V:AAA", START + n * SECOND) for n in (1, 2, 3)))
+        await until(lambda: daemon.state().live_records == 3 and len(daemon.answers()) >= 6)
+        assert all("incomplete" in a.flags and "late" not in a.flags for a in daemon.answers())
+        question = next(each for each in daemon.state().questions if each.choices)
+        reply = await daemon.call("ask", "aaa", "Which way?", choices=question.choices)
         assert "incomplete" in reply.flags

@@ -15,13 +15,10 @@ from pathlib import Path
 import pytest
 
 from daemon.config.schema import QueryConfig, SchedulerConfig
-from daemon.gateway.wiring import make_gateway
-from feeds.connector import SinkRoute
 from feeds.connectors.http import HttpSourceConnector
 from feeds.durations import Duration
-from tests.kit import SECOND, MemorySink, QueueSource, inproc_config, until
-from tests.kit.http import request
-from tests.kit.inproc import ANSWERS, Tape, count
+from tests.kit import SECOND, QueueSource, inproc_config
+from tests.kit.inproc import running
 from tests.kit.programs import unavailable
 
 STREAMS = ("/v1/events", "/v1/ws")
@@ -66,27 +63,21 @@ def schemathesis() -> Path:
 
 @pytest.mark.timeout(600)
 async def test_the_daemon_does_what_its_document_says(tmp_path: Path, schemathesis: Path) -> None:
-    source = QueueSource()
     config = inproc_config(
         query=QueryConfig("tcp://127.0.0.1:*", max_wait=Duration(2 * SECOND)),
         scheduler=SchedulerConfig(max_new_tokens=12),  # so that many requests are answered in time
     )
-    pushed = HttpSourceConnector().open("http", 1.0)
-    gateway = make_gateway(config, source=[source, pushed], routes=[SinkRoute(MemorySink(), ANSWERS)])
-    try:
-        await asyncio.wait_for(gateway.start(), 200)
-        tape = Tape("V:AAA")
-        source.put(tape.second(0), tape.second(1))
-        await until(lambda: gateway.sessions.states["aaa"].answers)
-        described = (await request(gateway.http.port, "GET", "/openapi.json")).json
+    async with running(config, [QueueSource(), HttpSourceConnector().open("http", 1.0)]) as daemon:
+        await daemon.advance()
+        described = (await daemon.http("GET", "/openapi.json")).json
         for schema in described["components"]["schemas"].values():  # any other model is a 404
             if "model" in schema.get("properties", {}) and schema["title"].endswith("Request"):
-                schema["properties"]["model"] = {"enum": [gateway.status.model, "session:aaa"]}
+                schema["properties"]["model"] = {"enum": [daemon.gateway.status.model, "session:aaa"]}
         (tmp_path / "openapi.json").write_text(json.dumps(described), encoding="utf-8")
         (tmp_path / "schemathesis.toml").write_text(SETTINGS, encoding="utf-8")
         for chosen, seconds in RUNS:
             arguments = [
-                "run", "openapi.json", "--url", f"http://127.0.0.1:{gateway.http.port}",
+                "run", "openapi.json", "--url", f"http://127.0.0.1:{daemon.port}",
                 "--seed", "1", "--max-examples", "8",
                 "--phases", "coverage,fuzzing", "--exclude-checks", REFUSED_LATER,
                 "--no-shrink", "--max-failures", "8",
@@ -98,6 +89,4 @@ async def test_the_daemon_does_what_its_document_says(tmp_path: Path, schemathes
             )  # fmt: skip
             told, _ = await process.communicate()
             assert process.returncode == 0, told.decode()[-20_000:]
-        assert count(gateway, "api_requests", outcome="done") >= 4
-    finally:
-        await gateway.stop()
+        assert daemon.count("api_requests", outcome="done") >= 4

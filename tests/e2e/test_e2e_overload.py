@@ -13,12 +13,14 @@ import pytest
 from daemon.api.connections import allow_connections
 from daemon.api.events import KEPT
 from daemon.api.messages import QueryError
-from daemon.gateway.gateway import Gateway
+from daemon.config.schema import SourceConfig
+from daemon.engine.build import build
+from feeds.connectors.zeromq import ZmqSourceConnector
 from feeds.durations import Duration
 from flash.question import PAPER_SIX
-from tests.kit import SECOND, START, MemorySink, QueueSource, inproc_config, sessions, until
-from tests.kit.http import Sse, Ws, conversing, head, listening, request
-from tests.kit.inproc import Recorder, Tape, answers, ask_gateway, count, running
+from tests.kit import SECOND, START, inproc_config, sessions, until
+from tests.kit.http import Sse, Ws, conversing, head, listening
+from tests.kit.inproc import Recorder, running
 
 LISTENERS = 2000
 AT_ONCE = 64
@@ -40,9 +42,8 @@ def resident() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-async def idle(gateway: Gateway, number: int, opening: asyncio.Semaphore) -> Connection:
+async def idle(port: int, number: int, opening: asyncio.Semaphore) -> Connection:
     """A client that waits for a version's answers: every other one by a WebSocket."""
-    port = gateway.http.port
     async with opening:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 14)
         host = {"host": f"127.0.0.1:{port}"}
@@ -88,28 +89,26 @@ async def versions_of(client: Sse | Ws, last: int) -> tuple[list[int], int]:
 
 async def test_two_thousand_listeners_and_readers_that_stop() -> None:
     allow_connections(2 * LISTENERS)
-    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
-    async with running(inproc_config(), source, sink) as gateway, AsyncExitStack() as stack:
-        source.put(tape.second(0), tape.second(1))
-        await until(lambda: len(answers(sink)) >= 6, what="answers")
+    async with running(inproc_config()) as daemon, AsyncExitStack() as stack:
+        await daemon.advance()
         before, opening = resident(), asyncio.Semaphore(AT_ONCE)
-        clients = await asyncio.gather(*(idle(gateway, n, opening) for n in range(LISTENERS)))
+        clients = await asyncio.gather(*(idle(daemon.port, n, opening) for n in range(LISTENERS)))
         stack.callback(lambda: [writer.close() for _, writer in clients])
         for transport in ("sse", "websocket"):
-            listeners = gateway.store.value("foretick_listeners", transport=transport)
+            listeners = daemon.value("listeners", transport=transport)
             assert listeners == LISTENERS / 2
         assert resident() - before < LISTENERS * EACH_BYTES
 
-        port = gateway.http.port
+        port = daemon.port
         quick = await stack.enter_async_context(listening(port, "?event=answer"))
         slow = await stack.enter_async_context(listening(port, "?event=answer"))
         stuck = await stack.enter_async_context(conversing(port))
         assert (await stuck.ask(type="subscribe", id=1, events=["answer"]))["type"] == "subscribed"
         held = [pause(slow), pause(stuck)]
-        before, some = resident(), answers(sink)[0]
+        before, some = resident(), daemon.answers()[0]
         reading = asyncio.ensure_future(versions_of(quick, FLOOD - 1))
         for n in range(FLOOD):
-            gateway.events.publish(msgspec.structs.replace(some, data_version=n, text="x" * TEXT))
+            daemon.gateway.events.publish(msgspec.structs.replace(some, data_version=n, text="x" * TEXT))
             if n % 64 == 0:
                 await asyncio.sleep(0.005)
         assert await reading == (list(range(FLOOD)), 0)
@@ -121,12 +120,12 @@ async def test_two_thousand_listeners_and_readers_that_stop() -> None:
             assert got == sorted(got)
             assert lost == FLOOD - len(got) > 0
 
-        source.put(tape.second(2), tape.second(3))
+        daemon.feed(2)
         async with asyncio.timeout(60):
             await asyncio.gather(*(reader.readuntil(b"flash_ready") for reader, _ in clients))
-        await until(lambda: count(gateway, "answers", session="aaa") == len(answers(sink)))
+        await until(lambda: daemon.count("answers", session="aaa") == len(daemon.answers()))
         dropped = {
-            transport: gateway.store.value("foretick_events_dropped_total", transport=transport)
+            transport: daemon.count("events_dropped", transport=transport)
             for transport in ("sse", "websocket")
         }
         assert all(dropped.values())
@@ -135,71 +134,67 @@ async def test_two_thousand_listeners_and_readers_that_stop() -> None:
 async def test_a_flood_of_bars_sheds_prompts_and_no_standing_question() -> None:
     """Every pass takes longer than the promise, so each version is late."""
     promised = sessions("V:AAA", retention_tokens=1024, max_staleness=Duration(1_000_000))
-    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
-    async with running(inproc_config(sessions=promised), source, sink, Recorder(0.01)) as gateway:
-        pool: dict[str, Any] = {"model": gateway.status.model, **CHAT}
-        assert (await request(gateway.http.port, "POST", "/v1/chat/completions", pool)).status == 200
+    async with running(inproc_config(sessions=promised), executor=Recorder(0.01)) as daemon:
+        pool: dict[str, Any] = {"model": daemon.gateway.status.model, **CHAT}
+        text = {"model": daemon.gateway.status.model, "max_tokens": 4}
+        assert (await daemon.http("POST", "/v1/chat/completions", pool)).status == 200
         flooding = True
 
-        async def flood() -> int:
-            second = 0
+        async def flood() -> None:
             while flooding:
-                source.put(tape.second(second))
-                second += 1
+                daemon.feed()
                 await asyncio.sleep(0.005)
-            return second
 
-        seconds = asyncio.ensure_future(flood())
-        await until(lambda: count(gateway, "freshness_misses", session="aaa") > 3, what="missed promises")
-        for path, kind in (
-            ("/v1/chat/completions", ("error", "type")),
-            ("/v1/completions", ("error", "type")),
-            ("/v1/responses", ("error", "type")),
-            ("/v1/messages", ("error", "type")),
-            ("/v1/complete", ("code",)),
+        flood_ends = asyncio.ensure_future(flood())
+        await until(lambda: daemon.count("freshness_misses", session="aaa") > 3, what="missed promises")
+        for path, asked, code in (
+            ("/v1/chat/completions", pool, "rate_limit_error"),
+            ("/v1/completions", text | {"prompt": "one two"}, "rate_limit_error"),
+            ("/v1/responses", {"model": daemon.gateway.status.model, "input": "one two"}, "rate_limit_error"),
+            ("/v1/messages", pool, "rate_limit_error"),
+            ("/v1/complete", {"text": "one two"}, "overloaded"),
         ):
-            asked = pool
-            if path == "/v1/completions":
-                asked = {"model": gateway.status.model, "prompt": "one two"}
-            elif path == "/v1/responses":
-                asked = {"model": gateway.status.model, "input": "one two"}
-            elif path == "/v1/complete":
-                asked = {"text": "one two"}
-            reply = await request(gateway.http.port, "POST", path, asked)
+            reply = await daemon.http("POST", path, asked)
             assert (reply.status, reply.headers["retry-after"]) == (429, "1")
-            said = reply.json
-            for name in kind:
-                said = said[name]
-            assert said == ("overloaded" if path == "/v1/complete" else "rate_limit_error")
-        with pytest.raises(QueryError, match="overloaded"):
-            await ask_gateway(gateway, "complete", "one two")
+            assert reply.json.get("code", reply.json.get("error", {}).get("type")) == code
+        with pytest.raises(QueryError) as refused:
+            await daemon.call("complete", "one two")
+        assert refused.value.code == "overloaded"
         session = {"model": "session:aaa", **CHAT}
         ready = session | {"messages": [{"role": "user", "content": "trend"}]}
         for asked, cached in ((ready, True), (session, False)):
-            reply = await request(gateway.http.port, "POST", "/v1/chat/completions", asked)
+            reply = await daemon.http("POST", "/v1/chat/completions", asked)
             assert (reply.status, reply.json["foretick"]["cached"]) == (200, cached)
         flooding = False
-        bars = await seconds
+        await flood_ends
         state, last = (
-            gateway.sessions.states["aaa"],
-            START + (bars - 2) * SECOND,
+            daemon.state(),
+            START + (daemon.tape.seconds - 2) * SECOND,
         )  # that a later bar has closed
         await until(lambda: state.times is not None and state.times.as_of >= last, 60, "the last bar")
         version = state.version
-        flash = [question.name for question in PAPER_SIX if question.choices]
-        due = {(name, n) for name in flash for n in range(1, version + 1)}
-        published: set[tuple[str, int]] = set()
-
-        def all_published() -> bool:
-            published.update((each.question, each.data_version) for each in answers(sink))
-            return due <= published
-
-        await until(all_published, what="every flash answer of every version")
-        # what is generated token by token may give way to a newer version, which is counted
+        due = {(each.name, n) for each in PAPER_SIX if each.choices for n in range(1, version + 1)}
 
         def all_accounted() -> bool:
-            superseded = count(gateway, "answers_suppressed", reason="superseded")
-            return all_published() and len(published - due) + superseded == version
+            """Every flash answer is published; what is generated token by token may be superseded."""
+            published = {(each.question, each.data_version) for each in daemon.answers()}
+            superseded = daemon.count("answers_suppressed", reason="superseded")
+            return due <= published and len(published - due) + superseded == version
 
-        await until(all_accounted, what="the rest, or its count")
-        assert count(gateway, "prompts_refused") == 6
+        await until(all_accounted, what="all answers, or their count")
+        assert daemon.count("prompts_refused") == 6
+        (listed,) = (await daemon.call("sessions")).sessions
+        missed = daemon.count("freshness_misses", session="aaa")
+        assert (listed.promise_ns, listed.promises_missed) == (1_000_000, missed)
+        await asyncio.sleep(1)
+        await daemon.call("complete", "one two", choices=("YES", "NO"))
+
+
+def test_a_live_source_promises_three_bars_and_a_file_nothing() -> None:
+    live = SourceConfig(kind="zeromq", zeromq=ZmqSourceConnector("tcp://127.0.0.1:1"))
+    skips = SourceConfig(kind="none", backlog_policy="skip")
+    own = sessions("V:AAA", retention_tokens=1024)
+    for source, bars in ((SourceConfig(), 0), (live, 3), (skips, 3)):
+        made = inproc_config(sessions=own, source=source)
+        assert made.promise_ns(made.sessions[0]) == bars * made.bars.interval
+    assert build(inproc_config(sessions=own, source=skips), {}).tapes["aaa"].staleness_ns == 3 * SECOND

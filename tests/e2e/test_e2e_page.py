@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
-from daemon.gateway.gateway import Gateway
-from daemon.gateway.wiring import make_gateway
-from feeds.connector import SinkRoute
-from tests.kit import MemorySink, QueueSource, inproc_config, until
+from tests.kit import inproc_config
 from tests.kit.browser import DESKTOP, PHONE, browser
-from tests.kit.inproc import ANSWERS, Tape
+from tests.kit.inproc import RunningDaemon, running
 from tests.kit.programs import need
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-TAPE = Tape("V:AAA", "V:BBB")
-Running = tuple[Gateway, QueueSource, Browser]
+Shown = tuple[RunningDaemon, Browser]
 CONTRAST = """() => {
   const rgb = (text) => text.match(/[0-9.]+/g).map(Number);
   const light = (text) => rgb(text).slice(0, 3).map((v) => v / 255)
@@ -45,28 +40,19 @@ CONTRAST = """() => {
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running() -> AsyncIterator[Running]:
+async def shown() -> AsyncIterator[Shown]:
     need("chromium")  # before a daemon starts in vain
-    source = QueueSource()
-    gateway = make_gateway(
-        inproc_config(("V:AAA", "V:BBB")), source=source, routes=[SinkRoute(MemorySink(), ANSWERS)]
-    )
-    try:
-        await asyncio.wait_for(gateway.start(), 200)
-        source.put(TAPE.second(0), TAPE.second(1))
-        await until(lambda: all(len(state.answers) == 6 for state in gateway.sessions.states.values()), 60)
-        async with browser() as chromium:
-            yield gateway, source, chromium
-    finally:
-        await gateway.stop()
+    async with running(inproc_config(("V:AAA", "V:BBB"))) as daemon, browser() as chromium:
+        await daemon.advance()
+        yield daemon, chromium
 
 
-async def opened(running: Running, size: tuple[int, int], **options: object) -> tuple[Page, list[str]]:
+async def opened(shown: Shown, size: tuple[int, int], **options: object) -> tuple[Page, list[str]]:
     """The page at this size, and what goes wrong on it; it must use nothing from elsewhere."""
-    gateway, _, chromium = running
+    daemon, chromium = shown
     page = await chromium.new_page(viewport={"width": size[0], "height": size[1]}, **options)  # type: ignore[arg-type]  # a page's
     wrong: list[str] = []
-    home = f"http://127.0.0.1:{gateway.http.port}/"
+    home = f"http://127.0.0.1:{daemon.port}/"
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
     page.on("request", lambda sent: None if sent.url.startswith((home, "data:")) else wrong.append(sent.url))
@@ -78,9 +64,9 @@ async def opened(running: Running, size: tuple[int, int], **options: object) -> 
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 async def test_it_shows_every_session_and_answer_and_can_be_read(
-    running: Running, size: tuple[int, int], scheme: str
+    shown: Shown, size: tuple[int, int], scheme: str
 ) -> None:
-    page, wrong = await opened(running, size, color_scheme=scheme)
+    page, wrong = await opened(shown, size, color_scheme=scheme)
     assert await page.locator("h2:visible").all_inner_texts() == ["aaa", "bbb", "Ask"]
     await expect(page.locator("td.answer:not(.none)")).to_have_count(12)
     assert "gap" in await page.locator("tbody tr").first.inner_text()
@@ -95,13 +81,11 @@ async def test_it_shows_every_session_and_answer_and_can_be_read(
     await page.close()
 
 
-async def test_answers_come_in_and_ages_tick(running: Running) -> None:
-    page, wrong = await opened(running, DESKTOP)
-    gateway, source, _ = running
-    state = gateway.sessions.states["aaa"]
-    version = state.version + 1
-    source.put(TAPE.second(2))
-    await until(lambda: len(state.answers_of(state.questions, version)) == 6, 60)
+async def test_answers_come_in_and_ages_tick(shown: Shown) -> None:
+    page, wrong = await opened(shown, DESKTOP)
+    daemon, _ = shown
+    await daemon.advance()
+    version = daemon.state().version
     await expect(page.locator("tbody tr").first.locator(".version")).to_have_text(f"v{version}")
     await expect(page.locator("#latency")).to_contain_text("median")
     assert await page.locator("#line").get_attribute("points")
@@ -125,8 +109,8 @@ async def test_answers_come_in_and_ages_tick(running: Running) -> None:
     await page.close()
 
 
-async def test_what_is_missing_and_stale_is_said_in_words(running: Running) -> None:
-    page, _ = await opened(running, DESKTOP)
+async def test_what_is_missing_and_stale_is_said_in_words(shown: Shown) -> None:
+    page, _ = await opened(shown, DESKTOP)
     await page.evaluate(
         """() => {
           const session = sessions.get("aaa"), [name, answer] = session.answers.entries().next().value;
@@ -142,8 +126,8 @@ async def test_what_is_missing_and_stale_is_said_in_words(running: Running) -> N
     await page.close()
 
 
-async def test_a_question_is_asked_by_keyboard_alone(running: Running) -> None:
-    page, wrong = await opened(running, PHONE)
+async def test_a_question_is_asked_by_keyboard_alone(shown: Shown) -> None:
+    page, wrong = await opened(shown, PHONE)
     await page.keyboard.press("Tab")
     assert await page.evaluate("document.activeElement.className") == "skip"
     await page.locator("#ask-question").focus()
@@ -157,9 +141,9 @@ async def test_a_question_is_asked_by_keyboard_alone(running: Running) -> None:
     await page.close()
 
 
-async def test_a_name_with_markup_is_text(running: Running) -> None:
+async def test_a_name_with_markup_is_text(shown: Shown) -> None:
     """Nothing that a client can name becomes part of the page."""
-    page, wrong = await opened(running, DESKTOP)
+    page, wrong = await opened(shown, DESKTOP)
     await page.locator("#ask-question").fill("<img src=x onerror=alert(1)>")
     await page.locator("#ask-choices").fill("<b>A</b>,<b>B</b>")
     await page.locator("#ask button").click()

@@ -26,8 +26,8 @@ from mcp import Client
 from daemon.api.client import QueryClient
 from daemon.api.messages import AskReply, QueryError
 from daemon.config.schema import UNTRAINED, HttpConfig, ModelConfig, QuestionConfig
-from tests.kit import MemorySink, QueueSource, http, inproc_config, until
-from tests.kit.inproc import Tape, running
+from tests.kit import http, inproc_config
+from tests.kit.inproc import running
 
 UP_DOWN = ("UP", "DOWN")
 DIRECTION = "Is the last close above or below the close ten bars before it?"
@@ -92,20 +92,15 @@ def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
     stop = asyncio.Event()
 
     async def serve() -> None:
-        source, tape = QueueSource(), Tape("V:AAA")
         config = inproc_config(
             model=ModelConfig() if terse else ModelConfig(path=UNTRAINED),
             standing="none",
             questions=QUESTIONS,
             http=HttpConfig(port=0, mcp=True),
         )
-        async with running(config, source, MemorySink()) as gateway:
-            source.put(*(tape.second(n) for n in range(bars + 1)))
-            state = gateway.sessions.states["aaa"]
-            await until(lambda: state.live_records == bars, what="the bars")
-            await until(lambda: len(state.answers_of(state.questions, state.version)) == len(QUESTIONS))
-            assert gateway.query is not None
-            made.put(Daemon.at(terse, gateway.http.port, gateway.query.endpoint))
+        async with running(config) as daemon:
+            await daemon.advance(bars)
+            made.put(Daemon.at(terse, daemon.port, daemon.endpoint))
             await stop.wait()
 
     def run() -> None:

@@ -121,9 +121,9 @@ async def a_prompt_of_high_priority_outlives_others(on: Clients) -> None:
     assert await reused(1, choices=["q", "z"]) < 8, "it was evicted"
     assert await reused(0, choices=["q", "z"]) == 119
     assert await reused(7, retention_priority=90) < 8
-    unretained = {"event": "unretained"}
-    refused = "foretick_prefix_tokens_total"
-    await until(lambda: on.gateway.store.value(refused, **unretained) >= 100, what="the next heartbeat")
+    await until(
+        lambda: on.daemon.count("prefix_tokens", event="unretained") >= 100, what="the next heartbeat"
+    )
     with pytest.raises(openai.BadRequestError, match="retention_priority"):
         await reused(8, retention_priority=101)
     with pytest.raises(openai.BadRequestError, match="retention_seconds"):

@@ -6,18 +6,14 @@ import asyncio
 import os
 import signal
 import socket
-import uuid
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from daemon.config.load import load_config
-from daemon.gateway.gateway import Gateway
-from daemon.gateway.wiring import make_gateway
 from engine.model.embedded import build_tokenizer
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_source import KafkaSource
@@ -25,45 +21,13 @@ from feeds.market_data import Answer
 from feeds.mock_broker import MockBroker
 from flash.question import PAPER_SIX
 from tests.kit import SECOND, START, trade, until, until_slowly
-from tests.kit.daemon import START_S, Daemon, Manager, Topics, command, committed, gone, invoke
-from tests.kit.fixtures import RealKafka
-from tests.kit.kafka import create_topics, free_ports
+from tests.kit.daemon import SYMBOLS, Daemon, Manager, Topics, command, committed, gone, invoke, kafka_toml
+from tests.kit.kafka import free_ports
 
-SYMBOLS = {"aaa": "V:AAA", "bbb": "V:BBB"}
-DRAIN_S = 3.0
-MARGIN_S = 8.0
-"""Time to close connections to a broker, on a busy machine."""
+STOP_S = 11.0
+"""Time to drain, and to close connections to a broker on a busy machine."""
 NAMES = {question.name for question in PAPER_SIX}
 WATCHDOG_S = 2.0
-
-
-def kafka_config(
-    bootstrap: str, suffix: str = "", mode: str = "two", sessions: Mapping[str, str] = SYMBOLS
-) -> str:
-    """``sessions``: their symbols by name."""
-    (query_port,) = free_ports(1)
-    tables = [
-        f'[[sessions]]\nname = "{name}"\nsymbol = "{symbol}"\nretention_tokens = 1024\n'
-        for name, symbol in sessions.items()
-    ]
-    return "\n".join(
-        [
-            *tables,
-            f'[source]\nkind = "kafka"\n[source.kafka]\nbootstrap = "{bootstrap}"',
-            f'topics = ["md.trades.v1{suffix}"]\ngroup = "foretick{suffix}"',
-            f'[sink.kafka]\nbootstrap = "{bootstrap}"\ntopic = "answers.v1{suffix}"\ndlq = "dlq.v1{suffix}"',
-            f'[query]\nendpoint = "tcp://127.0.0.1:{query_port}"',
-            f'[process]\nmode = "{mode}"\ndrain = "{DRAIN_S:g}s"',
-        ]
-    )
-
-
-def gateway_of(folder: Path, config: str) -> Gateway:
-    """The daemon of a configuration, to run in this process."""
-    folder.mkdir()
-    file = folder / "foretick.toml"
-    file.write_text(f"{config}\n[http]\nport = 0\n")
-    return make_gateway(load_config(file))
 
 
 def second(n: int, trades: int = 3) -> list[tuple[str, bytes]]:
@@ -122,7 +86,7 @@ async def test_a_daemon_s_life_on_the_embedded_broker(tmp_path: Path, manager: M
     with MockBroker() as broker:
         for topic in ("md.trades.v1", "answers.v1", "dlq.v1"):
             broker.create_topic(topic)
-        config = kafka_config(broker.bootstrap)
+        config = kafka_toml(broker.bootstrap)
         environment = {"NOTIFY_SOCKET": manager.path, "WATCHDOG_USEC": str(int(WATCHDOG_S * 1e6))}
         broker.set_down()
         with Daemon(tmp_path, config, environment, spare=True) as daemon:
@@ -149,7 +113,7 @@ async def test_a_daemon_s_life_on_the_embedded_broker(tmp_path: Path, manager: M
                 assert daemon.metric("foretick_engine_up") == 1
                 assert daemon.metric("foretick_versions_total", session="aaa") == 7
                 assert daemon.metric("foretick_answers_total") == 2 * 7 * 6
-                assert daemon.terminate(DRAIN_S + MARGIN_S) == 0
+                assert daemon.terminate(STOP_S) == 0
                 assert manager.saw("STOPPING=1") == 1
                 # the trades of seconds 0 to 6 are answered; those of the open bar and later ones wait
                 stored = await committed(broker.bootstrap, "foretick", "md.trades.v1", 1)
@@ -239,88 +203,22 @@ async def _engine_killed(daemon: Daemon, topics: Topics) -> None:
         assert len(ranges) == 5, "three bars before, two after, none of them twice"
 
 
-@pytest.mark.kafka
-async def test_a_daemon_s_life_on_apache_kafka(
-    tmp_path: Path, manager: Manager, real_kafka: RealKafka
-) -> None:
-    """Once each over two partitions; the broker goes down and comes back; SIGTERM; a restart continues."""
-    suffix = f".{uuid.uuid4().hex[:8]}"
-    trades, answers = f"md.trades.v1{suffix}", f"answers.v1{suffix}"
-    bootstrap = real_kafka.bootstrap
-    await create_topics(bootstrap, {trades: 2, answers: 1, f"dlq.v1{suffix}": 1})
-    config = kafka_config(bootstrap, suffix)
-    async with Topics(bootstrap, trades, answers) as topics:
-        with Daemon(tmp_path, config) as daemon:
-            await daemon.ready()
-            reached = await play(topics, range(6))
-            for name in SYMBOLS:
-                once_each(topics.answers(name), reached)
-            if real_kafka.server is not None:
-                lines = daemon.log.count("does not answer")
-                await asyncio.to_thread(real_kafka.server.stop)
-                await until_slowly(lambda: daemon.log.count("does not answer") > lines)
-                await asyncio.to_thread(real_kafka.server.start)
-                reached = await play(topics, range(6, 10), reached)
-            for name in SYMBOLS:
-                found = topics.answers(name)
-                assert {(a.data_version, a.question) for a in found} == {
-                    (version, question) for version in range(1, reached + 1) for question in NAMES
-                }, "nothing acknowledged was lost, nothing was skipped"
-            assert daemon.metric("foretick_engine_restarts_total") == 0
-            await until_slowly(lambda: daemon.metric("foretick_consumer_lag_records") == 0)
-            partitions = [
-                daemon.metric("foretick_consumer_lag_seconds", partition=f"{trades}/{n}") for n in (0, 1)
-            ]
-            assert partitions == [0, 0], "all was read"
-            assert daemon.terminate(DRAIN_S + MARGIN_S) == 0
-        stored = await committed(bootstrap, f"foretick{suffix}", trades, 2)
-        read = read_by([a for name in SYMBOLS for a in topics.answers(name)])
-        assert {partition: stored[partition] for partition in read} == {
-            partition: max(last for _, last in ranges) + 1 for partition, ranges in read.items()
-        }, "committed up to the open bars, and no further"
-        before = {name: topics.answers(name) for name in SYMBOLS}
-        topics.messages.clear()
-        again = gateway_of(tmp_path / "second", kafka_config(bootstrap, suffix, "inproc"))
-        try:
-            await asyncio.wait_for(again.start(), START_S)
-            await play(topics, range(reached + 1, reached + 3))
-        finally:
-            assert await again.stop()
-        for name in SYMBOLS:
-            (ranges,) = read_by(before[name] + topics.answers(name)).values()
-            assert all(last < first for (_, last), (first, _) in pairwise(ranges)), "a tick answered twice"
+NAMED = [
+    ("model", 'path = "nowhere/model"', "no config.json"),
+    ("pool", "blokcs = 3", "pool.blokcs: there is no such key"),
+    ("source", 'kind = "replay"\n[source.replay]\nfile = "x"\nformat = "nothing"', "source.replay.format: "),
+]
 
 
-def test_an_unknown_key_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "bad.toml"
-    file.write_text("[pool]\nblokcs = 3\n")
-    done = invoke("run", "--config", str(file))
-    assert done.exit_code == 2
-    assert done.stderr.startswith("pool.blokcs: there is no such key")
-
-
-def test_a_format_that_is_not_there_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("table", "lines", "said"), NAMED, ids=[table for table, _, _ in NAMED])
+def test_a_wrong_setting_is_named(tmp_path: Path, table: str, lines: str, said: str) -> None:
+    """With the engine in the gateway's process; the test of architectures covers the other mode."""
     file = tmp_path / "config.toml"
     session = '[[sessions]]\nname = "a"\nsymbol = "V:A"\n'
-    file.write_text(session + '[source]\nkind = "replay"\n[source.replay]\nfile = "x"\nformat = "nothing"\n')
-    done = command("run", "--config", str(file))
-    assert done.returncode == 2
-    assert "source.replay.format: " in done.stderr
+    file.write_text(f'{session}[process]\nmode = "inproc"\n[query]\nendpoint = ""\n[{table}]\n{lines}\n')
+    done = invoke("run", "--config", str(file), "--set", "http.port=0")
+    assert (done.exit_code, said in done.stderr) == (2, True), done.stderr
     assert "Traceback" not in done.stderr
-
-
-def config_of_model(folder: Path, model: Path) -> str:
-    """Path of a configuration that serves it."""
-    port, query_port = free_ports(2)
-    file = folder / "config.toml"
-    query = f'[query]\nendpoint = "tcp://127.0.0.1:{query_port}"'
-    file.write_text(f'[model]\npath = "{model}"\n[http]\nport = {port}\n{query}\n')
-    return str(file)
-
-
-def wrong_model(errors: str) -> list[str]:
-    """The lines that name the key."""
-    return [line for line in errors.splitlines() if "model.path: " in line]
 
 
 def test_an_architecture_that_cannot_be_served_is_named(tmp_path: Path) -> None:
@@ -328,17 +226,13 @@ def test_an_architecture_that_cannot_be_served_is_named(tmp_path: Path) -> None:
     gpt2 = GPT2Config(vocab_size=2048, n_positions=256, n_embd=32, n_layer=2, n_head=2)
     GPT2LMHeadModel(gpt2).save_pretrained(tmp_path / "gpt2")
     build_tokenizer().save_pretrained(tmp_path / "gpt2")
-    done = command("run", "--config", config_of_model(tmp_path, tmp_path / "gpt2"))
+    port, query_port = free_ports(2)
+    file = tmp_path / "config.toml"
+    query = f'[query]\nendpoint = "tcp://127.0.0.1:{query_port}"'
+    file.write_text(f'[model]\npath = "{tmp_path / "gpt2"}"\n[http]\nport = {port}\n{query}\n')
+    done = command("run", "--config", str(file))
     assert done.returncode == 2, done.stderr
-    assert "gpt2" in wrong_model(done.stderr)[0]
-
-
-def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """With the engine in the gateway's process; the test of architectures covers the other mode."""
-    config = config_of_model(tmp_path, tmp_path / "missing")
-    done = invoke("run", "--config", config, "--set", "process.mode=inproc")
-    assert done.exit_code == 2, done.stderr
-    assert "no config.json" in wrong_model(done.stderr)[0]
+    assert "gpt2" in next(line for line in done.stderr.splitlines() if "model.path: " in line)
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:

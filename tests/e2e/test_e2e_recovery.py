@@ -19,12 +19,11 @@ from feeds.codec import encode
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_source import KafkaSource
 from feeds.market_data import Answer
-from tests.e2e.test_e2e_process import DRAIN_S, MARGIN_S, SYMBOLS, kafka_config, play, second
-from tests.kit import SECOND, START, MemorySink, QueueSource, inproc_config, until, until_slowly
-from tests.kit.daemon import Daemon, Topics, command
+from tests.e2e.test_e2e_process import STOP_S, play, second
+from tests.kit import SECOND, START, QueueSource, inproc_config, until, until_slowly
+from tests.kit.daemon import SYMBOLS, Daemon, Topics, command, kafka_toml
 from tests.kit.fixtures import RealKafka
-from tests.kit.inproc import ANSWERS, Tape, running
-from tests.kit.inproc import answers as answers_of
+from tests.kit.inproc import Tape, running
 from tests.kit.kafka import create_topics
 
 RECORDS = 6
@@ -40,7 +39,7 @@ async def test_a_killed_daemon_and_a_killed_engine_lose_nothing(
     suffix = f".{uuid.uuid4().hex[:8]}"
     trades, answers = f"md.trades.v1{suffix}", f"answers.v1{suffix}"
     await create_topics(real_kafka.bootstrap, {trades: 1, answers: 1, f"dlq.v1{suffix}": 1})
-    config = kafka_config(real_kafka.bootstrap, suffix)
+    config = kafka_toml(real_kafka.bootstrap, suffix)
     async with Topics(real_kafka.bootstrap, trades, answers) as topics:
         with Daemon(tmp_path / "first", config) as daemon:
             await daemon.ready()
@@ -62,7 +61,7 @@ async def test_a_killed_daemon_and_a_killed_engine_lose_nothing(
             await until_slowly(
                 lambda: all(covered(topics.answers(name), 6) for name in SYMBOLS), 60, "answers to second 6"
             )
-            assert daemon.terminate(DRAIN_S + MARGIN_S) == 0
+            assert daemon.terminate(STOP_S) == 0
         for name in SYMBOLS:
             found = topics.answers(name)
             assert [epoch for epoch, _ in groupby(found, lambda a: a.epoch)] == [1, 2, 3]
@@ -99,17 +98,16 @@ async def test_without_a_snapshot_the_whole_window_is_read_again_however_old_it_
         for seconds in (range(7), range(7, 9)):
             source = KafkaSource("kafka", real_kafka.bootstrap, [topic], group)
             source.set_retention(3 * SECOND, skips=False)
-            sink = MemorySink()
-            async with running(config, source, sink) as gateway:
+            async with running(config, source) as daemon:
                 for n in seconds:
                     for each in tape.second(n):
                         await producer.send_and_wait(
                             topic, each.payload, key=b"V:AAA", timestamp_ms=began_ms + n * 3_600_000
                         )
                     at = START + (n - 1) * SECOND
-                    await until(lambda s=sink, at=at: at < START or any(a.as_of >= at for a in answers_of(s)))
-                assert await gateway.stop()
-            found.append(answers_of(sink))
+                    await until(lambda d=daemon, at=at: at < START or any(a.as_of >= at for a in d.answers()))
+                assert await daemon.gateway.stop()
+            found.append(daemon.answers())
     finally:
         await producer.stop()
     before, after = found
@@ -120,25 +118,22 @@ async def test_without_a_snapshot_the_whole_window_is_read_again_however_old_it_
 async def test_a_source_without_a_log_goes_on_from_the_file_of_progress(tmp_path: Path) -> None:
     """A damaged file is counted, and numbers begin again."""
     config = inproc_config(recovery=RecoveryConfig(directory=str(tmp_path / "state")))
-    tape, sink = Tape("V:AAA"), MemorySink()
-    for begin in (0, 4, 8):
-        if begin == 8:
+    tape, published = Tape("V:AAA"), 0
+    for run, epoch in enumerate((1, 2, 1)):
+        if run == 2:
             (tmp_path / "state" / "progress").write_bytes(b"\xffdamaged")
-        source, published = QueueSource("dropping"), len(sink.sent)
-        again = MemorySink()
-        async with running(config, source, again) as gateway:
-            for n in range(begin, begin + 4):
-                source.put(tape.second(n))
-                expected = 6 * (n - begin)
-                await until(lambda n=expected, to=again: len(to.messages(ANSWERS)) >= n, 60)
-            refused = gateway.store.value("foretick_recovery_progress_refused_total")
-            assert await gateway.stop()
-        sink.sent += again.sent
-        answers = again.messages(ANSWERS)
-        first = 1 if begin == 8 else 1 + sum(to == ANSWERS for to, *_ in sink.sent[:published])
-        assert {(a.epoch) for a in answers} == {2 if begin == 4 else 1}
-        assert [a.sequence for a in answers] == list(range(first, first + len(answers)))
-        assert refused == (begin == 8)
+            published = 0
+        async with running(config, QueueSource("dropping"), tape) as daemon:
+            for n in range(4):
+                daemon.feed()
+                await until(lambda n=6 * n, of=daemon: len(of.answers()) >= n, 60)
+            refused = daemon.count("recovery_progress_refused")
+            assert await daemon.gateway.stop()
+        answers = daemon.answers()
+        assert {a.epoch for a in answers} == {epoch}
+        assert [a.sequence for a in answers] == [published + n for n in range(1, len(answers) + 1)]
+        assert refused == (run == 2)
+        published += len(answers)
 
 
 def covered(answers: list[Answer], n: int) -> bool:

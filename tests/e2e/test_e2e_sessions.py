@@ -11,11 +11,10 @@ import pytest
 from daemon.api.messages import QueryError
 from daemon.config.errors import ConfigError, ConfigProblem
 from daemon.config.schema import BarsConfig, Config, PoolConfig, QuestionConfig, SessionConfig
-from daemon.gateway.gateway import Gateway
 from feeds.durations import Duration
-from tests.kit import SECOND, MemorySink, QueueSource, inproc_config, sessions, until
+from tests.kit import SECOND, TOPIC, inproc_config, sessions, until
 from tests.kit.daemon import invoke
-from tests.kit.inproc import Tape, answers, ask_gateway, count, running
+from tests.kit.inproc import RunningDaemon, Tape, running
 
 TREND = QuestionConfig(name="trend", text="Is it going up or down?", choices=("UP", "DOWN"))
 
@@ -30,168 +29,147 @@ def with_sessions(config: Config, *found: SessionConfig) -> Config:
     return msgspec.structs.replace(config, sessions=found)
 
 
-async def reload(gateway: Gateway, config: Config) -> None:
-    await gateway.reload(lambda: config)
-
-
-async def read(gateway: Gateway, sink: MemorySink, name: str, bars: int) -> None:
+async def read(daemon: RunningDaemon, session: str, bars: int) -> None:
     """Wait until a session has read so many bars in all, and its newest version is answered."""
-    await until(lambda: gateway.sessions.states[name].live_records == bars, what=f"{bars} bars of {name}")
-    newest = gateway.sessions.states[name].version
-    await until(lambda: [a.data_version for a in answers(sink, name)][-1:] == [newest])
+    await until(lambda: daemon.state(session).live_records == bars, what=f"{bars} bars of {session}")
+    newest = daemon.state(session).version
+    await until(lambda: [a.data_version for a in daemon.answers(session)][-1:] == [newest])
 
 
 async def test_one_symbol_feeds_several_sessions_and_one_session_reads_several() -> None:
     """Bars of 1 s and 2 s of one symbol, and a spread of two symbols whose lines say which is which."""
-    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA", "W:BBB")
     config = one_question("V:AAA")
     slow = SessionConfig(name="slow", symbol="V:AAA", interval=Duration(2 * SECOND))
     spread = SessionConfig(name="spread", symbol="V:AAA", more_symbols=("W:BBB",))
-    config = msgspec.structs.replace(config, sessions=(*config.sessions, slow, spread))
-    async with running(config, source, sink) as gateway:
-        for n in range(1, 10):
-            source.put(tape.second(n))
-        await until(lambda: gateway.sessions.states["aaa"].live_records == 8)
-        await until(lambda: gateway.sessions.states["spread"].live_records == 16)
-        assert gateway.sessions.states["slow"].live_records == 4
-        host = gateway.engine._client._host  # type: ignore[union-attr]
-        tokens = host.sessions.built.tapes["spread"].window
-        lines = host.sessions.built.prompt.decode(tokens).split("\n")
+    async with running(with_sessions(config, *config.sessions, slow, spread)) as daemon:
+        daemon.source.put(*(daemon.tape.second(n) for n in range(1, 10)))
+        for session, bars in (("aaa", 8), ("spread", 16), ("slow", 4)):
+            await until(lambda name=session, n=bars: daemon.state(name).live_records == n)
+        built = daemon.host.sessions.built
+        lines = built.prompt.decode(built.tapes["spread"].window).split("\n")
         assert [line.split(",")[0] for line in lines[:4]] == ["AAA", "BBB", "AAA", "BBB"]
-        listed = await ask_gateway(gateway, "sessions")
+        listed = await daemon.call("sessions")
         assert listed.sessions[2].more_symbols == ("W:BBB",)
-        await until(lambda: all(answers(sink, name) for name in ("aaa", "slow", "spread")))
-        assert await gateway.stop()
-    assert source.committed[("md.trades.v1", 0)] > 0
+        await until(lambda: all(daemon.answers(name) for name in ("aaa", "slow", "spread")))
+        assert await daemon.gateway.stop()
+    assert daemon.source.committed[TOPIC, 0] > 0
 
 
 async def test_sessions_come_change_and_go_at_a_reload_and_others_keep_their_windows() -> None:
-    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA", "V:BBB")
     config = one_question("V:AAA")
-    async with running(config, source, sink) as gateway:
-        for n in range(4):
-            source.put(tape.second(n))
-        await read(gateway, sink, "aaa", 3)
-        host = gateway.engine._client._host  # type: ignore[union-attr]
-        kept = host.sessions.built.tapes["aaa"]
-        more = with_sessions(config, *config.sessions, *sessions("V:BBB", retention_tokens=512))
-        await reload(gateway, more)
-        for n in range(4, 8):
-            source.put(tape.second(n))
-        await read(gateway, sink, "aaa", 7)
-        await read(gateway, sink, "bbb", 3)
-        assert host.sessions.built.tapes["aaa"] is kept
-        reused = [a.reused_tokens for a in answers(sink)]
+    async with running(config, tape=Tape("V:AAA", "V:BBB")) as daemon:
+
+        async def reload(*found: SessionConfig) -> None:
+            await daemon.gateway.reload(lambda: with_sessions(config, *found))
+
+        daemon.feed(4)
+        await read(daemon, "aaa", 3)
+        kept = daemon.host.sessions.built.tapes["aaa"]
+        (new,) = sessions("V:BBB", retention_tokens=512)
+        await reload(*config.sessions, new)
+        daemon.feed(4)
+        await read(daemon, "aaa", 7)
+        await read(daemon, "bbb", 3)
+        assert daemon.host.sessions.built.tapes["aaa"] is kept
+        reused = [a.reused_tokens for a in daemon.answers()]
         assert reused == sorted(reused)
-        assert count(gateway, "bars", session="bbb") == 3
-        assert b'foretick_bars_total{session="bbb"} 3.0' in gateway.status.metrics()
+        assert daemon.count("bars", session="bbb") == 3
+        assert b'foretick_bars_total{session="bbb"} 3.0' in daemon.gateway.status.metrics()
         # a longer window and lateness keep what is there; another interval begins again
         longer = msgspec.structs.replace(config.sessions[0], retention_tokens=2048, lateness=Duration(SECOND))
-        again = msgspec.structs.replace(more.sessions[1], interval=Duration(2 * SECOND))
-        await reload(gateway, with_sessions(config, longer, again))
-        assert host.sessions.built.tapes["aaa"] is kept
+        await reload(longer, msgspec.structs.replace(new, interval=Duration(2 * SECOND)))
+        assert daemon.host.sessions.built.tapes["aaa"] is kept
         assert kept.retention.tokens == 2048
-        assert gateway.sessions.states["bbb"].live_records == 0
-        version = gateway.sessions.states["bbb"].version
-        assert version == answers(sink, "bbb")[-1].data_version
-        for n in range(8, 14):
-            source.put(tape.second(n))
-        await until(lambda: gateway.sessions.states["bbb"].version > version)
-        await read(gateway, sink, "aaa", 12)
-        await reload(gateway, with_sessions(config, longer))
-        assert list(gateway.sessions.states) == ["aaa"]
-        assert b'session="bbb"' not in gateway.status.metrics()
-        source.put(tape.second(14))
-        await read(gateway, sink, "aaa", 13)
-        assert count(gateway, "config_reloads", outcome="done") == 3
-        await until(lambda: gateway.publisher._tracker.outstanding() <= 8)  # those of open bars
-        assert await gateway.stop()
+        assert daemon.state("bbb").live_records == 0
+        version = daemon.state("bbb").version
+        assert version == daemon.answers("bbb")[-1].data_version
+        daemon.feed(6)
+        await until(lambda: daemon.state("bbb").version > version)
+        await read(daemon, "aaa", 12)
+        await reload(longer)
+        assert list(daemon.gateway.sessions.states) == ["aaa"]
+        assert b'session="bbb"' not in daemon.gateway.status.metrics()
+        daemon.feed()
+        await read(daemon, "aaa", 13)
+        assert daemon.count("config_reloads", outcome="done") == 3
+        await until(lambda: daemon.gateway.publisher._tracker.outstanding() <= 8)  # those of open bars
+        assert await daemon.gateway.stop()
 
 
 async def test_a_bad_configuration_is_refused_whole_and_what_needs_a_restart_is_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    source, sink = QueueSource(), MemorySink()
     config = one_question("V:AAA")
 
     def bad() -> Config:
         raise ConfigError([ConfigProblem("sessions[0].name", "is missing")])
 
-    async with running(config, source, sink) as gateway:
-        await gateway.reload(bad)
+    async with running(config) as daemon:
+        await daemon.gateway.reload(bad)
         assert "sessions[0].name" in caplog.text
-        assert count(gateway, "config_reloads", outcome="refused") == 1
+        assert daemon.count("config_reloads", outcome="refused") == 1
         pool = msgspec.structs.replace(config.pool, blocks=9999)
         bars = BarsConfig(interval=Duration(60 * SECOND))
-        await reload(gateway, msgspec.structs.replace(config, pool=pool, bars=bars))
+        await daemon.gateway.reload(lambda: msgspec.structs.replace(config, pool=pool, bars=bars))
         assert "pool.blocks stays as it is" in caplog.text
-        assert gateway.config.pool.blocks == 1024
-        assert gateway.config.sessions[0].bars(gateway.config.bars).interval == 60 * SECOND
-        assert count(gateway, "config_reloads", outcome="partly") == 1
-        assert await gateway.stop()
+        running_now = daemon.gateway.config
+        assert running_now.pool.blocks == 1024
+        assert running_now.sessions[0].bars(running_now.bars).interval == 60 * SECOND
+        assert daemon.count("config_reloads", outcome="partly") == 1
+        assert await daemon.gateway.stop()
 
 
 async def test_clients_add_change_and_remove_sessions() -> None:
-    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA", "V:BBB")
-    async with running(one_question("V:AAA"), source, sink) as gateway:
-        assert gateway.query is not None
-        endpoint = ("--endpoint", gateway.query.endpoint)
-        added = await asyncio.to_thread(
-            invoke, "sessions", "add", "bbb", "V:BBB", "--set", "interval=2s", *endpoint
-        )
-        assert added.exit_code == 0, added.output
-        assert "bbb" in added.stdout
-        with pytest.raises(QueryError, match="already a session"):
-            await ask_gateway(gateway, "add_session", "bbb", "V:BBB")
-        with pytest.raises(QueryError, match="no such key"):
-            await ask_gateway(gateway, "add_session", "ccc", "V:BBB", tokens=7)
-        with pytest.raises(QueryError, match="frame_limit"):
-            await ask_gateway(gateway, "add_session", "ccc", "V:BBB", retention_tokens=100_000)
-        with pytest.raises(QueryError, match="add blocks"):
-            await ask_gateway(
-                gateway, "add_session", "ccc", "V:BBB", retention_tokens=5000, semantics="exact"
-            )
-        for n in range(8):
-            source.put(tape.second(n))
-        await read(gateway, sink, "bbb", 4)
-        reply = await ask_gateway(gateway, "change_session", "bbb", retention_records=2)
+    async with running(one_question("V:AAA"), tape=Tape("V:AAA", "V:BBB")) as daemon:
+
+        async def typed(*arguments: str) -> str:
+            done = await asyncio.to_thread(invoke, "sessions", *arguments, "--endpoint", daemon.endpoint)
+            assert done.exit_code == 0, done.output
+            return done.stdout
+
+        assert "bbb" in await typed("add", "bbb", "V:BBB", "--set", "interval=2s")
+        for method, name, settings, why in (
+            ("add_session", "bbb", {}, "already a session"),
+            ("add_session", "ccc", {"tokens": 7}, "no such key"),
+            ("add_session", "ccc", {"retention_tokens": 100_000}, "frame_limit"),
+            ("add_session", "ccc", {"retention_tokens": 5000, "semantics": "exact"}, "add blocks"),
+        ):
+            with pytest.raises(QueryError, match=why):
+                await daemon.call(method, name, "V:BBB", **settings)
+        daemon.feed(8)
+        await read(daemon, "bbb", 4)
+        reply = await daemon.call("change_session", "bbb", retention_records=2)
         assert [s.name for s in reply.sessions][:2] == ["aaa", "bbb"]
-        for n in range(8, 13):
-            source.put(tape.second(n))
-        await until(lambda: gateway.sessions.states["bbb"].live_records == 2)
+        daemon.feed(5)
+        await until(lambda: daemon.state("bbb").live_records == 2)
         with pytest.raises(QueryError, match="no such key"):
-            await ask_gateway(gateway, "change_session", "bbb", intervall="1s")
-        removed = await asyncio.to_thread(invoke, "sessions", "remove", "bbb", *endpoint)
-        assert "bbb" not in removed.stdout
+            await daemon.call("change_session", "bbb", intervall="1s")
+        assert "bbb" not in await typed("remove", "bbb")
         with pytest.raises(QueryError) as error:
-            await ask_gateway(gateway, "ask", "bbb", "Up?")
+            await daemon.call("ask", "bbb", "Up?")
         assert error.value.code == "unknown_session"
-        listed = await asyncio.to_thread(invoke, "sessions", "list", *endpoint)
-        assert "aaa" in listed.stdout
-        assert await gateway.stop()
+        assert "aaa" in await typed("list")
+        assert await daemon.gateway.stop()
 
 
 async def test_what_is_asked_of_a_session_that_is_removed_fails_and_the_daemon_goes_on() -> None:
-    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA", "V:BBB")
-    async with running(one_question("V:AAA", "V:BBB"), source, sink) as gateway:
-        for n in range(3):
-            source.put(tape.second(n))
-        await read(gateway, sink, "bbb", 2)
+    async with running(one_question("V:AAA", "V:BBB")) as daemon:
+        daemon.feed(3)
+        await read(daemon, "bbb", 2)
         asking = [
-            asyncio.create_task(ask_gateway(gateway, "ask", "bbb", f"What happens next, {n}?", 60))
-            for n in range(4)
+            asyncio.create_task(daemon.call("ask", "bbb", f"What happens next, {n}?", 60)) for n in range(4)
         ]
-        waiting = asyncio.create_task(ask_gateway(gateway, "answers", "bbb", min_version=99, timeout_s=60))
+        waiting = asyncio.create_task(daemon.call("answers", "bbb", min_version=99, timeout_s=60))
         await asyncio.sleep(0.05)
-        source.put(tape.second(3))
-        await ask_gateway(gateway, "remove_session", "bbb")
+        daemon.feed()
+        await daemon.call("remove_session", "bbb")
         ended = await asyncio.wait_for(asyncio.gather(*asking, waiting, return_exceptions=True), 20)
         assert {each.code for each in ended if isinstance(each, QueryError)} == {"unknown_session"}
         assert isinstance(ended[-1], QueryError)
-        source.put(tape.second(4))
-        await read(gateway, sink, "aaa", 4)
-        assert gateway.store.value("foretick_integrity_failures_total") == 0
-        assert await gateway.stop()
+        daemon.feed()
+        await read(daemon, "aaa", 4)
+        assert daemon.count("integrity_failures") == 0
+        assert await daemon.gateway.stop()
 
 
 async def test_300_sessions_on_a_small_pool_go_to_disk_and_come_back(tmp_path: Path) -> None:
@@ -199,27 +177,24 @@ async def test_300_sessions_on_a_small_pool_go_to_disk_and_come_back(tmp_path: P
     symbols = [f"V:S{n}" for n in range(300)]
     found = {}
     for blocks in (0, 1500):
-        source, sink, tape = QueueSource(), MemorySink(), Tape(*symbols)
-        spill = tmp_path / str(blocks)
-        pool = PoolConfig(
-            blocks=blocks, idle_spill=Duration(50_000_000 if blocks else 0), spill_dir=str(spill)
-        )
+        spill = Duration(50_000_000 if blocks else 0)
+        pool = PoolConfig(blocks=blocks, idle_spill=spill, spill_dir=str(tmp_path / str(blocks)))
         own = sessions(*symbols, retention_tokens=128)
-        async with running(one_question(sessions=own, pool=pool), source, sink) as gateway:
+        async with running(one_question(sessions=own, pool=pool)) as daemon:
             for n in range(5):
-                source.put(tape.second(n, trades=1))
-                await until(lambda n=n, sink=sink: len(sink.sent) >= 600 * n, 60)
+                daemon.feed(trades=1)
+                await until(lambda n=n, to=daemon.sink: len(to.sent) >= 600 * n, 60)
             if blocks:
-                await until(lambda gateway=gateway: count(gateway, "restores", outcome="disk") > 100, 30)
-                assert gateway.store.value("foretick_integrity_failures_total") == 0
+                await until(lambda of=daemon: of.count("restores", outcome="disk") > 100, 30)
+                assert daemon.count("integrity_failures") == 0
             for name in ("s0", "s299"):
-                reply = await ask_gateway(gateway, "ask", name, "Up?", choices=("YES", "NO"))
+                reply = await daemon.call("ask", name, "Up?", choices=("YES", "NO"))
                 assert reply.data_version == 4
             found[blocks] = {
                 (a.session, a.data_version, a.question): (a.text, round(a.logit_gap, 3))
                 for name in ("s0", "s7", "s150", "s299")
-                for a in answers(sink, name)
+                for a in daemon.answers(name)
             }
-            assert await gateway.stop()
+            assert await daemon.gateway.stop()
     assert found[0] == found[1500]
     assert len(found[0]) == 16

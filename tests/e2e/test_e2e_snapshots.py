@@ -13,26 +13,21 @@ import pytest
 from daemon.config.schema import RecoveryConfig
 from daemon.engine.build import build
 from daemon.engine.snapshot_store import SavedSession
-from daemon.gateway.gateway import Gateway
 from daemon.progress import Progress
 from feeds.durations import Duration
 from regions.offload.snapshot_format import Snapshot
 from scheduler.interfaces import PriorityClass
-from tests.kit import SECOND, START, MemorySink, QueueSource, inproc_config, until
-from tests.kit.inproc import Tape, answers, ask_gateway, count, running
+from tests.kit import SECOND, START, QueueSource, inproc_config, until
+from tests.kit.inproc import RunningDaemon, running
 
 
 async def test_a_daemon_s_snapshots_hold_what_it_answered(state_directory: Path) -> None:
-    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
     config = inproc_config(recovery=RecoveryConfig(Duration(SECOND // 20)))
-    async with running(config, source, sink) as gateway:
-        for n in range(5):
-            source.put(tape.second(n))
-            await until(lambda n=n: len(answers(sink)) == 6 * n)
-        await until(lambda: count(gateway, "snapshots_written", session="aaa") > 0)
-        source.put(tape.second(5))
-        await until(lambda: len(answers(sink)) == 30)
-        await gateway.stop()
+    async with running(config) as daemon:
+        await daemon.advance(4)
+        await until(lambda: daemon.count("snapshots_written", session="aaa") > 0)
+        await daemon.advance()
+        await daemon.gateway.stop()
     newest = max((state_directory / "snapshots").iterdir(), key=lambda path: path.stat().st_mtime_ns)
     snapshot = Snapshot.open(newest)
     state = msgspec.msgpack.decode(snapshot.header.owner, type=SavedSession)
@@ -56,9 +51,9 @@ def tmpfs() -> Iterator[Path]:
         yield Path(folder) / "snapshots"
 
 
-def computed(gateway: Gateway) -> int:
+def computed(daemon: RunningDaemon) -> int:
     """Tokens that went through the model."""
-    return sum(count(gateway, "batch_tokens", **{"class": each.name.lower()}) for each in PriorityClass)
+    return sum(daemon.count("batch_tokens", **{"class": each.name.lower()}) for each in PriorityClass)
 
 
 async def test_a_daemon_started_again_on_its_tmpfs_answers_without_prefilling_its_windows(
@@ -66,20 +61,17 @@ async def test_a_daemon_started_again_on_its_tmpfs_answers_without_prefilling_it
 ) -> None:
     """What systemd's file-descriptor store would be for. Nothing is written to a disk."""
     config = inproc_config(recovery=RecoveryConfig(Duration(3600 * SECOND), str(tmpfs)))
-    tape, source, sink = Tape("V:AAA"), QueueSource("dropping"), MemorySink()
-    async with running(config, source, sink) as gateway:
-        for n in range(13):
-            source.put(tape.second(n))
-            await until(lambda n=n: len(answers(sink)) == 6 * n)
-        expected = await ask_gateway(gateway, "ask", "aaa", "What was the highest price?", 1)
-        window = gateway.sessions.states["aaa"].live_tokens
-        assert computed(gateway) > window
-        await gateway.stop()
-    async with running(config, QueueSource("dropping"), MemorySink()) as gateway:
-        assert count(gateway, "snapshots_restored", session="aaa") == 1
-        answer = await ask_gateway(gateway, "ask", "aaa", "What was the highest price?", 1)
+    async with running(config, QueueSource("dropping")) as daemon:
+        await daemon.advance(12)
+        expected = await daemon.call("ask", "aaa", "What was the highest price?", 1)
+        window = daemon.state().live_tokens
+        assert computed(daemon) > window
+        await daemon.gateway.stop()
+    async with running(config, QueueSource("dropping")) as daemon:
+        assert daemon.count("snapshots_restored", session="aaa") == 1
+        answer = await daemon.call("ask", "aaa", "What was the highest price?", 1)
         assert (answer.text, answer.data_version) == (expected.text, expected.data_version)
-        question = computed(gateway)
+        question = computed(daemon)
         assert 0 < question < window / 2
-        assert count(gateway, "reused_tokens", **{"class": "session"}) > window
-        await gateway.stop()
+        assert daemon.count("reused_tokens", **{"class": "session"}) > window
+        await daemon.gateway.stop()

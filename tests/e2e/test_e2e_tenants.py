@@ -21,16 +21,13 @@ from daemon.api import messages
 from daemon.api.client import AsyncQueryClient
 from daemon.cli.main import main
 from daemon.config.schema import QueryConfig, SchedulerConfig, TenantsConfig
-from daemon.gateway.gateway import Gateway
-from daemon.gateway.wiring import make_gateway
 from daemon.tenants import hash_of, new_key
-from feeds.connector import SinkRoute
 from feeds.connectors.http import HttpSourceConnector
 from feeds.curve import Keys, make_keys
-from tests.kit import MemorySink, QueueSource, inproc_config, until
+from tests.kit import QueueSource, inproc_config
 from tests.kit.browser import DESKTOP, browser
-from tests.kit.http import Reply, conversing, listening, request
-from tests.kit.inproc import ANSWERS, DEAD, UPDATES, Tape, count
+from tests.kit.http import Reply, conversing, listening
+from tests.kit.inproc import RunningDaemon, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 NAMES = ("alpha", "beta", "ops")
@@ -55,23 +52,16 @@ def written(names: tuple[str, ...] = NAMES, **more: str) -> str:
 
 @dataclass
 class House:
-    gateway: Gateway
-    source: QueueSource
-    tape: Tape
+    daemon: RunningDaemon
     file: Path
     daemon_key: bytes
 
-    @property
-    def port(self) -> int:
-        return self.gateway.http.port
-
     async def http(self, name: str, method: str, path: str, body: object = None, **headers: str) -> Reply:
-        return await request(self.port, method, path, body, {"x-api-key": KEYS[name]} | headers)
+        return await self.daemon.http(method, path, body, {"x-api-key": KEYS[name]} | headers)
 
     def query(self, name: str) -> AsyncQueryClient:
-        assert self.gateway.query is not None
         public, secret = PAIRS[name]
-        return AsyncQueryClient(self.gateway.query.endpoint, 20.0, keys=Keys(public, secret, self.daemon_key))
+        return AsyncQueryClient(self.daemon.endpoint, 20.0, keys=Keys(public, secret, self.daemon_key))
 
     async def asked(self, name: str, asking: messages.ClientRequest) -> messages.Reply:
         async with self.query(name) as client:
@@ -79,7 +69,8 @@ class House:
 
     async def reload(self, text: str) -> None:
         self.file.write_text(text)
-        await self.gateway.reload(lambda: self.gateway.config)
+        gateway = self.daemon.gateway
+        await gateway.reload(lambda: gateway.config)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -88,25 +79,15 @@ async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House
     file = path / "tenants.toml"
     file.write_text(written())
     public, secret = make_keys(path / "daemon")
-    source, tape = QueueSource(), Tape("V:AAA", "V:BBB")
     config = inproc_config(
         ("V:AAA", "V:BBB"),
         tenants=TenantsConfig(str(file)),
         query=QueryConfig(endpoint="tcp://127.0.0.1:*", secret_key_file=str(secret)),
         scheduler=SchedulerConfig(max_new_tokens=64),
     )
-    pushed = HttpSourceConnector().open("http", 1.0)
-    gateway = make_gateway(
-        config, source=[source, pushed], routes=[SinkRoute(MemorySink(), ANSWERS, UPDATES, DEAD)]
-    )
-    try:
-        await asyncio.wait_for(gateway.start(), 200)
-        source.put(tape.second(0), tape.second(1))
-        await until(lambda: all(len(state.answers) == 6 for state in gateway.sessions.states.values()), 60)
-        yield House(gateway, source, tape, file, public.read_bytes().strip())
-    finally:
-        if not gateway.stopping:
-            await gateway.stop()
+    async with running(config, [QueueSource(), HttpSourceConnector().open("http", 1.0)]) as daemon:
+        await daemon.advance()
+        yield House(daemon, file, public.read_bytes().strip())
 
 
 async def test_lists_have_what_the_tenant_sees(house: House) -> None:
@@ -186,14 +167,14 @@ async def test_a_stolen_prompt_is_unknown_and_stays_the_owners(house: House) -> 
 
 
 async def test_caches_of_one_tenant_are_no_hit_for_another(house: House) -> None:
-    body = {"model": house.gateway.status.model, "prompt": TEXT, "max_tokens": 3, "temperature": 0}
+    body = {"model": house.daemon.gateway.status.model, "prompt": TEXT, "max_tokens": 3, "temperature": 0}
 
     async def reused(name: str, **more: object) -> tuple[int, bool]:
         found = (await house.http(name, "POST", "/v1/completions", body | more)).json
         return found["usage"]["prompt_tokens_details"]["cached_tokens"], found["foretick"]["cached"]
 
     def hits(cache: str) -> int:
-        return count(house.gateway, "api_cache", cache=cache, outcome="hit")
+        return house.daemon.count("api_cache", cache=cache, outcome="hit")
 
     # at most the begin-of-text token is there before
     assert (await reused("alpha"))[0] <= 1
@@ -225,7 +206,7 @@ async def test_caches_of_one_tenant_are_no_hit_for_another(house: House) -> None
 @pytest.mark.parametrize("api", ["completions", "chat", "messages"])
 async def test_what_one_tenant_has_asked_is_computed_whole_for_another(house: House, api: str) -> None:
     """By the tokens that the engine computes, which are what the time of a reply would tell."""
-    model, said = house.gateway.status.model, f"Secret of {api}: {TEXT}"
+    model, said = house.daemon.gateway.status.model, f"Secret of {api}: {TEXT}"
     messages_ = {"model": model, "messages": [{"role": "user", "content": said}], "max_tokens": 3}
     path, body = {
         "completions": ("/v1/completions", {"model": model, "prompt": said, "max_tokens": 3}),
@@ -236,14 +217,14 @@ async def test_what_one_tenant_has_asked_is_computed_whole_for_another(house: Ho
 
     async def asked(name: str, **more: object) -> tuple[int, int]:
         """Tokens of the prompt that were there, and tokens that were computed."""
-        before = count(house.gateway, "tenant_tokens", tenant=name)
+        before = house.daemon.count("tenant_tokens", tenant=name)
         found = await house.http(name, "POST", path, body | more)
         assert found.status == 200
         usage = found.json["usage"]
         there = usage.get("cache_read_input_tokens")
         if there is None:
             there = usage["prompt_tokens_details"]["cached_tokens"]
-        return there, count(house.gateway, "tenant_tokens", tenant=name) - before
+        return there, house.daemon.count("tenant_tokens", tenant=name) - before
 
     reused, whole = await asked("alpha")
     begins = reused  # the begin-of-text token, or what every chat begins with
@@ -261,15 +242,15 @@ async def test_what_one_tenant_has_asked_is_computed_whole_for_another(house: Ho
 
 
 async def test_events_are_those_of_seen_sessions_even_after_anothers_id(house: House) -> None:
-    async with listening(house.port, x_api_key=KEYS["alpha"]) as mine:
-        house.source.put(house.tape.second(2), house.tape.second(3))
+    async with listening(house.daemon.port, x_api_key=KEYS["alpha"]) as mine:
+        house.daemon.feed(2)
         event = await mine.next("answer")
     assert event.data["session"] == "aaa"
     # from an id of alpha's stream, beta gets its own sessions' events alone
-    async with listening(house.port, x_api_key=KEYS["beta"], last_event_id=event.id) as theirs:
+    async with listening(house.daemon.port, x_api_key=KEYS["beta"], last_event_id=event.id) as theirs:
         assert {(await theirs.next("answer", "data_updated")).data["session"] for _ in range(6)} == {"bbb"}
     protocols = {"sec-websocket-protocol": f"foretick, foretick-key.{KEYS['beta']}"}
-    async with conversing(house.port, **protocols) as socket:
+    async with conversing(house.daemon.port, **protocols) as socket:
         await socket.ask(type="subscribe", id=1, sessions=["aaa", "bbb"], after=event.id)
         assert {(await socket.next("event"))["data"]["session"] for _ in range(6)} == {"bbb"}
         asked = await socket.ask(type="ask", id=2, session="aaa", question="up?")
@@ -279,8 +260,8 @@ async def test_events_are_those_of_seen_sessions_even_after_anothers_id(house: H
             "unknown_session",
             "there is no session 'aaa'; there are: bbb",
         )
-    async with listening(house.port, "?session=bbb", x_api_key=KEYS["alpha"]) as wrong:
-        house.source.put(house.tape.second(4))
+    async with listening(house.daemon.port, "?session=bbb", x_api_key=KEYS["alpha"]) as wrong:
+        house.daemon.feed()
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(wrong.next(), 1.0)
 
@@ -295,7 +276,7 @@ async def test_only_operators_change_what_others_see(house: House) -> None:
     assert (await house.http("ops", "DELETE", "/v1/sessions/bbb-2")).status == 200
     assert (await house.http("alpha", "GET", "/metrics")).status == 403
     metrics = (await house.http("ops", "GET", "/metrics")).body.decode()
-    assert count(house.gateway, "tenant_requests", tenant="beta", outcome="forbidden") == 2
+    assert house.daemon.count("tenant_requests", tenant="beta", outcome="forbidden") == 2
     assert 'tenant="beta"' in metrics
     assert not any(key in metrics for key in KEYS.values())
 
@@ -308,7 +289,7 @@ async def test_pushes_go_to_sources_of_the_tenant(house: House) -> None:
 async def test_a_tenant_has_so_many_prompts_and_listeners_and_others_have_theirs(house: House) -> None:
     opened = await house.asked("beta", messages.Open(1, "one"))
     assert isinstance(opened, messages.PromptReply)
-    body = {"model": house.gateway.status.model, "prompt": "two", "max_tokens": 2}
+    body = {"model": house.daemon.gateway.status.model, "prompt": "two", "max_tokens": 2}
     refused = await house.http("beta", "POST", "/v1/completions", body)
     assert (refused.status, "1 prompts" in refused.body.decode()) == (429, True)
     assert (await house.http("alpha", "POST", "/v1/completions", body)).status == 200
@@ -316,18 +297,18 @@ async def test_a_tenant_has_so_many_prompts_and_listeners_and_others_have_theirs
     assert (await house.http("beta", "POST", "/v1/completions", body)).status == 200
     key = {"x_api_key": KEYS["alpha"]}
     async with (
-        listening(house.port, **key),
-        listening(house.port, **key),
-        listening(house.port, **key),
-        listening(house.port, **key) as fourth,
+        listening(house.daemon.port, **key),
+        listening(house.daemon.port, **key),
+        listening(house.daemon.port, **key),
+        listening(house.daemon.port, **key) as fourth,
     ):
         assert (fourth.reply.status, fourth.reply.json["code"]) == (429, "busy")
-        async with listening(house.port, x_api_key=KEYS["beta"]) as other:
+        async with listening(house.daemon.port, x_api_key=KEYS["beta"]) as other:
             assert other.reply.status == 200
 
 
 async def test_the_sdks_send_their_keys_and_understand_the_refusals(house: House) -> None:
-    url = f"http://127.0.0.1:{house.port}"
+    url = f"http://127.0.0.1:{house.daemon.port}"
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEYS["alpha"], max_retries=0) as theirs:
         assert [each.id async for each in theirs.models.list()][1:] == ["session:aaa"]
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0) as theirs:
@@ -336,23 +317,22 @@ async def test_the_sdks_send_their_keys_and_understand_the_refusals(house: House
     said: Any = [{"role": "user", "content": "up?"}]
     async with anthropic.AsyncAnthropic(base_url=url, api_key="wrong", max_retries=0) as claude:
         with pytest.raises(anthropic.AuthenticationError):
-            await claude.messages.create(model=house.gateway.status.model, max_tokens=2, messages=said)
+            await claude.messages.create(model=house.daemon.gateway.status.model, max_tokens=2, messages=said)
 
 
 async def test_the_command_line_asks_with_keys(house: House, tmp_path: Path) -> None:
-    assert house.gateway.query is not None
     public, secret = tmp_path / "daemon.public", tmp_path / "alpha.secret"
     public.write_bytes(house.daemon_key)
     secret.write_bytes(PAIRS["alpha"][1])
     secret.chmod(0o600)
 
     def listed(*options: str) -> str:
-        arguments = ["sessions", "list", "--endpoint", house.gateway.query.endpoint, *options]  # type: ignore[union-attr]  # as above
+        arguments = ["sessions", "list", "--endpoint", house.daemon.endpoint, *options]
         return CliRunner().invoke(main, arguments).output
 
     alpha = await asyncio.to_thread(listed, "--secret-key", str(secret), "--server-key", str(public))
     assert [line.partition(":")[0] for line in alpha.splitlines()] == ["aaa"]
-    own = await asyncio.to_thread(listed, "--secret-key", house.gateway.config.query.secret_key_file)
+    own = await asyncio.to_thread(listed, "--secret-key", house.daemon.gateway.config.query.secret_key_file)
     assert [line.partition(":")[0] for line in own.splitlines()] == ["aaa", "bbb"]
     assert "cannot be read" in await asyncio.to_thread(listed, "--secret-key", str(tmp_path / "none"))
 
@@ -362,7 +342,7 @@ async def test_the_live_page_asks_for_a_key_and_keeps_it_in_its_tab(house: House
         page = await chromium.new_page(viewport={"width": DESKTOP[0], "height": DESKTOP[1]})
         addresses: list[str] = []
         page.on("request", lambda sent: addresses.append(sent.url))
-        await page.goto(f"http://127.0.0.1:{house.port}/")
+        await page.goto(f"http://127.0.0.1:{house.daemon.port}/")
         await expect(page.locator("#entry-why")).to_have_text("a key is needed", timeout=20_000)
         await page.fill("#key", "wrong")
         await page.press("#key", "Enter")
@@ -379,34 +359,34 @@ async def test_the_live_page_asks_for_a_key_and_keeps_it_in_its_tab(house: House
         await expect(page.locator("#state")).to_have_text("live")
         assert not any(KEYS["alpha"] in each for each in addresses)
         other = await chromium.new_page()
-        await other.goto(f"http://127.0.0.1:{house.port}/")
+        await other.goto(f"http://127.0.0.1:{house.daemon.port}/")
         await expect(other.locator("#entry")).to_be_visible()
 
 
 async def test_what_is_read_again_applies_at_once_and_a_bad_file_changes_nothing(house: House) -> None:
-    gateway = house.gateway
+    gateway = house.daemon.gateway
     await house.reload("[[tenants]")
-    assert count(gateway, "tenants_reloads", outcome="refused") == 1
+    assert house.daemon.count("tenants_reloads", outcome="refused") == 1
     assert (await house.http("alpha", "GET", "/v1/sessions")).status == 200
 
     key = {"sec-websocket-protocol": f"foretick, foretick-key.{KEYS['alpha']}"}
     async with (
-        listening(house.port, x_api_key=KEYS["alpha"]) as gone,
-        listening(house.port, x_api_key=KEYS["ops"]) as stays,
-        conversing(house.port, **key) as socket,
+        listening(house.daemon.port, x_api_key=KEYS["alpha"]) as gone,
+        listening(house.daemon.port, x_api_key=KEYS["ops"]) as stays,
+        conversing(house.daemon.port, **key) as socket,
         house.query("alpha") as client,
     ):
         await client.request(messages.ListSessions(1))
         await socket.ask(type="sessions", id=1)
         await house.reload(written(("beta", "ops"), beta="tokens_per_minute = 60"))
-        assert count(gateway, "tenants_reloads", outcome="done") == 1
+        assert house.daemon.count("tenants_reloads", outcome="done") == 1
         assert await gone.ended()
         with pytest.raises(EOFError, match="1008"):
             await socket.next()
         reply = await client.request(messages.ListSessions(2))
         assert isinstance(reply, messages.ErrorReply)
         assert reply.code == "unauthenticated"
-        house.source.put(house.tape.second(5))
+        house.daemon.feed()
         assert (await stays.next("answer")).data["session"] in ("aaa", "bbb")
     assert (await house.http("alpha", "GET", "/v1/sessions")).status == 401
     # a budget of 60 tokens a minute: the first may overdraw it, the second waits

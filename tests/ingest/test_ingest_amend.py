@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,39 +9,29 @@ from hypothesis import strategies as st
 
 from ingest.backlog import TapeWindow
 from ingest.bar_kernel import CONFIRMED
-from ingest.bars import AMENDS, BAR, GAP, JUMP, LATE, BarBuilder, BarPolicy, Bars, one_each
+from ingest.bars import AMENDS, BAR, GAP, JUMP, LATE, BarBuilder, BarPolicy, Bars
 from ingest.late_updates import Amender
 from ingest.lines import LineSpec, bar_line
 from ingest.record import BAR as READY
-from ingest.record import TRADE, Records, RecordWriter
+from ingest.record import RecordWriter
+from tests.ingest.building import batches, builder_of, built, characters, trades
 
 START = 1_000_000
 WIDE = TapeWindow(tokens=10**9)
 
 
-def trades(items: list[tuple[int, int]]) -> Records:
-    """Records of (event time, price), each of size 1."""
-    writer = RecordWriter(max(1, len(items)))
-    for offset, (moment, price) in enumerate(items):
-        writer.add(TRADE, 0, moment, moment, (price, 1, 0, 0, 0), offset=offset)
-    return writer.records
-
-
 def lines_of(bars: Bars) -> list[list[int]]:
-    return [[*map(ord, bar_line(bar, LineSpec(0, 0)))] for bar in bars]
+    return [characters(bar_line(bar, LineSpec(0, 0))) for bar in bars]
 
 
 def amended(
     items: list[tuple[int, int]], policy: BarPolicy, cuts: list[int], window: TapeWindow = WIDE
 ) -> tuple[Bars, BarBuilder, Amender]:
     """What is appended to the tape, of records in batches."""
-    builder, amender = BarBuilder(one_each(1, policy)), Amender(lines_of, window)
-    records = trades(items)
-    made = [np.zeros(0, BAR)]
-    for start, end in itertools.pairwise(sorted({0, len(items), *(cut % (len(items) + 1) for cut in cuts)})):
-        made.append(amender.encode(builder.update(records[start:end], 0))[0])
-    made.append(amender.encode(builder.flush())[0])
-    return np.concatenate(made), builder, amender
+    builder, amender = builder_of(1, policy), Amender(lines_of, window)
+    closed = [builder.update(batch, 0) for batch in batches(trades(items), cuts)]
+    made = [amender.encode(bars)[0] for bars in [*closed, builder.flush()]]
+    return np.concatenate([np.zeros(0, BAR), *made]), builder, amender
 
 
 ticks = st.tuples(st.integers(START, START + 60), st.integers(1, 50))
@@ -82,8 +70,7 @@ def test_the_last_line_of_every_bar_is_that_of_all_its_ticks(
     assert amender.amended == int((rows["flags"] & AMENDS != 0).sum()) == late - lost
     assert (np.diff(rows["ts_last_event"].astype(np.int64)) >= 0).all(), "the tape's times do not go back"
     assert (np.diff(rows["low_watermark"].astype(np.int64)) >= 0).all()
-    plain = BarBuilder(one_each(1, BarPolicy(10, lateness)))
-    dropped = np.concatenate([plain.update(trades(items), 0), plain.flush()])
+    dropped = built(builder_of(1, BarPolicy(10, lateness)), trades(items))
     names = ["ts_open", "o", "h", "l", "c", "v", "n_ticks", "flags", "low_watermark"]
     assert rows[rows["flags"] & AMENDS == 0][names].tolist() == dropped[names].tolist()
 
@@ -138,7 +125,7 @@ def test_a_late_ready_made_bar_replaces_the_first_one() -> None:
     writer = RecordWriter(4)
     for opened, close in ((60, 2), (120, 3), (60, 4), (180, 3)):
         writer.add(READY, 0, opened, opened, (1, 9, 1, close, 5), x=60)
-    builder, amender = BarBuilder(one_each(1, BarPolicy(60, late="amend"))), Amender(lines_of, WIDE)
+    builder, amender = builder_of(1, BarPolicy(60, late="amend")), Amender(lines_of, WIDE)
     rows, _ = amender.encode(builder.update(writer.records, 0))
     assert [(int(r["ts_open"]), int(r["c"]), int(r["flags"])) for r in rows] == [
         (60, 2, 0), (120, 3, 0), (60, 4, AMENDS), (180, 3, 0)
@@ -160,12 +147,9 @@ def test_refused_late_records_are_those_that_are_else_dropped(
     items: list[tuple[int, int]], cuts: list[int]
 ) -> None:
     records = trades(items)
-    refusing, dropping = (BarBuilder(one_each(1, BarPolicy(10, late=how))) for how in ("refuse", "drop"))
-    borders = sorted({0, len(items), *(cut % (len(items) + 1) for cut in cuts)})
-    bars = [refusing.update(records[a:b], 0) for a, b in itertools.pairwise(borders)]
+    refusing, dropping = (builder_of(1, BarPolicy(10, late=how)) for how in ("refuse", "drop"))
+    made, expected = built(refusing, records, cuts), built(dropping, records)
     refused = refusing.take_refused()
-    expected = dropping.update(records, 0)
-    made = np.concatenate([np.zeros(0, BAR), *bars])
     assert made["refused_open"].tolist() == expected["late_open"].tolist()
     names = [name for name in BAR.names or () if name not in ("refused_open", "late_open")]
     assert made[names].tolist() == expected[names].tolist()
@@ -188,9 +172,8 @@ def test_refused_late_records_are_those_that_are_else_dropped(
 def test_prices_beyond_the_limit_are_flagged_or_refused_until_ten_agree(
     prices: list[int], refuses: bool
 ) -> None:
-    builder = BarBuilder(one_each(1, BarPolicy(1, price_jump=10, refuse_jumps=refuses)))
-    records = trades([(START + n, price) for n, price in enumerate(prices)])
-    bars = np.concatenate([builder.update(records, 0), builder.flush()])
+    builder = builder_of(1, BarPolicy(1, price_jump=10, refuse_jumps=refuses))
+    bars = built(builder, trades((START + n, price) for n, price in enumerate(prices)))
     last, run, jumps, expected, refused = 0, [], 0, [], []
     for number, price in enumerate(prices):
         jumped = last > 0 and (price > 10 * last or last > 10 * price)
@@ -211,9 +194,8 @@ def test_prices_beyond_the_limit_are_flagged_or_refused_until_ten_agree(
 
 def test_a_refused_price_does_not_close_bars() -> None:
     """Neither by its time: a wrong record a year ahead, with a wrong price, changes nothing."""
-    policy = BarPolicy(10, price_jump=10, refuse_jumps=True)
     items = [(START, 10), (START + 10**16, 5000), (START + 1, 11)]
-    builder = BarBuilder(one_each(1, policy))
+    builder = builder_of(1, BarPolicy(10, price_jump=10, refuse_jumps=True))
     assert len(builder.update(trades(items), 0)) == 0
     (bar,) = builder.flush()
     assert (int(bar["n_ticks"]), int(bar["c"]), builder.late) == (2, 11, [0])

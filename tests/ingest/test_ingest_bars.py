@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingest.bar_kernel import NEVER
-from ingest.bars import BAR, EMPTY, GAP, REPLAYED, SKEWED, BarBuilder, BarPolicy, Bars, Feeds, one_each
+from ingest.bars import BAR, EMPTY, GAP, REPLAYED, SKEWED, BarBuilder, BarPolicy, Bars, Feeds
 from ingest.record import BAR as READY
 from ingest.record import HEARTBEAT, QUOTE, RECORD, TRADE, Records, RecordWriter
 from ingest.volumes import volume_of
+from tests.ingest.building import builder_of, built
 from tests.ingest.reference_bars import MOST, ReferenceSession, Tick
 
 START = 1_000_000  # a multiple of no interval below
@@ -37,24 +38,12 @@ policies = st.builds(
 )
 
 
-def builder_of(n: int, policy: BarPolicy) -> BarBuilder:
-    return BarBuilder(one_each(n, policy))
-
-
-def trades(items: list[tuple[int, Tick]]) -> Records:
+def packed(items: list[tuple[int, Tick]]) -> Records:
     writer = RecordWriter(max(1, len(items)))
     for offset, (session, tick) in enumerate(items):
-        received = tick.ts_event - 1 if tick.skewed else tick.ts_event
+        received, gap = tick.ts_event - tick.skewed, tick.gap_before and tick.says_gap
         values = (tick.price, tick.size, 0, 0, 0)
-        writer.add(
-            TRADE,
-            session,
-            tick.ts_event,
-            received,
-            values,
-            offset=offset,
-            gap=tick.gap_before and tick.says_gap,
-        )
+        writer.add(TRADE, session, tick.ts_event, received, values, offset=offset, gap=gap)
         tick.offset = offset
     return writer.records
 
@@ -70,7 +59,7 @@ def rows(bars: Bars, session: int) -> list[tuple[int, ...]]:
 def build(policy: BarPolicy, items: list[tuple[int, Tick]], cuts: list[int]) -> tuple[Bars, list[int]]:
     """All bars of two sessions, fed in the batches that `cuts` and the gaps make, flushed at the end."""
     builder = builder_of(2, policy)
-    records = trades(items)
+    records = packed(items)
     gaps = [i for i, (_, tick) in enumerate(items) if tick.gap_before and not tick.says_gap]
     borders = sorted({0, len(items), *gaps, *(cut % (len(items) + 1) for cut in cuts)})
     closed = [np.zeros(0, BAR)]
@@ -101,17 +90,6 @@ def test_bars_equal_the_reference_in_any_batches(
         reference.flush(own[-1].offset + 1 if own else 0)
         assert rows(bars, session) == reference.closed
         assert late[session] == reference.late
-
-
-@given(items=st.lists(st.tuples(st.just(0), ticks), min_size=1, max_size=40))
-@settings(max_examples=200)
-def test_in_order_ticks_are_never_late_and_none_is_missing(items: list[tuple[int, Tick]]) -> None:
-    items.sort(key=lambda item: item[1].ts_event)
-    bars, late = build(BarPolicy(10), items, [])
-    assert late == [0, 0]
-    assert int(bars["n_ticks"].sum()) == len(items)
-    assert (np.diff(bars["ts_open"]) > 0).all()
-    assert (bars["first_offset"][1:] == bars["last_offset"][:-1] + 1).all()
 
 
 def feed(builder: BarBuilder, *moments: int, kind: int = TRADE, now: int = 0) -> Bars:
@@ -209,7 +187,7 @@ def test_the_first_record_decides_what_makes_a_sessions_bars(first: int, other: 
 
 def test_idle_sessions_are_closed_by_the_wall_clock_and_their_stragglers_are_late() -> None:
     builder = builder_of(2, BarPolicy(100, idle_close_ns=1000))
-    records = trades([(0, Tick(150, 7)), (1, Tick(150, 8))])
+    records = packed([(0, Tick(150, 7)), (1, Tick(150, 8))])
     records["ts_ring"] = (1000, 1900)
     builder.update(records, 0)
     assert len(builder.close_idle(1999)) == 0
@@ -231,7 +209,7 @@ def test_a_heartbeat_closes_bars_as_a_tick_does_and_adds_nothing(
     policy: BarPolicy, items: list[tuple[Tick, bool]]
 ) -> None:
     builder, reference = builder_of(1, policy), ReferenceSession(policy)
-    records = trades([(0, tick) for tick, _ in items])
+    records = packed([(0, tick) for tick, _ in items])
     for row, (tick, beats) in zip(records, items, strict=True):
         if beats:
             row["kind"], row["flags"] = HEARTBEAT, 0
@@ -240,10 +218,8 @@ def test_a_heartbeat_closes_bars_as_a_tick_does_and_adds_nothing(
         else:
             tick.gap_before &= tick.says_gap
             reference.tick(tick)
-    closed = [builder.update(records, 0)]
     reference.flush(items[-1][0].offset + 1 if items else 0)
-    bars = np.concatenate([*closed, builder.flush()])
-    assert rows(bars, 0) == reference.closed
+    assert rows(built(builder, records), 0) == reference.closed
     assert builder.late == [reference.late]
     assert builder.ignored == [0]
 
@@ -262,7 +238,7 @@ def test_a_long_silence_is_filled_up_to_the_cap_and_costs_no_more() -> None:
 
 def test_records_of_a_symbol_that_no_session_reads_are_skipped() -> None:
     builder = builder_of(1, BarPolicy(10))
-    assert len(builder.update(trades([(1, Tick(5, 1)), (0, Tick(5, 2))]), 0)) == 0
+    assert len(builder.update(packed([(1, Tick(5, 1)), (0, Tick(5, 2))]), 0)) == 0
     assert builder.flush()["o"].tolist() == [2]
 
 
@@ -296,10 +272,7 @@ def test_several_symbols_make_one_session_and_one_symbol_several(
 ) -> None:
     """Every bar is that of the ticks at or above the common watermark; nothing is acknowledged too early."""
     builder = BarBuilder(both_reading(policy))
-    records = trades(items)
-    borders = sorted({0, len(items), *(cut % (len(items) + 1) for cut in cuts)})
-    closed = [builder.update(records[a:b], 0) for a, b in itertools.pairwise(borders)]
-    bars = np.concatenate([np.zeros(0, BAR), *closed, builder.flush()])
+    bars = built(builder, packed(items), cuts)
     for session, feeds in enumerate(both_reading(policy)):
         interval, lateness = feeds.policy.interval_ns, feeds.policy.lateness_ns
         expected: dict[tuple[int, int], list[Tick]] = {}
@@ -330,9 +303,8 @@ def test_a_session_that_stays_does_not_notice_that_others_come_and_go(
     items: list[tuple[int, Tick]], at: int
 ) -> None:
     policy = BarPolicy(10, 12)
-    records, at = trades(items), min(at, len(items))
-    alone = BarBuilder([Feeds((1,), policy)])
-    expected = np.concatenate([alone.update(records, 0), alone.flush()])
+    records, at = packed(items), min(at, len(items))
+    expected = built(BarBuilder([Feeds((1,), policy)]), records)
     changing = BarBuilder([Feeds((0,), BarPolicy(7, 30)), Feeds((1,), policy)])
     first = changing.update(records[:at], 0)
     changing.change([Feeds((1,), policy), Feeds((5, 0), BarPolicy(60))], [1, None])

@@ -31,6 +31,7 @@ from ingest.lines import round_half_even
 from ingest.tokens import Tokeniser, compact_line, whole_units
 from ingest.volumes import Volume, put_volume
 from tests.ingest.bpe import make_encode
+from tests.ingest.building import TOKENISER, characters, text_of
 from training.tokenizer import build_tokenizer
 
 NANO = 10**9
@@ -44,13 +45,6 @@ TAPE_TOKENIZER = build_tokenizer()
 
 def encode_tape(text: str) -> list[int]:
     return list(TAPE_TOKENIZER.encode(text, add_special_tokens=False))
-
-
-def characters(text: str) -> list[int]:
-    return list(map(ord, text))
-
-
-TOKENISER = Tokeniser(characters)
 
 
 def bars_of(rows: list[tuple[int, ...]], first_event: int = 0) -> Bars:
@@ -68,15 +62,15 @@ def flat(price: int, volume: int = ONE) -> tuple[int, ...]:
     return price, price, price, price, volume
 
 
-def walk(n: int, seed: int, step: float, tick: int = CENT, start: int = 6_123_000) -> list[tuple[int, ...]]:
-    """A random walk on a grid of ``tick``; ``step``: standard deviation of a close, in ticks."""
+def walk(n: int, seed: int, step: float, start: int = 6_123_000) -> list[tuple[int, ...]]:
+    """A random walk on a grid of cents; ``step``: standard deviation of a close, in cents."""
     rng = np.random.default_rng(seed)
     close = start + np.cumsum(rng.normal(0, step, n)).astype(int)
     opened = np.append(start, close[:-1])
     high = np.maximum(opened, close) + rng.integers(0, 3, n)
     low = np.minimum(opened, close) - rng.integers(0, 3, n)
     volume = (10 ** rng.normal(1, 0.4, n) * NANO).astype(int)
-    prices = np.stack([opened, high, low, close], 1) * tick
+    prices = np.stack([opened, high, low, close], 1) * CENT
     return [(*row, v * NANO) for row, v in zip(prices.tolist(), volume.tolist(), strict=True)]
 
 
@@ -166,13 +160,8 @@ def test_no_header_is_longer_than_the_widest(
 
 def test_a_level_is_printed_as_its_price() -> None:
     anchor = Anchor(61_230 * NANO, NANO // 2, ONE, 2)
-    assert [anchor.printed(text) for text in ("500", "512", "000", "")] == [
-        "61230.00",
-        "61236.00",
-        "60980.00",
-        "",
-    ]
-    assert anchor.printed("12") == "12"
+    printed = {"500": "61230.00", "512": "61236.00", "000": "60980.00", "": "", "12": "12"}
+    assert {text: anchor.printed(text) for text in printed} == printed
     assert Anchor(-37 * NANO, CENT, ONE, 2).printed("463") == "-37.37"
 
 
@@ -199,23 +188,6 @@ def test_ids_equal_the_tokenizers(encode: object, fast: bool, tokens: int | None
     assert lines == [list(encode(compact_line(row))) for row in fields.tolist()]
     if tokens is not None:
         assert {len(line) for line in lines} == {tokens}
-
-
-def joins_lines(text: str) -> list[int]:
-    """Characters, but a newline merges with the next digit."""
-    return characters(text.replace("\n0", "!"))
-
-
-def merges_fields(text: str) -> list[int]:
-    return characters(text.replace("000000", "!"))
-
-
-@pytest.mark.parametrize("encode", [joins_lines, merges_fields, lambda text: [1, *characters(text)]])
-def test_a_tokenizer_that_differs_anywhere_gets_no_table(encode: object) -> None:
-    assert callable(encode)
-    tokeniser = Tokeniser(encode)
-    assert not tokeniser.fast_compact
-    assert tokeniser.compact(np.zeros((1, 5), np.int64)) == [encode("0" * 15 + "\n")]
 
 
 # Anchors.
@@ -313,13 +285,10 @@ def encoded(encoder: CompactEncoder, bars: Bars, sizes: list[int]) -> list[objec
         size = sizes[len(out) % len(sizes)]
         for piece in encoder.encode(bars[at : at + size]):
             if piece.restart is not None:
-                lines = ["".join(map(chr, tokens)) for tokens, _ in piece.restart.window]
+                lines = [text_of(tokens) for tokens, _ in piece.restart.window]
                 out.append((piece.restart.anchor, lines))
             assert piece.rounded is not None
-            out += [
-                ("".join(map(chr, line)), shows)
-                for line, shows in zip(piece.lines, piece.rounded, strict=True)
-            ]
+            out += [(text_of(line), shows) for line, shows in zip(piece.lines, piece.rounded, strict=True)]
         at += size
     return out
 
@@ -387,40 +356,6 @@ def test_prices_that_stay_keep_their_anchor_and_a_calm_window_gets_a_finer_unit(
     assert restarts(encoder, walk(300, 3, 0.5, start=6_126_900)) == []
 
 
-def test_a_price_a_hundred_times_higher_is_a_coarse_window_until_it_is_evicted() -> None:
-    encoder = CompactEncoder(TOKENISER, CompactSpec(2, records=16))
-    restarts(encoder, [flat(100 * NANO + i * CENT) for i in range(20)])
-    (split,) = restarts(encoder, [flat(10_000 * NANO)])
-    assert split.unit == 50 * NANO
-    assert encoder.rounded == 0  # 10,000 is a multiple of 50; the bars of 100.xx are around it
-    (after,) = restarts(encoder, [flat(10_000 * NANO + i * CENT) for i in range(40)])
-    assert after.unit == CENT
-
-
-def test_negative_prices_and_a_change_of_sign_are_ordinary() -> None:
-    encoder = CompactEncoder(TOKENISER, CompactSpec(2, records=16))
-    rows = [flat(price * CENT) for price in (1827, 500, 1, 0, -1, -3763, -4032, -3763, 900)]
-    pieces = encoder.encode(bars_of(rows))
-    prices = [
-        piece.anchor.price(int("".join(map(chr, line[9:12]))))
-        for piece in pieces
-        if piece.anchor
-        for line in piece.lines
-    ]
-    assert all(abs(price - row[3]) <= piece_unit for price, row in zip(prices, rows, strict=True)
-               for piece_unit in [max(p.anchor.unit for p in pieces if p.anchor)])  # fmt: skip
-    assert min(prices) < 0 < max(prices)
-    assert pieces[-1].anchor is not None
-    assert pieces[-1].anchor.header.startswith("reference -")
-
-
-def test_quotes_without_volume_keep_the_blank_reference() -> None:
-    encoder = CompactEncoder(TOKENISER, CompactSpec(5, records=16))
-    (anchor,) = restarts(encoder, [flat(108_000_000 + i * 10_000, 0) for i in range(50)])
-    assert anchor.volume == ONE
-    assert encoder.saturated == 0
-
-
 def test_a_changed_volume_regime_moves_the_reference_volume() -> None:
     encoder = CompactEncoder(TOKENISER, CompactSpec(2, records=32))
     restarts(encoder, [flat(NANO, 3 * ONE)] * 70)
@@ -438,14 +373,6 @@ def test_prices_finer_than_the_unit_are_rounded_counted_and_shown_while_they_are
     shown = [flag for piece in encoder.encode(bars_of(rows)) for flag in piece.rounded or []]
     assert shown == [False, False, True, True, True, False, False]
     assert encoder.rounded == 1
-
-
-def test_a_configured_unit_is_the_finest_and_gives_way_to_a_wide_window() -> None:
-    encoder = CompactEncoder(TOKENISER, CompactSpec(2, 25 * CENT, records=8))
-    (first,) = restarts(encoder, [flat(5000 * NANO)])
-    assert first.unit == 25 * CENT
-    (wide,) = restarts(encoder, [flat(5150 * NANO)])
-    assert wide.unit == 50 * CENT
 
 
 def test_a_window_that_takes_more_tokens_around_another_anchor_loses_its_oldest_bars() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -16,34 +16,17 @@ from ingest.backlog import TapeWindow
 from ingest.bars import BAR, EMPTY, GAP, BarPolicy, Feeds
 from ingest.compact import CompactSpec, Restart
 from ingest.lines import LineSpec
-from ingest.plane import BarConsumer, DataPlane, Made, SessionSpec, TapeRecord
+from ingest.plane import DataPlane, SessionSpec, TapeRecord
 from ingest.plane_state import PlaneState, Rows
 from ingest.record import BAR as READY
 from ingest.record import HEARTBEAT, QUOTE, TRADE, RecordWriter, stream_number
 from ingest.ring import Ring
-from ingest.tokens import Tokeniser
 from metrics.store import MetricStore
+from tests.ingest.building import Consumer, planed
 
 UNIT = 10**9
+LINES = LineSpec(0, 0, ("A", "B"))
 KINDS = {"trade": TRADE, "quote": QUOTE, "bar": READY, "heartbeat": HEARTBEAT}
-TOKENISER = Tokeniser(lambda text: list(map(ord, text)))
-
-
-class Consumer(BarConsumer):
-    """Has room for ``bars`` bars."""
-
-    def __init__(self) -> None:
-        self.bars = 0
-        self.seen: list[TapeRecord | Restart] = []
-
-    def room(self, session: str) -> int:
-        return self.bars
-
-    def submit(self, made: Made) -> None:
-        self.seen.extend(record for _, records in made for record in records)
-
-    def restart(self, session: str, restart: Restart) -> None:
-        self.seen.append(restart)
 
 
 @dataclass
@@ -54,14 +37,14 @@ class Plane:
     ring: Ring
     metrics: MetricStore
     consumer: Consumer
-    given: int = field(default=0)
+    given: int = 0
 
     @property
     def seen(self) -> list[TapeRecord | Restart]:
-        return self.consumer.seen
+        return [each for _, each in self.consumer.seen]
 
     def take(self, items: list[Item], room: int = 10**6) -> None:
-        self.consumer.bars = room
+        self.consumer.rooms["s"] = room
         if items:
             self.ring.push(packed(items, self.given))
         self.given += len(items)
@@ -106,25 +89,15 @@ def packed(items: list[Item], first: int) -> np.ndarray:
 
 @contextmanager
 def opened(
-    policy: BarPolicy, line: LineSpec | CompactSpec, window: TapeWindow, now: Sequence[int] = (7,)
+    policy: BarPolicy,
+    line: LineSpec | CompactSpec = LINES,
+    window: TapeWindow = TapeWindow(),  # noqa: B008  # frozen
+    now: Sequence[int] = (7,),
 ) -> Iterator[Plane]:
-    metrics = MetricStore.local({"session": ["s"], "source": ["kafka"]})
-    ring = Ring.create(1024, "pause", clock=lambda: now[0])
-    consumer = Consumer()
-    plane = DataPlane(
-        ring,
-        "kafka",
-        TOKENISER,
-        [SessionSpec("s", Feeds((0, 1) if isinstance(line, LineSpec) else (0,), policy), line, window)],
-        consumer,
-        metrics,
-        clock=lambda: now[0],
-    )
-    try:
-        yield Plane(plane, ring, metrics, consumer)
-    finally:
-        ring.close()
-        ring.unlink()
+    symbols = (0, 1) if isinstance(line, LineSpec) else (0,)
+    consumer = Consumer({"s": 0})
+    with planed([SessionSpec("s", Feeds(symbols, policy), line, window)], consumer, lambda: now[0]) as made:
+        yield Plane(*made, consumer)
 
 
 def shown(seen: list[TapeRecord | Restart]) -> list[object]:
@@ -174,7 +147,7 @@ WINDOWS = st.sampled_from(
 def test_a_cut_session_goes_on_as_if_it_had_not_been(
     data: st.DataObject, policy: BarPolicy, window: TapeWindow, compact: bool
 ) -> None:
-    line: LineSpec | CompactSpec = LineSpec(0, 0, ("A", "B"))
+    line: LineSpec | CompactSpec = LINES
     if compact:
         line = CompactSpec(0, 0, window.tokens, window.records, window.span_ns)
         policy = BarPolicy(policy.interval_ns, policy.lateness_ns, policy.empty, policy.max_fill)
@@ -225,11 +198,11 @@ def test_a_cut_session_goes_on_as_if_it_had_not_been(
 
 
 def test_a_stream_that_is_not_read_again_leaves_a_gap() -> None:
-    with opened(BarPolicy(UNIT), LineSpec(0, 0, ("A", "B")), TapeWindow()) as first:
+    with opened(BarPolicy(UNIT)) as first:
         first.take([Item("trade", 0, n, 0, False, 1000 + n, 100) for n in range(3)])
         cut, taken = first.plane.cut("s") or pytest.fail("no cut")
     assert [each.stream != 0 for each in taken] == [True, False]
-    with opened(BarPolicy(UNIT), LineSpec(0, 0, ("A", "B")), TapeWindow()) as second:
+    with opened(BarPolicy(UNIT)) as second:
         second.plane.restore("s", cut, [False, False])
         # its numbers begin again: nothing is taken for what it had
         second.take([Item("trade", leg, 0, 0, False, 1010, 100) for leg in (0, 1)])
@@ -240,13 +213,13 @@ def test_a_stream_that_is_not_read_again_leaves_a_gap() -> None:
 
 def test_a_restored_session_waits_until_it_is_read() -> None:
     """Another daemon may answer its bars until then, or have done so."""
-    policy, line = BarPolicy(UNIT, idle_close_ns=50), LineSpec(0, 0, ("A", "B"))
-    with opened(policy, line, TapeWindow()) as first:
+    policy = BarPolicy(UNIT, idle_close_ns=50)
+    with opened(policy) as first:
         first.take([Item("trade", 0, n, 0, False, 1000 + n, 100) for n in range(3)], room=0)
         cut, _ = first.plane.cut("s") or pytest.fail("no cut")
     for begins in (True, False):
-        with opened(policy, line, TapeWindow(), now := [7]) as second:
-            second.consumer.bars = 100
+        with opened(policy, now=(now := [7])) as second:
+            second.consumer.rooms["s"] = 100
             second.plane.restore("s", cut, [True, True])
             now[0] += 1000
             second.plane.step()
@@ -273,7 +246,7 @@ def test_a_restored_session_waits_until_it_is_read() -> None:
 
 
 def test_no_cut_of_a_session_whose_bars_are_on_their_way_or_that_is_unknown() -> None:
-    with opened(BarPolicy(UNIT), LineSpec(0, 0, ("A", "B")), TapeWindow()) as plane:
+    with opened(BarPolicy(UNIT)) as plane:
         plane.take([Item("trade", 0, 0, 0, False, 1000, 100)])
         assert plane.plane.cut("s", lambda: False) is None
         assert plane.plane.cut("other") is None
@@ -285,15 +258,15 @@ def test_rows_of_another_layout_and_another_policy_are_refused() -> None:
         Rows.of(np.zeros(2, BAR)).array(np.int64)
     with pytest.raises(ValueError, match="another layout"):
         Rows.of(np.zeros((2, 3), np.int64)).array(np.int64, 2)
-    with opened(BarPolicy(UNIT), LineSpec(0, 0, ("A", "B")), TapeWindow()) as first:
+    with opened(BarPolicy(UNIT)) as first:
         cut, _ = first.plane.cut("s") or pytest.fail("no cut")
     with (
-        opened(BarPolicy(2 * UNIT), LineSpec(0, 0, ("A", "B")), TapeWindow()) as second,
+        opened(BarPolicy(2 * UNIT)) as second,
         pytest.raises(ValueError, match="another policy"),
     ):
         second.plane.restore("s", cut, [True, True])
     with (
-        opened(BarPolicy(UNIT), CompactSpec(), TapeWindow()) as third,
+        opened(BarPolicy(UNIT), CompactSpec()) as third,
         pytest.raises(ValueError, match="other symbols"),
     ):
         third.plane.restore("s", cut, [True])

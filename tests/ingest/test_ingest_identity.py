@@ -13,9 +13,10 @@ from feeds.columns import ColumnDecoder
 from feeds.decimals import Fixed
 from feeds.market_data import Quote, Trade, VenueHeartbeat
 from feeds.record_identity import token_of
-from ingest.bars import BarBuilder, BarPolicy, Bars, one_each
+from ingest.bars import BarPolicy, one_each
 from ingest.identity import IDENTITY, REMEMBERED, UNRELIABLE_AFTER, unpacked_tables
 from ingest.record import TRADE, Records, RecordWriter
+from tests.ingest.building import builder_of
 
 HOUR = 3600 * 10**9
 POLICY = BarPolicy(HOUR)
@@ -28,17 +29,14 @@ class Tick(NamedTuple):
     side: int = 0
 
 
-ticks = st.builds(
-    Tick, st.integers(0, 40), st.integers(0, 1), st.integers(1, 2), st.integers(0, 1)
-)  # fmt: skip
+ticks = st.builds(Tick, st.integers(0, 40), st.integers(0, 1), st.integers(1, 2), st.integers(0, 1))
 
 
 def packed(items: list[Tick]) -> Records:
     writer = RecordWriter(max(1, len(items)))
     for number, (token, event, price, side) in enumerate(items, 1):
-        writer.add(
-            TRADE, 0, HOUR + event, HOUR + event, (price, 1, 0, 0, 0), x=side, offset=number, token=token
-        )
+        at, values = HOUR + event, (price, 1, 0, 0, 0)
+        writer.add(TRADE, 0, at, at, values, x=side, offset=number, token=token)
     return writer.records
 
 
@@ -65,33 +63,29 @@ def expected(items: list[Tick]) -> tuple[int, int]:
     return taken, repeats
 
 
-def volume(bars: Bars) -> int:
-    return int(bars["v"].sum())
-
-
 @given(items=st.lists(ticks, max_size=60), border=st.integers(0, 60), restarts=st.booleans())
 @settings(max_examples=200)
 def test_repeats_are_those_of_plain_sets_in_any_batches_and_over_restarts(
     items: list[Tick], border: int, restarts: bool
 ) -> None:
-    builder = BarBuilder(one_each(1, POLICY))
+    builder = builder_of(1, POLICY)
     records = packed(items)
     closed = [builder.update(records[:border], 0)]
     repeats = builder.duplicates[0]
     if restarts:
         state = builder.cut(0)
-        builder = BarBuilder(one_each(1, POLICY))
+        builder = builder_of(1, POLICY)
         builder.restore(0, state, [False], 0)
     else:
         repeats = 0
     closed += [builder.update(records[border:], 0), builder.flush()]
-    assert (volume(np.concatenate(closed)), repeats + builder.duplicates[0]) == expected(items)
+    assert (int(np.concatenate(closed)["v"].sum()), repeats + builder.duplicates[0]) == expected(items)
 
 
 def test_at_least_the_newest_identities_are_remembered_and_the_memory_is_bounded() -> None:
     """Oracle: two generations of plain sets."""
     rng = np.random.default_rng(5)
-    builder = BarBuilder(one_each(1, POLICY))
+    builder = builder_of(1, POLICY)
     fresh = [Tick(n, 0, 1) for n in range(1, 6 * REMEMBERED)]
     items: list[Tick] = []
     for n, tick in enumerate(fresh):
@@ -113,7 +107,7 @@ def test_at_least_the_newest_identities_are_remembered_and_the_memory_is_bounded
 
 
 def test_a_record_that_was_refused_or_late_is_no_repeat_when_it_is_sent_again() -> None:
-    builder = BarBuilder(one_each(1, BarPolicy(10, late="refuse", price_jump=10, refuse_jumps=True)))
+    builder = builder_of(1, BarPolicy(10, late="refuse", price_jump=10, refuse_jumps=True))
     items = [Tick(1, 0, 100), Tick(2, 1, 9000), Tick(2, 1, 9000), Tick(3, 25, 100), Tick(4, 2, 100)]
     builder.update(packed([*items, items[-1]]), 0)
     assert builder.duplicates == [0]
@@ -121,7 +115,7 @@ def test_a_record_that_was_refused_or_late_is_no_repeat_when_it_is_sent_again() 
 
 
 def test_sessions_that_stay_keep_what_they_know_when_others_come() -> None:
-    builder = BarBuilder(one_each(1, POLICY))
+    builder = builder_of(1, POLICY)
     builder.update(packed([Tick(1, 0, 1)]), 0)
     builder.change(list(reversed(one_each(2, POLICY))), [None, 0])
     builder.update(packed([Tick(1, 0, 1)]), 0)
@@ -157,7 +151,6 @@ def test_a_quote_s_id_identifies_nothing_in_columns_either() -> None:
 
 @pytest.mark.parametrize("name", ["feed", "table"])
 def test_stored_identities_of_other_symbols_are_refused(name: str) -> None:
-
     rows = np.zeros(1, IDENTITY)
     rows[name] = 9
     with pytest.raises(ValueError, match="stored identities"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import time
 
 import numpy as np
 from hypothesis import given, settings
@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 
 from ingest.backlog import TapeWindow
 from ingest.bar_kernel import NEVER
-from ingest.bars import BAR, INCOMPLETE, LACKS_LATE, BarBuilder, BarPolicy, one_each
-from ingest.plane import BarConsumer, DataPlane, Made, SessionSpec, TapeRecord
+from ingest.bars import BAR, INCOMPLETE, LACKS_LATE, BarPolicy, one_each
+from ingest.plane import SessionSpec, TapeRecord
 from ingest.record import REFUSAL, TRADE, Records, RecordWriter
-from ingest.ring import Ring
-from ingest.tokens import Tokeniser
-from metrics.store import MetricStore
+from tests.ingest.building import Consumer, batches, builder_of, built, planed
 
 UNIT = 10**9
 INTERVAL = 10
@@ -50,10 +48,8 @@ def late_openings(found: list[Item], lateness: int) -> list[tuple[int, int]]:
 def test_bars_know_the_newest_one_that_lacks_dropped_or_refused_records(
     found: list[Item], lateness: int, cuts: list[int]
 ) -> None:
-    builder = BarBuilder(one_each(1, BarPolicy(INTERVAL, lateness)))
-    records = packed(found)
-    borders = sorted({0, len(found), *(cut % (len(found) + 1) for cut in cuts)})
-    bars = [builder.update(records[a:b], 0) for a, b in itertools.pairwise(borders)]
+    builder = builder_of(1, BarPolicy(INTERVAL, lateness))
+    bars = [builder.update(batch, 0) for batch in batches(packed(found), cuts)]
     at_end = builder.flush()
     at_end["closed_by"] = len(found) + 1
     made = np.concatenate([np.zeros(0, BAR), *bars, at_end])
@@ -80,47 +76,32 @@ def test_bars_know_the_newest_one_that_lacks_dropped_or_refused_records(
 
 
 def test_a_record_refused_without_a_time_flags_the_open_bar_and_the_next_record_s() -> None:
-    builder = BarBuilder(one_each(1, BarPolicy(INTERVAL)))
     records = packed([(TRADE, 1), (REFUSAL, 2), (TRADE, 11), (TRADE, 21)])
     records["ts_event"][1] = 0
-    bars = np.concatenate([builder.update(records, 0), builder.flush()])
+    bars = built(builder_of(1, BarPolicy(INTERVAL)), records)
     assert [bool(flags & INCOMPLETE) for flags in bars["flags"].tolist()] == [True, True, False]
 
 
 def test_empty_bars_say_that_all_their_records_were_refused() -> None:
-    builder = BarBuilder(one_each(1, BarPolicy(INTERVAL, empty="fill")))
     records = packed([(TRADE, 1), (REFUSAL, 12), (TRADE, 31)])
-    bars = np.concatenate([builder.update(records, 0), builder.flush()])
+    bars = built(builder_of(1, BarPolicy(INTERVAL, empty="fill")), records)
     assert [bool(flags & INCOMPLETE) for flags in bars["flags"].tolist()] == [False, True, False, False]
     assert bars["refused_open"].tolist() == [NEVER, 1010, 1010, 1010]
 
 
 def windows(found: list[Item], bars: int, restart: int = 0) -> list[TapeRecord]:
     """The tape records of a plane whose window has so many bars; it is stored and restored in between."""
-    seen: list[TapeRecord] = []
-
-    class Consumer(BarConsumer):
-        def submit(self, made: Made) -> None:
-            seen.extend(record for _, records in made for record in records)
-
-    records, state = packed(found, UNIT), None
+    records, state, consumer = packed(found, UNIT), None, Consumer()
+    spec = SessionSpec("s", one_each(1, BarPolicy(INTERVAL * UNIT))[0], window=TapeWindow(10**6, bars))
     for part in (records[:restart], records[restart:]) if restart else (records,):
-        ring = Ring.create(256, "pause")
-        feeds = one_each(1, BarPolicy(INTERVAL * UNIT))[0]
-        spec = SessionSpec("s", feeds, window=TapeWindow(10**6, bars))
-        metrics = MetricStore.local({"session": ["s"], "source": ["t"]})
-        plane = DataPlane(
-            ring, "t", Tokeniser(lambda text: list(map(ord, text))), [spec], Consumer(), metrics
-        )
-        if state is not None:
-            plane.restore("s", state[0], [False])
-            plane.go_on(["s"])
-        ring.push(part)
-        plane.step()
-        state = plane.cut("s")
-        ring.unlink()
-        ring.close()
-    return seen
+        with planed([spec], consumer, time.monotonic_ns, capacity=256) as (plane, ring, _):
+            if state is not None:
+                plane.restore("s", state[0], [False])
+                plane.go_on(["s"])
+            ring.push(part)
+            plane.step()
+            state = plane.cut("s")
+    return consumer.records("s")
 
 
 def test_a_window_lacks_records_while_it_has_the_bar_and_no_longer() -> None:

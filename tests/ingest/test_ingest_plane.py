@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -12,19 +13,17 @@ import pytest
 
 import ingest
 from ingest.backlog import TapeWindow
-from ingest.bars import EMPTY, GAP, BarPolicy, Feeds, one_each
+from ingest.bars import EMPTY, GAP, BarPolicy, one_each
 from ingest.compact import CompactSpec, Restart
 from ingest.lines import LineSpec
-from ingest.plane import BarConsumer, DataPlane, Made, Phase, SessionSpec, TapeRecord
+from ingest.plane import DataPlane, Made, Phase, SessionSpec, TapeRecord
 from ingest.record import RECORD, TRADE, Records, RecordWriter
 from ingest.ring import Mode, Ring
 from ingest.rollup import rollup_line
-from ingest.tokens import Tokeniser
 from metrics.store import MetricStore
+from tests.ingest.building import SECOND, TOKENISER, Consumer, planed, text_of
 
-SECOND = 1_000_000_000
 NAMES = ["btc", "spx", "eur"]
-LABELS = {"session": NAMES, "source": ["ticks"]}
 STAGE = "foretick_stage_seconds"
 
 
@@ -44,53 +43,22 @@ def same_as_line(record: TapeRecord, spec: LineSpec) -> None:
     """The bar that a record brings along is the one that its line shows."""
     bar = record.bar
     summed = rollup_line(bar, spec, SECOND).split(",")
-    assert ",".join(summed[1:7]) + "\n" == "".join(map(chr, record.tokens))
+    assert ",".join(summed[1:7]) + "\n" == text_of(record.tokens)
     assert (bar.bars, bar.gap, bar.leg) == (1, bool(record.flags & GAP), 0)
 
 
-class Harness(BarConsumer):
+class Harness(Consumer):
     """A plane of three sessions on a ring; the test controls its clock and engine."""
 
-    def __init__(
-        self,
-        mode: Mode,
-        policy: BarPolicy,
-        capacity: int = 16,
-        line: LineSpec | CompactSpec = LineSpec(2, 0),  # noqa: B008  # frozen
-        wake_fd: int = -1,
-        window: TapeWindow = TapeWindow(),  # noqa: B008  # frozen
-        skips: bool = False,
-    ) -> None:
-        self.now = 1000
-        self.rooms = [10**6] * 3
-        """Bars that the engine takes of each session."""
-        self.seen: list[tuple[int, TapeRecord]] = []
-        self.closes_idle, self.rebuilding = True, False
-        self.calls: list[list[int]] = []
-        """Sessions of each call of `submit`."""
-        self.restarts: list[tuple[int, int, Restart]] = []
-        """Records submitted before, session, restart."""
-        self.metrics = MetricStore.local(LABELS)
-        self.ring = Ring.create(capacity, mode, wake_fd=wake_fd, clock=lambda: self.now)
-        feeds = one_each(3, policy)
-        self.lines = [line, LineSpec(0, 0), LineSpec(1, 1)]
-        self.plane = DataPlane(
-            self.ring,
-            "ticks",
-            Tokeniser(lambda text: list(map(ord, text))),
-            [
-                SessionSpec("btc", feeds[0], line, window),
-                SessionSpec("spx", feeds[1], self.lines[1]),
-                SessionSpec("eur", feeds[2], self.lines[2]),
-            ],
-            self,
-            self.metrics,
-            clock=lambda: self.now,
-            skips=skips,
-        )
+    plane: DataPlane
+    ring: Ring
+    metrics: MetricStore
 
-    def room(self, session: str) -> int:
-        return self.rooms[NAMES.index(session)]
+    def __init__(self, specs: Sequence[SessionSpec]) -> None:
+        super().__init__()
+        self.specs = {spec.name: spec for spec in specs}
+        self.now = 1000
+        self.closes_idle, self.rebuilding = True, False
 
     def phase(self, session: str) -> Phase:
         return Phase.REBUILDING if self.rebuilding else Phase.LIVE
@@ -98,22 +66,28 @@ class Harness(BarConsumer):
     def may_close_idle(self) -> bool:
         return self.closes_idle
 
-    def restart(self, session: str, restart: Restart) -> None:
-        self.restarts.append((len(self.seen), NAMES.index(session), restart))
-
     def submit(self, made: Made) -> None:
         for name, records in made:
-            if isinstance(spec := self.lines[NAMES.index(name)], LineSpec):
+            if isinstance(spec := self.specs[name].line, LineSpec):
                 for record in records:
                     same_as_line(record, spec)
-        self.calls.append([NAMES.index(name) for name, _ in made])
-        self.seen += [(NAMES.index(name), record) for name, records in made for record in records]
+        super().submit(made)
 
-    def texts(self, session: int) -> list[str]:
-        return ["".join(map(chr, record.tokens)) for number, record in self.seen if number == session]
+    def take(self, *items: tuple[int, int, int, int], after_ns: int = 0) -> int:
+        """Push these trades, and step ``after_ns`` later; returns the number of records that it read."""
+        if items:
+            self.ring.push(packed(*items))
+        self.now += after_ns
+        return self.plane.step()
 
-    def flags(self, session: int) -> list[int]:
-        return [record.flags for number, record in self.seen if number == session]
+    def count(self, name: str, session: str = "btc") -> float:
+        return self.metrics.value(f"foretick_{name}_total", session=session)
+
+    def texts(self, session: int = 0) -> list[str]:
+        return [text_of(record.tokens) for record in self.records(NAMES[session])]
+
+    def flags(self, session: int = 0) -> list[int]:
+        return [record.flags for record in self.records(NAMES[session])]
 
 
 Make = Callable[..., Harness]
@@ -121,16 +95,28 @@ Make = Callable[..., Harness]
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    made: list[Harness] = []
+    with ExitStack() as stack:
 
-    def build(mode: Mode = "pause", policy: BarPolicy | None = None, **options: Any) -> Harness:
-        made.append(Harness(mode, policy or BarPolicy(SECOND), **options))
-        return made[-1]
+        def build(
+            mode: Mode = "pause",
+            policy: BarPolicy | None = None,
+            line: LineSpec | CompactSpec = LineSpec(2, 0),  # noqa: B008  # frozen
+            window: TapeWindow = TapeWindow(),  # noqa: B008  # frozen
+            capacity: int = 16,
+            **options: Any,
+        ) -> Harness:
+            btc, spx, eur = one_each(3, policy or BarPolicy(SECOND))
+            specs = [
+                SessionSpec("btc", btc, line, window),
+                SessionSpec("spx", spx, LineSpec(0, 0)),
+                SessionSpec("eur", eur, LineSpec(1, 1)),
+            ]
+            made = Harness(specs)
+            opened = planed(specs, made, lambda: made.now, mode=mode, capacity=capacity, **options)
+            made.plane, made.ring, made.metrics = stack.enter_context(opened)
+            return made
 
-    yield build
-    for harness in made:
-        harness.ring.close()
-        harness.ring.unlink()
+        yield build
 
 
 def test_ticks_become_lines_of_their_session(make: Make) -> None:
@@ -140,14 +126,14 @@ def test_ticks_become_lines_of_their_session(make: Make) -> None:
     )
     harness.ring.push(packed(trade(2, 5, 1), trade(2, 6, 2)))
     assert harness.plane.step() == 7
-    assert harness.texts(0) == ["000001,10.00,12.00,10.00,12.00,2\n"]
+    assert harness.texts() == ["000001,10.00,12.00,10.00,12.00,2\n"]
     assert harness.texts(1) == ["000001,5000,5000,5000,5000,1\n"]
     assert harness.texts(2) == ["000005,1.0,1.0,1.0,1.0,1.0\n"]
     assert harness.plane.step() == 0
     harness.plane.flush()
-    assert harness.texts(0)[1:] == ["000002,11.00,11.00,11.00,11.00,1\n"]
-    assert harness.metrics.value("foretick_bars_total", session="btc") == 2
-    assert harness.metrics.value("foretick_bars_total", session="eur") == 2
+    assert harness.texts()[1:] == ["000002,11.00,11.00,11.00,11.00,1\n"]
+    assert harness.count("bars") == 2
+    assert harness.count("bars", "eur") == 2
 
 
 def test_a_tape_record_says_where_it_comes_from_and_how_long_it_took(make: Make) -> None:
@@ -155,8 +141,7 @@ def test_a_tape_record_says_where_it_comes_from_and_how_long_it_took(make: Make)
     harness.ring.push(packed(trade(1, 1, 10, 70), trade(1, 1.25, 10, 71), trade(1, 2, 11, 72)))
     harness.now = 3000
     harness.plane.step()
-    ((session, record),) = harness.seen
-    assert session == 1
+    (record,) = harness.records("spx")
     assert (record.first_offset, record.last_offset, record.low_watermark) == (70, 71, 72)
     assert record.ts_last_event == 1_250_000_000
     assert (record.ts_source, record.ts_ring) == (2_250_000_000, 1000)
@@ -171,24 +156,20 @@ def test_stage_times_are_taken_from_the_clock(make: Make) -> None:
     harness = make()
     ticking = iter(range(0, 10**9, 5000))
     harness.plane._clock = lambda: next(ticking)
-    harness.ring.push(packed(trade(0, 1, 10), trade(0, 2, 10)))
-    harness.plane.step()
-    ((_, record),) = harness.seen
+    harness.take(trade(0, 1, 10), trade(0, 2, 10))
+    (record,) = harness.records("btc")
     assert (record.bars_ns, record.tokenise_ns) == (5000, 5000)
 
 
 def test_ring_loss_flags_the_next_bar_of_every_session(make: Make) -> None:
     harness = make("overwrite")
-    harness.ring.push(packed(trade(0, 1, 10), trade(1, 1, 10)))
-    harness.plane.step()
+    harness.take(trade(0, 1, 10), trade(1, 1, 10))
     # Twenty records into sixteen slots: the oldest are gone when the plane comes back.
     burst = [trade(0, 2 + i / 100, 10) for i in range(18)] + [trade(0, 3, 10), trade(1, 3, 10)]
-    harness.ring.push(packed(*burst))
-    harness.plane.step()
-    harness.ring.push(packed(trade(0, 4, 10), trade(0, 5, 10), trade(1, 5, 10), trade(1, 6, 10)))
-    harness.plane.step()
+    harness.take(*burst)
+    harness.take(trade(0, 4, 10), trade(0, 5, 10), trade(1, 5, 10), trade(1, 6, 10))
     # The bars open at the loss (second 1) may miss ticks, and so may the bar of the next record.
-    assert harness.flags(0) == [GAP, GAP, 0, 0]
+    assert harness.flags() == [GAP, GAP, 0, 0]
     assert harness.flags(1) == [GAP, GAP, 0]
     lost = harness.ring.lost
     assert lost >= 4
@@ -197,11 +178,9 @@ def test_ring_loss_flags_the_next_bar_of_every_session(make: Make) -> None:
 
 def test_intervals_emptied_by_a_loss_are_flagged_too(make: Make) -> None:
     harness = make("overwrite", BarPolicy(SECOND, empty="fill"))
-    harness.ring.push(packed(trade(0, 1, 10), trade(0, 2, 10)))
-    harness.plane.step()
-    harness.ring.push(packed(*[trade(0, 3, 10)] * 4, *[trade(0, 5, 10)] * 14, trade(0, 6, 10)))
-    harness.plane.step()
-    assert harness.flags(0) == [0, GAP, *[GAP | EMPTY] * 2, GAP]
+    harness.take(trade(0, 1, 10), trade(0, 2, 10))
+    harness.take(*[trade(0, 3, 10)] * 4, *[trade(0, 5, 10)] * 14, trade(0, 6, 10))
+    assert harness.flags() == [0, GAP, *[GAP | EMPTY] * 2, GAP]
 
 
 def test_a_new_plane_on_an_old_ring_counts_only_new_loss(make: Make) -> None:
@@ -211,39 +190,18 @@ def test_a_new_plane_on_an_old_ring_counts_only_new_loss(make: Make) -> None:
     out = np.zeros(16, RECORD)
     harness.ring.pop(out)
     assert harness.ring.lost > 0
-    metrics = MetricStore.local(LABELS)
-    tokeniser = Tokeniser(lambda text: list(map(ord, text)))
-    specs = [SessionSpec("btc", Feeds((0,), BarPolicy(SECOND)))]
-    plane = DataPlane(harness.ring, "ticks", tokeniser, specs, harness, metrics)
-    plane.step()
+    metrics = MetricStore.local({"session": NAMES, "source": ["ticks"]})
+    DataPlane(harness.ring, "ticks", TOKENISER, [*harness.specs.values()], harness, metrics).step()
     assert metrics.value("foretick_ring_dropped_total", source="ticks") == 0
-
-
-def test_late_and_out_of_order_ticks(make: Make) -> None:
-    harness = make(policy=BarPolicy(SECOND, lateness_ns=SECOND))
-    moments = (1.5, 2.1, 1.2, 3.0, 1.9, 2.9, 5.0)
-    harness.ring.push(packed(*(trade(0, moment, i + 1) for i, moment in enumerate(moments))))
-    harness.plane.step()
-    # 1.2 comes after 2.1 and opens its bar; 1.9 comes when 3.0 has moved the watermark beyond its end.
-    assert harness.texts(0) == [
-        "000001,3.00,3.00,1.00,1.00,2\n",
-        "000002,2.00,6.00,2.00,6.00,2\n",
-        "000003,4.00,4.00,4.00,4.00,1\n",
-    ]
-    assert harness.metrics.value("foretick_records_late_total", session="btc") == 1
-    assert harness.metrics.value("foretick_records_late_total", session="spx") == 0
 
 
 def test_silent_sessions_are_closed_after_the_wall_clock_limit(make: Make) -> None:
     harness = make(policy=BarPolicy(SECOND, idle_close_ns=500))
-    harness.ring.push(packed(trade(0, 1, 10)))
-    harness.plane.step()
-    harness.now += 499
-    harness.plane.step()
-    assert harness.texts(0) == []
-    harness.now += 1
-    harness.plane.step()
-    assert harness.texts(0) == ["000001,10.00,10.00,10.00,10.00,1\n"]
+    harness.take(trade(0, 1, 10))
+    harness.take(after_ns=499)
+    assert harness.texts() == []
+    harness.take(after_ns=1)
+    assert harness.texts() == ["000001,10.00,10.00,10.00,10.00,1\n"]
 
 
 def test_a_session_is_not_idle_while_its_records_are_behind_others_in_the_ring(
@@ -251,19 +209,16 @@ def test_a_session_is_not_idle_while_its_records_are_behind_others_in_the_ring(
 ) -> None:
     monkeypatch.setattr("ingest.plane._DRAIN", 2)
     harness = make(policy=BarPolicy(SECOND, idle_close_ns=500))
-    harness.ring.push(packed(trade(0, 1, 10)))
-    harness.plane.step()
+    harness.take(trade(0, 1, 10))
     harness.now += 400
     harness.ring.push(packed(trade(1, 1, 5), trade(1, 1, 5), trade(0, 1, 12)))
-    harness.now += 200
-    harness.plane.step()
+    harness.take(after_ns=200)
     assert harness.ring.fill > 0
-    assert harness.texts(0) == []
+    assert harness.texts() == []
     harness.plane.step()
-    assert harness.texts(0) == []
-    harness.now += 300
-    harness.plane.step()
-    assert harness.texts(0) == ["000001,10.00,12.00,10.00,12.00,2\n"]
+    assert harness.texts() == []
+    harness.take(after_ns=300)
+    assert harness.texts() == ["000001,10.00,12.00,10.00,12.00,2\n"]
 
 
 def test_a_session_is_not_idle_before_its_sources_were_read(make: Make) -> None:
@@ -271,39 +226,34 @@ def test_a_session_is_not_idle_before_its_sources_were_read(make: Make) -> None:
     harness = make(policy=BarPolicy(SECOND, idle_close_ns=500))
     harness.now = 1000
     harness.ring.tell_read(harness.now)
-    harness.ring.push(packed(trade(0, 1, 10)))
-    harness.plane.step()
-    harness.now += 10_000
-    harness.plane.step()
-    assert harness.texts(0) == []
+    harness.take(trade(0, 1, 10))
+    harness.take(after_ns=10_000)
+    assert harness.texts() == []
     harness.ring.tell_read(1499)
     harness.plane.step()
-    assert harness.texts(0) == []
+    assert harness.texts() == []
     harness.ring.tell_read(1500)
     harness.plane.step()
-    assert harness.texts(0) == ["000001,10.00,10.00,10.00,10.00,1\n"]
+    assert harness.texts() == ["000001,10.00,10.00,10.00,10.00,1\n"]
 
 
 def test_idle_bars_stay_open_while_they_must_and_then_count_from_there(make: Make) -> None:
     harness = make(policy=BarPolicy(SECOND, idle_close_ns=500))
     harness.closes_idle = False
-    harness.ring.push(packed(trade(0, 1, 10)))
-    harness.plane.step()
-    harness.now += 10_000
-    harness.plane.step()
+    harness.take(trade(0, 1, 10))
+    harness.take(after_ns=10_000)
     harness.closes_idle = True
     harness.plane.restart_idle_clock()
     harness.plane.step()
-    assert harness.texts(0) == []
-    harness.now += 500
-    harness.plane.step()
-    assert harness.texts(0) == ["000001,10.00,10.00,10.00,10.00,1\n"]
+    assert harness.texts() == []
+    harness.take(after_ns=500)
+    assert harness.texts() == ["000001,10.00,10.00,10.00,10.00,1\n"]
 
 
 def test_back_pressure_reaches_the_writer_and_loses_nothing(make: Make) -> None:
     """The engine takes none of a session: its backlog fills, then the ring, and the writer waits."""
     harness = make(window=TapeWindow(records=8))
-    harness.rooms[0] = 0
+    harness.rooms["btc"] = 0
     burst = packed(*(trade(0, i, 1) for i in range(36)))
     assert harness.ring.push(burst[:16]) == 16
     assert harness.plane.step() == 16
@@ -311,28 +261,27 @@ def test_back_pressure_reaches_the_writer_and_loses_nothing(make: Make) -> None:
     assert harness.metrics.value("foretick_bars_waiting", session="btc") == 15
     assert harness.ring.push(burst[16:]) == 16
     assert harness.plane.step() == 0
-    harness.rooms[0] = 100
+    harness.rooms["btc"] = 100
     assert harness.plane.step() == 0, "the full backlog goes first"
     assert harness.plane.step() == 16
     assert harness.metrics.value("foretick_ring_fill_ratio", source="ticks") == 1.0
     assert harness.ring.push(burst[32:]) == 4
     harness.plane.step()
     harness.plane.flush()
-    assert len(harness.texts(0)) == 36
-    assert not any(harness.flags(0))
-    assert harness.metrics.value("foretick_bars_skipped_total", session="btc") == 0
+    assert len(harness.texts()) == 36
+    assert not any(harness.flags())
+    assert harness.count("bars_skipped") == 0
     assert harness.metrics.value("foretick_ring_dropped_total", source="ticks") == 0
 
 
 def test_a_session_without_room_delays_no_other(make: Make) -> None:
     harness = make(skips=True)
-    harness.rooms[1] = 0
+    harness.rooms["spx"] = 0
     for second in range(1, 30):
         harness.ring.push(packed(*(trade(session, second, 5) for session in (0, 1))))
-        harness.now += SECOND
-        harness.plane.step()
-    assert (len(harness.texts(0)), harness.texts(1), harness.plane.waits("spx")) == (28, [], True)
-    harness.rooms[1] = 3
+        harness.take(after_ns=SECOND)
+    assert (len(harness.texts()), harness.texts(1), harness.plane.waits("spx")) == (28, [], True)
+    harness.rooms["spx"] = 3
     harness.plane.step()
     assert [text[:6] for text in harness.texts(1)] == ["000001", "000002", "000003"]
 
@@ -340,66 +289,57 @@ def test_a_session_without_room_delays_no_other(make: Make) -> None:
 def test_late_records_that_correct_nothing_take_no_bar_s_turn(make: Make) -> None:
     """They make no version, so nothing would say that there is room for the next bar."""
     harness = make(policy=BarPolicy(SECOND, late="amend"))
-    harness.rooms[0] = 0
+    harness.rooms["btc"] = 0
     seconds = [10.5, 11.5, 12.5, 1.0, 1.1, 1.2, 13.5]
-    harness.ring.push(packed(*(trade(0, second, 100, n) for n, second in enumerate(seconds))))
-    harness.plane.step()
+    harness.take(*(trade(0, second, 100, n) for n, second in enumerate(seconds)))
     assert harness.plane.waiting == 6
-    harness.rooms[0] = 1
+    harness.rooms["btc"] = 1
     for bars in (1, 2, 3):
         harness.plane.step()
-        assert len(harness.texts(0)) == bars
+        assert len(harness.texts()) == bars
 
 
 def test_what_the_window_could_not_show_is_passed_over_in_one_jump(make: Make) -> None:
     """Its inputs count as done with the version of the jump, which has a gap; others have none."""
     harness = make(window=TapeWindow(records=4), skips=True, capacity=64)
-    harness.rooms[0] = 0
-    harness.ring.push(packed(*(trade(n % 2, n, 5, n) for n in range(40))))
-    harness.plane.step()
-    assert harness.metrics.value("foretick_bars_skipped_total", session="btc") == 15
-    assert harness.metrics.value("foretick_bars_total", session="btc") == 19
-    harness.rooms[0] = 10
-    harness.now += SECOND
-    harness.plane.step()
-    assert [record.first_offset for number, record in harness.seen if number == 0] == [30, 32, 34, 36]
-    assert harness.flags(0) == [GAP, 0, 0, 0]
+    harness.rooms["btc"] = 0
+    harness.take(*(trade(n % 2, n, 5, n) for n in range(40)))
+    assert harness.count("bars_skipped") == 15
+    assert harness.count("bars") == 19
+    harness.rooms["btc"] = 10
+    harness.take(after_ns=SECOND)
+    assert [record.first_offset for record in harness.records("btc")] == [30, 32, 34, 36]
+    assert harness.flags() == [GAP, 0, 0, 0]
     assert not any(harness.flags(1))
-    first = next(record for number, record in harness.seen if number == 0)
-    assert first.low_watermark == 32, "all before it are in it, or passed over"
+    assert harness.records("btc")[0].low_watermark == 32, "all before it are in it, or passed over"
 
 
 def test_a_session_that_catches_up_is_read_when_it_has(make: Make) -> None:
     """Its source had the bars a second apart, and they come at once: none is read before they slow down."""
     harness = make(window=TapeWindow(records=4), skips=True, capacity=64)
     for start in range(0, 200, 20):
-        harness.ring.push(packed(*(trade(0, start + n, 5) for n in range(20))))
-        harness.plane.step()
+        harness.take(*(trade(0, start + n, 5) for n in range(20)))
         harness.now += SECOND // 10
         assert not harness.seen
-    assert harness.metrics.value("foretick_bars_skipped_total", session="btc") == 195
-    harness.now += SECOND // 5
-    harness.plane.step()
-    assert [text[3:6] for text in harness.texts(0)] == ["315", "316", "317", "318"]
+    assert harness.count("bars_skipped") == 195
+    harness.take(after_ns=SECOND // 5)
+    assert [text[3:6] for text in harness.texts()] == ["315", "316", "317", "318"]
     # from here on a bar a second, as the source has them
     for n in range(200, 203):
         harness.now += SECOND
-        harness.ring.push(packed(trade(0, n, 5)))
-        harness.plane.step()
-    assert len(harness.texts(0)) == 7
+        harness.take(trade(0, n, 5))
+    assert len(harness.texts()) == 7
 
 
 def test_bars_that_were_answered_before_are_all_read_and_at_once(make: Make) -> None:
     """Those of an outage behind them are passed over as ever."""
     harness = make(window=TapeWindow(records=4), skips=True, capacity=64)
-    harness.rebuilding, harness.rooms[0] = True, 10
-    harness.ring.push(packed(*(trade(0, n, 5) for n in range(20))))
-    harness.plane.step()
-    assert len(harness.texts(0)) == 10
+    harness.rebuilding, harness.rooms["btc"] = True, 10
+    harness.take(*(trade(0, n, 5) for n in range(20)))
+    assert len(harness.texts()) == 10
     harness.rebuilding = False
-    harness.ring.push(packed(*(trade(0, n, 5) for n in range(20, 22))))
-    harness.plane.step()
-    assert harness.metrics.value("foretick_bars_skipped_total", session="btc") == 21 - 10 - 4
+    harness.take(*(trade(0, n, 5) for n in range(20, 22)))
+    assert harness.count("bars_skipped") == 21 - 10 - 4
 
 
 def test_a_source_whose_times_run_too_fast_is_read_once_a_minute(make: Make) -> None:
@@ -439,10 +379,9 @@ def test_run_serves_until_stopped_and_an_engine_error_leaves_it(make: Make) -> N
 
 def test_the_bars_of_all_sessions_are_submitted_together(make: Make) -> None:
     harness = make()
-    harness.ring.push(packed(*(trade(session, second, 5) for second in (1, 2) for session in (2, 0, 1))))
-    harness.plane.step()
+    harness.take(*(trade(session, second, 5) for second in (1, 2) for session in (2, 0, 1)))
     harness.plane.flush()
-    assert harness.calls == [[0, 1, 2], [0, 1, 2]]
+    assert harness.calls == [NAMES, NAMES]
 
 
 def test_after_warm_up_the_first_tick_compiles_nothing(make: Make) -> None:
@@ -467,8 +406,7 @@ def test_after_warm_up_the_first_tick_compiles_nothing(make: Make) -> None:
     assert all(before)
     for mode in ("pause", "overwrite"):
         harness = make(mode)
-        harness.ring.push(packed(trade(0, 1, 1), trade(0, 2, 1)))
-        harness.plane.step()
+        harness.take(trade(0, 1, 1), trade(0, 2, 1))
         harness.plane.flush()
         assert len(harness.seen) == 2
     assert [len(kernel.signatures) for kernel in kernels] == before  # type: ignore[attr-defined]  # numba's
@@ -476,24 +414,23 @@ def test_after_warm_up_the_first_tick_compiles_nothing(make: Make) -> None:
 
 def test_a_restart_comes_before_the_first_bar_around_its_anchor(make: Make) -> None:
     harness = make(line=CompactSpec(0, records=2))
-    harness.ring.push(packed(*(trade(0, n, price, n) for n, price in enumerate((10, 11, 12, 900, 3000, 0)))))
-    harness.plane.step()
-    assert harness.texts(0) == [
+    harness.take(*(trade(0, n, price, n) for n, price in enumerate((10, 11, 12, 900, 3000, 0))))
+    assert harness.texts() == [
         "500500500500500\n",
         "501501501501500\n",
         "502502502502500\n",
         "589589589589500\n",
         "605605605605500\n",
     ]
-    assert [(seen, session) for seen, session, _ in harness.restarts] == [(0, 0), (3, 0), (4, 0)]
-    windows = [[event for _, event in restart.window] for _, _, restart in harness.restarts]
+    restarts = [(n, each) for n, (_, each) in enumerate(harness.seen) if isinstance(each, Restart)]
+    assert [n for n, _ in restarts] == [0, 4, 6], "of three, one, and one more bar"
+    windows = [[event for _, event in restart.window] for _, restart in restarts]
     assert windows == [[], [2 * SECOND], [3 * SECOND]]
-    records = [record for _, record in harness.seen]
+    records = harness.records("btc")
     assert [record.anchor and record.anchor.unit // SECOND for record in records] == [1, 1, 1, 5, 10]
     assert [record.rounded for record in records] == [False, False, False, True, False]
     assert [record.last_offset for record in records] == [0, 1, 2, 3, 4]
-    value = harness.metrics.value
-    assert value("foretick_anchors_total", session="btc") == 3
-    assert value("foretick_anchors_total", session="spx") == 0
-    assert value("foretick_bars_rounded_total", session="btc") == 0
-    assert value("foretick_volumes_saturated_total", session="btc") == 0
+    assert harness.count("anchors") == 3
+    assert harness.count("anchors", "spx") == 0
+    assert harness.count("bars_rounded") == 0
+    assert harness.count("volumes_saturated") == 0

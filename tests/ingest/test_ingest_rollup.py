@@ -37,19 +37,16 @@ tiers = st.lists(
 def as_one(own: list[SummedBar]) -> SummedBar:
     if len(own) == 1:
         return own[0]
-    volume = Volume.of(sum(bar.exact_volume for bar in own))
-    return SummedBar(
-        own[0].ts_open,
-        own[0].open,
-        max(bar.high for bar in own),
-        min(bar.low for bar in own),
-        own[-1].close,
-        volume.nano,
-        len(own),
-        any(bar.gap for bar in own),
-        own[0].leg,
-        volume.high,
-        volume.low,
+    high, nano, low = Volume.of(sum(bar.exact_volume for bar in own))
+    return own[0]._replace(
+        high=max(bar.high for bar in own),
+        low=min(bar.low for bar in own),
+        close=own[-1].close,
+        volume=nano,
+        bars=len(own),
+        gap=any(bar.gap for bar in own),
+        volume_high=high,
+        volume_low=low,
     )
 
 

@@ -12,11 +12,17 @@ from hypothesis import strategies as st
 
 from ingest.bars import BAR, Bars
 from ingest.lines import MINUTE_NS, LineSpec, bar_line
-from ingest.tokens import Tokeniser
+from ingest.tokens import Encode, Tokeniser
 from tests.ingest.bpe import make_encode
+from tests.ingest.building import TOKENISER, characters
 
 STYLES = [("llama3", 3200, True), ("llama3", 500, True), ("qwen", 600, True), ("gpt2", 3200, False)]
 MOST = 2**63 - 1
+
+
+@cache
+def tokeniser_of(style: str, vocabulary: int) -> Tokeniser:
+    return Tokeniser(make_encode(style, vocabulary))
 
 
 def random_bars(n: int, seed: int, interval: int) -> Bars:
@@ -29,16 +35,14 @@ def random_bars(n: int, seed: int, interval: int) -> Bars:
     return bars
 
 
-def oracle(encode: object, bars: Bars, spec: LineSpec) -> list[list[int]]:
-    assert callable(encode)
-    return [encode(bar_line(bar, spec)) for bar in bars]
+def oracle(encode: Encode, bars: Bars, spec: LineSpec) -> list[list[int]]:
+    return [list(encode(bar_line(bar, spec))) for bar in bars]
 
 
 @pytest.mark.parametrize(("style", "vocabulary", "fast"), STYLES)
 @pytest.mark.parametrize("decimals", [(0, 0), (2, 3), (5, 9)])
 def test_ids_equal_the_tokenizers(style: str, vocabulary: int, fast: bool, decimals: tuple[int, int]) -> None:
-    encode = make_encode(style, vocabulary)
-    tokeniser = Tokeniser(encode)
+    encode, tokeniser = make_encode(style, vocabulary), tokeniser_of(style, vocabulary)
     assert tokeniser.fast is fast
     spec = LineSpec(*decimals)
     for interval in (MINUTE_NS // 60, MINUTE_NS):
@@ -47,11 +51,6 @@ def test_ids_equal_the_tokenizers(style: str, vocabulary: int, fast: bool, decim
         assert lines == oracle(encode, bars, spec)
         if fast:  # lines tokenize independently, so their concatenation has the text's own tokens
             assert list(chain.from_iterable(lines)) == encode("".join(bar_line(bar, spec) for bar in bars))
-
-
-@cache
-def llama3_tokeniser() -> Tokeniser:
-    return Tokeniser(make_encode("llama3", 3200))
 
 
 @given(
@@ -64,8 +63,7 @@ def llama3_tokeniser() -> Tokeniser:
 def test_extreme_numbers_by_table(
     values: list[int], limbs: tuple[int, int], scale: int, decimals: tuple[int, int]
 ) -> None:
-    encode = make_encode("llama3", 3200)
-    tokeniser = llama3_tokeniser()
+    encode, tokeniser = make_encode("llama3", 3200), tokeniser_of("llama3", 3200)
     bars = np.zeros(1, BAR)
     bars["interval"], bars["ts_open"] = 1, 86_399 * 10**9
     for name, value in zip("ohlcv", values, strict=True):
@@ -76,45 +74,35 @@ def test_extreme_numbers_by_table(
 
 
 def test_negative_prices_go_through_the_tokenizer() -> None:
-    encode = make_encode("llama3", 3200)
     bars = random_bars(3, 1, MINUTE_NS)
     bars["l"][1] = -37_630_000_000  # crude oil, 20 April 2020
-    assert Tokeniser(encode).lines(bars, LineSpec()) == oracle(encode, bars, LineSpec())
+    expected = oracle(make_encode("llama3", 3200), bars, LineSpec())
+    assert tokeniser_of("llama3", 3200).lines(bars, LineSpec()) == expected
 
 
-def test_no_bars_no_lines() -> None:
-    assert Tokeniser(make_encode("qwen", 600)).lines(np.zeros(0, BAR), LineSpec()) == []
-
-
-def joins_newline_and_digit(text: str) -> list[int]:
+def joins_lines(text: str) -> list[int]:
     """Single characters, but a newline merges with the next digit: only joined lines show it."""
-    ids: list[int] = []
-    for character in text:
-        if ids and ids[-1] == ord("\n") and character == "0":
-            ids[-1] = 1000
-        else:
-            ids.append(ord(character))
-    return ids
+    return characters(text.replace("\n0", "!"))
 
 
 def merges_one_long_number(text: str) -> list[int]:
     """Single characters, but one six-digit run has a token of its own."""
-    return [ord(character) if character != "!" else 2000 for character in text.replace("000000", "!")]
+    return characters(text.replace("000000", "!"))
 
 
 def prepends_a_token(text: str) -> list[int]:
-    return [1, *map(ord, text)]
+    return [1, *characters(text)]
 
 
-@pytest.mark.parametrize("encode", [joins_newline_and_digit, merges_one_long_number, prepends_a_token])
-def test_a_tokenizer_that_differs_anywhere_gets_no_tables(encode: object) -> None:
-    assert callable(encode)
+@pytest.mark.parametrize("encode", [joins_lines, merges_one_long_number, prepends_a_token])
+def test_a_tokenizer_that_differs_anywhere_gets_no_tables(encode: Encode) -> None:
     tokeniser = Tokeniser(encode)
-    assert not tokeniser.fast
+    assert (tokeniser.fast, tokeniser.fast_compact) == (False, False)
     bars = random_bars(5, 3, MINUTE_NS)
     assert tokeniser.lines(bars, LineSpec()) == oracle(encode, bars, LineSpec())
+    assert tokeniser.compact(np.zeros((1, 5), np.int64)) == [encode("0" * 15 + "\n")]
 
 
 def test_plain_characters_are_the_simplest_tokenizer_with_tables() -> None:
     """The refusals above come from the differences, not from the fakes."""
-    assert Tokeniser(lambda text: list(map(ord, text))).fast
+    assert (TOKENISER.fast, TOKENISER.fast_compact) == (True, True)

@@ -47,19 +47,13 @@ def test_compiled_sums_are_exact(sizes: list[tuple[int, int]]) -> None:
 
 @pytest.mark.parametrize("first", [0, 1, MAX_INT64 * 10**9, 10**30 + 1])
 @pytest.mark.parametrize("late", [0, 1, MAX_INT64 * 10**9, 10**30 + 10**9 - 1])
-def test_a_late_record_adds_its_volume_exactly(first: int, late: int) -> None:
+@pytest.mark.parametrize("ready_made", [False, True])
+def test_a_late_record_adds_its_volume_exactly_and_a_ready_made_bar_replaces_it(
+    first: int, late: int, ready_made: bool
+) -> None:
     bars = np.zeros(2, BAR)
-    bars["n_ticks"] = 1
+    bars["n_ticks"] = 1, 1 - ready_made
     for bar, exact in zip(bars, (first, late), strict=True):
         put_volume(bar, Volume.of(exact))
     merge(bars[0], bars[1])
-    assert volume_of(bars[0]).exact == first + late
-
-
-def test_a_late_ready_made_bar_replaces_the_whole_volume() -> None:
-    bars = np.zeros(2, BAR)
-    bars["n_ticks"] = 1, 0
-    for bar, exact in zip(bars, (10**30 + 7, 5), strict=True):
-        put_volume(bar, Volume.of(exact))
-    merge(bars[0], bars[1])
-    assert volume_of(bars[0]).exact == 5
+    assert volume_of(bars[0]).exact == (late if ready_made else first + late)

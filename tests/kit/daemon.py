@@ -17,7 +17,6 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -34,10 +33,11 @@ from feeds.kafka_source import KafkaSource
 from feeds.market_data import Answer, AnyMessage
 from metrics.catalogue import Metric
 from tests.kit.kafka import free_ports
-from tests.kit.samples import Sample
 from tests.kit.waiting import until, until_slowly
 
 START_S = 120.0
+SYMBOLS = {"aaa": "V:AAA", "bbb": "V:BBB"}
+"""VENUE:SYMBOL by session; of two partitions, each is in one of its own."""
 FORETICK = str(Path(sys.executable).with_name("foretick"))
 
 
@@ -243,17 +243,6 @@ class Scraped:
         return sum(each.value for each in self._found if each.name == name)
 
 
-@dataclass(frozen=True)
-class Replaying:
-    """A daemon that replays a sample's few seconds and continues to answer afterwards."""
-
-    daemon: Daemon
-    sample: Sample
-    session: str
-    endpoint: str
-    """Endpoint of its query socket."""
-
-
 class Topics:
     """The broker's clients: produce records, and read a topic from its beginning."""
 
@@ -320,6 +309,33 @@ async def committed(bootstrap: str, group: str, topic: str, partitions: int) -> 
         return {p: await consumer.committed(TopicPartition(topic, p)) for p in range(partitions)}
     finally:
         await consumer.stop()
+
+
+def kafka_toml(
+    bootstrap: str,
+    suffix: str = "",
+    sessions: Mapping[str, str] = SYMBOLS,
+    more: Mapping[str, str] = {},  # read only
+    *,
+    group: str = "foretick",
+    top: str = "",
+) -> str:
+    """A daemon's file for a broker whose topics and group end in ``suffix``.
+
+    ``sessions``: their symbols by name; ``more``: further lines, by table; ``top``: those before all tables.
+    """
+    (query,) = free_ports(1)
+    broker = f'bootstrap = "{bootstrap}"'
+    tables = {
+        "source": 'kind = "kafka"',
+        "source.kafka": f'{broker}\ntopics = ["md.trades.v1{suffix}"]\ngroup = "{group}{suffix}"',
+        "sink.kafka": f'{broker}\ntopic = "answers.v1{suffix}"\ndlq = "dlq.v1{suffix}"',
+        "query": f'endpoint = "tcp://127.0.0.1:{query}"',
+        "process": 'drain = "3s"',
+    }
+    tables |= {name: "\n".join(filter(None, [tables.get(name), lines])) for name, lines in more.items()}
+    named = [f'[[sessions]]\nname = "{name}"\nsymbol = "{symbol}"' for name, symbol in sessions.items()]
+    return "\n".join([top, *named, *(f"[{name}]\n{lines}" for name, lines in tables.items())])
 
 
 def gone(pid: int) -> bool:

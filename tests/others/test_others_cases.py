@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from daemon.config.schema import UNTRAINED, ModelConfig, SchedulerConfig
-from daemon.gateway.gateway import Gateway
-from tests.kit import MemorySink, QueueSource, inproc_config
-from tests.kit.http import Reply, request
+from tests.kit import inproc_config
+from tests.kit.http import Reply
 from tests.kit.inproc import running
 
 RESPONSE = frozenset(
@@ -42,22 +41,20 @@ ITEMS = {
 """Members of the events between, in their order, beside type and number."""
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MODEL, TOKENS = "the-model", 12
+Post = Callable[..., Awaitable[Reply]]
+"""Posts the members of a request to a path."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def gateway() -> AsyncIterator[Gateway]:
+async def post() -> AsyncIterator[Post]:
     config = inproc_config(
         model=ModelConfig(path=UNTRAINED, aliases=(MODEL,)),
         sessions=(),
         standing="none",
         scheduler=SchedulerConfig(max_new_tokens=TOKENS, max_prompt_tokens=256),
     )
-    async with running(config, QueueSource(), MemorySink()) as gateway:
-        yield gateway
-
-
-async def post(gateway: Gateway, path: str, **members: Any) -> Reply:
-    return await request(gateway.http.port, "POST", f"/v1/{path}", {"model": MODEL, **members})
+    async with running(config) as daemon:
+        yield lambda path, **members: daemon.http("POST", f"/v1/{path}", {"model": MODEL, **members})
 
 
 def events_of(reply: Reply) -> list[Any]:
@@ -89,8 +86,8 @@ TURNS = [
     ],
     ids=["text", "system", "developer", "turns", "parts", "string"],
 )
-async def test_open_responses_response_has_every_member(gateway: Gateway, asked: object) -> None:
-    reply = await post(gateway, "responses", input=asked, temperature=0)
+async def test_open_responses_response_has_every_member(post: Post, asked: object) -> None:
+    reply = await post("responses", input=asked, temperature=0)
     found = reply.json
     assert reply.status == 200
     assert found.keys() >= RESPONSE
@@ -105,8 +102,8 @@ async def test_open_responses_response_has_every_member(gateway: Gateway, asked:
     assert used["output_tokens_details"].keys() >= {"reasoning_tokens"}
 
 
-async def test_open_responses_stream(gateway: Gateway) -> None:
-    reply = await post(gateway, "responses", input=TURNS, stream=True, temperature=0)
+async def test_open_responses_stream(post: Post) -> None:
+    reply = await post("responses", input=TURNS, stream=True, temperature=0)
     assert reply.headers["content-type"].startswith("text/event-stream")
     events = events_of(reply)
     assert [each["sequence_number"] for each in events] == list(range(len(events)))
@@ -141,10 +138,8 @@ async def test_open_responses_stream(gateway: Gateway) -> None:
     ],
     ids=["tools", "stored", "image", "no schema"],
 )
-async def test_open_responses_what_is_not_supported_is_said(
-    gateway: Gateway, members: Any, param: str
-) -> None:
-    reply = await post(gateway, "responses", **{"input": "Hello.", **members})
+async def test_open_responses_what_is_not_supported_is_said(post: Post, members: Any, param: str) -> None:
+    reply = await post("responses", **{"input": "Hello.", **members})
     assert (reply.status, reply.json["error"]["param"]) == (400, param)
 
 
@@ -165,17 +160,17 @@ BOOK = [{"role": "system", "content": "Book"}, {"role": "user", "content": "What
     ],
     ids=str,
 )
-async def test_llama_chats_that_are_none_are_refused(gateway: Gateway, messages: object) -> None:
-    reply = await post(gateway, "chat/completions", messages=messages)
+async def test_llama_chats_that_are_none_are_refused(post: Post, messages: object) -> None:
+    reply = await post("chat/completions", messages=messages)
     assert reply.status == 400
     assert reply.json["error"].keys() == {"message", "type", "param", "code"}
 
 
-async def test_llama_parts_are_the_text_that_they_make(gateway: Gateway) -> None:
+async def test_llama_parts_are_the_text_that_they_make(post: Post) -> None:
     whole = [BOOK[0], {"role": "user", "content": "What isthe best"}]
     parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": "the best"}]
     ways = [
-        await post(gateway, "chat/completions", messages=messages, temperature=0)
+        await post("chat/completions", messages=messages, temperature=0)
         for messages in (whole, [BOOK[0], {"role": "user", "content": parts}])
     ]
     texts = [each.json["choices"][0]["message"]["content"] for each in ways]
@@ -183,12 +178,10 @@ async def test_llama_parts_are_the_text_that_they_make(gateway: Gateway) -> None
     assert ways[0].json["usage"]["prompt_tokens"] == ways[1].json["usage"]["prompt_tokens"]
 
 
-async def test_llama_stream_is_the_whole_answer_and_each_chunk_is_of_one_completion(gateway: Gateway) -> None:
+async def test_llama_stream_is_the_whole_answer_and_each_chunk_is_of_one_completion(post: Post) -> None:
     asked = {"messages": BOOK, "temperature": 0, "max_tokens": 8, "logprobs": True, "top_logprobs": 4}
-    whole = (await post(gateway, "chat/completions", **asked)).json
-    stream = await post(
-        gateway, "chat/completions", **asked, stream=True, stream_options={"include_usage": True}
-    )
+    whole = (await post("chat/completions", **asked)).json
+    stream = await post("chat/completions", **asked, stream=True, stream_options={"include_usage": True})
     assert stream.body.endswith(b"data: [DONE]\n\n")
     chunks = events_of(stream)
     assert len({(each["id"], each["created"], each["model"]) for each in chunks}) == 1
@@ -229,8 +222,8 @@ async def test_llama_stream_is_the_whole_answer_and_each_chunk_is_of_one_complet
     ],
     ids=str,
 )
-async def test_llama_response_formats(gateway: Gateway, form: Any, status: int) -> None:
-    reply = await post(gateway, "chat/completions", messages=BOOK, response_format=form)
+async def test_llama_response_formats(post: Post, form: Any, status: int) -> None:
+    reply = await post("chat/completions", messages=BOOK, response_format=form)
     assert reply.status == status
     if status != 200:
         assert "error" in reply.json
@@ -240,17 +233,17 @@ async def test_llama_response_formats(gateway: Gateway, form: Any, status: int) 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_llama_prompts_that_are_too_long_fail_before_the_stream(gateway: Gateway, stream: bool) -> None:
+async def test_llama_prompts_that_are_too_long_fail_before_the_stream(post: Post, stream: bool) -> None:
     long = [{"role": "user", "content": "price 100 " * 300}]
-    reply = await post(gateway, "chat/completions", messages=long, stream=stream)
+    reply = await post("chat/completions", messages=long, stream=stream)
     assert (reply.status, reply.json["error"]["code"]) == (400, "context_length_exceeded")
 
 
-async def test_llama_same_seeds_give_same_texts_also_at_the_same_time(gateway: Gateway) -> None:
+async def test_llama_same_seeds_give_same_texts_also_at_the_same_time(post: Post) -> None:
     hot = {"prompt": "I believe", "temperature": 1.5, "max_tokens": 8}
 
     async def text(seed: int) -> str:
-        found: str = (await post(gateway, "completions", **hot, seed=seed)).json["choices"][0]["text"]
+        found: str = (await post("completions", **hot, seed=seed)).json["choices"][0]["text"]
         return found
 
     texts = await asyncio.gather(*(text(seed) for seed in (42, 42, 42, 43, 44)))
@@ -258,13 +251,13 @@ async def test_llama_same_seeds_give_same_texts_also_at_the_same_time(gateway: G
     assert len(set(texts[2:])) > 1
 
 
-async def test_llama_prompts_of_texts_and_tokens(gateway: Gateway) -> None:
-    one = await post(gateway, "completions", prompt="I believe", temperature=0, n=1)
-    both = await post(gateway, "completions", prompt=["I believe", [5, 6, 7]], temperature=0)
+async def test_llama_prompts_of_texts_and_tokens(post: Post) -> None:
+    one = await post("completions", prompt="I believe", temperature=0, n=1)
+    both = await post("completions", prompt=["I believe", [5, 6, 7]], temperature=0)
     assert [each["index"] for each in both.json["choices"]] == [0, 1]
     assert both.json["choices"][0]["text"] == one.json["choices"][0]["text"]
     for prompt in ([], "", ["a", 5], [["a"]], [-1], {"a": 1}, None):
-        assert (await post(gateway, "completions", prompt=prompt)).status == 400
+        assert (await post("completions", prompt=prompt)).status == 400
 
 
 @pytest.mark.parametrize(
@@ -283,23 +276,23 @@ async def test_llama_prompts_of_texts_and_tokens(gateway: Gateway) -> None:
     ],
     ids=lambda more: next(iter(more), "plain"),
 )
-async def test_llama_messages(gateway: Gateway, more: dict[str, Any]) -> None:
+async def test_llama_messages(post: Post, more: dict[str, Any]) -> None:
     members = {"max_tokens": 8, "messages": [{"role": "user", "content": "Say hello"}], **more}
-    reply = await post(gateway, "messages", **members)
+    reply = await post("messages", **members)
     found = reply.json
     assert (reply.status, found["type"], found["role"]) == (200, "message", "assistant")
     assert found["content"][0]["type"] == "text"
     assert found["stop_reason"] in ("end_turn", "max_tokens", "stop_sequence")
     assert all(isinstance(found["usage"][name], int) for name in ("input_tokens", "output_tokens"))
     counted = {name: members[name] for name in ("messages", "system") if name in members}
-    tokens = (await post(gateway, "messages/count_tokens", **counted)).json
+    tokens = (await post("messages/count_tokens", **counted)).json
     read = found["usage"]["input_tokens"] + found["usage"]["cache_read_input_tokens"]
     assert tokens == {"input_tokens": read}
 
 
-async def test_llama_messages_stream_has_one_block(gateway: Gateway) -> None:
+async def test_llama_messages_stream_has_one_block(post: Post) -> None:
     asked = {"max_tokens": 8, "messages": [{"role": "user", "content": "Say hello"}], "stream": True}
-    events = events_of(await post(gateway, "messages", **asked))
+    events = events_of(await post("messages", **asked))
     kinds = list(dict.fromkeys(each["type"] for each in events if each["type"] != "ping"))
     assert kinds == [
         "message_start",
@@ -315,6 +308,6 @@ async def test_llama_messages_stream_has_one_block(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("messages", [None, [], "Hello", [{"role": "tool", "content": "Hello"}]], ids=str)
-async def test_llama_messages_that_are_none_are_refused(gateway: Gateway, messages: object) -> None:
-    reply = await post(gateway, "messages", max_tokens=8, messages=messages)
+async def test_llama_messages_that_are_none_are_refused(post: Post, messages: object) -> None:
+    reply = await post("messages", max_tokens=8, messages=messages)
     assert (reply.status, reply.json["error"]["type"]) == (400, "invalid_request_error")

@@ -13,7 +13,7 @@ import pytest
 from anthropic.resources.messages import DEPRECATED_MODELS
 
 from daemon.config.schema import UNTRAINED, ModelConfig, QueryConfig, SchedulerConfig
-from tests.kit import MemorySink, QueueSource, inproc_config
+from tests.kit import inproc_config
 from tests.kit.inproc import running
 from tests.others.suites import Suite, outcomes
 
@@ -94,10 +94,8 @@ async def test_replies_fit_the_types_of_the_sdk(suite: Suite, path: str) -> None
         scheduler=SchedulerConfig(max_new_tokens=4),
         query=QueryConfig(endpoint="tcp://127.0.0.1:*", max_prompts_each=64),
     )
-    async with running(config, QueueSource(), MemorySink()) as gateway:
-        found, told = await outcomes(
-            suite, {"TEST_API_BASE_URL": f"http://127.0.0.1:{gateway.http.port}{path}"}
-        )
+    async with running(config) as daemon:
+        found, told = await outcomes(suite, {"TEST_API_BASE_URL": f"http://127.0.0.1:{daemon.port}{path}"})
     failed = {method_of(name) for name, why in found.items() if why}
     passed = {method_of(name) for name, why in found.items() if not why}
     assert failed == set(FAILING[suite.package]), told[-20_000:]

@@ -15,8 +15,7 @@ from pathlib import Path
 from feeds.kafka_sink import KafkaSink
 from feeds.mock_broker import MockBroker
 from tests.kit import SECOND, START, trade, until_slowly
-from tests.kit.daemon import Daemon
-from tests.kit.kafka import free_ports
+from tests.kit.daemon import Daemon, kafka_toml
 from tests.soak.resources import MIB, Held, held, shared_memory, slope
 
 SESSIONS = [f"s{n}" for n in range(10)]
@@ -73,7 +72,6 @@ class Soak:
             made.mkdir()
         for topic in TOPICS:
             self.broker.create_topic(topic)
-        self._ports = free_ports(1)
 
     @property
     def daemon(self) -> Daemon:
@@ -198,15 +196,10 @@ class Soak:
             await asyncio.sleep(SAMPLE_S)
 
     def _config(self, names: Sequence[str]) -> str:
-        bootstrap = f'bootstrap = "{self.broker.bootstrap}"'
-        return "\n".join(
-            [
-                *(f'[[sessions]]\nname = "{name}"\nsymbol = "V:{name}"' for name in names),
-                "[model]\nremembered_answers = 2000",  # so that it is full when memory is judged
-                f'[pool]\nblocks = 2048\nidle_spill = "{IDLE_S:g}s"\nspill_dir = "{self.spilled}"',
-                f'[source]\nkind = "kafka"\n[source.kafka]\n{bootstrap}\n[sink.kafka]\n{bootstrap}',
-                f'[query]\nendpoint = "tcp://127.0.0.1:{self._ports[0]}"',
-                f'[recovery]\ninterval = "1s"\ndirectory = "{self.snapshots}"',
-                '[process]\ndrain = "3s"\n[log]\nlevel = "warning"',
-            ]
-        )
+        more = {
+            "model": "remembered_answers = 2000",  # so that it is full when memory is judged
+            "pool": f'blocks = 2048\nidle_spill = "{IDLE_S:g}s"\nspill_dir = "{self.spilled}"',
+            "recovery": f'interval = "1s"\ndirectory = "{self.snapshots}"',
+            "log": 'level = "warning"',
+        }
+        return kafka_toml(self.broker.bootstrap, "", {name: f"V:{name}" for name in names}, more)
