@@ -1,7 +1,5 @@
 """Device helpers: copying lists of integers, detecting that memory ran out, and threads that compute."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -5,8 +5,6 @@ read more than its window. Whether that matters depends on the model and the que
 both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

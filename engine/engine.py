@@ -1,7 +1,5 @@
 """The engine: one pool, one model, and forward passes over mixed batches of tapes, forks and prompts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """How much memory this process can still have, on the host and on a device."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath

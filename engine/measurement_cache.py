@@ -4,8 +4,6 @@ The CPU and the question name the file; one that other code wrote, or that canno
 is replaced. Where nothing can be written, every start measures.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Confidence is the logit gap of *Attention Once* equation 10, always of the raw l
 temperature is Gumbel-max, the argmax of the logits plus noise, so restricted sampling is a restricted argmax.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

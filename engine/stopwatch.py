@@ -1,7 +1,5 @@
 """Times calls beside each other, on a machine that may be busy."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Attention reads each run with one call. Tapes grow for hours and continue after 
 for milliseconds and fill the smallest hole.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The KV of one token sequence: blocks are taken ahead, filled at the tail and released at the head."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from regions.allocator import Run

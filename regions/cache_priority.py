@@ -5,8 +5,6 @@ equals. Nothing is kept indefinitely: a priority above the default holds for a l
 tenant) may raise a limited number of tokens.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass

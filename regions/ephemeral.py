@@ -4,8 +4,6 @@ A fork's context never changes, so the tape may append, evict and be forked agai
 in-place strip/extend/clear/restore of *Attention Once* section 3.9.3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from regions.allocator import Run

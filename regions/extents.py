@@ -7,8 +7,6 @@ The frozen prefix gets coordinates that end right before the oldest live record.
 anchored behind the prefix, and local positions stay bounded however long the stream runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple

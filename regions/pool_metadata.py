@@ -4,8 +4,6 @@ It has no tensors, so the scheduler's simulator and tests run on it; `regions.kv
 values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 from weakref import WeakSet, ref

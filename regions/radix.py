@@ -9,8 +9,6 @@ Nodes are ordered by last use, each before its ancestors, so walking that order 
 leaf. Leaves of a lower priority go first (`regions.cache_priority`).
 """
 
-from __future__ import annotations
-
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The sliding region as data: a tape's retention, its records, and the state to resume it from."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -69,7 +69,7 @@ class Tape:
         self.evicted_records = 0
         self.kv = KVState()
         self.lost = False
-        """Its stored KV cannot be read back: `window` must be prefilled again, see `rebuild`."""
+        """Its stored KV cannot be read back: `window` must be prefilled again, see `adopt`."""
         self._pool = pool
         self._frozen = frozen
         # while offloaded, evicted tokens stay stored: the version comes back whole
@@ -263,12 +263,13 @@ class Tape:
     def adopt(self, fresh: Fork) -> None:
         """Replace the window by one that was prefilled again, and take ``fresh`` over.
 
-        Readers see it from the next commit on. Records evicted since the prefill began are dropped from it.
-        Raises ValueError, with nothing changed, unless it has exactly the live tokens; NotResident when the
-        version that readers still see cannot be brought back.
+        Readers see it from the next commit on, and at once if the tape was lost. Records evicted since the
+        prefill began are dropped from it. Raises ValueError, with nothing changed, unless it has exactly the
+        live tokens; NotResident when the version that readers still see cannot be brought back.
         """
         self._check_fresh(fresh, self._frozen, self.evicted_tokens, self.window)
-        self._need()
+        if not self.lost:
+            self._need()
         self._replace(fresh)
 
     def adopt_prefix(self, fresh: Fork, frozen: Context, records: Sequence[LiveRecord] | None = None) -> None:
@@ -289,12 +290,9 @@ class Tape:
             self._check_fresh(fresh, frozen, begins, window)
             self._records = deque(records)
             self.evicted_tokens, self._written = begins, begins + len(window)
-        resident = self.resident
         self._frozen.release()
         self._frozen = frozen
         self._replace(fresh)
-        if not resident:
-            self._publish_again()
         if self._keeper is not None:
             self._keeper.prefix_changed(self)
 
@@ -383,19 +381,8 @@ class Tape:
         False when the pool has no room or the tape is lost.
         """
         if self.lost and not self._records:
-            self.rebuild(self.fresh_window())  # everything was evicted: there is nothing to prefill
+            self.adopt(self.fresh_window())  # everything was evicted: there is nothing to prefill
         return self.swap_in(n) if self._keeper is None else self._keeper.use(self, n)
-
-    def rebuild(self, fresh: Fork) -> None:
-        """As `adopt`, for a tape that was `lost`; readers see it at once.
-
-        Raises ValueError, with nothing changed, unless it has exactly the live tokens and the tape was lost.
-        """
-        if not self.lost:
-            raise ValueError(f"session {self.name} has lost nothing, so there is nothing to rebuild")
-        self._check_fresh(fresh, self._frozen, self.evicted_tokens, self.window)
-        self._replace(fresh)
-        self._publish_again()
 
     def compact(self) -> bool:
         """Copy the window to one run of blocks, if it is in several and one is free; frames do not change."""
@@ -449,6 +436,7 @@ class Tape:
             raise ValueError(f"session {self.name}: what was prefilled again is not the live window")
 
     def _replace(self, fresh: Fork) -> None:
+        resident = self.resident
         self._table.release()
         self._table, self._origin = fresh.detach()
         left = self._table.length > self.live_tokens
@@ -456,6 +444,10 @@ class Tape:
         self.lost = False
         self._keep_adopted(self._context(self._table.extents, (self.hold(),)))
         self._drop_evicted()
+        if not resident:  # readers see it at once: their version is not in the pool
+            self._committed = self._current()
+            if self._keeper is not None:
+                self._keeper.rebuilt(self)
 
     def _keep_adopted(self, window: Context | None) -> None:
         before, self._adopted = self._adopted, window
@@ -502,12 +494,6 @@ class Tape:
         before = self._committed
         self._committed = self._current()
         before.release()
-
-    def _publish_again(self) -> None:
-        """Publish a window that took the place of one outside the pool."""
-        self._committed = self._current()
-        if self._keeper is not None:
-            self._keeper.rebuilt(self)
 
     def _retract(self) -> None:
         """Release the references of the current version, before it leaves the pool."""

@@ -83,6 +83,6 @@ def _rebuild(tape: Tape, fresh: Fork) -> None:
     """Rebuild ``tape`` unless it got another prefix, and thus another window, meanwhile."""
     try:
         if tape.lost:
-            tape.rebuild(fresh)
+            tape.adopt(fresh)
     finally:
         fresh.release()

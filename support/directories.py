@@ -1,7 +1,5 @@
 """Directories: the cache, for what can be rebuilt (compiled kernels, the embedded model), and the state."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

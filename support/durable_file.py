@@ -5,8 +5,6 @@ temporary file is locked while it is written, so what a killed writer has left c
 another process, or another machine on a shared disk, is writing.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import secrets

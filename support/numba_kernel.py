@@ -5,8 +5,6 @@ directory is therefore named after the content of all files that define kernels:
 code, and sources may be read-only. Where the directory cannot be written, every start compiles.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Real bars as levels, so that the rules label them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

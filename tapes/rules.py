@@ -8,8 +8,6 @@ table in words; `tests/tapes` has a slow reference for each rule.
 Prices are measured in R, the mean range (high less low) of the last 20 bars plus half a unit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -4,8 +4,6 @@ A backend gets one layer's queries, its new keys and values, and the pool, which
 extents in place with torch's CPU flash kernel; `triton` uses its own kernels on a GPU.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

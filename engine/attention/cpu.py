@@ -4,8 +4,6 @@ The kernel returns the log-sum-exp, so an extent with many readers is read once 
 soft-cap.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

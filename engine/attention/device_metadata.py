@@ -6,8 +6,6 @@ enough programs (split-K, as in flash decoding). Sizes are rounded up to a `Shap
 buckets use the same tensors and grids, so a captured CUDA graph can be replayed for them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple

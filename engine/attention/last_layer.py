@@ -8,8 +8,6 @@ The layer's first argument, and all others with one entry per row, must have the
 canary compares logits computed this way with the dense model's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial

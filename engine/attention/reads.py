@@ -3,8 +3,6 @@
 A pass writes its new keys before attention, so a row's own sequence is one more run. No mask is ever made.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Plain softmax attention on any device: for soft-caps, and as the oracle of every backend."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -5,8 +5,6 @@ rounding, while rotating the stored keys drifts. Angles are computed in float64,
 whole frame.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 import torch

@@ -5,8 +5,6 @@ rotation also computes its table of shifts. A call reads only static device tens
 forward pass can be captured in a CUDA graph and replayed after `TritonAttention.prepare`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

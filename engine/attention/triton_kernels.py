@@ -9,8 +9,6 @@ masks, the rest by a second loop. `merge` merges the attention states of a row b
 decoding. All exponentials are base 2.
 """
 
-from __future__ import annotations
-
 import triton  # type: ignore[import-untyped]  # ships no type information
 import triton.language as tl  # type: ignore[import-untyped]  # ships no type information
 

@@ -12,8 +12,6 @@ Weights are packed in panels: float32 or bfloat16 (as uint16) [panels, inputs, P
 padded to whole panels.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -4,8 +4,6 @@ Numba's loops over arrays keep sums in memory; here a tile of `MAX_LINES` rows a
 stays in registers. Addresses are integers, steps are bytes from row to row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -46,19 +44,9 @@ def _silu(v: Vectors, x: Any) -> Any:
     return v.builder.fdiv(x, v.builder.fadd(power, v.constant(1.0)))
 
 
-def _tile(
-    v: Vectors,
-    rows: int,
-    kind: int,
-    column: int,
-    x: Any,
-    x_step: Any,
-    depth: Any,
-    weights: Any,
-    start: Any,
-    start_step: Any,
-) -> list[list[Any]]:
-    """Sums [rows][vectors] of the panel's columns from ``column`` on; arguments as in `panel_product`."""
+def _tile(v: Vectors, rows: int, kind: int, column: int, *read: Any) -> list[list[Any]]:
+    """Sums [rows][vectors] of the panel's columns from ``column`` on; ``read`` as of `panel_product`."""
+    x, x_step, depth, weights, start, start_step = read
     begun = [
         [v.load(v.at(start, v.times(start_step, r), 4 * column + VECTOR_BYTES * j)) for j in range(_VECTORS)]
         for r in range(rows)

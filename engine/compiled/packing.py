@@ -1,7 +1,5 @@
 """Packs the weights of transformers' plain decoders for compiled layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 

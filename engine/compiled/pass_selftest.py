@@ -5,8 +5,6 @@ products that `engine.linears` finds. A pass of a large model goes through its f
 some and once through twice as many: the others take as long.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """What a comparison of compiled layers with transformers' found."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path

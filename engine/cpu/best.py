@@ -3,8 +3,6 @@
 Floats are compared as integers (`_key`), since numba makes vector code only of such maxima.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

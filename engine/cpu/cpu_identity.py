@@ -1,7 +1,5 @@
 """Which CPU this is: its name, and all that times measured on it depend on."""
 
-from __future__ import annotations
-
 import platform
 from functools import cache
 from pathlib import Path

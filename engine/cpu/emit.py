@@ -4,8 +4,6 @@ An intrinsic takes a tuple of addresses, sizes, and steps in bytes. Inputs may h
 elements have. Buffers of floats are tight.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container
 from inspect import Parameter, Signature, signature
 from typing import Any

@@ -5,8 +5,6 @@ wait for its cores. So the function runs on torch's own, through the entry that 
 region, ``GOMP_parallel``. LLVM's and Intel's OpenMP have it as well.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 from collections.abc import Callable

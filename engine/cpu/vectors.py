@@ -4,8 +4,6 @@ Numba's arrays hide from LLVM that the last stride is one element, and keep a ti
 of registers. So the kernels' inner loops are written as LLVM's fixed-width vectors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any

@@ -6,8 +6,6 @@ write their KV to a scratch block without readers. Models that read device value
 (`capture_obstacle`) and large batches run eagerly.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence

@@ -4,8 +4,6 @@ A captured graph reads the same device memory every time. Sizes are rounded up, 
 captured, and everything a pass reads is copied at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -5,8 +5,6 @@ Then the layers are changed one input at a time, so that loading needs little mo
 packed weight replaces the original, except where that is tied to another (the input embedding).
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

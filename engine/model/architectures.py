@@ -4,8 +4,6 @@ The tables name transformers' ``model_type``. Other models may still be served: 
 `engine.model.canary` measure them at load time and refuse those that do not work.
 """
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -5,8 +5,6 @@ on a fork. It is the last of three checks and also catches effects outside of at
 convolutions). `engine.model.probe` compares masks over more tokens than the canary has.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial

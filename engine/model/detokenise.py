@@ -1,7 +1,5 @@
 """Text of an answer while it grows: tokens in, whole characters out, cut before the first stop sequence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 Decode = Callable[[list[int]], str]

@@ -5,8 +5,6 @@ always equal. Its tokenizer needs no training: numbers of one to three digits an
 single tokens, and everything else falls back to bytes.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile

@@ -5,8 +5,6 @@ layouts). Known ones are refused by name (`engine.model.architectures`), all are
 (`engine.model.probe`), and `engine.model.canary` compares logits with the dense forward.
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from functools import partial

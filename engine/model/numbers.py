@@ -1,7 +1,5 @@
 """Constrained decoding of a plain decimal number: which tokens may follow those of an answer."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache

@@ -6,8 +6,6 @@ computed at far-apart positions and compared with the sliding window that the la
 probe's attention returns zeros, so layers cannot see positions in any other way than the one measured.
 """
 
-from __future__ import annotations
-
 import logging
 from bisect import bisect_left
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 KV stored under one revision is not read under another, and every answer names it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from hashlib import blake2b

@@ -5,8 +5,6 @@ for its own heads and a full copy of everything else (tapes, extents, metadata, 
 activations, so all of them must make the same calls in the same order.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import distributed, nn

@@ -1,7 +1,5 @@
 """The bytes that each token writes, in order: which tokens may come next, for any rule about bytes."""
 
-from __future__ import annotations
-
 import json
 import re
 from bisect import bisect_left

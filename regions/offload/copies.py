@@ -1,7 +1,5 @@
 """Copies of blocks between pools while forward passes run, and the blocks they read."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol

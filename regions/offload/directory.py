@@ -1,7 +1,5 @@
 """A directory for the files of one process, below one that several may share."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

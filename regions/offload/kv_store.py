@@ -1,7 +1,5 @@
 """KV outside the device pool: on the host or on disk."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

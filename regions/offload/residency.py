@@ -2,10 +2,8 @@
 
 A session is offloaded when it was idle for a while. When the pool and its caches have no free block, the
 least recently used one is offloaded, before anything is preempted. When stored KV cannot be read back the
-tape is lost, and the scheduler prefills its window again (`Tape.rebuild`).
+tape is lost, and the scheduler prefills its window again (`Tape.adopt`).
 """
-
-from __future__ import annotations
 
 import logging
 import time

@@ -1,7 +1,5 @@
 """A window prefilled again equals the dense model's and is adopted at a version; divergence of `carry`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Forward passes over mixed batches: drafts, repeatable sampling, a bad request alone, out of memory."""
 
-from __future__ import annotations
-
 import gc
 import random
 import weakref

@@ -1,7 +1,5 @@
 """Any history of a sliding session gives the oracle's logits, wherever its KV was moved meanwhile."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 from functools import cache

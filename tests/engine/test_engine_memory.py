@@ -1,7 +1,5 @@
 """What was measured is remembered by CPU, threads, question and code, and never read from a torn file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

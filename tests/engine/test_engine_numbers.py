@@ -1,7 +1,5 @@
 """Numbers by constrained decoding: whatever a model prefers, the answer is a decimal that fits."""
 
-from __future__ import annotations
-
 import random
 import re
 

@@ -1,7 +1,5 @@
 """Logits over regions equal the unmodified model's, however batched, forked or evicted."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

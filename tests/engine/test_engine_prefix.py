@@ -1,7 +1,5 @@
 """Logits after aliased prefixes and of changing prompts equal those of the unmodified model."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from functools import cache

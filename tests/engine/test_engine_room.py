@@ -1,7 +1,5 @@
 """Available memory is the least of the machine's and of every control group's, by both of their versions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Sampling of a token from logits: exact, restricted, at a temperature, and refused when not finite."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter

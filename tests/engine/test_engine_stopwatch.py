@@ -1,7 +1,5 @@
 """Calls are timed by turns, over a bounded number of rounds."""
 
-from __future__ import annotations
-
 from itertools import count
 
 import pytest

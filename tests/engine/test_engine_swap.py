@@ -1,7 +1,5 @@
 """KV that was swapped, spilled, restored, compacted or prefilled again gives the dense model's logits."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 
@@ -26,7 +24,7 @@ def rebuild(engine: Engine, tape: Tape) -> None:
     """Rebuild a lost session, as the scheduler does."""
     fresh = tape.fresh_window()
     prefill(engine, fresh, tape.window, 16)
-    tape.rebuild(fresh)
+    tape.adopt(fresh)
 
 
 class AskedTape(TapeWithHistory):

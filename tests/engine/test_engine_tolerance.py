@@ -1,7 +1,5 @@
 """The bound on rounding separates mistakes from rounding: the smallest memory errors are far beyond it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """Recognisable KV: every slot encodes all tokens up to it, so that tests can check what a reader reads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Compaction copies a window in several runs to one run; its readers see the same."""
 
-from __future__ import annotations
-
 from regions.ephemeral import Fork
 from regions.kv_tensors import KVPool
 from regions.tape import Retention, Tape, compact_one

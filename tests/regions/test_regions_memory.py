@@ -1,7 +1,5 @@
 """Blocks and tapes against plain models of themselves, under random operations."""
 
-from __future__ import annotations
-
 from itertools import chain
 
 import pytest

@@ -1,7 +1,5 @@
 """Prompts that change while they are prefilled, against a plain list of what must be in KV."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The prefix cache against a plain set of all prefixes, with KV whose contents are checked."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

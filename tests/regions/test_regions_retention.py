@@ -1,7 +1,5 @@
 """Priorities of cached prefixes, against a plain list of edges that is searched whole each time."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import count
 

@@ -1,7 +1,5 @@
 """Swapping to the host: KV comes back bit by bit, and no block is reused while it is copied."""
 
-from __future__ import annotations
-
 import random
 from itertools import chain
 

@@ -1,7 +1,5 @@
 """Watched match lengths against a fresh look-up of each."""
 
-from __future__ import annotations
-
 import gc
 from weakref import ref
 

@@ -284,7 +284,7 @@ class FakeTape:
     def fresh_window(self) -> FakeReader:
         return FakeReader(self.memory)
 
-    def rebuild(self, fresh: FakeReader) -> None:
+    def adopt(self, fresh: FakeReader) -> None:
         assert self.lost
         assert fresh.kv == self.window
         self.blocks, fresh.private, self.lost = fresh.private, [], False

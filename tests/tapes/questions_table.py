@@ -1,7 +1,5 @@
 """The table of docs/questions.md: run `python -m tests.tapes.questions_table` to write it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from flash.question import EXACT_VALUE

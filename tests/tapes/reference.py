@@ -1,7 +1,5 @@
 """The rules once more, slowly: plain loops in exact arithmetic, written from the words of the table."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The table of questions in the documentation is the one in the code."""
 
-from __future__ import annotations
-
 from tapes.rules import RULES
 from tests.tapes import questions_table
 

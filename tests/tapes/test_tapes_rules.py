@@ -1,7 +1,5 @@
 """Labels against a slow reference: generated tapes, small integer tapes full of ties, and too few bars."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The two products of attention: register-tiled, of many lines, and by dot products, of few."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from numba.core import cgutils
@@ -28,8 +26,8 @@ AHEAD = 2
 def product(v: Vectors, shape: Any, *given: Any) -> None:
     """``target[i] = left[i] @ right``, or plus what is there if ``add``, for up to `MAX_LINES` lines.
 
-    ``shape``: lines * 8 + vectors of a line (one of `WIDTHS`). ``given``: left, left_step, right, right_step,
-    depth, targets, column, add, ahead. ``left`` [lines, depth], ``right`` [depth, vectors * LANES].
+    ``shape``: lines * 8 + vectors of a line (one of `WIDTHS`). ``given``: as `_product` unpacks them.
+    ``left`` [lines, depth], ``right`` [depth, vectors * LANES].
     ``targets``: int64 addresses, to which ``column`` bytes are added. Meanwhile `AHEAD` cache lines for each
     step of ``depth`` are prefetched from ``ahead`` on: evenly, because few can be under way at a time.
     """
@@ -39,20 +37,8 @@ def product(v: Vectors, shape: Any, *given: Any) -> None:
                 _product(v, lines, width, *given)
 
 
-def _product(
-    v: Vectors,
-    lines: int,
-    width: int,
-    left: Any,
-    left_step: Any,
-    right: Any,
-    right_step: Any,
-    depth: Any,
-    targets: Any,
-    column: Any,
-    add: Any,
-    ahead: Any,
-) -> None:
+def _product(v: Vectors, lines: int, width: int, *given: Any) -> None:
+    left, left_step, right, right_step, depth, targets, column, add, ahead = given
     b = v.builder
     places = [v.at(v.load(v.at(targets, 8 * i), I64), column) for i in range(lines)]
     # variables, which LLVM turns into registers
@@ -82,52 +68,28 @@ def _product(
 
 
 @action(12)
-def dots(
-    v: Vectors,
-    lines: Any,
-    queries: Any,
-    step: Any,
-    keys: Any,
-    key_step: Any,
-    last: Any,
-    half: Any,
-    width: Any,
-    sums: Any,
-    scores: Any,
-    ahead: Any,
-    far: Any,
-) -> None:
+def dots(v: Vectors, lines: Any, *given: Any) -> None:
     """The products of up to `MAX_LINES` lines with 16 keys, read once and in order: columns of ``scores``.
 
     ``queries``, ``keys``: ``width`` vectors each, ``step`` and ``key_step`` apart; keys after ``last`` repeat
     it. ``half``: keys are bfloat16. ``sums``: memory for `LANES` vectors of each line. As much as is read is
-    prefetched from ``ahead`` and ``far`` on.
+    prefetched from ``ahead`` and ``far`` on. ``given``: as they are unpacked.
     """
+    queries, step, keys, key_step, last, half, width, sums, scores, ahead, far = given
     b = v.builder
     for kind in v.either(half):
         for count in range(1, MAX_LINES + 1):
             with b.if_then(b.icmp_signed("==", lines, I64(count))):
-                _lane_products(v, count, kind, queries, step, keys, key_step, last, width, sums, (ahead, far))
+                _lane_products(v, count, kind, queries, step, keys, key_step, last, width, sums, ahead, far)
     with cgutils.for_range(b, lines, intp=I64) as line:
         own = v.at(sums, v.times(line.index, LANES * VECTOR_BYTES))
         total = v.lane_sums([v.load(v.at(own, VECTOR_BYTES * i)) for i in range(LANES)])
         v.store(total, v.at(scores, v.times(line.index, TILE_BYTES)))
 
 
-def _lane_products(
-    v: Vectors,
-    count: int,
-    kind: Any,
-    queries: Any,
-    step: Any,
-    keys: Any,
-    key_step: Any,
-    last: Any,
-    width: Any,
-    sums: Any,
-    soon: tuple[Any, Any],
-) -> None:
+def _lane_products(v: Vectors, count: int, kind: Any, *given: Any) -> None:
     """Of each line and key, the products of vectors added lane by lane: ``sums`` [lines, LANES, LANES]."""
+    queries, step, keys, key_step, last, width, sums, *soon = given
     b = v.builder
     with cgutils.for_range(b, I64(LANES), intp=I64) as key:
         index = b.select(b.icmp_signed("<", key.index, last), key.index, last)

@@ -1,7 +1,5 @@
 """The CPU backend over the compiled kernel: plans a pass once, and makes a `CALL` for each layer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Chooses the CPU backend for a model at start: the compiled kernel, if it serves and proves itself."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace

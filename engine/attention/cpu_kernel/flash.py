@@ -10,8 +10,6 @@ A task is a block of rows under one KV head. With few blocks, each is cut along 
 state of their own; whoever finishes a block's last piece merges them in order.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import cache
@@ -127,11 +125,8 @@ def _segment(call: Any, keys: int, values: int, read: tuple[int, int, int], tops
     per_round = -(-lines // -(-lines // MAX_LINES))
     for start in range(first, stop, TILE):
         count = min(TILE, stop - start)
-        source, seen, seen_step = (
-            keys + start * call.key_slot,
-            values + start * call.value_slot,
-            call.value_slot,
-        )
+        source = keys + start * call.key_slot
+        seen, seen_step = values + start * call.value_slot, call.value_slot
         if lines <= MAX_LINES:
             _few(call, lines, source, seen, count, room)
         else:
@@ -160,35 +155,15 @@ def _segment(call: Any, keys: int, values: int, read: tuple[int, int, int], tops
             if lines > MAX_LINES:
                 columns = -(-high // LANES)
                 near = ahead if ahead < until else scores
-                _multiply(
-                    some,
-                    columns,
-                    query,
-                    query_step,
-                    room.tile,
-                    TILE_BYTES,
-                    call.key_dim,
-                    room.targets,
-                    0,
-                    near,
-                )
-                ahead += call.key_dim * _FETCHED
+                tile, depth = room.tile, call.key_dim
+                _multiply(some, columns, query, query_step, tile, TILE_BYTES, depth, room.targets, 0, near)
+                ahead += depth * _FETCHED
             soften((some, scores, numbers, lines * LONG, start, count, whole, tops, width, call.cap))
             near = far if far < end and lines > MAX_LINES else scores
-            scores, values_seen, outputs = scores + low * FLOAT, seen + low * seen_step, 2 * lines * LONG
-            _multiply(
-                some,
-                width,
-                scores,
-                TILE_BYTES,
-                values_seen,
-                seen_step,
-                high - low,
-                numbers + outputs,
-                1,
-                near,
-            )
-            far += (high - low) * _FETCHED
+            scores, rows, depth = scores + low * FLOAT, seen + low * seen_step, high - low
+            outputs = numbers + 2 * lines * LONG
+            _multiply(some, width, scores, TILE_BYTES, rows, seen_step, depth, outputs, 1, near)
+            far += depth * _FETCHED
 
 
 @_part

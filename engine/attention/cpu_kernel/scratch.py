@@ -1,7 +1,5 @@
 """What the kernel is given and where it keeps things: fields of the plan, arguments of a call, memory."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The online softmax of lines: scores to weights, and the state that they leave."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from numba.core import cgutils
@@ -21,19 +19,7 @@ from engine.cpu.vectors import (
 
 
 @action(9, 1)
-def soften(
-    v: Vectors,
-    count: Any,
-    scores: Any,
-    lines: Any,
-    stride: Any,
-    start: Any,
-    keys: Any,
-    whole: Any,
-    tops: Any,
-    width: Any,
-    cap: Any,
-) -> None:
+def soften(v: Vectors, *given: Any) -> None:
     """The scores of ``count`` lines with a tile, base 2, become weights, which their states' sums add.
 
     ``lines``: int64, what `flash` knows of the lines: the first slot that each sees, ``stride`` bytes after
@@ -42,8 +28,9 @@ def soften(
 
     A maximum rises only when a score exceeds it by 2^8, which rescales sums and output; so the usual tile
     neither rescales nor waits for a reduction. ``cap``: a soft-cap, base 2, of scores that come as
-    2 log2(e) * score / cap; 0: none.
+    2 log2(e) * score / cap; 0: none. ``given``: as they are unpacked.
     """
+    count, scores, lines, stride, start, keys, whole, tops, width, cap = given
     b = v.builder
     with cgutils.for_range(b, count, intp=I64) as loop:
         line = v.at(lines, v.times(loop.index, 8))

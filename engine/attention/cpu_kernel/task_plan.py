@@ -1,7 +1,5 @@
 """What the kernel does for one pass in layers of one kind: tasks, the runs that each reads, and its rows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Loads keys, values and queries into the kernel's memory: transposed, widened, scaled, rotated."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -131,7 +131,7 @@ def test_a_lost_file_and_the_rebuilt_session_are_counted(tmp_path: Path, clock: 
     fresh, window = tape.fresh_window(), tape.window
     assert fresh.acquire(len(window))
     engine.execute([Chunk(fresh, window, sample=False)])
-    tape.rebuild(fresh)
+    tape.adopt(fresh)
     assert ask(engine, tape) == before
     keep()
     assert value(store, "spill_failures_total") == 1

@@ -4,8 +4,6 @@ Prints a JSON list with an object for each variant. A process of its own, becaus
 kernels cannot be compiled.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

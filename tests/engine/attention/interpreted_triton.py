@@ -4,8 +4,6 @@ Triton decides when it is imported whether kernels are interpreted, and torch im
 with TRITON_INTERPRET=1 set before, unless there is a GPU, which then runs the real kernels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Attention over mixed batches follows the definition, whatever is packed, cut, masked or broken."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

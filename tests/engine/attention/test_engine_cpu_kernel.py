@@ -1,7 +1,5 @@
 """The compiled CPU kernel beyond what all backends have in common: sizes, tiles, pieces, threads, choice."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rows of the last layer that are not read are not computed; the others do not change."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

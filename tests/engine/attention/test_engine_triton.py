@@ -1,7 +1,5 @@
 """The Triton backend: the host's metadata and, in other processes, the kernels' results and machine code."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

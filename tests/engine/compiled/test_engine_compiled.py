@@ -1,7 +1,5 @@
 """Compiled layers: products, norms and rotations against float64, whole models against transformers' code."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

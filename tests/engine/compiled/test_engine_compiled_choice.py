@@ -1,7 +1,5 @@
 """Compiled layers run where whole passes with them are not slower, and the verdict is remembered."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from math import exp, log

@@ -1,7 +1,5 @@
 """Captured graphs: padding, static inputs and refilled metadata give the results of eager passes."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Hashable
 

@@ -1,7 +1,5 @@
 """Models whose linear layers are packed give the logits of the dense forward with their own weights."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Products of rows with packed weights, and of siblings with one input, equal those in float64."""
 
-from __future__ import annotations
-
 import gc
 from weakref import ref
 

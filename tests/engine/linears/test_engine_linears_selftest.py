@@ -1,7 +1,5 @@
 """The fastest way is chosen from measured times, and a way that is wrong or missing is never chosen."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ The directory has the models, one folder each, and the group's file store. Every
 `scenario` for each model, and its output to a log.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Which architectures are served, which are refused and why, and what is measured of their layers."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import re

@@ -1,7 +1,5 @@
 """The end tokens of a model are all that its configurations and its tokenizer name."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from shutil import copytree

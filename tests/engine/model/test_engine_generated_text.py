@@ -2,8 +2,6 @@
 plain references.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

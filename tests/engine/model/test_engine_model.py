@@ -1,7 +1,5 @@
 """Loading: models that are accepted or refused, and how the prompt is cut."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

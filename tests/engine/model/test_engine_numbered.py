@@ -1,7 +1,5 @@
 """Questions numbered in the frozen prefix, for models that read words and for the terse layout."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -5,8 +5,6 @@ form of `config.json` are as published. The templates write what the published o
 one user message.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass

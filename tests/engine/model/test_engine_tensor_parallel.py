@@ -1,7 +1,5 @@
 """Tensor parallelism: two processes over gloo, each with half of the heads, give one process's logits."""
 
-from __future__ import annotations
-
 import multiprocessing
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The layout of a model that reads no words, and the compact lines of one that does."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Directories below one that several processes share."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
