@@ -24,7 +24,7 @@ _END = struct.Struct(">?q")
 
 
 @dataclass(frozen=True)
-class GroupMember:
+class AssignedMember:
     """``owns``: it had partitions by assignment number ``assignment``, its newest."""
 
     standby: bool
@@ -32,7 +32,7 @@ class GroupMember:
     assignment: int = NEVER
 
 
-def serving(members: Mapping[str, GroupMember]) -> Collection[str]:
+def serving(members: Mapping[str, AssignedMember]) -> Collection[str]:
     """The members that share the partitions: all that are not standbys or, without one, a single standby.
 
     A standby that had partitions by the newest assignment has taken over, so it is no standby. One that
@@ -47,7 +47,7 @@ def serving(members: Mapping[str, GroupMember]) -> Collection[str]:
     return found or set(sorted(members)[:1])
 
 
-def newest_of(members: Mapping[str, GroupMember]) -> int:
+def newest_of(members: Mapping[str, AssignedMember]) -> int:
     """Number of the newest assignment that a member knows."""
     return max((each.assignment for each in members.values()), default=NEVER)
 
@@ -93,15 +93,20 @@ class StandbyAssignor(StickyPartitionAssignor):  # type: ignore[misc]  # aiokafk
         }
 
 
-def _read(assignor: type[StandbyAssignor], metadata: Any) -> tuple[GroupMember, Any]:
+def _read(assignor: type[StandbyAssignor], metadata: Any) -> tuple[AssignedMember, Any]:
     """A member, and its metadata for the sticky assignor."""
     data, mark, end = metadata.user_data.rpartition(_MARK)
     if not mark or len(end) != _END.size:  # of another program
-        return GroupMember(standby=False), metadata
+        return AssignedMember(standby=False), metadata
     standby, assignment = _END.unpack(end)
     claim = _with_data(metadata, data)
-    return GroupMember(standby, bool(assignor.parse_member_metadata(claim).partitions), assignment), claim
+    return AssignedMember(standby, bool(assignor.parse_member_metadata(claim).partitions), assignment), claim
 
 
 def _with_data(metadata: Any, user_data: bytes) -> Any:
     return ConsumerProtocolMemberMetadata(metadata.version, metadata.subscription, user_data)
+
+
+def assignor_of(*, standby: bool = False) -> type[StandbyAssignor]:
+    """A class for one consumer: the sticky assignor keeps its state on the class."""
+    return type("Sticky", (StandbyAssignor,), {"standby": standby})

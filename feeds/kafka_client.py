@@ -78,6 +78,33 @@ async def open_client(
     return None
 
 
+class Consumers:
+    """Opens and closes the consumers of one source, with ``settings``. Once ``stop`` is set it opens none."""
+
+    def __init__(self, connection: ConnectionLog, settings: Mapping[str, Any], stop_timeout_s: float) -> None:
+        self.connection, self.settings = connection, dict(settings)
+        self.stop = asyncio.Event()
+        self._stop_timeout_s = stop_timeout_s
+
+    async def open(
+        self, subscribe: Callable[[AIOKafkaConsumer], None] = lambda consumer: None, **options: Any
+    ) -> AIOKafkaConsumer | None:
+        """One that is up, with ``options`` in place of the same settings; None when ``stop`` is set first."""
+        settings = {**self.settings, **options}
+
+        def new() -> AIOKafkaConsumer:
+            consumer = AIOKafkaConsumer(**settings)
+            subscribe(consumer)
+            return consumer
+
+        return await open_client(new, self.connection, self.stop, self._stop_timeout_s, settings)
+
+    async def close(self, consumer: AIOKafkaConsumer | None) -> None:
+        """Close in bounded time."""
+        if consumer is not None:
+            await close_client(consumer, self._stop_timeout_s)
+
+
 async def start_client(client: Any) -> None:
     """Start an aiokafka client. Where this is cancelled, the first connection is closed within `BOOTSTRAP_S`.
 
@@ -123,6 +150,11 @@ async def close_client(client: Any, timeout_s: float) -> None:
 def connections_of(client: Any) -> Any:
     """Return the connections of a consumer or a producer; the latter has them under a public name."""
     return client._client if hasattr(client, "_client") else client.client
+
+
+def partitions_of(consumer: AIOKafkaConsumer, topics: Iterable[str]) -> list[TopicPartition]:
+    """Return all partitions of these topics that the consumer knows."""
+    return [TopicPartition(t, number) for t in topics for number in consumer.partitions_for_topic(t) or ()]
 
 
 async def committed_points(

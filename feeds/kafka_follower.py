@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
+from feeds.kafka_client import Consumers, committed_points, partitions_of
+from feeds.kafka_fetcher import KafkaFetcher
+from feeds.kafka_member import PLACE_EACH_S, PLACE_S, KafkaMember, not_counted
+from feeds.kafka_positions import POSITION_S, KafkaPositions
 from feeds.kafka_reader import first_offset, read_one
+from feeds.kafka_start import KafkaStart
+from feeds.source import CommitPoint, Incoming, Partition, StartPosition
 
 FOLLOW_S = 0.5
 """How often the committed offsets are read."""
@@ -66,3 +73,76 @@ class KafkaFollower:
     async def behind(self) -> dict[TopicPartition, tuple[int, int]]:
         """By partition, the next offset to read, and its limit."""
         return {each: (await self.consumer.position(each), limit) for each, limit in self._limits.items()}
+
+
+class KafkaStandby:
+    """Reads what the members of a group have committed, while this one has no partitions.
+
+    ``behind``: see `StandbySource`.
+    """
+
+    def __init__(
+        self,
+        topics: Sequence[str],
+        max_records: int,
+        consumers: Consumers,
+        fetcher: KafkaFetcher,
+        positions: KafkaPositions,
+        start: KafkaStart,
+        member: KafkaMember,
+    ) -> None:
+        self._topics, self._max_records, self._consumers = topics, max_records, consumers
+        self._fetcher, self._positions, self._start, self._member = fetcher, positions, start, member
+        self.behind: dict[Partition, int] | None = None
+        self._follower: KafkaFollower | None = None
+        self._followed: dict[TopicPartition, CommitPoint] = {}
+        self._looked = 0.0
+
+    async def read(self, consumer: AIOKafkaConsumer) -> list[Incoming]:
+        """Messages that other members have committed since; ``consumer`` is our membership."""
+        if self._follower is None:
+            opened = await self._consumers.open(group_id=None, group_instance_id=None)
+            if opened is None:
+                return []
+            self._follower, self._followed, self._looked = KafkaFollower(opened, self._max_records), {}, 0.0
+        if time.monotonic() - self._looked >= FOLLOW_S:
+            self._looked = time.monotonic()
+            await self._look_ahead(consumer, self._follower)
+        read = await self._follower.read(POSITION_S)
+        fetched = {partition: self._fetcher.messages(partition, items) for partition, items in read.items()}
+        self._positions.note_times(fetched)
+        return [message for messages in fetched.values() for message in messages]
+
+    async def _look_ahead(self, consumer: AIOKafkaConsumer, follower: KafkaFollower) -> None:
+        """Let ``follower`` read what is committed by now, and tell the listener first."""
+        names = partitions_of(consumer, self._topics)
+        async with asyncio.timeout(PLACE_S + PLACE_EACH_S * len(names)) as limit:
+            found = await committed_points(consumer, names)
+            moved = {p: point for p, point in found.items() if self._followed.get(p) != point}
+            wanted: Mapping[Partition, StartPosition] = {}
+            if moved and self._member.listener is not None:
+                with not_counted(limit):
+                    wanted = await self._member.listener.follows(moved)
+
+            async def place(reading: AIOKafkaConsumer, partition: TopicPartition) -> None:
+                await self._start.resume(reading, partition, moved[partition].offset, wanted.get(partition))
+
+            if new := [each for each in moved if each not in follower]:
+                await follower.add(new, place)
+            follower.allow({partition: point.offset for partition, point in moved.items()})
+            self._followed |= moved
+            behind = await follower.behind()
+        self._consumers.connection.up()
+        self.behind = {p: max(0, limit - at) for p, (at, limit) in behind.items()}
+        ends = {p: (at, follower.consumer.highwater(p)) for p, (at, _) in behind.items()}
+        self._positions.note_ends({p: (at, end) for p, (at, end) in ends.items() if end is not None})
+
+    def forget(self) -> None:
+        """Nothing is known of the others."""
+        self.behind = None
+
+    async def stop(self) -> None:
+        """Read no more."""
+        follower, self._follower = self._follower, None
+        if follower is not None:
+            await self._consumers.close(follower.consumer)

@@ -172,8 +172,13 @@ class Source(Protocol):
 class SeekingSource(Protocol):
     """A source that can start and jump to where windows begin."""
 
-    skipped: dict[Partition, int]
-    moved: int
+    @property
+    def skipped(self) -> Mapping[Partition, int]:
+        """Offsets skipped so far, by partition."""
+
+    @property
+    def moved(self) -> int:
+        """Partitions that went elsewhere."""
 
     def set_retention(self, span_ns: int, skips: bool) -> None:
         """Windows span ``span_ns``; with ``skips``, older records are skipped when it is far behind."""
@@ -239,13 +244,14 @@ class RebalanceListener(Protocol):
 
 @runtime_checkable
 class LogSource(Protocol):
-    """A source that stores commit points in the log it reads.
+    """A source that stores commit points in the log it reads."""
 
-    ``reached``: by partition, the offset after the newest record that was yielded, and the one to be fetched
-    next, which may be behind marks that are no records.
-    """
+    @property
+    def reached(self) -> Mapping[Partition, tuple[int, int]]:
+        """By partition, the offset after the newest record that was yielded, and the one to be fetched next.
 
-    reached: dict[Partition, tuple[int, int]]
+        The second may be behind marks that are no records.
+        """
 
     @property
     def again(self) -> bool:
@@ -281,8 +287,9 @@ class MemberSource(Protocol):
 class StandbySource(Protocol):
     """A source that can wait for its partitions, and read meanwhile what their readers have committed."""
 
-    behind: dict[Partition, int] | None
-    """Committed records that are not read yet; None before it has looked."""
+    @property
+    def behind(self) -> Mapping[Partition, int] | None:
+        """Committed records that are not read yet, by partition; None before it has looked."""
 
     def stand_by(self, before_serving: Callable[[], Awaitable[None]] | None = None) -> None:
         """Wait so from the next start on.

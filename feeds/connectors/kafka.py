@@ -12,7 +12,7 @@ from feeds.source import Sink, Source
 from feeds.timestamps import parse_instant
 
 if TYPE_CHECKING:
-    from feeds.kafka_source import StartAt
+    from feeds.kafka_start import StartAt
 
 
 class KafkaSourceConnector(SourceConnector, frozen=True):

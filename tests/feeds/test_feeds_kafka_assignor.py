@@ -8,7 +8,7 @@ from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, Cons
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feeds.kafka_assignor import GroupMember, StandbyAssignor, serving
+from feeds.kafka_assignor import AssignedMember, StandbyAssignor, serving
 
 TOPIC = "t"
 
@@ -94,10 +94,13 @@ def test_partitions_have_one_owner_and_stay_with_a_standby_that_took_over(
 
 
 def test_of_standbys_alone_one_serves_and_of_two_claims_the_newer_counts() -> None:
-    assert serving({"b": GroupMember(True), "a": GroupMember(True)}) == {"a"}
-    assert serving({"a": GroupMember(True), "b": GroupMember(False)}) == {"b"}
-    zombie, owner = GroupMember(True, owns=True, assignment=2), GroupMember(True, owns=True, assignment=3)
-    assert serving({"a": zombie, "b": owner, "c": GroupMember(True)}) == {"b"}
+    assert serving({"b": AssignedMember(True), "a": AssignedMember(True)}) == {"a"}
+    assert serving({"a": AssignedMember(True), "b": AssignedMember(False)}) == {"b"}
+    zombie, owner = (
+        AssignedMember(True, owns=True, assignment=2),
+        AssignedMember(True, owns=True, assignment=3),
+    )
+    assert serving({"a": zombie, "b": owner, "c": AssignedMember(True)}) == {"b"}
 
 
 def test_a_member_of_another_program_serves() -> None:

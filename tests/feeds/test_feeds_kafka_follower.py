@@ -78,7 +78,6 @@ async def test_one_that_stands_by_alone_is_given_all_and_fences_before_it_reads_
         broker.create_topic(T)
         await produce(broker.bootstrap, T, 4)
         source = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
-        source.stand_by()
         events: list[str] = []
 
         class Noting(Notes):
@@ -89,7 +88,7 @@ async def test_one_that_stands_by_alone_is_given_all_and_fences_before_it_reads_
         async def before() -> None:
             events.append("fenced")
 
-        source.before_serving = before
+        source.stand_by(before)
         notes = Noting(source, "")
         assert await source.stored() == {}
         await source.start()

@@ -10,7 +10,7 @@ import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
 
-from feeds import kafka_source
+from feeds import kafka_member
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_source import KafkaSource
 from feeds.mock_broker import MockBroker
@@ -165,7 +165,7 @@ async def test_a_partition_that_others_answered_before_it_came_back_is_begun_ane
         async def committed(*_: object) -> dict[TopicPartition, CommitPoint]:
             return {TopicPartition(T, 0): point}
 
-        monkeypatch.setattr("feeds.kafka_source.committed_points", committed)
+        monkeypatch.setattr("feeds.kafka_member.committed_points", committed)
         consumer._coordinator.request_rejoin()
         await until(lambda: getattr(source.membership, "generation", 0) > before.generation)
         await until(lambda: getattr(source.membership, "partitions", ()) == before.partitions)
@@ -197,10 +197,10 @@ async def test_a_partition_that_others_may_have_had_is_ours_once_it_is_known_wha
         assert consumer is not None
         with monkeypatch.context() as elsewhere:
             elsewhere.setattr(consumer, "assignment", lambda: {TopicPartition(T, 0)})
-            await source._joined(consumer)
+            await source._member.joined(consumer)
             assert source.membership is not None
             assert source.membership[-2:] == ({(T, 0)}, frozenset())
-        await source._joined(consumer)
+        await source._member.joined(consumer)
         assert source.membership[-2:] == ({(T, 0)}, {(T, 1)})
         reading = asyncio.ensure_future(notes.read())
         await until(lambda: source.membership is not None and source.membership.partitions == both)
@@ -212,8 +212,8 @@ async def test_a_partition_that_others_may_have_had_is_ours_once_it_is_known_wha
 
 async def test_the_broker_s_time_is_not_used_up_by_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which may bring many sessions back before a partition is read."""
-    monkeypatch.setattr(kafka_source, "_PLACE_S", 0.3)
-    monkeypatch.setattr(kafka_source, "_PLACE_EACH_S", 0.0)
+    monkeypatch.setattr(kafka_member, "PLACE_S", 0.3)
+    monkeypatch.setattr(kafka_member, "PLACE_EACH_S", 0.0)
     with MockBroker() as broker:
         broker.create_topic(T)
         await produce(broker.bootstrap, T, 3)

@@ -12,7 +12,8 @@ from feeds.codec import decode_record, encode, make_headers
 from feeds.decimals import from_units
 from feeds.kafka_client import missing_topics, quiet_client_log
 from feeds.kafka_sink import KafkaSink
-from feeds.kafka_source import KafkaSource, StartAt
+from feeds.kafka_source import KafkaSource
+from feeds.kafka_start import StartAt
 from feeds.market_data import Trade
 from feeds.source import CommitPoint, ConnectionState, Incoming, PublishRefused, StartPosition
 from tests.feeds.test_feeds_kafka_log import Notes
