@@ -20,18 +20,22 @@ from feeds.source import Fault
 class Body:
     """``payloads``: the records, encoded, and those of our own form that are not usable.
 
-    ``usable``: how many are. ``errors``: of each unusable record or line, by number from 1; 0 is the body.
+    ``errors``: of each unusable record or line, by number from 1; 0 is the body.
     ``faults``: those of them that ``payloads`` lacks, with their symbols if those are known.
     ``passed_over``: lines known to hold no record. ``moments``: symbol, VENUE:SYMBOL, and event time of each
     usable record.
     """
 
     payloads: list[bytes] = field(default_factory=list)
-    usable: int = 0
     errors: list[tuple[int, MalformedRecord]] = field(default_factory=list)
     faults: list[tuple[str, Fault]] = field(default_factory=list)
     passed_over: int = 0
     moments: list[tuple[str, int]] = field(default_factory=list)
+
+    @property
+    def usable(self) -> int:
+        """The number of usable records."""
+        return len(self.moments)
 
 
 class TooMany(ValueError):
@@ -59,7 +63,6 @@ def split(body: bytes, encoding: str, *, lines: bool, most: int, max_bytes: int)
         except MalformedRecord as error:
             found.errors.append((number, error))
         else:
-            found.usable += 1
             found.moments.append((record.key, record.ts_event))
     return found
 
@@ -80,7 +83,6 @@ def convert(body: bytes, form: FileFormat, day: date | None, *, most: int) -> Bo
         found.payloads.append(encode(record))
         found.moments.append((record.key, record.ts_event))
         _check(len(found.payloads), most)
-    found.usable = len(found.payloads)
     return found
 
 

@@ -1,6 +1,7 @@
 """A connector: the settings of one table `[source.NAME]` or `[sink.NAME]`, and what they open."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,6 +27,15 @@ class SettingError(Exception):
         super().__init__(f"{key}: {message}")
         self.key = key
         self.message = message
+
+
+@contextmanager
+def settings_in(table: str) -> Iterator[None]:
+    """Let a SettingError name its key within ``table``."""
+    try:
+        yield
+    except SettingError as error:
+        raise SettingError(f"{table}.{error.key}", error.message) from error
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -81,8 +80,23 @@ class CurveKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def encrypt(socket: zmq.Socket[Any], keys: Keys) -> None:
     """Have a socket connect by CURVE, to the holder of ``keys.server``."""
-    socket.curve_secretkey, socket.curve_publickey = keys.secret, keys.public
-    socket.curve_serverkey = keys.server
+    _set_keys(socket, keys)
+    socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
+
+
+def _set_keys(socket: zmq.Socket[Any], keys: Keys) -> None:
+    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+
+
+@dataclass(frozen=True)
+class _Admitted:
+    """Whom an authenticator admits."""
+
+    clients: frozenset[bytes]
+
+    def callback(self, _domain: str, key: bytes) -> bool:
+        return key in self.clients
 
 
 class Guarded:
@@ -103,17 +117,15 @@ class Guarded:
             self._own = zmq.asyncio.Context()
             self._admitting = AsyncioAuthenticator(self._own)
             self._admitting.start()
-            admitted: Mapping[bytes, bool] = dict.fromkeys(keys.clients, True)
-            self._admitting.certs["*"] = dict(admitted)
-            self._admitting.allow_any = False
+            self._admitting.configure_curve_callback("*", _Admitted(keys.clients))
         socket = (self._own or self._context or zmq.asyncio.Context.instance()).socket(kind)
         if keys is None:
             return socket
         if bind:
-            socket.curve_secretkey, socket.curve_publickey = keys.secret, keys.public
-            socket.curve_server = True
+            _set_keys(socket, keys)
+            socket.setsockopt(zmq.CURVE_SERVER, 1)
             if keys.clients:
-                socket.zap_domain = b"*"
+                socket.setsockopt(zmq.ZAP_DOMAIN, b"*")
         else:
             encrypt(socket, keys)
         monitor = socket.get_monitor_socket(_FAILED)

@@ -8,9 +8,9 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from feeds.kafka_batches import Damaged
-from feeds.kafka_client import NO_HEADERS, has_stopped_fetching, headers_of
-from feeds.kafka_reader import damaged_message, description_of, is_of_data, read_all_raw
-from feeds.source import DataUnreadable, Incoming, Partition, source_time_ns
+from feeds.kafka_client import has_stopped_fetching
+from feeds.kafka_reader import description_of, is_of_data, messages_of, read_all_raw
+from feeds.source import DataUnreadable, Incoming, Partition
 
 Fetched = dict[TopicPartition, list[Incoming]]
 
@@ -75,32 +75,6 @@ class KafkaFetcher:
 
     def messages(self, partition: TopicPartition, records: Iterable[Any]) -> list[Incoming]:
         """Records of aiokafka, or of `feeds.kafka_reader`, as messages that arrive now."""
-        topic, number = partition
-        now, messages = self._clock_ns(), list[Incoming]()
-        stamp, stamp_ns = None, 0
-        for record in records:
-            if isinstance(record, Damaged):
-                messages.append(damaged_message(partition, record, now))
-                continue
-            if record.timestamp != stamp:  # records of one batch have few times
-                stamp = record.timestamp
-                stamp_ns = source_time_ns(stamp)
-            if not stamp_ns:
-                self.unknown_times += 1
-            headers = headers_of(record.headers) if record.headers else NO_HEADERS
-            value = record.value
-            messages.append(
-                Incoming(
-                    topic,
-                    number,
-                    record.offset,
-                    record.key,
-                    b"" if value is None else value,
-                    headers,
-                    now,
-                    stamp_ns,
-                    None,
-                    value is None,
-                )
-            )
+        messages = messages_of(partition, records, self._clock_ns())
+        self.unknown_times += sum(not (each.ts_source_ns or each.fault) for each in messages)
         return messages

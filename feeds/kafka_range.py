@@ -15,20 +15,18 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
-from feeds.kafka_batches import Damaged
 from feeds.kafka_client import (
-    NO_HEADERS,
     BrokerError,
     broker_time_ms,
     close_client,
     connections_of,
-    headers_of,
+    partitions_of,
     quiet_client_log,
     start_client,
     why_closed,
 )
-from feeds.kafka_reader import damaged_message, first_offset, read_one
-from feeds.source import Incoming, Partition, source_time_ns
+from feeds.kafka_reader import first_offset, messages_of, read_one
+from feeds.source import Incoming, Partition
 
 _POLL_MS = 200
 
@@ -100,10 +98,9 @@ class KafkaRange:
             # the client's own metadata is of the assigned topics only
             known = await connections_of(consumer).fetch_all_metadata()
             for topic in topics:
-                numbers = known.partitions_for_topic(topic)
-                if not numbers:
+                if not (partitions := partitions_of(known, [topic])):
                     raise BrokerError(f"Kafka at {self._bootstrap} has no topic {topic!r}")
-                found += [TopicPartition(topic, number) for number in numbers]
+                found += partitions
             begin = await consumer.beginning_offsets(found)
             end = await consumer.end_offsets(found)
         return {(p.topic, p.partition): Span(begin[p], end[p]) for p in sorted(found)}
@@ -140,9 +137,9 @@ class KafkaRange:
                 at, last_seen = position, time.monotonic()
             elif time.monotonic() - last_seen > self._timeout_s:
                 raise BrokerError(f"{partition[0]}/{partition[1]}: nothing after offset {at} came in time")
-            batch = [_incoming(which, each) for each in fetched if first_offset(each) < span.end]
-            if batch:
-                yield batch
+            within = [each for each in fetched if first_offset(each) < span.end]
+            if within:
+                yield messages_of(which, within, time.time_ns())
                 last_seen = time.monotonic()  # whoever takes it may need long
 
     @property
@@ -192,12 +189,8 @@ async def committed_texts(
             await start_client(admin)
             # the client's own metadata is of no topic
             known = await connections_of(admin).fetch_all_metadata()
-            partitions = [
-                TopicPartition(topic, number)
-                for topic in topics
-                for number in known.partitions_for_topic(topic) or ()
-            ]
-            found = await admin.list_consumer_group_offsets(group, partitions=partitions or None)
+            partitions = partitions_of(known, topics) or None
+            found = await admin.list_consumer_group_offsets(group, partitions=partitions)
     # TypeError: of aiokafka, where the broker lists nothing for want of topics, as librdkafka's mock cluster
     except (KafkaError, OSError, TimeoutError, TypeError) as error:
         why = await why_closed(settings) or repr(error)
@@ -206,19 +199,3 @@ async def committed_texts(
         await admin.close()
     # librdkafka writes the end of its strings, too
     return [(each.metadata or "").rstrip("\0") for each in found.values()]
-
-
-def _incoming(partition: TopicPartition, record: Any) -> Incoming:
-    if isinstance(record, Damaged):
-        return damaged_message(partition, record, time.time_ns())
-    return Incoming(
-        partition.topic,
-        partition.partition,
-        record.offset,
-        record.key,
-        b"" if record.value is None else record.value,
-        headers_of(headers) if (headers := record.headers) else NO_HEADERS,
-        time.time_ns(),
-        source_time_ns(record.timestamp),
-        null=record.value is None,
-    )

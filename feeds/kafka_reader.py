@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerStoppedError, TopicPartition
@@ -17,8 +17,8 @@ from aiokafka.errors import (
 from aiokafka.protocol.fetch import FetchRequest
 
 from feeds.kafka_batches import BatchRecord, Damaged, ReadResult, read_batches
-from feeds.kafka_client import NO_HEADERS, connections_of
-from feeds.source import Fault, Incoming
+from feeds.kafka_client import NO_HEADERS, connections_of, headers_of
+from feeds.source import Fault, Incoming, source_time_ns
 
 _WAIT_MS, _READ_COMMITTED = 0, 1
 _RECORDS = 2000
@@ -43,11 +43,27 @@ def description_of(partition: TopicPartition, damaged: Damaged) -> str:
     return f"offsets {damaged.first} to {damaged.last} of {where} cannot be read: {damaged.why}"
 
 
-def damaged_message(partition: TopicPartition, damaged: Damaged, now_ns: int) -> Incoming:
-    """What cannot be read, as a message that becomes a dead-record record."""
-    fault = Fault("corrupt", description_of(partition, damaged), damaged.last)
-    topic, number = partition
-    return Incoming(topic, number, damaged.first, None, damaged.value, NO_HEADERS, now_ns, fault=fault)
+def messages_of(partition: TopicPartition, records: Iterable[Any], now_ns: int) -> list[Incoming]:
+    """Records of aiokafka or of `feeds.kafka_batches` as messages; what cannot be read has its fault."""
+    (topic, number), messages = partition, list[Incoming]()
+    stamp, stamp_ns = None, 0
+    for record in records:
+        if isinstance(record, Damaged):
+            fault = Fault("corrupt", description_of(partition, record), record.last)
+            messages.append(
+                Incoming(topic, number, record.first, None, record.value, NO_HEADERS, now_ns, fault=fault)
+            )
+            continue
+        if record.timestamp != stamp:  # records of one batch have few times
+            stamp = record.timestamp
+            stamp_ns = source_time_ns(stamp)
+        headers = headers_of(record.headers) if record.headers else NO_HEADERS
+        null = record.value is None
+        value = b"" if null else record.value
+        messages.append(
+            Incoming(topic, number, record.offset, record.key, value, headers, now_ns, stamp_ns, None, null)
+        )
+    return messages
 
 
 def is_of_data(error: Exception) -> bool:

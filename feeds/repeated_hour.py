@@ -1,5 +1,7 @@
 """Local times that occur twice, when clocks are put back: the order of the file says which is meant."""
 
+from __future__ import annotations
+
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +28,10 @@ class _Held:
     parsed: Parsed | None
     ambiguous: bool = False
 
+    def settle(self, parsed: Parsed | None) -> None:
+        """It is this record, or None: refused."""
+        self.parsed, self.ambiguous = parsed, False
+
 
 @dataclass(slots=True)
 class _Hour:
@@ -40,6 +46,21 @@ class _Hour:
     def over(self) -> int:
         """A time from which on no record can be of the hour, even one that is late."""
         return self.newest + 2 * self.fold_ns + DISORDER_NS
+
+    def begin_second(self, time: int) -> None:
+        """The second occurrence begins: what was ambiguous is of the first one."""
+        self.second, self.newest = True, time
+        for held in self.take_ambiguous():
+            held.settle(held.parsed)
+
+    def reach(self, time: int) -> None:
+        """Note the time of a record of the hour."""
+        self.newest = max(self.newest, time)
+
+    def take_ambiguous(self) -> list[_Held]:
+        """All that is ambiguous, and no more is."""
+        found, self.ambiguous = self.ambiguous, []
+        return found
 
 
 class RepeatedHours:
@@ -69,7 +90,7 @@ class RepeatedHours:
         yield from self._released()
 
     def _take(self, parsed: Parsed) -> None:
-        held = _Held(parsed)
+        held = _Held(parsed, ambiguous=parsed.fold_ns > 0)
         self._held.append(held)
         if parsed.fold_ns:
             self._place(held, parsed)
@@ -89,19 +110,15 @@ class RepeatedHours:
             self._over = min(self._over, hour.over) if len(self._hours) > 1 else hour.over
         back = self._goes_back(hour, parsed, first=not (hour.ambiguous or hour.second))
         if back and hour.second:
-            held.parsed = None
+            held.settle(None)
             self._refuse_one(parsed, "it is in the file more than twice")
             return
         if back:
-            hour.second, hour.newest = True, time
-            for each in hour.ambiguous:
-                each.ambiguous = False
-            hour.ambiguous = []
-        hour.newest = max(hour.newest, time)
+            hour.begin_second(time)
+        hour.reach(time)
         if hour.second:
-            held.parsed = _later(parsed)
+            held.settle(_later(parsed))
         else:
-            held.ambiguous = True
             hour.ambiguous.append(held)
 
     def _goes_back(self, hour: _Hour, parsed: Parsed, *, first: bool) -> bool:
@@ -127,11 +144,10 @@ class RepeatedHours:
         self._over = min((hour.over for hour in self._hours.values()), default=0)
 
     def _give_up(self, hour: _Hour) -> None:
-        for held in hour.ambiguous:
+        for held in hour.take_ambiguous():
             if held.parsed is not None:
                 self._refuse_one(held.parsed, "the order of the file does not say which is meant")
-            held.parsed, held.ambiguous = None, False
-        hour.ambiguous = []
+            held.settle(None)
 
     def _refuse_one(self, parsed: Parsed, why: str) -> None:
         first = parsed.record.ts_event

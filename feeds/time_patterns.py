@@ -99,12 +99,12 @@ def _expression(pattern: str) -> str:
 
 
 def _group(parts: list[str], index: int) -> str:
-    dead_letter = parts[index][1]
-    if dead_letter in _NAMES:
-        return "|".join(_NAMES[dead_letter])
-    if dead_letter in _OTHERS:
-        return _OTHERS[dead_letter]
-    least, most = _DIGITS[dead_letter]
+    directive = parts[index][1]
+    if directive in _NAMES:
+        return "|".join(_NAMES[directive])
+    if directive in _OTHERS:
+        return _OTHERS[directive]
+    least, most = _DIGITS[directive]
     first = index == 0 or not _is_number(parts[index - 1])
     return rf"\d{{{least if first and not _runs_into_fraction(parts, index) else most},{most}}}"
 

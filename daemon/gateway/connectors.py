@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from daemon.config.schema import BarsConfig, Config, SessionConfig
-from feeds.connector import SettingError, SinkRoute
+from feeds.connector import SinkRoute, settings_in
 from feeds.source import SeekingSource, Source
 
 T = TypeVar("T")
@@ -50,7 +50,5 @@ def make_routes(config: Config) -> list[SinkRoute]:
 def _opened(config: Config, table: str, name: str, open_: Callable[[str, float], T]) -> T:
     # closing a broker's client may add this to the drain, at most twice
     stop_timeout_s = max(0.5, config.process.drain / 4e9)
-    try:
+    with settings_in(table):
         return open_(name, stop_timeout_s)
-    except SettingError as error:
-        raise SettingError(f"{table}.{error.key}", error.message) from error

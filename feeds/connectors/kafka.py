@@ -5,7 +5,15 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
-from feeds.connector import Finding, SettingError, SinkConnector, SinkRoute, SourceConnector, about
+from feeds.connector import (
+    Finding,
+    SettingError,
+    SinkConnector,
+    SinkRoute,
+    SourceConnector,
+    about,
+    settings_in,
+)
 from feeds.durations import Duration
 from feeds.kafka_security import KafkaSecurity
 from feeds.source import Sink, Source
@@ -39,7 +47,7 @@ class KafkaSourceConnector(SourceConnector, frozen=True):
         Literal["skip", "stop"],
         about(
             "what to do at a batch that cannot be read, because it is damaged or packed by an unknown codec: "
-            "skip (a dead-record record without a payload names its offsets) or stop (the daemon ends, and "
+            "skip (a dead-letter record without a payload names its offsets) or stop (the daemon ends, and "
             "names them)"
         ),
     ] = "skip"
@@ -133,11 +141,10 @@ class KafkaSinkConnector(SinkConnector, frozen=True):
             raise SettingError("delivery", f"{needs} ({error})") from error
         from feeds.kafka_transactions import KafkaTransactions
 
-        try:
+        with settings_in("security"):
             options = self.security.librdkafka_options()
+        try:
             check_group_metadata()
-        except SettingError as error:
-            raise SettingError(f"security.{error.key}", error.message) from error
         except RuntimeError as error:
             raise SettingError("delivery", str(error)) from error
         return KafkaTransactions(
@@ -157,10 +164,8 @@ class KafkaSinkConnector(SinkConnector, frozen=True):
 
 def _options(security: KafkaSecurity) -> dict[str, Any]:
     """Options of a client. Raises SettingError."""
-    try:
+    with settings_in("security"):
         return security.client_options()
-    except SettingError as error:
-        raise SettingError(f"security.{error.key}", error.message) from error
 
 
 def _start_at(text: str) -> "StartAt":

@@ -3,7 +3,16 @@
 from collections.abc import Iterator, Mapping
 from typing import Annotated
 
-from feeds.connector import SOCKET, Finding, SettingError, SinkConnector, SinkRoute, SourceConnector, about
+from feeds.connector import (
+    SOCKET,
+    Finding,
+    SettingError,
+    SinkConnector,
+    SinkRoute,
+    SourceConnector,
+    about,
+    settings_in,
+)
 from feeds.curve import CurveKeys, Keys
 from feeds.source import Source
 
@@ -67,10 +76,8 @@ class ZmqSinkConnector(SinkConnector, frozen=True):
 
 
 def _keys(curve: CurveKeys, bind: bool) -> Keys | None:
-    try:
+    with settings_in("curve"):
         return curve.read(bind)
-    except SettingError as error:
-        raise SettingError(f"curve.{error.key}", error.message) from error
 
 
 def _check(curve: CurveKeys, bind: bool) -> Iterator[Finding]:

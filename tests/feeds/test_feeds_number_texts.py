@@ -57,8 +57,8 @@ def test_declared_notation_is_read_exactly(
 
 
 @given(PRICES, st.sampled_from(["e", "E"]), st.integers(-6, 6), st.sampled_from(["", "+"]))
-def test_exponents_need_no_declaration(number: Decimal, dead_letter: str, shift: int, sign: str) -> None:
-    text = f"{sign}{number.scaleb(-shift):f}{dead_letter}{shift:+03}"
+def test_exponents_need_no_declaration(number: Decimal, mark: str, shift: int, sign: str) -> None:
+    text = f"{sign}{number.scaleb(-shift):f}{mark}{shift:+03}"
     found = read(form(), row(text))
     assert [exact(each.price) for each in found.trades] == [number]
     comma = read(form('decimal = ","'), row(text.replace(".", ",")))
