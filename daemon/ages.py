@@ -57,6 +57,10 @@ class VenueClock:
         self.last_seen_ns = last_seen_ns
         self._minute = self._least = self._before = 0
 
+    def touch(self, now_ns: int) -> None:
+        """The venue has sent something, at this time of the monotonic clock."""
+        self.last_seen_ns = now_ns
+
     def observe(self, event_ns: int, received_ns: int) -> None:
         """A record arrived; ``received_ns``: by our wall clock."""
         minute = received_ns // _MINUTE_NS

@@ -146,7 +146,7 @@ class Sessions:
         """There is another session, whose versions count on from ``version``."""
         state = SessionState(session.symbol, session.more_symbols, version=version)
         state.ask_these(questions, ())
-        state.clock.last_seen_ns = time.monotonic_ns()
+        state.clock.touch(time.monotonic_ns())
         self.states[session.name], self.clocks[session.name] = state, state.clock
         self.change(session)
 

@@ -88,7 +88,7 @@ class GroupMember:
 
         ``positions``: where sessions that came back from a snapshot read on, by session and symbol.
         """
-        self._starts.restored = positions
+        self._starts.restore(positions)
         self._left.clear()
         looks = self.is_standby and self._has_snapshots
         self._unrestored = set(self._starts.sessions - positions.keys()) if looks else set()
@@ -126,8 +126,7 @@ class GroupMember:
             if self._commits.transactions is not None:
                 self._commits.transactions.rewind(partition)
         for names in resets.values():
-            others = {name: each for name, each in self._starts.restored.items() if name not in names}
-            self._starts.restored = others | dict(await self._hooks.resume(names))
+            self._starts.resume(names, await self._hooks.resume(names))
         self._elsewhere_answered.difference_update(*resets.values())
         self._stored.update(stored)
         return self._starts.after(found, stored)
@@ -166,7 +165,7 @@ class GroupMember:
         answered = set[str]().union(*(each.sessions for each in found.values()))
         unread = {name for name in self._unrestored if self._tracker.source_of(name) is None}
         if names := unread & answered:
-            self._starts.restored = {**self._starts.restored, **await self._hooks.resume(names)}
+            self._starts.resume(names, await self._hooks.resume(names))
             self._unrestored -= names
 
     def begins(self, partition: Partition, start: int) -> None:

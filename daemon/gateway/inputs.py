@@ -188,7 +188,7 @@ class Inputs:
     def _keep_originals(self) -> None:
         """Keep messages as they came where a session may refuse their records."""
         bars = [session.bars(self._bars) for session in self._sessions]
-        self._order.originals.wanted = any("refuse" in (each.late, each.on_price_jump) for each in bars)
+        self._order.originals.want(any("refuse" in (each.late, each.on_price_jump) for each in bars))
 
     def serves(self, session: str) -> bool:
         """See `GroupMember.serves`. Without a source all sessions are ours."""

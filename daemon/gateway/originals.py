@@ -17,18 +17,21 @@ _OVERHEAD = 512
 
 
 class Originals:
-    """The newest messages, about ``kept_bytes`` of them, while they are ``wanted``."""
+    """The newest messages, about ``kept_bytes`` of them, while they are wanted."""
 
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
-        self.wanted = False
-        """A session may refuse a record."""
+        self._wanted = False
         self._most, self._bytes = kept_bytes, 0
         self._runs: deque[tuple[int, Sequence[Incoming], int]] = deque()
         """First number, messages of consecutive numbers, bytes; oldest first."""
 
+    def want(self, wanted: bool) -> None:
+        """Whether a session may refuse a record."""
+        self._wanted = wanted
+
     def keep(self, first: int, messages: Sequence[Incoming]) -> None:
         """Messages, one record each, numbered from ``first`` on; numbers ascend from call to call."""
-        if not self.wanted:
+        if not self._wanted:
             return
         size = sum(len(message.payload) + _OVERHEAD for message in messages)
         self._runs.append((first, messages, size))

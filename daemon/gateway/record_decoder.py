@@ -331,7 +331,7 @@ class RecordDecoder:
     def _hear(self, sessions: tuple[str, ...]) -> None:
         now = time.monotonic_ns()
         for name in sessions:
-            self._clocks[name].last_seen_ns = now
+            self._clocks[name].touch(now)
 
     def _note_missing(self, record: Received) -> None:
         """Count records missing from the venue's numbering; the next ones of its symbols follow a gap."""

@@ -113,10 +113,7 @@ class SourceRunner:
         self._decoder = self._new_decoder(ring=ring, routes=by_symbol)
         self.connected = True
         if self.group.log is None:
-            # those with positions are read from a log
-            self._hooks.assigned(
-                [name for name in self._starts.sessions if not self._starts.restored.get(name)]
-            )
+            self._hooks.assigned(self._starts.unrestored)  # the others are read from a log
 
     def change(self, sessions: Sequence[SessionConfig], by_symbol: Mapping[str, SymbolRoute]) -> None:
         """Let these sessions read the records from now on."""

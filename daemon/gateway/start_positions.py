@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from functools import partial
 
 from daemon.commit_metadata import StoredProgress
@@ -20,10 +20,10 @@ _NOTHING = Progress()
 
 
 class StartPositions:
-    """``restored``: where sessions that came back from a snapshot read on, by session and symbol."""
+    """What is missing is known of sessions that came back from a snapshot, and of those whose window is."""
 
     def __init__(self, config: Config, source: str, tracker: OffsetTracker, progress: ProgressStore) -> None:
-        self.restored: Mapping[str, Mapping[str, Position]] = {}
+        self._restored: Mapping[str, Mapping[str, Position]] = {}
         self._sources = ("", source)
         self._tracker, self._progress = tracker, progress
         self._max_reread = config.recovery.reread_records
@@ -34,6 +34,20 @@ class StartPositions:
         """There are these sessions from now on."""
         self._windows = {each.name: self._settings_of(each) for each in sessions}
         """Checksum of each session's settings, as in `daemon.progress.Window`."""
+
+    def restore(self, places: Mapping[str, Mapping[str, Position]]) -> None:
+        """These sessions, and no others, came back from a snapshot: where they read on, by symbol."""
+        self._restored = places
+
+    def resume(self, names: Collection[str], places: Mapping[str, Mapping[str, Position]]) -> None:
+        """These sessions were reset; ``places`` as `restore`, of those that came back from a snapshot."""
+        others = {name: each for name, each in self._restored.items() if name not in names}
+        self._restored = {**others, **places}
+
+    @property
+    def unrestored(self) -> list[str]:
+        """Sessions that read on nowhere in particular."""
+        return [name for name in self.sessions if not self._restored.get(name)]
 
     @property
     def sessions(self) -> Set[str]:
@@ -65,7 +79,7 @@ class StartPositions:
 
         It is where its snapshot ends, or else where its window began, if that is near enough to ``live``.
         """
-        restored, window = self.restored.get(session), self._progress.of(session).window
+        restored, window = self._restored.get(session), self._progress.of(session).window
         places: Iterable[Position] = ()
         if restored:
             places = restored.values()

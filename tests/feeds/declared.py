@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from feeds.batch_body import Body, convert
 from feeds.codec import MalformedRecord
-from feeds.file_format import FileFormat, load_format
-from feeds.market_data import AnyRecord, Bar, Trade
+from feeds.file_format import FileFormat, load_format, names
+from feeds.market_data import AnyRecord, Bar, Quote, Trade
 from feeds.recorded_file import read_records, read_text
 
 TRADES = """
@@ -48,6 +49,10 @@ class Read:
         return [each for each in self.records if isinstance(each, Trade)]
 
     @property
+    def quotes(self) -> list[Quote]:
+        return [each for each in self.records if isinstance(each, Quote)]
+
+    @property
     def bars(self) -> list[Bar]:
         return [each for each in self.records if isinstance(each, Bar)]
 
@@ -63,7 +68,9 @@ class Read:
 
 
 def declared(text: str) -> FileFormat:
-    """The format of a declaration."""
+    """The format of a declaration, or the built-in one of a name."""
+    if text in names():
+        return load_format(text)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "made.toml"
         path.write_text(f'description = "made up"\n{text}')
@@ -81,8 +88,8 @@ def read(form: str, content: str | bytes) -> Read:
     return found
 
 
-def read_file(form: str, path: Path) -> Read:
-    """A file in a format."""
+def read_file(form: str, path: Path, **options: Any) -> Read:
+    """A file in a format. ``options``: those of `read_records`."""
     found = Read()
     records = read_records(
         path,
@@ -90,6 +97,7 @@ def read_file(form: str, path: Path) -> Read:
         on_malformed=found.refuse,
         on_passed_over=found.skip,
         on_notice=found.notices.append,
+        **options,
     )
     found.records.extend(records)
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 
 import pytest
@@ -13,29 +13,29 @@ from confluent_kafka import Producer
 
 from feeds import kafka_batches, kafka_reader
 from feeds.connectors.kafka import KafkaSourceConnector
-from feeds.kafka_client import quiet_client_log
 from feeds.kafka_range import KafkaRange, Span
 from feeds.kafka_source import KafkaSource
 from feeds.mock_broker import MockBroker
 from feeds.source import YEAR_1990, YEAR_2100, DataUnreadable, Incoming, PartitionedSource
 from tests.kit import until
 from tests.kit.kafka_bytes import NAMES, Rec, batch, store
+from tests.kit.kafka_clients import QUICK, KafkaClients
 
 T = "md.trades.v1"
-QUICK = {"session_timeout_ms": 1000, "heartbeat_interval_ms": 200}
 CODECS = sorted(set(NAMES) - {"none"})
 
 
 @pytest.fixture
 def broker() -> Iterator[MockBroker]:
-    quiet_client_log()
     with MockBroker() as broker:
         broker.create_topic(T, 2)
         yield broker
 
 
-def source_of(broker: MockBroker, **options: object) -> KafkaSource:
-    return KafkaSource("in", broker.bootstrap, [T], None, options=QUICK, **options)
+@pytest.fixture
+async def kafka(broker: MockBroker) -> AsyncIterator[KafkaClients]:
+    async with KafkaClients(broker.bootstrap, T, QUICK) as clients:
+        yield clients
 
 
 async def read(source: KafkaSource, until: int) -> list[Incoming]:
@@ -51,7 +51,6 @@ async def read(source: KafkaSource, until: int) -> list[Incoming]:
             got += each
             if done():
                 break
-    await source.stop()
     return got
 
 
@@ -69,12 +68,11 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("kind", sorted(DAMAGE))
-async def test_a_damaged_batch_costs_its_own_offsets(broker, kind):
+async def test_a_damaged_batch_costs_its_own_offsets(kafka, kind):
     good = batch([Rec(b"good")] * 4)
-    await store(broker.bootstrap, T, 0, good, DAMAGE[kind], good)
-    await store(broker.bootstrap, T, 1, good, good)
-    source = source_of(broker)
-    await source.start()
+    await store(kafka.bootstrap, T, 0, good, DAMAGE[kind], good)
+    await store(kafka.bootstrap, T, 1, good, good)
+    source = await kafka.open_source()
     got = await read(source, 10)
     assert spans(got) == [0, 1, 2, 3, (4, 6), 7, 8, 9, 10]
     assert spans(got, 1) == list(range(8))
@@ -84,82 +82,73 @@ async def test_a_damaged_batch_costs_its_own_offsets(broker, kind):
     assert source.reached[T, 0][0] == 11
 
 
-async def test_reading_stops_at_damage_where_the_settings_say_so(broker):
-    await store(broker.bootstrap, T, 0, batch([Rec()] * 4), DAMAGE["checksum"])
-    source = source_of(broker, on_unreadable="stop")
-    await source.start()
+async def test_reading_stops_at_damage_where_the_settings_say_so(kafka):
+    await store(kafka.bootstrap, T, 0, batch([Rec()] * 4), DAMAGE["checksum"])
+    source = await kafka.open_source(on_unreadable="stop")
     with pytest.raises(DataUnreadable, match=f"offsets 4 to 6 of {T}/0"):
         await read(source, 6)
-    await source.stop()
 
 
-async def test_one_damaged_record_stops_nothing(broker):
+async def test_one_damaged_record_stops_nothing(kafka):
     bad = Rec(raw=b"\x01")
-    await store(broker.bootstrap, T, 0, batch([Rec(), bad, Rec(headers=[(b"\xff", None)])]))
-    await store(broker.bootstrap, T, 1, batch([Rec()] * 8))
-    source = source_of(broker, on_unreadable="stop")
-    await source.start()
+    await store(kafka.bootstrap, T, 0, batch([Rec(), bad, Rec(headers=[(b"\xff", None)])]))
+    await store(kafka.bootstrap, T, 1, batch([Rec()] * 8))
+    source = await kafka.open_source(on_unreadable="stop")
     got = await read(source, 2)
     assert spans(got) == [0, (1, 1), 2]
     assert got[[m.offset for m in got if m.partition == 0].index(2)].fault is None
 
 
-async def test_a_partition_full_of_damage_keeps_no_other_waiting(broker):
-    await store(broker.bootstrap, T, 0, *([DAMAGE["lz4"]] * 40))
-    await store(broker.bootstrap, T, 1, *([batch([Rec()] * 2)] * 4))
-    source = source_of(broker)
-    await source.start()
+async def test_a_partition_full_of_damage_keeps_no_other_waiting(kafka):
+    await store(kafka.bootstrap, T, 0, *([DAMAGE["lz4"]] * 40))
+    await store(kafka.bootstrap, T, 1, *([batch([Rec()] * 2)] * 4))
+    source = await kafka.open_source()
     got = await read(source, 119)
     assert spans(got) == [(at, at + 2) for at in range(0, 120, 3)]
     assert spans(got, 1) == list(range(8))
 
 
 @pytest.mark.parametrize("codec", CODECS)
-async def test_what_a_producer_packs_is_read(broker, codec):
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "compression.type": codec, "linger.ms": 50})
+async def test_what_a_producer_packs_is_read(kafka, codec):
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "compression.type": codec, "linger.ms": 50})
     for n in range(30):
         producer.produce(T, b"%d" % n * 20, partition=n % 2)
     await asyncio.to_thread(producer.flush)
-    source = source_of(broker)
-    await source.start()
+    source = await kafka.open_source()
     got = await read(source, 14)
     assert sorted(m.payload for m in got) == sorted(b"%d" % n * 20 for n in range(30))
     assert not any(m.fault for m in got)
 
 
-async def test_a_batch_larger_than_a_fetch_is_read_whole(broker, monkeypatch):
+async def test_a_batch_larger_than_a_fetch_is_read_whole(kafka, monkeypatch):
     """Brokers send a part of it, or the whole, by their version; this asks for a part first."""
     monkeypatch.setattr(kafka_reader, "_BYTES", 200)
     large = batch([Rec(b"x" * 100_000)] * 3)
-    await store(broker.bootstrap, T, 0, DAMAGE["lz4"], large, DAMAGE["codec"], large)
-    await store(broker.bootstrap, T, 1, batch([Rec()] * 8))
-    source = KafkaSource(
-        "in", broker.bootstrap, [T], None, options=QUICK | {"max_partition_fetch_bytes": 200}
-    )
-    await source.start()
+    await store(kafka.bootstrap, T, 0, DAMAGE["lz4"], large, DAMAGE["codec"], large)
+    await store(kafka.bootstrap, T, 1, batch([Rec()] * 8))
+    source = await kafka.open_source(options={"max_partition_fetch_bytes": 200})
     got = await read(source, 11)
     assert spans(got) == [(0, 2), 3, 4, 5, (6, 8), 9, 10, 11]
     assert all(len(m.payload) == 100_000 for m in got if m.partition == 0 and m.fault is None)
 
 
-async def test_times_outside_1990_to_2099_are_unknown(broker):
+async def test_times_outside_1990_to_2099_are_unknown(kafka):
     stamps = [-(2**63), -1, 0, YEAR_1990 // 10**6, 1_709_632_800_000, 1_709_632_800_000_000, 2**63 - 1]
-    await store(broker.bootstrap, T, 0, *(batch([Rec()], first_ms=each) for each in stamps))
-    await store(broker.bootstrap, T, 1, batch([Rec()] * 8))
-    source = source_of(broker)
-    await source.start()
+    await store(kafka.bootstrap, T, 0, *(batch([Rec()], first_ms=each) for each in stamps))
+    await store(kafka.bootstrap, T, 1, batch([Rec()] * 8))
+    source = await kafka.open_source()
     got = [m.ts_source_ns for m in await read(source, 6) if m.partition == 0]
     assert got == [0, 0, 0, YEAR_1990, 1_709_632_800_000_000_000, 0, 0]
     assert source.unknown_times == 5
     assert all(YEAR_1990 <= each < YEAR_2100 for each in got if each)
 
 
-async def test_windows_are_filled_behind_a_record_whose_time_is_unknown(broker):
+async def test_windows_are_filled_behind_a_record_whose_time_is_unknown(kafka):
     """The record before the committed offset says how far back to read; where it does not, one before it."""
     now_ms = 1_709_632_800_000
     stamps = [*(now_ms + n * 1000 for n in range(20)), now_ms * 1000, -1]
-    await store(broker.bootstrap, T, 0, *(batch([Rec()], first_ms=each) for each in stamps))
-    source = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
+    await store(kafka.bootstrap, T, 0, *(batch([Rec()], first_ms=each) for each in stamps))
+    source = kafka.source("g")
     source.set_retention(5 * 10**9, skips=True)
     await source.start()
     async with asyncio.timeout(20), aclosing(source.batches()) as batches:
@@ -169,20 +158,18 @@ async def test_windows_are_filled_behind_a_record_whose_time_is_unknown(broker):
     assert source._consumer is not None
     await source._consumer.commit({p: 22 for p in source._consumer.assignment() if p.partition == 0})
     await source.stop()
-    again = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
+    again = kafka.source("g")
     again.set_retention(5 * 10**9, skips=False)
     await again.start()
     async with asyncio.timeout(20), aclosing(again.batches()) as batches:
         first = (await anext(batches))[0]
     assert first.offset in (0, 13, 14)
-    await again.stop()
 
 
-async def test_null_and_empty_values_are_told_apart(broker):
-    await store(broker.bootstrap, T, 0, batch([Rec(None), Rec(b""), Rec(b"x")]))
-    await store(broker.bootstrap, T, 1, batch([Rec()] * 8))
-    source = source_of(broker)
-    await source.start()
+async def test_null_and_empty_values_are_told_apart(kafka):
+    await store(kafka.bootstrap, T, 0, batch([Rec(None), Rec(b""), Rec(b"x")]))
+    await store(kafka.bootstrap, T, 1, batch([Rec()] * 8))
+    source = await kafka.open_source()
     got = [(m.null, m.payload) for m in await read(source, 2) if m.partition == 0]
     assert got == [(True, b""), (False, b""), (False, b"x")]
 
@@ -195,25 +182,22 @@ async def test_a_reader_of_a_range_goes_on_behind_damage(broker):
     assert spans(got) == [0, 1, (2, 4), 5, 6]
 
 
-async def test_a_client_that_stopped_fetching_is_read_on_without(broker):
+async def test_a_client_that_stopped_fetching_is_read_on_without(kafka):
     """aiokafka says so in its log alone, and waits without an end."""
-    await store(broker.bootstrap, T, 0, batch([Rec()] * 2))
-    source = source_of(broker)
-    await source.start()
+    await store(kafka.bootstrap, T, 0, batch([Rec()] * 2))
+    source = await kafka.open_source()
     async with asyncio.timeout(25), aclosing(source.batches()) as batches:
         assert spans(await anext(batches)) == [0, 1]
         fetching = source._consumer._fetcher._fetch_task  # type: ignore[union-attr]
         fetching.cancel()
         await asyncio.wait([fetching])
-        await store(broker.bootstrap, T, 0, batch([Rec()] * 2))
+        await store(kafka.bootstrap, T, 0, batch([Rec()] * 2))
         assert spans(await anext(batches)) == [2, 3]
-    await source.stop()
 
 
-async def test_ready_is_what_was_fetched(broker):
-    source = source_of(broker)
+async def test_ready_is_what_was_fetched(broker, kafka):
+    source = await kafka.open_source()
     assert isinstance(source, PartitionedSource)
-    await source.start()
     await until(lambda: source.unread() == [])  # nothing is in the topic, and the broker says so
     broker.set_down()
     reading = asyncio.create_task(read(source, 1))

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_follower import KafkaFollower
-from feeds.kafka_source import KafkaSource
-from feeds.mock_broker import MockBroker
 from feeds.source import CommitPoint, StartPosition
-from tests.feeds.test_feeds_kafka_log import QUICK, Notes, T, produce
-from tests.kit import until
-from tests.kit.fixtures import RealKafka
-from tests.kit.kafka import create_topics
+from tests.feeds.test_feeds_kafka_log import Notes, T, produce, two_partitions
+from tests.kit.kafka_clients import KafkaClients, take
 
 
 class Reading:
@@ -42,22 +38,28 @@ class Reading:
                 self.got.setdefault(partition, []).extend(each.offset for each in records)
 
 
-@pytest.fixture
-async def mocked() -> AsyncIterator[tuple[MockBroker, AIOKafkaConsumer]]:
+@asynccontextmanager
+async def consuming(bootstrap: str) -> AsyncIterator[AIOKafkaConsumer]:
     quiet_client_log()
-    with MockBroker() as broker:
-        broker.create_topic(T, 2)
-        consumer = AIOKafkaConsumer(bootstrap_servers=broker.bootstrap, **QUICK)
-        await consumer.start()
-        yield broker, consumer
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=bootstrap, isolation_level="read_committed", fetch_max_wait_ms=20
+    )
+    await consumer.start()
+    try:
+        yield consumer
+    finally:
         await consumer.stop()
 
 
-async def test_nothing_is_read_at_or_beyond_a_limit(mocked: tuple[MockBroker, AIOKafkaConsumer]) -> None:
-    broker, consumer = mocked
-    await produce(broker.bootstrap, T, 40, partitions=2)
+@two_partitions
+async def test_nothing_is_read_at_or_beyond_a_limit(kafka: KafkaClients) -> None:
+    await produce(kafka.bootstrap, T, 40, partitions=2)
+    async with consuming(kafka.bootstrap) as consumer:
+        await read_up_to_limits(Reading(consumer, most=6))
+
+
+async def read_up_to_limits(reading: Reading) -> None:
     one, other = TopicPartition(T, 0), TopicPartition(T, 1)
-    reading = Reading(consumer, most=6)
     await reading.add(one, start=2)
     await reading.all()
     assert reading.got == {}
@@ -72,43 +74,33 @@ async def test_nothing_is_read_at_or_beyond_a_limit(mocked: tuple[MockBroker, AI
     assert await reading.follower.behind() == {one: (20, 20), other: (5, 5)}
 
 
-async def test_one_that_stands_by_alone_is_given_all_and_fences_before_it_reads_what_is_committed() -> None:
-    quiet_client_log()
-    with MockBroker() as broker:
-        broker.create_topic(T)
-        await produce(broker.bootstrap, T, 4)
-        source = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
-        events: list[str] = []
+async def test_one_that_stands_by_alone_is_given_all_and_fences_before_it_reads_what_is_committed(
+    kafka: KafkaClients,
+) -> None:
+    await produce(kafka.bootstrap, T, 4)
+    source, events = kafka.source("g"), list[str]()
 
-        class Noting(Notes):
-            async def on_assigned(self, stored: object) -> dict[tuple[str, int], StartPosition]:
-                events.append("assigned")
-                return {}
+    class Noting(Notes):
+        async def on_assigned(self, stored: object) -> dict[tuple[str, int], StartPosition]:
+            events.append("assigned")
+            return {}
 
-        async def before() -> None:
-            events.append("fenced")
+    async def before() -> None:
+        events.append("fenced")
 
-        source.stand_by(before)
-        notes = Noting(source, "")
-        assert await source.stored() == {}
-        await source.start()
-        try:
-            async for batch in source.batches():
-                notes.got += batch
-                if len(notes.got) == 4:
-                    break
-        finally:
-            await source.stop()
-        assert events == ["fenced", "assigned"]
+    source.stand_by(before)
+    Noting(source, "")
+    assert await source.stored() == {}
+    await source.start()
+    assert len(await take(source, 4)) == 4
+    assert events == ["fenced", "assigned"]
 
 
 @pytest.mark.kafka
-async def test_marks_of_transactions_hide_nothing_and_let_nothing_through(real_kafka: RealKafka) -> None:
+async def test_marks_of_transactions_hide_nothing_and_let_nothing_through(real: KafkaClients) -> None:
     """Every limit of a topic with committed and aborted transactions."""
-    quiet_client_log()
-    topic = f"follow.{uuid.uuid4().hex[:8]}"
-    await create_topics(real_kafka.bootstrap, {topic: 1})
-    producer = AIOKafkaProducer(bootstrap_servers=real_kafka.bootstrap, transactional_id=topic)
+    topic = real.topic
+    producer = AIOKafkaProducer(bootstrap_servers=real.bootstrap, transactional_id=topic)
     await producer.start()
     for n in range(5):
         await producer.begin_transaction()
@@ -117,11 +109,7 @@ async def test_marks_of_transactions_hide_nothing_and_let_nothing_through(real_k
         await (producer.abort_transaction() if n == 1 else producer.commit_transaction())
     await producer.stop()  # offsets 3k and 3k+1 are records, 3k+2 is a mark
     kept = [n for n in range(15) if n % 3 < 2 and n // 3 != 1]
-    consumer = AIOKafkaConsumer(
-        bootstrap_servers=real_kafka.bootstrap, isolation_level="read_committed", **QUICK
-    )
-    await consumer.start()
-    try:
+    async with consuming(real.bootstrap) as consumer:
         partition = TopicPartition(topic, 0)
         reading = Reading(consumer)
         await reading.add(partition)
@@ -129,27 +117,15 @@ async def test_marks_of_transactions_hide_nothing_and_let_nothing_through(real_k
             reading.follower.allow({partition: limit})
             await reading.all()
             assert reading.got.get(partition, []) == [n for n in kept if n < limit], limit
-    finally:
-        await consumer.stop()
 
 
 @pytest.mark.kafka
-async def test_the_end_of_librdkafka_s_strings_is_no_part_of_the_text(real_kafka: RealKafka) -> None:
+async def test_the_end_of_librdkafka_s_strings_is_no_part_of_the_text(real: KafkaClients) -> None:
     confluent = pytest.importorskip("confluent_kafka")
-    quiet_client_log()
-    topic = f"text.{uuid.uuid4().hex[:8]}"
-    await create_topics(real_kafka.bootstrap, {topic: 1})
-    settings = {"bootstrap.servers": real_kafka.bootstrap, "group.id": topic, "enable.auto.commit": False}
+    topic = real.topic
+    settings = {"bootstrap.servers": real.bootstrap, "group.id": topic, "enable.auto.commit": False}
     other = confluent.Consumer(settings)
     point = confluent.TopicPartition(topic, 0, 3, "the text")
     other.commit(offsets=[point], asynchronous=False)
     other.close()
-    source = KafkaSource("in", real_kafka.bootstrap, [topic], topic)
-    found: dict[object, CommitPoint] = {}
-
-    async def look() -> bool:
-        found.update(await source.stored())
-        return bool(found)
-
-    await look()
-    await until(lambda: found == {(topic, 0): CommitPoint(3, "the text")})
+    assert await real.source(topic).stored() == {(topic, 0): CommitPoint(3, "the text")}

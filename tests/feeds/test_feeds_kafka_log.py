@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Collection, Mapping
 
 import pytest
@@ -11,29 +10,13 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from feeds import kafka_member
-from feeds.kafka_client import quiet_client_log
 from feeds.kafka_source import KafkaSource
-from feeds.mock_broker import MockBroker
 from feeds.source import CommitPoint, Incoming, LogSource, Partition, StartPosition
 from tests.kit import until
-from tests.kit.fixtures import RealKafka
-from tests.kit.kafka import create_topics
+from tests.kit.kafka_clients import KafkaClients
+from tests.kit.records import TOPIC as T
 
-QUICK = {"fetch_max_wait_ms": 20}
-T = "md.trades.v1"
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> None:
-    quiet_client_log()
-
-
-@pytest.fixture
-async def topic(real_kafka: RealKafka) -> str:
-    """A topic of two partitions that no other run uses."""
-    name = f"log.{uuid.uuid4().hex[:8]}"
-    await create_topics(real_kafka.bootstrap, {name: 2})
-    return name
+two_partitions = pytest.mark.parametrize("broker", [2], indirect=True)
 
 
 class Notes:
@@ -73,6 +56,14 @@ class Notes:
         async for batch in self.source.batches():
             self.got += batch
 
+    @classmethod
+    async def open(cls, kafka: KafkaClients) -> Notes:
+        """Of a started source of the group "g", which is read."""
+        notes = cls(kafka.source("g"), "text")
+        await notes.source.start()
+        kafka.run(notes.read())
+        return notes
+
 
 async def produce(bootstrap: str, topic: str, count: int, partitions: int = 1) -> None:
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap)
@@ -82,210 +73,178 @@ async def produce(bootstrap: str, topic: str, count: int, partitions: int = 1) -
     await producer.stop()
 
 
-async def test_the_embedded_broker_keeps_texts_and_begins_again_before_what_is_committed() -> None:
+async def test_the_embedded_broker_keeps_texts_and_begins_again_before_what_is_committed(
+    kafka: KafkaClients,
+) -> None:
     """It knows no offsets by time, so a window reaches back to its first record."""
-    with MockBroker() as broker:
-        broker.create_topic(T)
-        await produce(broker.bootstrap, T, 9)
-        first = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
-        assert isinstance(first, LogSource)
-        assert await first.stored() == {}
-        first.set_retention(10**9, skips=True)
-        notes = Notes(first, "text")
-        await first.start()
-        reading = asyncio.ensure_future(notes.read())
-        await until(lambda: len(notes.got) == 9)
-        assert (notes.stored, notes.began) == ({(T, 0): CommitPoint(0)}, {(T, 0): 0})
-        notes.got = notes.got[:6]
-        await notes.commit()
-        await first.stop()
-        await reading
-        wanted = (None, StartPosition(4), StartPosition(9), StartPosition(4, lookback_end=4))
-        for begin, expected in zip(wanted, (0, 4, 6, 0), strict=True):
-            again = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
-            again.set_retention(10**9, skips=False)
-            assert await again.stored() == {(T, 0): CommitPoint(6, "text")}
-            notes = Notes(again, "other", {(T, 0): begin} if begin else {})
-            await again.start()
-            reading = asyncio.ensure_future(notes.read())
-            await until(lambda notes=notes, n=expected: len(notes.got) == 9 - n)
-            assert notes.stored == {(T, 0): CommitPoint(6, "text")}
-            assert notes.began == {(T, 0): expected}, "never behind what is committed"
-            await again.stop()
-            await reading
+    await produce(kafka.bootstrap, T, 9)
+    first = kafka.source("g")
+    assert isinstance(first, LogSource)
+    assert await first.stored() == {}
+    first.set_retention(10**9, skips=True)
+    notes = Notes(first, "text")
+    await first.start()
+    kafka.run(notes.read())
+    await until(lambda: len(notes.got) == 9)
+    assert (notes.stored, notes.began) == ({(T, 0): CommitPoint(0)}, {(T, 0): 0})
+    notes.got = notes.got[:6]
+    await notes.commit()
+    await first.stop()
+    wanted = (None, StartPosition(4), StartPosition(9), StartPosition(4, lookback_end=4))
+    for begin, expected in zip(wanted, (0, 4, 6, 0), strict=True):
+        again = kafka.source("g")
+        again.set_retention(10**9, skips=False)
+        assert await again.stored() == {(T, 0): CommitPoint(6, "text")}
+        notes = Notes(again, "other", {(T, 0): begin} if begin else {})
+        await again.start()
+        kafka.run(notes.read())
+        await until(lambda notes=notes, n=expected: len(notes.got) == 9 - n)
+        assert notes.stored == {(T, 0): CommitPoint(6, "text")}
+        assert notes.began == {(T, 0): expected}, "never behind what is committed"
+        await again.stop()
 
 
-async def test_a_member_reads_again_without_leaving_its_group() -> None:
+async def test_a_member_reads_again_without_leaving_its_group(kafka: KafkaClients) -> None:
     """As after the end of an engine: from what is committed, in the same generation."""
-    with MockBroker() as broker:
-        broker.create_topic(T)
-        await produce(broker.bootstrap, T, 9)
-        source = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
-        assert not source.stays, "it has not joined"
-        notes = Notes(source, "text")
-        await source.start()
-        reading = asyncio.ensure_future(notes.read())
-        await until(lambda: len(notes.got) == 9)
-        before = source.membership
-        await source.commit({(T, 0): CommitPoint(6, "text")})
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
-        assert source.stays
-        notes = Notes(source, "text")
-        await source.start()
-        reading = asyncio.ensure_future(notes.read())
-        await until(lambda: len(notes.got) == 3)
-        assert [message.offset for message in notes.got] == [6, 7, 8]
-        assert (notes.stored, notes.began) == ({(T, 0): CommitPoint(6, "text")}, {(T, 0): 6})
-        assert source.membership == before
-        await source.stop()
-        await reading
+    await produce(kafka.bootstrap, T, 9)
+    source = kafka.source("g")
+    assert not source.stays, "it has not joined"
+    notes = Notes(source, "text")
+    await source.start()
+    reading = asyncio.ensure_future(notes.read())
+    await until(lambda: len(notes.got) == 9)
+    before = source.membership
+    await source.commit({(T, 0): CommitPoint(6, "text")})
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    assert source.stays
+    notes = Notes(source, "text")
+    await source.start()
+    kafka.run(notes.read())
+    await until(lambda: len(notes.got) == 3)
+    assert [message.offset for message in notes.got] == [6, 7, 8]
+    assert (notes.stored, notes.began) == ({(T, 0): CommitPoint(6, "text")}, {(T, 0): 6})
+    assert source.membership == before
 
 
 @pytest.mark.parametrize("answered", [True, False])
 async def test_a_partition_that_others_answered_before_it_came_back_is_begun_anew(
-    monkeypatch: pytest.MonkeyPatch, answered: bool
+    kafka: KafkaClients, monkeypatch: pytest.MonkeyPatch, answered: bool
 ) -> None:
     """aiokafka keeps the assignment until the next one: a loss in between is told by what is committed."""
-    with MockBroker() as broker:
-        broker.create_topic(T)
-        await produce(broker.bootstrap, T, 9)
-        source = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
-        notes = Notes(source, "text")
-        await source.start()
-        reading = asyncio.ensure_future(notes.read())
-        await until(lambda: len(notes.got) == 9)
-        await notes.commit()
-        before, consumer = source.membership, source._consumer
-        assert before is not None
-        assert consumer is not None
-        notes.began.clear()
-        point = CommitPoint(7, "others") if answered else CommitPoint(5, "text")
+    await produce(kafka.bootstrap, T, 9)
+    notes = await Notes.open(kafka)
+    source = notes.source
+    await until(lambda: len(notes.got) == 9)
+    await notes.commit()
+    before, consumer = source.membership, source._consumer
+    assert before is not None
+    assert consumer is not None
+    notes.began.clear()
+    point = CommitPoint(7, "others") if answered else CommitPoint(5, "text")
 
-        async def committed(*_: object) -> dict[TopicPartition, CommitPoint]:
-            return {TopicPartition(T, 0): point}
+    async def committed(*_: object) -> dict[TopicPartition, CommitPoint]:
+        return {TopicPartition(T, 0): point}
 
-        monkeypatch.setattr("feeds.kafka_member.committed_points", committed)
-        consumer._coordinator.request_rejoin()
-        await until(lambda: getattr(source.membership, "generation", 0) > before.generation)
-        await until(lambda: getattr(source.membership, "partitions", ()) == before.partitions)
-        await produce(broker.bootstrap, T, 1)
-        await until(lambda: notes.got[-1].offset == 9)
-        again = [7, 8, 9] if answered else [9]
-        assert [message.offset for message in notes.got] == [*range(9), *again]
-        assert notes.began == ({(T, 0): 7} if answered else {})
-        await source.stop()
-        await reading
+    monkeypatch.setattr("feeds.kafka_member.committed_points", committed)
+    consumer._coordinator.request_rejoin()
+    await until(lambda: getattr(source.membership, "generation", 0) > before.generation)
+    await until(lambda: getattr(source.membership, "partitions", ()) == before.partitions)
+    await produce(kafka.bootstrap, T, 1)
+    await until(lambda: notes.got[-1].offset == 9)
+    again = [7, 8, 9] if answered else [9]
+    assert [message.offset for message in notes.got] == [*range(9), *again]
+    assert notes.began == ({(T, 0): 7} if answered else {})
 
 
+@two_partitions
 async def test_a_partition_that_others_may_have_had_is_ours_once_it_is_known_what_they_answered(
-    monkeypatch: pytest.MonkeyPatch,
+    kafka: KafkaClients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It goes with one assignment, comes back with the next, and only then do we read on."""
-    with MockBroker() as broker:
-        broker.create_topic(T, 2)
-        source = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
-        notes = Notes(source, "text")
-        await source.start()
-        reading = asyncio.ensure_future(notes.read())
-        both = frozenset({(T, 0), (T, 1)})
-        await until(lambda: source.membership is not None and source.membership.partitions == both)
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
-        notes.began.clear()
-        consumer = source._consumer
-        assert consumer is not None
-        with monkeypatch.context() as elsewhere:
-            elsewhere.setattr(consumer, "assignment", lambda: {TopicPartition(T, 0)})
-            await source._member.joined(consumer)
-            assert source.membership is not None
-            assert source.membership[-2:] == ({(T, 0)}, frozenset())
+    source = await kafka.open_source("g")
+    notes = Notes(source, "text")
+    reading = asyncio.ensure_future(notes.read())
+    both = frozenset({(T, 0), (T, 1)})
+    await until(lambda: source.membership is not None and source.membership.partitions == both)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    notes.began.clear()
+    consumer = source._consumer
+    assert consumer is not None
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(consumer, "assignment", lambda: {TopicPartition(T, 0)})
         await source._member.joined(consumer)
-        assert source.membership[-2:] == ({(T, 0)}, {(T, 1)})
-        reading = asyncio.ensure_future(notes.read())
-        await until(lambda: source.membership is not None and source.membership.partitions == both)
-        assert source.membership.placing == frozenset()
-        assert notes.began == {(T, 1): 0}
-        await source.stop()
-        await reading
+        assert source.membership is not None
+        assert source.membership[-2:] == ({(T, 0)}, frozenset())
+    await source._member.joined(consumer)
+    assert source.membership[-2:] == ({(T, 0)}, {(T, 1)})
+    kafka.run(notes.read())
+    await until(lambda: source.membership is not None and source.membership.partitions == both)
+    assert source.membership.placing == frozenset()
+    assert notes.began == {(T, 1): 0}
 
 
-async def test_the_broker_s_time_is_not_used_up_by_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_broker_s_time_is_not_used_up_by_its_listener(
+    kafka: KafkaClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Which may bring many sessions back before a partition is read."""
     monkeypatch.setattr(kafka_member, "PLACE_S", 0.3)
     monkeypatch.setattr(kafka_member, "PLACE_EACH_S", 0.0)
-    with MockBroker() as broker:
-        broker.create_topic(T)
-        await produce(broker.bootstrap, T, 3)
-        source = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
-        notes = Notes(source, "text")
-        calls = 0
+    await produce(kafka.bootstrap, T, 3)
+    calls = 0
 
-        async def slowly(stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, StartPosition]:
-            nonlocal calls
-            calls += 1
-            await asyncio.sleep(1.0)
-            return {}
+    async def slowly(_: Notes, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, StartPosition]:
+        nonlocal calls
+        calls += 1
+        await asyncio.sleep(1.0)
+        return {}
 
-        monkeypatch.setattr(notes, "on_assigned", slowly)
-        await source.start()
-        reading = asyncio.ensure_future(notes.read())
-        await until(lambda: len(notes.got) == 3)
-        assert (calls, source.connection.retries) == (1, 0)
-        await source.stop()
-        await reading
+    monkeypatch.setattr(Notes, "on_assigned", slowly)
+    notes = await Notes.open(kafka)
+    await until(lambda: len(notes.got) == 3)
+    assert (calls, notes.source.connection.retries) == (1, 0)
 
 
-async def test_a_new_generation_has_no_partitions_until_they_are_assigned() -> None:
-    with MockBroker() as broker:
-        broker.create_topic(T)
-        source = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
-        notes = Notes(source, "text")
-        await source.start()
-        reading = asyncio.ensure_future(notes.read())
-        await until(lambda: source.membership is not None and bool(source.membership.partitions))
-        consumer = source._consumer
-        assert consumer is not None
-        consumer._coordinator.generation += 1  # what the coordinator does when it has joined
-        assert source.membership is None
-        consumer._coordinator.generation -= 1
-        await source.stop()
-        await reading
+async def test_a_new_generation_has_no_partitions_until_they_are_assigned(kafka: KafkaClients) -> None:
+    source = (await Notes.open(kafka)).source
+    await until(lambda: source.membership is not None and bool(source.membership.partitions))
+    consumer = source._consumer
+    assert consumer is not None
+    consumer._coordinator.generation += 1  # what the coordinator does when it has joined
+    assert source.membership is None
+    consumer._coordinator.generation -= 1
 
 
+@two_partitions
 async def test_partitions_that_went_elsewhere_while_the_client_was_opened_again_are_told(
-    monkeypatch: pytest.MonkeyPatch,
+    kafka: KafkaClients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with MockBroker() as broker:
-        broker.create_topic(T, 2)
-        source = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
-        notes = Notes(source, "text")
-        await source.start()
-        reading = asyncio.ensure_future(notes.read())
-        await until(lambda: len(notes.began) == 2)
-        again = source._open
+    notes = await Notes.open(kafka)
+    source = notes.source
+    await until(lambda: len(notes.began) == 2)
+    again = source._open
 
-        async def opened() -> None:
-            await again()
-            monkeypatch.setattr(source._consumer, "assignment", lambda: {TopicPartition(T, 0)})
+    async def opened() -> None:
+        await again()
+        monkeypatch.setattr(source._consumer, "assignment", lambda: {TopicPartition(T, 0)})
 
-        def fails(*_: object) -> None:
-            monkeypatch.undo()
-            monkeypatch.setattr(source, "_open", opened)
-            raise KafkaError("cannot go on")
+    def fails(*_: object) -> None:
+        monkeypatch.undo()
+        monkeypatch.setattr(source, "_open", opened)
+        raise KafkaError("cannot go on")
 
-        notes.began.clear()
-        monkeypatch.setattr(source, "_pause_assigned", fails)
-        await until(lambda: bool(notes.began))
-        assert (notes.gone, notes.began) == ([(T, 1)], {(T, 0): 0})
-        await source.stop()
-        await reading
+    notes.began.clear()
+    monkeypatch.setattr(source, "_pause_assigned", fails)
+    await until(lambda: bool(notes.began))
+    assert (notes.gone, notes.began) == ([(T, 1)], {(T, 0): 0})
 
 
 @pytest.mark.kafka
-async def test_a_topic_of_transactions_is_committed_to_its_end(real_kafka: RealKafka, topic: str) -> None:
+async def test_a_topic_of_transactions_is_committed_to_its_end(real: KafkaClients) -> None:
     """Its last offsets are marks, which are no records; a start looks for a record before them."""
-    producer = AIOKafkaProducer(bootstrap_servers=real_kafka.bootstrap, transactional_id=topic)
+    topic = real.topic
+    producer = AIOKafkaProducer(bootstrap_servers=real.bootstrap, transactional_id=topic)
     await producer.start()
     for n in range(4):
         await producer.begin_transaction()
@@ -296,10 +255,10 @@ async def test_a_topic_of_transactions_is_committed_to_its_end(real_kafka: RealK
         await producer.send_and_wait(topic, b"never", partition=0)
         await producer.abort_transaction()
     await producer.stop()
-    source = KafkaSource("in", real_kafka.bootstrap, [topic], topic, poll_ms=50)
+    source = real.source(topic, poll_ms=50)
     notes = Notes(source, "")
     await source.start()
-    reading = asyncio.ensure_future(notes.read())
+    real.run(notes.read())
     await until(lambda: len(notes.got) == 3)
     await until(lambda: source.reached[topic, 0] == (7, 14))
     await until(lambda: (topic, 0) in source.lags)
@@ -307,40 +266,34 @@ async def test_a_topic_of_transactions_is_committed_to_its_end(real_kafka: RealK
     assert [m.offset for m in notes.got] == [0, 4, 6]
     await source.commit({(topic, 0): CommitPoint(14, "all of it")})
     await source.stop()
-    await reading
-    again = KafkaSource("in", real_kafka.bootstrap, [topic], topic, poll_ms=50)
+    again = real.source(topic, poll_ms=50)
     again.set_retention(3600 * 10**9, skips=False)
     notes = Notes(again, "")
     await again.start()
-    reading = asyncio.ensure_future(notes.read())
+    real.run(notes.read())
     await until(lambda: len(notes.got) == 3)
     assert notes.stored == {(topic, 0): CommitPoint(14, "all of it"), (topic, 1): CommitPoint(0)}
     assert notes.began[topic, 0] == 0
-    await again.stop()
-    await reading
 
 
 @pytest.mark.kafka
 async def test_what_was_read_is_committed_before_another_member_takes_the_partition(
-    real_kafka: RealKafka, topic: str
+    real: KafkaClients,
 ) -> None:
-    await produce(real_kafka.bootstrap, topic, 40, partitions=2)
-    sources = [KafkaSource(name, real_kafka.bootstrap, [topic], topic, poll_ms=50) for name in ("a", "b")]
+    await produce(real.bootstrap, real.topic, 40, partitions=2)
+    sources = [real.source(real.topic, name=name, poll_ms=50) for name in ("a", "b")]
     one, two = (Notes(source, source.name) for source in sources)
     await sources[0].start()
-    reading = [asyncio.ensure_future(one.read())]
+    real.run(one.read())
     await until(lambda: len(one.got) == 40)
     assert await sources[1].stored() == {}, "nothing is committed yet"
     await sources[1].start()
-    reading.append(asyncio.ensure_future(two.read()))
+    real.run(two.read())
     await until(lambda: two.began)
     (taken,) = two.stored
     assert two.stored == {taken: CommitPoint(20, "a")}
     assert two.began == {taken: 20}
     await until(lambda: one.gone == [taken])
-    await produce(real_kafka.bootstrap, topic, 2, partitions=2)
+    await produce(real.bootstrap, real.topic, 2, partitions=2)
     await until(lambda: len(one.got) + len(two.got) >= 42)
     assert [(m.partition, m.offset) for m in two.got] == [(taken[1], 20)]
-    for source in sources:
-        await source.stop()
-    await asyncio.gather(*reading)

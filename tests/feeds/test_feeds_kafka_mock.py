@@ -6,7 +6,7 @@ import gc
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from aiokafka.consumer.subscription_state import SubscriptionState
@@ -14,7 +14,7 @@ from aiokafka.consumer.subscription_state import SubscriptionState
 from feeds.backoff import CAP_S, ConnectionLog, delay_s
 from feeds.connector import SettingError
 from feeds.connectors.kafka import KafkaSourceConnector
-from feeds.kafka_client import BrokerError, missing_topics, quiet_client_log
+from feeds.kafka_client import BrokerError, missing_topics
 from feeds.kafka_sink import KafkaSink
 from feeds.kafka_source import KafkaSource
 from feeds.mock_broker import NOTICE, MockBroker, MockUnavailable
@@ -31,18 +31,10 @@ from feeds.source import (
 )
 from tests.kit import until
 from tests.kit.kafka import free_ports
+from tests.kit.kafka_clients import QUICK, KafkaClients, next_offsets, numbers, take
 from tests.kit.kafka_proxy import Api, Fault, KafkaProxy
 
 T = "md.trades.v1"
-QUICK = {
-    "session_timeout_ms": 1000,
-    "heartbeat_interval_ms": 200,
-}  # the mock takes this long to let a member leave
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> None:
-    quiet_client_log()
 
 
 @pytest.fixture
@@ -52,29 +44,17 @@ def broker() -> Iterator[MockBroker]:
         yield broker
 
 
-async def take(source: KafkaSource, count: int, timeout_s: float = 20) -> list[Incoming]:
-    got: list[Incoming] = []
-    async with asyncio.timeout(timeout_s):
-        async for batch in source.batches():
-            got += batch
-            if len(got) >= count:
-                break
-    return got
+@pytest.fixture
+async def kafka(broker: MockBroker) -> AsyncIterator[KafkaClients]:
+    async with KafkaClients(broker.bootstrap, T, QUICK) as clients:
+        yield clients
 
 
-async def publish(sink: KafkaSink, first: int, last: int, topic: str = T) -> None:
-    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
-        for n in range(first, last):
-            group.create_task(sink.publish(topic, b"K%d" % (n % 5), b"%d" % n, {"seq": b"%d" % n}))
-
-
-async def test_what_is_not_read_yet_is_told_by_partition(broker: MockBroker) -> None:
+async def test_what_is_not_read_yet_is_told_by_partition(kafka: KafkaClients) -> None:
     """The age is that of the newest record that was read, while others wait behind it."""
-    sink = KafkaSink("out", broker.bootstrap)
-    source = KafkaSource("in", broker.bootstrap, [T], None, max_records=10, options=QUICK)
+    source = kafka.source(max_records=10)
     assert source.lags == {}
-    await sink.start()
-    await publish(sink, 0, 300)
+    await kafka.publish(await kafka.open_sink(), 0, 300)
     await source.start()
 
     async def read() -> None:
@@ -84,81 +64,51 @@ async def test_what_is_not_read_yet_is_told_by_partition(broker: MockBroker) -> 
     def waiting() -> int:
         return sum(lag.records for lag in source.lags.values())
 
-    reading = asyncio.create_task(read())
+    kafka.run(read())
     await until(lambda: 0 < waiting() < 300)
     assert any(lag.age_ns > 0 for lag in source.lags.values())
     await until(lambda: not waiting())
     assert {name: lag.age_ns for name, lag in source.lags.items()} == {(T, 0): 0, (T, 1): 0}
-    await source.stop()
-    await reading
-    await sink.stop()
 
 
-def next_offsets(messages: list[Incoming]) -> dict[tuple[str, int], CommitPoint]:
-    return {(m.topic, m.partition): CommitPoint(m.offset + 1) for m in messages}
-
-
-async def test_round_trip_commit_and_resume(broker: MockBroker) -> None:
-    sink = KafkaSink("out", broker.bootstrap)
-    source = KafkaSource("in", broker.bootstrap, [T], "g", max_records=50, clock_ns=lambda: 42, options=QUICK)
-    assert isinstance(source, Source)
+async def test_round_trip_commit_and_resume(kafka: KafkaClients) -> None:
+    sink = await kafka.open_sink()
     assert isinstance(sink, Sink)
-    await sink.start()
-    await publish(sink, 0, 300)
-    await source.start()
+    await kafka.publish(sink, 0, 300)
+    source = await kafka.open_source("g", max_records=50, clock_ns=lambda: 42)
+    assert isinstance(source, Source)
     got = await take(source, 300)
-    assert sorted(int(m.payload) for m in got) == list(range(300))
+    assert numbers(got) == list(range(300))
     for key in {m.key for m in got}:  # one key, one partition, one order
-        numbers = [(m.partition, int(m.payload)) for m in got if m.key == key]
-        assert numbers == sorted(numbers)
-        assert len({partition for partition, _ in numbers}) == 1
+        of_key = [(m.partition, int(m.payload)) for m in got if m.key == key]
+        assert of_key == sorted(of_key)
+        assert len({partition for partition, _ in of_key}) == 1
     assert got[0].ts_recv_ns == 42
     assert abs(got[0].ts_source_ns - time.time_ns()) < 60 * 10**9
     assert got[0].headers["seq"] == got[0].payload
     await source.commit(next_offsets(got))
     await source.stop()
-    await publish(sink, 300, 310)
-    again = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
-    await again.start()
-    assert sorted(int(m.payload) for m in await take(again, 10)) == list(range(300, 310))
+    await kafka.publish(sink, 300, 310)
+    again = await kafka.open_source("g")
+    assert numbers(await take(again, 10)) == list(range(300, 310))
     await again.stop()
     await sink.stop()
-    assert (again.connection.state, sink.connection.state) == (
-        ConnectionState.STOPPED,
-        ConnectionState.STOPPED,
-    )
+    assert {again.connection.state, sink.connection.state} == {ConnectionState.STOPPED}
 
 
-async def test_a_paused_source_fetches_nothing_and_resuming_loses_nothing(broker: MockBroker) -> None:
-    sink = KafkaSink("out", broker.bootstrap)
-    source = KafkaSource("in", broker.bootstrap, [T], "g", poll_ms=50)
-    await sink.start()
-    await source.start()
-    await publish(sink, 0, 10)
-    await take(source, 10)
+async def test_a_paused_source_fetches_nothing_and_resuming_loses_nothing(kafka: KafkaClients) -> None:
+    """Also one that is paused before it has partitions."""
+    sink, source = await kafka.open_sink(), kafka.source("g", poll_ms=50)
     source.pause()
-    await publish(sink, 10, 20)
-    with pytest.raises(TimeoutError):
-        await take(source, 1, timeout_s=1)
-    source.resume()
-    assert sorted(int(m.payload) for m in await take(source, 10)) == list(range(10, 20))
-    await source.stop()
-    await sink.stop()
-
-
-async def test_a_source_paused_from_the_start_stays_paused_through_its_assignment(broker: MockBroker) -> None:
-    sink = KafkaSink("out", broker.bootstrap)
-    source = KafkaSource("in", broker.bootstrap, [T], "g", poll_ms=50)
-    source.pause()
-    await sink.start()
-    await publish(sink, 0, 10)
+    await kafka.publish(sink, 0, 10)
     await source.start()
-    with pytest.raises(TimeoutError):
-        await take(source, 1, timeout_s=1)
-    source.resume()
-    assert len(await take(source, 10)) == 10
-    await source.stop()
-    await sink.stop()
+    for first in (0, 10):
+        with pytest.raises(TimeoutError):
+            await take(source, 1, timeout_s=1)
+        source.resume()
+        assert numbers(await take(source, 10)) == list(range(first, first + 10))
+        source.pause()
+        await kafka.publish(sink, first + 10, first + 20)
 
 
 async def test_broker_not_there_at_start(caplog: pytest.LogCaptureFixture) -> None:
@@ -179,11 +129,10 @@ async def test_broker_not_there_at_start(caplog: pytest.LogCaptureFixture) -> No
 
 
 async def test_a_member_that_is_paused_for_long_stays_one(
-    broker: MockBroker, monkeypatch: pytest.MonkeyPatch
+    kafka: KafkaClients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only fetching would bring it back, and it may fetch no more until it has committed as a member."""
-    source = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK, poll_ms=50)
-    await source.start()
+    source = await kafka.open_source("g", poll_ms=50)
     reading = asyncio.create_task(anext(source.batches()))
     await until(lambda: source.membership is not None)
     source.pause()
@@ -192,16 +141,14 @@ async def test_a_member_that_is_paused_for_long_stays_one(
     assert source.membership is not None
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
-    await source.stop()
 
 
-async def test_it_tells_up_to_when_it_has_read(broker: MockBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_tells_up_to_when_it_has_read(
+    broker: MockBroker, kafka: KafkaClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not past a record that was not taken, nor while it is paused or the broker is down."""
-    sink = KafkaSink("out", broker.bootstrap)
-    source = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK, poll_ms=50)
+    sink, source = await kafka.open_sink(), await kafka.open_source("g", poll_ms=50)
     assert isinstance(source, CatchesUp)
-    await sink.start()
-    await source.start()
     seen: list[Incoming] = []
     held, more = asyncio.Event(), asyncio.Event()
     more.set()
@@ -222,14 +169,14 @@ async def test_it_tells_up_to_when_it_has_read(broker: MockBroker, monkeypatch: 
             while before != (before := source.read_until_ns):  # noqa: ASYNC110 - it announces itself to nobody
                 await asyncio.sleep(2.5)
 
-    reading = asyncio.create_task(read())
-    await publish(sink, 0, 10)
+    kafka.run(read())
+    await kafka.publish(sink, 0, 10)
     await moves(time.monotonic_ns())
     assert len(seen) == 10, "a quiet partition is read, too"
     await moves(time.monotonic_ns())
     held.clear()
     more.clear()
-    await publish(sink, 10, 11)
+    await kafka.publish(sink, 10, 11)
     sent_ns = time.monotonic_ns()
     await held.wait()
     await rests()
@@ -246,26 +193,21 @@ async def test_it_tells_up_to_when_it_has_read(broker: MockBroker, monkeypatch: 
         assert source.read_until_ns == rested, "the system's clock was set back"
         go_on()
         await moves(time.monotonic_ns())
-    reading.cancel()
-    await source.stop()
-    await sink.stop()
 
 
-async def test_broker_gone_and_back_loses_nothing_acknowledged(broker: MockBroker) -> None:
-    sink = KafkaSink("out", broker.bootstrap)
-    source = KafkaSource("in", broker.bootstrap, [T], "g", commit_timeout_s=0.5)
-    await sink.start()
-    await source.start()
-    await publish(sink, 0, 10)
+async def test_broker_gone_and_back_loses_nothing_acknowledged(
+    broker: MockBroker, kafka: KafkaClients
+) -> None:
+    # its own session timeout: a member that a broker forgets commits nothing
+    sink = await kafka.open_sink()
+    options = {"session_timeout_ms": 10_000, "heartbeat_interval_ms": 3000}
+    source = await kafka.open_source("g", commit_timeout_s=0.5, options=options)
+    await kafka.publish(sink, 0, 10)
     seen = await take(source, 10)
     broker.set_down()
-    waiting = asyncio.ensure_future(publish(sink, 10, 20))
+    waiting = asyncio.ensure_future(kafka.publish(sink, 10, 20))
     more = asyncio.ensure_future(take(source, 10, timeout_s=40))
-    await until(
-        lambda: (
-            sink.connection.state is ConnectionState.DOWN and source.connection.state is ConnectionState.DOWN
-        )
-    )
+    await until(lambda: {sink.connection.state, source.connection.state} == {ConnectionState.DOWN})
     assert not waiting.done()
     assert sink.retries > 0
     with pytest.raises(CommitFailed, match="not stored"):
@@ -273,21 +215,17 @@ async def test_broker_gone_and_back_loses_nothing_acknowledged(broker: MockBroke
     broker.set_up()
     await waiting
     seen += await more
-    assert sorted(int(m.payload) for m in seen) == list(range(20))  # idempotence: nothing twice either
-    assert (sink.connection.state, source.connection.state) == (ConnectionState.UP, ConnectionState.UP)
+    assert numbers(seen) == list(range(20))  # idempotence: nothing twice either
+    assert {sink.connection.state, source.connection.state} == {ConnectionState.UP}
     await source.commit(next_offsets(seen))
-    await source.stop()
-    await sink.stop()
 
 
 async def test_stop_is_bounded_while_the_broker_is_down_and_publishers_get_an_error(
-    broker: MockBroker,
+    broker: MockBroker, kafka: KafkaClients
 ) -> None:
-    sink = KafkaSink("out", broker.bootstrap, stop_timeout_s=0.5)
-    source = KafkaSource("in", broker.bootstrap, [T], "g", stop_timeout_s=0.5)
-    await sink.start()
-    await source.start()
-    await publish(sink, 0, 1)
+    sink = await kafka.open_sink(stop_timeout_s=0.5)
+    source = await kafka.open_source("g", stop_timeout_s=0.5)
+    await kafka.publish(sink, 0, 1)
     broker.set_down()
     waiting = asyncio.ensure_future(sink.publish(T, None, b"late", {}))
     await asyncio.sleep(0.1)
@@ -301,28 +239,22 @@ async def test_stop_is_bounded_while_the_broker_is_down_and_publishers_get_an_er
         await sink.publish(T, None, b"later", {})
 
 
-async def test_refusals_are_final_and_the_sink_keeps_working(broker: MockBroker) -> None:
-    sink = KafkaSink("out", broker.bootstrap, options={"request_timeout_ms": 1000})
-    await sink.start()
+async def test_refusals_are_final_and_the_sink_keeps_working(kafka: KafkaClients) -> None:
+    sink = await kafka.open_sink(options={"request_timeout_ms": 1000})
     with pytest.raises(PublishRefused, match="2000000 bytes"):
         await sink.publish(T, None, b"x" * 2_000_000, {})
-    await publish(sink, 0, 5)
-    await sink.stop()
+    await kafka.publish(sink, 0, 5)
 
 
-async def test_a_source_without_a_group_reads_all_and_commits_nothing(broker: MockBroker) -> None:
-    sink = KafkaSink("out", broker.bootstrap)
-    await sink.start()
-    await publish(sink, 0, 10)
-    source = KafkaSource("in", broker.bootstrap, [T], None)
+async def test_a_source_without_a_group_reads_all_and_commits_nothing(kafka: KafkaClients) -> None:
+    await kafka.publish(await kafka.open_sink(), 0, 10)
+    source = kafka.source()
     with pytest.raises(CommitFailed):
         await source.commit({(T, 0): CommitPoint(1)})
     await source.start()
     assert len(await take(source, 10)) == 10
     with pytest.raises(CommitFailed, match="consumer group"):
         await source.commit({(T, 0): CommitPoint(1)})
-    await source.stop()
-    await sink.stop()
 
 
 async def test_missing_topics_and_no_broker(broker: MockBroker) -> None:
@@ -388,69 +320,53 @@ async def test_backoff_doubles_to_its_cap_and_starts_over() -> None:
 HOUR_NS = 3600 * 10**9
 
 
-async def test_a_start_at_the_earliest_or_latest_record_ignores_what_is_committed(broker: MockBroker) -> None:
-    sink = KafkaSink("out", broker.bootstrap)
-    await sink.start()
-    await publish(sink, 0, 60)
-    first = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
-    await first.start()
+async def test_a_start_at_the_earliest_or_latest_record_ignores_what_is_committed(
+    kafka: KafkaClients,
+) -> None:
+    sink = await kafka.open_sink()
+    await kafka.publish(sink, 0, 60)
+    first = await kafka.open_source("g")
     await first.commit(next_offsets(await take(first, 60)))
     await first.stop()
-    again = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK, start_at="earliest")
-    await again.start()
-    got = await take(again, 60)
-    assert sorted(int(m.payload) for m in got) == list(range(60))
+    again = await kafka.open_source("g", start_at="earliest")
+    assert numbers(await take(again, 60)) == list(range(60))
     await again.stop()
-    latest = KafkaSource("in", broker.bootstrap, [T], "new", options=QUICK, poll_ms=50, start_at="latest")
-    await latest.start()
+    latest = await kafka.open_source("new", poll_ms=50, start_at="latest")
     reading = asyncio.ensure_future(take(latest, 10))
     await until(lambda: len(latest.lags) == 2)
-    await publish(sink, 60, 70)
-    assert sorted(int(m.payload) for m in await reading) == list(range(60, 70))
-    await latest.stop()
-    await sink.stop()
+    await kafka.publish(sink, 60, 70)
+    assert numbers(await reading) == list(range(60, 70))
 
 
 async def test_what_is_older_than_any_window_holds_is_passed_over_and_counted(
-    broker: MockBroker, caplog: pytest.LogCaptureFixture
+    kafka: KafkaClients, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The mock knows no offsets by time: for it the end is where windows begin."""
-    sink = KafkaSink("out", broker.bootstrap)
-    await sink.start()
-    await publish(sink, 0, 40)
+    sink = await kafka.open_sink()
+    await kafka.publish(sink, 0, 40)
     ahead = 3 * HOUR_NS  # the source's clock is three hours later
-    source = KafkaSource(
-        "in", broker.bootstrap, [T], "g", options=QUICK, poll_ms=50, clock_ns=lambda: time.time_ns() + ahead
-    )
+    source = kafka.source("g", poll_ms=50, clock_ns=lambda: time.time_ns() + ahead)
     source.set_retention(HOUR_NS, True, few=0)
     await source.start()
     reading = asyncio.ensure_future(take(source, 1, timeout_s=8))
     await until(lambda: sum(source.skipped.values()) == 40)
     ahead = 0
-    await publish(sink, 40, 41)
-    assert [int(m.payload) for m in await reading] == [40]
+    await kafka.publish(sink, 40, 41)
+    assert numbers(await reading) == [40]
     assert sum(source.skipped.values()) == 40
     assert caplog.text.count("was behind: skipped offsets 0 to ") == 2
-    await source.stop()
-    await sink.stop()
 
 
 @pytest.mark.parametrize("asked", ["wait", "earliest", "near"])
-async def test_a_backlog_that_is_asked_for_or_near_is_read(broker: MockBroker, asked: str) -> None:
-    sink = KafkaSink("out", broker.bootstrap)
-    await sink.start()
-    await publish(sink, 0, 20)
+async def test_a_backlog_that_is_asked_for_or_near_is_read(kafka: KafkaClients, asked: str) -> None:
+    await kafka.publish(await kafka.open_sink(), 0, 20)
     ahead = HOUR_NS * 3 // 2 if asked == "near" else 3 * HOUR_NS
-    source = KafkaSource(
-        "in", broker.bootstrap, [T], "g", options=QUICK, clock_ns=lambda: time.time_ns() + ahead,
-        start_at="earliest" if asked == "earliest" else "committed",
-    )  # fmt: skip
+    start_at = "earliest" if asked == "earliest" else "committed"
+    source = kafka.source("g", clock_ns=lambda: time.time_ns() + ahead, start_at=start_at)
     source.set_retention(HOUR_NS, asked != "wait", few=0)
     await source.start()
-    assert sorted(int(m.payload) for m in await take(source, 20)) == list(range(20))
+    assert numbers(await take(source, 20)) == list(range(20))
     assert source.skipped == {}
-    await source.stop()
-    await sink.stop()
 
 
 @pytest.mark.parametrize("text", ["commited", "2026-03-02T14:30:00", "", "42"])

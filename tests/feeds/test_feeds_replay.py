@@ -5,7 +5,6 @@ import io
 import os
 import tempfile
 import zipfile
-from collections import Counter
 from datetime import date
 from itertools import pairwise
 from pathlib import Path
@@ -15,15 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feeds.codec import MalformedRecord
 from feeds.containers import CorruptFile, texts
 from feeds.decimals import parse_fixed
-from feeds.file_format import FormatError, load_format
-from feeds.market_data import AnyRecord, Bar, Quote, Trade
-from feeds.recorded_file import read_records
+from feeds.file_format import FormatError
+from feeds.market_data import Bar, Quote, Trade
 from feeds.zstd import zstd
-
-MINUTE = 60 * 10**9
+from tests.feeds.declared import MINUTE, read, read_file
 
 CAPTURE = """\
 1723161253937085768 {"stream":"x@depth@100ms","data":{"e":"depthUpdate","b":[["61737.63000000","0.00000000"]]}}
@@ -39,16 +35,6 @@ not-a-time {"stream":"x@trade"}
 1723161254260000000 {"stream":"x@trade","data":{"s":"BTCUSDT","t":9,"p":"5","q":"1","T":1723161255,"m":false}}
 1723161254270000000 {"stream":"x@trade","data":{"s":"BTCUSDT","t":9,"p":61837.649999999,"q":"1","T":1723161255343,"m":false}}
 """  # noqa: E501 - lines of a capture are as long as they are
-
-
-def read(path: Path, form: str | Path, **options: object) -> tuple[list[AnyRecord], list[tuple[int, str]]]:
-    bad: list[tuple[int, str]] = []
-
-    def note(line: int, error: MalformedRecord) -> None:
-        bad.append((line, error.reason))
-
-    records = list(read_records(path, load_format(form), on_malformed=note, **options))  # type: ignore[arg-type]  # passed on
-    return records, bad
 
 
 def zipped(text: bytes, *names: str) -> bytes:
@@ -71,8 +57,8 @@ def capture(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 def test_a_capture_gives_trades_and_quotes_in_file_order(capture: Path) -> None:
-    records, bad = read(capture, "binance_capture")
-    quote, first, second, last = records
+    found = read_file("binance_capture", capture)
+    quote, first, second, last = found.records
     assert isinstance(quote, Quote)
     assert (quote.ts_event, quote.clock) == (quote.ts_recv, "receive")
     assert (str(quote.bid), str(quote.bid_size), str(quote.ask), str(quote.ask_size)) == (
@@ -85,20 +71,23 @@ def test_a_capture_gives_trades_and_quotes_in_file_order(capture: Path) -> None:
     assert (second.id, second.side) == ("8", "buy")
     assert first.ts_event == second.ts_event == 1_723_161_255_342_000_000
     assert first.skewed
-    assert [each.seq for each in records] == [1, 2, 3, 4]
+    assert [each.seq for each in found.records] == [1, 2, 3, 4]
     assert isinstance(last, Trade)
     assert str(last.price) == "61837.649999999"  # a JSON number, never converted to a float
-    assert bad == [
+    assert found.refused == [
         *((6, "timestamp_unit"), (7, "json"), (8, "missing_field")),
         *((9, "price"), (10, "price"), (11, "timestamp_unit")),
     ]
+    assert found.bad[-1][2] == (
+        "time: 1723161255 as epoch-ms is not in the years 1990 to 2099; it looks like epoch-s: "
+        "declare that as time.format"
+    )
 
 
 def test_times_select_without_renumbering(capture: Path) -> None:
-    late, _ = read(
-        capture, "binance_capture", from_ns=1_723_161_255_342_000_000, until_ns=1_723_161_255_343_000_000
-    )
-    assert [each.seq for each in late] == [2, 3]
+    first = 1_723_161_255_342_000_000
+    late = read_file("binance_capture", capture, from_ns=first, until_ns=first + 10**6)
+    assert [each.seq for each in late.records] == [2, 3]
 
 
 @pytest.mark.parametrize("form", ["gzip", "zip", "zstd"])
@@ -107,17 +96,14 @@ def test_a_broken_archive_is_reported_and_what_came_before_is_kept(tmp_path: Pat
     text = CAPTURE.encode() * 50
     for cut in (9, 60):
         path.write_bytes(PACK[form](text)[:-cut])
-        records, bad = read(path, "binance_capture")
-        assert bad[-1] == (0, "type"), cut
-        assert len(records) <= 4 * 50
+        found = read_file("binance_capture", path)
+        assert found.refused[-1] == (0, "type"), cut
+        assert len(found.records) <= 4 * 50
 
 
 def test_an_encrypted_archive_is_refused(tmp_path: Path) -> None:
     packed = bytearray(zipped(CAPTURE.encode()))
-    for signature, flags in (
-        (b"PK\x03\x04", 6),
-        (b"PK\x01\x02", 8),
-    ):  # say encrypted
+    for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # say encrypted
         at = -1
         while (at := packed.find(signature, at + 1)) >= 0:
             packed[at + flags] |= 1
@@ -142,9 +128,7 @@ def read_by(text: IO[bytes], size: int) -> bytes:
 
 
 def test_the_files_of_an_archive_come_one_after_the_other_each_on_its_day(tmp_path: Path) -> None:
-    form = made(
-        tmp_path,
-        """
+    form = """
         container = "csv"
         header = false
         [[records]]
@@ -156,28 +140,25 @@ def test_the_files_of_an_archive_come_one_after_the_other_each_on_its_day(tmp_pa
         implied_decimals = 4
         time = { field = 0, format = "day-ms", zone = "America/New_York", date = "%Y%m%d" }
         fields = { open = 1, high = 2, low = 3, close = 4, volume = 5 }
-        """,
-    )
+        """
     path = tmp_path / "spy.zip"
     names = ("20131007_spy_minute_trade.csv", "20131108_spy_minute_trade.csv")
     path.write_bytes(zipped(b"34200000,1684410,1684410,1683600,1683800,3300\n86400000,1,1,1,1,1\n", *names))
-    (october, november), bad = read(path, form)
-    assert isinstance(october, Bar)
+    found = read_file(form, path)
+    october, november = found.bars
     assert (str(october.open), str(october.close), str(october.volume)) == ("168.441", "168.38", "3300")
     assert october.ts_event == 1_381_152_600_000_000_000  # 13:30 UTC in summer
     assert november.ts_event == 1_383_921_000_000_000_000  # 14:30 UTC in winter
-    assert bad == [(2, "timestamp_unit")] * 2
-    (given_day, _), _ = read(path, form, day=date(2020, 1, 2))
+    assert found.refused == [(2, "timestamp_unit")] * 2
+    given_day = read_file(form, path, day=date(2020, 1, 2)).records[0]
     assert given_day.ts_event == 1_577_975_400_000_000_000
     path.write_bytes(zipped(b"34200000,1,1,1,1,1\n", "spy.csv"))
     with pytest.raises(FormatError, match=r"no date like %Y%m%d"):
-        read(path, form)
+        read_file(form, path)
 
 
 def test_times_of_the_day_need_a_day(tmp_path: Path) -> None:
-    form = made(
-        tmp_path,
-        """
+    form = """
         container = "csv"
         header = false
         [[records]]
@@ -186,20 +167,17 @@ def test_times_of_the_day_need_a_day(tmp_path: Path) -> None:
         symbol = "EURUSD"
         time = { field = 0, format = "day-ms" }
         fields = { bid = 1, ask = 2 }
-        """,
-    )
+        """
     path = tmp_path / "20140501_quote.csv"
     path.write_text("14400032,1.38669,1.38691\n")
     with pytest.raises(FormatError, match=r"time\.date"):
-        read(path, form)
-    (quote,), _ = read(path, form, day=date(2014, 5, 1))
+        read_file(form, path)
+    (quote,) = read_file(form, path, day=date(2014, 5, 1)).records
     assert quote.ts_event == 1_398_916_800_032_000_000
 
 
-def test_bars_without_volume_have_none(tmp_path: Path) -> None:
-    form = made(
-        tmp_path,
-        """
+def test_bars_without_volume_have_none() -> None:
+    form = """
         container = "csv"
         [[records]]
         kind = "bar"
@@ -208,13 +186,9 @@ def test_bars_without_volume_have_none(tmp_path: Path) -> None:
         interval = "1m"
         time = { field = "t", format = "epoch-s" }
         fields = { open = "o", high = "h", low = "l", close = "c" }
-        """,
-    )
-    path = tmp_path / "bars.csv"
-    path.write_text("t,o,h,l,c\n1577916000,1,3,1,2\n")
-    (bar,), bad = read(path, form)
-    assert isinstance(bar, Bar)
-    assert (bar.volume, bad) == (0, [])
+        """
+    found = read(form, "t,o,h,l,c\n1577916000,1,3,1,2\n")
+    assert ([bar.volume for bar in found.bars], found.bad) == ([0], [])
 
 
 ARRAYS = """\
@@ -228,10 +202,8 @@ ARRAYS = """\
 """  # noqa: E501 - as a venue sends them
 
 
-def test_arrays_of_trades_after_a_time_in_decimal_seconds(tmp_path: Path) -> None:
-    form = made(
-        tmp_path,
-        """
+def test_arrays_of_trades_after_a_time_in_decimal_seconds() -> None:
+    form = """
         container = "jsonl-capture"
         receive = { format = "epoch-s", separator = ":" }
         passed_over = { book_deltas = { field = "channel", prefix = "orderbook" } }
@@ -243,25 +215,19 @@ def test_arrays_of_trades_after_a_time_in_decimal_seconds(tmp_path: Path) -> Non
         time = { field = "time", format = "iso" }
         fields = { symbol = "$.market", price = "price", size = "size", id = "id", side = "side" }
         side_values = { buy = "buy", sell = "sell" }
-        """,
-    )
-    path = tmp_path / "capture"
-    path.write_text(ARRAYS)
-    passed: Counter[str] = Counter()
-    records, bad = read(path, form, on_passed_over=lambda line, name: passed.update([name]))
-    assert [(r.seq, r.symbol, r.ts_recv, r.id, str(r.price)) for r in records if isinstance(r, Trade)] == [
+        """
+    found = read(form, ARRAYS)
+    assert [(r.seq, r.symbol, r.ts_recv, r.id, str(r.price)) for r in found.trades] == [
         (1, "BTC-PERP", 1_618_677_817_020_800_000, "1", "60000.5"),
         (2, "BTC-PERP", 1_618_677_817_020_800_000, "2", "60001"),
         (3, "BTC-PERP", 1_618_677_817_200_000_000, "4", "60002"),
     ]
-    assert bad == [(3, "price"), (3, "missing_field"), (4, "type"), (7, "timestamp_unit")]
-    assert passed == {"book_deltas": 1, "other": 1}
+    assert found.refused == [(3, "price"), (3, "missing_field"), (4, "type"), (7, "timestamp_unit")]
+    assert found.skipped == {"book_deltas": 1, "other": 1}
 
 
-def test_arrays_of_arrays_are_read_by_index(tmp_path: Path) -> None:
-    form = made(
-        tmp_path,
-        """
+def test_arrays_of_arrays_are_read_by_index() -> None:
+    form = """
         container = "jsonl"
         [[records]]
         kind = "trade"
@@ -271,101 +237,61 @@ def test_arrays_of_arrays_are_read_by_index(tmp_path: Path) -> None:
         time = { field = "2", format = "epoch-s" }
         fields = { price = "0", size = "1", side = "3" }
         side_values = { s = "sell", b = "buy" }
-        """,
-    )
-    path = tmp_path / "lines"
-    path.write_text(
-        '[0,[["5541.2","0.15","1534614057.321597","s"],["6060","0.02","1534614057.324998","b"]]]\n'
-    )
-    records, bad = read(path, form)
-    assert [(str(r.price), r.ts_event, r.side) for r in records if isinstance(r, Trade)] == [
+        """
+    line = '[0,[["5541.2","0.15","1534614057.321597","s"],["6060","0.02","1534614057.324998","b"]]]\n'
+    found = read(form, line)
+    assert [(str(r.price), r.ts_event, r.side) for r in found.trades] == [
         ("5541.2", 1_534_614_057_321_597_000, "sell"),
         ("6060", 1_534_614_057_324_998_000, "buy"),
     ]
-    assert bad == []
+    assert found.bad == []
 
 
-def test_a_time_in_another_unit_is_refused_with_the_one_to_declare(tmp_path: Path) -> None:
-    path = tmp_path / "capture"
-    path.write_text(CAPTURE)
-    said: list[str] = []
-    list(
-        read_records(
-            path, load_format("binance_capture"), on_malformed=lambda line, error: said.append(error.message)
-        )
-    )
-    assert said[-1] == (
-        "time: 1723161255 as epoch-ms is not in the years 1990 to 2099; it looks like epoch-s: "
-        "declare that as time.format"
-    )
-
-
-def made(folder: Path, text: str) -> Path:
-    """A format of these tests."""
-    path = folder / "made.toml"
-    path.write_text(f'description = "made up"\n{text}')
-    return path
-
-
-def test_headerless_quotes_in_fixed_est(tmp_path: Path) -> None:
-    path = tmp_path / "ticks.csv"
-    path.write_bytes(
+def test_headerless_quotes_in_fixed_est() -> None:
+    found = read(
+        "histdata_quotes",
         b"20200101 170000065,1.121200,1.121720,0\n20200701 170000065,1.1,1.2,0\n"
-        b"\nx,1,2,0\n20200101 17\xff,1,2\n"
+        b"\nx,1,2,0\n20200101 17\xff,1,2\n",
     )
-    records, bad = read(path, "histdata_quotes")
-    winter, summer = records
+    winter, summer = found.records
     assert isinstance(winter, Quote)
     assert winter.ts_event == winter.ts_recv == 1_577_916_000_065_000_000  # 2020-01-01T22:00:00.065Z
     assert summer.ts_event == 1_593_640_800_065_000_000  # 22:00 UTC in July as well: no daylight saving
     assert (str(winter.bid), str(winter.ask), winter.bid_size) == ("1.1212", "1.12172", 0)
-    assert bad == [(4, "timestamp_unit"), (5, "encoding")]
+    assert found.refused == [(4, "timestamp_unit"), (5, "encoding")]
 
 
-def test_bars_with_quote_volume(tmp_path: Path) -> None:
-    path = tmp_path / "bars.csv"
-    path.write_text(
+def test_bars_with_quote_volume() -> None:
+    found = read(
+        "btc_perp_bars",
         "timestamp,open,high,low,close,volume\n"
         "2021-12-31 23:01:00.000000,46319.0,46385.0,46319.0,46377.0,2300413.7295\n"
         "2022-01-01 03:03:00.000000,46821.75,46821.75,46800.0,46800.0,218102.59507500002\n"
         "2022-01-01 03:04:00.000000,46821.75,46800.0,46800.0,46800.0,1\n"
-        "2022-01-01 03:05:00.000000,46821.75\n"
+        "2022-01-01 03:05:00.000000,46821.75\n",
     )
-    records, bad = read(path, "btc_perp_bars")
-    first, noisy = records
-    assert isinstance(first, Bar)
-    assert isinstance(noisy, Bar)
+    first, noisy = found.bars
     assert (first.ts_event, first.interval_ns, first.unit) == (1_640_991_660_000_000_000, MINUTE, "quote")
-    assert (str(first.open), str(first.high), str(first.low), str(first.close)) == (
-        "46319",
-        "46385",
-        "46319",
-        "46377",
-    )
+    assert prices(first) == "46319 46385 46319 46377"
     assert str(noisy.volume) == "218102.595075"
-    assert bad == [(4, "bar_ohlc"), (5, "type")]
+    assert found.refused == [(4, "bar_ohlc"), (5, "type")]
 
 
-def test_bars_whose_columns_come_in_another_order(tmp_path: Path) -> None:
-    path = tmp_path / "index.csv"
-    path.write_text("Date,Open,Close,High,Low,Volume\n11/5/2019 9:30,3080.8,3080.49,3081.47,3080.3,0\n")
-    (bar,), bad = read(path, "sp500_bars")
-    assert isinstance(bar, Bar)
+def prices(bar: Bar) -> str:
+    """Open, high, low and close."""
+    return f"{bar.open} {bar.high} {bar.low} {bar.close}"
+
+
+def test_bars_whose_columns_come_in_another_order() -> None:
+    row = "Date,Open,Close,High,Low,Volume\n11/5/2019 9:30,3080.8,3080.49,3081.47,3080.3,0\n"
+    (bar,) = read("sp500_bars", row).bars
     assert bar.ts_event == 1_572_964_200_000_000_000  # 14:30 UTC: New York was on winter time since the 3rd
-    assert (str(bar.open), str(bar.close), str(bar.high), str(bar.low)) == (
-        "3080.8",
-        "3080.49",
-        "3081.47",
-        "3080.3",
-    )
-    assert bad == []
+    assert prices(bar) == "3080.8 3081.47 3080.3 3080.49"
 
 
-def test_a_new_format_needs_no_code(tmp_path: Path) -> None:
-    form = tmp_path / "fifth.toml"
-    form.write_text(
-        """
-        description = "semicolons, close-stamped five-minute bars, several symbols"
+def test_a_new_format_needs_no_code() -> None:
+    """Semicolons, close-stamped five-minute bars, several symbols."""
+    form = """
         container = "csv"
         delimiter = ";"
         [[records]]
@@ -378,29 +304,16 @@ def test_a_new_format_needs_no_code(tmp_path: Path) -> None:
         time = { field = "t", format = "%d.%m.%Y %H:%M", zone = "Europe/Berlin" }
         fields = { symbol = "sym", open = "o", high = "h", low = "l", close = "c", volume = "v" }
         """
-    )
-    path = tmp_path / "fifth.csv"
-    path.write_text(
-        "class;sym;t;v;c;l;h;o\nEQTY;SAP;01.07.2024 09:05;10;2;1;3;1.5\nBOND;X;01.07.2024 09:05;1;1;1;1;1\n"
-    )
-    (bar,), bad = read(path, form)
-    assert isinstance(bar, Bar)
-    assert (bar.symbol, str(bar.open), str(bar.high), str(bar.low), str(bar.close)) == (
-        "SAP",
-        "1.5",
-        "3",
-        "1",
-        "2",
-    )
+    rows = "EQTY;SAP;01.07.2024 09:05;10;2;1;3;1.5\nBOND;X;01.07.2024 09:05;1;1;1;1;1\n"
+    found = read(form, f"class;sym;t;v;c;l;h;o\n{rows}")
+    (bar,) = found.bars
+    assert (bar.symbol, prices(bar)) == ("SAP", "1.5 3 1 2")
     assert bar.ts_event == 1_719_817_200_000_000_000  # opened 07:00 UTC
-    assert (bar.interval_ns, bad) == (5 * MINUTE, [])
+    assert (bar.interval_ns, found.bad) == (5 * MINUTE, [])
 
 
-def test_plain_json_lines_need_no_receive_time(tmp_path: Path) -> None:
-    form = tmp_path / "lines.toml"
-    form.write_text(
-        """
-        description = "json lines"
+def test_plain_json_lines_need_no_receive_time() -> None:
+    form = """
         container = "jsonl"
         [[records]]
         kind = "trade"
@@ -408,14 +321,11 @@ def test_plain_json_lines_need_no_receive_time(tmp_path: Path) -> None:
         time = { field = "at", format = "epoch-s" }
         fields = { symbol = "s", price = "px.last", size = "n" }
         """
-    )
-    path = tmp_path / "lines.jsonl"
-    path.write_text('{"at": 1577916000.065, "s": "A", "px": {"last": 0.1}, "n": 3}\n\n[1]\n')
-    (trade,), bad = read(path, form)
-    assert isinstance(trade, Trade)
+    found = read(form, '{"at": 1577916000.065, "s": "A", "px": {"last": 0.1}, "n": 3}\n\n[1]\n')
+    (trade,) = found.trades
     assert (str(trade.price), str(trade.size), trade.ts_event) == ("0.1", "3", 1_577_916_000_065_000_000)
     assert trade.side == "unknown"
-    assert bad == [(3, "missing_field")]
+    assert found.refused == [(3, "missing_field")]
 
 
 def real(name: str) -> Path:
@@ -426,16 +336,10 @@ def real(name: str) -> Path:
 
 
 def test_real_capture() -> None:
-    passed: Counter[str] = Counter()
-    records, bad = read(
-        real("binance_spot_btcusdt_20240808_raw.gz"),
-        "binance_capture",
-        on_passed_over=lambda line, name: passed.update([name]),
-    )
-    assert passed == {"book_deltas": 3_451, "book_snapshots": 1}
-    trades = [each for each in records if isinstance(each, Trade)]
-    quotes = [each for each in records if isinstance(each, Quote)]
-    assert (len(trades), len(quotes), bad) == (9_757, 28_040, [])
+    found = read_file("binance_capture", real("binance_spot_btcusdt_20240808_raw.gz"))
+    assert found.skipped == {"book_deltas": 3_451, "book_snapshots": 1}
+    trades, quotes = found.trades, found.quotes
+    assert (len(trades), len(quotes), found.bad) == (9_757, 28_040, [])
     assert (str(trades[0].price), str(trades[-1].price)) == ("61837.63", "61685.99")
     assert min(t.price for t in trades) == parse_fixed("61583.22")
     assert max(t.price for t in trades) == parse_fixed("61860.80")
@@ -447,9 +351,9 @@ def test_real_capture() -> None:
 
 
 def test_real_quotes() -> None:
-    records, bad = read(real("histdata_eurusd_ticks_20200101.csv"), "histdata_quotes")
-    quotes = [each for each in records if isinstance(each, Quote)]
-    assert (len(quotes), bad) == (9_500, [])
+    found = read_file("histdata_quotes", real("histdata_eurusd_ticks_20200101.csv"))
+    quotes = found.quotes
+    assert (len(quotes), found.bad) == (9_500, [])
     assert quotes[0].ts_event == 1_577_916_000_065_000_000
     assert quotes[-1].ts_event == quotes[0].ts_event + (6 * 3600 + 52) * 10**9 + 60_000_000
     assert min(q.bid for q in quotes) == parse_fixed("1.12106")
@@ -461,9 +365,9 @@ def test_real_quotes() -> None:
 
 
 def test_real_perpetual_bars() -> None:
-    records, bad = read(real("btc_perp_1m_202201.csv"), "btc_perp_bars")
-    bars = [each for each in records if isinstance(each, Bar)]
-    assert (len(bars), bad) == (45_031, [])
+    found = read_file("btc_perp_bars", real("btc_perp_1m_202201.csv"))
+    bars = found.bars
+    assert (len(bars), found.bad) == (45_031, [])
     assert bars[0].ts_event == 1_640_991_660_000_000_000  # 2021-12-31T23:01Z
     assert bars[-1].ts_event == 1_643_693_460_000_000_000  # 2022-02-01T05:31Z
     assert all(b.ts_event - a.ts_event == MINUTE for a, b in pairwise(bars))
@@ -471,9 +375,9 @@ def test_real_perpetual_bars() -> None:
 
 
 def test_real_index_bars() -> None:
-    records, bad = read(real("sp500_index_1m_20191105.csv"), "sp500_bars")
-    bars = [each for each in records if isinstance(each, Bar)]
-    assert (len(bars), bad) == (1_563, [])
+    found = read_file("sp500_bars", real("sp500_index_1m_20191105.csv"))
+    bars = found.bars
+    assert (len(bars), found.bad) == (1_563, [])
     assert (str(bars[0].open), str(bars[-1].close)) == ("3080.8", "3092.91")
     gaps = [b.ts_event - a.ts_event for a, b in pairwise(bars)]
     assert sorted(set(gaps)) == [MINUTE, (17 * 60 + 30) * MINUTE]

@@ -236,7 +236,7 @@ def test_originals_are_found_by_number_until_newer_ones_need_their_room(
     runs: list[tuple[int, int]], room: int
 ) -> None:
     originals, number, kept = Originals(room), 1, {}
-    originals.wanted = True
+    originals.want(True)
     for count, skipped in runs:
         messages = [message(b"x" * n, offset=number + n) for n in range(count)]
         originals.keep(number, messages)
