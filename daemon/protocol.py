@@ -33,7 +33,7 @@ class SetQuestions(msgspec.Struct, frozen=True, tag="set_questions"):
     questions: tuple[Question, ...]
 
 
-class AddSession(msgspec.Struct, frozen=True, tag="add_session"):
+class OpenSession(msgspec.Struct, frozen=True, tag="open_session"):
     """Open a session, with all its `bars` settings; it goes on from ``progress``.
 
     ``symbols``: numbers of its symbols in the ring; ``metrics``: the block of its series. Answered by
@@ -48,14 +48,14 @@ class AddSession(msgspec.Struct, frozen=True, tag="add_session"):
     metrics: str
 
 
-class ChangeSession(msgspec.Struct, frozen=True, tag="change_session"):
+class ReconfigureSession(msgspec.Struct, frozen=True, tag="reconfigure_session"):
     """Change what a session may change with its window. Answered by `Done` or `Failed`."""
 
     id: int
     session: SessionConfig
 
 
-class RemoveSession(msgspec.Struct, frozen=True, tag="remove_session"):
+class CloseSession(msgspec.Struct, frozen=True, tag="close_session"):
     """Close a session: what is asked of it fails. Answered by `Done`, its last event.
 
     ``keeps``: it is added again. Its snapshots stay, and it takes no records, but its questions are answered
@@ -78,7 +78,7 @@ class TakeOver(msgspec.Struct, frozen=True, tag="promote"):
     progress: dict[str, Progress]
 
 
-SessionCommand = AddSession | ChangeSession | RemoveSession | TakeOver
+SessionCommand = OpenSession | ReconfigureSession | CloseSession | TakeOver
 
 
 class PartitionsAssigned(msgspec.Struct, frozen=True, tag="partitions_assigned"):
@@ -374,9 +374,9 @@ def failures_of(command: Command, code: Code, message: str) -> list[generation.F
             | generation.ExtendPrompt()
             | generation.FinishPrompt()
             | SetQuestions()
-            | AddSession()
-            | ChangeSession()
-            | RemoveSession()
+            | OpenSession()
+            | ReconfigureSession()
+            | CloseSession()
             | TakeOver()
             | messages.Label()
         ):

@@ -26,7 +26,6 @@ from daemon.api.compatible import (
 from daemon.api.generation import (
     MAX_MESSAGES,
     Begun,
-    CountTokens,
     Delta,
     Event,
     Finish,
@@ -264,7 +263,7 @@ class Messages:
             )
         ]
 
-    def counted(self, asked: CountRequest, served: ModelCatalog) -> CountTokens:
+    def counted(self, asked: CountRequest, served: ModelCatalog) -> Generate:
         """The prompt alone. Raises ApiError."""
         session = session_of(asked.model, served)
         refuse_all(asked, HARMLESS)
@@ -276,7 +275,7 @@ class Messages:
             Turn(each.role, text_of(each.content, f"messages.{n}.content", ("text",)))
             for n, each in enumerate(asked.messages)
         ]
-        return CountTokens(session=session, turns=(*system, *said))
+        return Generate(session=session, turns=(*system, *said))
 
     def whole(self, asked: MessageRequest, made: ReplyIdentity, done: Sequence[Finished]) -> Reply:
         """See `Api`."""

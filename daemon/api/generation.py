@@ -107,15 +107,11 @@ class CancelGeneration(msgspec.Struct, frozen=True, tag="cancel_generation"):
     id: int
 
 
-class CountTokens(msgspec.Struct, frozen=True, kw_only=True, tag="count_tokens"):
-    """How long would the prompt of a `Generate` be?"""
+class CountTokens(msgspec.Struct, frozen=True, tag="count_tokens"):
+    """How long would the prompt of ``request`` be?"""
 
-    id: int = 0
-    session: str = ""
-    turns: tuple[Turn, ...]
-    question: Question | None = None
-    salt: str = ""
-    tenant: str = ""
+    id: int
+    request: Generate
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
@@ -243,8 +239,8 @@ class Generator(Protocol):
     def served(self, client: Client) -> ModelCatalog:
         """What there is now, as far as the client sees it."""
 
-    async def count(self, request: CountTokens, client: Client) -> int:
-        """Tokens of a prompt."""
+    async def count(self, request: Generate, client: Client) -> int:
+        """Tokens of its prompt."""
 
     def run(self, requests: Sequence[Generate], client: Client) -> AsyncGenerator[tuple[int, Event], None]:
         """Generate answers at the same time; events with the number of their request.

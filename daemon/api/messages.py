@@ -642,20 +642,21 @@ EventData = Answer | DataUpdated | FlashReady
 class QueryError(Exception):
     """A request that failed: raised by backends, sent as an ErrorReply, and raised again by the client."""
 
-    def __init__(self, code: Code, message: str, retry_after_s: float = 0.0) -> None:
-        """``retry_after_s``: when it may be tried again; 0 is not known."""
+    def __init__(self, code: Code, message: str, retry_after_s: float = 0.0, address: str = "") -> None:
+        """``retry_after_s``: when it may be tried again; 0 is not known. ``address``: as in an ErrorReply."""
         self.code: Code = code
+        self.address = address
         self.message, self.retry_after_s = shortened(message), retry_after_s
         super().__init__(f"{self.message} ({code})")
 
-    def reply(self, number: int | None, address: str = "") -> ErrorReply:
+    def reply(self, number: int | None) -> ErrorReply:
         """As the reply to request ``number``."""
-        return ErrorReply(number, self.code, self.message, address, self.retry_after_s)
+        return ErrorReply(number, self.code, self.message, self.address, self.retry_after_s)
 
     @classmethod
     def of(cls, reply: ErrorReply) -> QueryError:
         """What a reply says."""
-        return cls(reply.code, reply.message, reply.retry_after_s)
+        return cls(reply.code, reply.message, reply.retry_after_s, reply.address)
 
 
 encode = msgspec.msgpack.Encoder().encode

@@ -125,9 +125,8 @@ class Endpoints:
         async def answer() -> Response:
             client, asked = await _read(request, anthropic.CountRequest)
             counted = MESSAGES.counted(asked, self._generator.served(client))
-            sender = {"salt": client.tenant.salt(), "tenant": client.tenant.name}
-            counting = self._generator.count(msgspec.structs.replace(counted, **sender), client)
-            tokens = await unless_gone(request, counting)
+            counted = msgspec.structs.replace(counted, salt=client.tenant.salt())
+            tokens = await unless_gone(request, self._generator.count(counted, client))
             return _json(anthropic.Counted(tokens), key)
 
         return await self._answered("count_tokens", anthropic.error_body, key, answer)

@@ -136,7 +136,7 @@ class RequestRunner:
             case GenerateAll():
                 self._generate(command.requests)
             case CountTokens():
-                self._count(command)
+                self._count(command.id, command.request)
             case CancelGeneration() | FinishPrompt() | ExtendPrompt():
                 if (found := self._open.get(command.id)) is not None:
                     self._change(*found, command)
@@ -247,23 +247,16 @@ class RequestRunner:
         (self._scheduler.replace if whole else self._scheduler.extend)(request.id, tokens)
         self._emit(TokensCounted(command.id, length))
 
-    def _count(self, asked: CountTokens) -> None:
-        counted = Generate(
-            session=asked.session,
-            turns=asked.turns,
-            question=asked.question,
-            salt=asked.salt,
-            tenant=asked.tenant,
-        )
+    def _count(self, number: int, asked: Generate) -> None:
         try:
-            tokens = len(self._prompts.prompt(counted).tokens)
+            tokens = len(self._prompts.prompt(asked).tokens)
         except ValueError as error:
-            self._fail(asked.id, _failure(error))
+            self._fail(number, _failure(error))
             return
         tape = self._built.tapes.get(asked.session)
         if tape is not None:
             tokens += len(self._built.prefixes.newest(asked.session)) + tape.live_tokens
-        self._emit(TokensCounted(asked.id, tokens))
+        self._emit(TokensCounted(number, tokens))
 
     def _exited(self, asked: Generate, prompt: Prompt, version: int) -> bool:
         """Answer from the ready position, if that is allowed and sure enough."""

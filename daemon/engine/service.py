@@ -105,9 +105,9 @@ class EngineHost:
                 else:
                     self.questions.set(command)
             case (
-                protocol.AddSession()
-                | protocol.ChangeSession()
-                | protocol.RemoveSession()
+                protocol.OpenSession()
+                | protocol.ReconfigureSession()
+                | protocol.CloseSession()
                 | protocol.TakeOver()
             ):
                 self.sessions.handle(command)

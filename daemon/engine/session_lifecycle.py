@@ -65,11 +65,11 @@ class EngineSessions:
         """Answer with the command's event or, with nothing changed, `Failed`."""
         try:
             match command:
-                case protocol.AddSession():
+                case protocol.OpenSession():
                     self._add(command)
-                case protocol.ChangeSession():
+                case protocol.ReconfigureSession():
                     self._change(command)
-                case protocol.RemoveSession():
+                case protocol.CloseSession():
                     self._remove(command)
                 case protocol.TakeOver():
                     self._between(command, self._take_over, command)
@@ -88,10 +88,10 @@ class EngineSessions:
             case GenerateAll():
                 return any(each.session in self._opening for each in command.requests)
             case CountTokens():
-                return command.session in self._opening
+                return command.request.session in self._opening
         return False
 
-    def _add(self, command: protocol.AddSession) -> None:
+    def _add(self, command: protocol.OpenSession) -> None:
         session = command.session
         if session.name in self._kept:
             self._opening.add(session.name)
@@ -101,7 +101,7 @@ class EngineSessions:
         if not self._between(command, self._open, command, line, standing):
             self._forget(session.name)
 
-    def _reset_session(self, command: protocol.AddSession) -> None:
+    def _reset_session(self, command: protocol.OpenSession) -> None:
         """Between two batches. What the old tape was asked and has not answered is asked of the new one."""
         name = command.session.name
         del self.built.tapes[name], self._sessions[name]
@@ -117,7 +117,7 @@ class EngineSessions:
         self._opening.discard(name)
         self.parts.requests.ask_again()
 
-    def _prepare(self, command: protocol.AddSession) -> tuple[LineSpec | CompactSpec, tuple[Standing, ...]]:
+    def _prepare(self, command: protocol.OpenSession) -> tuple[LineSpec | CompactSpec, tuple[Standing, ...]]:
         """Raises ValueError and SettingError."""
         session = command.session
         if session.name in self._sessions:
@@ -130,7 +130,7 @@ class EngineSessions:
         return line, standing
 
     def _open(
-        self, command: protocol.AddSession, line: LineSpec | CompactSpec, standing: tuple[Standing, ...]
+        self, command: protocol.OpenSession, line: LineSpec | CompactSpec, standing: tuple[Standing, ...]
     ) -> None:
         """Between two batches. The prefix is prefilled here, unless another session has the same one."""
         session = command.session
@@ -155,14 +155,14 @@ class EngineSessions:
         self.built.lines.pop(name, None)
         self.built.prefixes.remove(name)
 
-    def _change(self, command: protocol.ChangeSession) -> None:
+    def _change(self, command: protocol.ReconfigureSession) -> None:
         session = command.session
         tape = self.built.tapes.get(session.name)
         if tape is None or session.name in self._kept:
             raise ValueError(f"there is no session {session.name!r}")
         self._between(command, self._apply, command, tape, self._line(session))
 
-    def _apply(self, command: protocol.ChangeSession, tape: Tape, line: LineSpec | CompactSpec) -> None:
+    def _apply(self, command: protocol.ReconfigureSession, tape: Tape, line: LineSpec | CompactSpec) -> None:
         """Between two batches. A shorter window is evicted at its next bar."""
         session = command.session
         try:
@@ -178,7 +178,7 @@ class EngineSessions:
         self.snapshots.set(session, tape)
         self.emit(protocol.Done(command.id))
 
-    def _remove(self, command: protocol.RemoveSession) -> None:
+    def _remove(self, command: protocol.CloseSession) -> None:
         tape = self.built.tapes.get(command.name)
         if tape is None:
             raise ValueError(f"there is no session {command.name!r}")
@@ -195,7 +195,7 @@ class EngineSessions:
 
         self.input.remove(command.name, close)
 
-    def _close(self, command: protocol.RemoveSession, tape: Tape) -> None:
+    def _close(self, command: protocol.CloseSession, tape: Tape) -> None:
         """Between two batches, after the last append."""
         self._end(tape, REMOVED, keeps=not command.serves)
         self.store.remove_session(command.name)

@@ -30,12 +30,12 @@ from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.checkpoint.publisher import Publisher
 from daemon.gateway.dead_letters import refused
 from daemon.gateway.engine_manager import Connect, EngineManager
-from daemon.gateway.forwarding import Forwarding
 from daemon.gateway.generations import Generations
 from daemon.gateway.inputs import COMMIT, Inputs
 from daemon.gateway.load_shedder import LoadShedder
 from daemon.gateway.notify import Notifier
 from daemon.gateway.originals import Originals
+from daemon.gateway.peers import Peers
 from daemon.gateway.pending import PendingCommands
 from daemon.gateway.prompts import Prompts
 from daemon.gateway.reconfigure import LiveSessions
@@ -74,7 +74,7 @@ class Gateway:
     originals: Originals
     prompts: Prompts
     generations: Generations
-    forwarding: Forwarding
+    peers: Peers
     http: HttpServer
     query: QueryServer | None
     access: Access
@@ -165,7 +165,7 @@ class Gateway:
         await self.input.stop_reading()
         if self.query is not None:
             await self.query.drain(min(1.0, drain_s))
-        await self.forwarding.stop()
+        await self.peers.stop()
         clean = await self.engine.stop(drain_s)
         self.pending.engine_gone("the daemon stopped")
         left = await self.publisher.stop(self.tasks, deadline)

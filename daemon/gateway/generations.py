@@ -34,7 +34,7 @@ from daemon.api.generation import (
     Turn,
 )
 from daemon.gateway.answer_cache import ReadyAnswer, Sessions, SessionState, check_computed
-from daemon.gateway.forwarding import moved
+from daemon.gateway.peers import moved
 from daemon.gateway.pending import PendingCommands, resolve
 from daemon.gateway.prompt_quota import PromptQuota
 from daemon.lru import Lru
@@ -208,16 +208,15 @@ class Generations:
             model.model, model.revision, model.untrained, self._since, names, *self._limits, self._aliases
         )
 
-    async def count(self, request: CountTokens, client: Client) -> int:
-        """Tokens of a prompt."""
+    async def count(self, request: Generate, client: Client) -> int:
+        """See `Generator.count`."""
         known = self._meant(request.session, request.turns, ())
         question = None if known is None else known.question
+        request = msgspec.structs.replace(request, question=question, tenant=client.tenant.name)
         self._take(1, client, pool=not request.session)
         try:
             async with asyncio.timeout(self._max_wait_s):
-                counted = await self._pending.reply(
-                    lambda number: msgspec.structs.replace(request, id=number, question=question)
-                )
+                counted = await self._pending.reply(lambda number: CountTokens(number, request))
         except TimeoutError:
             raise self._late() from None
         finally:

@@ -133,7 +133,7 @@ class LiveSessions:
         questions stay as clients have set them.
         """
         try:
-            await self._command(lambda number: protocol.RemoveSession(number, session.name, keeps=True))
+            await self._command(lambda number: protocol.CloseSession(number, session.name, keeps=True))
         except messages.QueryError as error:
             if error.code == "engine":
                 raise
@@ -144,7 +144,7 @@ class LiveSessions:
     def _replied(self, command: protocol.SessionCommand, event: protocol.ReplyEvent) -> None:
         """The engine replied: later events see the session as it is now. Its client may be gone."""
         match command:
-            case protocol.AddSession() if isinstance(event, Failed):
+            case protocol.OpenSession() if isinstance(event, Failed):
                 name = command.session.name
                 if event.code == REFUSED:
                     self._gone(name)
@@ -152,18 +152,18 @@ class LiveSessions:
                     self._store.remove_session(name)
             case _ if isinstance(event, Failed):
                 pass
-            case protocol.AddSession():
+            case protocol.OpenSession():
                 assert isinstance(event, protocol.SessionAdded)
                 self._positions[command.session.name] = event.positions
                 self._added(command)
-            case protocol.ChangeSession():
+            case protocol.ReconfigureSession():
                 self._sessions.change(command.session)
                 name = command.session.name
                 self._set(command.session if s.name == name else s for s in self.config.sessions)
-            case protocol.RemoveSession(keeps=False):
+            case protocol.CloseSession(keeps=False):
                 self._gone(command.name)
 
-    def _added(self, command: protocol.AddSession) -> None:
+    def _added(self, command: protocol.OpenSession) -> None:
         """There is another session, or one was reset."""
         name = command.session.name
         before = self._sessions.states.get(name)
@@ -267,7 +267,7 @@ class LiveSessions:
             raise messages.QueryError("engine", f"no shared memory for its metrics: {error}") from None
         symbols = {symbol: numbers[symbol] for symbol in session.symbols}
         progress = progress or self._progress.added(session.name)
-        await self._command(lambda n: protocol.AddSession(n, session, asked, symbols, progress, block.name))
+        await self._command(lambda n: protocol.OpenSession(n, session, asked, symbols, progress, block.name))
 
     async def _put_back(self, session: SessionConfig) -> None:
         """Add a session that was removed to begin again: to the next engine, if this one dies meanwhile."""
@@ -284,14 +284,14 @@ class LiveSessions:
                 return
 
     async def _change(self, session: SessionConfig) -> None:
-        await self._command(lambda number: protocol.ChangeSession(number, session))
+        await self._command(lambda number: protocol.ReconfigureSession(number, session))
 
     async def _remove(self, name: str) -> None:
         # its records go nowhere from now on
         self._inputs.change([s for s in self.config.sessions if s.name != name])
         try:
             serves = self._inputs.serves(name)
-            await self._command(lambda number: protocol.RemoveSession(number, name, serves=serves))
+            await self._command(lambda number: protocol.CloseSession(number, name, serves=serves))
         finally:
             self._inputs.change(self.config.sessions)
 

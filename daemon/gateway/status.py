@@ -8,7 +8,7 @@ from daemon.api.health import Health, health_of
 from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.engine_manager import EngineManager
 from daemon.gateway.inputs import Inputs
-from daemon.gateway.visibility import visible
+from daemon.gateway.queries import visible
 from daemon.supervision import Tasks
 from daemon.tenants import Client
 from feeds.connector import SinkRoute

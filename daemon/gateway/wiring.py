@@ -30,7 +30,6 @@ from daemon.gateway.credentials import query_keys, tenants_of, tls_of
 from daemon.gateway.engine_client import EngineClient, InprocEngine, OnEvent, ProcessEngine
 from daemon.gateway.engine_manager import RESTART_AFTER_S, Connect, EngineManager
 from daemon.gateway.engine_processes import ENGINE, SPARE_AFTER_S, EngineProcesses
-from daemon.gateway.forwarding import Forwarding
 from daemon.gateway.gateway import Gateway
 from daemon.gateway.generations import Generations
 from daemon.gateway.group_member import SessionHooks
@@ -38,6 +37,7 @@ from daemon.gateway.inputs import Inputs
 from daemon.gateway.label_requests import LabelRequests
 from daemon.gateway.load_shedder import LoadShedder
 from daemon.gateway.notify import Notifier
+from daemon.gateway.peers import Peers
 from daemon.gateway.pending import PendingCommands
 from daemon.gateway.prompt_quota import PromptQuota
 from daemon.gateway.prompts import Prompts
@@ -45,11 +45,11 @@ from daemon.gateway.queries import Queries
 from daemon.gateway.question_requests import Questions
 from daemon.gateway.reconfigure import LiveSessions
 from daemon.gateway.record_decoder import SequenceAllocator
+from daemon.gateway.services import Services
 from daemon.gateway.source_runner import COMMIT_EVERY_S, SourceRunner
 from daemon.gateway.standby import Standby
 from daemon.gateway.status import Status
 from daemon.gateway.stream_names import Streams
-from daemon.gateway.visibility import Visibility
 from daemon.gateway.watermarks import closed_until
 from daemon.progress import Progress
 from daemon.supervision import TaskEnded, Tasks
@@ -115,7 +115,7 @@ class _RequestWay:
     generations: Generations
     prompts: Prompts
     pushes: Pushes
-    forwarding: Forwarding
+    peers: Peers
     answer: AnswerQuery
 
 
@@ -171,7 +171,7 @@ def make_gateway(
         originals=data.order.originals,
         prompts=requests.prompts,
         generations=requests.generations,
-        forwarding=requests.forwarding,
+        peers=requests.peers,
         http=http,
         query=query,
         agents=None if agents is None else agents.run,
@@ -305,16 +305,18 @@ def _request_way(base: _Base, data: _DataWay) -> _RequestWay:
         lambda tenant, symbols: closed_until(live.config, sessions.states, tenant, symbols),
     )
     labels = LabelRequests(sessions, store, base.pending)
-    queries = Queries(sessions, generations, live, data.questions, labels, prompts, base.wait_s, pushes)
-    forwarding = Forwarding(
-        queries.answer,
+    services = Services(sessions, generations, live, data.questions, labels, prompts, pushes)
+    peers = Peers(base.wait_s, base.keys)
+    queries = Queries(
+        services.begin,
+        base.access,
+        lambda: sessions.states,
         data.inputs.owner,
+        peers,
         base.wait_s,
         forwards=config.query.forward,
-        keys=base.keys,
     )
-    visibility = Visibility(forwarding.answer, base.access, lambda: sessions.states)
-    return _RequestWay(shedder, generations, prompts, pushes, forwarding, visibility.answer)
+    return _RequestWay(shedder, generations, prompts, pushes, peers, queries.answer)
 
 
 def _servers(

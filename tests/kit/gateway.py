@@ -9,6 +9,7 @@ from typing import Any
 
 from daemon import protocol
 from daemon.ages import VenueClock
+from daemon.api.auth import LOCAL_LABEL, OTHER_LABEL, Access
 from daemon.config.schema import Config
 from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.checkpoint.commits import Transactions
@@ -18,6 +19,8 @@ from daemon.gateway.checkpoint.publisher import Publisher
 from daemon.gateway.checkpoint.state import ProgressStore
 from daemon.gateway.group_member import SessionHooks
 from daemon.gateway.inputs import Inputs
+from daemon.gateway.peers import Peers
+from daemon.gateway.queries import Begin, Queries
 from daemon.gateway.record_decoder import SequenceAllocator
 from daemon.gateway.source_runner import SourceRunner
 from daemon.gateway.standby import Standby
@@ -134,6 +137,23 @@ class Member:
 
     def read_committed_by(self, read: ReadCommitted) -> None:
         pass
+
+
+def admitting() -> Access:
+    """Knows no tenant, and counts those of the test as others."""
+    return Access(None, MetricStore.local({"tenant": [LOCAL_LABEL, OTHER_LABEL]}))
+
+
+def queries(
+    begin: Begin,
+    max_wait_s: float = 5.0,
+    *,
+    owner: Callable[[str], str | None] = lambda session: None,
+    **more: Any,
+) -> Queries:
+    """The guards before ``begin``; ``more`` replaces their other parts."""
+    parts: dict[str, Any] = {"access": admitting(), "names": tuple, "peers": Peers(max_wait_s)} | more
+    return Queries(begin, owner=owner, max_wait_s=max_wait_s, **parts)
 
 
 class SourceEvents:

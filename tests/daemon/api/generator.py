@@ -8,7 +8,6 @@ from typing import get_args
 
 from daemon.api.generation import (
     Begun,
-    CountTokens,
     Delta,
     Event,
     Finished,
@@ -57,7 +56,7 @@ class FakeGenerator:
     def served(self, client: Client) -> ModelCatalog:
         return SERVED
 
-    async def count(self, request: CountTokens, client: Client) -> int:
+    async def count(self, request: Generate, client: Client) -> int:
         if request.turns[-1].text == "slow":
             self.running += 1
             try:

@@ -11,10 +11,11 @@ from daemon.api.http_errors import STATUS
 from daemon.api.http_requests import Requests, request_routes
 from daemon.api.http_server import HttpServer
 from daemon.api.messages import Append, Close, Code, Finish, Open, Update
-from daemon.gateway.queries import Queries
+from daemon.gateway.services import Services
 from daemon.supervision import Tasks
 from daemon.tenants import LOCAL, Client
 from tests.daemon.api.prompts import FakePrompts
+from tests.kit.gateway import queries
 from tests.kit.http import JSON, request
 
 
@@ -25,7 +26,7 @@ def prompts() -> FakePrompts:
 
 @pytest.fixture
 async def server(prompts) -> AsyncIterator[HttpServer]:
-    answer = Queries(None, None, None, None, None, prompts, 0.2, None).answer
+    answer = queries(Services(None, None, None, None, None, prompts, None).begin, 0.2).answer
     made = HttpServer(lambda: b"", list, more=request_routes(Requests(answer), 200))
     await made.start(Tasks())
     yield made
@@ -143,7 +144,7 @@ async def test_a_page_in_a_browser_here_cannot_send_one(server, prompts, headers
 
 async def test_another_machine_is_turned_away(prompts):
     scope = {"client": ("203.0.113.7", 5)}
-    answer = Queries(None, None, None, None, None, prompts, 1.0, None).answer
+    answer = queries(Services(None, None, None, None, None, prompts, None).begin, 1.0).answer
     server = HttpServer(lambda: b"", list, more=request_routes(Requests(answer)))
     application = server._application()
 

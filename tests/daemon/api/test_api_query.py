@@ -37,11 +37,12 @@ from daemon.api.messages import (
     encode,
 )
 from daemon.api.zmq import QueryServer
-from daemon.gateway.queries import Queries
+from daemon.gateway.services import Services
 from daemon.supervision import Tasks
 from daemon.tenants import Client, Tenant
 from feeds.market_data import Answer, InputRange, Latency
 from tests.daemon.api.prompts import FakePrompts
+from tests.kit.gateway import queries
 from tests.kit.wire import Wire, wired
 
 PUBLISHED = Answer(
@@ -129,7 +130,7 @@ def prompts() -> FakePrompts:
 
 
 def answering(backend: Backend, prompts: FakePrompts, max_wait_s: float = 1.0) -> Any:
-    return Queries(backend, backend, None, None, None, prompts, max_wait_s, None).answer
+    return queries(Services(backend, backend, None, None, None, prompts, None).begin, max_wait_s).answer
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 import zmq
@@ -25,7 +26,7 @@ from daemon.api.messages import (
 from daemon.api.subscriptions import SubscriptionUpdate
 from daemon.api.zmq import QueryServer
 from daemon.config.tenants_file import TenantTable
-from daemon.gateway.forwarding import Forwarding
+from daemon.gateway.peers import Peers
 from daemon.supervision import Tasks
 from daemon.tenants import Client, Tenants
 from feeds.curve import Keys
@@ -33,6 +34,7 @@ from feeds.market_data import FlashReady
 from metrics.store import MetricStore
 from tests.kit import until
 from tests.kit.fakes import awaited
+from tests.kit.gateway import queries
 
 PUBLIC, SECRET = zmq.curve_keypair()
 DAEMON = Keys(PUBLIC, SECRET, PUBLIC)
@@ -44,8 +46,8 @@ def keys() -> Keys:
 
 DESK, RISK, STRANGER = keys(), keys(), keys()
 TABLES = (
-    TenantTable("desk", curve_keys=(DESK.public.decode(),), requests_per_second=2),
-    TenantTable("risk", curve_keys=(RISK.public.decode(),)),
+    TenantTable("desk", sessions=("*",), curve_keys=(DESK.public.decode(),), requests_per_second=2),
+    TenantTable("risk", sessions=("*",), curve_keys=(RISK.public.decode(),)),
 )
 
 
@@ -62,12 +64,17 @@ class Daemon:
         self.access = Access(self.tenants, self.store, lambda: 0.0)
         self.clients: list[Client] = []
         self.owner = ""
-        self.forwarding = Forwarding(
-            awaited(self.answer), lambda session: self.owner or None, 5.0, keys=DAEMON
+        self.peers = Peers(5.0, DAEMON)
+        self.queries = queries(
+            lambda request, client: partial(self.answer, request, client, 0),
+            owner=lambda session: self.owner or None,
+            names=lambda: ("btc", "eth"),
+            access=self.access,
+            peers=self.peers,
         )
         self.events = Events(1, self.store, max_clients=10)
         self.server = QueryServer(
-            self.forwarding.answer,
+            self.queries.answer,
             "tcp://127.0.0.1:*",
             events=self.events,
             store=self.store,
@@ -99,7 +106,7 @@ async def daemons() -> AsyncIterator[list[Daemon]]:
         await each.server.start(Tasks())
     yield made
     for each in made:
-        await each.forwarding.stop()
+        await each.peers.stop()
         await each.server.stop()
 
 

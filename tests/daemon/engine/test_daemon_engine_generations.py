@@ -134,7 +134,7 @@ def test_a_text_that_is_too_long_is_not_tokenised(rig: Rig, monkeypatch: Any) ->
         Generate(id=1, text=too_long), Generate(id=2, turns=said), Generate(id=3, session="s", turns=said)
     )
     for session in ("", "s"):
-        rig.generations.handle(CountTokens(id=4, session=session, turns=said))
+        rig.generations.handle(CountTokens(4, Generate(session=session, turns=said)))
     assert (rig.failed(), rig.requests) == (["too_long"] * 5, [])
     assert len(rig.prompts._rendered) == 0
     with pytest.raises(pytest.fail.Exception):
@@ -147,7 +147,7 @@ def test_what_is_made_for_prompts_that_are_refused_is_not_kept(rig: Rig) -> None
 
     long = "price 1 " * 10
     rig.ask(Generate(id=1, text=long), Generate(id=2, turns=(Turn("user", long),)))
-    rig.generations.handle(CountTokens(id=3, turns=(Turn("user", long),)))
+    rig.generations.handle(CountTokens(3, Generate(turns=(Turn("user", long),))))
     assert (rig.failed(), kept()) == (["too_long"] * 2, (0, 0))
     (counted,) = [each.tokens for each in rig.events if isinstance(each, TokensCounted)]
     assert counted > LIMITS.max_prompt_tokens

@@ -442,8 +442,8 @@ def log_source(policy: Literal["wait", "skip"] = "wait") -> SourceConfig:
     return SourceConfig(kind="kafka", kafka=KafkaSourceConnector("127.0.0.1:1"), backlog_policy=policy)
 
 
-def adding(progress: Progress, number: int = 2, session: SessionConfig = COMPACT) -> protocol.AddSession:
-    return protocol.AddSession(number, session, (), {"X:a": 0}, progress, "")
+def adding(progress: Progress, number: int = 2, session: SessionConfig = COMPACT) -> protocol.OpenSession:
+    return protocol.OpenSession(number, session, (), {"X:a": 0}, progress, "")
 
 
 def asked_both_ways(engine: Engine) -> tuple[Finished, Finished]:
@@ -484,7 +484,7 @@ def test_a_session_that_is_added_goes_on_from_its_snapshot_and_a_removed_one_has
     made, progress, log = left
     files = Path(made.recovery.directory)
     engine = Engine(replace(made, sessions=(replace(COMPACT, name="other", symbol="X:b"),)))
-    engine.do(protocol.AddSession(1, COMPACT, (), {"X:a": 1}, progress["s"], ""))
+    engine.do(protocol.OpenSession(1, COMPACT, (), {"X:a": 1}, progress["s"], ""))
     (added,) = engine.of(protocol.SessionAdded)
     assert added.positions == {"X:a": Position("kafka", "ticks", 0, 31)}
     engine.give(25, *((1, at, price) for _, at, price in log[25:]))
@@ -492,7 +492,7 @@ def test_a_session_that_is_added_goes_on_from_its_snapshot_and_a_removed_one_has
     newest = engine.of(protocol.Committed)[-1]
     assert (newest.history, newest.inputs.closed) == (True, progress["s"].closed)
     assert len(list(files.iterdir())) == 2
-    engine.do(protocol.RemoveSession(2, "s"))
+    engine.do(protocol.CloseSession(2, "s"))
     assert list(files.iterdir()) == []
 
 
@@ -509,7 +509,7 @@ def test_a_session_that_begins_anew_does_not_take_what_was_read_before(left: Lef
     for offset, trade in enumerate(more, len(log)):
         engine.put(offset, trade)
         whole.give(offset, trade)
-    engine.host.handle(protocol.RemoveSession(1, "s", keeps=True))
+    engine.host.handle(protocol.CloseSession(1, "s", keeps=True))
     removed = False
     while not removed:  # the ring is not read meanwhile
         engine.host.scheduler.step()
@@ -541,7 +541,7 @@ def test_a_session_that_is_removed_takes_its_files_along_unless_another_daemon_a
     engine.snapshot()
     files = list(tmp_path.rglob("s.*.snapshot"))
     assert files
-    engine.do(protocol.RemoveSession(1, "s", serves=serves))
+    engine.do(protocol.CloseSession(1, "s", serves=serves))
     assert engine.of(protocol.Done)
     assert [each.exists() for each in files] == [not serves] * len(files)
 
@@ -558,7 +558,7 @@ def test_a_session_that_begins_anew_answers_as_before_around_new_anchors(
     engine.give(0, *prices[:since])
     engine.snapshot()
     progress = engine.progress().get("s", Progress())
-    engine.do(protocol.RemoveSession(1, "s", keeps=True))
+    engine.do(protocol.CloseSession(1, "s", keeps=True))
     asked = tuple(each.question for each in questions_of(made))
     engine.do(replace(adding(progress), questions=asked))
     assert engine.value("snapshots_restored_total", session="s") == (since > 0)
@@ -601,7 +601,7 @@ def test_questions_are_answered_from_the_old_window_until_a_session_that_begins_
     old = engine.version
     assert old > first
 
-    engine.do(protocol.RemoveSession(101, "s", keeps=True))
+    engine.do(protocol.CloseSession(101, "s", keeps=True))
     assert isinstance(engine.events[-1], protocol.Done)
     engine.give(len(log) + 1, (0, 15 * SECOND, 10_000))
     engine.do(chat(1, exact=True))
@@ -649,7 +649,7 @@ def test_the_gateway_sees_the_metrics_of_a_session_that_began_anew(
     try:
         for again in range(3):
             if again:
-                engine.do(protocol.RemoveSession(1, "s", keeps=True))
+                engine.do(protocol.CloseSession(1, "s", keeps=True))
                 block = gateway.add_session("s")
                 engine.do(replace(adding(progress["s"]), metrics=block.name))
             engine.go_on()
@@ -663,7 +663,7 @@ def test_the_gateway_sees_the_metrics_of_a_session_that_began_anew(
 def test_a_session_that_cannot_begin_anew_is_gone(left: Left) -> None:
     made, progress, _ = left
     engine = Engine(made, progress)
-    engine.do(protocol.RemoveSession(101, "s", keeps=True))
+    engine.do(protocol.CloseSession(101, "s", keeps=True))
     engine.host.handle(chat(1, exact=True))
     longer = replace(COMPACT, retention_tokens=10**9)
     engine.do(adding(progress["s"], 102, longer))
@@ -766,7 +766,7 @@ def test_a_session_that_left_is_written_by_its_new_owner_alone(terse: Path, tmp_
     engine.snapshot()
     assert engine.value("snapshots_written_total", session="s") == 2
     engine.host.handle(protocol.PartitionsRevoked(("s",)))
-    engine.do(protocol.RemoveSession(1, "s"))
+    engine.do(protocol.CloseSession(1, "s"))
     assert isinstance(engine.events[-1], protocol.Done)
     assert len(list(tmp_path.iterdir())) == 2
 

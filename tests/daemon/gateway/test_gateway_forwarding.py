@@ -26,10 +26,11 @@ from daemon.api.messages import (
     decode_request,
 )
 from daemon.api.zmq import Answering, QueryServer
-from daemon.gateway.forwarding import Forwarding
+from daemon.gateway.peers import Peers
 from daemon.supervision import Tasks
 from daemon.tenants import LOCAL, Client
 from tests.kit import until
+from tests.kit.gateway import queries
 
 ASK = Ask(5, "btc", "Up?", choices=("Yes", "No"))
 Owner = Callable[[str], str | None]
@@ -38,12 +39,13 @@ Owner = Callable[[str], str | None]
 class Daemon:
     """Answers every ask with its own name, one named "slow" when released."""
 
-    def __init__(self, name: str, owner: Owner, *, forwards: bool = True) -> None:
+    def __init__(self, name: str, owner: Owner, wait_s: float = 5.0, *, forwards: bool = True) -> None:
         self.name, self.release, self.given_up = name, asyncio.Event(), 0
-        self.forwarding = Forwarding(self.answer, owner, 5.0, forwards=forwards)
-        self.server = QueryServer(self.forwarding.answer, "tcp://127.0.0.1:*")
+        self.peers = Peers(wait_s)
+        self.queries = queries(self.begin, wait_s, owner=owner, peers=self.peers, forwards=forwards)
+        self.server = QueryServer(self.queries.answer, "tcp://127.0.0.1:*")
 
-    def answer(self, request: ClientRequest, client: Client, since: int) -> Answering:
+    def begin(self, request: ClientRequest, client: Client) -> Answering:
         return partial(self.reply, request)
 
     async def reply(self, request: ClientRequest) -> Reply:
@@ -67,8 +69,8 @@ class Daemon:
         )
 
 
-async def answered(forwarding: Forwarding, request: ClientRequest, client: Client) -> Reply:
-    found = forwarding.answer(request, client, time.monotonic_ns())
+async def answered(daemon: Daemon, request: ClientRequest, client: Client) -> Reply:
+    found = daemon.queries.answer(request, client, time.monotonic_ns())
     return await found() if callable(found) else found
 
 
@@ -82,7 +84,7 @@ async def running(*daemons: Daemon) -> AsyncIterator[None]:
     finally:
         for daemon in daemons:
             await daemon.server.stop()
-            await daemon.forwarding.stop()
+            await daemon.peers.stop()
 
 
 async def test_a_request_reaches_the_owner_with_its_own_id_and_all_others_stay() -> None:
@@ -118,7 +120,7 @@ async def test_a_request_that_is_too_long_for_the_owner_fails_alone() -> None:
     async with running(first, second):
         owners["btc"] = second.server.endpoint
         me = Client(LOCAL, "me")
-        other = asyncio.create_task(answered(first.forwarding, Ask(1, "btc", "slow"), me))
+        other = asyncio.create_task(answered(first, Ask(1, "btc", "slow"), me))
         choices = [f"{n:0250}" for n in range(1024)]
         given = {"type": "ask", "id": 2, "session": "btc", "question": "", "choices": choices}
         given["question"] = "x" * (MAX_REQUEST_BYTES - len(msgspec.msgpack.encode(given)) - 10)
@@ -126,7 +128,7 @@ async def test_a_request_that_is_too_long_for_the_owner_fails_alone() -> None:
         assert len(sent) < MAX_REQUEST_BYTES
         asked = decode_request(sent)
         assert isinstance(asked, Ask)
-        refused = await answered(first.forwarding, asked, me)
+        refused = await answered(first, asked, me)
         assert isinstance(refused, ErrorReply)
         assert (refused.id, refused.code) == (2, "too_long")
         second.release.set()
@@ -165,9 +167,7 @@ async def test_what_cannot_be_forwarded_is_refused_with_the_owners_address(
 
 
 async def test_an_owner_that_is_gone_is_an_error_that_names_it() -> None:
-    first = Daemon("first", lambda session: "tcp://127.0.0.1:9")
-    first.forwarding = Forwarding(first.answer, lambda session: "tcp://127.0.0.1:9", 0.2)
-    first.server = QueryServer(first.forwarding.answer, "tcp://127.0.0.1:*")
+    first = Daemon("first", lambda session: "tcp://127.0.0.1:9", 0.2)
     async with running(first), AsyncQueryClient(first.server.endpoint) as client:
         reply = await client.request(ASK)
         assert isinstance(reply, ErrorReply)
@@ -175,12 +175,11 @@ async def test_an_owner_that_is_gone_is_an_error_that_names_it() -> None:
 
 
 async def test_a_forwarded_request_is_given_up_at_its_own_deadline() -> None:
-    first = Daemon("first", lambda session: "tcp://127.0.0.1:9")
-    forwarding = Forwarding(first.answer, lambda session: "tcp://127.0.0.1:9", 60.0)
+    first = Daemon("first", lambda session: "tcp://127.0.0.1:9", 60.0)
     asked = msgspec.structs.replace(ASK, deadline_ms=50)
     async with asyncio.timeout(30):
-        reply = await answered(forwarding, asked, Client(LOCAL, "here"))
-    await forwarding.stop()
+        reply = await answered(first, asked, Client(LOCAL, "here"))
+    await first.peers.stop()
     assert isinstance(reply, ErrorReply)
     assert (reply.code, reply.address) == ("timeout", "tcp://127.0.0.1:9")
 
@@ -225,9 +224,11 @@ async def test_what_is_ready_here_is_given_at_once_and_what_is_elsewhere_is_not(
     owners: dict[str, str] = {}
     ready = AskReply(id=5, session="btc", data_version=3, text="ready", logit_gap=1.0, cached=True)
     here = Client(LOCAL, "client")
-    forwarding = Forwarding(lambda *_: ready, owners.get, 5.0)
-    assert forwarding.answer(ASK, here, 0) == ready
+    asked = queries(lambda *_: ready, owner=owners.get)
+    found = asked.answer(ASK, here, time.monotonic_ns())
+    assert isinstance(found, AskReply)
+    assert found.text == "ready"
     owners["btc"] = "tcp://127.0.0.1:9"
-    assert callable(forwarding.answer(ASK, here, 0))
+    assert callable(asked.answer(ASK, here, 0))
     owners["btc"] = ""
-    assert isinstance(forwarding.answer(ASK, here, 0), ErrorReply)
+    assert isinstance(asked.answer(ASK, here, 0), ErrorReply)

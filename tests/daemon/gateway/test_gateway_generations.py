@@ -155,7 +155,7 @@ async def test_a_client_that_leaves_pays_for_what_was_computed() -> None:
     assert (access.charged, len(rig.pending)) == (3 + 1 + 4, 0)
 
 
-COUNT = CountTokens(turns=(Turn("user", "Up?"),))
+COUNT = Generate(turns=(Turn("user", "Up?"),))
 
 
 async def test_counting_takes_a_place_until_the_reply_or_the_client_is_gone(rig: Rig) -> None:
@@ -267,10 +267,10 @@ def test_members_decide_only_whether_the_ready_answer_serves(question, by_name, 
 async def test_the_tokens_of_a_standing_question_are_counted_by_its_text(rig: Rig) -> None:
     rig.sessions.questions_set("aaa", [SIDE])
     for text, expected in (("side", SIDE), (SIDE.text, SIDE), ("Up?", None)):
-        asked = CountTokens(session="aaa", turns=(Turn("user", text),))
+        asked = Generate(session="aaa", turns=(Turn("user", text),))
         counting = asyncio.ensure_future(rig.generations.count(asked, ME))
         await until(lambda: rig.sent)
         sent = msgspec.convert(rig.sent.pop(), CountTokens)
-        assert sent.question == expected
+        assert sent.request.question == expected
         rig.pending.on_event(TokensCounted(sent.id, 7))
         assert await counting == 7

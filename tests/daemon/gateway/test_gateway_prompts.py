@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from daemon import protocol
-from daemon.api.auth import Access
 from daemon.api.generation import (
     CancelGeneration,
     ExtendPrompt,
@@ -42,6 +41,7 @@ from daemon.gateway.prompt_quota import PromptQuota
 from daemon.gateway.prompts import MAX_INPUTS, REMEMBERED, Prompts
 from daemon.tenants import LOCAL, Client, Tenant
 from metrics.store import MetricStore
+from tests.kit.gateway import admitting
 
 ME = Client(LOCAL, "me")
 STATS = PromptStats(3, 4, 5, 6, {"step": 7})
@@ -66,7 +66,7 @@ class Rig:
         """The prompts' numbers, in order of opening."""
         self.taking = True
         store = MetricStore.local({"session": [], "source": ["test"], "sink": []})
-        self.room, access = PromptQuota(most, max_each), Access()
+        self.room, access = PromptQuota(most, max_each), admitting()
         self.pending = PendingCommands(lambda command: self._send(command))
         generations = Generations(Sessions(Config(), store), self.pending, self.room, access)
         self.prompts = Prompts(generations, self.pending, self.room, access)

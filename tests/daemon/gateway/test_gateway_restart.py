@@ -213,7 +213,7 @@ async def needs_reset(gateway: Gateway, engines: Engines) -> asyncio.Task[object
     resuming = asyncio.ensure_future(gateway.live.resume(["aaa"]))
     await until(lambda: bool(engines.sent))
     removal = engines.sent.pop()
-    assert isinstance(removal, protocol.RemoveSession)
+    assert isinstance(removal, protocol.CloseSession)
     engines.emit(protocol.Done(removal.id))
     await until(lambda: bool(engines.sent))
     return resuming
@@ -247,7 +247,7 @@ async def test_another_daemon_s_session_that_is_removed_leaves_its_progress_and_
     reloading = asyncio.ensure_future(gateway.live.reload(inproc_config(["V:BBB"])))
     await until(lambda: bool(engines.sent))
     removal = engines.sent.pop()
-    assert isinstance(removal, protocol.RemoveSession)
+    assert isinstance(removal, protocol.CloseSession)
     assert removal.serves == serves
     engines.emit(protocol.Done(removal.id))
     await until(lambda: bool(engines.sent))
@@ -275,7 +275,7 @@ async def test_a_session_that_a_reload_begins_again_outlives_an_engine_that_dies
     reloading = asyncio.ensure_future(gateway.live.reload(new))
     await until(lambda: bool(engines.sent))
     removal = engines.sent.pop()
-    assert isinstance(removal, protocol.RemoveSession)
+    assert isinstance(removal, protocol.CloseSession)
     engines.emit(protocol.Done(removal.id))
     await until(lambda: bool(engines.sent))
     engines.die("killed")
@@ -283,8 +283,8 @@ async def test_a_session_that_a_reload_begins_again_outlives_an_engine_that_dies
     engines.sent.clear()
     engines.up()
     await until(lambda: source.starts == 2)
-    await until(lambda: any(isinstance(each, protocol.AddSession) for each in engines.sent))
-    (addition,) = (each for each in engines.sent if isinstance(each, protocol.AddSession))
+    await until(lambda: any(isinstance(each, protocol.OpenSession) for each in engines.sent))
+    (addition,) = (each for each in engines.sent if isinstance(each, protocol.OpenSession))
     engines.emit(protocol.SessionAdded(addition.id, {}))
     await reloading
     assert [(each.name, each.interval) for each in gateway.config.sessions] == [("aaa", 5 * SECOND)]
@@ -296,11 +296,11 @@ async def test_a_session_that_was_cut_short_as_it_began_anew_begins_anew_the_nex
     resuming = await needs_reset(gateway, engines)
     resuming.cancel()
     first = engines.sent.pop()
-    assert isinstance(first, protocol.AddSession)
+    assert isinstance(first, protocol.OpenSession)
     engines.emit(protocol.SessionAdded(first.id, {}))
     again = await needs_reset(gateway, engines)
     second = engines.sent.pop()
-    assert isinstance(second, protocol.AddSession)
+    assert isinstance(second, protocol.OpenSession)
     engines.emit(protocol.SessionAdded(second.id, {}))
     await again
     assert [each.name for each in gateway.config.sessions] == list(gateway.sessions.states) == ["aaa"]
@@ -312,7 +312,7 @@ async def test_a_session_that_the_engine_refuses_to_begin_anew_is_gone(up):
     gateway, engines, _, _ = up
     resuming = await needs_reset(gateway, engines)
     addition = engines.sent.pop()
-    assert isinstance(addition, protocol.AddSession)
+    assert isinstance(addition, protocol.OpenSession)
     engines.emit(Failed(addition.id, "bad_request", "the pool is full"))
     await resuming
     assert not gateway.config.sessions

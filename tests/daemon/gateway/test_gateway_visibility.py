@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import pytest
 
 from daemon.api import messages
-from daemon.api.auth import Access
 from daemon.api.zmq import Answering
-from daemon.gateway.visibility import Visibility
 from daemon.tenants import LOCAL, Client, Tenant
+from tests.kit.gateway import queries
 
 NAMES = ("btc", "eth", "eurusd")
 DESK = Client(Tenant("desk", ("e*",)), "here")
@@ -37,9 +37,9 @@ def info(name: str) -> messages.SessionInfo:
 class Rig:
     def __init__(self) -> None:
         self.asked: list[messages.ClientRequest] = []
-        self.door = Visibility(self.answer, Access(), lambda: NAMES)
+        self.door = queries(self.begin, names=lambda: NAMES)
 
-    def answer(self, request: messages.ClientRequest, client: Client, since: int) -> Answering:
+    def begin(self, request: messages.ClientRequest, client: Client) -> Answering:
         self.asked.append(request)
         reply = messages.SessionsReply(request.id, tuple(info(name) for name in NAMES))
         return reply if isinstance(request, messages.Ask) else partial(self.later, reply)
@@ -48,7 +48,7 @@ class Rig:
         return reply
 
     async def ask(self, request: messages.ClientRequest, client: Client) -> messages.Reply:
-        found = self.door.answer(request, client, 0)
+        found = self.door.answer(request, client, time.monotonic_ns())
         return await found() if callable(found) else found
 
 
