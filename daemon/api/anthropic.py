@@ -15,7 +15,6 @@ from daemon.api.compatible import (
     Object,
     Reason,
     ReplyIdentity,
-    Writer,
     extended,
     refuse_all,
     refuse_tools,
@@ -232,12 +231,62 @@ def error_body(problem: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": AnthropicErrorBody(kind, problem.message)}
 
 
+class MessageWriter:
+    """message_start, content_block_start, ping, deltas, content_block_stop, message_delta, message_stop."""
+
+    def __init__(self, _: MessageRequest, made: ReplyIdentity) -> None:
+        self._made = made
+
+    def write(self, index: int, event: Event) -> Iterator[bytes]:
+        """See `Writer`."""
+        match event:
+            case Begun():
+                reply = Reply(
+                    id=f"msg_{self._made.key}",
+                    model=self._made.model,
+                    content=(),
+                    stop_reason=None,
+                    stop_sequence=None,
+                    usage=_usage(AnthropicUsage, event),
+                    foretick=None,
+                )
+                yield _event("message_start", message=reply)
+                yield _event("content_block_start", content_block=Text(""), index=0)
+                yield self.ping()
+            case Delta():
+                delta = {"text": event.text, "type": "text_delta"}
+                yield _event("content_block_delta", delta=delta, index=0)
+            case Finished():
+                yield _event("content_block_stop", index=0)
+                stopped = {
+                    "stop_reason": _REASONS[event.finish],
+                    "stop_sequence": event.stop,
+                    "stop_details": None,
+                    "container": None,
+                }
+                usage = _usage(UsageSoFar, event, event.answer_tokens)
+                yield _event("message_delta", delta=stopped, usage=usage, foretick=event.metadata)
+                yield _event("message_stop")
+
+    def end(self) -> Iterator[bytes]:
+        """See `Writer`."""
+        return iter(())
+
+    def failed(self, problem: ApiError) -> Iterator[bytes]:
+        """See `Writer`."""
+        yield sse(error_body(problem), "error")
+
+    def ping(self) -> bytes:
+        """See `Writer`."""
+        return _event("ping")
+
+
 class Messages:
     """See `daemon.api.compatible.Api`."""
 
     name, path, summary = "messages", "/v1/messages", "Anthropic: answer messages"
     request, reply, harmless = MessageRequest, Reply, HARMLESS
-    error = staticmethod(error_body)
+    error, writer = staticmethod(error_body), MessageWriter
 
     def wanted(self, asked: MessageRequest, served: ModelCatalog) -> list[Generate]:
         """The system's text, then the messages; a last one of the assistant is gone on with."""
@@ -286,78 +335,20 @@ class Messages:
             content=(Text(one.text),),
             stop_reason=_REASONS[one.finish],
             stop_sequence=one.stop,
-            usage=_usage(AnthropicUsage, one),
+            usage=_usage(AnthropicUsage, one, one.answer_tokens),
             foretick=one.metadata,
         )
-
-    def writer(self, asked: MessageRequest, made: ReplyIdentity) -> Writer:
-        """See `Api`."""
-        return MessageWriter(made)
-
-
-class MessageWriter:
-    """message_start, content_block_start, ping, deltas, content_block_stop, message_delta, message_stop."""
-
-    def __init__(self, made: ReplyIdentity) -> None:
-        self._made = made
-
-    def write(self, index: int, event: Event) -> Iterator[bytes]:
-        """See `Writer`."""
-        match event:
-            case Begun():
-                reply = Reply(
-                    id=f"msg_{self._made.key}",
-                    model=self._made.model,
-                    content=(),
-                    stop_reason=None,
-                    stop_sequence=None,
-                    usage=AnthropicUsage(
-                        input_tokens=event.prompt_tokens - event.reused_tokens,
-                        cache_read_input_tokens=event.reused_tokens,
-                        output_tokens=0,
-                    ),
-                    foretick=None,
-                )
-                yield _event("message_start", message=reply)
-                yield _event("content_block_start", content_block=Text(""), index=0)
-                yield self.ping()
-            case Delta():
-                delta = {"text": event.text, "type": "text_delta"}
-                yield _event("content_block_delta", delta=delta, index=0)
-            case Finished():
-                yield _event("content_block_stop", index=0)
-                stopped = {
-                    "stop_reason": _REASONS[event.finish],
-                    "stop_sequence": event.stop,
-                    "stop_details": None,
-                    "container": None,
-                }
-                usage = _usage(UsageSoFar, event)
-                yield _event("message_delta", delta=stopped, usage=usage, foretick=event.metadata)
-                yield _event("message_stop")
-
-    def end(self) -> Iterator[bytes]:
-        """See `Writer`."""
-        return iter(())
-
-    def failed(self, problem: ApiError) -> Iterator[bytes]:
-        """See `Writer`."""
-        yield sse(error_body(problem), "error")
-
-    def ping(self) -> bytes:
-        """See `Writer`."""
-        return _event("ping")
 
 
 def _event(kind: str, **members: Any) -> bytes:
     return sse({**members, "type": kind}, kind)
 
 
-def _usage(kind: type[U], done: Finished) -> U:
+def _usage(kind: type[U], event: Begun | Finished, output: int = 0) -> U:
     return kind(
-        input_tokens=done.prompt_tokens - done.reused_tokens,
-        cache_read_input_tokens=done.reused_tokens,
-        output_tokens=done.answer_tokens,
+        input_tokens=event.prompt_tokens - event.reused_tokens,
+        cache_read_input_tokens=event.reused_tokens,
+        output_tokens=output,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -76,6 +75,9 @@ def api_routes(
     async def say_version(request: Request) -> Response:
         return reply(health(client_of(request)).version)
 
+    async def describe(_: Request) -> Response:
+        return Response(document(), media_type="application/json")
+
     return [
         *request_routes(requests),
         Route("/v1/data", pushes.serve, methods=["POST"]),
@@ -84,15 +86,6 @@ def api_routes(
         Route("/v1/ws", say_upgrade, methods=["GET"]),
         Route("/v1/health", say_health, methods=["GET"]),
         Route("/v1/version", say_version, methods=["GET"]),
-        Route("/openapi.json", _describe, methods=["GET"]),
+        Route("/openapi.json", describe, methods=["GET"]),
         Route("/", page, methods=["GET"]),
     ]
-
-
-@lru_cache(maxsize=1)
-def _description() -> bytes:
-    return document()
-
-
-async def _describe(_: Request) -> Response:
-    return Response(_description(), media_type="application/json")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import reduce
+from functools import cache, reduce
 from importlib.metadata import version
 from operator import or_
 from typing import Any, get_args
@@ -49,6 +49,7 @@ _UNSAID = {"id", "type"}
 _REFUSED: dict[int, list[str]] = {401: ["unauthenticated"], 403: ["forbidden"], 429: ["busy"]}
 
 
+@cache
 def document() -> bytes:
     """The document, JSON."""
     return msgspec.json.encode(described())

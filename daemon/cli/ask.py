@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from daemon.api.messages import AskReply
-from daemon.cli.options import connect, endpoint_option, exiting_on_refusal
+from daemon.cli.options import endpoint_option, query
 
 
 @click.command("ask")
@@ -43,9 +43,8 @@ def command(
     max_age_s: float | None,
 ) -> None:
     """Ask a running daemon a QUESTION, or a standing one by its name; the answer names its data version."""
-    with exiting_on_refusal(), connect(endpoint, timeout) as client:
-        reply = client.ask(session, question, max_tokens, choices, early_exit, max_age_s)
-    click.echo(shown(reply))
+    asked = session, question, max_tokens, choices, early_exit, max_age_s
+    click.echo(shown(query(endpoint, lambda client: client.ask(*asked), timeout)))
 
 
 def shown(reply: AskReply) -> str:

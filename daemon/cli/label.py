@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from daemon.cli.options import connect, endpoint_option, exiting_on_refusal
+from daemon.cli.options import endpoint_option, query
 
 
 @click.command("label")
@@ -18,8 +18,7 @@ def command(session: str, question: str, version: int, choice: str, endpoint: st
 
     Choice sets of the question then ask for as much coverage as keeps model.coverage in the long run.
     """
-    with exiting_on_refusal(), connect(endpoint) as client:
-        reply = client.label(session, question, version, choice)
+    reply = query(endpoint, lambda client: client.label(session, question, version, choice))
     answer = "right" if reply.right else "wrong"
     covered = "in the choice set" if reply.covered else "not in the choice set"
     click.echo(f"the answer was {answer}, {choice} {covered}; coverage {reply.coverage:.4f} from now on")

@@ -78,12 +78,13 @@ endpoint_option = all_of(
         help="the daemon's NAME.public  [default: the public part of --secret-key]",
     ),
 )  # fmt: skip
-"""Where the daemon is, and the keys that it asks for; `connect` takes both."""
+"""Where the daemon is, and the keys that it asks for; `query` takes both."""
 
 
-def connect(endpoint: str, timeout_s: float = 30.0) -> QueryClient:
-    """A client with the keys of the command's options. Raises QueryError."""
-    return QueryClient(endpoint, timeout_s, keys=given_keys())
+def query(endpoint: str, work: Callable[[QueryClient], T], timeout_s: float = 30.0) -> T:
+    """What a running daemon replies to ``work``; a refusal is printed, and ends with exit status 1."""
+    with exiting_on_refusal(), QueryClient(endpoint, timeout_s, keys=given_keys()) as client:
+        return work(client)
 
 
 def given_keys() -> Keys | None:

@@ -11,7 +11,7 @@ from msgspec import inspect
 
 from daemon.api.client import QueryClient
 from daemon.api.messages import QuestionInfo, QuestionsReply
-from daemon.cli.options import connect, endpoint_option, exiting_on_refusal
+from daemon.cli.options import endpoint_option, query
 from daemon.config.errors import ConfigError
 from daemon.config.key_reference import description
 from daemon.config.load import load_table
@@ -122,7 +122,5 @@ def shown(question: QuestionInfo) -> str:
 
 def _run(endpoint: str, work: Callable[[QueryClient], QuestionsReply]) -> None:
     """Print the questions that the session then has."""
-    with exiting_on_refusal(), connect(endpoint) as client:
-        reply = work(client)
-    for question in reply.questions:
+    for question in query(endpoint, work).questions:
         click.echo(shown(question))

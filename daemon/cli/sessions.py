@@ -8,7 +8,7 @@ import click
 
 from daemon.api.client import QueryClient
 from daemon.api.messages import SessionInfo, SessionsReply
-from daemon.cli.options import connect, endpoint_option, exiting_on_refusal, overrides_of
+from daemon.cli.options import endpoint_option, overrides_of, query
 
 settings_option = click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="a key of [[sessions]], such as interval=1m"
@@ -76,7 +76,5 @@ def _shown(session: SessionInfo) -> str:
 
 def _run(endpoint: str, work: Callable[[QueryClient], SessionsReply]) -> None:
     """Print the sessions that there then are."""
-    with exiting_on_refusal(), connect(endpoint) as client:
-        reply = work(client)
-    for session in reply.sessions:
+    for session in query(endpoint, work).sessions:
         click.echo(_shown(session))

@@ -12,7 +12,6 @@ from daemon.api.compatible import (
     ApiError,
     Object,
     ReplyIdentity,
-    Writer,
     extended,
     refuse_all,
     refuse_tools,
@@ -152,12 +151,49 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     foretick: ReplyMetadata | None = None
 
 
+class ChatWriter(ChunkWriter):
+    """Of each answer the role, its text, its end."""
+
+    def __init__(self, asked: ChatRequest, made: ReplyIdentity) -> None:
+        super().__init__(asked, made, answers=0)
+        self._logprobs = bool(asked.logprobs)
+
+    def write(self, index: int, event: Event) -> Iterator[bytes]:
+        """See `Writer`."""
+        match event:
+            case Begun():
+                first = {"role": "assistant", "content": "", "refusal": None}
+                yield self._chunk(ChunkChoice(index, first))
+            case Delta():
+                logprobs = ChatLogprobs(event.logprobs) if self._logprobs else None
+                yield self._chunk(ChunkChoice(index, {"content": event.text}, logprobs))
+            case Finished():
+                self._done[index] = event
+                ended = ChunkChoice(index, {}, None, finish_reason(event.finish))
+                yield self._chunk(ended, foretick=event.metadata)
+
+    def _chunk(
+        self, *choices: ChunkChoice, usage: Usage | None = None, foretick: ReplyMetadata | None = None
+    ) -> bytes:
+        return sse(
+            ChatChunk(
+                id=f"chatcmpl-{self._made.key}",
+                created=self._made.created,
+                model=self._made.model,
+                system_fingerprint=self._made.fingerprint,
+                choices=choices,
+                usage=usage,
+                foretick=foretick,
+            )
+        )
+
+
 class Chat:
     """See `daemon.api.compatible.Api`."""
 
     name, path, summary = "chat", "/v1/chat/completions", "OpenAI: answer a chat"
     request, reply, harmless = ChatRequest, ChatCompletion, HARMLESS
-    error = staticmethod(error_body)
+    error, writer = staticmethod(error_body), ChatWriter
 
     def wanted(self, asked: ChatRequest, served: ModelCatalog) -> list[Generate]:
         """One prompt, answered ``n`` times."""
@@ -209,45 +245,4 @@ class Chat:
             usage=usage_of(done, len(done)),
             system_fingerprint=made.fingerprint,
             foretick=done[0].metadata,
-        )
-
-    def writer(self, asked: ChatRequest, made: ReplyIdentity) -> Writer:
-        """See `Api`."""
-        return ChatWriter(asked, made)
-
-
-class ChatWriter(ChunkWriter):
-    """Of each answer the role, its text, its end."""
-
-    def __init__(self, asked: ChatRequest, made: ReplyIdentity) -> None:
-        super().__init__(asked, made, answers=0)
-        self._logprobs = bool(asked.logprobs)
-
-    def write(self, index: int, event: Event) -> Iterator[bytes]:
-        """See `Writer`."""
-        match event:
-            case Begun():
-                first = {"role": "assistant", "content": "", "refusal": None}
-                yield self._chunk(ChunkChoice(index, first))
-            case Delta():
-                logprobs = ChatLogprobs(event.logprobs) if self._logprobs else None
-                yield self._chunk(ChunkChoice(index, {"content": event.text}, logprobs))
-            case Finished():
-                self._done[index] = event
-                ended = ChunkChoice(index, {}, None, finish_reason(event.finish))
-                yield self._chunk(ended, foretick=event.metadata)
-
-    def _chunk(
-        self, *choices: ChunkChoice, usage: Usage | None = None, foretick: ReplyMetadata | None = None
-    ) -> bytes:
-        return sse(
-            ChatChunk(
-                id=f"chatcmpl-{self._made.key}",
-                created=self._made.created,
-                model=self._made.model,
-                system_fingerprint=self._made.fingerprint,
-                choices=choices,
-                usage=usage,
-                foretick=foretick,
-            )
         )

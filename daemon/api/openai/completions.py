@@ -10,7 +10,6 @@ import msgspec
 from daemon.api.compatible import (
     ApiError,
     ReplyIdentity,
-    Writer,
     extended,
     refuse_all,
     session_of,
@@ -78,12 +77,40 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     foretick: ReplyMetadata | None
 
 
+class CompletionWriter(ChunkWriter):
+    """Pieces of text, and the end of each answer."""
+
+    def __init__(self, asked: CompletionRequest, made: ReplyIdentity) -> None:
+        super().__init__(asked, made, answers=asked.n or 1)
+        self._logprobs = asked.logprobs is not None
+        self._written: dict[int, int] = {}
+
+    def write(self, index: int, event: Event) -> Iterator[bytes]:
+        """See `Writer`."""
+        match event:
+            case Begun():
+                self._written[index] = 0
+            case Delta():
+                logprobs = _logprobs(event.logprobs, self._written[index]) if self._logprobs else None
+                self._written[index] += sum(len(each.token) for each in event.logprobs)
+                yield self._chunk(CompletionChoice(event.text, index, logprobs, None))
+            case Finished():
+                self._done[index] = event
+                ended = CompletionChoice("", index, None, finish_reason(event.finish))
+                yield self._chunk(ended, foretick=event.metadata)
+
+    def _chunk(
+        self, *choices: CompletionChoice, usage: Usage | None = None, foretick: ReplyMetadata | None = None
+    ) -> bytes:
+        return sse(_completion(self._made, choices, usage, foretick))
+
+
 class Completions:
     """See `daemon.api.compatible.Api`."""
 
     name, path, summary = "completions", "/v1/completions", "OpenAI: continue a text"
     request, reply, harmless = CompletionRequest, Completion, HARMLESS
-    error = staticmethod(error_body)
+    error, writer = staticmethod(error_body), CompletionWriter
 
     def wanted(self, asked: CompletionRequest, served: ModelCatalog) -> list[Generate]:
         """Each prompt, answered ``n`` times."""
@@ -125,38 +152,6 @@ class Completions:
             for index, each in enumerate(done)
         )
         return _completion(made, tuple(choices), usage_of(done, asked.n or 1), done[0].metadata)
-
-    def writer(self, asked: CompletionRequest, made: ReplyIdentity) -> Writer:
-        """See `Api`."""
-        return CompletionWriter(asked, made)
-
-
-class CompletionWriter(ChunkWriter):
-    """Pieces of text, and the end of each answer."""
-
-    def __init__(self, asked: CompletionRequest, made: ReplyIdentity) -> None:
-        super().__init__(asked, made, answers=asked.n or 1)
-        self._logprobs = asked.logprobs is not None
-        self._written: dict[int, int] = {}
-
-    def write(self, index: int, event: Event) -> Iterator[bytes]:
-        """See `Writer`."""
-        match event:
-            case Begun():
-                self._written[index] = 0
-            case Delta():
-                logprobs = _logprobs(event.logprobs, self._written[index]) if self._logprobs else None
-                self._written[index] += sum(len(each.token) for each in event.logprobs)
-                yield self._chunk(CompletionChoice(event.text, index, logprobs, None))
-            case Finished():
-                self._done[index] = event
-                ended = CompletionChoice("", index, None, finish_reason(event.finish))
-                yield self._chunk(ended, foretick=event.metadata)
-
-    def _chunk(
-        self, *choices: CompletionChoice, usage: Usage | None = None, foretick: ReplyMetadata | None = None
-    ) -> bytes:
-        return sse(_completion(self._made, choices, usage, foretick))
 
 
 def _completion(

@@ -13,7 +13,6 @@ from daemon.api.compatible import (
     ApiError,
     Object,
     ReplyIdentity,
-    Writer,
     extended,
     refuse_all,
     refuse_tools,
@@ -53,6 +52,13 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "prompt": (),
     "context_management": ([],),
 }
+
+
+_REPEATED = (
+    *("instructions", "max_output_tokens", "max_tool_calls", "prompt_cache_key", "safety_identifier"),
+    "user",
+)
+"""Members of the request that a reply repeats."""
 
 
 class InputItem(msgspec.Struct, frozen=True):
@@ -197,41 +203,6 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     foretick: ReplyMetadata | None
 
 
-class Responses:
-    """See `daemon.api.compatible.Api`."""
-
-    name, path, summary = "responses", "/v1/responses", "OpenAI: answer an input"
-    request, reply, harmless = ResponseRequest, Response, HARMLESS
-    error = staticmethod(error_body)
-
-    def wanted(self, asked: ResponseRequest, served: ModelCatalog) -> list[Generate]:
-        """The instructions, then the input's messages."""
-        session = session_of(asked.model, served)
-        refuse_all(asked, HARMLESS)
-        refuse_tools("tools", asked.tools, asked.tool_choice, "none")
-        schema = schema_of(asked.text.format if asked.text else None, "text.format")
-        return [
-            Generate(
-                session=session,
-                turns=_turns(asked),
-                max_tokens=asked.max_output_tokens,
-                **sampling(asked.temperature, asked.top_p, session),
-                **extended(asked.foretick, schema),
-                schema=schema,
-                top_logprobs=top_logprobs(_wants_logprobs(asked), asked.top_logprobs),
-                stream=bool(asked.stream),
-            )
-        ]
-
-    def whole(self, asked: ResponseRequest, made: ReplyIdentity, done: Sequence[Finished]) -> Response:
-        """See `Api`."""
-        return _finished(asked, made, done[0])
-
-    def writer(self, asked: ResponseRequest, made: ReplyIdentity) -> Writer:
-        """See `Api`."""
-        return ResponseWriter(asked, made)
-
-
 class ResponseWriter:
     """created, in_progress, output_item.added, content_part.added, deltas, the done events, completed."""
 
@@ -291,6 +262,37 @@ class ResponseWriter:
         return sse(event, named)
 
 
+class Responses:
+    """See `daemon.api.compatible.Api`."""
+
+    name, path, summary = "responses", "/v1/responses", "OpenAI: answer an input"
+    request, reply, harmless = ResponseRequest, Response, HARMLESS
+    error, writer = staticmethod(error_body), ResponseWriter
+
+    def wanted(self, asked: ResponseRequest, served: ModelCatalog) -> list[Generate]:
+        """The instructions, then the input's messages."""
+        session = session_of(asked.model, served)
+        refuse_all(asked, HARMLESS)
+        refuse_tools("tools", asked.tools, asked.tool_choice, "none")
+        schema = schema_of(asked.text.format if asked.text else None, "text.format")
+        return [
+            Generate(
+                session=session,
+                turns=_turns(asked),
+                max_tokens=asked.max_output_tokens,
+                **sampling(asked.temperature, asked.top_p, session),
+                **extended(asked.foretick, schema),
+                schema=schema,
+                top_logprobs=top_logprobs(_wants_logprobs(asked), asked.top_logprobs),
+                stream=bool(asked.stream),
+            )
+        ]
+
+    def whole(self, asked: ResponseRequest, made: ReplyIdentity, done: Sequence[Finished]) -> Response:
+        """See `Api`."""
+        return _finished(asked, made, done[0])
+
+
 def _turns(asked: ResponseRequest) -> tuple[Turn, ...]:
     """The whole conversation. Raises ApiError for what is no message of text."""
     turns = [] if asked.instructions is None else [Turn("system", asked.instructions)]
@@ -339,15 +341,10 @@ def _response(
         status=status,
         error=error,
         incomplete_details=Incomplete() if status == "incomplete" else None,
-        instructions=asked.instructions,
-        max_output_tokens=asked.max_output_tokens,
-        max_tool_calls=asked.max_tool_calls,
         model=made.model,
         output=output,
         parallel_tool_calls=True if asked.parallel_tool_calls is None else asked.parallel_tool_calls,
-        prompt_cache_key=asked.prompt_cache_key,
         reasoning={"effort": None, "summary": None} | (asked.reasoning or {}),
-        safety_identifier=asked.safety_identifier,
         temperature=used["temperature"],
         text={"format": text.format or {"type": "text"}, "verbosity": text.verbosity or "medium"},
         tool_choice=asked.tool_choice or "auto",
@@ -356,7 +353,7 @@ def _response(
         top_p=used.get("top_p", 1.0),
         truncation=asked.truncation or "disabled",
         usage=usage,
-        user=asked.user,
         metadata=asked.metadata or {},
         foretick=done.metadata if done is not None else None,
+        **{name: getattr(asked, name) for name in _REPEATED},
     )

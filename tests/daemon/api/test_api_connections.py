@@ -26,7 +26,7 @@ from daemon.config.tenants_file import TenantTable
 from daemon.supervision import Tasks
 from daemon.tenants import Tenant, Tenants, hash_of, new_key
 from tests.kit import until
-from tests.kit.http import connected, conversing
+from tests.kit.http import Reply, connected, conversing
 
 SHORT = Timeouts(headers=0.3, body=0.3, write=0.3)
 HOST = b"host: localhost\r\n"
@@ -125,21 +125,14 @@ async def hasty() -> AsyncIterator[Bench]:
     await made.server.stop()
 
 
-@dataclass(frozen=True)
-class Answer:
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-
-async def answer(reader: asyncio.StreamReader, *, head_only: bool = False) -> Answer:
+async def answer(reader: asyncio.StreamReader, *, head_only: bool = False) -> Reply:
     """One response, whose body has a length."""
     async with asyncio.timeout(PATIENCE_S):
         top = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         first, *lines = top.strip().split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
         size = 0 if head_only else int(headers.get("content-length", 0))
-        return Answer(int(first.split()[1]), headers, await reader.readexactly(size))
+        return Reply(int(first.split()[1]), headers, await reader.readexactly(size))
 
 
 async def rest(reader: asyncio.StreamReader) -> bytes:
@@ -157,7 +150,7 @@ async def refused(reader: asyncio.StreamReader) -> bool:
     return not last or last.startswith(b"HTTP/1.1 400")
 
 
-async def told(bench: Bench, sent: bytes) -> Answer:
+async def told(bench: Bench, sent: bytes) -> Reply:
     """The response to ``sent``."""
     async with connected(bench.port) as (reader, writer):
         writer.write(sent)

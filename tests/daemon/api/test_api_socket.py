@@ -294,22 +294,34 @@ async def test_a_client_that_reads_no_replies_delays_nobody():
 # Bad input.
 
 
+def packed(**members: object) -> bytes:
+    return msgspec.msgpack.encode(members)
+
+
 @pytest.mark.parametrize(
-    ("payload", "reason", "code"),
+    ("payload", "reason", "number", "part"),
     [
-        (b"", "unreadable", "bad_request"),
-        (encode(Ask(1, "a", "?"))[:-1], "unreadable", "bad_request"),
-        (b"\xc1", "unreadable", "bad_request"),
-        (msgspec.msgpack.encode({"type": "order", "id": 1}), "bad_request", "bad_request"),
-        (msgspec.msgpack.encode({"type": "ask", "id": -1, "session": "a", "question": "?"}), "bad_request",
-         "bad_request"),
-        (encode(Ask(1, "a", "x" * 1000)), "too_long", "too_long"),
-        (encode(Hello(1, 2)), "unsupported_version", "unsupported_version"),
+        (b"", "unreadable", None, "truncated"),
+        (encode(Ask(1, "a", "?"))[:-1], "unreadable", None, "truncated"),
+        (b"\xc1", "unreadable", None, "invalid opcode"),
+        (b"hello", "bad_request", None, "xpected"),
+        (b"\xa3\xff\xfe\xfd", "bad_request", None, "got `str`"),
+        (b"\x82\xa2id\x04\xa4type\xa2\xff\xfe", "unreadable", None, "utf-8"),
+        (packed(id=4, type="order"), "bad_request", 4, "Invalid value 'order'"),
+        (packed(id=4), "bad_request", 4, "missing required field `type`"),
+        (packed(id=4, type="ask", session="a"), "bad_request", 4, "missing required field `question`"),
+        (packed(id=4, type="stats", sesion="a"), "bad_request", 4, "unknown field `sesion`"),
+        (packed(id=4, type="ask", session="a", question="?", max_tokens=0), "bad_request", 4, ">= 1"),
+        (packed(id=-1, type="ask", session="a", question="?"), "bad_request", None, ">= 0"),
+        (packed(id="x", type="stats"), "bad_request", None, "got `str`"),
+        (encode(Ask(1, "a", "x" * 1000)), "too_long", None, "at most 1000 bytes"),
+        (encode(Hello(1, 2)), "unsupported_version", 1, "version 1"),
     ],
-    ids=["empty", "truncated", "no msgpack", "unknown type", "negative id", "oversized", "wrong version"],
-)  # fmt: skip
-async def test_bad_input_gets_its_error_and_its_counter(desk, wire, payload, reason, code):
-    assert (await wire.request(payload)).code == code
+)
+async def test_bad_input_gets_its_error_and_its_counter(desk, wire, payload, reason, number, part):
+    reply = await wire.request(payload)
+    assert (reply.id, reply.code) == (number, "bad_request" if reason == "unreadable" else reason)
+    assert part in reply.message
     counted = {each: desk.refused(each) for each in get_args(QueryRefusal)}
     assert counted == {each: int(each == reason) for each in get_args(QueryRefusal)}
     assert (await wire.request(ListSessions(5))).id == 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import zmq
 from click.testing import CliRunner
@@ -11,34 +12,17 @@ from daemon.api.messages import Ask, AskReply, decode_request, encode
 from daemon.cli.ask import command, shown
 
 
+def up(**members: Any) -> AskReply:
+    given = {"id": 1, "session": "aaa", "data_version": 7, "choice": "UP", "logit_gap": 1.25} | members
+    return AskReply(text="UP", **given)
+
+
 def test_an_answer_is_shown_with_what_it_is_worth() -> None:
-    plain = AskReply(
-        id=1,
-        session="aaa",
-        data_version=7,
-        text="UP",
-        choice="UP",
-        logit_gap=1.25,
-        untrained=True,
-        staleness_ns=10**9,
-        latency_ns=2_500_000,
-    )
-    assert shown(plain) == (
+    assert shown(up(untrained=True, staleness_ns=10**9, latency_ns=2_500_000)) == (
         "UP\n  version 7, logit gap 1.250, 1.000 s since the event, 2.50 ms, computed now, untrained model"
     )
-    sure = {"probability": 0.8125, "choice_set": ("UP", "DOWN")}
-    judged = AskReply(
-        id=1,
-        session="aaa",
-        data_version=7,
-        text="UP",
-        choice="UP",
-        logit_gap=1.25,
-        cached=True,
-        untrained=False,
-        **sure,
-    )
-    assert "logit gap 1.250, probability 0.812, choice set {UP, DOWN}, 0.000 s since" in shown(judged)
+    judged = shown(up(cached=True, probability=0.8125, choice_set=("UP", "DOWN")))
+    assert "logit gap 1.250, probability 0.812, choice set {UP, DOWN}, 0.000 s since" in judged
 
 
 def test_the_gap_of_an_early_exit_and_the_age_of_data_are_asked_for() -> None:
@@ -50,29 +34,11 @@ def test_the_gap_of_an_early_exit_and_the_age_of_data_are_asked_for() -> None:
             *envelope, body = router.recv_multipart()
             asked = decode_request(body)
             assert isinstance(asked, Ask)
-            reply = AskReply(
-                id=asked.id,
-                session=asked.session,
-                data_version=7,
-                text="UP",
-                choice="UP",
-                logit_gap=1.25,
-                untrained=False,
-            )
-            router.send_multipart([*envelope, encode(reply)])
+            router.send_multipart([*envelope, encode(up(id=asked.id))])
             return asked
 
         asked = pool.submit(answer)
-        arguments = [
-            "aaa",
-            "trend",
-            "--endpoint",
-            f"tcp://127.0.0.1:{port}",
-            "--early-exit",
-            "0.5",
-            "--max-age",
-            "2",
-        ]
-        result = CliRunner().invoke(command, arguments)
+        options = ["--endpoint", f"tcp://127.0.0.1:{port}", "--early-exit", "0.5", "--max-age", "2"]
+        result = CliRunner().invoke(command, ["aaa", "trend", *options])
     assert result.exit_code == 0, result.output
     assert (asked.result().early_exit, asked.result().max_age_s) == (0.5, 2.0)

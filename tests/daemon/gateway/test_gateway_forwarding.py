@@ -58,15 +58,7 @@ class Daemon:
             except asyncio.CancelledError:
                 self.given_up += 1
                 raise
-        return AskReply(
-            id=request.id,
-            session=request.session,
-            data_version=3,
-            text=self.name,
-            logit_gap=1.0,
-            cached=True,
-            untrained=False,
-        )
+        return AskReply(id=request.id, session=request.session, data_version=3, text=self.name)
 
 
 async def answered(daemon: Daemon, request: ClientRequest, client: Client) -> Reply:
