@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from engine.attention.base import LayerCall
+from engine.attention.base import Attention, LayerCall
 from engine.attention.cpu import CpuAttention
 from engine.device import out_of_memory
 from engine.engine import Engine
@@ -291,14 +291,24 @@ class Exhausting(tuple[int, ...]):
         raise torch.OutOfMemoryError("no room for the noise")
 
 
-def test_memory_that_runs_out_while_choosing_counts_like_in_the_model(model: LoadedModel) -> None:
-    engine = Engine(model, blocks=16, block_size=4)
+@pytest.mark.parametrize(
+    ("attention", "choices", "error", "match"),
+    [
+        (Failing(1), None, OutOfMemory, "2 GiB"),
+        (CpuAttention(), Exhausting((5, 6)), OutOfMemory, "the noise"),
+        (Failing(2, RuntimeError("a defect")), None, RuntimeError, "a defect"),
+    ],
+    ids=["in the model", "while choosing", "another error"],
+)
+def test_a_pass_that_fails_says_why_and_changes_nothing(
+    model: LoadedModel, attention: Attention, choices: tuple[int, ...] | None, error: type, match: str
+) -> None:
+    engine = Engine(model, blocks=16, block_size=4, attention=attention)
     fork = engine.open_prompt()
     assert fork.acquire(3)
-    with pytest.raises(OutOfMemory, match="the noise"):
-        engine.execute([Chunk(fork, [1, 2, 3], choices=Exhausting((5, 6)))])
+    with pytest.raises(error, match=match):
+        engine.execute([Chunk(fork, [1, 2, 3], choices=choices)])
     assert fork.length == 0
-    fork.release()
 
 
 def test_the_failed_pass_is_gone_when_its_error_arrives(model: LoadedModel) -> None:
@@ -323,16 +333,6 @@ def test_the_failed_pass_is_gone_when_its_error_arrives(model: LoadedModel) -> N
         assert raised.value.__cause__ is raised.value.__context__ is None  # the error carries no other frames
     finally:
         gc.enable()
-    fork.release()
-
-
-def test_other_errors_pass_through_and_change_nothing_either(model: LoadedModel) -> None:
-    engine = Engine(model, blocks=16, block_size=4, attention=Failing(2, RuntimeError("a defect")))
-    fork = engine.open_prompt()
-    assert fork.acquire(3)
-    with pytest.raises(RuntimeError, match="a defect"):
-        engine.execute([Chunk(fork, [1, 2, 3])])
-    assert fork.length == 0
     fork.release()
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regions.ephemeral import Fork
+from regions.kv_tensors import KVPool
 from regions.offload.host_tier import HostTier
 from regions.offload.kv_store import NotResident
 from regions.tape import Retention
@@ -25,12 +26,18 @@ from tests.regions.numbered import (
 )
 
 
+def swapped(n: int, blocks: int = 40) -> tuple[KVPool, HostTier, Fork]:
+    """A prompt of ``n`` numbers on the host."""
+    memory = pool(blocks)
+    host = HostTier(memory, 20)
+    fork = prompt_of(memory, range(n))
+    assert fork.swap_out(host)
+    return memory, host, fork
+
+
 def test_a_fork_swaps_out_and_in() -> None:
     """It returns to other blocks with the same numbers, and the host is empty again."""
-    memory = pool()
-    host = HostTier(memory, 20)
-    fork = prompt_of(memory, list(range(1, 15)))
-    assert fork.swap_out(host)
+    memory, host, fork = swapped(14)
     assert fork.swapped
     assert (memory.free_blocks, host.pool.free_blocks) == (40, 16)
     other = prompt_of(memory, [9] * 3)
@@ -40,11 +47,11 @@ def test_a_fork_swaps_out_and_in() -> None:
     assert fork.length == 14
     assert fork.swap_in()
     assert not fork.swapped
-    assert read(memory, fork.extents) == list(range(1, 15))
+    assert read(memory, fork.extents) == list(range(14))
     assert host.pool.free_blocks == 20
     assert (host.swapped_out, host.swapped_in) == (1, 1)
-    grow(memory, fork, [15, 16, 17])
-    assert read(memory, fork.extents) == list(range(1, 18))
+    grow(memory, fork, [14, 15, 16])
+    assert read(memory, fork.extents) == list(range(17))
     fork.release()
     other.release()
 
@@ -72,10 +79,7 @@ def test_without_room_on_the_other_side_nothing_changes() -> None:
 
 def test_acquiring_a_swapped_fork_counts_what_it_has_to_bring_back() -> None:
     """All of it or nothing: not the swapped tokens alone when there is no room for the new ones."""
-    memory = pool(10)
-    host = HostTier(memory, 10)
-    fork = prompt_of(memory, list(range(12)))
-    assert fork.swap_out(host)
+    memory, _, fork = swapped(12, blocks=10)
     rest = prompt_of(memory, [7] * 24)
     assert fork.blocks_needed(5) == 5
     assert not fork.acquire(5)
@@ -89,10 +93,7 @@ def test_acquiring_a_swapped_fork_counts_what_it_has_to_bring_back() -> None:
 @pytest.mark.parametrize("kept", [0, 1, 4, 5, 8, 13, 14])
 def test_an_update_of_a_swapped_prompt_frees_on_the_host(kept: int) -> None:
     """*Stream2LLM* section 4.2: invalidate there, free, swap the rest back, compute what changed."""
-    memory = pool()
-    host = HostTier(memory, 20)
-    fork = prompt_of(memory, list(range(14)))
-    assert fork.swap_out(host)
+    memory, host, fork = swapped(14)
     fork.keep(kept)
     assert host.pool.free_blocks == 20 - -(-kept // 4)
     assert fork.swapped == (kept > 0)
@@ -134,10 +135,7 @@ def test_an_empty_fork_gives_back_what_it_took_ahead() -> None:
 
 
 def test_a_swapped_fork_cannot_be_detached_or_become_a_context() -> None:
-    memory = pool()
-    host = HostTier(memory, 20)
-    fork = prompt_of(memory, list(range(9)))
-    assert fork.swap_out(host)
+    _, _, fork = swapped(9)
     with pytest.raises(RuntimeError, match="cannot be detached"):
         fork.detach()
     with pytest.raises(RuntimeError, match="no extents"):

@@ -1,6 +1,7 @@
 """Where sessions are: they leave the pool when idle or when blocks are short, and come back."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ from tests.regions.numbered import (
 
 
 class House:
-    """Some tapes of one pool, their residency, and the clock."""
+    """Some tapes of one pool, their residency, and the clock; ``fill`` gets 14 tokens each, by default all."""
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class House:
         limit: int = 100,
         host_blocks: int = 0,
         directory: Path | None = None,
+        fill: Sequence[int] | None = None,
     ) -> None:
         self.pool = pool(blocks)
         self.now = 0
@@ -45,6 +47,7 @@ class House:
             self.pool, Idleness(limit, directory, 1000), lambda: self.now, host=self.host
         )
         self.tapes = [self.tape(f"t{i}") for i in range(tapes)]
+        self.fill(*(range(tapes) if fill is None else fill))
 
     def tape(self, name: str) -> Tape:
         tape = tape_of(self.pool, Retention(30))
@@ -95,8 +98,7 @@ def numbers(i: int) -> list[int]:
 @pytest.mark.parametrize("tier", ["disk", "host"])
 def test_idle_sessions_are_offloaded_the_least_recently_used_first(tmp_path: Path, tier: str) -> None:
     """To disk, or to the host without a directory; a session used meanwhile stays."""
-    house = House(4, host_blocks=8, directory=tmp_path if tier == "disk" else None)
-    house.fill(2, 0, 1, 3)  # used at 1, 2, 3 and 4
+    house = House(4, host_blocks=8, directory=tmp_path if tier == "disk" else None, fill=(2, 0, 1, 3))
     assert not house.residency.spill_idle()
     assert house.residency.next_due() == 97
     house.now = 102
@@ -120,7 +122,6 @@ def test_idle_sessions_are_offloaded_the_least_recently_used_first(tmp_path: Pat
 def test_for_want_of_blocks_sessions_are_offloaded_to_the_host_first(tmp_path: Path) -> None:
     """A copy is quicker than a file, and a request waits."""
     house = House(2, host_blocks=4, directory=tmp_path)
-    house.fill(0, 1)
     house.residency.reclaim(1)
     assert house.residency.spills == {"host": 1}
     house.residency.reclaim(1)
@@ -131,7 +132,7 @@ def test_for_want_of_blocks_sessions_are_offloaded_to_the_host_first(tmp_path: P
 
 def test_a_file_is_laid_into_whatever_blocks_are_free(tmp_path: Path) -> None:
     """A window whose oldest token is in the middle of a block returns to single blocks far apart."""
-    house = House(1, directory=tmp_path)
+    house = House(1, directory=tmp_path, fill=())
     tape = house.tapes[0]
     for i in range(6):
         assert append(house.pool, tape, [10 * i + j for j in range(7)])
@@ -150,7 +151,6 @@ def test_a_file_is_laid_into_whatever_blocks_are_free(tmp_path: Path) -> None:
 
 def test_without_a_limit_idle_sessions_stay(tmp_path: Path) -> None:
     house = House(1, limit=0, directory=tmp_path)
-    house.fill(0)
     house.now = 10**12
     assert not house.residency.spill_idle()
     assert house.residency.next_due() is None
@@ -160,7 +160,6 @@ def test_without_a_limit_idle_sessions_stay(tmp_path: Path) -> None:
 def test_want_of_blocks_moves_sessions_before_anything_fails(tmp_path: Path) -> None:
     """The least recently used first, only as many as needed, never one that is read or being written."""
     house = House(5, blocks=32, directory=tmp_path)  # 2 blocks frozen each, 4 for 14 tokens
-    house.fill(0, 1, 2, 3, 4)
     assert house.pool.free_blocks == 2
     reader = house.tapes[0].fork()
     assert house.tapes[1].acquire(1)  # a pass is about to write to it
@@ -185,7 +184,6 @@ def test_want_of_blocks_moves_sessions_before_anything_fails(tmp_path: Path) -> 
 def test_a_tape_is_not_moved_for_its_own_append(tmp_path: Path) -> None:
     """Alone and short of blocks, the append is refused and the tape stays."""
     house = House(1, blocks=10, directory=tmp_path)
-    house.fill(0)
     hog = prompt_of(house.pool, [1] * 8)
     assert not house.tapes[0].acquire(12)
     assert house.resident == [True]
@@ -199,7 +197,6 @@ def test_a_tape_is_not_moved_for_its_own_append(tmp_path: Path) -> None:
 def test_a_session_that_comes_back_may_send_another_away(tmp_path: Path) -> None:
     """With more sessions than the pool fits, each can still be read and written, one after the other."""
     house = House(6, blocks=26, directory=tmp_path)
-    house.fill(0, 1, 2, 3, 4, 5)
     assert sum(house.resident) == 3
     for _ in range(2):
         for i in range(6):
@@ -213,7 +210,7 @@ def test_a_session_that_comes_back_may_send_another_away(tmp_path: Path) -> None
 
 
 def test_blocks_that_are_still_being_copied_are_waited_for() -> None:
-    house = House(2, blocks=14)
+    house = House(2, blocks=14, fill=())
     tier, late = late_tier(house.pool, 10)
     house.residency = Residency(house.pool, Idleness(), lambda: 0, host=tier)
     for tape in house.tapes:
@@ -234,7 +231,6 @@ def test_a_refused_snapshot_loses_the_session_until_its_tokens_are_prefilled_aga
 ) -> None:
     """With a message in the log; nothing of the file reaches the pool, and the file is removed."""
     house = House(1, directory=tmp_path)
-    house.fill(0)
     house.spill()
     file = tmp_path / "t0.kv"
     older = file.read_bytes()
@@ -278,7 +274,6 @@ def lost(directory: Path, house: House) -> Tape:
 def test_records_evicted_while_a_session_is_lost_are_not_rebuilt(tmp_path: Path, when: str) -> None:
     """Before its window is prefilled again, or between two passes of that."""
     house = House(1, directory=tmp_path)
-    house.fill(0)
     for i in (1, 2):
         assert append(house.pool, house.tapes[0], [i] * 7)
     tape = lost(tmp_path, house)
@@ -300,7 +295,6 @@ def test_records_evicted_while_a_session_is_lost_are_not_rebuilt(tmp_path: Path,
 
 def test_a_lost_session_of_which_all_was_evicted_goes_on_empty(tmp_path: Path) -> None:
     house = House(1, directory=tmp_path)
-    house.fill(0)
     tape = lost(tmp_path, house)
     assert append(house.pool, tape, [5] * 30)
     assert house.seen(0) == [5] * 30
@@ -310,8 +304,7 @@ def test_a_lost_session_of_which_all_was_evicted_goes_on_empty(tmp_path: Path) -
 
 def test_only_the_live_window_of_a_lost_session_is_taken_over(tmp_path: Path) -> None:
     """Other tokens or too few of them: refused, and nothing is changed."""
-    house = House(2, directory=tmp_path)
-    house.fill(0)
+    house = House(2, directory=tmp_path, fill=(0,))
     tape = lost(tmp_path, house)
     for wrong in (tape.window[:-1], tape.window[::-1]):
         fresh = fresh_window(house.pool, tape, wrong)
@@ -325,7 +318,6 @@ def test_only_the_live_window_of_a_lost_session_is_taken_over(tmp_path: Path) ->
 
 def test_a_snapshot_is_not_read_without_room_for_it(tmp_path: Path) -> None:
     house = House(1, blocks=10, directory=tmp_path)
-    house.fill(0)
     house.spill()
     (tmp_path / "t0.kv").unlink()
     hog = prompt_of(house.pool, [1] * 28)
@@ -343,7 +335,6 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(
     """The session stays, the error is logged once, and the disk is tried again later."""
     directory = tmp_path / "later"
     house = House(2, directory=directory)
-    house.fill(0, 1)
     house.now = 500
     assert not house.residency.spill_idle()
     assert not house.residency.spill_idle()
@@ -362,7 +353,6 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(
 def test_the_log_is_silent_when_all_goes_well(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     house = House(1, directory=tmp_path)
-    house.fill(0)
     house.spill()
     assert house.seen(0) == numbers(0)
     house.release()
