@@ -55,7 +55,7 @@ def build_tokenizer(size: int = VOCABULARY) -> PreTrainedTokenizerFast:
     tokens += [f"{n:0{width}d}" for width in (2, 3) for n in range(10**width)]
     tokens += [form for word in _WORDS.split() for form in (word, f"Ġ{word}") if form not in tokens]
     vocabulary = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
-    filler = ("".join(letters) for width in (3, 4) for letters in product("etaoinshrdlu", repeat=width))
+    filler = ("".join(characters) for width in (3, 4) for characters in product("etaoinshrdlu", repeat=width))
     while len(vocabulary) < size:
         vocabulary.setdefault(next(filler), len(vocabulary))
     if len(vocabulary) != size:

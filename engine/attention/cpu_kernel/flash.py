@@ -131,7 +131,7 @@ def _segment(call: Any, keys: int, values: int, read: tuple[int, int, int], tops
             _few(call, lines, source, seen, count, room)
         else:
             _transpose(call, source, count, room)
-        # what is left to prefetch of the next tile
+        # what of the next tile remains to be prefetched
         ahead, far = source + TILE * call.key_slot, seen + TILE * call.value_slot
         until, end = ahead + TILE * call.key_slot, far + TILE * call.value_slot
         if call.half:

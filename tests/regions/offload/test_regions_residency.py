@@ -28,7 +28,7 @@ from tests.regions.numbered import (
 
 
 class House:
-    """Some tapes of one pool, their residency, and the clock; ``fill`` gets 14 tokens each, by default all."""
+    """Some tapes of one pool, their residency, and the clock; ``fill`` get 14 tokens each, by default all."""
 
     def __init__(
         self,
