@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import linear_regression
 from typing import Literal
 
 import msgspec
@@ -147,23 +146,14 @@ def latency(
     other = quantiles([ns / 1e6 for ns in reference_ns], *at) if len(reference_ns) else [None] * len(at)
     for q, value, reference in zip(at, ours, other, strict=True):
         of_pairs = paired and q == 0.5 and reference is not None
+        ratio = median_ratio(ours_ns, reference_ns) if of_pairs else None
+        title, goal = f"{name} slowest" if q == 1 else f"{name} P{100 * q:g}", (goals or {}).get(q)
         yield Figure(
-            f"{name} slowest" if q == 1 else f"{name} P{100 * q:g}",
-            value,
-            "ms",
-            table,
-            setting,
-            against,
-            reference,
-            median_ratio(ours_ns, reference_ns) if of_pairs else None,
-            (goals or {}).get(q),
-            len(ours_ns),
-        )
+            title, value, "ms", table, setting, against, reference, ratio, goal, len(ours_ns)
+        )  # fmt: skip
 
 
-def rate(
-    name: str, things: float, seconds: Sequence[float], unit: str, table: str = "", **more: object
-) -> Figure:
+def rate(name: str, things: float, seconds: Sequence[float], unit: str, table: str = "") -> Figure:
     """Items per second over repeated runs: the median, the slowest and the fastest run.
 
     One run is not enough: where two processes share few cores, the same code runs several times faster or
@@ -172,21 +162,15 @@ def rate(
     if not seconds:
         raise ValueError("a rate needs at least one run")
     samples = [things / s for s in seconds]
-    figure = Figure(
+    return Figure(
         name, float(np.median(samples)), unit, table, n=len(samples),
         low=min(samples), high=max(samples), samples=samples,
     )  # fmt: skip
-    return msgspec.structs.replace(figure, **more)
 
 
 def median_ratio(ours: Sequence[float], reference: Sequence[float]) -> float:
     """Median ratio of pairs taken one right after the other: lasting noise hits both of a pair."""
     return float(np.median([a / b for a, b in zip(ours, reference, strict=True)]))
-
-
-def slope_per_1k(tokens: Sequence[int], values: Sequence[float]) -> float:
-    """Least-squares slope of ``values`` over 1,000 tokens of context. Raises ValueError for one context."""
-    return linear_regression(tokens, values).slope * 1000
 
 
 def over_better(ours: Sequence[float], others: Sequence[Sequence[float]]) -> tuple[float, float, float]:

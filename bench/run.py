@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
 import os
 import platform
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, TypeVar
 
 import msgspec
@@ -57,9 +57,6 @@ class MeasurementFailed(RuntimeError):
     """A measurement is invalid or could not be made: there are no figures."""
 
 
-Measure = Callable[[SuiteRun], Iterator[Figure]]
-
-
 def run(
     name: str, command: str, run: SuiteRun, parts: Collection[str] = (), json_file: Path | None = None
 ) -> Suite:
@@ -83,31 +80,20 @@ def measure(suite: str, name: str, command: str, run: SuiteRun) -> Part:
     """Measure one part; its function's docstring becomes the text of its page."""
     started, load = datetime.now(UTC), os.getloadavg()[0]
     where, title = SUITES[suite][name]
-    module, _, function = where.partition(":")
-    work: Measure = getattr(importlib.import_module(module), function)
+    work: Callable[[SuiteRun], Iterator[Figure]] = resolve_name(where)
     figures, ns = timed(lambda: list(work(run)))
+    about, loads = " ".join((work.__doc__ or "").split()), (round(load, 2), round(os.getloadavg()[0], 2))
     return Part(
-        name,
-        title,
-        " ".join((work.__doc__ or "").split()),
-        command,
-        commit(),
-        started.isoformat(" ", "minutes"),
-        round(ns / 1e9, 1),
-        run.threads,
-        machine(),
-        (round(load, 2), round(os.getloadavg()[0], 2)),
-        figures,
-    )
+        name, title, about, command, _commit(), started.isoformat(" ", "minutes"), round(ns / 1e9, 1),
+        run.threads, _machine(), loads, figures,
+    )  # fmt: skip
 
 
-def timed(
-    work: Callable[..., T], *arguments: object, clock: Callable[[], int] = time.perf_counter_ns
-) -> tuple[T, int]:
+def timed(work: Callable[..., T], *arguments: object) -> tuple[T, int]:
     """The result of ``work`` for ``arguments``, and the ns it took."""
-    began = clock()
+    began = time.perf_counter_ns()
     result = work(*arguments)
-    return result, clock() - began
+    return result, time.perf_counter_ns() - began
 
 
 class Turns:
@@ -124,11 +110,6 @@ class Turns:
             results[i], ns = timed(self._ways[i], *arguments)
             self.ns[i].append(ns)
         return [results[i] for i in range(len(self._ways))]
-
-    def clear(self) -> None:
-        """Forget what was timed: the first calls include one-time set-up."""
-        for ns in self.ns:
-            ns.clear()
 
 
 def spread(work: Callable[[T], R], cases: Sequence[T], processes: int) -> list[R]:
@@ -157,24 +138,26 @@ def save(json_file: Path, suite: Suite) -> None:
 _VECTORS = ("neon", "sve", "avx2", "avx512f", "avx512bf16", "amx-bf16")
 
 
-def machine() -> Machine:
-    """The machine that runs the benchmark."""
+def _machine() -> Machine:
+    """The machine that runs the benchmark; virtual ones name many kinds of CPU alike, so with its vectors."""
     packages = {name: found for name in _PACKAGES if (found := _version(name))}
-    return Machine(processor(), len(os.sched_getaffinity(0)), platform.python_version(), packages)
+    had = set(cpu_features().split())
+    processor = f"{cpu_name()} ({', '.join(each for each in _VECTORS if each in had) or 'no vectors'})"
+    return Machine(processor, len(os.sched_getaffinity(0)), platform.python_version(), packages)
 
 
-def commit() -> str:
+def _commit() -> str:
     """The checkout's commit, with "-dirty" if anything but docs/ was changed; else the package's version."""
+
+    def git(*arguments: str) -> str:
+        command = ("git", "-C", str(Path(__file__).parent), *arguments)
+        return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
+
     try:
-        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)docs")
-        return _git("describe", "--always") + ("-dirty" if changed else "")
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)docs")
+        return git("describe", "--always") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return _version("foretick") or "unknown"
-
-
-def _git(*arguments: str) -> str:
-    command = ("git", "-C", str(Path(__file__).parent), *arguments)
-    return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
 
 
 def _version(package: str) -> str:
@@ -182,9 +165,3 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return ""
-
-
-def processor() -> str:
-    """The CPU's name, and which vectors and products it has: virtual machines name many kinds alike."""
-    had = set(cpu_features().split())
-    return f"{cpu_name()} ({', '.join(each for each in _VECTORS if each in had) or 'no vectors'})"

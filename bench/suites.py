@@ -14,7 +14,7 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
     "recovery": {
         "restart": (
             "bench.recovery.restart:measure",
-            "From the end of an engine or a daemon",
+            "An engine that is killed",
         ),
     },
     "query": {

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import random
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
@@ -133,11 +131,15 @@ async def _measure(plan: TicksPlan, rate: int, sessions: int, threads: int) -> t
         source.live.set()
         await asyncio.sleep(_SETTLE_S)
         quiet = await _condition(gateway, source, sink, plan.seconds)
-        async with _flood(gateway, plan.clients) as answered:
+        assert gateway.query is not None  # configured by `bench.stream.serving`
+        with child(_prompts, gateway.query.endpoint, plan.clients) as pipe:
             await asyncio.sleep(_SETTLE_S)
-            before = await answered()
+            pipe.send("how many")
+            before = await asyncio.to_thread(pipe.recv)
             flooded = await _condition(gateway, source, sink, plan.seconds)
-            prompts = (await answered() - before) / plan.seconds
+            pipe.send("how many")
+            prompts = (await asyncio.to_thread(pipe.recv) - before) / plan.seconds
+            pipe.send("stop")
     return quiet, replace(flooded, prompts=prompts)
 
 
@@ -180,7 +182,6 @@ class LiveSource(QueuedSource):
         super().__init__("live", "dropping")
         self._markets, self._rate, self._window = markets, rate, window
         self.live, self._ended = asyncio.Event(), False
-        self._random = random.Random(7)
         self._prices = [market.price_ticks * market.tick // 10_000_000 for market in markets]
         """Hundredths."""
         self.given = 0
@@ -208,28 +209,13 @@ class LiveSource(QueuedSource):
         self.live.set()
 
     def _trade(self, number: int, at: int) -> Incoming:
-        self._prices[number] += self._random.choice((-1, 0, 1))
-        price, market = self._prices[number], self._markets[number]
         self.given += 1
+        price, market = self._prices[number] + self.given % 7, self._markets[number]
         if at // _S > self._second[number]:
             self.closed[market.symbol.lower(), self._second[number]] = at
             self._second[number] = at // _S
         fields = (market.symbol.encode(), at, at, self.given, price // 100, price % 100)
         return Incoming("live", 0, self.given, market.key.encode(), _RECORD % fields, ts_recv_ns=at)
-
-
-@contextlib.asynccontextmanager
-async def _flood(gateway: Gateway, clients: int) -> AsyncIterator[Callable[[], Awaitable[int]]]:
-    """Clients in another process; gives a function that tells how many prompts they had answered."""
-    assert gateway.query is not None  # configured by `bench.stream.serving`
-    with child(_prompts, gateway.query.endpoint, clients) as pipe:
-
-        async def answered() -> int:
-            pipe.send("how many")
-            return await asyncio.to_thread(pipe.recv)
-
-        yield answered
-        pipe.send("stop")
 
 
 def _prompts(endpoint: str, clients: int, pipe: Connection) -> None:

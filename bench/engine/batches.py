@@ -137,13 +137,13 @@ def placements(run: SuiteRun, model: str, loaded: LoadedModel) -> Iterator[Figur
     tokens = sum(len(frozen) for *_, frozen, _ in cases) + len(cases) * sum(map(len, window))
     engine = engine_for(loaded, tokens, readers=max(numbers))
     ways: list[Callable[[], list[Reply]]] = []
-    for placement, n, frozen, questions in cases:
-        regions = Regions(engine, frozen, Retention(sum(map(len, window))), f"{placement} {n}")
+    for _, n, frozen, questions in cases:
+        regions = Regions(engine, frozen, Retention(sum(map(len, window))))
         regions.fill(window)
         ways.append(partial(ask_together, engine, [regions.tape] * n, questions))
+    for way in ways:  # includes one-time set-up
+        way()
     turns = Turns(*ways)
-    turns()
-    turns.clear()
     for _ in range(run.sized(7, 2)):
         turns()
     times = {case[:2]: ns for case, ns in zip(cases, turns.ns, strict=True)}

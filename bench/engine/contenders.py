@@ -28,6 +28,7 @@ EIGHTY_SHAPE: dict[str, Any] = {"hidden": 768, "layers": 12, "heads": 12, "kv_he
 """About 80 million parameters."""
 TIE = 1e-3
 """Logit gap below which two fp32 computations may order the best two tokens either way."""
+Tokens = Sequence[Sequence[int]]
 _loaded: dict[str, tuple[LoadedModel, Any]] = {}
 
 
@@ -69,37 +70,20 @@ def embedded(run: SuiteRun) -> LoadedModel:
     return in_own_thread(lambda: load({}, run.threads))[0]
 
 
-def engine_for(
-    loaded: LoadedModel,
-    tokens: int,
-    *,
-    readers: int = 1,
-) -> Engine:
+def engine_for(loaded: LoadedModel, tokens: int, *, readers: int = 1) -> Engine:
     """An engine whose pool holds ``tokens`` tokens and this many questions at a time, with room to spare."""
     blocks = -(-tokens * 9 // (8 * _BLOCK)) + readers * _READER_BLOCKS + 64
-    return Engine(
-        loaded,
-        blocks=blocks,
-        block_size=_BLOCK,
-        frame_limit=loaded.max_positions,
-    )
+    return Engine(loaded, blocks=blocks, block_size=_BLOCK, frame_limit=loaded.max_positions)
 
 
-def ask_together(
-    engine: Engine,
-    tapes: Sequence[Tape],
-    questions: Sequence[Sequence[int]],
-) -> list[Reply]:
+def ask_together(engine: Engine, tapes: Sequence[Tape], questions: Tokens) -> list[Reply]:
     """One pass with a fork per question; includes creating and dropping the forks."""
     (replies,) = answer_together(engine, tapes, questions, 1)
     return replies
 
 
 def answer_together(
-    engine: Engine,
-    tapes: Sequence[Tape],
-    questions: Sequence[Sequence[int]],
-    tokens: int,
+    engine: Engine, tapes: Sequence[Tape], questions: Tokens, tokens: int
 ) -> Iterator[list[Reply]]:
     """Passes with a fork per question, each an answer token further."""
     forks = [tape.fork() for tape in tapes]
@@ -114,11 +98,7 @@ def answer_together(
 
 
 @torch.inference_mode()
-def append(
-    engine: Engine,
-    forks: Sequence[Fork],
-    tokens: Sequence[Sequence[int]],
-) -> list[Reply]:
+def append(engine: Engine, forks: Sequence[Fork], tokens: Tokens) -> list[Reply]:
     """One pass that appends to every fork and samples its next token."""
     for fork, own in zip(forks, tokens, strict=True):
         if not fork.acquire(len(own)):
@@ -132,7 +112,7 @@ def append(
 
 
 @torch.inference_mode()
-def read_together(engine: Engine, tapes: Sequence[Tape], records: Sequence[Sequence[Sequence[int]]]) -> None:
+def read_together(engine: Engine, tapes: Sequence[Tape], records: Sequence[Tokens]) -> None:
     """Append each tape's ``records`` in one pass over all tapes, and commit."""
     chunks = []
     for tape, own in zip(tapes, records, strict=True):
@@ -149,17 +129,15 @@ def read_together(engine: Engine, tapes: Sequence[Tape], records: Sequence[Seque
 class Regions:
     """Ours: a tape on the pool; a question is a fork that is dropped afterwards."""
 
-    def __init__(
-        self, engine: Engine, frozen: Sequence[int], retention: Retention, session: str = "bench"
-    ) -> None:
+    def __init__(self, engine: Engine, frozen: Sequence[int], retention: Retention) -> None:
         self.engine = engine
-        self.tape = engine.open_tape(session, frozen, retention)
+        self.tape = engine.open_tape("bench", frozen, retention)
 
-    def ingest(self, records: Sequence[Sequence[int]]) -> None:
+    def ingest(self, records: Tokens) -> None:
         """One STREAM pass and a commit, as in the scheduler."""
         read_together(self.engine, [self.tape], [records])
 
-    def fill(self, records: Sequence[Sequence[int]]) -> None:
+    def fill(self, records: Tokens) -> None:
         """Read a context whose reading is not measured, in passes of an update's size."""
         for start in range(0, len(records), PAPER.bars):
             self.ingest(records[start : start + PAPER.bars])
@@ -178,7 +156,7 @@ class KeptCache:
         self._cache = DynamicCache(config=model.config)
         self.ingest([frozen])
 
-    def ingest(self, records: Sequence[Sequence[int]]) -> None:
+    def ingest(self, records: Tokens) -> None:
         """One pass that extends the cache."""
         self._forward(list(chain.from_iterable(records)))
 
@@ -215,7 +193,7 @@ class Dense:
         self._model = model
         self._tokens = list(frozen)
 
-    def ingest(self, records: Sequence[Sequence[int]]) -> None:
+    def ingest(self, records: Tokens) -> None:
         """Remember the tokens; a question computes them."""
         self._tokens.extend(chain.from_iterable(records))
 

@@ -7,8 +7,6 @@ Few rows reach less than a large product does; the floor makes no allowance for 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -32,10 +30,6 @@ class PassCosts(NamedTuple):
     """Of one token, all layers."""
     attention_flops: int
     """Of one query token meeting one key, all layers."""
-    unread_flops: int
-    """Part of `linear_flops`: the last layer's but keys and values; only sampled tokens need it."""
-    unread_attention_flops: int
-    """Part of `attention_flops`: the last layer's."""
 
     @classmethod
     def of(cls, loaded: LoadedModel) -> PassCosts:
@@ -44,25 +38,15 @@ class PassCosts(NamedTuple):
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(loaded.model.config)
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings().weight
-        last = model.get_decoder().layers[-1]
-        linear = _parameters(model, lambda name, module: module is not head)
-        unread = _parameters(last, lambda name, _: not re.search(r"[kv]_proj", name))
+        linear = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear) and m is not head)
         heads = model.config.num_attention_heads
-        attention = [2 * heads * (layer.key_dim + layer.value_dim) for layer in loaded.layers]
         return cls(
             size * (sum(parameter.numel() for parameter in model.parameters()) - embedding.numel()),
             size * linear,
             2 * linear,
             size * sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in loaded.layers),
-            sum(attention),
-            2 * unread,
-            attention[-1],
+            sum(2 * heads * (layer.key_dim + layer.value_dim) for layer in loaded.layers),
         )
-
-
-def _parameters(model: nn.Module, counts: Callable[[str, nn.Module], bool]) -> int:
-    modules = model.named_modules()
-    return sum(m.weight.numel() for name, m in modules if isinstance(m, nn.Linear) and counts(name, m))
 
 
 class Floor(NamedTuple):
@@ -111,13 +95,6 @@ class Floors(NamedTuple):
     def memory_ms(self, context: int) -> float:
         """Time to read all weights and the KV of ``context`` tokens once."""
         return self._floor(0, self.costs.weight_bytes + context * self.costs.kv_bytes).reading_ms
-
-    def unsampled_ms(self, rows: int, context: int) -> float:
-        """Arithmetic for ``rows`` new tokens behind ``context`` tokens, none of them sampled."""
-        costs = self.costs
-        attention = costs.attention_flops - costs.unread_attention_flops
-        a_row = costs.linear_flops - costs.unread_flops + attention * (context + causal(rows))
-        return self._floor(rows * a_row, 0).arithmetic_ms
 
     def _floor(self, operations: float, read: float) -> Floor:
         return Floor(operations / self.product.a_second * 1e3, read / self.read.a_second * 1e3)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import linear_regression
 from typing import Any, NamedTuple
 
 from bench.engine.contenders import EIGHTY_SHAPE, Dense, KeptCache, Regions, Reply, agree, engine_for, load
 from bench.engine.floor import Floors, causal
 from bench.engine.rates import MachineRates
 from bench.engine.scenario import PAPER, Records, Scenario, Size, make_scenario
-from bench.figures import FLOORS, Figure, Goal, Setting, latency, quantiles, slope_per_1k
+from bench.figures import FLOORS, Figure, Goal, Setting, latency, quantiles
 from bench.run import SuiteRun, Turns, timed
 from regions.tape import Retention
 
@@ -96,20 +97,22 @@ class Race:
 
     def __init__(self, scenario: Scenario, ours: Regions, kept: KeptCache, dense: Dense) -> None:
         self._scenario, self._dense = scenario, dense
-        self._context = len(scenario.frozen)
+        self._context = len(scenario.frozen) + sum(map(len, scenario.first))
         self._ask, self._ingest = Turns(ours.ask, kept.ask), Turns(ours.ingest, kept.ingest)
         self._points: list[ContextPoint] = []
         self._agreed: list[bool] = []
         self._difference = 0.0
-        self._read(scenario.first)
-        self._ask(scenario.question)
-        self._ask.clear()
-        self._ingest.clear()
+        for contender in (ours, kept):  # includes one-time set-up
+            contender.ingest(scenario.first)
+            contender.ask(scenario.question)
+        dense.ingest(scenario.first)
 
     def round(self, update: Records, repeats: int, *, with_dense: bool) -> None:
         """One update and its questions."""
         before, question = self._context, self._scenario.question
-        self._read(update)
+        self._context += sum(map(len, update))
+        self._dense.ingest(update)
+        self._ingest(update)
         for _ in range(repeats):
             replies = self._ask(question)
             self._compare(*replies)
@@ -136,7 +139,9 @@ class Race:
             yield from latency(name, ours, about, model, "kept cache", kept, at=at, goals={0.5: goal})
         # from the medians: a few stalled samples would distort a fit of all
         contexts, floor = [p.context for p in points], floors.attention(rows, 1000)
-        slope, other = (slope_per_1k(contexts, [p.asked[i] for p in points]) for i in range(2))
+        slope, other = (
+            1000 * linear_regression(contexts, [p.asked[i] for p in points]).slope for i in range(2)
+        )
         growth = partial(figure, "growth for 1,000 tokens", slope, "ms")
         yield growth(against="kept cache", reference=other, goal=limits["slope"])
         yield growth(against="attention's floor", reference=floor.ms, goal=limits.get("growth"))
@@ -156,11 +161,6 @@ class Race:
             figure = partial(Figure, "reading", ours_ms, "ms", f"Reading an update, {model}", setting)
             yield figure("kept cache", kept_ms)
             yield figure("floor", floors.of_pass(p.update, before, causal(p.update)))
-
-    def _read(self, records: Records) -> None:
-        self._context += sum(map(len, records))
-        self._dense.ingest(records)
-        self._ingest(records)
 
     def _compare(self, ours: Reply, other: Reply) -> None:
         self._agreed.append(agree(ours, other, self._context))

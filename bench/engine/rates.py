@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from bench.figures import Figure, Setting, rate
+from bench.figures import Figure, rate
 from bench.run import SuiteRun, timed
 
 _LOOKS = 5
@@ -80,11 +80,11 @@ class MachineRates:
                 for way, taken in zip(self._ways, self._seconds, strict=True):
                     taken.append(seconds(way.work))
 
-    def figures(self, setting: Setting | None = None) -> list[Figure]:
+    def figures(self) -> list[Figure]:
         """Every way, over all looks."""
         table = "The machine's own rates in this part"
         return [
-            rate(f"{way.what}, {way.by}", way.amount, taken, way.unit, table, setting=setting or {})
+            rate(f"{way.what}, {way.by}", way.amount, taken, way.unit, table)
             for way, taken in zip(self._ways, self._seconds, strict=True)
         ]
 
@@ -134,7 +134,6 @@ def _reads(size: int, device: str, threads: int) -> Iterator[Way]:
     source, target = torch.ones(2, size // _FLOAT, device=device)
     way, amount = partial(Way, _READ), (size / 1e9, "GB/s")
     yield way("torch's sum", *amount, source.sum)
-    yield way("torch's dot product", *amount, partial(torch.dot, source, source))
     yield way("a copy, read and written", 2 * size / 1e9, "GB/s", partial(target.copy_, source))
     if device == "cpu":
         parts = np.array_split(source.numpy().view(np.int64), threads)

@@ -107,8 +107,8 @@ class _PeerProcess:
 class Conductor:
     """Use it in the ``with`` block of `conducting`, which ends every contestant.
 
-    ``about``: engine and versions of those that started; ``lost``: why the others take no part (any more).
-    The order of each turn is drawn with ``seed``.
+    ``running``: who takes part; ``about``: engine and versions of those that started; ``lost``: why others
+    take no part (any more). The order of each turn is drawn with ``seed``.
     """
 
     def __init__(
@@ -116,21 +116,16 @@ class Conductor:
     ) -> None:
         self._directory, self._say, self.wait_s = directory, say, wait_s
         self._random = random.Random(seed)
-        self._running: dict[str, _PeerProcess] = {}
+        self.running: dict[str, _PeerProcess] = {}
         self.about: dict[str, str] = {}
         self.lost: dict[str, str] = {}
-
-    @property
-    def pids(self) -> dict[str, int]:
-        """Of the contestants that take part."""
-        return {name: process.pid for name, process in self._running.items()}
 
     def start(self, peers: Sequence[Peer], opening: Opening) -> None:
         """Start the contestants one after the other; each is held when it is ready."""
         for peer in peers:
             self._say(f"{peer.name} ...")
             try:
-                process = self._running[peer.name] = _PeerProcess(peer, self._directory)
+                process = self.running[peer.name] = _PeerProcess(peer, self._directory)
                 opened = process.call(opening, self.wait_s)
                 process.signal(signal.SIGSTOP)
             except PeerLost as error:
@@ -144,11 +139,11 @@ class Conductor:
 
     def turn(self, *messages: Message) -> dict[str, list[Reply]]:
         """Send the messages to each contestant in a drawn order; the replies of those that gave all."""
-        order = list(self._running)
+        order = list(self.running)
         self._random.shuffle(order)
         replies: dict[str, list[Reply]] = {}
         for name in order:
-            process = self._running[name]
+            process = self.running[name]
             process.signal(signal.SIGCONT)
             try:
                 replies[name] = [process.call(message, self.wait_s) for message in messages]
@@ -160,12 +155,12 @@ class Conductor:
 
     def end(self) -> None:
         """End all contestants."""
-        for process in self._running.values():
+        for process in self.running.values():
             process.end()
-        self._running.clear()
+        self.running.clear()
 
     def _lose(self, name: str, why: str) -> None:
-        if process := self._running.pop(name, None):
+        if process := self.running.pop(name, None):
             process.end()
         self.lost[name] = why
         self._say(f"{name}: {why}")

@@ -7,12 +7,13 @@ the conductor reports.
 from __future__ import annotations
 
 import ctypes
-import importlib
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from pkgutil import resolve_name
 from typing import Protocol
 
 from bench.peers.protocol import Answered, Ask, Message, Opened, Opening, Record, Reply, Took, Update
@@ -55,6 +56,28 @@ class Clock:
         return Answered(answers, self._first, total, leads)
 
 
+class OneByOne:
+    """Sessions and questions take turns; of several, each only has one token."""
+
+    def answer(self, session: int, question: list[int], tokens: int) -> Iterator[tuple[int, float]]:
+        """Greedy tokens of an answer, and each one's lead over the second best; then the question is gone."""
+        raise NotImplementedError
+
+    def ask(self, ask: Ask) -> Answered:
+        """One question after the other."""
+        clock, answers, leads = Clock(), list[list[int]](), list[float]()
+        for session, question in ask.questions:
+            answer = list[int]()
+            for token, lead in self.answer(session, question, ask.tokens):
+                if not answer:
+                    leads.append(lead)
+                    if len(leads) == len(ask.questions):
+                        clock.first()
+                answer.append(token)
+            answers.append(answer)
+        return clock.answered(answers, leads)
+
+
 def reply_to(contestant: Contestant, message: Message) -> Reply:
     """What the contestant does and says."""
     if isinstance(message, Opening):
@@ -77,8 +100,7 @@ def main(target: str, pipe: int) -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    module, _, name = target.partition(":")
-    contestant = getattr(importlib.import_module(module), name)()
+    contestant = resolve_name(target)()
     with Connection(pipe) as conductor, suppress(EOFError):
         while True:
             conductor.send(reply_to(contestant, conductor.recv()))

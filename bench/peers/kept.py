@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import transformers
 
-from bench.engine.contenders import KeptCache, Reply, load_plain
-from bench.peers.contestant import Clock
-from bench.peers.protocol import Answered, Ask, Opening, Record
+from bench.engine.contenders import KeptCache, load_plain
+from bench.peers.contestant import OneByOne
+from bench.peers.protocol import Opening, Record
 
 
-class Kept:
+class Kept(OneByOne):
     """A cache for each session."""
 
     def open(self, opening: Opening) -> str:
@@ -28,15 +29,7 @@ class Kept:
             cache.ingest(own)
         return True
 
-    def ask(self, ask: Ask) -> Answered:
-        """One question after the other; of several, each only has one token."""
-        clock, answers, leads = Clock(), list[list[int]](), list[float]()
-        for session, question in ask.questions:
-            answer = list[Reply]()
-            for reply in self._caches[session].answer(question, ask.tokens):
-                if not answer and len(answers) == len(ask.questions) - 1:
-                    clock.first()
-                answer.append(reply)
-            answers.append([reply.token for reply in answer])
-            leads.append(answer[0].gap)
-        return clock.answered(answers, leads)
+    def answer(self, session: int, question: list[int], tokens: int) -> Iterator[tuple[int, float]]:
+        """See `OneByOne`."""
+        for reply in self._caches[session].answer(question, tokens):
+            yield reply.token, reply.gap

@@ -5,17 +5,18 @@ Runs in llama.cpp's environment: imports only that, numpy, gguf and the standard
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from bench.peers.contestant import Clock
-from bench.peers.protocol import Answered, Ask, Opening, Record
+from bench.peers.contestant import OneByOne
+from bench.peers.protocol import Opening, Record
 
 _BATCH_TOKENS = 2048
 
 
-class LlamaCpp:
+class LlamaCpp(OneByOne):
     """A context for each session.
 
     Without flash attention, which is slower and less exact for a short question behind a long cache; it reads
@@ -54,24 +55,16 @@ class LlamaCpp:
             context.eval(list(chain.from_iterable(own)))
         return True
 
-    def ask(self, ask: Ask) -> Answered:
-        """One question after the other; of several, each only has one token."""
-        clock, answers, leads = Clock(), list[list[int]](), list[float]()
-        for session, question in ask.questions:
-            context, answer, appended = self._contexts[session], list[int](), question
-            kept = context.n_tokens
-            for _ in range(ask.tokens):
-                context.eval(appended)
-                token, lead = _best(context)
-                if not answer:
-                    leads.append(lead)
-                    if len(leads) == len(ask.questions):
-                        clock.first()
-                answer.append(token)
-                appended = [token]
-            context.n_tokens = kept  # the next `eval` drops what lies behind
-            answers.append(answer)
-        return clock.answered(answers, leads)
+    def answer(self, session: int, question: list[int], tokens: int) -> Iterator[tuple[int, float]]:
+        """See `OneByOne`."""
+        context, appended = self._contexts[session], question
+        kept = context.n_tokens
+        for _ in range(tokens):
+            context.eval(appended)
+            token, lead = _best(context)
+            yield token, lead
+            appended = [token]
+        context.n_tokens = kept  # the next `eval` drops what lies behind
 
 
 def _best(context: Any) -> tuple[int, float]:

@@ -85,11 +85,9 @@ class Results:
     def times(self) -> dict[str, list[float]]:
         """ns of each round, by figure."""
         asked = [float(reply.ns) for reply in self.asked]
-        reading = self.reading or [0] * len(asked)
         found = {
             "question": asked,
             "reading": list(map(float, self.reading)),
-            "update and question": [a + b for a, b in zip(asked, reading, strict=True)],
             "a further token": [(r.ns - r.first_ns) / (len(r.answers[0]) - 1) for r in self.longer],
         }
         return {name: values for name, values in found.items() if values}

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import NamedTuple
 
 import uvloop
 from msgspec.structs import replace
@@ -22,10 +20,11 @@ from bench.query.clients import BARE, Ends, ask, trips
 from bench.run import SuiteRun
 from bench.stream.flood import FloodSource, Records, instruments, payloads
 from bench.stream.processes import in_child
-from bench.stream.serving import config, echoing, rest, serving, session_of, total
+from bench.stream.serving import config, echoing, rest, serving, session_of
 from daemon.config import schema
 
 _MARKETS = instruments(3, 4)
+_FLOODED = _MARKETS[1:]
 _FIRST = 400
 """Records of the idle session."""
 _RING = 4096
@@ -52,15 +51,6 @@ class CachedPlan:
     threads: tuple[int, ...] = (1,)
 
 
-class _Seen(NamedTuple):
-    """ns by name in one condition; the engine's share of time in passes, and rates a second, meanwhile."""
-
-    ns: Mapping[str, list[int]]
-    forward: float
-    versions: float
-    records: float
-
-
 def measure(run: SuiteRun) -> Iterator[Figure]:
     """Round trips at a client in a process of its own, while the engine, in a second process, is idle or
     flooded with bars of other sessions by a source that always has more. *Cached*: a standing question's
@@ -69,15 +59,17 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     """
     plan = run.sized(CachedPlan(20.0, 2_500_000), CachedPlan(0.4, 120_000, 0.1))
     goals = {0.99: Goal(1.5)}
-    for condition, seen in uvloop.run(_seen(plan, 1, _flood(plan), trips, list(_CONDITIONS)[:2])).items():
+    for condition, seen in uvloop.run(
+        _seen(plan, 1, payloads(_FLOODED, plan.records), trips, list(_CONDITIONS)[:2])
+    ).items():
         for name, against, reference in (
             ("ZeroMQ", "bare pyzmq echo", "echo"),
             ("HTTP", "bare Starlette route", "bare"),
         ):
             setting: Setting = {"over": name, "condition": condition}
-            ours, other = seen.ns[name.lower()], seen.ns[reference]
+            ours, other = seen[name.lower()], seen[reference]
             yield from latency("cached", ours, setting, "", against, other, at=_AT, paired=False, goals=goals)
-        computed = len(seen.ns.get("computed", ()))
+        computed = len(seen.get("computed", ()))
         yield Figure("computed", computed, "asks", setting={"condition": condition})
 
 
@@ -89,54 +81,39 @@ def hits(run: SuiteRun) -> Iterator[Figure]:
     of computed asks are not the shares that a client would see that asks at random times.
     """
     plan = run.sized(CachedPlan(6.0, 1_200_000, threads=(1, 2)), CachedPlan(0.5, 120_000, 0.1))
-    flood = _flood(plan)
+    flood = payloads(_FLOODED, plan.records)
     for threads in plan.threads:
         for condition, seen in uvloop.run(_seen(plan, threads, flood, ask, list(_CONDITIONS))).items():
             setting: Setting = {"condition": condition, "engine threads": threads}
             goals = {0.99: Goal(1.0, of="ours")} if threads == 1 else {}  # one core for the gateway
-            found, computed = seen.ns.get("hit", []), seen.ns.get("computed", [])
-            beside = partial(latency, against="bare echo", reference_ns=seen.ns["echo"], paired=False)
+            found, computed = seen.get("hit", []), seen.get("computed", [])
+            beside = partial(latency, against="bare echo", reference_ns=seen["echo"], paired=False)
             yield from beside("hit", found, setting, goals=goals) if found else ()
-            yield from beside("latest answer", seen.ns["latest answer"], setting)
+            yield from beside("latest answer", seen["latest answer"], setting)
             yield from latency("computed ask", computed, setting) if computed else ()
-            figure = partial(Figure, setting=setting)
-            yield figure("hits", len(found))
-            yield figure("computed asks", len(computed))
-            yield figure("time in forward passes", seen.forward, "share")
-            yield figure("versions a second", seen.versions)
-            yield figure("records a second", seen.records)
-
-
-def _flood(plan: CachedPlan) -> tuple[Records, Records]:
-    return payloads(_MARKETS[:1], _FIRST), payloads(_MARKETS[1:], plan.records)
+            for name, ns in (("hits", found), ("computed asks", computed)):
+                yield Figure(name, len(ns), setting=setting)
 
 
 async def _seen(
-    plan: CachedPlan, threads: int, flood: tuple[Records, Records], client: Client, conditions: Sequence[str]
-) -> dict[str, _Seen]:
-    """By condition, of which the first one is without a flood."""
-    source = FloodSource(*flood, _BATCH)
+    plan: CachedPlan, threads: int, flood: Records, client: Client, conditions: Sequence[str]
+) -> dict[str, Mapping[str, list[int]]]:
+    """ns by condition and name; the first condition is without a flood."""
+    source = FloodSource(payloads(_MARKETS[:1], _FIRST), flood, _BATCH)
     settings = config(schema.ModelConfig(threads=threads), map(session_of, _MARKETS))
     settings = replace(settings, source=schema.SourceConfig(ring_capacity=_RING))
     route = Route(BARE, _returned, methods=["POST"])
-    found: dict[str, _Seen] = {}
+    found: dict[str, Mapping[str, list[int]]] = {}
     async with serving(settings, source) as gateway, echoing() as echo, bare_server(route) as bare:
         await rest(gateway)
         assert gateway.query is not None  # configured
         ends = Ends(gateway.query.endpoint, echo, gateway.http.port, bare)
-
-        def progress() -> tuple[float, float, float, float]:
-            forward = gateway.store.total_seconds("foretick_stage_seconds", stage="forward")
-            return time.monotonic(), forward, total(gateway, "foretick_versions_total"), source.given
-
         for number, condition in enumerate(conditions):
             if number:
                 source.open()
                 await asyncio.sleep(plan.fill_s)
-            session, before = settings.sessions[_CONDITIONS[condition]].name, progress()
-            ns = await asyncio.to_thread(in_child, client, ends, session, plan.seconds)
-            wall, *rates = (b - a for a, b in zip(before, progress(), strict=True))
-            found[condition] = _Seen(ns, *(rate / wall for rate in rates))
+            session = settings.sessions[_CONDITIONS[condition]].name
+            found[condition] = await asyncio.to_thread(in_child, client, ends, session, plan.seconds)
         if source.dry:
             raise RuntimeError(f"{plan.records} records were not enough to flood the engine throughout")
     return found

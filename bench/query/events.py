@@ -91,24 +91,28 @@ def _measure(plan: EventsPlan, clients: int, serving: Callable[[int, Connection]
     with child(serving, clients) as server:
         port = server.recv()
         with child(_listen, port, clients, plan.events) as listeners:
-            server.send("size")
-            before = server.recv()
+            before, _ = _size(server)
             listeners.send("connect")
             listeners.recv()
             time.sleep(plan.idle_s / 4)
-            server.send("size")
-            after = server.recv()
+            after, busy = _size(server)
             started = time.monotonic()
             time.sleep(plan.idle_s)
-            server.send("size")
-            idle = (server.recv()[1] - after[1]) / (time.monotonic() - started)
+            idle = (_size(server)[1] - busy) / (time.monotonic() - started)
             server.send((plan.events, plan.every_s))
             sent: list[int] = server.recv()
             arrived: list[list[int]] = listeners.recv()
         server.send(None)
     took = [[each[n] - sent[n] for each in arrived] for n in range(plan.events)]
     delivery = [ns for each in took for ns in each]
-    return _Found((after[0] - before[0]) / clients, idle, delivery, list(map(max, took)))
+    return _Found((after - before) / clients, idle, delivery, list(map(max, took)))
+
+
+def _size(server: Connection) -> tuple[int, float]:
+    """Bytes in memory, and seconds of CPU time."""
+    server.send("size")
+    size: tuple[int, float] = server.recv()
+    return size
 
 
 def _serve(clients: int, pipe: Connection) -> None:
@@ -179,7 +183,6 @@ async def _follow(pipe: Connection, port: int, publish: Callable[[FlashReady], N
 
 
 def _resident() -> int:
-    """Bytes of this process in memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

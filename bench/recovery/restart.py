@@ -1,4 +1,4 @@
-"""From the end of an engine, a gateway or a whole daemon to answers again."""
+"""From the engine's end to answers again: with a spare engine or without, from snapshots or the log alone."""
 
 from __future__ import annotations
 
@@ -7,51 +7,47 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import uvloop
+from msgspec.structs import replace
 
 from bench.data.broker import TOPIC, trading
 from bench.figures import Figure, Goal, Setting
-from bench.recovery.daemon import Daemon
 from bench.run import MeasurementFailed, SuiteRun
 from bench.stream.flood import instruments
-from bench.stream.serving import all_live, until
+from bench.stream.serving import all_live, config, serving, session_of, until
 from daemon.api.messages import Ask, AskReply, Reply
-from feeds.synthetic import Instrument
+from daemon.config import schema
+from daemon.gateway.engine_manager import RESTART_AFTER_S
+from feeds.connectors.kafka import KafkaSourceConnector
+from feeds.durations import Duration
 
 _QUESTION = "volatility"
 """Not a standing one, so its answer is computed."""
-Kept = Literal["on disk", "in memory", "none"]
-"""Where snapshots are; with none the log alone is read again."""
-_PLACES: dict[Kept, str] = {"none": "/var/tmp", "in memory": "/dev/shm", "on disk": "/var/tmp"}
-End = Literal["engine killed", "gateway killed", "both killed", "stopped"]
-_ENDS: tuple[End, ...] = ("engine killed", "gateway killed", "both killed", "stopped")
 _NAMES = ("first answer to a client", "answer from the whole window", "live answers of every session")
+_GOAL = Goal(2.0, of="ours")
 
 
 @dataclass(frozen=True)
 class RestartPlan:
     """``bars``: of one second in each window. ``rounds``: of the row with a goal, and ``repeats`` of the
-    others. ``session_s``: the group's session timeout. ``spare_s``: until a spare engine is ready.
+    others. ``spare_s``: until a spare engine is ready.
     """
 
     markets: int = 4
     bars: int = 64
     rounds: int = 10
     repeats: int = 3
-    session_s: int = 6
-    settle_s: float = 4.0
-    spare_s: float = 25.0
-    longest_s: float = 180.0
+    spare_s: float = 15.0
+    longest_s: float = 120.0
 
 
-_QUICK = RestartPlan(markets=1, bars=4, rounds=1, repeats=1, settle_s=2.0, spare_s=18.0)
+_QUICK = RestartPlan(markets=1, bars=4, rounds=1, repeats=1, spare_s=8.0)
 
 
 class Took(NamedTuple):
@@ -64,32 +60,20 @@ class Took(NamedTuple):
 
 def measure(run: SuiteRun) -> Iterator[Figure]:
     """A daemon of two processes and the tape model reads live trades from the embedded broker, four sessions
-    with full windows and six questions each. Its engine is killed (`kill -9`), its gateway, or both at once,
-    or the daemon is stopped (SIGTERM). It is started again at that moment, or once it has stopped; an engine
-    is replaced by the daemon, with a spare one or without. The time runs from the signal to the first answer
-    to a client that asks again and again, to the first one that no bar is read again for any more (without
-    the flag `warm_up`), and to the moment when every session has an answer read from a trade made since, for
-    which a bar of a second must begin and end. Snapshots, once a second, are on a disk or on a tmpfs; the
-    reference has neither snapshots nor a spare, and reads the windows again from the log. Killed members stay
-    in the consumer group for the session timeout, which bounds the live answers.
+    with full windows and six questions each. Its engine is killed (`kill -9`). The time runs from there to
+    the first answer to a client that asks again and again, to the first one that no bar is read again for any
+    more (without the flag `warm_up`), and to the moment when every session has an answer read from a trade
+    made since, for which a bar of a second must begin and end. Snapshots are written to a disk once a
+    second, or not at all. The reference starts a new process and reads the windows again.
     """
     plan = run.sized(RestartPlan(), _QUICK)
-    found = {
-        (kept, spare): uvloop.run(_measure(plan, run.threads, kept, spare=spare))
-        for spare in (False, True)
-        for kept in _PLACES
-    }
-    for (kept, spare), took in found.items():
-        for end, ours in took.items():
-            reference = found["none", False][end]
-            if ours is reference:
-                continue
-            setting: Setting = {
-                "sessions": plan.markets, "bars in a window": plan.bars, "what ends": end,
-                "spare": "yes" if spare else "no", "snapshots": kept,
-            }  # fmt: skip
-            goal = Goal(2.0, of="ours") if _has_goal(kept, spare=spare) else None
-            yield from figures_of(ours, reference, setting, goal)
+    slow = uvloop.run(_measure(plan, run.threads, plan.repeats, spare=False, snapshots=False))
+    for spare, snapshots in ((False, True), (True, False), (True, True)):
+        goal, rounds = (_GOAL, plan.rounds) if spare and snapshots else (None, plan.repeats)
+        found = uvloop.run(_measure(plan, run.threads, rounds, spare=spare, snapshots=snapshots))
+        setting: Setting = {"sessions": plan.markets, "bars in a window": plan.bars}
+        setting |= {"spare": "yes" if spare else "no", "snapshots": "yes" if snapshots else "no"}
+        yield from figures_of(found, slow, setting, goal)
 
 
 def figures_of(
@@ -98,61 +82,46 @@ def figures_of(
     """Medians beside those of the reference, with the slowest and the fastest; a goal for the first."""
     for name, ours, theirs in zip(_NAMES, zip(*took, strict=True), zip(*reference, strict=True), strict=True):
         yield Figure(
-            name, median(ours), "s", setting=setting, against="from the log alone, no spare",
-            reference=median(theirs), goal=goal if name == _NAMES[0] else None, n=len(ours),
-            low=max(ours), high=min(ours), samples=list(ours),
+            name, median(ours), "s", setting=setting, against="without either", reference=median(theirs),
+            goal=goal if name == _NAMES[0] else None, n=len(ours), low=max(ours), high=min(ours),
+            samples=list(ours),
         )  # fmt: skip
 
 
-def _has_goal(kept: Kept, *, spare: bool) -> bool:
-    return spare and kept == "on disk"
-
-
-async def _measure(plan: RestartPlan, threads: int, kept: Kept, *, spare: bool) -> dict[End, list[Took]]:
-    """Of each end; with a spare, of the engine's alone."""
-    markets, ends = instruments(plan.markets, plan.bars), _ENDS[: 1 if spare else None]
-    names = [market.symbol.lower() for market in markets]
-    took: dict[End, list[Took]] = {end: [] for end in ends}
-    repeats = plan.rounds if _has_goal(kept, spare=spare) else plan.repeats
-    with TemporaryDirectory(prefix="foretick-bench-", dir=_PLACES[kept]) as folder:
+async def _measure(
+    plan: RestartPlan, threads: int, rounds: int, *, spare: bool, snapshots: bool
+) -> list[Took]:
+    """Of each kill."""
+    markets = instruments(plan.markets, plan.bars)
+    sessions = [replace(session_of(market), retention_records=plan.bars) for market in markets]
+    names = [session.name for session in sessions]
+    settings = config(schema.ModelConfig(threads=threads), sessions)
+    with TemporaryDirectory(prefix="foretick-bench-", dir="/var/tmp") as folder:
         async with trading(markets, plan.bars) as (bootstrap, began):
-            interval = "0s" if kept == "none" else "1s"
-            text = _config(plan, bootstrap, markets, threads)
-            text += f'[recovery]\ninterval = "{interval}"\ndirectory = "{folder}/snapshots"\n'
-            daemon = Daemon(Path(folder), f"{text}[process]\nspare_engine = {str(spare).lower()}")
-            try:
-                async with asyncio.timeout(plan.longest_s):
-                    await daemon.ready()
-                    await all_live(daemon.endpoint, names, began)
-                for end in ends * repeats:
-                    await asyncio.sleep(plan.spare_s if spare else plan.settle_s)
+            kafka = KafkaSourceConnector(bootstrap, (TOPIC,))
+            settings = replace(
+                settings,
+                process=replace(settings.process, spare_engine=spare),
+                recovery=schema.RecoveryConfig(Duration(10**9) if snapshots else schema.OFF, folder),
+                source=schema.SourceConfig(kind="kafka", backlog_policy="wait", kafka=kafka),
+            )
+            # every kill as the first one: engines that live for less than a minute wait longer
+            pauses = RESTART_AFTER_S[:1]
+            async with serving(settings, spare_after_s=0.0, restart_after_s=pauses) as gateway:
+                assert gateway.query is not None  # configured by `bench.stream.serving`
+                found = list[Took]()
+                try:
                     async with asyncio.timeout(plan.longest_s):
-                        took[end].append(await _ended(daemon, names, end))
-                        await daemon.ready()
-            except TimeoutError:
-                why = f"no live answers within {plan.longest_s:.0f} s\n{daemon.log}"
-                raise MeasurementFailed(why) from None
-            finally:
-                daemon.end()
-    return took
-
-
-async def _ended(daemon: Daemon, names: Sequence[str], end: End) -> Took:
-    """End it, start it again and wait until all is back."""
-    engine, since = daemon.engine, time.time_ns()
-    if end == "engine killed":
-        os.kill(engine, signal.SIGKILL)
-        took = await _back(daemon.endpoint, names, since)
-        # every kill as the first one: engines that live for less than a minute wait longer
-        daemon.send(signal.SIGTERM)
-        await daemon.start_again()
-        return took
-    daemon.send(signal.SIGTERM if end == "stopped" else signal.SIGKILL)
-    if end == "both killed":
-        with suppress(ProcessLookupError):  # it has noticed the end of its gateway
-            os.kill(engine, signal.SIGKILL)
-    await daemon.start_again()
-    return await _back(daemon.endpoint, names, since)
+                        await all_live(gateway.query.endpoint, names, began)
+                    for _ in range(rounds):
+                        await asyncio.sleep(plan.spare_s)
+                        since = time.time_ns()
+                        os.kill(_engine(), signal.SIGKILL)
+                        async with asyncio.timeout(plan.longest_s):
+                            found.append(await _back(gateway.query.endpoint, names, since))
+                except TimeoutError:
+                    raise MeasurementFailed(f"no live answers within {plan.longest_s:.0f} s") from None
+    return found
 
 
 async def _back(endpoint: str, sessions: Sequence[str], since: int) -> Took:
@@ -176,23 +145,12 @@ async def _back(endpoint: str, sessions: Sequence[str], since: int) -> Took:
     return Took(*((at - since) / 1e9 for at in (first, whole.result(), time.time_ns())))
 
 
-def _config(plan: RestartPlan, bootstrap: str, markets: Sequence[Instrument], threads: int) -> str:
-    """The configuration without its ports, snapshots and spare."""
-    sessions = (
-        f'[[sessions]]\nname = "{each.symbol.lower()}"\nsymbol = "{each.key}"\n'
-        f"retention_records = {plan.bars}\n"
-        for each in markets
+def _engine() -> int:
+    """Process id of this gateway's oldest engine; the other one is its spare."""
+    tasks = Path("/proc/self/task").iterdir()
+    children = [Path("/proc", child) for task in tasks for child in (task / "children").read_text().split()]
+    engines = [child for child in children if "daemon.engine.process" in (child / "cmdline").read_text()]
+    # by the time when it was started, in clock ticks since boot (proc(5))
+    return int(
+        min(engines, key=lambda it: int((it / "stat").read_text().rpartition(")")[2].split()[19])).name
     )
-    return f"""{"".join(sessions)}
-[model]
-threads = {threads}
-[source]
-kind = "kafka"
-backlog_policy = "wait"
-[source.kafka]
-bootstrap = "{bootstrap}"
-topics = ["{TOPIC}"]
-session_timeout = "{plan.session_s}s"
-[sink.zeromq]
-endpoint = "tcp://127.0.0.1:*"
-"""

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -39,8 +38,8 @@ from scheduler.costs import load as load_profile
 
 _STAGES = ("close_to_answer", "end_to_end")
 _SECONDS = "foretick_stage_seconds"
-_PRICE, _SPREAD = 200_000, 50
-"""Of prices, in ticks."""
+_PRICE = 200_000
+"""In ticks."""
 _LEAD = 3
 """Intervals of ticks after the pause and before the measurement."""
 _PROCESS = schema.ProcessConfig(mode="two", spare_engine=False)
@@ -78,7 +77,14 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     costs = profiled(replace(serving_config(model, ()), process=_PROCESS), quick=run.quick)
     off: list[float] = []
     for sessions, bar, ticks in sizes.loads:
-        sources, load = sources_for(model, sessions, bar, ticks, sizes, costs)
+        markets = instruments(sessions, 1)
+        config = replace(
+            serving_config(model, (windowed(market, sizes.window) for market in markets)),
+            bars=schema.BarsConfig(interval=parse_duration(bar)),
+            source=schema.SourceConfig(backlog_policy="skip"),
+            process=_PROCESS,
+        )
+        sources, load = sources_of(config, costs), Load(ticks=ticks * sessions, seconds=sizes.seconds)
         predicted = simulate(sources, load)
         measured = uvloop.run(_measured(sources, load, sizes.window))
         setting: Setting = {"sessions": sessions, "bar": bar, "ticks a second": load.ticks}
@@ -107,25 +113,6 @@ def profiled(config: schema.Config, *, quick: bool) -> CostModel:
         profile(config, path, quick=quick)
         costs = load_profile(path)
         return with_host(costs, config, rounds=5) if quick else costs
-
-
-def sources_for(
-    model: schema.ModelConfig,
-    sessions: int,
-    bar: str,
-    ticks: float,
-    sizes: PredictedPlan,
-    costs: CostModel,
-) -> tuple[Sources, Load]:
-    """What is planned and then run."""
-    markets = instruments(sessions, 1)
-    config = replace(
-        serving_config(model, (windowed(market, sizes.window) for market in markets)),
-        bars=schema.BarsConfig(interval=parse_duration(bar)),
-        source=schema.SourceConfig(backlog_policy="skip"),
-        process=_PROCESS,
-    )
-    return sources_of(config, costs), Load(ticks=ticks * sessions, seconds=sizes.seconds)
 
 
 async def _measured(sources: Sources, load: Load, warm: int) -> Measured:
@@ -166,8 +153,6 @@ class PacedSource(QueuedSource):
     def __init__(self, symbols: Sequence[str], interval: int) -> None:
         super().__init__("paced", "dropping")
         self._symbols, self._interval = symbols, interval
-        self._random = Random(7)
-        self._prices = [_PRICE] * len(symbols)
         self._offset = 0
 
     def warm(self, bars: int) -> None:
@@ -193,8 +178,6 @@ class PacedSource(QueuedSource):
             self.put(due)
 
     def _trade(self, at: int, of: int) -> Incoming:
-        price = self._prices[of] + self._random.choice((-1, 0, 1))
-        self._prices[of] = price = min(max(price, _PRICE - _SPREAD), _PRICE + _SPREAD)
         self._offset += 1
-        symbol = self._symbols[of]
-        return Incoming("paced", 0, self._offset, None, trade(symbol, at, price), ts_recv_ns=time.time_ns())
+        payload = trade(self._symbols[of], at, _PRICE + self._offset % 7)
+        return Incoming("paced", 0, self._offset, None, payload, ts_recv_ns=time.time_ns())

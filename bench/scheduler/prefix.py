@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, product
-from math import inf
 from operator import attrgetter
 from random import Random
 from statistics import median
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from bench.engine.contenders import embedded
 from bench.figures import Figure, Goal, Setting, over_better, quantiles
 from bench.run import SuiteRun, spread
-from bench.scheduler.replay import Replayed, profile, replay
+from bench.scheduler.replay import profile, replay
 from engine.model.loaded import LoadedModel
 from lab.simulation.inputs import Input, merged
 from lab.simulation.run import Setup, paper_limits, simulate
@@ -29,7 +28,6 @@ from lab.simulation.tokens import Segments
 from lab.simulation.workload import Library
 from scheduler.costs import CostModel
 from scheduler.costs import load as profile_named
-from scheduler.interfaces import Limits
 from scheduler.policies import Ordering
 
 POLICIES = ("fcfs", "lpm", "klpm", "klpm-adaptive")
@@ -39,8 +37,6 @@ _POOL = 30
 """Prompts."""
 _K = 2
 _PER_USER = 4
-_STEADY = 1.1
-"""A run on the engine does not count if its pace exceeds the least pace so far by this factor."""
 _REGULARS = 60
 """Users who ask repeatedly: more than the cache holds at a time."""
 _OFTEN = 0.6
@@ -81,26 +77,21 @@ class PrefixCase:
     @property
     def setup(self) -> Setup:
         """Of pool and scheduler."""
-        pool = int(_POOL * self.shape.mean)
+        pool, own = int(_POOL * self.shape.mean), {}
+        if (
+            batch := self.batch_tokens
+        ):  # the paper's batching in passes that a CPU runs in a fraction of a second
+            own = dict.fromkeys(("max_batch_tokens", "chunk_min", "chunk_max"), batch)
         return Setup(
             pool,
             block_size=_BLOCK,
             ordering=Ordering(self.policy, _K),
-            limits=_limits(self.batch_tokens, pool) if self.batch_tokens else paper_limits(),
+            limits=paper_limits(**own, eviction="recompute", max_prompt_tokens=pool)
+            if own
+            else paper_limits(),
             prefix_cache=True,
             seed=self.seed,
         )
-
-
-def _limits(batch_tokens: int, pool_tokens: int) -> Limits:
-    """The paper's batching in passes that a CPU runs in a fraction of a second."""
-    return paper_limits(
-        max_batch_tokens=batch_tokens,
-        chunk_min=batch_tokens,
-        chunk_max=batch_tokens,
-        eviction="recompute",
-        max_prompt_tokens=pool_tokens,
-    )
 
 
 class PrefixRow(NamedTuple):
@@ -110,7 +101,6 @@ class PrefixRow(NamedTuple):
     p50_s: float
     p99_s: float
     reused: float
-    pace: float = 1.0
 
 
 def measure(run: SuiteRun) -> Iterator[Figure]:
@@ -120,15 +110,14 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     seeds and two standard errors to either side.
     """
     loaded, costs, processes = embedded(run), profile_named(_PROFILE), run.sized(2, 0)
-    seeds, requests, rates = run.sized((16, 1200, (0.8, 1.0, 1.2, 1.5)), (1, 24, (1.2,)))
-    cases = _cases(PAPER, costs, rates, seeds, requests)
+    cases = _cases(PAPER, costs, run.sized((16, 1200, (0.8, 1.0, 1.2, 1.5)), (1, 24, (1.2,))))
     simulated = spread(partial(_simulate, costs), cases, processes)
-    real_seeds, requests, rates = run.sized((4, 200, (0.8, 1.2, 1.6)), (1, 4, (50.0,)))
+    sizes = run.sized((4, 200, (0.8, 1.2, 1.6)), (1, 4, (50.0,)))
     batch_tokens = run.sized(512, 64)
     here = profile(loaded, batch_tokens, 1024, quick=run.quick)
-    cases = _cases(TINY, here, rates, seeds, requests, batch_tokens)
+    cases = _cases(TINY, here, sizes, batch_tokens)
     predicted = spread(partial(_simulate, here), cases, processes)
-    real = _real([case for case in cases if case.seed < real_seeds], loaded, here, run.say)
+    real = _real(cases, loaded, here, run.say)
     yield from figures(real, "On the engine, embedded model")
     yield from figures(simulated, f"Simulated, {_PROFILE}")
     yield from figures(predicted, "The engine's load, simulated under the profile measured here")
@@ -149,13 +138,11 @@ def figures(rows: Sequence[PrefixRow], where: str) -> Iterator[Figure]:
             over, low, high = over_better(p99[policy], [p99["fcfs"], p99["lpm"]])
             goal = Goal(1.0, of="ours") if policy == "klpm" else None
             yield figure(f"{policy} over the better", over, table=where, goal=goal, low=low, high=high)
-        also = f"{where}: medians, reuse and pace"
+        also = f"{where}: medians and reuse"
         for policy in POLICIES:
-            p50, reused, pace = zip(*((row.p50_s, row.reused, row.pace) for row in by[policy]), strict=True)
+            p50, reused = zip(*((row.p50_s, row.reused) for row in by[policy]), strict=True)
             yield figure(f"{policy} P50", median(p50), "s", also, samples=list(p50))
             yield figure(f"{policy} reused", median(reused), "share", also)
-            if set(pace) != {1.0}:  # simulated time has no pace
-                yield figure(f"{policy} pace", median(pace), "", also)
 
 
 def _real(
@@ -163,23 +150,14 @@ def _real(
 ) -> list[PrefixRow]:
     """Runs on the engine. Runs that are compared alternate: the machine's speed changes within minutes."""
     rows: list[PrefixRow] = []
-    least = inf
     requests = attrgetter("load", "part", "seed")  # everything but the policy determines a run's requests
     for (load, part, seed), same in groupby(sorted(cases, key=requests), requests):
         policies = list(same)
         first = seed % len(policies)  # alternating, so that the same conditions hold for each
         for case in policies[first:] + policies[:first]:
             say(f"engine, {load} at {part:g}, {case.policy}, seed {seed} ...")
-            found = steady(lambda: replay(inputs(case), case.setup, loaded, costs), least)  # noqa: B023
-            least = min(least, found.pace)
-            rows.append(_row(case, found.ttft_ns, found.reused, found.pace))
+            rows.append(_row(case, *replay(inputs(case), case.setup, loaded, costs)))
     return rows
-
-
-def steady(run: Callable[[], Replayed], least: float) -> Replayed:
-    """A run, made again if others disturbed it, judged by the pace of its passes, not by its TTFT."""
-    found = run()
-    return found if found.pace <= _STEADY * least else min(found, run(), key=lambda each: each.pace)
 
 
 def inputs(case: PrefixCase) -> Iterator[Input]:
@@ -206,14 +184,10 @@ def inputs(case: PrefixCase) -> Iterator[Input]:
 
 
 def _cases(
-    shape: Shape,
-    costs: CostModel,
-    rates: Sequence[float],
-    seeds: int,
-    requests: int,
-    batch: int | None = None,
+    shape: Shape, costs: CostModel, sizes: tuple[int, int, Sequence[float]], batch: int | None = None
 ) -> list[PrefixCase]:
-    qps = 1e9 / costs.recompute_ns(round(shape.mean))
+    """``sizes``: seeds, requests, and parts of the rate that the device computes without reuse."""
+    (seeds, requests, rates), qps = sizes, 1e9 / costs.recompute_ns(round(shape.mean))
     return [
         PrefixCase(load, shape, part, part * qps, policy, seed, requests, batch)
         for load, part, policy, seed in product(("sessions", "regulars"), rates, POLICIES, range(seeds))
@@ -228,6 +202,6 @@ def _simulate(costs: CostModel, case: PrefixCase) -> PrefixRow:
     return _row(case, result.ttft_ns, float(columns["reused_tokens"].sum() / columns["prompt_tokens"].sum()))
 
 
-def _row(case: PrefixCase, ttft_ns: NDArray[np.int64], reused: float, pace: float = 1.0) -> PrefixRow:
+def _row(case: PrefixCase, ttft_ns: NDArray[np.int64], reused: float) -> PrefixRow:
     p50, p99 = quantiles(ttft_ns / 1e9, 0.5, 0.99)
-    return PrefixRow(case, p50, p99, reused, pace)
+    return PrefixRow(case, p50, p99, reused)

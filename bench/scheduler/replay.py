@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import partial
 
 import numpy as np
@@ -15,13 +14,12 @@ from numpy.typing import NDArray
 from engine.device import in_own_thread
 from engine.engine import Engine
 from engine.model.loaded import LoadedModel
-from engine.step import Chunk, SampledToken
 from lab.profile.cost_model import ladder_for, model_of
 from lab.profile.timing import measure as measure_costs
 from lab.simulation.inputs import Input
 from lab.simulation.run import NEVER, Setup, go_on
 from regions.prefix_index import PrefixIndex
-from scheduler.costs import CostModel, spans_of
+from scheduler.costs import CostModel
 from scheduler.interfaces import PriorityClass
 from scheduler.request import LifecycleEvent, Request, RequestSpec
 from scheduler.scheduler import Scheduler
@@ -46,48 +44,14 @@ def profile(loaded: LoadedModel, batch_tokens: int, longest: int, *, quick: bool
     return in_own_thread(measured)
 
 
-@dataclass(frozen=True)
-class Replayed:
-    """``ttft_ns`` by request, [requests] in order of opening, `NEVER` for those that failed.
-
-    ``reused``: share of the prompts' tokens that came from the prefix cache. ``pace``: duration of the
-    scheduler's steps over what the costs predict for their passes.
-    """
-
-    ttft_ns: NDArray[np.int64]
-    reused: float
-    pace: float
-
-
-class _Timed(Scheduler):
-    """Records the duration of its steps that did something."""
-
-    busy_ns = 0
-
-    def step(self) -> bool:
-        began = time.monotonic_ns()
-        worked = super().step()
-        if worked:
-            self.busy_ns += time.monotonic_ns() - began
-        return worked
-
-
-class _Counting:
-    """An executor that adds up the predicted costs of its passes."""
-
-    def __init__(self, executor: Engine, costs: CostModel) -> None:
-        self.predicted_ns = 0
-        self._executor, self._costs = executor, costs
-
-    def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
-        self.predicted_ns += self._costs.batch_ns(spans_of(batch))
-        return self._executor.execute(batch)
-
-
-def replay(inputs: Iterable[Input], setup: Setup, loaded: LoadedModel, costs: CostModel) -> Replayed:
+def replay(
+    inputs: Iterable[Input], setup: Setup, loaded: LoadedModel, costs: CostModel
+) -> tuple[NDArray[np.int64], float]:
     """Run a workload in real time on a new engine of ``setup``'s pool, without a host tier.
 
-    TTFT counts from the last input, as in the simulator. Raises RuntimeError when requests do not end.
+    TTFT of each request, ns, [requests] in order of opening: from the last input, as in the simulator, NEVER
+    for those that failed; and the share of the prompts' tokens that came from the prefix cache. Raises
+    RuntimeError when requests do not end.
     """
     engine = in_own_thread(
         lambda: Engine(
@@ -98,9 +62,8 @@ def replay(inputs: Iterable[Input], setup: Setup, loaded: LoadedModel, costs: Co
             cache_tokens=None if setup.prefix_cache else 0,
         )
     )
-    executor = _Counting(engine, costs)
-    scheduler = _Timed(
-        executor,
+    scheduler = Scheduler(
+        engine,
         engine.pool,
         setup.limits,
         time.monotonic_ns,
@@ -111,8 +74,15 @@ def replay(inputs: Iterable[Input], setup: Setup, loaded: LoadedModel, costs: Co
     )
     requests = _run(scheduler, engine, inputs)
     reused = sum(request.cached_tokens for request in requests) / sum(len(r.prompt) for r in requests)
-    ttft = np.array([_ttft_ns(request) for request in requests], np.int64)
-    return Replayed(ttft, reused, scheduler.busy_ns / executor.predicted_ns)
+    firsts = [None if each.error else each.first(LifecycleEvent.KV_ON_GPU) for each in requests]
+    ttft = np.array(
+        [
+            NEVER if first is None else first - each.last_chunk_ns
+            for first, each in zip(firsts, requests, strict=True)
+        ],
+        np.int64,
+    )
+    return ttft, reused
 
 
 def _run(scheduler: Scheduler, engine: Engine, inputs: Iterable[Input]) -> list[Request]:
@@ -142,8 +112,3 @@ def _run(scheduler: Scheduler, engine: Engine, inputs: Iterable[Input]) -> list[
     finally:
         worker.stop(0.0)
     return [requests[number] for number in sorted(requests)]
-
-
-def _ttft_ns(request: Request) -> int:
-    first = None if request.error else request.first(LifecycleEvent.KV_ON_GPU)
-    return NEVER if first is None else first - request.last_chunk_ns

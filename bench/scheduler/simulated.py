@@ -31,11 +31,8 @@ PUBLISHED = {"lcas-fair": "lcas"}
 _JUDGED = ("fcfs", "lcas", "lcas-fair")
 """Policies that must never be slower than vLLM-NS."""
 _TITLES = {"crawler": "Crawler (append mode)", "anns": "ANNS (update mode)"}
-_COLUMNS = ("swaps", "recomputes", "invalidated_tokens")
 _AT = {"P50": 0.5, "P95": 0.95, "P99": 0.99}
 """Quantiles of TTFT, by their names in tables."""
-_MANY = 10_000
-"""Invalidated tokens of a request that count as many (section 6.5)."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ class SimulatedRow:
     """All seeds of one case; ``ttft_s``: P50, P95 and P99 of all their requests together.
 
     ``p99_s``: of each seed's. ``busy``: share of the time in passes. ``swaps``, ``recomputes``: preemptions
-    per run. ``many``: share of the requests with more than 10,000 invalidated tokens.
+    per run.
     """
 
     case: SimulatedCase
@@ -91,7 +88,6 @@ class SimulatedRow:
     busy: float
     swaps: float
     recomputes: float
-    many: float
 
 
 def measure(run: SuiteRun) -> Iterator[Figure]:
@@ -202,7 +198,6 @@ def under_pressure(rows: Sequence[SimulatedRow], table: str) -> Iterator[Figure]
         yield figure("swapped", row.swaps)
         yield figure("recomputed", row.recomputes)
         yield figure("preemptions", row.swaps + row.recomputes, against="paper", reference=preemptions)
-        yield figure("over 10,000 invalidated", row.many, "share")
         yield figure("failed", row.failed)
 
 
@@ -244,7 +239,10 @@ def _pressed(workload: Workload, profile: str, evictions: Sequence[str]) -> Iter
 def _run(pool_tokens: int, case: SimulatedCase) -> SimulatedRow:
     results = [_simulated(pool_tokens, case, seed) for seed in case.workload.seeds]
     ttft = np.concatenate([result.ttft_ns for result in results]) / 1e9
-    column = {name: np.concatenate([r.columns[name] for r in results]) for name in _COLUMNS}
+    swaps, recomputes = (
+        sum(int(result.columns[name].sum()) for result in results) / len(results)
+        for name in ("swaps", "recomputes")
+    )
     return SimulatedRow(
         case,
         requests=sum(len(result.answered) for result in results),
@@ -252,9 +250,8 @@ def _run(pool_tokens: int, case: SimulatedCase) -> SimulatedRow:
         ttft_s=quantiles(ttft, *_AT.values()),
         p99_s=[float(np.quantile(result.ttft_ns / 1e9, 0.99)) for result in results],
         busy=float(np.mean([result.busy_ns / result.ended_ns for result in results])),
-        swaps=float(column["swaps"].sum()) / len(results),
-        recomputes=float(column["recomputes"].sum()) / len(results),
-        many=float((column["invalidated_tokens"] > _MANY).mean()),
+        swaps=swaps,
+        recomputes=recomputes,
     )
 
 

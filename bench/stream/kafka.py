@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import uvloop
 from aiokafka import AIOKafkaProducer
@@ -42,6 +43,7 @@ STAGES = {
 _BATCH = 2000
 _DEFAULTS = SourceConfig()
 _DEADLINE_S = 120.0
+_source = partial(KafkaSource, "kafka", topics=[TOPIC], group=None, max_records=_BATCH)
 
 
 def measure(run: SuiteRun) -> Iterator[Figure]:
@@ -124,7 +126,7 @@ async def _preload(bootstrap: str, records: Records, symbols: list[str]) -> None
 
 
 async def _source_alone(bootstrap: str, total: int) -> float:
-    source, seen = _source(bootstrap), 0
+    source, seen = _source(bootstrap=bootstrap), 0
     began = time.perf_counter()
     await source.start()
     async with asyncio.timeout(_DEADLINE_S):
@@ -139,12 +141,8 @@ async def _source_alone(bootstrap: str, total: int) -> float:
     return took
 
 
-def _source(bootstrap: str) -> KafkaSource:
-    return KafkaSource("kafka", bootstrap, [TOPIC], None, max_records=_BATCH)
-
-
 async def _whole(bootstrap: str, total: int, symbols: list[str]) -> tuple[float, tuple[int, int]]:
-    source = _source(bootstrap)
+    source = _source(bootstrap=bootstrap)
     with new_ring(_DEFAULTS.ring_capacity) as ring, child(processes.bars, ring.name, symbols, total) as pipe:
         began = time.monotonic_ns()
         await source.start()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any
 
 import zmq
 import zmq.asyncio
@@ -61,10 +62,13 @@ def windowed(market: Instrument, window: int) -> schema.SessionConfig:
 
 @contextlib.asynccontextmanager
 async def serving(
-    settings: schema.Config, source: Source | None = None, routes: Sequence[SinkRoute] | None = None
+    settings: schema.Config,
+    source: Source | None = None,
+    routes: Sequence[SinkRoute] | None = None,
+    **options: Any,
 ) -> AsyncIterator[Gateway]:
-    """The gateway of a running daemon. ``source`` and ``routes`` replace the configured ones."""
-    gateway = make_gateway(settings, source=source, routes=routes)
+    """The gateway of a running daemon. All but ``settings`` goes to `make_gateway`."""
+    gateway = make_gateway(settings, source=source, routes=routes, **options)
     try:
         await gateway.start()
         yield gateway

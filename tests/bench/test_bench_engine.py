@@ -23,8 +23,6 @@ COSTS = PassCosts(
     linear_flops=2 * 60,
     kv_bytes=2 * 2 * 2 * 8 * 4,
     attention_flops=4 * 2 * 4 * 8,
-    unread_flops=0,
-    unread_attention_flops=0,
 )
 FLOORS = Floors(COSTS, Rate("oneDNN", 1e9), Rate("a sum", 1e9))
 

@@ -14,18 +14,11 @@ from bench.figures import (
     over_better,
     quantiles,
     rate,
-    slope_per_1k,
 )
 
 
 def test_quantiles_are_samples_that_occurred() -> None:
     assert quantiles(list(range(100, 0, -1)), 0.5, 0.99, 1.0) == [50, 99, 100]
-
-
-def test_slope_of_a_line_is_its_slope() -> None:
-    """3 and 2 more for each 1,000 tokens."""
-    contexts = [500, 1000, 4000, 9000]
-    assert slope_per_1k(contexts, [3 + 0.002 * c for c in contexts]) == pytest.approx(2.0)
 
 
 def test_noise_on_both_of_a_pair_does_not_change_the_ratio() -> None:
@@ -76,12 +69,10 @@ def test_a_goal_speaks_of_the_ratio_or_of_ours() -> None:
 
 
 def test_figures_of_nothing_are_refused() -> None:
-    """No samples, no runs, one context, unequal pairs: an error instead of a number."""
+    """No samples, no runs, unequal pairs: an error instead of a number."""
     with pytest.raises(ValueError, match="one sample"):
         quantiles([], 0.5)
     with pytest.raises(ValueError, match="one run"):
         rate("ring", 1, [], "records/s")
-    with pytest.raises(ValueError, match="constant"):
-        slope_per_1k([7, 7], [1, 2])
     with pytest.raises(ValueError, match="zip"):
         median_ratio([1], [1, 2])

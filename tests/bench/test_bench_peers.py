@@ -62,9 +62,9 @@ def test_one_runs_at_a_time_in_a_drawn_order(tmp_path: Path) -> None:
     for _ in range(2):
         with conducting(Conductor(tmp_path, 5, lambda text: None, wait_s=60.0)) as conductor:
             conductor.start([fake(name, "Echo") for name in "abc"], OPENING)
-            assert all(_stopped(pid) for pid in conductor.pids.values())
+            assert all(_stopped(each.pid) for each in conductor.running.values())
             orders.append([list(conductor.turn(ASK)) for _ in range(6)])
-            assert all(_stopped(pid) for pid in conductor.pids.values())
+            assert all(_stopped(each.pid) for each in conductor.running.values())
     assert orders[0] == orders[1]
     assert len({tuple(order) for order in orders[0]}) > 1
 
@@ -72,7 +72,7 @@ def test_one_runs_at_a_time_in_a_drawn_order(tmp_path: Path) -> None:
 def test_one_that_dies_is_reported_and_the_others_go_on(conductor: Conductor) -> None:
     """Its whole group is ended, also what it left behind."""
     conductor.start([fake("a", "Echo"), fake("b", "Dies")], OPENING)
-    group = conductor.pids["b"]
+    group = conductor.running["b"].pid
     assert set(conductor.turn(UPDATE)) == {"a", "b"}
     assert set(conductor.turn(UPDATE, ASK)) == {"a"}
     assert "status 1" in conductor.lost["b"]
@@ -98,7 +98,7 @@ def test_absent_ones_are_named(conductor: Conductor, tmp_path: Path) -> None:
     assert conductor.lost["a"].startswith("absent: no module an_engine_that_nobody_has in ")
     assert "bin/python cannot be started: No such file" in conductor.lost["b"]
     assert "text cannot be started" in conductor.lost["c"]
-    assert conductor.about == conductor.pids == {}
+    assert conductor.about == conductor.running == {}
 
 
 def test_all_are_ended_with_the_conductor(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_all_are_ended_with_the_conductor(tmp_path: Path) -> None:
     def fail() -> None:
         with conducting(Conductor(tmp_path, 1, lambda text: None)) as conductor:
             conductor.start([fake("a", "Echo")], OPENING)
-            groups.append(conductor.pids["a"])
+            groups.append(conductor.running["a"].pid)
             raise KeyError
 
     with pytest.raises(KeyError):
@@ -120,7 +120,7 @@ def test_all_are_ended_with_the_conductor(tmp_path: Path) -> None:
         f"opening = Opening('', '', 1, [], 1, 1, 1, 1); directory = Path({str(tmp_path)!r})\n"
         "with conducting(Conductor(directory, 1, lambda text: None)) as conductor:\n"
         "    conductor.start([Peer('a', 'tests.bench.fake_peers:Echo')], opening)\n"
-        "    print(conductor.pids['a'], flush=True)\n"
+        "    print(conductor.running['a'].pid, flush=True)\n"
         "    time.sleep(600)\n"
     )
     for number in (signal.SIGTERM, signal.SIGKILL):

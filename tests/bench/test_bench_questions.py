@@ -23,7 +23,7 @@ from tests.kit import tolerance
 
 SHAPE = {"hidden": 64, "layers": 2}
 SIZE = Size(first=6, rounds=3, bars=4)
-FLOORS = Floors(PassCosts(*range(7)), Rate("oneDNN", 1e9), Rate("a sum", 1e9))
+FLOORS = Floors(PassCosts(*range(5)), Rate("oneDNN", 1e9), Rate("a sum", 1e9))
 
 
 @pytest.fixture(scope="module")

@@ -69,13 +69,12 @@ def test_hits_come_from_the_cache_of_a_real_gateway() -> None:
     def values(name: str) -> Iterator[Figure]:
         return (f for f in found if f.name == name)
 
-    (idle, others, own), versions = values("hits"), list(values("versions a second"))
+    idle, others, own = values("hits")
     assert (idle.ours > 0, others.ours > 0) == (True, True)
     assert [f.ours for f in values("computed asks")][:2] == [0, 0]
     hit, latest = next(values("hit P50")), list(values("latest answer P50"))
     assert hit.n == latest[0].n == idle.ours
     assert hit.against == "bare echo"
-    assert versions[0].ours < versions[1].ours
     assert latest[2].setting == own.setting
     assert latest[2].n > 0
 
