@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -178,6 +178,13 @@ class AnthropicErrorBody(msgspec.Struct, frozen=True):
     message: str
 
 
+class AnthropicError(msgspec.Struct, frozen=True, kw_only=True):
+    """An error as the Anthropic API writes it."""
+
+    type: Literal["error"] = "error"
+    error: AnthropicErrorBody
+
+
 class Counted(msgspec.Struct, frozen=True):
     """The reply to `count_tokens`."""
 
@@ -225,10 +232,10 @@ def models(served: ModelCatalog) -> ModelList:
     return ModelList(found, found[0].id, found[-1].id)
 
 
-def error_body(problem: ApiError) -> dict[str, Any]:
-    """The body of a failed request, and of a stream that fails."""
+def error_body(problem: ApiError) -> AnthropicError:
+    """See `daemon.api.compatible.ErrorBody`."""
     kind = _TYPES.get(problem.reason, "invalid_request_error")
-    return {"type": "error", "error": AnthropicErrorBody(kind, problem.message)}
+    return AnthropicError(error=AnthropicErrorBody(kind, problem.message))
 
 
 class MessageWriter:

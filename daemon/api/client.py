@@ -10,7 +10,6 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial, update_wrapper
-from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import msgspec
@@ -253,9 +252,7 @@ class AsyncQueryClient(Methods):
     async def __aenter__(self) -> AsyncQueryClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _exchange(self, request: Sent) -> _Received:

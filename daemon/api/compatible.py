@@ -96,7 +96,7 @@ class ApiError(Exception):
         return STATUS[self.reason]
 
 
-ErrorBody = Callable[[ApiError], Object]
+ErrorBody = Callable[[ApiError], msgspec.Struct]
 """The body of a failed request, and of a stream that fails, in the shape of an API."""
 
 
@@ -229,7 +229,7 @@ class Api(Protocol[Asked]):
     def writer(self, asked: Asked, made: ReplyIdentity) -> Writer:
         """The reply as a stream."""
 
-    def error(self, problem: ApiError) -> dict[str, Any]:
+    def error(self, problem: ApiError) -> msgspec.Struct:
         """The body of an error."""
 
 

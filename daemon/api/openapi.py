@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, reduce
 from importlib.metadata import version
 from operator import or_
@@ -10,17 +11,19 @@ from typing import Any, get_args
 
 import msgspec
 
-from daemon.api import openapi_compatible
+from daemon.api import anthropic
 from daemon.api.health import Health, VersionInfo
-from daemon.api.http_errors import NO_SUCH_TYPE, STATUS, Problem
+from daemon.api.http_errors import NO_SUCH_TYPE, STATUS, TOO_MANY, Problem
 from daemon.api.messages import Pushed
-from daemon.api.openapi_compatible import Schema, response
+from daemon.api.openai import common
 from daemon.api.operations import EVERY, OPERATIONS, Operation
 from daemon.api.pushes import CSV, JSON, LINES, MSGPACK, PushOptions
+from daemon.api.serving import MESSAGES, OPENAI
 from daemon.api.sse import EventsQuery
 from feeds.decimals import Fixed
 from feeds.market_data import Received
 
+Schema = dict[str, Any]
 _KEYS: Schema = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "A key, where the daemon has tenants."},
     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same."},
@@ -31,7 +34,7 @@ _WHY: dict[int, str] = {
     401: "The request has no key, or one that is not known; see the header www-authenticate.",
     403: "The request came from another machine, or from a web page of another origin, "
     "or only operators may do this.",
-    404: "There is no such session, prompt or answer.",
+    404: "There is no such session, model, prompt or answer.",
     409: "It is finished, has its label, or has no calibration.",
     410: "The prompt was given up.",
     413: "The body, the question or the prompt is too long.",
@@ -40,11 +43,20 @@ _WHY: dict[int, str] = {
     422: "No record of the body is usable.",
     426: "This is a WebSocket.",
     429: "Too many requests, prompts or clients; the header retry-after says when to come back.",
+    500: "The engine failed, or is not up.",
     503: "The engine is not up or failed, or the daemon is stopping.",
     504: "There was no answer in time.",
 }
 
 
+_EVENT: Schema = {
+    "type": "object",
+    "description": "An event of the stream.",
+    "required": ["data"],
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+}
+_BODILESS = (401, 403, 404, 429, 500, 503)
+"""Errors of the compatible APIs where a request has no body."""
 _UNSAID = {"id", "type"}
 _REFUSED: dict[int, list[str]] = {401: ["unauthenticated"], 403: ["forbidden"], 429: ["busy"]}
 
@@ -65,7 +77,7 @@ def described() -> Schema:
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, components)
     paths |= dict(_fixed()) | {"/v1/data": {"post": _data(found[-1])}, "/v1/events": {"get": _events()}}
-    compatible, of_compatible = openapi_compatible.described()
+    compatible, of_compatible = _compatible()
     return {
         "openapi": "3.1.0",
         "info": {
@@ -111,9 +123,9 @@ def _records() -> Any:
 
 def _written(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
     fields: list[Any] = []
-    for field in msgspec.structs.fields(struct):
-        default = str(field.default) if type(field.default) is Fixed else field.default
-        fields.append((field.name, field.type, *(() if field.required else (default,))))
+    for each in msgspec.structs.fields(struct):
+        default = str(each.default) if type(each.default) is Fixed else each.default
+        fields.append((each.name, each.type, *(() if each.required else (default,))))
     config = struct.__struct_config__
     about = {"__doc__": struct.__doc__}
     strict, tag = config.forbid_unknown_fields, str(config.tag)
@@ -171,6 +183,14 @@ def _errors(codes: Mapping[int, Sequence[str]]) -> Schema:
         )
         for status, named in sorted(codes.items())
     }
+
+
+def response(description: str, schema: Schema, media: str = JSON, *, busy: bool = False) -> Schema:
+    """Return a response of the document. ``busy``: it says in a header when to come back."""
+    described: Schema = {"description": description, "content": {media: {"schema": schema}}}
+    if busy:
+        described["headers"] = {"retry-after": {"description": "Seconds.", "schema": {"type": "integer"}}}
+    return described
 
 
 def _ref(name: str) -> Schema:
@@ -247,3 +267,95 @@ def _hook(kind: type) -> Schema:
         decimal = {"type": "string", "pattern": r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"}
         return {"anyOf": [decimal, {"type": "number", "description": "Read exactly, as it is written."}]}
     raise NotImplementedError
+
+
+# The OpenAI and Anthropic APIs.
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A path of one or both APIs. ``kinds``: of each API, its reply and its error."""
+
+    name: str
+    path: str
+    summary: str
+    kinds: tuple[tuple[type[msgspec.Struct], type[msgspec.Struct]], ...]
+    request: type[msgspec.Struct] | None = None
+    harmless: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Members of the request that may only have certain values, beside null, and these values."""
+    streams: bool = True
+
+
+_MODELS = (common.Models, common.OpenAIError), (anthropic.ModelList, anthropic.AnthropicError)
+_MODEL = (common.Model, common.OpenAIError), (anthropic.ModelInfo, anthropic.AnthropicError)
+_BOTH = "OpenAI and Anthropic"
+ENDPOINTS = (
+    *(
+        Endpoint(api.name, api.path, api.summary, ((api.reply, error),), api.request, api.harmless)
+        for apis, error in ((OPENAI, common.OpenAIError), ((MESSAGES,), anthropic.AnthropicError))
+        for api in apis
+    ),
+    Endpoint(
+        "countTokens", "/v1/messages/count_tokens", "Anthropic: count the tokens of a prompt",
+        ((anthropic.Counted, anthropic.AnthropicError),), anthropic.CountRequest, anthropic.HARMLESS,
+        streams=False,
+    ),
+    Endpoint("models", "/v1/models", f"{_BOTH}: all models, and each session as one", _MODELS),
+    Endpoint("model", "/v1/models/{model}", f"{_BOTH}: one model", _MODEL),
+)  # fmt: skip
+
+
+def _compatible() -> tuple[dict[str, Schema], dict[str, Schema]]:
+    """Paths, and the schemas that they refer to."""
+    paths: dict[str, Schema] = {}
+    components: dict[str, Schema] = {}
+    for endpoint in ENDPOINTS:
+        replies = [reply for reply, _ in endpoint.kinds]
+        errors = [error for _, error in endpoint.kinds]
+        types = [*replies, *errors, *([endpoint.request] if endpoint.request else [])]
+        # each has its own prefix: the APIs have different types of one name
+        template = _REF.format(name=endpoint.name + ".{name}")
+        schemas, found = msgspec.json.schema_components(types, ref_template=template)
+        if endpoint.request is not None:
+            _restrict(found[endpoint.request.__name__]["properties"], endpoint.harmless)
+        components |= {f"{endpoint.name}.{name}": schema for name, schema in found.items()}
+        paths[endpoint.path] = _endpoint(endpoint, schemas)
+    return paths, components
+
+
+def _restrict(properties: dict[str, Schema], harmless: Mapping[str, Sequence[Any]]) -> None:
+    """Say of members that are not supported which values they may have."""
+    for name, values in harmless.items():
+        properties[name] = {"enum": [None, *values], "default": None}
+    if "messages" in properties:
+        properties["messages"]["minItems"] = 1
+
+
+def _endpoint(endpoint: Endpoint, schemas: Sequence[Schema]) -> Schema:
+    apis = len(endpoint.kinds)
+    done, error = response("Done.", _any(schemas[:apis])), _any(schemas[apis : 2 * apis])
+    statuses = _BODILESS if endpoint.request is None else (*_BODILESS, 400, 413, NO_SUCH_TYPE, 504)
+    refusals = {str(each): response(_WHY[each], error, busy=each == TOO_MANY) for each in sorted(statuses)}
+    described: Schema = {
+        "operationId": endpoint.name,
+        "summary": endpoint.summary,
+        "responses": {"200": done, **refusals},
+    }
+    if endpoint.request is None:
+        described["parameters"] = [
+            {"name": "anthropic-version", "in": "header", "schema": {"type": "string"},
+             "description": "With it the reply has Anthropic's shape."},
+            *([{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+              if "{model}" in endpoint.path else []),
+        ]  # fmt: skip
+        return {"get": described}
+    described["description"] = "The members that are read; any others are accepted, without effect."
+    described["requestBody"] = {"required": True, "content": {JSON: {"schema": schemas[-1]}}}
+    if endpoint.streams:
+        described["description"] += " With `stream` the reply is a stream of events, as the API has them."
+        done["content"]["text/event-stream"] = {"schema": _EVENT}
+    return {"post": described}
+
+
+def _any(schemas: Sequence[Schema]) -> Schema:
+    return schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}

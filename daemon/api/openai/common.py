@@ -88,6 +88,12 @@ class OpenAIErrorBody(msgspec.Struct, frozen=True):
     code: str | None
 
 
+class OpenAIError(msgspec.Struct, frozen=True):
+    """An error as the OpenAI API writes it."""
+
+    error: OpenAIErrorBody
+
+
 class PromptDetails(msgspec.Struct, frozen=True):
     """Of the prompt's tokens."""
 
@@ -140,10 +146,10 @@ def models(served: ModelCatalog) -> Models:
     return Models(tuple(Model(name, served.since) for name in served.names))
 
 
-def error_body(problem: ApiError) -> dict[str, Any]:
-    """The body of a failed request, and of a stream that fails."""
+def error_body(problem: ApiError) -> OpenAIError:
+    """See `daemon.api.compatible.ErrorBody`."""
     kind = _TYPES.get(problem.reason, "invalid_request_error")
-    return {"error": OpenAIErrorBody(problem.message, kind, problem.param, _CODES.get(problem.reason))}
+    return OpenAIError(OpenAIErrorBody(problem.message, kind, problem.param, _CODES.get(problem.reason)))
 
 
 def turn_of(role: str, content: Content, here: str) -> Turn:

@@ -633,7 +633,7 @@ def test_a_response_says_when_it_was_completed_and_how_tools_were_chosen() -> No
 
 
 def test_a_key_that_is_not_known_is_an_error_of_openais_kind() -> None:
-    error = common.error_body(ApiError("unauthenticated", "no"))["error"]
+    error = common.error_body(ApiError("unauthenticated", "no")).error
     assert (error.type, error.code) == ("invalid_request_error", "invalid_api_key")
 
 
