@@ -72,7 +72,7 @@ def test_text_choices_and_their_order_change_the_hash(other: Question) -> None:
 )
 def test_nonsense_questions_are_refused(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Question(**{"name": "q", "text": "t", **arguments})  # type: ignore[arg-type] # mixed field types
+        Question(**{"name": "q", "text": "t", **arguments})
 
 
 def test_choices_that_begin_alike_are_refused_by_name() -> None:

@@ -231,4 +231,4 @@ def test_merging_sorts_by_time(requests: list[tuple[int, list[int]]]) -> None:
 @pytest.mark.parametrize("wrong", [{"qps": 0}, {"requests": 0}, {"delay": -1}, {"max_tokens": 0}])
 def test_invalid_loads_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="qps"):
-        Load(**{"qps": 1, "requests": 1, **wrong})  # type: ignore[arg-type] # numbers all of them
+        Load(**{"qps": 1, "requests": 1, **wrong})

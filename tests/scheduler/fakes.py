@@ -312,7 +312,6 @@ class FakeTape:
     def commit(self, record_lengths: Sequence[int], times: Sequence[int]) -> int:
         if self.fail_commit:
             raise RuntimeError("commit refused")
-        assert self.written is not None
         assert sum(record_lengths) == len(self.written)
         for length in record_lengths:
             self.records.append(self.written[:length])

@@ -113,6 +113,10 @@ class Harness:
         """Each record as an item that carries itself."""
         return [TapeItem(tuple(record), payload=tuple(record)) for record in records]
 
+    def step(self, n: int = 1) -> None:
+        for _ in range(n):
+            self.scheduler.step()
+
     def run(self, steps: int = 10_000) -> int:
         """Step until idle; the number of steps. Fails when the scheduler does not come to rest."""
         for done in range(steps):

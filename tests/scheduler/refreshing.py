@@ -115,6 +115,10 @@ class World:
             record = tuple(self.rng.randrange(3, VOCABULARY) for _ in range(length))
             self.steps.append(tape or self.tape, [TapeItem(record)])
 
+    def step(self, n: int) -> None:
+        for _ in range(n):
+            self.steps.step()
+
     def run(self) -> None:
         for _ in range(1000):
             if not self.steps.step():

@@ -68,7 +68,6 @@ def test_every_request_is_answered_by_its_deadline_or_ends_as_late(
     assert len(requests) == len(asked)
     for request in requests:
         deadline = request.spec.deadline
-        assert deadline is not None
         ended, late = request.events[-1][1], request.state is not State.FINISHED
         begun = [at for event, at in request.events if event.value == "SCHEDULED"]
         assert all(at <= deadline.start + 1000 for at in begun[:1])

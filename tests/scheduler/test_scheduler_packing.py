@@ -47,7 +47,7 @@ def test_and_so_do_their_standing_questions(tokens: int, asked: int) -> None:
     def ask(tape: object, version: int, records: object) -> None:
         for question in range(6):
             prompt = range(100 * question, 100 * question + asked)
-            h.ask(prompt, cls=PriorityClass.FLASH, tape=by_name[tape.name], forked=True)  # type: ignore[attr-defined]
+            h.ask(prompt, cls=PriorityClass.FLASH, tape=by_name[tape.name], forked=True)
 
     h.scheduler.subscribe(ask)
     h.run()

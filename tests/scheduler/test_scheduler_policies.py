@@ -52,7 +52,6 @@ class Pool:
             request.state, request.admitted = State.RUNNING, next(self._admissions)
         request.open()
         reader = request.reader
-        assert reader is not None
         tokens = request.next_tokens(min(n, request.remaining))
         assert reader.acquire(len(tokens))
         reader.write(tokens)

@@ -137,7 +137,6 @@ def test_a_pool_that_is_much_too_small_never_deadlocks_nor_gives_a_wrong_answer(
         if request.state is State.FINISHED:
             h.check(request)
         else:
-            assert request.error is not None
             assert request.error.code in {"no_memory", "too_long"}
     assert conserved(h, fed)
     assert {failure.code for _, _, failure in h.log.drops} <= {"no_memory", "too_long"}

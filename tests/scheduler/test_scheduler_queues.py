@@ -105,7 +105,6 @@ class Model(RuleBasedStateMachine):
             request.state, request.admitted = State.RUNNING, next(self.admissions)
         request.open()
         reader = request.reader
-        assert reader is not None
         todo = request.next_tokens(min(chunk, request.remaining))
         assert reader.acquire(len(todo))
         reader.write(todo)

@@ -111,8 +111,7 @@ def test_a_loss_that_shows_once_there_is_room_fails_nothing_and_preempts_nobody_
     h, tape, _ = with_window(blocks=12)
     tape.lose(found=False)
     answers = [h.ask(range(6), max_tokens=6, cls=POOL) for _ in range(2)]
-    for _ in range(4):
-        h.scheduler.step()
+    h.step(4)
     assert h.memory.free_blocks == 6
     tape.staleness_ns = 1  # due at once: before the answers
     h.feed(tape, [90, 91, 92, 93, 94])
@@ -141,8 +140,7 @@ def test_a_rebuild_gives_way_to_a_standing_question_and_goes_on() -> None:
     h, tape, _ = with_window(blocks=12)
     tape.lose()
     h.feed(tape, [90])
-    for _ in range(5):
-        h.scheduler.step()
+    h.step(5)
     assert tape.lost
     flash = h.ask(range(20), cls=FLASH)
     h.scheduler.step()

@@ -186,8 +186,7 @@ def test_a_lost_session_is_resident_again_once(
     (tmp_path / "a.kv").unlink()
     if refreshed:
         world.steps.refresh(world.tape, LONGER, window_of(6, 6) if refreshed == "window" else None)
-    for _ in range(asked_after):
-        world.steps.step()
+    world.step(asked_after)
     request = world.ask()
     world.feed()
     world.run()
@@ -271,8 +270,7 @@ def test_whenever_it_is_ended_no_block_is_lost(how: str, steps: int, given_windo
     world.feed_one_by_one(3)
     world.steps.refresh(world.tape, LONGER, window_of(6, 6, 6) if given_window else None)
     world.feed()
-    for _ in range(steps):
-        world.steps.step()
+    world.step(steps)
     refreshed = world.total("refreshes")
     if how == "close":
         world.steps.close()
@@ -323,8 +321,7 @@ def test_records_do_not_wait_for_another_session_s_background_refresh(steps: int
             world.steps.submit(Request(RequestSpec(POOL, "p", prompt, 1, id, open_prompt=open_prompt)))
         world.steps.step()
 
-    for _ in range(steps):
-        world.steps.step()
+    world.step(steps)
     step_under_load()
     world.steps.refresh(b, LONGER, window_of(4, 4))
     world.steps.append(b, [TapeItem([150, 151])])

@@ -137,8 +137,8 @@ def test_prefixes_order_a_tenants_requests_and_weights_the_tenants(
             number += 1
             requests[number] = tenant, cells
             waiting = Waiting(number, [cells % 5], "", tenant, virtual(cells, WEIGHTS[tenant]))
-            queue.add(waiting)  # type: ignore[arg-type]
-            alone[tenant].add(waiting)  # type: ignore[arg-type]
+            queue.add(waiting)
+            alone[tenant].add(waiting)
     walked = [request.id for request in queue]
     assert sorted(walked) == sorted(requests)
     got: list[tuple[str, int]] = []

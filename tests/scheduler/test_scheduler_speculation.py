@@ -61,7 +61,7 @@ class Parrot(FakeExecutor):
     circle = 5
 
     def _run(self, chunk: Chunk) -> SampledToken | None:
-        visible = chunk.target.write(chunk.tokens)  # type: ignore[union-attr] # fakes only
+        visible = chunk.target.write(chunk.tokens)
         if not chunk.sample:
             return None
         known = len(visible) - chunk.drafts

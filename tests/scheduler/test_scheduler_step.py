@@ -120,8 +120,7 @@ def test_a_commit_callback_gets_its_questions_into_the_next_batch() -> None:
 
     h.scheduler.subscribe(lambda *_: asked.append(h.ask(cls=FLASH, tape=tape, forked=True)))
     h.feed(tape, range(20), range(20))
-    h.scheduler.step()
-    h.scheduler.step()
+    h.step(2)
     assert asked[0].version == 1
     assert asked[0].state is State.FINISHED
     h.run()
@@ -145,7 +144,6 @@ def test_what_can_never_fit_is_refused_with_the_numbers(prompt: int, new: int, w
     request = h.ask(range(prompt), max_tokens=new, forked=True)
     h.run()
     assert request.state is State.FAILED
-    assert request.error is not None
     assert request.error.code == "too_long"
     assert words in request.error.message
     assert h.done == [request]
@@ -178,7 +176,6 @@ def test_a_failed_batch_fails_its_requests_and_nothing_else() -> None:
     h.run()
     for request in bad:
         assert request.state is State.FAILED
-        assert request.error is not None
         assert request.error.code == "engine"
         assert "device lost" in request.error.message
     h.check(good)
@@ -229,7 +226,6 @@ def test_unusable_logits_fail_that_request_alone() -> None:
     h.executor.nan_after = (66, 67)
     bad, good = h.ask((1, 66, 67)), h.ask((1, 67, 66))
     h.run()
-    assert bad.error is not None
     assert (bad.state, bad.error.code) == (State.FAILED, "nan_logits")
     assert bad.output == []
     h.check(good)
@@ -244,7 +240,6 @@ def test_a_session_that_cannot_be_opened_fails_its_request_alone() -> None:
 
     request, good = h.ask(tape=Gone(h.memory, "gone")), h.ask()
     h.run()
-    assert request.error is not None
     assert request.error.code == "open_failed"
     assert "no such session" in request.error.message
     h.check(good)
@@ -261,7 +256,6 @@ def test_a_wrong_number_of_rows_is_an_engine_failure() -> None:
     h = Harness(executor=Mute(64, 64))
     failed = h.ask()
     h.run()
-    assert failed.error is not None
     assert (failed.error.code, failed.reader) == ("engine", None)
     assert "0 rows for 1 chunks" in failed.error.message
 
@@ -307,7 +301,6 @@ def test_close_ends_everything_and_refuses_what_comes_later() -> None:
     late = h.ask(forked=True)
     h.feed(tape, (2,))
     for request in (running, late):
-        assert request.error is not None
         assert (request.state, request.error.code) == (State.FAILED, "stopping")
     assert [(records[0].tokens, failure.code) for _, records, failure in h.log.drops] == [
         ((1,), "stopping"),

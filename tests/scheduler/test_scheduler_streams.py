@@ -93,7 +93,6 @@ def test_an_empty_prompt_cannot_be_finished() -> None:
     request = opened(h)
     h.scheduler.finish(request.id)
     h.run()
-    assert request.error is not None
     assert request.error.code == "bad_prompt"
 
 
@@ -103,7 +102,6 @@ def test_a_prompt_that_grows_too_long_ends_with_the_numbers() -> None:
     h.run()
     h.scheduler.extend(request.id, range(6))
     h.run()
-    assert request.error is not None
     assert request.error.code == "too_long"
     assert "21 tokens, the limit is 20" in request.error.message
     assert h.memory.free_blocks == h.memory.total_blocks
@@ -125,7 +123,6 @@ def test_a_client_that_vanishes_is_given_up_after_the_timeout_and_not_before() -
     clock.now = 1000
     h.run()
     assert h.done == [first]
-    assert first.error is not None
     assert first.error.code == "abandoned"
     clock.now = 1599
     h.scheduler.finish(second.id)
