@@ -24,7 +24,7 @@ from regions.pool_metadata import BlockPool
 from regions.tape import Tape
 from scheduler.grouping import Grouping
 from scheduler.interfaces import Limits, PriorityClass
-from scheduler.queues import PreemptableBlocks, QueuePosition, Queues
+from scheduler.queues import QueuePosition, Queues
 from scheduler.request import Failure, Request, State
 from scheduler.tapes import TapeAppend, Work
 
@@ -175,7 +175,6 @@ class _Planner:
         self.pool_share: int | None = None
         """Tokens left for POOL prompts in a batch with a question; None without one."""
         self.held = self._held_for_tapes()
-        self.preemptable: PreemptableBlocks | None = None
         self.entries: list[Entry] = []
         self.waits: dict[PriorityClass, str] = {}
         self.lost: dict[Tape, None] = {}
@@ -332,7 +331,7 @@ class _Planner:
         reserve = 0 if position.decoding else self.reserve
         if not self.entries or blocks <= self.free - reserve:
             return n, blocks
-        room = self.free + self._preemptable(request, blocks + reserve - self.free) - reserve
+        room = self.free + self.queues.victims_blocks(request, blocks + reserve - self.free) - reserve
         if blocks > room:
             self._note(request, "high_water" if blocks <= room + reserve else "blocks")
             n = bisect_right(range(1, n + 1), room, key=lambda k: request.blocks_needed(k, self.block_size))
@@ -390,13 +389,11 @@ class _Planner:
             if retention.span_ns and newest - oldest > retention.span_ns:
                 break
             need = append.tape.blocks_needed(after)
-            if n and need > self.free and need > self.free + self._preemptable(append, need - self.free):
+            if (
+                n
+                and need > self.free
+                and need > self.free + self.queues.victims_blocks(append, need - self.free)
+            ):
                 break
             n, tokens, blocks = n + 1, after, need
         return n, tokens, blocks
-
-    def _preemptable(self, work: Work, needed: int) -> int:
-        """Blocks that phase 2 may preempt for `work`; at least `needed` if there are that many."""
-        if self.preemptable is None:
-            self.preemptable = PreemptableBlocks(self.queues)
-        return self.preemptable(work, needed)

@@ -8,10 +8,9 @@ batch, not on how many wait.
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from itertools import accumulate
-from operator import gt, itemgetter, lt
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from sortedcontainers import SortedDict
@@ -163,6 +162,15 @@ class Queues:
         cells_of = (self._positions[victim].cells for victim in self.victims(work))
         return any(found >= cells for found in accumulate(cells_of))
 
+    def victims_blocks(self, work: Work, needed: int) -> int:
+        """Blocks of the victims of ``work``; a result of at least ``needed`` is a lower bound."""
+        found = 0
+        for victim in self.victims(work):
+            if found >= needed:
+                break
+            found += victim.blocks
+        return found
+
     def any_blocks_before(self, work: Work) -> bool:
         """Whether any request before ``work`` holds blocks."""
         keys = self.running.irange(maximum=self.key(work), inclusive=(True, False))
@@ -222,48 +230,6 @@ class Queues:
         key, never = position.key, NEVER_ADMITTED
         waits = position.state is State.QUEUED and position.left > 0
         return self.order is not None and waits and key[0] == never[0] and key[2] > never[2]
-
-
-class PreemptableBlocks:
-    """Sums the blocks of `Queues.victims`, for any work; made for one plan."""
-
-    def __init__(self, queues: Queues) -> None:
-        running = queues.running
-        self._key = queues.key
-        self._behind = _RunningSum(((key, running[key]) for key in reversed(running)), gt)
-        self._starved = _RunningSum(iter(queues.starved.items()), lt)
-
-    def __call__(self, work: Work, needed: int) -> int:
-        """Blocks that phase 2 may preempt for ``work``; a result of at least ``needed`` is a lower bound."""
-        key = self._key(work)
-        behind = self._behind(key, needed)
-        if behind >= needed or not work.complete:
-            return behind
-        return behind + self._starved(key, needed - behind)
-
-
-class _RunningSum:
-    """Running sum of requests' blocks, computed only as far as it was needed."""
-
-    def __init__(
-        self,
-        row: Iterator[tuple[SchedulingKey, Request]],
-        ahead: Callable[[SchedulingKey, SchedulingKey], bool],
-    ) -> None:
-        self._row, self._ahead = row, ahead
-        self._keys: list[SchedulingKey] = []  # summed so far
-        self._sums = [0]  # prefix sums over `_keys`
-
-    def __call__(self, key: SchedulingKey, needed: int) -> int:
-        """Blocks of the requests before ``key``; a result of at least ``needed`` is a lower bound."""
-        keys, sums, ahead = self._keys, self._sums, self._ahead
-        while sums[-1] < needed and (not keys or ahead(keys[-1], key)):
-            item = next(self._row, None)
-            if item is None:
-                break
-            keys.append(item[0])
-            sums.append(sums[-1] + item[1].blocks)
-        return sums[bisect_left(keys, True, key=lambda other: not ahead(other, key))]
 
 
 def _position(work: Work, policy: Policy) -> QueuePosition:

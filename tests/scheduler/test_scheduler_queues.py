@@ -15,7 +15,7 @@ from engine.step import SampledToken
 from scheduler.interfaces import PriorityClass
 from scheduler.policies import NAMES, Ordering
 from scheduler.prefix_queue import waiting_order
-from scheduler.queues import PreemptableBlocks, Queues
+from scheduler.queues import Queues
 from scheduler.request import LifecycleEvent, Request, State
 from scheduler.tapes import TapeAppend, TapeItem, Work
 from tests.scheduler.fakes import FakeMemory, FakeTape, request_of
@@ -256,7 +256,6 @@ class Model(RuleBasedStateMachine):
     def what_stands_below_is_recounted(self) -> None:
         running = sorted((r for r in self.requests if r.state is State.RUNNING), key=self.queues.key)
         assert list(self.queues.running.values()) == running
-        below = PreemptableBlocks(self.queues)
         works: list[Work] = [*self.requests, *self.appends]
         for work in works:
             key = self.queues.key(work)
@@ -268,8 +267,8 @@ class Model(RuleBasedStateMachine):
             assert list(self.queues.victims(work)) == victims
             blocks, cells = sum(r.blocks for r in victims), sum(r.cells for r in victims)
             for needed in (0, blocks // 2, blocks):
-                assert needed <= below(work, needed) <= blocks
-            assert below(work, blocks + 1) == blocks
+                assert needed <= self.queues.victims_blocks(work, needed) <= blocks
+            assert self.queues.victims_blocks(work, blocks + 1) == blocks
             assert self.queues.victims_have(work, cells) == bool(victims)
             assert not self.queues.victims_have(work, cells + 1)
             assert self.queues.any_blocks_before(work) == any(r.blocks for r in ahead)
