@@ -20,8 +20,8 @@ from flash.registry import Registry
 from scheduler.interfaces import Limits, PriorityClass
 from scheduler.request import State
 from scheduler.tapes import TapeItem
-from tests.scheduler.fakes import FakeClock, FakeTape, one_by_one
-from tests.scheduler.harness import Harness
+from tests.kit.scheduler.fakes import FakeClock, FakeTape, one_by_one
+from tests.kit.scheduler.harness import Harness
 
 WIDE = Limits(
     max_batch_tokens=200, max_batch_requests=16, chunk_min=8, chunk_max=64, cell_budget_fraction=1.0

@@ -6,7 +6,7 @@ import pytest
 
 from flash.ready import ReadyPosition, ReadyToken, exits
 from tests.flash.test_flash_evaluator import EIGHT, ONE_AT_A_TIME, YES_NO, Flash
-from tests.scheduler.fakes import FakeTape, one_by_one
+from tests.kit.scheduler.fakes import FakeTape, one_by_one
 
 HEADER = (3, 1, 4)
 

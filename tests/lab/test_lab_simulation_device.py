@@ -14,7 +14,7 @@ from lab.simulation.device import SimClock, SimDevice, SimTier
 from lab.simulation.tokens import Segments
 from regions.streaming_kv import StreamingPrompt
 from tests.kit.prompts import next_tokens, remaining
-from tests.scheduler.simulated import LinearCosts
+from tests.kit.scheduler.simulated import LinearCosts
 
 BLOCK, POOL, HOST = 4, 24, 10
 # Documents that begin alike and differ later, so that matches end inside an edge as well as at its end.

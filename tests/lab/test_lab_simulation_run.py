@@ -21,7 +21,7 @@ from lab.simulation.workload import WORKLOADS, Load, anns, crawler, oneshot, ses
 from scheduler.interfaces import Eviction
 from scheduler.policies import KEYS, Ordering
 from tests.kit import tolerance
-from tests.scheduler.simulated import LinearCosts, piece
+from tests.kit.scheduler.simulated import LinearCosts, piece
 
 COSTS = LinearCosts()
 ROOM = Setup(pool_tokens=10_000, block_size=4)

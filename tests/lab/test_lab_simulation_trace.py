@@ -8,7 +8,7 @@ import pytest
 
 from lab.simulation.inputs import Input, TraceError, read_trace, write_trace
 from lab.simulation.workload import Load, anns, crawler, oneshot
-from tests.scheduler.simulated import piece
+from tests.kit.scheduler.simulated import piece
 
 OPEN = '{"time_ns": 5, "request": 7, "op": "open", "segments": [[0, 4]]}'
 

@@ -22,7 +22,7 @@ from scheduler.policies import Ordering
 from scheduler.request import Failure, LifecycleEvent, Request
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItem, TapeItems, Work
-from tests.scheduler.worlds import FakeWorld
+from tests.kit.scheduler.worlds import FakeWorld
 
 Pass = list[SampledToken | None] | Exception
 """The device's results of one batch."""

@@ -25,7 +25,7 @@ from scheduler.scheduler import Scheduler as Steps
 from scheduler.tapes import TapeItem
 from tests.engine.oracle import VOCABULARY, tiny
 from tests.kit import tolerance
-from tests.scheduler.fakes import HeldClock
+from tests.kit.scheduler.fakes import HeldClock
 
 FROZEN = list(range(3, 14))
 RETENTION = 60

@@ -17,10 +17,9 @@ from scheduler.planner import plan
 from scheduler.policies import Ordering
 from scheduler.request import LifecycleEvent, Request
 from scheduler.tapes import Passes, TapeAppend
-from tests.scheduler.fakes import FakeMemory, FakeTape
-from tests.scheduler.harness import queues_of
-from tests.scheduler.runs import Run, answered
-from tests.scheduler.worlds import COSTS, ORDERINGS, FakeWorld, records
+from tests.kit.scheduler.fakes import FakeMemory, FakeTape
+from tests.kit.scheduler.harness import queues_of
+from tests.kit.scheduler.worlds import COSTS, ORDERINGS, FakeWorld, Run, records
 
 FLASH, SESSION, POOL, STREAM = PriorityClass
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.target)
@@ -117,7 +116,7 @@ def test_a_flash_waits_for_one_batch_in_flight_at_most(
         run.world.executor.at(flash.at, partial(submit, flash))
     run.run()
     for request in sent:
-        answered(run.world, request)
+        run.world.answers.check(request)
         queued, scheduled = request.first(LifecycleEvent.QUEUED), request.first(LifecycleEvent.SCHEDULED)
         assert scheduled - queued <= max(run.world.executor.took)
         ended = request.first(LifecycleEvent.FINISHED)
@@ -155,7 +154,7 @@ def test_every_load_comes_to_rest_with_every_answer_right(
             fits = -(-request.cells // 4) + 14 + 7 <= blocks  # with both tapes, and one old version of a tape
             assert request.error.code == "too_long" or (request.error.code == "no_memory" and not fits)
             continue
-        answered(over, request)
+        over.answers.check(request)
         if any(what is LifecycleEvent.PREEMPTED_SWAP for what, _ in request.events):
             event("swapped")
         if request.recomputed_tokens:
@@ -257,7 +256,7 @@ def test_a_bound_is_met_whenever_the_device_has_the_capacity(
     assert max(run.late) <= 0
     event("close to its bound", max(run.late) > -2 * batch_ns)
     for request in requests:
-        answered(run.world, request)
+        run.world.answers.check(request)
 
 
 sizes = st.lists(st.integers(1, 9), min_size=1, max_size=12)

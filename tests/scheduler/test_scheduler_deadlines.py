@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scheduler.deadlines import Deadline, Deadlines
 from scheduler.interfaces import PriorityClass
 from scheduler.request import State
-from tests.scheduler.fakes import FakeClock
-from tests.scheduler.harness import Harness
+from tests.kit.scheduler.fakes import FakeClock
+from tests.kit.scheduler.harness import Harness
 
 MS = 1_000_000
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scheduler.grouping import HEAD, Grouping
 from scheduler.interfaces import Limits, PriorityClass
 from scheduler.request import Request
-from tests.scheduler.fakes import FakeMemory, FakePrompt, request_of
-from tests.scheduler.harness import Harness
+from tests.kit.scheduler.fakes import FakeMemory, FakePrompt, request_of
+from tests.kit.scheduler.harness import Harness
 
 POOL = PriorityClass.POOL
 SOURCE = list(range(10, 50))

@@ -7,8 +7,8 @@ from scheduler.interfaces import Limits, PriorityClass
 from scheduler.planner import Entry, Plan, adaptive_chunk, cell_budget, plan
 from scheduler.request import Request, State
 from scheduler.tapes import TapeAppend, TapeItem
-from tests.scheduler.fakes import FakeMemory, FakeTape, one_by_one, request_of
-from tests.scheduler.harness import Harness, queues_of
+from tests.kit.scheduler.fakes import FakeMemory, FakeTape, one_by_one, request_of
+from tests.kit.scheduler.harness import Harness, queues_of
 
 FLASH, SESSION, POOL, STREAM = PriorityClass
 WIDE = Limits(max_batch_tokens=4000, max_batch_requests=64)

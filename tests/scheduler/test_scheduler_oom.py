@@ -15,8 +15,8 @@ from scheduler.observer import Observer
 from scheduler.planner import Entry, first_half
 from scheduler.request import LifecycleEvent, State
 from scheduler.tapes import TapeAppend, TapeItem
-from tests.scheduler.fakes import FakeMemory, FakeTape, request_of
-from tests.scheduler.harness import Harness, events
+from tests.kit.scheduler.fakes import FakeMemory, FakeTape, request_of
+from tests.kit.scheduler.harness import Harness, events
 
 FLASH, SESSION, POOL, STREAM = PriorityClass
 WIDE = Limits(max_batch_tokens=64, cell_budget_fraction=1.0, high_water=1.0)

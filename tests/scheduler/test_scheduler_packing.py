@@ -8,8 +8,8 @@ from daemon.config.schema import Config
 from daemon.engine.build import limits_of
 from engine.step import Chunk
 from scheduler.interfaces import PriorityClass
-from tests.scheduler.fakes import FakeTape
-from tests.scheduler.harness import Harness
+from tests.kit.scheduler.fakes import FakeTape
+from tests.kit.scheduler.harness import Harness
 
 SESSIONS = 100
 ENOUGH = 256

@@ -19,11 +19,10 @@ from scheduler.policies import KEYS, NAMES, Ordering
 from scheduler.queues import Queues
 from scheduler.request import LifecycleEvent, Request, State
 from scheduler.tapes import Work
-from tests.scheduler.fakes import FakeMemory, request_of
-from tests.scheduler.harness import events
-from tests.scheduler.runs import Run, answered
-from tests.scheduler.simulated import LinearCosts
-from tests.scheduler.worlds import FakeWorld
+from tests.kit.scheduler.fakes import FakeMemory, request_of
+from tests.kit.scheduler.harness import events
+from tests.kit.scheduler.simulated import LinearCosts
+from tests.kit.scheduler.worlds import FakeWorld, Run
 
 POOL = PriorityClass.POOL
 
@@ -297,7 +296,7 @@ def squeezed(host_blocks: int, eviction: str) -> tuple[list[Request], FakeWorld]
     run.scheduler.submit(first)
     run.run()
     for request in (first, second):
-        answered(run.world, request)
+        run.world.answers.check(request)
     return [first, second], run.world
 
 

@@ -12,8 +12,8 @@ from scheduler.interfaces import Limits, PriorityClass
 from scheduler.observer import Observer
 from scheduler.request import LifecycleEvent, Request, State
 from scheduler.tapes import TapeItem
-from tests.scheduler.fakes import FakeReader
-from tests.scheduler.harness import SMALL, Harness, events
+from tests.kit.scheduler.fakes import FakeReader
+from tests.kit.scheduler.harness import SMALL, Harness, events
 
 STREAM = PriorityClass.STREAM
 

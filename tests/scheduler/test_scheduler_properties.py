@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from scheduler.interfaces import Limits, PriorityClass
 from scheduler.request import LifecycleEvent, Request, State
-from tests.scheduler.fakes import FakeTape
-from tests.scheduler.harness import Harness, started
+from tests.kit.scheduler.fakes import FakeTape
+from tests.kit.scheduler.harness import Harness, started
 
 FLASH, SESSION, POOL, STREAM = PriorityClass
 

@@ -18,8 +18,8 @@ from scheduler.prefix_queue import waiting_order
 from scheduler.queues import Queues
 from scheduler.request import LifecycleEvent, Request, State
 from scheduler.tapes import TapeAppend, TapeItem, Work
-from tests.scheduler.fakes import FakeMemory, FakeTape, request_of
-from tests.scheduler.worlds import SavedPromptsIndex
+from tests.kit.scheduler.fakes import FakeMemory, FakeTape, request_of
+from tests.kit.scheduler.worlds import SavedPromptsIndex
 
 FLASH, SESSION, POOL, STREAM = PriorityClass
 K = 3

@@ -9,8 +9,8 @@ from scheduler.observer import RESTORE
 from scheduler.rebuild import Rebuilder
 from scheduler.refresh_policy import RETRY_NS
 from scheduler.request import State
-from tests.scheduler.fakes import FakeClock, FakeReader, FakeTape
-from tests.scheduler.harness import SMALL, Harness
+from tests.kit.scheduler.fakes import FakeClock, FakeReader, FakeTape
+from tests.kit.scheduler.harness import SMALL, Harness
 
 FLASH, SESSION, POOL, STREAM = PriorityClass
 WINDOW = list(range(40))

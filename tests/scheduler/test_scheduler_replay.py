@@ -18,9 +18,9 @@ from scheduler.policies import Ordering
 from scheduler.request import Request, RequestSpec, State
 from scheduler.tapes import TapeItem
 from scheduler.worker import Worker
-from tests.scheduler.fakes import FakeClock
+from tests.kit.scheduler.fakes import FakeClock
+from tests.kit.scheduler.worlds import ORDERINGS, FakeWorld, records
 from tests.scheduler.recording import Recorder, Step, replay
-from tests.scheduler.worlds import ORDERINGS, FakeWorld, records
 
 FLASH, SESSION, POOL, STREAM = PriorityClass
 FCFS = Ordering()

@@ -15,10 +15,9 @@ from scheduler.interfaces import Limits, PriorityClass
 from scheduler.planner import plan
 from scheduler.request import Request
 from scheduler.tapes import TapeAppend, TapeItems, Work
-from tests.scheduler.fakes import FakeTape
-from tests.scheduler.harness import queues_of
-from tests.scheduler.runs import Run, answered
-from tests.scheduler.worlds import COSTS, FakeWorld, records
+from tests.kit.scheduler.fakes import FakeTape
+from tests.kit.scheduler.harness import queues_of
+from tests.kit.scheduler.worlds import COSTS, FakeWorld, Run, records
 
 FLASH, SESSION, POOL, STREAM = PriorityClass
 
@@ -148,4 +147,4 @@ def test_a_flood_of_prompts_never_starves_a_tape(share: float, seed: int) -> Non
     assert len(waited) == 160
     assert max(waited) <= 4 * pass_ns
     for request in requests:
-        answered(run.world, request)
+        run.world.answers.check(request)

@@ -15,9 +15,8 @@ from scheduler.interfaces import Limits, PriorityClass
 from scheduler.policies import Ordering
 from scheduler.prefix_queue import PrefixQueue
 from scheduler.request import LifecycleEvent, Request, State
-from tests.scheduler.runs import Run
+from tests.kit.scheduler.worlds import ORDERINGS, FakeWorld, Run
 from tests.scheduler.test_scheduler_prefix_queue import Index, Waiting
-from tests.scheduler.worlds import ORDERINGS, FakeWorld
 
 FLASH, SESSION, POOL, STREAM = PriorityClass
 WEIGHTS = {"a": 1.0, "b": 3.0, "c": 0.5}

@@ -11,8 +11,8 @@ from engine.step import Chunk, SampledToken
 from scheduler.interfaces import Limits
 from scheduler.request import State
 from scheduler.speculation import GIVE_UP, RETRY, NgramProposer, draft_cap
-from tests.scheduler.fakes import FakeExecutor
-from tests.scheduler.harness import Harness
+from tests.kit.scheduler.fakes import FakeExecutor
+from tests.kit.scheduler.harness import Harness
 
 FEW = st.lists(st.integers(0, 3), max_size=60)
 

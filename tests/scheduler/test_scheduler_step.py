@@ -13,8 +13,8 @@ from scheduler.interfaces import Limits, PriorityClass
 from scheduler.observer import Observer
 from scheduler.request import Request, RequestSpec, State
 from scheduler.tapes import TapeItem
-from tests.scheduler.fakes import FakeExecutor, FakeReader, FakeTape, model, one_by_one
-from tests.scheduler.harness import SMALL, Harness, started
+from tests.kit.scheduler.fakes import FakeExecutor, FakeReader, FakeTape, model, one_by_one
+from tests.kit.scheduler.harness import SMALL, Harness, started
 
 FLASH, SESSION, POOL, STREAM = PriorityClass
 

@@ -8,18 +8,13 @@ import pytest
 
 from scheduler.interfaces import Limits
 from scheduler.request import LifecycleEvent, Request, State
-from tests.scheduler.fakes import HeldClock, one_by_one
-from tests.scheduler.harness import Harness, events
+from tests.kit.scheduler.fakes import HeldClock
+from tests.kit.scheduler.harness import Harness, events
 
 
 def opened(h: Harness, prompt: Sequence[int] = (), max_tokens: int = 3) -> Request:
     """An unfinished prompt."""
     return h.prompt(prompt, max_tokens, complete=False)
-
-
-def answered(request: Request) -> bool:
-    """Whether it ended with exactly the answer to its final prompt."""
-    return request.samples == one_by_one((), request.prompt, request.spec.max_tokens)
 
 
 def test_what_is_there_is_computed_but_for_the_last_token_and_nothing_is_generated() -> None:
@@ -33,7 +28,7 @@ def test_what_is_there_is_computed_but_for_the_last_token_and_nothing_is_generat
     before = len(h.executor.batches)
     h.scheduler.finish(request.id)
     h.run()
-    assert answered(request)
+    h.check(request)
     assert sum(len(chunk.tokens) for chunk in h.executor.batches[before]) == 1, (
         "one token to the first answer"
     )
@@ -58,7 +53,7 @@ def test_an_update_keeps_the_common_prefix_and_counts_the_rest() -> None:
     assert computed == 15 + (16 - 6 - 1)
     h.scheduler.finish(request.id)
     h.run()
-    assert answered(request)
+    h.check(request)
 
 
 def test_a_prompt_cut_back_to_what_is_in_kv_leaves_a_token_to_compute() -> None:
@@ -68,7 +63,7 @@ def test_a_prompt_cut_back_to_what_is_in_kv_leaves_a_token_to_compute() -> None:
     h.scheduler.replace(request.id, range(7))
     h.scheduler.finish(request.id)
     h.run()
-    assert answered(request)
+    h.check(request)
 
 
 def test_input_before_the_first_batch_counts_and_behind_the_end_changes_nothing() -> None:
@@ -85,7 +80,7 @@ def test_input_before_the_first_batch_counts_and_behind_the_end_changes_nothing(
     h.scheduler.finish(request.id)
     h.run()
     assert list(request.prompt) == [1, 2, 3]
-    assert answered(request)
+    h.check(request)
 
 
 def test_an_empty_prompt_cannot_be_finished() -> None:
@@ -128,7 +123,7 @@ def test_a_client_that_vanishes_is_given_up_after_the_timeout_and_not_before() -
     h.scheduler.finish(second.id)
     clock.now = 5000
     h.run()
-    assert answered(second)
+    h.check(second)
     assert h.scheduler.next_due() is None
     assert h.memory.free_blocks == h.memory.total_blocks
 
@@ -154,7 +149,8 @@ def test_prompts_that_begin_alike_read_what_one_computes() -> None:
     for request in requests:
         h.scheduler.finish(request.id)
     h.run()
-    assert all(answered(request) for request in requests)
+    for request in requests:
+        h.check(request)
     prefilled = sum(len(c.tokens) for batch in h.executor.batches for c in batch if len(c.tokens) > 1)
     assert prefilled == len(common), "not three times the beginning"
     assert [request.cached_tokens for request in requests] == [0, 24, 24]

@@ -11,7 +11,7 @@ import pytest
 
 from scheduler.request import State
 from scheduler.worker import Worker
-from tests.scheduler.harness import Harness, eventually
+from tests.kit.scheduler.harness import Harness, eventually
 
 
 @contextmanager

@@ -24,8 +24,8 @@ from scheduler.interfaces import Limits, PriorityClass
 from scheduler.request import Request
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItem
-from tests.scheduler.fakes import FakeTape
-from tests.scheduler.worlds import COSTS, FakeWorld
+from tests.kit.scheduler.fakes import FakeTape
+from tests.kit.scheduler.worlds import COSTS, FakeWorld
 
 SECOND = 10**9
 NAMES = [f"s{n}" for n in range(10)]

@@ -17,7 +17,7 @@ from scheduler.interfaces import Limits, PriorityClass
 from scheduler.request import LifecycleEvent, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItem, Work
-from tests.scheduler.fakes import (
+from tests.kit.scheduler.fakes import (
     FakeClock,
     FakeExecutor,
     FakeMemory,

@@ -23,8 +23,8 @@ from ingest.rollup import SummedBar
 from metrics.store import MetricStore
 from scheduler.interfaces import Limits
 from scheduler.tapes import TapeItem
-from tests.scheduler.fakes import one_by_one
-from tests.scheduler.harness import Harness
+from tests.kit.scheduler.fakes import one_by_one
+from tests.kit.scheduler.harness import Harness
 
 HEADER, RECORD = (3, 1, 4), (5, 6)
 FAVOURITE = one_by_one(RECORD, HEADER, 1, frozenset(), None)[0]

@@ -33,8 +33,8 @@ from tests.flash.test_flash_evaluator import LONG, MS, YES_NO, prepare
 from tests.kit import TOPIC, inproc_config
 from tests.kit.engine_events import answered
 from tests.kit.gateway import make_publisher
-from tests.scheduler.fakes import FakeClock, FakeTape
-from tests.scheduler.harness import Harness
+from tests.kit.scheduler.fakes import FakeClock, FakeTape
+from tests.kit.scheduler.harness import Harness
 
 STREAM = (TOPIC, 0)
 ONE = replace(YES_NO, text="Is it up now?")

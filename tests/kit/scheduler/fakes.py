@@ -18,7 +18,7 @@ from regions.offload.kv_store import NotResident
 from regions.sliding import Retention
 from regions.streaming_kv import StreamingPrompt
 from scheduler.interfaces import PriorityClass
-from scheduler.request import Request, RequestSpec
+from scheduler.request import Request, RequestSpec, State
 
 VOCABULARY = 97
 
@@ -406,3 +406,39 @@ def request_of(
             spec["tape"] = tape or FakeTape(memory, "")
     session = spec.pop("session", tape.name if tape else "")
     return Request(RequestSpec(cls, session, prompt, max_tokens, on_done, **spec))
+
+
+class Answers:
+    """Makes requests, and checks their answers against the context that each one read."""
+
+    def __init__(self, memory: FakeMemory) -> None:
+        self.memory = memory
+        self.done: list[Request] = []
+        self.contexts: dict[int, tuple[int, ...]] = {}
+        """What the reader of each ended request saw, by request."""
+
+    def request(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        cls: PriorityClass,
+        tape: FakeTape,
+        on_done: Callable[[Request], object] = lambda ended: None,
+        **spec: Any,
+    ) -> Request:
+        """See `request_of`."""
+
+        def done(ended: Request) -> None:
+            self.contexts[ended.id] = tape.history[ended.version]
+            self.done.append(ended)
+            on_done(ended)
+
+        return request_of(self.memory, prompt, max_tokens, cls, tape, on_done=done, **spec)
+
+    def check(self, request: Request) -> None:
+        """The answer is the one-by-one answer on the context it read."""
+        assert request.state is State.FINISHED, (request.id, request.error)
+        spec, context = request.spec, self.contexts[request.id]
+        expected = one_by_one(context, request.prompt, spec.max_tokens, spec.stop_ids, spec.choices)
+        assert request.samples == expected
+        assert request.output == [row.token for row in expected]

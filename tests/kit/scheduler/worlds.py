@@ -1,27 +1,31 @@
-"""Environments of a scheduler in virtual time: passes cost by token, and input arrives meanwhile."""
+"""A scheduler in virtual time: passes cost by token, and input arrives meanwhile."""
 
 from __future__ import annotations
 
 import heapq
+import random
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
 from engine.step import Chunk, SampledToken
+from regions.tape import Tape
 from scheduler.interfaces import Limits, PriorityClass
 from scheduler.policies import NAMES, Ordering
 from scheduler.request import Request
+from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItem
-from tests.scheduler.fakes import (
+from tests.kit.scheduler.fakes import (
+    Answers,
     FakeExecutor,
     FakeMemory,
     FakePrompt,
     FakeReader,
     FakeTape,
     FakeTier,
-    request_of,
 )
-from tests.scheduler.simulated import LinearCosts
+from tests.kit.scheduler.simulated import LinearCosts
 
 COSTS = LinearCosts(block_ns=15)
 ORDERINGS = [Ordering(name, k=3) for name in NAMES]
@@ -112,9 +116,8 @@ class FakeWorld:
         self.saved_prompts: list[tuple[int, ...]] = []
         self.index: Any = SavedPromptsIndex(self.saved_prompts)  # it finds what fakes saved
         self.tapes: dict[str, FakeTape] = {}
-        self.done: list[Request] = []
-        self.contexts: dict[int, tuple[int, ...]] = {}
-        """What the reader of each ended request saw, by request."""
+        self.answers = Answers(self.memory)
+        self.done = self.answers.done
 
     def tape(self, name: str) -> FakeTape:
         if name not in self.tapes:
@@ -139,14 +142,50 @@ class FakeWorld:
     ) -> Request:
         """A POOL request reads a prompt of its own, all others a session (or nothing)."""
         source = self.tape(session) if session else FakeTape(self.memory, "")
-
-        def done(ended: Request) -> None:
-            self.contexts[ended.id] = source.history[ended.version]
-            self.done.append(ended)
-
         own = {"open_prompt": lambda: self.prompt(salt)} if cls is PriorityClass.POOL else {}
-        spec = {"session": session, "on_done": done, "complete": complete, "salt": salt, **own}
-        return request_of(self.memory, list(prompt), max_tokens, cls, source, **spec)
+        spec = {"session": session, "complete": complete, "salt": salt, **own}
+        return self.answers.request(list(prompt), max_tokens, cls, source, **spec)
+
+
+class Run:
+    """Runs a scheduler over a world until no work is left and none will come."""
+
+    def __init__(self, over: FakeWorld, ordering: Ordering = ORDERINGS[1]) -> None:
+        self.world = over
+        self.scheduler = Scheduler(
+            over.executor,
+            over.memory,
+            over.limits,
+            over.executor.clock,
+            ordering=ordering,
+            costs=over.costs,
+            tier=over.tier,
+            index=over.index,
+            rng=random.Random(1),
+        )
+        self.scheduler.subscribe(self.on_commit, self.on_drop)
+        self.late: list[int] = []
+        """How long each record of a tape with a bound was queued when it was committed, less the bound."""
+        self._queued: dict[str, list[int]] = defaultdict(list)
+
+    def feed(self, name: str, sizes: Sequence[int]) -> None:
+        self._queued[name] += [self.world.executor.now] * len(sizes)
+        self.scheduler.append(self.world.tape(name), records(*sizes))
+
+    def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem]) -> None:
+        for _ in records:
+            waited = self.world.executor.now - self._queued[tape.name].pop(0)
+            if tape.staleness_ns:
+                self.late.append(waited - tape.staleness_ns)
+
+    def on_drop(self, tape: Tape, records: Sequence[TapeItem], failure: object) -> None:
+        raise AssertionError(failure)
+
+    def run(self, steps: int = 20_000) -> None:
+        for _ in range(steps):
+            if not self.scheduler.step() and not self.world.executor.sleep():
+                return
+        raise AssertionError(f"not at rest after {steps} steps")
 
 
 def records(*sizes: int) -> list[TapeItem]:

@@ -11,18 +11,10 @@ from regions.tape import Tape
 from scheduler.interfaces import Limits, PriorityClass
 from scheduler.observer import Observer
 from scheduler.queues import Queues
-from scheduler.request import Failure, LifecycleEvent, Request, State
+from scheduler.request import Failure, LifecycleEvent, Request
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeAppend, TapeItem
-from tests.scheduler.fakes import (
-    FakeClock,
-    FakeExecutor,
-    FakeMemory,
-    FakePrompt,
-    FakeTape,
-    one_by_one,
-    request_of,
-)
+from tests.kit.scheduler.fakes import Answers, FakeClock, FakeExecutor, FakeMemory, FakePrompt, FakeTape
 
 
 def queues_of(work: Iterable[Request | TapeAppend]) -> Queues:
@@ -68,9 +60,8 @@ class Harness:
         self.scheduler = Scheduler(self.executor, self.memory, limits, clock or FakeClock(), observer)
         self.log = Log()
         self.scheduler.subscribe(self.log.on_commit, self.log.on_drop)
-        self.done: list[Request] = []
-        self.contexts: dict[int, tuple[int, ...]] = {}
-        """What each request's reader saw, by request."""
+        self.answers = Answers(self.memory)
+        self.done, self.contexts, self.check = self.answers.done, self.answers.contexts, self.answers.check
 
     def tape(self, name: str = "T", retention: int = 40) -> FakeTape:
         return FakeTape(self.memory, name, retention)
@@ -83,20 +74,13 @@ class Harness:
         tape: FakeTape | None = None,
         *,
         forked: bool = False,
-        on_done: Callable[[Request], object] = lambda ended: None,
         **spec: Any,
     ) -> Request:
         """Submit a request on a tape's newest version (or stateless), or on a fork taken now."""
         source = tape or FakeTape(self.memory, "")
-
-        def done(ended: Request) -> None:
-            self.contexts[ended.id] = source.history[ended.version]
-            self.done.append(ended)
-            on_done(ended)
-
         if forked:
             spec["reader"] = source.fork()
-        request = request_of(self.memory, tuple(prompt), max_tokens, cls, source, on_done=done, **spec)
+        request = self.answers.request(tuple(prompt), max_tokens, cls, source, **spec)
         self.scheduler.submit(request)
         return request
 
@@ -123,16 +107,6 @@ class Harness:
             if not self.scheduler.step():
                 return done
         raise AssertionError(f"not at rest after {steps} steps")
-
-    def check(self, request: Request) -> None:
-        """The answer is the one-by-one answer on the context it read."""
-        assert request.state is State.FINISHED, request.error
-        spec = request.spec
-        expected = one_by_one(
-            self.contexts[request.id], request.prompt, spec.max_tokens, spec.stop_ids, spec.choices
-        )
-        assert request.samples == expected
-        assert request.output == [row.token for row in expected]
 
 
 def started(request: Request) -> int:

@@ -1,0 +1,1 @@
+"""Fakes and rigs of the scheduler: exact, small, without tensors."""
