@@ -6,8 +6,6 @@ would have it at the coverage asked for now. So its bound holds in the order of 
 come and however many at once.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from dataclasses import replace
 from typing import Literal, NamedTuple

@@ -5,8 +5,6 @@ least probability, or logit gap where nothing is calibrated; ``crossed``, where 
 of a level; ``every`` n-th data version. What compares with an earlier answer publishes the first one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal

@@ -1,7 +1,5 @@
 """Questions: `Question` as its owner wrote it, `PreparedQuestion` as tokens for one model."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections import Counter

@@ -4,8 +4,6 @@ Each data version gets one more row, of the tokens that begin an answer, in a ba
 questions. An ask may be answered from the result at once (early exit). The result is blind to its question.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """The standing questions of every session, prepared once."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 It is asked of every data version, every N bars, or every N seconds of event time.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from flash.question import Question

@@ -6,8 +6,6 @@ make progress, so it has three more ways: it takes a smaller piece; then readers
 they pin; at last it fails, and the message gives the figures.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field

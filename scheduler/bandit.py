@@ -15,8 +15,6 @@ The price: among equal arms (all large k behave alike) the search is a random wa
 queue grow leaves a backlog that also lowers the reward of the next ones.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections import deque

@@ -5,8 +5,6 @@ it to compare swapping with recomputing and to predict how long a deadline can w
 times from it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path

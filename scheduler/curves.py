@@ -4,8 +4,6 @@ A curve with few knots evaluates in a fraction of a microsecond, is defined betw
 sizes, and, unlike a polynomial, never falls.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from itertools import pairwise
 from math import isfinite

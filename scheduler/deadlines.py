@@ -1,7 +1,5 @@
 """Requests that must be answered by a time, or not at all; and unfinished prompts that get no input."""
 
-from __future__ import annotations
-
 from itertools import takewhile
 from typing import NamedTuple
 

@@ -10,8 +10,6 @@ everything, owes nothing for it, and keeps its own order. Virtual time is a whol
 give equal orders.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ and they use no token of the budget. Every plan forms new groups, so no request 
 ended.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Calls from other threads, queued until the next step."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence

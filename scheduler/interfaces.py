@@ -3,8 +3,6 @@
 Every method is called from the one thread that runs `Scheduler.step`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum

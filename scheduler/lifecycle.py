@@ -1,7 +1,5 @@
 """Live work: arrival, change and end of requests and records."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -12,8 +12,6 @@ Work that needs a session's lost KV is skipped until the session is rebuilt, and
 refresh; neither delays other work.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -15,8 +15,6 @@ virtual time; of one tenant alone that is the order of arrival. `lcas`, `lcas-fa
 tenants.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args

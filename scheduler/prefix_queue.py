@@ -7,8 +7,6 @@ infinity differs only in its first choice. Several tenants take turns by their w
 (`scheduler.fair_queue`), and each has an order of its own.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 

@@ -5,8 +5,6 @@ running (admitted) requests, waiting requests, and tapes. A walk merges them laz
 batch, not on how many wait.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Iterator
 from itertools import accumulate

@@ -3,8 +3,6 @@
 A rebuild is an ordinary request of class SESSION. Everything runs on the thread that steps the scheduler.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """When a session's window is prefilled again, and behind which frozen prefix."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

@@ -5,8 +5,6 @@ equal inputs (work, clock, executor) give equal decisions. The scheduler yields 
 waits for at most one batch before it is ranked (*Attention Once* section 3.6).
 """
 
-from __future__ import annotations
-
 import logging
 import random
 from collections import Counter

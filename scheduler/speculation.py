@@ -5,8 +5,6 @@ next token verifies them, in rows of their own. Drafts use only tokens that the 
 above the high-water mark: a draft never preempts a request or shrinks a prompt's chunk.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from regions.pool_metadata import BlockPool

@@ -10,8 +10,6 @@ bound for all tapes: the input of one bound's time takes at most that time less 
 deadline first needs less capacity; the rest is the price of letting questions go first.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence

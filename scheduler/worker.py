@@ -1,7 +1,5 @@
 """The one thread that owns the device: it steps the scheduler while there is work and blocks otherwise."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

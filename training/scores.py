@@ -1,7 +1,5 @@
 """Scores of confidence: calibration error, Brier score, log loss, risk by coverage; and conformity scores."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Random numbers with published quantiles, all drawn from the `random.Random` that is passed in."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What `foretick simulate` runs: every policy at every rate, over the same requests."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from itertools import product

@@ -7,8 +7,6 @@ A trace has one JSON object per line, in order of time:
 `segments` are runs of consecutive token ids, [first, count]; `tokens`, a list of ids, may be given instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Literal, NamedTuple

@@ -1,7 +1,5 @@
 """PNG plots of simulated runs: the tail of TTFT by policy, and TTFT against the request rate."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Summaries of simulated runs: quantiles, tails and counts, as JSON and as a table."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

@@ -5,8 +5,6 @@ time while the pass runs, as by other threads in the daemon. When there is nothi
 to the next input.
 """
 
-from __future__ import annotations
-
 import random
 from array import array
 from collections import Counter

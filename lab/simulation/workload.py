@@ -8,8 +8,6 @@ prompts in random order, several of which share a user's history. Requests arriv
 docs/simulation.md lists what is published and what is assumed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate

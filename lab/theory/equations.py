@@ -3,8 +3,6 @@
 Times are in seconds or any other unit, the same one in all arguments of a call; memory is in bytes.
 """
 
-from __future__ import annotations
-
 from math import floor
 
 EDGE = 1e-9

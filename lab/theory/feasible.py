@@ -17,8 +17,6 @@ another), w > 2T is an overload, certified beforehand in O(n). So with T bounded
 the theorem says, and does not depend on p.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from bisect import bisect_left

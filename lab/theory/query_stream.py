@@ -4,8 +4,6 @@ Time is counted in tokens: one unit is the cost of one token without attention. 
 query at a time without interruption, and caches only the previous prompt.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

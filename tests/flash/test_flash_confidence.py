@@ -1,7 +1,5 @@
 """Probabilities, choice sets and scores of confidence: against brute force and values known in advance."""
 
-from __future__ import annotations
-
 from math import ceil, exp, inf
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Free text comes second and delays no one-token answer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count

@@ -1,7 +1,5 @@
 """Labels that arrive later: in any order, late, at once, unknown."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Which standing question is meant, against a plain search through the list."""
 
-from __future__ import annotations
-
 import unicodedata
 
 from hypothesis import given

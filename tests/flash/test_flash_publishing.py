@@ -1,7 +1,5 @@
 """Which answers each `publish_when` publishes, against series of answers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal

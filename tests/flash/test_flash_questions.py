@@ -1,7 +1,5 @@
 """Questions, their identity, and the registry's refusals."""
 
-from __future__ import annotations
-
 import pytest
 
 from flash.question import PAPER_SIX, PreparedQuestion, Question

@@ -1,7 +1,5 @@
 """The ready position: evaluated at every version; when an ask may exit on it."""
 
-from __future__ import annotations
-
 import pytest
 
 from flash.ready import ReadyPosition, ReadyToken, exits

@@ -1,7 +1,5 @@
 """Curves against numpy's interpolation, their fit against a search through all choices of knots."""
 
-from __future__ import annotations
-
 from itertools import combinations, pairwise
 from math import inf, nan
 

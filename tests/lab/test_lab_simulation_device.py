@@ -1,7 +1,5 @@
 """The simulated device: transfers, the host tier and the prefix cache, over the real block metadata."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Whole simulated runs, checked by hand, by queueing theory's recursion, and by conservation laws."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice

@@ -1,7 +1,5 @@
 """Segments behave as the list of their tokens does."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

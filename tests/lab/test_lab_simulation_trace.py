@@ -1,7 +1,5 @@
 """Traces round-trip; an invalid line is reported by its number."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

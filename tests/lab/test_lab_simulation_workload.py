@@ -1,7 +1,5 @@
 """Synthetic workloads have the published distributions, and are what their papers describe."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator

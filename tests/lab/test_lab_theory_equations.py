@@ -1,7 +1,5 @@
 """The capacity equations of *Attention Once*, against the paper's numbers and brute force."""
 
-from __future__ import annotations
-
 from math import isclose
 
 import pytest

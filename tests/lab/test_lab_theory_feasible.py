@@ -1,7 +1,5 @@
 """Theorem 4 against every order of small streams; theorem 1's instances; the certificate's soundness."""
 
-from __future__ import annotations
-
 import math
 import random
 from fractions import Fraction

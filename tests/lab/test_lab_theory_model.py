@@ -1,7 +1,5 @@
 """Definitions 1 and 2, the three orders, and the paper's worked example."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Theorem 2 and corollary 3 on regular arrival shuffled queues, against their bounds written out."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

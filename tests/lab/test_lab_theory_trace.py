@@ -1,7 +1,5 @@
 """Query streams from JSON lines."""
 
-from __future__ import annotations
-
 import pytest
 
 from lab.theory.query_stream import QueryStream, TraceError, read_trace

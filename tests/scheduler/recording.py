@@ -6,8 +6,6 @@ commits. `replay` repeats the run over an equal world. Callbacks are not repeate
 inputs.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 from collections import deque

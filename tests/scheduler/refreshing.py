@@ -1,7 +1,5 @@
 """Sessions whose windows are prefilled again in the background, over the real engine."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Background prefills: adopted by exact sessions, compared with the state of the others."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

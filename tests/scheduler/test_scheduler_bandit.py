@@ -1,7 +1,5 @@
 """The bandit that chooses k, in an environment whose best k is known. All seeds are fixed."""
 
-from __future__ import annotations
-
 import math
 import pickle
 import random

@@ -1,7 +1,5 @@
 """Proven bounds under random loads in virtual time: flash latency, no starvation, staleness."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The cost model: times of passes, profile files, shipped profiles against the paper, online learning."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from random import Random

@@ -1,7 +1,5 @@
 """Deadlines of requests: by a plain list, and what the scheduler does when one passes."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Grouped prefill against its definition, also when prompts change."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from hypothesis import given, settings

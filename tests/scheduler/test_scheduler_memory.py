@@ -1,7 +1,5 @@
 """Both phases under memory pressure: plans, victims, and guaranteed progress."""
 
-from __future__ import annotations
-
 from scheduler.allocation import allocate
 from scheduler.interfaces import Limits, PriorityClass
 from scheduler.planner import Entry, Plan, adaptive_chunk, cell_budget, plan

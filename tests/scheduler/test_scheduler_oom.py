@@ -1,15 +1,16 @@
 """Out of memory: half of the batch is retried once, and nothing is lost silently."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from daemon.engine.metrics import EngineObserver
 from engine.seeding import Sampling, prompt_seed
 from engine.step import Chunk, OutOfMemory, SampledToken
+from metrics.store import MetricStore
+from regions.kv_tensors import KVPool, LayerShape
 from scheduler.interfaces import Limits, PriorityClass
 from scheduler.observer import Observer
 from scheduler.planner import Entry, first_half
@@ -208,6 +209,15 @@ def test_whatever_pass_fails_nothing_is_lost_and_no_answer_is_wrong(
     assert all(failure.code == "no_memory" for _, _, failure in h.log.drops)
     failed = any(r.state is State.FAILED for r in requests) or bool(h.log.drops)
     assert not failed or "failed" in reports.outcomes
+
+
+def test_the_metric_counts_by_how_it_ended() -> None:
+    store = MetricStore.local({})
+    observer = EngineObserver(store, KVPool([LayerShape(1, 2, 2)], 4))
+    for retried in (True, True, False):
+        observer.out_of_memory(retried=retried)
+    assert store.value("foretick_oom_total", outcome="retried") == 2
+    assert store.value("foretick_oom_total", outcome="failed") == 1
 
 
 # Seeds of draws, which preemption must not change.

@@ -1,7 +1,5 @@
 """Many sessions with a bar each: how many rows the model's layers see in a pass (a row is a token)."""
 
-from __future__ import annotations
-
 import pytest
 
 from daemon.config.schema import Config

@@ -1,7 +1,5 @@
 """Policies and both phases against the papers' descriptions, modelled with plain lists."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Prefill-only requests, which use what all other work leaves."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 

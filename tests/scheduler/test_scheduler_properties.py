@@ -1,7 +1,5 @@
 """Random loads over random pools: however batched and preempted, answers equal the one-by-one oracle."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hypothesis import assume, given, settings

@@ -1,7 +1,5 @@
 """The maintained order equals a new sort after any changes."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Iterator
 from functools import partial

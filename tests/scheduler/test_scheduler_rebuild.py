@@ -1,7 +1,5 @@
 """A request that the scheduler plans like any other prefills lost KV; other work continues."""
 
-from __future__ import annotations
-
 import pytest
 
 from scheduler.interfaces import PriorityClass

@@ -1,7 +1,5 @@
 """A tape's frozen prefix is replaced while it lives: `Scheduler.refresh` on the real engine."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

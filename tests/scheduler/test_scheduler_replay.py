@@ -1,7 +1,5 @@
 """Equal inputs give equal decisions: recorded runs are replayed."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time

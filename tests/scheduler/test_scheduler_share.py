@@ -1,7 +1,5 @@
 """The tapes' share of a pass: what requests leave to them, by plan and under a flood in virtual time."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from dataclasses import replace

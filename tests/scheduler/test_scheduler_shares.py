@@ -1,7 +1,5 @@
 """Tenants' shares against a brute-force reference; in the scheduler fair to several, nothing new to one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction

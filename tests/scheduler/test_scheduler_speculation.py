@@ -1,7 +1,5 @@
 """N-gram drafts: their source, their number, and that they change no answer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """One scheduler over the hash model: answers, classes, failures, endings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

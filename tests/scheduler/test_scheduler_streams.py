@@ -1,7 +1,5 @@
 """Streaming prompts: open, append, update, finish, and clients that vanish (*Stream2LLM* section 4.2)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

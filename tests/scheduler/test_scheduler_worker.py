@@ -1,7 +1,5 @@
 """The worker thread: it blocks when idle, drains on stop, survives defects, and calls its idle hook."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Scores of confidence against brute force and values known in advance."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -5,8 +5,6 @@ twice, left out, or read from the wrong version changes it. `one_by_one` is the 
 without any batching.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import blake2b

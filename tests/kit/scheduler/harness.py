@@ -1,7 +1,5 @@
 """A scheduler over the fakes, with shared shorthand."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial

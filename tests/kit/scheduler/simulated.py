@@ -1,7 +1,5 @@
 """A device with integer costs, for results that can be computed by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

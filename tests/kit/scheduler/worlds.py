@@ -1,7 +1,5 @@
 """A scheduler in virtual time: passes cost by token, and input arrives meanwhile."""
 
-from __future__ import annotations
-
 import heapq
 import random
 from collections import defaultdict

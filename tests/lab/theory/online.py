@@ -1,7 +1,5 @@
 """A query stream served online: who has arrived may be chosen, the machine never idles while one waits."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

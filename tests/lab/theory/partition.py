@@ -1,7 +1,5 @@
 """3-PARTITION as a query stream: why meeting a TTFT for all is NP-hard (*k-LPM* definition 3, theorem 1)."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The paper's lower bounds are asymptotic. They are written out here for a given n
 from the inequalities of its proofs, so that a test can hold a run against a number.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
