@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 from grafana_foundation_sdk.builders import heatmap, stat, timeseries
@@ -24,16 +25,7 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableRefresh,
 )
 
-from dashboards.expressions import (
-    STAGE,
-    buckets,
-    gauge,
-    increase,
-    labelled,
-    mean,
-    per_second,
-    quantile,
-)
+from dashboards.expressions import STAGE, buckets, gauge, increase, labelled, mean, per_second, quantile
 from metrics.catalogue import AGES
 
 UID = "foretick-latency"
@@ -76,14 +68,12 @@ def build() -> str:
         "Queues and memory": _queues_and_memory(),
         "Capacity": _capacity(),
     }
+    number = count(1)
     for title, panels in rows.items():
-        dashboard = dashboard.with_row(Row(title))
+        dashboard = dashboard.with_row(Row(title).id(next(number)))
         for panel in panels:
-            dashboard = dashboard.with_panel(panel)
-    model = dashboard.build()
-    for number, panel in enumerate(model.panels, start=1):
-        panel.id_val = number
-    text: str = JSONEncoder(sort_keys=True, indent=2).encode(model)
+            dashboard = dashboard.with_panel(panel.id(next(number)))
+    text: str = JSONEncoder(sort_keys=True, indent=2).encode(dashboard.build())
     return text + "\n"
 
 
@@ -121,9 +111,9 @@ def _tick_to_answer() -> list[Any]:
         .height(9)
         .span(_HALF)
         .with_target(_query(buckets(STAGE, "le", stage=_WHOLE), "{{le}}", 0).format("heatmap")),
-        _series("Tick to answer, quantiles", "s", _HALF, _quantiles(_WHOLE)),
-        _series("p99 by stage", "s", _HALF, [(quantile(STAGE, 0.99, "stage", stage=_SLOW), "{{stage}}")]),
-        _series("Mean by stage", "s", _HALF, [(mean(STAGE, "stage", stage=_STEPS), "{{stage}}")]),
+        _series("Tick to answer, quantiles", "s", *_quantiles(_WHOLE), span=_HALF),
+        _series("p99 by stage", "s", (quantile(STAGE, 0.99, "stage", stage=_SLOW), "{{stage}}"), span=_HALF),
+        _series("Mean by stage", "s", (mean(STAGE, "stage", stage=_STEPS), "{{stage}}"), span=_HALF),
     ]
 
 
@@ -132,12 +122,12 @@ def _questions() -> list[Any]:
     # Attention Once, equation 18: the tiers' means, weighted by their shares of all answers
     effective = [(mean(STAGE, stage=_ASKS), "effective"), (mean(STAGE, "stage", stage=_ASKS), "{{stage}}")]
     return [
-        _series("Standing questions: wait and forward pass", "s", _THIRD, _quantiles("queue_flash|forward")),
-        _series("Asks and free text: wait", "s", _THIRD, _quantiles("queue_session")),
-        _series("Asks: request to reply, by tier", "s", _THIRD, _quantiles(_ASKS)),
+        _series("Standing questions: wait and forward pass", "s", *_quantiles("queue_flash|forward")),
+        _series("Asks and free text: wait", "s", *_quantiles("queue_session")),
+        _series("Asks: request to reply, by tier", "s", *_quantiles(_ASKS)),
         _rates("Answers a second", "foretick_answers_total", "session"),
         _rates("Asks a second, by outcome", "foretick_asks_total", "outcome"),
-        _series("Asks: effective average latency, and by tier", "s", _THIRD, effective),
+        _series("Asks: effective average latency, and by tier", "s", *effective),
         _rates("Questions without an answer, a second", "foretick_answers_failed_total", "reason"),
         _stacked(_rates(suppressed, "foretick_answers_suppressed_total", "reason")),
         _rates(
@@ -157,35 +147,27 @@ def _confidence() -> list[Any]:
         _gauges("Logit gap over that at calibration", "short", "foretick_gap_ratio", "session"),
         _rates("Choice sets a second, by size", "foretick_choice_sets_total", "size"),
         _rates("Labels a second, by outcome", "foretick_labels_total", "outcome"),
-        _series("Choice sets that have their label, in this range", "percentunit", _THIRD, coverage),
+        _series("Choice sets that have their label, in this range", "percentunit", *coverage),
     ]
 
 
 def _freshness() -> list[Any]:
     skipped = "Standing evaluations skipped for a newer version, a second"
+    late = "Prompts refused while tapes were late, a second"
+    ages = [
+        (gauge("foretick_staleness_seconds", "session", since=since), f"{{{{session}}}} {since}")
+        for since in AGES
+    ]
     return [
-        _series(
-            "Staleness by session, since the event, the source and this daemon had it",
-            "s",
-            _THIRD,
-            [
-                (gauge("foretick_staleness_seconds", "session", since=since), f"{{{{session}}}} {since}")
-                for since in AGES
-            ],
-        ),
+        _series("Staleness by session, since the event, the source and this daemon had it", "s", *ages),
         _gauges("Kafka records not read yet", "short", "foretick_consumer_lag_records", "partition"),
         _gauges("Age of the Kafka input while some waits", "s", "foretick_consumer_lag_seconds", "partition"),
-        _series("Standby daemons", "short", _THIRD, [(gauge("foretick_standby", over="sum"), "standby")]),
+        _series("Standby daemons", "short", (gauge("foretick_standby", over="sum"), "standby")),
         _rates("Data versions a second", "foretick_versions_total", "session"),
         _rates(skipped, "foretick_flash_coalesced_total", "session"),
         _gauges("Closed bars that wait for the engine", "short", "foretick_bars_waiting", "session"),
         _rates("Bars read later than promised, a second", "foretick_freshness_misses_total", "session"),
-        _series(
-            "Prompts refused while tapes were late, a second",
-            "short",
-            _THIRD,
-            [(per_second("foretick_prompts_refused_total"), "refused")],
-        ),
+        _series(late, "short", (per_second("foretick_prompts_refused_total"), "refused")),
         _rates("Bars skipped unread, a second", "foretick_bars_skipped_total", "session"),
     ]
 
@@ -193,16 +175,16 @@ def _freshness() -> list[Any]:
 def _carried_state() -> list[Any]:
     agreements = increase("foretick_divergence_agreements_total", "session")
     samples = increase("foretick_divergence_samples_total", "session")
-    same = [(f"{agreements} / {samples}", "{{session}}")]
+    same = f"{agreements} / {samples}", "{{session}}"
     refreshed = [
         (increase("foretick_refreshes_total", "session"), "{{session}}"),
         (increase("foretick_refresh_restarts_total"), "restarted"),
     ]
     divergence = "KL(fresh || carried) of the next token, nats"
     return [
-        _series("Share of answers equal from a fresh state, in this range", "percentunit", _THIRD, same),
+        _series("Share of answers equal from a fresh state, in this range", "percentunit", same),
         _gauges(divergence, "short", "foretick_divergence_kl_nats", "session"),
-        _series("Refreshed windows, in this range", "short", _THIRD, refreshed),
+        _series("Refreshed windows, in this range", "short", *refreshed),
     ]
 
 
@@ -219,13 +201,13 @@ def _losses() -> list[Any]:
         (per_second("foretick_records_duplicate_total"), "came before"),
         (per_second("foretick_price_jumps_total"), "price jumps"),
     ]
-    transactions = [(mean("foretick_transaction_seconds"), "mean")]
+    transactions = mean("foretick_transaction_seconds"), "mean"
     return [
-        _series("Lost before they were read, and pauses, a second", "short", _THIRD, lost),
+        _series("Lost before they were read, and pauses, a second", "short", *lost),
         _rates("Late records a second", "foretick_records_late_total", "session"),
-        _series("Refused records a second", "short", _THIRD, refused),
+        _series("Refused records a second", "short", *refused),
         _rates("Transactions a second, by outcome", "foretick_transactions_total", "outcome"),
-        _series("Transactions: time until in effect", "s", _THIRD, transactions),
+        _series("Transactions: time until in effect", "s", transactions),
     ]
 
 
@@ -238,24 +220,19 @@ def _scheduler() -> list[Any]:
     ttft = [
         (quantile("foretick_ttft_seconds", q, "class"), f"p{q * 100:g} {{{{class}}}}") for q in (0.5, 0.99)
     ]
-    preempted = [
-        (
-            per_second("foretick_preemptions_total", "class", "by_class"),
-            "{{class}} for {{by_class}}",
-        )
-    ]
-    shares = [(f"{reused} / ({reused} + {computed})", "{{class}}")]
+    preempted = per_second("foretick_preemptions_total", "class", "by_class"), "{{class}} for {{by_class}}"
+    share = f"{reused} / ({reused} + {computed})", "{{class}}"
     return [
         _stacked(
             _rates("Requests that wait for a batch, by reason", "foretick_wait_seconds_total", "reason")
         ),
         _rates("Seconds waited a second, by class", "foretick_wait_seconds_total", "class"),
-        _series("Waiting, by class and policy", "short", _THIRD, [(waiting, "{{class}} ({{policy}})")]),
-        _series("End of input to first token", "s", _THIRD, ttft),
-        _series("Preemptions a second", "short", _THIRD, preempted),
+        _series("Waiting, by class and policy", "short", (waiting, "{{class}} ({{policy}})")),
+        _series("End of input to first token", "s", *ttft),
+        _series("Preemptions a second", "short", preempted),
         _rates("Tokens of lost KV, a second", "foretick_lost_tokens_total", "kind"),
-        _series("Share of draft tokens accepted", "percentunit", _THIRD, [(f"{right} / {drafts}", "right")]),
-        _series("Share of tokens reused", "percentunit", _THIRD, shares),
+        _series("Share of draft tokens accepted", "percentunit", (f"{right} / {drafts}", "right")),
+        _series("Share of tokens reused", "percentunit", share),
         _rates("Prefix cache, tokens a second", "foretick_prefix_tokens_total", "event"),
     ]
 
@@ -266,7 +243,7 @@ def _queues_and_memory() -> list[Any]:
     return [
         _gauges("Requests by class", "short", "foretick_live_requests", "class", over="sum"),
         _gauges("Ring fill", "percentunit", "foretick_ring_fill_ratio", "source"),
-        _series("KV pool in use", "percentunit", _THIRD, [(f"{used} / {total}", "used")]),
+        _series("KV pool in use", "percentunit", (f"{used} / {total}", "used")),
         _rates("Tokens a second, by class", "foretick_batch_tokens_total", "class"),
         _gauges("Tape by session, tokens", "short", "foretick_session_tokens", "session"),
         _gauges("Bars in neither window nor rollup", "short", "foretick_rollup_missing_bars", "session"),
@@ -280,30 +257,25 @@ def _capacity() -> list[Any]:
     every = per_second("foretick_asks_total", outcome=_TIERS)
     missed, bars = per_second("foretick_freshness_misses_total"), per_second("foretick_bars_total")
     skipped = per_second("foretick_bars_skipped_total")
-    used = [(gauge("foretick_utilisation_ratio"), "utilisation")]
-    kept = [(f"1 - ({missed} + {skipped}) / {bars}", "kept")]
+    used = gauge("foretick_utilisation_ratio"), "utilisation"
+    kept = f"1 - ({missed} + {skipped}) / {bars}", "kept"
     return [
-        _series("Utilisation", "percentunit", _THIRD, used),
+        _series("Utilisation", "percentunit", used),
         _gauges("Sessions capacity, by limit", "short", "foretick_sessions_capacity", "limit"),
-        _series(
-            "Hit mix of asks",
-            "percentunit",
-            _THIRD,
-            [(f"{served} / scalar({every})", "{{outcome}}")],
-        ),
-        _series("Close to answer", "s", _THIRD, _quantiles("close_to_answer")),
-        _series("Promise kept", "percentunit", _THIRD, kept),
+        _series("Hit mix of asks", "percentunit", (f"{served} / scalar({every})", "{{outcome}}")),
+        _series("Close to answer", "s", *_quantiles("close_to_answer")),
+        _series("Promise kept", "percentunit", kept),
     ]
 
 
 def _rates(title: str, counter: str, by: str) -> Any:
     """A counter's increase per second, one line per value of the label ``by``."""
-    return _series(title, "short", _THIRD, [(per_second(counter, by), f"{{{{{by}}}}}")])
+    return _series(title, "short", (per_second(counter, by), f"{{{{{by}}}}}"))
 
 
 def _gauges(title: str, unit: str, name: str, by: str, over: str = "max") -> Any:
     """A gauge, one line per value of the label ``by``."""
-    return _series(title, unit, _THIRD, [(gauge(name, by, over=over), f"{{{{{by}}}}}")])
+    return _series(title, unit, (gauge(name, by, over=over), f"{{{{{by}}}}}"))
 
 
 def _quantiles(stages: str) -> list[Query]:
@@ -318,7 +290,7 @@ def _query(expression: str, legend: str, index: int) -> Any:
     )
 
 
-def _series(title: str, unit: str, span: int, targets: list[Query]) -> Any:
+def _series(title: str, unit: str, *targets: Query, span: int = _THIRD) -> Any:
     legend = (
         VizLegendOptions()
         .display_mode(LegendDisplayMode.LIST)

@@ -43,7 +43,7 @@ class Backlog:
     def __init__(self, window: TapeWindow, *, skips: bool) -> None:
         self._window, self._skips = window, skips
         self._bars = np.zeros(0, BAR)
-        self._shortest = 1
+        self.shortest = 1
         """Tokens of the shortest line so far."""
         self._newest = (0, 0)
         """When source (wall clock) and ring (monotonic clock) had the newest bar's last record, ns."""
@@ -64,19 +64,14 @@ class Backlog:
         by = self._bars["closed_by"]
         return int(np.argmax(by != by[0])) or len(by) if len(by) else 0
 
-    @property
-    def shortest(self) -> int:
-        """Tokens of the shortest line so far."""
-        return self._shortest
-
     def restore(self, bars: Bars, shortest: int) -> None:
         """These bars wait, and nothing more is known of the session than its shortest line."""
-        self._bars, self._shortest = bars, shortest
+        self._bars, self.shortest = bars, shortest
 
     @property
     def most(self) -> int:
         """The most bars that the window can hold."""
-        by_tokens = max(1, self._window.tokens // self._shortest)
+        by_tokens = max(1, self._window.tokens // self.shortest)
         return min(by_tokens, self._window.records or by_tokens)
 
     @property
@@ -107,8 +102,8 @@ class Backlog:
 
     def learn(self, lines: Sequence[Sequence[int]]) -> None:
         """These lines were made of its bars."""
-        shortest = min(map(len, lines), default=self._shortest)
-        self._shortest = shortest if self._shortest == 1 else min(self._shortest, shortest)
+        shortest = min(map(len, lines), default=self.shortest)
+        self.shortest = shortest if self.shortest == 1 else min(self.shortest, shortest)
 
     def _look(self, bars: Bars) -> None:
         """Hold the session if its newest bar came too fast after the one before it."""

@@ -29,49 +29,21 @@ import numpy as np
 from ingest import bar_kernel
 from ingest.bar_kernel import (
     AMEND,
-    AMENDS,
     BAR,
     DROP,
-    EMPTY,
     FEED,
-    GAP,
-    INCOMPLETE,
-    JUMP,
-    LACKS_LATE,
     LATE,
     NEVER,
     OPEN,
     OTHER_INTERVAL,
     REFUSE,
     REFUSED,
-    REPLAYED,
     SESSION,
-    SKEWED,
     Bars,
 )
 from ingest.identity import IDENTITY, no_tables, packed_tables, unpacked_tables
 from ingest.plane_state import BuilderState, Rows, Taken
 from ingest.record import Records
-
-__all__ = [
-    "AMENDS",
-    "BAR",
-    "EMPTY",
-    "GAP",
-    "INCOMPLETE",
-    "JUMP",
-    "LACKS_LATE",
-    "LATE",
-    "REPLAYED",
-    "SKEWED",
-    "BarBuilder",
-    "BarPolicy",
-    "Bars",
-    "Feeds",
-    "RefusedRecord",
-    "one_each",
-    "received_before",
-]
 
 _MAX_OPEN = 4096
 _POLICY = (
@@ -148,6 +120,7 @@ class Feeds:
     price_scale: int = 9
 
 
+Count = Literal["late", "jumps", "taken", "ignored", "duplicates", "repeated"]
 RefusalReason = Literal["late", "price_jump", "interval"]
 
 
@@ -406,46 +379,22 @@ class BarBuilder:
             for feed in range(row["first_feed"], row["end_feed"]):
                 bar_kernel.mark_gap(self._feeds[feed], self._slots)
 
-    @property
-    def late(self) -> list[int]:
-        """Late records since the start, by session."""
-        return self._sum("late")
+    def counts(self, name: Count) -> list[int]:
+        """Records since the start, by session.
 
-    @property
-    def jumps(self) -> list[int]:
-        """Records with a price beyond the limit since the start, by session."""
-        return self._sum("jumps")
-
-    @property
-    def taken(self) -> list[int]:
-        """Records since the start that are in bars, open ones included, by session."""
-        return self._sum("taken")
+        ``late``; ``jumps``: with a price beyond the limit; ``taken``: that are in bars, open ones included;
+        ``ignored``: of an ignored kind; ``duplicates``: that their symbol had before (`ingest.identity`);
+        ``repeated``: that the session had taken before it was restored.
+        """
+        if not len(self._sessions):
+            return []
+        return [int(n) for n in np.add.reduceat(self._feeds[name], self._sessions["first_feed"])]
 
     @property
     def late_events(self) -> list[int]:
         """Event time of the newest late record, by session; 0 before the first one."""
         found: list[int] = self._sessions["late_event"].tolist()
         return found
-
-    @property
-    def duplicates(self) -> list[int]:
-        """Records since the start that their symbols had before (`ingest.identity`), by session."""
-        return self._sum("duplicates")
-
-    @property
-    def repeated(self) -> list[int]:
-        """Records since the start that sessions had taken before they were restored, by session."""
-        return self._sum("repeated")
-
-    @property
-    def ignored(self) -> list[int]:
-        """Records of an ignored kind since the start, by session."""
-        return self._sum("ignored")
-
-    def _sum(self, name: str) -> list[int]:
-        if not len(self._sessions):
-            return []
-        return [int(n) for n in np.add.reduceat(self._feeds[name], self._sessions["first_feed"])]
 
 
 def _reason(flags: int) -> RefusalReason:

@@ -150,12 +150,13 @@ class Restart:
 
 
 class Encoded(NamedTuple):
-    """Some bars of a session as token ids, all around one anchor (None: decimal lines).
+    """Some bars of a session, BAR [n], as token ids, all around one anchor (None: decimal lines).
 
     ``restart``: to be carried out before these bars are appended. ``rounded``: for each bar, whether it or
     another bar of its window has a rounded price.
     """
 
+    bars: Bars
     lines: list[list[int]]
     anchor: Anchor | None = None
     rounded: list[bool] | None = None
@@ -238,6 +239,15 @@ class CompactEncoder:
                 restart = self._restart(bars[at : at + 1])
         return pieces
 
+    @property
+    def totals(self) -> dict[str, int]:
+        """What it has counted, by metric."""
+        return {
+            "bars_rounded": self.rounded,
+            "volumes_saturated": self.saturated,
+            "anchors": self.anchors,
+        }
+
     def retain(self, spec: CompactSpec) -> None:
         """Retain what a tape with the limits of ``spec`` does, from the next bar on."""
         self._spec = spec
@@ -276,7 +286,7 @@ class CompactEncoder:
         fields, fitting, marks = _encode(bars, self._anchor)
         lines = self._tokeniser.compact(fields[:fitting])
         self._age += fitting
-        return Encoded(lines, self._anchor, self._retain(bars, lines, marks), restart)
+        return Encoded(bars[:fitting], lines, self._anchor, self._retain(bars, lines, marks), restart)
 
     def _retain(self, bars: Bars, lines: list[list[int]], marks: Flags) -> list[bool]:
         """Retain the bars of ``lines`` and evict as the tape does; whether each one's window is rounded."""

@@ -22,20 +22,8 @@ from typing import Any
 import numpy as np
 
 from ingest.backlog import Backlog, TapeWindow
-from ingest.bar_kernel import NEVER
-from ingest.bars import (
-    AMENDS,
-    BAR,
-    GAP,
-    INCOMPLETE,
-    LACKS_LATE,
-    LATE,
-    BarBuilder,
-    Bars,
-    Feeds,
-    RefusedRecord,
-    received_before,
-)
+from ingest.bar_kernel import AMENDS, BAR, GAP, INCOMPLETE, LACKS_LATE, LATE, NEVER, Bars
+from ingest.bars import BarBuilder, Count, Feeds, RefusedRecord, received_before
 from ingest.compact import Anchor, CompactEncoder, CompactSpec, Encoded, Restart, fields_of
 from ingest.late_updates import Amender
 from ingest.lines import LineSpec
@@ -59,6 +47,15 @@ _OF_BAR = ~(LACKS_LATE | INCOMPLETE)
 _REPORT_NS = 60_000_000_000
 """Shortest time between two lines of the log on late records of a session."""
 _DRAIN = 4096  # records per step; bounds how long one step holds the GIL
+_COUNTED: Mapping[str, Count] = {
+    "records_late": "late",
+    "records_ignored": "ignored",
+    "price_jumps": "jumps",
+    "records_in_snapshot": "repeated",
+    "records_duplicate": "duplicates",
+    "records_in_bars": "taken",
+}
+"""What the builder counts of a session's records, by metric."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +113,7 @@ class Phase(Enum):
     LIVE = "live"
     """As many at a time as it has room for."""
     IN_ORDER = "in order"
-    """No more at a time than one record closes: each version is made as the first time."""
+    """As many at a time as one record closes: each version is made as the first time."""
     REBUILDING = "rebuilding"
     """As in order. An earlier engine answered them, so they are neither held nor skipped."""
 
@@ -156,11 +153,9 @@ class BarConsumer:
 class _DecimalEncoder:
     """Encodes a session's bars as decimal lines; with `amender`, late records amend them."""
 
-    saturated = anchors = 0
-
     def __init__(self, tokeniser: Tokeniser, spec: LineSpec) -> None:
-        self.rounded = 0
         self.amender: Amender | None = None
+        self._rounded = 0
         self._tokeniser, self._spec = tokeniser, spec
 
     def change(self, spec: LineSpec, window: TapeWindow, amends: bool) -> None:
@@ -174,22 +169,24 @@ class _DecimalEncoder:
             self.amender.retain(window)
 
     @property
-    def amended(self) -> int:
-        """Corrections since late records began to amend."""
-        return 0 if self.amender is None else self.amender.amended
+    def totals(self) -> dict[str, int]:
+        """What it has counted, by metric; corrections since late records began to amend."""
+        amended = 0 if self.amender is None else self.amender.amended
+        return {"bars_rounded": self._rounded, "records_amended": amended}
 
-    def encode(self, bars: Bars) -> list[tuple[Bars, Encoded]]:
+    def encode(self, bars: Bars) -> list[Encoded]:
         """The bars that are to be appended, in their pieces."""
-        if self.amender is None:
+        if self.amender is not None:
+            bars, lines = self.amender.encode(bars)
+        else:
             bars = bars[(bars["flags"] & LATE) == 0]  # of an earlier policy
-            return [(bars, Encoded(self._lines(bars)))] if len(bars) else []
-        bars, lines = self.amender.encode(bars)
-        return [(bars, Encoded(lines))] if len(bars) else []
+            lines = self._lines(bars)
+        return [Encoded(bars, lines)] if len(bars) else []
 
     def _lines(self, bars: Bars) -> list[list[int]]:
         unit = 10 ** (self._spec.price_scale - self._spec.price_decimals)
         exact = np.logical_and.reduce([bars[name] % unit == 0 for name in "ohlc"])
-        self.rounded += len(bars) - int(np.count_nonzero(exact))
+        self._rounded += len(bars) - int(np.count_nonzero(exact))
         return self._tokeniser.lines(bars, self._spec)
 
 
@@ -198,8 +195,11 @@ class _Session:
 
     def __init__(self, spec: SessionSpec, tokeniser: Tokeniser, metrics: MetricStore, skips: bool) -> None:
         self.spec = spec
-        self._compact = CompactEncoder(tokeniser, spec.line) if isinstance(spec.line, CompactSpec) else None
-        self._decimal = _DecimalEncoder(tokeniser, spec.line) if isinstance(spec.line, LineSpec) else None
+        self._encoder: CompactEncoder | _DecimalEncoder = (
+            CompactEncoder(tokeniser, spec.line)
+            if isinstance(spec.line, CompactSpec)
+            else _DecimalEncoder(tokeniser, spec.line)
+        )
         self.backlog = Backlog(spec.window, skips=skips)
         self._retained: Retained[int | None] = Retained(spec.window)
         """The records on its tape by the openings of their bars; None: a correction."""
@@ -218,15 +218,10 @@ class _Session:
         self._growths = {
             name: metrics.growth(f"foretick_{name}_total", session=spec.name)
             for name in (
-                "records_late",
-                "records_amended",
-                "price_jumps",
-                "records_ignored",
-                "records_in_snapshot",
-                "records_duplicate",
-                "records_in_bars",
+                *_COUNTED,
                 "bars_skipped",
                 "bars_rounded",
+                "records_amended",
                 "volumes_saturated",
                 "anchors",
             )
@@ -238,10 +233,11 @@ class _Session:
         self.spec = spec
         self.backlog.retain(spec.window)
         self._retained.change(spec.window)
-        if self._compact is not None and isinstance(spec.line, CompactSpec):
-            self._compact.retain(spec.line)
-        if self._decimal is not None and isinstance(spec.line, LineSpec):
-            self._decimal.change(spec.line, spec.window, spec.feeds.policy.late == "amend")
+        match self._encoder, spec.line:
+            case CompactEncoder() as compact, CompactSpec() as line:
+                compact.retain(line)
+            case _DecimalEncoder() as decimal, LineSpec() as line:
+                decimal.change(line, spec.window, spec.feeds.policy.late == "amend")
 
     def report_late(self, now_ns: int) -> None:
         """Log how many records came late since the last time, once in `_REPORT_NS`."""
@@ -280,27 +276,29 @@ class _Session:
 
     def cut(self, builder: BuilderState) -> PlaneState:
         """Its state, with that of its open bars."""
-        return PlaneState(
-            builder,
-            Rows.of(self.backlog.bars),
-            self.backlog.shortest,
-            self._retained.rows(),
-            None if self._compact is None else self._compact.cut(),
-            None if self._decimal is None or self._decimal.amender is None else self._decimal.amender.cut(),
-        )
+        encoder = self._encoder
+        compact = encoder.cut() if isinstance(encoder, CompactEncoder) else None
+        amender = None if self._amender is None else self._amender.cut()
+        waiting, retained = Rows.of(self.backlog.bars), self._retained.rows()
+        return PlaneState(builder, waiting, self.backlog.shortest, retained, compact, amender)
+
+    @property
+    def _amender(self) -> Amender | None:
+        return self._encoder.amender if isinstance(self._encoder, _DecimalEncoder) else None
 
     def restore(self, cut: PlaneState, number: int, now_ns: int) -> None:
         """Go on from a cut, as session ``number``. Raises ValueError for another kind of session."""
-        amender = None if self._decimal is None else self._decimal.amender
-        if (self._compact is None) != (cut.compact is None) or (amender is None) != (cut.amender is None):
+        encoder, amender = self._encoder, self._amender
+        is_compact = isinstance(encoder, CompactEncoder)
+        if is_compact != (cut.compact is not None) or (amender is None) != (cut.amender is None):
             raise ValueError("the stored session wrote its bars in another way")
         self.restored = True
         waiting = cut.waiting.array(BAR)
         received_before(waiting, number, now_ns)
         self.backlog.restore(waiting, cut.shortest)
         self._retained.restore(cut.retained)
-        if self._compact is not None and cut.compact is not None:
-            self._compact.restore(cut.compact)
+        if isinstance(encoder, CompactEncoder) and cut.compact is not None:
+            encoder.restore(cut.compact)
         if amender is not None and cut.amender is not None:
             amender.restore(cut.amender)
 
@@ -314,26 +312,17 @@ class _Session:
         self.bars_ns = bars_ns
         self._grow(bars_skipped=self.backlog.skipped)
 
-    def encode(self, bars: Bars) -> list[tuple[Bars, Encoded]]:
+    def encode(self, bars: Bars) -> list[Encoded]:
         """Encode bars from its backlog, in pieces of one anchor each."""
-        if self._decimal is not None:
-            pieces = self._decimal.encode(bars)
-            self._grow(bars_rounded=self._decimal.rounded, records_amended=self._decimal.amended)
-        else:
-            assert self._compact is not None
-            made, pieces = self._compact, []
-            for piece in made.encode(bars):
-                pieces.append((bars[: len(piece.lines)], piece))
-                bars = bars[len(piece.lines) :]
-            self._grow(bars_rounded=made.rounded, volumes_saturated=made.saturated, anchors=made.anchors)
-        for _, piece in pieces:
+        pieces = self._encoder.encode(bars)
+        self._grow(**self._encoder.totals)
+        for piece in pieces:
             self.backlog.learn(piece.lines)
         return pieces
 
-    def lacking(self, bars: Bars, lines: Sequence[Sequence[int]]) -> list[int]:
-        """Append bars, BAR [n], with their lines; flags that say what the window ending with each lacks."""
-        if not len(bars):
-            return []
+    def lacking(self, piece: Encoded) -> list[int]:
+        """Append bars with their lines; flags that say what the window ending with each lacks."""
+        bars, lines = piece.bars, piece.lines
         events, keys = bars["ts_last_event"].tolist(), bars["ts_open"].tolist()
         for at in np.flatnonzero(bars["flags"] & AMENDS).tolist():
             keys[at] = None
@@ -367,13 +356,7 @@ class DataPlane:
     """Ring in, tape records out to the consumer, those of all sessions together.
 
     ``source`` labels the ring's metrics, ``clock`` is the monotonic clock in ns. ``skips``: the source cannot
-    wait, see `ingest.backlog`. The plane is the only writer of these metrics: the stages ring_wait, bars and
-    tokenise,
-    `foretick_bars_total`, `foretick_records_late_total`, `foretick_records_ignored_total`,
-    `foretick_records_duplicate_total`, `foretick_records_amended_total`, `foretick_price_jumps_total`,
-    `foretick_bars_rounded_total`, `foretick_volumes_saturated_total`, `foretick_anchors_total`,
-    `foretick_bars_skipped_total`, `foretick_bars_waiting`, `foretick_ring_dropped_total` and
-    `foretick_ring_fill_ratio`.
+    wait, see `ingest.backlog`. The plane is the only writer of the metrics that it counts.
     """
 
     def __init__(
@@ -543,30 +526,27 @@ class DataPlane:
         self._builder.mark_gap()
 
     def _change(self, specs: Sequence[SessionSpec], done: Callable[[], None]) -> None:
-        wanted = {spec.name: spec for spec in specs}
+        policies = {spec.name: spec.feeds.policy for spec in specs}
         now = {each.spec.name: number for number, each in enumerate(self._sessions)}
+        kept = [now.get(spec.name) for spec in specs]
         closing = [
             number
             for name, number in now.items()
-            if name in wanted and wanted[name].feeds.policy != self._sessions[number].spec.feeds.policy
+            if name in policies and policies[name] != self._sessions[number].spec.feeds.policy
         ]
         with self._building:
-            self._become(specs, closing, now)
+            self._accept(self._builder.close(closing), 0)
+            self._builder.change([spec.feeds for spec in specs], kept)
+            sessions: list[_Session] = []
+            for spec, number in zip(specs, kept, strict=True):
+                if number is None:
+                    sessions.append(_Session(spec, self._tokeniser, self._metrics, self._skips))
+                else:
+                    sessions.append(self._sessions[number])
+                    sessions[-1].change(spec)
+            self._sessions = sessions
+            self._by_name = {session.spec.name: session for session in sessions}
         done()
-
-    def _become(self, specs: Sequence[SessionSpec], closing: Sequence[int], now: Mapping[str, int]) -> None:
-        self._accept(self._builder.close(closing), 0)
-        kept = [now.get(spec.name) for spec in specs]
-        self._builder.change([spec.feeds for spec in specs], kept)
-        sessions: list[_Session] = []
-        for spec, number in zip(specs, kept, strict=True):
-            if number is None:
-                sessions.append(_Session(spec, self._tokeniser, self._metrics, self._skips))
-            else:
-                sessions.append(self._sessions[number])
-                sessions[-1].change(spec)
-        self._sessions = sessions
-        self._by_name = {session.spec.name: session for session in sessions}
 
     def _drain(self) -> int:
         self._fill.set(self._ring.fill)
@@ -593,16 +573,8 @@ class DataPlane:
         return n
 
     def _count_records(self) -> None:
-        builder = self._builder
-        totals = {
-            "records_late": builder.late,
-            "records_ignored": builder.ignored,
-            "price_jumps": builder.jumps,
-            "records_in_snapshot": builder.repeated,
-            "records_duplicate": builder.duplicates,
-            "records_in_bars": builder.taken,
-        }
-        events = builder.late_events
+        totals = {metric: self._builder.counts(name) for metric, name in _COUNTED.items()}
+        events = self._builder.late_events
         for number, session in enumerate(self._sessions):
             session.count_records(events[number], **{name: own[number] for name, own in totals.items()})
 
@@ -644,15 +616,15 @@ class DataPlane:
         name, started = session.spec.name, self._clock()
         pieces = session.encode(bars)
         tokenise_ns = self._since(started, self._tokenise)
-        for now, piece in pieces:
-            self._consumer.watch(name, now)
+        for piece in pieces:
+            self._consumer.watch(name, piece.bars)
             if piece.restart is not None:
                 if made:  # records before the restart belong to the old window
                     self._consumer.submit(made[:])
                     made.clear()
                 self._consumer.restart(name, piece.restart)
-            lacking = session.lacking(now, piece.lines)
-            made.append((name, _tape_records(piece, now, lacking, session.bars_ns, tokenise_ns)))
+            lacking = session.lacking(piece)
+            made.append((name, _tape_records(piece, lacking, session.bars_ns, tokenise_ns)))
         return bool(pieces)
 
     def _since(self, started: int, histogram: HistogramHandle) -> int:
@@ -661,43 +633,17 @@ class DataPlane:
         return took
 
 
-def _tape_records(
-    piece: Encoded, bars: Bars, lacking: Sequence[int], bars_ns: int, tokenise_ns: int
-) -> list[TapeRecord]:
-    """The tape records of BAR [n] and their lines; ``lacking``: flags of their windows."""
-    rounded = piece.rounded or [False] * len(bars)
+def _tape_records(piece: Encoded, lacking: Sequence[int], bars_ns: int, tokenise_ns: int) -> list[TapeRecord]:
+    """The tape records of a piece; ``lacking``: flags of their windows."""
+    rounded = piece.rounded or [False] * len(piece.lines)
     records = []
-    for tokens, shows, lacks, bar in zip(piece.lines, rounded, lacking, bars.tolist(), strict=True):
-        _, leg, flags, _, _, opened, _, first_price, high, low, last_price, volume, _ = bar[:13]
-        event, source, ring, closed, ring_wait, first, last, low_watermark = bar[13:21]
+    for tokens, shows, lacks, bar in zip(piece.lines, rounded, lacking, piece.bars.tolist(), strict=True):
+        _, leg, flags, _, _, opened, _, *prices, volume, _ = bar[:13]
+        *times, ring_wait, first, last, low_watermark = bar[13:21]
         first_read, last_read, stream, _, _, volume_high, volume_low = bar[22:]
-        summed = SummedBar(
-            opened,
-            first_price,
-            high,
-            low,
-            last_price,
-            volume,
-            1,
-            bool(flags & GAP),
-            leg,
-            volume_high,
-            volume_low,
-        )
-        origin = (
-            event,
-            source,
-            ring,
-            closed,
-            first,
-            last,
-            low_watermark,
-            flags & _OF_BAR | lacks,
-            ring_wait,
-            bars_ns,
-            tokenise_ns,
-            summed,
-        )
+        gap = bool(flags & GAP)
+        summed = SummedBar(opened, *prices, volume, 1, gap, leg, volume_high, volume_low)
+        origin = *times, first, last, low_watermark, flags & _OF_BAR | lacks, ring_wait, bars_ns, tokenise_ns
         read = stream, first_read, last_read
-        records.append(TapeRecord(tuple(tokens), *origin, piece.anchor, shows, read))
+        records.append(TapeRecord(tuple(tokens), *origin, summed, piece.anchor, shows, read))
     return records

@@ -16,7 +16,8 @@ from feeds.decimals import decimals_of
 from feeds.file_format import load_format
 from feeds.market_data import AnyRecord, Bar
 from feeds.recorded_file import read_records
-from ingest.bars import BarBuilder, BarPolicy, Bars, Feeds
+from ingest.bar_kernel import Bars
+from ingest.bars import BarBuilder, BarPolicy, Feeds
 from ingest.compact import CompactSpec
 from ingest.record import RecordWriter
 from tapes.real_bars import anchor_of, bars_of, levels_of

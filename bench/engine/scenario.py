@@ -15,7 +15,8 @@ from engine.model.chat_format import PromptFormat
 from engine.model.loaded import LoadedModel
 from feeds.synthetic import Instrument, SyntheticTape
 from flash.question import PAPER_SIX
-from ingest.bars import BarBuilder, BarPolicy, Bars, one_each
+from ingest.bar_kernel import Bars
+from ingest.bars import BarBuilder, BarPolicy, one_each
 from ingest.lines import LineSpec
 from ingest.record import RecordWriter
 from ingest.tokens import Tokeniser

@@ -36,8 +36,7 @@ from feeds.market_data import Answer
 from feeds.source import Incoming, Kind, Partition
 from flash.registry import Standing
 from ingest import warm_up
-from ingest.bar_kernel import SESSION
-from ingest.bars import AMENDS
+from ingest.bar_kernel import AMENDS, SESSION
 from ingest.compact import Anchor, CompactSpec
 from ingest.plane import BarConsumer, DataPlane, Made, TapeRecord
 from ingest.plane_state import Rows

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from feeds.decimals import DIGITS, format_fixed
-from ingest.bars import AMENDS, EMPTY, GAP, INCOMPLETE, JUMP, REPLAYED, SKEWED, Bars
+from ingest.bar_kernel import AMENDS, EMPTY, GAP, INCOMPLETE, JUMP, REPLAYED, SKEWED, Bars
 from ingest.volumes import volume_of
 
 COLUMNS = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from daemon.ring_numbers import ring_values
 from feeds.market_data import Answer, Trade
 from flash.question import EXACT_VALUE
-from ingest.bars import Bars
+from ingest.bar_kernel import Bars
 from ingest.compact import CompactSpec
 from ingest.lines import decimal
 from tapes.real_bars import anchor_of, bars_of, levels_of

@@ -24,7 +24,7 @@ from flash.confidence import Judged
 from flash.evaluator import AskedState, Evaluated, FlashEvaluator
 from flash.question import PreparedQuestion
 from flash.registry import Registry, Standing
-from ingest.bars import AMENDS, INCOMPLETE, JUMP, LACKS_LATE, REPLAYED, SKEWED
+from ingest.bar_kernel import AMENDS, INCOMPLETE, JUMP, LACKS_LATE, REPLAYED, SKEWED
 from ingest.plane import TapeRecord
 from metrics.store import GrowthHandle, MetricStore
 from regions.ephemeral import Fork

@@ -17,7 +17,8 @@ from daemon.progress import Position, Progress
 from daemon.protocol import InputNumbers, RecordRefused
 from feeds.market_data import InputRange
 from ingest.backlog import TapeWindow
-from ingest.bars import AMENDS, EMPTY, GAP, BarPolicy, Bars, Feeds, RefusedRecord
+from ingest.bar_kernel import AMENDS, EMPTY, GAP, Bars
+from ingest.bars import BarPolicy, Feeds, RefusedRecord
 from ingest.compact import Anchor, CompactSpec, Restart
 from ingest.lines import LineSpec
 from ingest.plane import BarConsumer, DataPlane, Made, Phase, SessionSpec, TapeRecord, WatchBars

@@ -27,7 +27,7 @@ class RingFlow:
         self._gate = gate
 
     async def make_room(self, records: int = 1) -> None:
-        """Flush unless so many more can be packed."""
+        """Flush unless this many more can be packed."""
         if len(self.writer) + records > SLICE:
             await self.flush()
 

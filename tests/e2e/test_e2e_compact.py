@@ -18,7 +18,7 @@ from engine.model.loading import load_model
 from engine.step import Chunk, Executor, SampledToken
 from feeds.market_data import Answer
 from flash.question import PAPER_SIX
-from ingest.bars import BAR
+from ingest.bar_kernel import BAR
 from ingest.compact import Anchor, CompactEncoder, CompactSpec
 from ingest.lines import decimal
 from ingest.tokens import Tokeniser

@@ -11,16 +11,15 @@ from typing import Any
 
 import msgspec
 import pytest
-import zmq
-import zmq.asyncio
 
 from daemon.api.http_errors import STATUS
-from daemon.api.messages import ErrorReply, decode_reply
+from daemon.api.messages import ErrorReply
 from daemon.config.schema import QueryConfig, SchedulerConfig
 from metrics.catalogue import REASONS
 from tests.fuzz.inputs import ODD
 from tests.kit import START, TOPIC, inproc_config, trade, until
 from tests.kit.inproc import running
+from tests.kit.wire import wired
 
 QUERIES, BODIES, RECORDS = 2200, 150, 1650
 SEED = 20261122
@@ -100,21 +99,14 @@ def record(rng: random.Random) -> bytes:
 
 async def queries(endpoint: str, rng: random.Random) -> Counter[str]:
     """Send them, with fewer than a hundred unanswered at a time; returns the replies by kind."""
-    context = zmq.asyncio.Context()
-    socket = context.socket(zmq.DEALER)
-    socket.linger = 0
-    socket.connect(endpoint)
     replies: Counter[str] = Counter()
-    try:
+    async with wired(endpoint) as wire:
         for n in range(QUERIES):
-            await socket.send(query(rng))
+            await wire.send(query(rng))
             if n - replies.total() >= 100 or n == QUERIES - 1:
                 while replies.total() <= n - (100 if n < QUERIES - 1 else 0):
-                    reply = decode_reply(await asyncio.wait_for(socket.recv(), 20))
+                    reply = await wire.read()
                     replies[reply.code if isinstance(reply, ErrorReply) else "ok"] += 1
-    finally:
-        socket.close()
-        context.term()
     return replies
 
 

@@ -61,17 +61,6 @@ class Daemon:
     openai: openai.OpenAI
     anthropic: anthropic.Anthropic
 
-    @classmethod
-    def at(cls, terse: bool, port: int, endpoint: str) -> Daemon:
-        url, known = f"http://127.0.0.1:{port}", {"api_key": "none", "max_retries": 0, "timeout": 60}
-        return cls(
-            terse,
-            port,
-            endpoint,
-            openai.OpenAI(base_url=f"{url}/v1", **known),
-            anthropic.Anthropic(base_url=url, **known),
-        )
-
     def neutral(self, question: str) -> str:
         """The ready answer."""
         with QueryClient(self.endpoint) as client:
@@ -100,7 +89,12 @@ def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
         )
         async with running(config) as daemon:
             await daemon.advance(bars)
-            made.put(Daemon.at(terse, daemon.port, daemon.endpoint))
+            url, known = (
+                f"http://127.0.0.1:{daemon.port}",
+                {"api_key": "none", "max_retries": 0, "timeout": 60},
+            )
+            clients = openai.OpenAI(base_url=f"{url}/v1", **known), anthropic.Anthropic(base_url=url, **known)
+            made.put(Daemon(terse, daemon.port, daemon.endpoint, *clients))
             await stop.wait()
 
     def run() -> None:

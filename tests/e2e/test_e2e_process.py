@@ -21,7 +21,8 @@ from feeds.market_data import Answer
 from feeds.mock_broker import MockBroker
 from flash.question import PAPER_SIX
 from tests.kit import SECOND, START, trade, until, until_slowly
-from tests.kit.daemon import SYMBOLS, Daemon, Manager, Topics, command, committed, gone, invoke, kafka_toml
+from tests.kit.daemon import SYMBOLS, Daemon, Topics, command, committed, gone, invoke, kafka_toml
+from tests.kit.fakes import ServiceManager
 from tests.kit.kafka import free_ports
 
 STOP_S = 11.0
@@ -74,20 +75,20 @@ def read_by(answers: list[Answer]) -> dict[int, list[tuple[int, int]]]:
 
 
 @pytest.fixture
-def manager(tmp_path: Path) -> Iterator[Manager]:
+def manager(tmp_path: Path) -> Iterator[ServiceManager]:
     quiet_client_log()
-    made = Manager(tmp_path)
+    made = ServiceManager(str(tmp_path / "notify"))
     yield made
     made.close()
 
 
-async def test_a_daemon_s_life_on_the_embedded_broker(tmp_path: Path, manager: Manager) -> None:
+async def test_a_daemon_s_life_on_the_embedded_broker(tmp_path: Path, manager: ServiceManager) -> None:
     """The broker starts late, ticks are answered once, the engine is killed, a second Ctrl-C ends at once."""
     with MockBroker() as broker:
         for topic in ("md.trades.v1", "answers.v1", "dlq.v1"):
             broker.create_topic(topic)
         config = kafka_toml(broker.bootstrap)
-        environment = {"NOTIFY_SOCKET": manager.path, "WATCHDOG_USEC": str(int(WATCHDOG_S * 1e6))}
+        environment = {"NOTIFY_SOCKET": manager.name, "WATCHDOG_USEC": str(int(WATCHDOG_S * 1e6))}
         broker.set_down()
         with Daemon(tmp_path, config, environment, spare=True) as daemon:
             await until_slowly(lambda: "does not answer, retrying" in daemon.log, what="a line in the log")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from daemon.api.client import QueryClient
-from daemon.api.messages import QueryError
+from daemon.api.messages import FinishReply, QueryError
 from daemon.config.schema import PoolConfig, QueryConfig, SchedulerConfig
 from daemon.engine.assembly import scheduler_of
 from daemon.engine.build import build
@@ -18,9 +18,22 @@ from regions.offload.host_tier import HostTier
 from scheduler.costs import load
 from scheduler.observer import Observer
 from scheduler.prefix_queue import PrefixQueue
-from tests.e2e.texts import LINES, TEXT, same
-from tests.kit import SECOND, inproc_config, sessions, until
+from tests.kit import SECOND, inproc_config, sessions, tolerance, until
 from tests.kit.inproc import running
+
+LINES = [f"{n:02d}. Prices of item {n % 5} moved by {n * 37 % 101} in quarter {n % 4}.\n" for n in range(12)]
+TEXT = "".join(LINES)
+
+
+def same(streamed: FinishReply, whole: FinishReply) -> bool:
+    """The same prompt and the same answer."""
+    return (streamed.text, streamed.choice, streamed.prompt_tokens, streamed.answer_tokens) == (
+        whole.text,
+        whole.choice,
+        whole.prompt_tokens,
+        whole.answer_tokens,
+    ) and abs(streamed.logit_gap - whole.logit_gap) <= tolerance.of_embedded_gap()
+
 
 BARE: dict[str, Any] = {"sessions": (), "standing": "none"}
 

@@ -113,22 +113,6 @@ async def test_the_high_is_read_after_its_bar_has_left_the_window() -> None:
         assert await daemon.gateway.stop()
 
 
-async def test_a_burst_leaves_a_hole_that_the_next_rollup_closes() -> None:
-    """Bars are evicted faster than their rollup is prefilled: the window does not wait for it."""
-    async with running(config("V:AAA")) as daemon:
-        daemon.feed(60)
-        await until(lambda: daemon.count("bars", session="aaa") == 59)
-        for n in range(60, 70):
-            daemon.feed()
-            await advance(daemon, "aaa", n)
-        await until(lambda: daemon.value("rollup_missing_bars", session="aaa") == 0)
-        found = shown(daemon)
-        oldest, newest = found.rollup[0][1], found.window[-1][0]
-        seconds = int(newest[2:4]) * 60 + int(newest[4:]) - int(oldest[2:4]) * 60 - int(oldest[4:])
-        assert found.bars == seconds + 1
-        assert await daemon.gateway.stop()
-
-
 async def test_a_session_with_a_rollup_comes_changes_and_goes() -> None:
     """Other lengths of bars begin the window again; how many bars move at a time does not."""
     both, alone = config("V:AAA", "V:BBB"), config("V:AAA")

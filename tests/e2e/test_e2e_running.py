@@ -21,7 +21,7 @@ from daemon.api.client import QueryClient
 from daemon.api.messages import FinishReply
 from daemon.cores import usable
 from flash.question import PAPER_SIX
-from tests.e2e.texts import LINES, TEXT, same
+from tests.e2e.test_e2e_prompts import LINES, TEXT, same
 from tests.kit import until_slowly
 from tests.kit.daemon import Daemon, invoke
 from tests.kit.kafka import free_ports

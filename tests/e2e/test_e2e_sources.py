@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -25,9 +25,7 @@ from feeds.source import DataUnreadable, Fault, Incoming
 from feeds.zmq_feed import ZmqSink, ZmqSource
 from tests.kit import SECOND, START, TOPIC, QueueSource, incoming, inproc_config, trade, until
 from tests.kit.daemon import committed
-from tests.kit.fixtures import RealKafka
 from tests.kit.inproc import DEAD, RunningDaemon, running
-from tests.kit.kafka import create_topics
 
 WHY = f"offsets 4 to 6 of {TOPIC}/0 cannot be read: its checksum is wrong"
 
@@ -225,65 +223,43 @@ def with_kafka_and_zeromq(bootstrap: str, topic: str, folder: Path) -> Config:
     return msgspec.structs.replace(base, sources=config.sources)
 
 
-@asynccontextmanager
-async def both(bootstrap: str, topic: str, folder: Path) -> AsyncIterator[RunningDaemon]:
-    """Kafka and encrypted ZeroMQ into one daemon, with all answered."""
-    make_keys(folder / "server")
-    make_keys(folder / "client")
-    config = with_kafka_and_zeromq(bootstrap, topic, folder)
-    async with running(config, (), commit_every_s=0.05) as daemon:
-        desk = next(each.source for each in daemon.gateway.input.runners if each.source.name == "desk")
-        assert isinstance(desk, ZmqSource)
-        await until(lambda: daemon.gateway.status.not_ready() == [])
-        client = CurveKeys(f"{folder}/client.secret", f"{folder}/server.public").read(bind=False)
-        publisher = ZmqSink("p", desk.endpoint, bind=False, keys=client)
-        intruder = ZmqSink("i", desk.endpoint, bind=False)
-        kafka = KafkaSink("k", bootstrap)
-        for each in (publisher, intruder, kafka):
-            await each.start()
-        for n in range(6):
-            await kafka.publish(topic, b"V:AAA", trade("V:AAA", START + n * SECOND), {})
-
-        async def publish() -> None:
-            n = 0
-            while not daemon.answers("bbb"):
-                await publisher.publish(topic, None, trade("V:BBB", START + n * SECOND), {})
-                await intruder.publish(topic, None, trade("V:BBB", START, price="1"), {})
-                n += 1
-                await asyncio.sleep(0.02)
-
-        await asyncio.wait_for(publish(), 30)
-        await until(daemon.answers)
-        none = 'handshakes_failed_total{source="desk"} 0.0'
-        await until(lambda: none not in daemon.gateway.status.metrics().decode())
-        assert (sources_of(daemon, "aaa"), sources_of(daemon, "bbb")) == ({"exchange"}, {"desk"})
-        lag = f'foretick_consumer_lag_records{{partition="exchange/{topic}/0"}}'
-        await until(lambda: lag in str(daemon.gateway.status.metrics()))
-        for each in (publisher, intruder, kafka):
-            await each.stop()
-        yield daemon
-
-
-async def test_kafka_and_zeromq_from_one_configuration(tmp_path: Path) -> None:
+async def test_kafka_and_encrypted_zeromq_from_one_configuration(tmp_path: Path) -> None:
     quiet_client_log()
+    make_keys(tmp_path / "server")
+    make_keys(tmp_path / "client")
     with MockBroker() as broker:
         broker.create_topic("ticks")
-        async with both(broker.bootstrap, "ticks", tmp_path) as daemon:
+        config = with_kafka_and_zeromq(broker.bootstrap, "ticks", tmp_path)
+        async with running(config, (), commit_every_s=0.05) as daemon, AsyncExitStack() as stack:
+            desk = next(each.source for each in daemon.gateway.input.runners if each.source.name == "desk")
+            assert isinstance(desk, ZmqSource)
+            await until(lambda: daemon.gateway.status.not_ready() == [])
+            client = CurveKeys(f"{tmp_path}/client.secret", f"{tmp_path}/server.public").read(bind=False)
+            publisher = ZmqSink("p", desk.endpoint, bind=False, keys=client)
+            intruder = ZmqSink("i", desk.endpoint, bind=False)
+            kafka = KafkaSink("k", broker.bootstrap)
+            for each in (publisher, intruder, kafka):
+                await each.start()
+                stack.push_async_callback(each.stop)
+            for n in range(6):
+                await kafka.publish("ticks", b"V:AAA", trade("V:AAA", START + n * SECOND), {})
+            async with asyncio.timeout(30):
+                for n in count():
+                    await publisher.publish("ticks", None, trade("V:BBB", START + n * SECOND), {})
+                    await intruder.publish("ticks", None, trade("V:BBB", START, price="1"), {})
+                    await asyncio.sleep(0.02)
+                    if daemon.answers("bbb"):
+                        break
+            await until(daemon.answers)
+            metrics = daemon.gateway.status.metrics
+            await until(lambda: b'handshakes_failed_total{source="desk"} 0.0' not in metrics())
+            assert (sources_of(daemon, "aaa"), sources_of(daemon, "bbb")) == ({"exchange"}, {"desk"})
+            lag = b'foretick_consumer_lag_records{partition="exchange/ticks/0"}'
+            await until(lambda: lag in metrics())
             assert up(daemon, "exchange")
             assert up(daemon, "desk")
             await daemon.gateway.stop()
-
-
-@pytest.mark.kafka
-async def test_a_real_kafka_gets_its_commits_and_no_other_source_does(
-    real_kafka: RealKafka, tmp_path: Path
-) -> None:
-    quiet_client_log()
-    topic = f"ticks.{uuid.uuid4().hex[:8]}"
-    await create_topics(real_kafka.bootstrap, {topic: 1})
-    async with both(real_kafka.bootstrap, topic, tmp_path):
-        pass
-    assert await committed(real_kafka.bootstrap, topic, topic, 1) == {0: 5}
+        assert await committed(broker.bootstrap, "ticks", "ticks", 1) == {0: 5}, "no other source's"
 
 
 async def test_a_cluster_that_goes_down_stops_only_its_own_sessions_and_comes_back(tmp_path: Path) -> None:

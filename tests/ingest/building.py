@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ingest.bars import BAR, BarBuilder, BarPolicy, Bars, one_each
+from ingest.bar_kernel import BAR, Bars
+from ingest.bars import BarBuilder, BarPolicy, one_each
 from ingest.compact import Restart
 from ingest.plane import BarConsumer, DataPlane, Made, SessionSpec, TapeRecord
 from ingest.record import TRADE, Records, RecordWriter

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ingest.bars import EMPTY, GAP, SKEWED, BarPolicy
+from ingest.bar_kernel import EMPTY, GAP, SKEWED
+from ingest.bars import BarPolicy
 
 MOST = 2**63 - 1
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingest.backlog import TapeWindow
-from ingest.bar_kernel import CONFIRMED
-from ingest.bars import AMENDS, BAR, GAP, JUMP, LATE, BarBuilder, BarPolicy, Bars
+from ingest.bar_kernel import AMENDS, BAR, CONFIRMED, GAP, JUMP, LATE, Bars
+from ingest.bars import BarBuilder, BarPolicy
 from ingest.late_updates import Amender
 from ingest.lines import LineSpec, bar_line
 from ingest.record import BAR as READY
@@ -66,7 +66,7 @@ def test_the_last_line_of_every_bar_is_that_of_all_its_ticks(
         prices = [price for _, _, price in own]
         expected = (prices[0], max(prices), min(prices), prices[-1], len(prices), len(prices))
         assert tuple(int(row[name]) for name in ("o", "h", "l", "c", "v", "n_ticks")) == expected
-    late = sum(builder.late)
+    late = sum(builder.counts("late"))
     assert amender.amended == int((rows["flags"] & AMENDS != 0).sum()) == late - lost
     assert (np.diff(rows["ts_last_event"].astype(np.int64)) >= 0).all(), "the tape's times do not go back"
     assert (np.diff(rows["low_watermark"].astype(np.int64)) >= 0).all()
@@ -160,7 +160,7 @@ def test_refused_late_records_are_those_that_are_else_dropped(
             late.append(number)
     assert [int(each.record["offset"]) for each in refused] == late
     assert {each.reason for each in refused} <= {"late"}
-    assert refusing.late == dropping.late == [len(late)]
+    assert refusing.counts("late") == dropping.counts("late") == [len(late)]
     assert refusing.take_refused() == []
 
 
@@ -186,7 +186,7 @@ def test_prices_beyond_the_limit_are_flagged_or_refused_until_ten_agree(
         last, run = price, []
         expected.append((START + number, price, JUMP if jumped else 0))
     assert [(int(b["ts_open"]), int(b["c"]), int(b["flags"])) for b in bars] == expected
-    assert builder.jumps == [jumps]
+    assert builder.counts("jumps") == [jumps]
     found = builder.take_refused()
     assert [int(each.record["offset"]) for each in found] == refused
     assert {each.reason for each in found} <= {"price_jump"}
@@ -198,7 +198,7 @@ def test_a_refused_price_does_not_close_bars() -> None:
     builder = builder_of(1, BarPolicy(10, price_jump=10, refuse_jumps=True))
     assert len(builder.update(trades(items), 0)) == 0
     (bar,) = builder.flush()
-    assert (int(bar["n_ticks"]), int(bar["c"]), builder.late) == (2, 11, [0])
+    assert (int(bar["n_ticks"]), int(bar["c"]), builder.counts("late")) == (2, 11, [0])
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, -3.0, float("nan")])

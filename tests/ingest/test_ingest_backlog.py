@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingest.backlog import Backlog, TapeWindow
-from ingest.bars import BAR, GAP, Bars
+from ingest.bar_kernel import BAR, GAP, Bars
 
 windows = st.builds(TapeWindow, st.integers(1, 60), st.integers(0, 8), st.integers(0, 12))
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingest.bar_kernel import NEVER
-from ingest.bars import BAR, EMPTY, GAP, REPLAYED, SKEWED, BarBuilder, BarPolicy, Bars, Feeds
+from ingest.bar_kernel import BAR, EMPTY, GAP, NEVER, REPLAYED, SKEWED, Bars
+from ingest.bars import BarBuilder, BarPolicy, Feeds
 from ingest.record import BAR as READY
 from ingest.record import HEARTBEAT, QUOTE, RECORD, TRADE, Records, RecordWriter
 from ingest.volumes import volume_of
@@ -69,7 +69,7 @@ def build(policy: BarPolicy, items: list[tuple[int, Tick]], cuts: list[int]) -> 
         closed.append(builder.update(records[start:end], 0))
     closed.append(builder.flush())
     assert len(builder.flush()) == 0
-    return np.concatenate(closed), builder.late
+    return np.concatenate(closed), builder.counts("late")
 
 
 @given(
@@ -144,7 +144,7 @@ def test_ready_made_bars_pass_through_and_old_ones_are_late() -> None:
     bars = builder.update(writer.records, 0)
     assert rows(bars, 0) == [(60, 1, 4, 1, 2, 9, 1, GAP, 1), (120, 1, 4, 1, 2, 9, 1, SKEWED, 2)]
     assert bars["interval"].tolist() == [60, 60]
-    assert (builder.late, builder.duplicates) == ([1], [1])
+    assert (builder.counts("late"), builder.counts("duplicates")) == ([1], [1])
     assert len(builder.flush()) == 0
 
 
@@ -160,7 +160,7 @@ def test_a_ready_made_bar_of_another_length_is_refused_unless_any_is_taken() -> 
         ("interval", 30),
         ("interval", 120),
     ]
-    assert builder.taken == [2]
+    assert builder.counts("taken") == [2]
     assert builder_of(1, BarPolicy(60, ready="any")).update(writer.records, 0)["interval"].tolist() == lengths
 
 
@@ -173,7 +173,7 @@ def test_a_ready_made_bar_that_came_before_with_other_values_is_late() -> None:
     builder = builder_of(1, BarPolicy(60))
     bars = builder.update(writer.records, 0)
     assert (bars["v"].tolist(), bars["late_open"].tolist()) == ([9, 7], [NEVER, 60])
-    assert (builder.late, builder.duplicates, builder.late_events) == ([1], [1], [60])
+    assert (builder.counts("late"), builder.counts("duplicates"), builder.late_events) == ([1], [1], [60])
 
 
 @pytest.mark.parametrize(("first", "other"), [(QUOTE, TRADE), (TRADE, QUOTE)])
@@ -182,7 +182,7 @@ def test_the_first_record_decides_what_makes_a_sessions_bars(first: int, other: 
     feed(builder, 1, kind=first)
     feed(builder, 2, 3, kind=other)
     (bar,) = builder.flush()
-    assert (int(bar["n_ticks"]), builder.ignored) == (1, [2])
+    assert (int(bar["n_ticks"]), builder.counts("ignored")) == (1, [2])
 
 
 def test_idle_sessions_are_closed_by_the_wall_clock_and_their_stragglers_are_late() -> None:
@@ -196,7 +196,7 @@ def test_idle_sessions_are_closed_by_the_wall_clock_and_their_stragglers_are_lat
     assert rows(closed, 1) == []
     assert len(builder.close_idle(2000)) == 0
     assert len(feed(builder, 160, 199)) == 0
-    assert builder.late == [2, 0]
+    assert builder.counts("late") == [2, 0]
     assert feed(builder, 210, 310)["ts_open"].tolist() == [200]
 
 
@@ -220,8 +220,8 @@ def test_a_heartbeat_closes_bars_as_a_tick_does_and_adds_nothing(
             reference.tick(tick)
     reference.flush(items[-1][0].offset + 1 if items else 0)
     assert rows(built(builder, records), 0) == reference.closed
-    assert builder.late == [reference.late]
-    assert builder.ignored == [0]
+    assert builder.counts("late") == [reference.late]
+    assert builder.counts("ignored") == [0]
 
 
 def test_more_bars_than_the_output_holds_at_once() -> None:
@@ -289,7 +289,7 @@ def test_several_symbols_make_one_session_and_one_symbol_several(
         own = bars[bars["session"] == session]
         found = [(int(b["ts_open"]), int(b["leg"]), int(b["n_ticks"]), int(b["h"])) for b in own]
         assert found == [(*at, len(t), max(x.price for x in t)) for at, t in sorted(expected.items())]
-        assert builder.late[session] == late
+        assert builder.counts("late")[session] == late
         for number, bar in enumerate(own):
             assert (own["first_offset"][number + 1 :] >= bar["low_watermark"]).all()
         if len(own):

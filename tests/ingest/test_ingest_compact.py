@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from feeds.decimals import format_fixed, from_units
-from ingest.bars import BAR, Bars
+from ingest.bar_kernel import BAR, Bars
 from ingest.compact import (
     FITTING,
     REVIEW,

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingest.backlog import TapeWindow
-from ingest.bars import BAR, EMPTY, GAP, BarPolicy, Feeds
+from ingest.bar_kernel import BAR, EMPTY, GAP
+from ingest.bars import BarPolicy, Feeds
 from ingest.compact import CompactSpec, Restart
 from ingest.lines import LineSpec
 from ingest.plane import DataPlane, SessionSpec, TapeRecord

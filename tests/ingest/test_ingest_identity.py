@@ -71,7 +71,7 @@ def test_repeats_are_those_of_plain_sets_in_any_batches_and_over_restarts(
     builder = builder_of(1, POLICY)
     records = packed(items)
     closed = [builder.update(records[:border], 0)]
-    repeats = builder.duplicates[0]
+    repeats = builder.counts("duplicates")[0]
     if restarts:
         state = builder.cut(0)
         builder = builder_of(1, POLICY)
@@ -79,7 +79,9 @@ def test_repeats_are_those_of_plain_sets_in_any_batches_and_over_restarts(
     else:
         repeats = 0
     closed += [builder.update(records[border:], 0), builder.flush()]
-    assert (int(np.concatenate(closed)["v"].sum()), repeats + builder.duplicates[0]) == expected(items)
+    assert (int(np.concatenate(closed)["v"].sum()), repeats + builder.counts("duplicates")[0]) == expected(
+        items
+    )
 
 
 def test_at_least_the_newest_identities_are_remembered_and_the_memory_is_bounded() -> None:
@@ -103,14 +105,14 @@ def test_at_least_the_newest_identities_are_remembered_and_the_memory_is_bounded
             older, newer = newer, set()
         newer.add(item)
     builder.update(packed(items), 0)
-    assert builder.duplicates == [repeats]
+    assert builder.counts("duplicates") == [repeats]
 
 
 def test_a_record_that_was_refused_or_late_is_no_repeat_when_it_is_sent_again() -> None:
     builder = builder_of(1, BarPolicy(10, late="refuse", price_jump=10, refuse_jumps=True))
     items = [Tick(1, 0, 100), Tick(2, 1, 9000), Tick(2, 1, 9000), Tick(3, 25, 100), Tick(4, 2, 100)]
     builder.update(packed([*items, items[-1]]), 0)
-    assert builder.duplicates == [0]
+    assert builder.counts("duplicates") == [0]
     assert [each.reason for each in builder.take_refused()] == ["price_jump"] * 2 + ["late"] * 2
 
 
@@ -119,7 +121,7 @@ def test_sessions_that_stay_keep_what_they_know_when_others_come() -> None:
     builder.update(packed([Tick(1, 0, 1)]), 0)
     builder.change(list(reversed(one_each(2, POLICY))), [None, 0])
     builder.update(packed([Tick(1, 0, 1)]), 0)
-    assert builder.duplicates == [0, 1]
+    assert builder.counts("duplicates") == [0, 1]
 
 
 @given(number=st.integers(0, 2**64 - 1), name=st.text(max_size=8))

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingest.backlog import TapeWindow
-from ingest.bar_kernel import NEVER
-from ingest.bars import BAR, INCOMPLETE, LACKS_LATE, BarPolicy, one_each
+from ingest.bar_kernel import BAR, INCOMPLETE, LACKS_LATE, NEVER
+from ingest.bars import BarPolicy, one_each
 from ingest.plane import SessionSpec, TapeRecord
 from ingest.record import REFUSAL, TRADE, Records, RecordWriter
 from tests.ingest.building import Consumer, batches, builder_of, built, planed
@@ -54,9 +54,9 @@ def test_bars_know_the_newest_one_that_lacks_dropped_or_refused_records(
     at_end["closed_by"] = len(found) + 1
     made = np.concatenate([np.zeros(0, BAR), *bars, at_end])
     late = late_openings(found, lateness)
-    assert builder.late == [len(late)]
+    assert builder.counts("late") == [len(late)]
     trades = sum(kind == TRADE for kind, _ in found)
-    assert int(made["n_ticks"].sum()) == builder.taken[0] == trades - len(late)
+    assert int(made["n_ticks"].sum()) == builder.counts("taken")[0] == trades - len(late)
     refused = {(START + second) // INTERVAL * INTERVAL for kind, second in found if kind == REFUSAL}
     for bar in made:
         closed_by = int(bar["closed_by"])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ingest.bars import BAR
+from ingest.bar_kernel import BAR
 from ingest.lines import MINUTE_NS, LineSpec, bar_line, clock_text, decimal
 
 NANO = 10**9

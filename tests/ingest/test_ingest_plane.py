@@ -13,7 +13,8 @@ import pytest
 
 import ingest
 from ingest.backlog import TapeWindow
-from ingest.bars import EMPTY, GAP, BarPolicy, one_each
+from ingest.bar_kernel import EMPTY, GAP
+from ingest.bars import BarPolicy, one_each
 from ingest.compact import CompactSpec, Restart
 from ingest.lines import LineSpec
 from ingest.plane import DataPlane, Made, Phase, SessionSpec, TapeRecord

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingest.bars import BAR, Bars
+from ingest.bar_kernel import BAR, Bars
 from ingest.lines import MINUTE_NS, LineSpec, bar_line
 from ingest.tokens import Encode, Tokeniser
 from tests.ingest.bpe import make_encode

@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -64,29 +63,6 @@ def logging_put_back() -> Iterator[None]:
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)
-
-
-class Manager:
-    """The service manager's end of NOTIFY_SOCKET."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = str(folder / "notify")
-        self.messages: list[str] = []
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind(self.path)
-        self._socket.setblocking(False)
-
-    def saw(self, state: str) -> int:
-        """How often a state such as READY=1 was sent so far."""
-        while True:
-            try:
-                self.messages.append(self._socket.recv(4096).decode())
-            except BlockingIOError:
-                break
-        return sum(state in message.splitlines() for message in self.messages)
-
-    def close(self) -> None:
-        self._socket.close()
 
 
 class Daemon:

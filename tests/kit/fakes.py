@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
@@ -110,3 +112,30 @@ class MemorySink:
     def messages(self, topic: str) -> list[Answer | DataUpdated | DeadLetter]:
         """What was sent to a topic, decoded, in order."""
         return [decode_message(payload) for to, _, payload, _ in self.sent if to == topic]  # type: ignore[misc]  # these are
+
+
+class ServiceManager:
+    """The service manager's end of NOTIFY_SOCKET: a path, or an abstract name after @."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.messages: list[str] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind("\0" + name[1:] if name.startswith("@") else name)
+        self._socket.setblocking(False)
+
+    def received(self) -> list[str]:
+        """What came since the last call."""
+        known = len(self.messages)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self.messages.append(self._socket.recv(4096).decode())
+        return self.messages[known:]
+
+    def saw(self, state: str) -> int:
+        """How often a state such as READY=1 was sent so far."""
+        self.received()
+        return sum(state in message.splitlines() for message in self.messages)
+
+    def close(self) -> None:
+        self._socket.close()

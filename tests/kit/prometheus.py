@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import tempfile
 import time
@@ -13,6 +12,8 @@ import urllib.request
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from tests.kit.kafka import free_ports
 
 _START_S = 30.0
 _STOP_S = 10.0
@@ -87,7 +88,7 @@ class PrometheusServer:
         config.write_text(json.dumps({"global": times, "scrape_configs": [job]}))
         for attempt in range(1, _ATTEMPTS + 1):
             # The port may be taken between asking for it and Prometheus binding it: then try another.
-            if self._launch(folder, config, _free_port()):
+            if self._launch(folder, config, *free_ports(1)):
                 return
             if attempt == _ATTEMPTS:
                 raise RuntimeError(f"Prometheus did not start:\n{(folder / 'log').read_text()[-2000:]}")
@@ -157,9 +158,3 @@ def _vector(url: str, expression: str) -> list[dict[str, Any]]:
         with error:
             raise RuntimeError(f"Prometheus refuses {expression}: {error.read().decode()}") from None
     return result
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port

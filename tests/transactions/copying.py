@@ -9,7 +9,6 @@ from functools import partial
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from feeds.kafka_transactions import (
-    CommittedOffsets,
     Fenced,
     KafkaTransactions,
     OutgoingMessage,
@@ -60,24 +59,10 @@ class Copy:
     def member(self) -> Membership:
         return Membership(f"copy.{self.name}", partitions=frozenset({self.input}))
 
-    @property
-    def identity(self) -> str:
-        return f"copy-{self.name}"
-
-    def committed_offsets(self, stable: StableOffsets) -> CommittedOffsets:
-        return stable
-
     def sink(self) -> KafkaTransactions:
-        bootstrap = self.bootstrap or self.server.behind
-        identity = self.identity
-        return KafkaTransactions(
-            self.name,
-            bootstrap,
-            identity,
-            (self.output, 0),
-            partial(self.new_producer, bootstrap, identity),
-            self.committed_offsets(StableOffsets(bootstrap, {}, TIMEOUT_S)),
-        )
+        bootstrap, identity = self.bootstrap or self.server.behind, f"copy-{self.name}"
+        new, stable = partial(self.new_producer, bootstrap, identity), StableOffsets(bootstrap, {}, TIMEOUT_S)
+        return KafkaTransactions(self.name, bootstrap, identity, (self.output, 0), new, stable)
 
     async def run(self, before: Callable[[int], None] = lambda _number: None) -> None:
         """Copy from the committed offset to the end. ``before(number)`` each transaction may bring faults."""

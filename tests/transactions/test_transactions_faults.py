@@ -1,8 +1,10 @@
 """Each record once and in order, whatever happens to a transaction's requests."""
 
 import asyncio
+import random
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 
 import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
@@ -22,12 +24,48 @@ from feeds.source import CommitPoint, Membership, PublishRefused
 from tests.kit import until
 from tests.kit.kafka import KafkaServer, create_topics
 from tests.kit.kafka_proxy import Act, Api, Fault, KafkaProxy
-from tests.transactions.chaos import Requests, killed_now_and_then
 from tests.transactions.copying import RIGHT, TIMEOUT_S, Copy, Verdict, hanging, librdkafka
 
 pytestmark = pytest.mark.kafka
 
 EXPIRY_S = 4.0
+
+
+APIS = (
+    Api.END_TXN,
+    Api.TXN_OFFSET_COMMIT,
+    Api.ADD_OFFSETS,
+    Api.ADD_PARTITIONS,
+    Api.PRODUCE,
+    Api.INIT_PRODUCER_ID,
+)
+SHARE = 0.3
+ACTS: tuple[Act, ...] = ("delay", "drop", "drop_reply", "duplicate", "cut", "cut_after")
+
+
+class Requests:
+    """Faults of requests, in a share of the transactions."""
+
+    def __init__(self, proxy: KafkaProxy, seed: int) -> None:
+        self._faults, self._random = proxy.faults, random.Random(seed)
+
+    def __call__(self, _number: int) -> None:
+        if self._random.random() < SHARE:
+            seconds = self._random.choice((0.2, 1.0, TIMEOUT_S + 1.0))
+            self._faults.append(Fault(self._random.choice(APIS), self._random.choice(ACTS), seconds))
+
+
+async def killed_now_and_then(copy: Copy, seed: int, kills: int, before: Requests) -> None:
+    """Run it to the end; ``kills`` times the process is killed at some moment and started again."""
+    choice = random.Random(seed)
+    for _ in range(kills):
+        task = asyncio.create_task(copy.run(before))
+        await asyncio.wait([task], timeout=choice.uniform(0.2, 2.0))
+        copy.outcomes["killed"] += not task.done()
+        task.cancel()
+        with suppress(asyncio.CancelledError, Fenced, PartitionsMoved):
+            await task
+    await copy.run_to_the_end(before)
 
 
 @pytest.fixture(scope="module")

@@ -5,39 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import socket
 from collections.abc import Iterator
 
 import pytest
 
 from daemon.gateway.notify import Notifier
-
-
-class FakeManager:
-    """systemd's end of the socket."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind("\0" + name[1:] if name.startswith("@") else name)
-        self._socket.setblocking(False)
-
-    def received(self) -> list[str]:
-        messages = []
-        while True:
-            try:
-                messages.append(self._socket.recv(4096).decode())
-            except BlockingIOError:
-                return messages
-
-    def close(self) -> None:
-        self._socket.close()
+from tests.kit.fakes import ServiceManager
 
 
 @pytest.fixture(params=["path", "abstract"])
-def manager(request, tmp_path) -> Iterator[FakeManager]:
+def manager(request, tmp_path) -> Iterator[ServiceManager]:
     abstract = request.param == "abstract"
-    fake = FakeManager(f"@foretick-test-{secrets.token_hex(8)}" if abstract else str(tmp_path / "notify"))
+    fake = ServiceManager(f"@foretick-test-{secrets.token_hex(8)}" if abstract else str(tmp_path / "notify"))
     yield fake
     fake.close()
 
