@@ -68,10 +68,6 @@ Reason = Literal[
 REASONS: tuple[str, ...] = (*get_args(Reason), OTHER)
 # Messages without a payload.
 EMPTY: tuple[str, ...] = ("tombstone", "empty")
-# Why a session refused a record that is usable.
-REFUSALS: tuple[str, ...] = ("late", "price_jump", "interval")
-LETTER_STAGES: tuple[str, ...] = ("read", "process", "produce")
-SET_SIZES: tuple[str, ...] = ("empty", "one", "several")
 
 # Why a question got no answer.
 SUPPRESSED: tuple[str, ...] = (
@@ -121,10 +117,6 @@ API_OUTCOMES: tuple[str, ...] = (
     "timeout",
     OTHER,
 )
-API_CACHES: tuple[str, ...] = ("render", "tokenise", "response")
-LOOK_UPS: tuple[str, ...] = ("hit", "miss")
-# A batch without device memory is retried at half its size; failed: half did not fit either.
-OOM_OUTCOMES: tuple[str, ...] = ("retried", "failed")
 # Why a request was left out of a batch: an exhausted budget, or a class that goes first.
 WAIT_REASONS: tuple[str, ...] = (
     "step",
@@ -143,10 +135,6 @@ WAIT_REASONS: tuple[str, ...] = (
 DRAFTS: tuple[str, ...] = ("accepted", "rejected")
 # How a request lost its KV: dropped or swapped out by preemption, or invalidated by an update of its prompt.
 LOSSES: tuple[str, ...] = ("recomputed", "swapped", "invalidated")
-# What limits the number of sessions.
-CAPACITY_LIMITS: tuple[str, ...] = ("compute", "kv_memory")
-# Where a session was restored from; rebuilt: prefilled again from its tokens.
-RESTORES: tuple[str, ...] = ("host", "disk", "rebuilt")
 # How clients listen to events.
 TRANSPORTS: tuple[str, ...] = ("sse", "websocket", "zeromq", "mcp")
 # Why the query socket did not take a message: too many bytes, not msgpack, no request of the protocol,
@@ -161,14 +149,6 @@ QueryRefusal = Literal[
     "busy_client",
     "shutting_down",
 ]
-# What was wrong with a key.
-KEY_REASONS: tuple[str, ...] = ("missing", "malformed", "unknown")
-ADMISSIONS: tuple[str, ...] = ("admitted", "rate", "tokens", "forbidden")
-RELOADS_OF_TENANTS: tuple[str, ...] = ("done", "refused")
-# What became of a body of pushed records.
-PUSHES: tuple[str, ...] = ("accepted", "partly", "refused", "busy")
-# What happened after a task or thread ended unexpectedly.
-ENDINGS: tuple[str, ...] = ("restarted", "failed")
 # Labels whose values depend on the deployment; the store gets them when it is created, but for the
 # partitions, which a source learns later.
 OPEN_LABELS: tuple[str, ...] = ("session", "source", "sink", "tenant", "policy", "eviction", "partition")
@@ -284,7 +264,7 @@ METRICS: tuple[Metric, ...] = (
         "foretick_records_refused_total",
         "Usable records that a session refused and sent to the DLQ. Worry when it grows.",
         "session",
-        reason=REFUSALS,
+        reason=("late", "price_jump", "interval"),
     ),
     _counter(
         "foretick_price_jumps_total",
@@ -438,7 +418,7 @@ METRICS: tuple[Metric, ...] = (
         "Choice sets of calibrated answers, by size. Worry when empty or several grow: the market is unlike "
         "the tapes of the calibration.",
         "session",
-        size=SET_SIZES,
+        size=("empty", "one", "several"),
     ),
     _counter(
         "foretick_labels_total",
@@ -467,8 +447,8 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "foretick_api_cache_total",
         "Look-ups of rendered chats, tokenised texts and whole responses that were kept.",
-        cache=API_CACHES,
-        outcome=LOOK_UPS,
+        cache=("render", "tokenise", "response"),
+        outcome=("hit", "miss"),
     ),
     _counter(
         "foretick_publish_retries_total",
@@ -493,7 +473,7 @@ METRICS: tuple[Metric, ...] = (
         "foretick_tasks_ended_total",
         "Tasks and threads that ended unexpectedly. Worry at any increase: it is a defect, and the log and "
         "/readyz name it.",
-        outcome=ENDINGS,
+        outcome=("restarted", "failed"),
     ),
     _counter(
         "foretick_config_reloads_total",
@@ -504,7 +484,7 @@ METRICS: tuple[Metric, ...] = (
         "foretick_dead_letters_total",
         "Messages sent to the DLQ topic: not decoded (read), refused by a session (process), or "
         "answers that a sink refused (produce).",
-        stage=LETTER_STAGES,
+        stage=("read", "process", "produce"),
     ),
     _gauge(
         "foretick_listeners",
@@ -522,14 +502,14 @@ METRICS: tuple[Metric, ...] = (
         "foretick_unauthenticated_total",
         "Requests and connections without a right key. Worry when it grows: a client has an old key, or "
         "somebody tries.",
-        reason=KEY_REASONS,
+        reason=("missing", "malformed", "unknown"),
     ),
     _counter(
         "foretick_tenant_requests_total",
         "Requests of each tenant: admitted, or refused for its rate, its tokens, or because only operators "
         "may. Local is every program of this machine where there are no tenants.",
         "tenant",
-        outcome=ADMISSIONS,
+        outcome=("admitted", "rate", "tokens", "forbidden"),
     ),
     _counter(
         "foretick_tenant_tokens_total",
@@ -546,7 +526,7 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "foretick_tenants_reloads_total",
         "Readings of the tenants file at SIGHUP. Worry when refused grows: the old tenants go on.",
-        outcome=RELOADS_OF_TENANTS,
+        outcome=("done", "refused"),
     ),
     _counter(
         "foretick_query_refused_total",
@@ -561,7 +541,7 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "foretick_pushes_total",
         "Bodies of records that clients pushed, by outcome. Worry when busy grows: the engine is too slow.",
-        outcome=PUSHES,
+        outcome=("accepted", "partly", "refused", "busy"),
     ),
     _counter("foretick_batches_total", "Forward passes."),
     _counter("foretick_batch_tokens_total", "Tokens computed by the model, by class.", **{"class": CLASSES}),
@@ -605,7 +585,7 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "foretick_restores_total",
         "Sessions restored to the pool. Worry when many are rebuilt: files or host blocks were missing.",
-        outcome=RESTORES,
+        outcome=("host", "disk", "rebuilt"),
     ),
     _counter(
         "foretick_spill_failures_total",
@@ -646,7 +626,7 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "foretick_oom_total",
         "Forward passes that ran out of device memory. Worry when failed grows: requests were lost.",
-        outcome=OOM_OUTCOMES,
+        outcome=("retried", "failed"),
     ),
     _counter(
         "foretick_refreshes_total",
@@ -750,7 +730,7 @@ METRICS: tuple[Metric, ...] = (
         "foretick_sessions_capacity",
         "Sessions like the present ones that the device could carry, by what limits them. Compare with "
         "`foretick plan`. Worry when it is near their number. 0: not known yet.",
-        limit=CAPACITY_LIMITS,
+        limit=("compute", "kv_memory"),
     ),
     _gauge("foretick_scheduler_info", "Always 1; the labels name policy and eviction.", "policy", "eviction"),
     _gauge("foretick_engine_up", "1 while the engine process answers. Worry at 0."),
