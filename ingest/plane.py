@@ -638,12 +638,15 @@ def _tape_records(piece: Encoded, lacking: Sequence[int], bars_ns: int, tokenise
     rounded = piece.rounded or [False] * len(piece.lines)
     records = []
     for tokens, shows, lacks, bar in zip(piece.lines, rounded, lacking, piece.bars.tolist(), strict=True):
-        _, leg, flags, _, _, opened, _, *prices, volume, _ = bar[:13]
-        *times, ring_wait, first, last, low_watermark = bar[13:21]
+        _, leg, flags, _, _, opened, _, first_price, high, low, last_price, volume, _ = bar[:13]
+        event, source, ring, closed, ring_wait, first, last, low_watermark = bar[13:21]
         first_read, last_read, stream, _, _, volume_high, volume_low = bar[22:]
-        gap = bool(flags & GAP)
+        prices, gap = (first_price, high, low, last_price), bool(flags & GAP)
         summed = SummedBar(opened, *prices, volume, 1, gap, leg, volume_high, volume_low)
-        origin = *times, first, last, low_watermark, flags & _OF_BAR | lacks, ring_wait, bars_ns, tokenise_ns
+        origin = event, source, ring, closed, first, last, low_watermark
+        took = ring_wait, bars_ns, tokenise_ns
+        flags = flags & _OF_BAR | lacks
         read = stream, first_read, last_read
-        records.append(TapeRecord(tuple(tokens), *origin, summed, piece.anchor, shows, read))
+        made = TapeRecord(tuple(tokens), *origin, flags, *took, summed, piece.anchor, shows, read)
+        records.append(made)
     return records
