@@ -46,7 +46,7 @@ SLOW_S = 0.2
 """Of every request in a bad network."""
 DROPPED = (Api.PRODUCE, Api.OFFSET_COMMIT)
 """A bad network loses one of each, which the client misses after ten seconds."""
-EXPIRY_S = 60.0
+EXPIRY_S = 30.0
 """After so long without a transaction the broker forgets a transactional id."""
 BROKER = {
     "transactional.id.expiration.ms": int(EXPIRY_S * 1000),

@@ -42,7 +42,7 @@ DECK = Deck(
         "power loss", "fill disk", "delay commit", "stop broker", "idle past expiry",
     ),
 )  # fmt: skip
-"""Idle past expiry takes a minute, and concerns transactions alone."""
+"""Idle past expiry takes half a minute, and concerns transactions alone."""
 _PAIR: tuple[Fault, ...] = (
     "kill gateway", "kill engine", "zombie", "terminate", "kill broker", "bad network",
     "kill standby", "kill both", "power loss", "stop broker", "fill disk", "delay commit",

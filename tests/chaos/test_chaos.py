@@ -19,13 +19,13 @@ from feeds.kafka_client import quiet_client_log
 from tests.chaos.checks import ahead, by_key, conflicts, different, gaps, missing, repeats
 from tests.chaos.reading import read_to_end
 from tests.chaos.rig import BROKER, NAMES, PARTITIONS, Pair, Rig
-from tests.chaos.schedule import DECK, PAIR_DECK, Event, Schedule, draw
+from tests.chaos.schedule import DECK, Schedule, draw
 from tests.kit.daemon import committed
 from tests.kit.kafka import KafkaServer
 from tests.kit.kafka_proxy import KafkaProxy, ProxyThread
 from tests.transactions.copying import hanging
 
-SHORT, LONG, PAIRS = DECK.runs, 200, PAIR_DECK.runs
+SHORT, LONG = DECK.runs, 200
 OUTAGE_BARS = 12
 
 
@@ -88,11 +88,6 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rigs, Rigs]
     yield from rigs(tmp_path_factory, pair=False)
 
 
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rigs, Rigs]]:
-    yield from rigs(tmp_path_factory, pair=True)
-
-
 @asynccontextmanager
 async def playing(rigs: Rigs) -> AsyncIterator[tuple[Rig, Rig]]:
     """The disturbed daemon, which is kept if all goes well, and the undisturbed one."""
@@ -153,23 +148,6 @@ async def test_a_fault_loses_nothing(both: tuple[Rigs, Rigs], seed: int) -> None
 @pytest.mark.parametrize("seed", range(SHORT, SHORT + LONG), ids="seed{:03}".format)
 async def test_faults_lose_nothing(both: tuple[Rigs, Rigs], seed: int) -> None:
     await run(both, draw(seed, bars=8, faults=3))
-
-
-@pytest.mark.kafka
-@pytest.mark.long
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", range(PAIRS), ids="seed{:03}".format)
-async def test_one_that_stands_by_loses_nothing(pairs: tuple[Rigs, Rigs], seed: int) -> None:
-    await run(pairs, draw(seed, bars=6, faults=2, deck=PAIR_DECK))
-
-
-@pytest.mark.kafka
-@pytest.mark.parametrize("exactly_once", [False, True], ids=["at_least_once", "exactly_once"])
-async def test_one_that_is_killed_and_one_that_hangs_are_replaced(
-    pairs: tuple[Rigs, Rigs], exactly_once: bool
-) -> None:
-    events = Event(1, "kill gateway", "answering", 20), Event(3, "zombie", "sent", 20)
-    await run(pairs, Schedule(0, exactly_once, 5, events))
 
 
 @pytest.mark.kafka
