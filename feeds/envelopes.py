@@ -1,6 +1,6 @@
 """What stands around a record that could not be decoded: an envelope, a registry's bytes, a compression.
 
-None of these is read. A dead-letter record names what was found and what the sender may change.
+None of these is read. A DLQ record names what was found and what the sender may change.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class KafkaStandby:
         self.behind = None
 
     async def stop(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         follower, self._follower = self._follower, None
         if follower is not None:
             await self._consumers.close(follower.consumer)

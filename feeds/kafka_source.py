@@ -124,7 +124,7 @@ class KafkaSource:
         self._waits_since: int | None = None
         """Since when records are waited for, monotonic, ns; None while those that came are taken."""
 
-    # What it is told before it starts.
+    # Settings, before it starts.
 
     def set_retention(self, span_ns: int, skips: bool, few: int = READ_WHOLE) -> None:
         """Windows span ``span_ns``; with ``skips``, a group's records twice as old are skipped.

@@ -49,7 +49,7 @@ class KafkaStart:
         return self._start_at == "earliest" or isinstance(self._start_at, int)
 
     def note_begun(self) -> None:
-        """The first assignment was begun: later ones begin where they are told."""
+        """The first assignment was begun: later ones begin where the listener says."""
         self._began = True
 
     async def begin(

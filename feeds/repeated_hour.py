@@ -58,7 +58,7 @@ class _Hour:
         self.newest = max(self.newest, time)
 
     def take_ambiguous(self) -> list[_Held]:
-        """All that is ambiguous, and no more is."""
+        """Take all that is ambiguous; nothing is any more."""
         found, self.ambiguous = self.ambiguous, []
         return found
 

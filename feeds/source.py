@@ -40,10 +40,10 @@ def source_time_ns(stamp_ms: int | None) -> int:
 
 
 class Fault(msgspec.Struct, frozen=True, gc=False):
-    """Why the source could not read a message, which becomes a dead-letter record.
+    """Why the source could not read a message, which becomes a DLQ record.
 
     ``last``: the last offset, where it stands for several that look the same; -1: its own.
-    ``is_line``: it is a line of a file or a pushed body, which is no message and becomes no dead-letter
+    ``is_line``: it is a line of a file or a pushed body, which is no message and becomes no DLQ
     record. Its symbol is the message's key, and ``ts_event`` its time; 0: not known.
     """
 

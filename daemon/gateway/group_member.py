@@ -66,14 +66,14 @@ class GroupMember:
         """Sessions that partitions took with them, as this engine knows."""
         self._owners: Mapping[str, str] = {}
         """By session, the addresses of daemons that have committed other partitions."""
-        self._standby_source = source if recovery.standby and isinstance(source, StandbySource) else None
+        self._follower = source if recovery.standby and isinstance(source, StandbySource) else None
         self._has_snapshots = recovery.interval > 0
         if self.log is not None:
             self.log.set_rebalance_listener(self)
-        if self._standby_source is not None and commits.transactions is not None:
-            commits.transactions.stand_by(self._standby_source)
-        elif self._standby_source is not None:
-            self._standby_source.stand_by()
+        if self._follower is not None and commits.transactions is not None:
+            commits.transactions.stand_by(self._follower)
+        elif self._follower is not None:
+            self._follower.stand_by()
 
     # An engine's life.
 
@@ -221,12 +221,12 @@ class GroupMember:
     @property
     def is_standby(self) -> bool:
         """Whether it is one until it gets partitions."""
-        return self._standby_source is not None
+        return self._follower is not None
 
     @property
     def behind(self) -> Mapping[Partition, int]:
         """Records that another daemon has answered, and that a standby has not read."""
-        return {} if self._standby_source is None else self._standby_source.behind or {}
+        return {} if self._follower is None else self._follower.behind or {}
 
     @property
     def again(self) -> bool:

@@ -47,7 +47,7 @@ class KafkaSourceConnector(SourceConnector, frozen=True):
         Literal["skip", "stop"],
         about(
             "what to do at a batch that cannot be read, because it is damaged or packed by an unknown codec: "
-            "skip (a dead-letter record without a payload names its offsets) or stop (the daemon ends, and "
+            "skip (a DLQ record without a payload names its offsets) or stop (the daemon ends, and "
             "names them)"
         ),
     ] = "skip"

@@ -41,6 +41,8 @@ class Read:
 
     records: list[AnyRecord] = field(default_factory=list)
     bad: list[tuple[int, str, str]] = field(default_factory=list)
+    places: list[tuple[str, int]] = field(default_factory=list)
+    """Symbol and time of each refused line."""
     skipped: Counter[str] = field(default_factory=Counter)
     notices: list[str] = field(default_factory=list)
 
@@ -62,6 +64,7 @@ class Read:
 
     def refuse(self, line: int, error: MalformedRecord) -> None:
         self.bad.append((line, error.reason, error.message))
+        self.places.append((error.key, error.ts_event))
 
     def skip(self, _line: int, name: str) -> None:
         self.skipped[name] += 1

@@ -92,7 +92,11 @@ def test_one_stray_quotation_mark() -> None:
     rows[20] = f'"{rows[20]}'
     found = read(BARS, "\n".join(["time,open,high,low,close,volume", *rows]))
     assert [minute for minute, _ in closes(found)] == [n for n in range(60) if n != 20]
-    assert found.refused == [(22, "type")]
+    ((line, reason, message),) = found.bad
+    assert (line, reason) == (22, "type")
+    assert message.startswith(
+        "a quotation mark is not closed within max_field_lines = 1: '\"2024-03-05T10:20:00Z"
+    )
 
 
 def test_unfinished_candles() -> None:
