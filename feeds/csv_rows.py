@@ -2,12 +2,12 @@
 
 import csv
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 from feeds.codec import MalformedRecord
-from feeds.file_format import FileFormat, FormatError
+from feeds.file_format import FileFormat, FormatError, Ref
 from feeds.number_texts import shown
 from feeds.text_lines import Line, Refuse
 
@@ -23,11 +23,27 @@ _OPEN = "unexpected end of data"
 
 
 @dataclass(frozen=True, slots=True)
-class Cells:
-    """The cells of a row, where it begins."""
+class _Cells:
+    """The cells of a row, where it begins; ``columns``: their places by name. See `feeds.file_rows.Row`."""
 
     line: int
     cells: list[str]
+    columns: dict[str, int]
+    received = 0
+
+    @property
+    def width(self) -> int:
+        return 0 if self.columns else len(self.cells)
+
+    def get(self, ref: Ref) -> str | None:
+        index = self.columns.get(ref) if isinstance(ref, str) else ref
+        return self.cells[index].strip() if index is not None and index < len(self.cells) else None
+
+    def is_null(self, ref: Ref) -> bool:
+        return False
+
+    def elements(self, ref: str) -> Sequence["_Cells"]:
+        raise MalformedRecord("type", f"a csv line has no array {ref}")
 
 
 class CsvRows:
@@ -49,14 +65,14 @@ class CsvRows:
         if form.header:
             self._read_header(notice)
 
-    def __iter__(self) -> Iterator[Cells]:
+    def __iter__(self) -> Iterator[_Cells]:
         rows = self._rows()
         first = next(rows, None)
         if first is None:
             return
         if self.width and len(first.cells) == self.width + 1 and not first.cells[-1].strip():
             self.width += 1  # every row ends with a delimiter, and the header does not
-        for row in self._chained(first, rows):
+        for row in chain([first], rows):
             if self.width and len(row.cells) != self.width:
                 text = self._form.delimiter.join(row.cells)
                 message = f"{len(row.cells)} cells where the header has {len(self.columns)}: {shown(text)}"
@@ -64,18 +80,13 @@ class CsvRows:
             else:
                 yield row
 
-    @staticmethod
-    def _chained(first: Cells, rows: Iterator[Cells]) -> Iterator[Cells]:
-        yield first
-        yield from rows
-
-    def _rows(self) -> Iterator[Cells]:
+    def _rows(self) -> Iterator[_Cells]:
         while (line := self._next()) is not None:
             number, text = line
             if text.isspace() and self._form.delimiter not in text:
                 continue
             try:
-                yield Cells(number, self._cells(line))
+                yield _Cells(number, self._cells(line), self.columns)
             except csv.Error as error:
                 what = self._unclosed if _OPEN in str(error) else f"no csv row: {error}"
                 self._refuse(number, MalformedRecord("type", f"{what}: {shown(text.rstrip())}"))
@@ -154,7 +165,7 @@ class CsvRows:
         self.columns = {name: at for at, name in enumerate(names)}
         self.width = 0 if form.ragged else len(names)
 
-    def _hint(self, header: Cells, used: set[str]) -> str:
+    def _hint(self, header: _Cells, used: set[str]) -> str:
         """What to declare instead, if that can be seen."""
         for delimiter, name in _DELIMITERS.items():
             text = self._form.delimiter.join(header.cells)

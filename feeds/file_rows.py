@@ -1,6 +1,6 @@
 """The lines of a file as rows: csv columns or JSON members, looked up by reference, as exact text."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
@@ -43,7 +43,7 @@ class Row(Protocol):
     def is_null(self, ref: Ref) -> bool:
         """Whether JSON's null stands at a reference."""
 
-    def elements(self, ref: str) -> list["Row"]:
+    def elements(self, ref: str) -> Sequence["Row"]:
         """The elements of the array at a reference, each as a row. Raises MalformedRecord: no array."""
 
 
@@ -56,35 +56,13 @@ def rows(file: IO[bytes], form: FileFormat, refuse: Refuse, notice: Notice) -> G
     try:
         with unpacking(), closing(lines(file, form.encoding, form.skip_lines, refuse)) as text:
             if form.container == "csv":
-                yield from _csv_rows(CsvRows(text, form, refuse, notice))
+                yield from CsvRows(text, form, refuse, notice)
             else:
                 yield from _json_rows(text, form, refuse)
     except CorruptFile as error:
         refuse(0, MalformedRecord("type", str(error)))
     except Unreadable as error:
         raise FormatError(str(error)) from error
-
-
-@dataclass(frozen=True, slots=True)
-class _Cells:
-    line: int
-    cells: list[str]
-    columns: dict[str, int]
-    received: int = 0
-
-    @property
-    def width(self) -> int:
-        return 0 if self.columns else len(self.cells)
-
-    def get(self, ref: Ref) -> str | None:
-        index = self.columns.get(ref) if isinstance(ref, str) else ref
-        return self.cells[index].strip() if index is not None and index < len(self.cells) else None
-
-    def is_null(self, ref: Ref) -> bool:
-        return False
-
-    def elements(self, ref: str) -> list[Row]:
-        raise MalformedRecord("type", f"a csv line has no array {ref}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +88,7 @@ class _Document:
     def is_null(self, ref: Ref) -> bool:
         return self._at(str(ref)) is None
 
-    def elements(self, ref: str) -> list[Row]:
+    def elements(self, ref: str) -> Sequence[Row]:
         found = self._at(ref)
         if not isinstance(found, list):
             raise MalformedRecord("type", f"each: there is no array at {ref}")
@@ -129,11 +107,6 @@ class _Document:
             else:
                 return _ABSENT
         return value
-
-
-def _csv_rows(found: CsvRows) -> Iterator[Row]:
-    for row in found:
-        yield _Cells(row.line, row.cells, found.columns)
 
 
 def _json_rows(found: Iterator[Line], form: FileFormat, refuse: Refuse) -> Iterator[Row]:

@@ -49,60 +49,47 @@ def quiet_client_log() -> None:
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
 
 
-async def open_client(
-    new: Callable[[], Any],
-    connection: ConnectionLog,
-    stop: asyncio.Event,
-    stop_timeout_s: float,
-    settings: Mapping[str, Any],
-) -> Any:
-    """Build and start a client, retrying with backoff until it is up; None when ``stop`` is set first.
+class Clients:
+    """Opens and closes the aiokafka clients of one source or sink. Once ``stop`` is set it opens none.
 
-    ``settings``: its options, from which `why_closed` tells why a connection was refused.
+    ``settings``: a client's, also to tell why a connection is refused (`why_closed`).
     """
-    while not stop.is_set():
-        client = new()
-        try:
-            if await until(stop, start_client(client)) and not stop.is_set():
-                connection.up()
-                return client
-        except (KafkaError, OSError) as error:
-            await close_client(client, stop_timeout_s)
-            why = await why_closed(settings) if isinstance(error, KafkaConnectionError) else ""
-            await until(stop, connection.wait_before_retry(why or repr(error)))
-        except BaseException:
-            await close_client(client, stop_timeout_s)
-            raise
-        else:
-            await close_client(client, stop_timeout_s)
-    return None
 
-
-class Consumers:
-    """Opens and closes the consumers of one source, with ``settings``. Once ``stop`` is set it opens none."""
-
-    def __init__(self, connection: ConnectionLog, settings: Mapping[str, Any], stop_timeout_s: float) -> None:
-        self.connection, self.settings = connection, dict(settings)
+    def __init__(
+        self, kind: type, connection: ConnectionLog, settings: Mapping[str, Any], stop_timeout_s: float
+    ) -> None:
+        self.connection, self.settings, self.stop_timeout_s = connection, dict(settings), stop_timeout_s
         self.stop = asyncio.Event()
-        self._stop_timeout_s = stop_timeout_s
+        self._kind = kind
 
-    async def open(
-        self, subscribe: Callable[[AIOKafkaConsumer], None] = lambda consumer: None, **options: Any
-    ) -> AIOKafkaConsumer | None:
-        """One that is up, with ``options`` in place of the same settings; None when ``stop`` is set first."""
+    async def open(self, prepare: Callable[[Any], None] = lambda client: None, **options: Any) -> Any:
+        """One that is up, retrying with backoff; None when ``stop`` is set first.
+
+        ``options`` replace settings of the same name; ``prepare`` gets each that is about to start.
+        """
         settings = {**self.settings, **options}
+        while not self.stop.is_set():
+            client = self._kind(**settings)
+            prepare(client)
+            try:
+                if await until(self.stop, start_client(client)) and not self.stop.is_set():
+                    self.connection.up()
+                    return client
+            except (KafkaError, OSError) as error:
+                await self.close(client)
+                why = await why_closed(settings) if isinstance(error, KafkaConnectionError) else ""
+                await until(self.stop, self.connection.wait_before_retry(why or repr(error)))
+            except BaseException:
+                await self.close(client)
+                raise
+            else:
+                await self.close(client)
+        return None
 
-        def new() -> AIOKafkaConsumer:
-            consumer = AIOKafkaConsumer(**settings)
-            subscribe(consumer)
-            return consumer
-
-        return await open_client(new, self.connection, self.stop, self._stop_timeout_s, settings)
-
-    async def close(self, consumer: AIOKafkaConsumer | None) -> None:
-        """Close in bounded time."""
-        if consumer is not None:
-            await close_client(consumer, self._stop_timeout_s)
+    async def close(self, client: Any) -> None:
+        """Close, in bounded time, if there is one."""
+        if client is not None:
+            await close_client(client, self.stop_timeout_s)
 
 
 async def start_client(client: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from feeds.kafka_client import Consumers, committed_points, partitions_of
+from feeds.kafka_client import Clients, committed_points, partitions_of
 from feeds.kafka_fetcher import KafkaFetcher
 from feeds.kafka_member import PLACE_EACH_S, PLACE_S, KafkaMember, not_counted
 from feeds.kafka_positions import POSITION_S, KafkaPositions
@@ -85,13 +85,13 @@ class KafkaStandby:
         self,
         topics: Sequence[str],
         max_records: int,
-        consumers: Consumers,
+        clients: Clients,
         fetcher: KafkaFetcher,
         positions: KafkaPositions,
         start: KafkaStart,
         member: KafkaMember,
     ) -> None:
-        self._topics, self._max_records, self._consumers = topics, max_records, consumers
+        self._topics, self._max_records, self._clients = topics, max_records, clients
         self._fetcher, self._positions, self._start, self._member = fetcher, positions, start, member
         self.behind: dict[Partition, int] | None = None
         self._follower: KafkaFollower | None = None
@@ -101,7 +101,7 @@ class KafkaStandby:
     async def read(self, consumer: AIOKafkaConsumer) -> list[Incoming]:
         """Messages that other members have committed since; ``consumer`` is our membership."""
         if self._follower is None:
-            opened = await self._consumers.open(group_id=None, group_instance_id=None)
+            opened = await self._clients.open(group_id=None, group_instance_id=None)
             if opened is None:
                 return []
             self._follower, self._followed, self._looked = KafkaFollower(opened, self._max_records), {}, 0.0
@@ -132,7 +132,7 @@ class KafkaStandby:
             follower.allow({partition: point.offset for partition, point in moved.items()})
             self._followed |= moved
             behind = await follower.behind()
-        self._consumers.connection.up()
+        self._clients.connection.up()
         self.behind = {p: max(0, limit - at) for p, (at, limit) in behind.items()}
         ends = {p: (at, follower.consumer.highwater(p)) for p, (at, _) in behind.items()}
         self._positions.note_ends({p: (at, end) for p, (at, end) in ends.items() if end is not None})
@@ -145,4 +145,4 @@ class KafkaStandby:
         """Stop reading."""
         follower, self._follower = self._follower, None
         if follower is not None:
-            await self._consumers.close(follower.consumer)
+            await self._clients.close(follower.consumer)

@@ -23,7 +23,7 @@ from aiokafka.errors import (
 )
 
 from feeds.backoff import ConnectionLog
-from feeds.kafka_client import PROBE_S, close_client, open_client
+from feeds.kafka_client import PROBE_S, Clients
 from feeds.source import PublishRefused, Refusal, SinkStopped
 
 log = logging.getLogger(__name__)
@@ -44,10 +44,9 @@ class _Generation:
         self.producer = producer
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def close(self, timeout_s: float) -> None:
+    def end(self) -> None:
         if not self.gone.done():
             self.gone.set_result(None)
-        await close_client(self.producer, timeout_s)
 
 
 class KafkaSink:
@@ -69,7 +68,7 @@ class KafkaSink:
     ) -> None:
         self.name = name
         self.connection = ConnectionLog(name, bootstrap, log)
-        self._config = {
+        settings = {
             "bootstrap_servers": bootstrap,
             "enable_idempotence": True,
             "acks": "all",
@@ -78,10 +77,9 @@ class KafkaSink:
             "request_timeout_ms": 10_000,
             **(options or {}),
         }
-        self._stop_timeout_s = stop_timeout_s
+        self._clients = Clients(AIOKafkaProducer, self.connection, settings, stop_timeout_s)
         self._generation: _Generation | None = None
         self._replacing = asyncio.Lock()
-        self._stop = asyncio.Event()
 
     @property
     def retries(self) -> int:
@@ -90,7 +88,7 @@ class KafkaSink:
 
     async def start(self) -> None:
         """Connect; waits for the broker as long as needed, or until ``stop``."""
-        self._stop.clear()
+        self._clients.stop.clear()
         self.connection.connecting()
         await self._replace(None)
 
@@ -106,7 +104,7 @@ class KafkaSink:
         fatal = 0
         while True:
             generation = self._generation
-            if generation is None or self._stop.is_set():
+            if generation is None or self._clients.stop.is_set():
                 raise SinkStopped(f"{self.name}: stopped before a message to {topic} was acknowledged")
             try:
                 await self._attempt(generation, topic, key, payload, headers)
@@ -133,13 +131,12 @@ class KafkaSink:
         generation = self._generation
         if generation is not None:
             with contextlib.suppress(TimeoutError, KafkaError):
-                async with asyncio.timeout(self._stop_timeout_s):
+                async with asyncio.timeout(self._clients.stop_timeout_s):
                     await generation.producer.flush()
             await asyncio.sleep(0)  # let acknowledged publishers return first
-        self._stop.set()
+        self._clients.stop.set()
         self._generation = None
-        if generation is not None:
-            await generation.close(self._stop_timeout_s)
+        await self._close(generation)
         self.connection.stopped()
 
     async def _attempt(
@@ -194,15 +191,13 @@ class KafkaSink:
     async def _replace(self, old: _Generation | None) -> None:
         """Replace ``old`` with a new producer, unless another publisher already did."""
         async with self._replacing:
-            if self._generation is not old or self._stop.is_set():
+            if self._generation is not old or self._clients.stop.is_set():
                 return
-            if old is not None:
-                await old.close(self._stop_timeout_s)
-            producer = await open_client(
-                lambda: AIOKafkaProducer(**self._config),
-                self.connection,
-                self._stop,
-                self._stop_timeout_s,
-                self._config,
-            )
+            await self._close(old)
+            producer = await self._clients.open()
             self._generation = None if producer is None else _Generation(producer)
+
+    async def _close(self, generation: _Generation | None) -> None:
+        if generation is not None:
+            generation.end()
+            await self._clients.close(generation.producer)

@@ -18,7 +18,7 @@ from feeds.backoff import ConnectionLog
 from feeds.kafka_assignor import assignor_of
 from feeds.kafka_client import (
     PROBE_S,
-    Consumers,
+    Clients,
     committed_points,
     connections_of,
     partitions_of,
@@ -105,10 +105,10 @@ class KafkaSource:
         self._topics, self._group = topics, group
         self._commit_timeout_s = commit_timeout_s
         self._clock_ns = clock_ns
-        self._consumers = Consumers(self.connection, settings, stop_timeout_s)
+        self._clients = Clients(AIOKafkaConsumer, self.connection, settings, stop_timeout_s)
         self._consumer: AIOKafkaConsumer | None = None
         self._fetcher = KafkaFetcher(
-            name, max_records, poll_ms, clock_ns, self._consumers.stop, on_unreadable == "stop"
+            name, max_records, poll_ms, clock_ns, self._clients.stop, on_unreadable == "stop"
         )
         self._positions = KafkaPositions()
         self._start = KafkaStart(name, start_at, group is not None, clock_ns)
@@ -116,7 +116,7 @@ class KafkaSource:
             name, group, settings.get("group_instance_id"), self._start, self._positions
         )
         self._standby = KafkaStandby(
-            topics, max_records, self._consumers, self._fetcher, self._positions, self._start, self._member
+            topics, max_records, self._clients, self._fetcher, self._positions, self._start, self._member
         )
         self._is_standby = False
         self._paused = False
@@ -144,7 +144,7 @@ class KafkaSource:
     def stand_by(self, before_serving: Callable[[], Awaitable[None]] | None = None) -> None:
         """Be a standby from the next `start` on: see the class."""
         self._is_standby = True
-        settings = self._consumers.settings
+        settings = self._clients.settings
         settings["partition_assignment_strategy"] = (assignor_of(standby=True),)
         heartbeat_ms = min(_STANDBY_HEARTBEAT_MS, settings.get("heartbeat_interval_ms", 3000))
         settings["heartbeat_interval_ms"] = heartbeat_ms
@@ -229,10 +229,10 @@ class KafkaSource:
 
     async def stored(self) -> Mapping[Partition, CommitPoint]:
         """What the group has committed in each partition of the topics; waits for the broker."""
-        stop = self._consumers.stop
+        stop = self._clients.stop
         stop.clear()
         while self._group is not None and not stop.is_set():
-            consumer = await self._consumers.open()
+            consumer = await self._clients.open()
             if consumer is None:
                 break
             try:
@@ -246,7 +246,7 @@ class KafkaSource:
             except (KafkaError, OffsetsUnknown, TimeoutError) as error:
                 await self.connection.wait_before_retry(repr(error))
             finally:
-                await self._consumers.close(consumer)
+                await self._clients.close(consumer)
         return {}
 
     async def peer_offsets(self) -> Mapping[Partition, CommitPoint]:
@@ -296,7 +296,7 @@ class KafkaSource:
 
         A member stays one. The next `batches` begin where its partitions would after an assignment.
         """
-        self._consumers.stop.clear()
+        self._clients.stop.clear()
         self._member.start()
         self._standby.forget()
         if self._consumer is None:
@@ -310,12 +310,12 @@ class KafkaSource:
         Raises PartitionsLost where one that stood by had partitions, and others have them all now.
         """
         self._waits_since = time.monotonic_ns()
-        while (consumer := self._consumer) is not None and not self._consumers.stop.is_set():
+        while (consumer := self._consumer) is not None and not self._clients.stop.is_set():
             self.read_until_ns = self._positions.caught_up_ns
             try:
                 messages = await self._next(consumer)
             except ConsumerStoppedError:
-                if self._consumers.stop.is_set():
+                if self._clients.stop.is_set():
                     return
                 raise
             except IllegalStateError:  # a partition was revoked meanwhile
@@ -388,14 +388,14 @@ class KafkaSource:
 
     async def stop(self) -> None:
         """Leave the group within ``stop_timeout_s``."""
-        self._consumers.stop.set()
+        self._clients.stop.set()
         consumer, self._consumer = self._consumer, None
         await self._standby.stop()
-        await self._consumers.close(consumer)
+        await self._clients.close(consumer)
         self.connection.stopped()
 
     async def _open(self) -> None:
-        self._consumer = await self._consumers.open(
+        self._consumer = await self._clients.open(
             lambda consumer: self._member.subscribe(consumer, self._topics)
         )
 
@@ -403,6 +403,6 @@ class KafkaSource:
         """Restart from the committed offsets after an error that the client cannot recover from."""
         await self.connection.wait_before_retry(repr(error))
         consumer, self._consumer = self._consumer, None
-        await self._consumers.close(consumer)
+        await self._clients.close(consumer)
         self._member.lose_all()
         await self._open()

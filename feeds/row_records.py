@@ -1,5 +1,6 @@
 """A row of a file as records: parsed exactly as one record declaration says."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from itertools import pairwise
@@ -105,7 +106,7 @@ class RowReader:
             return [found[at] for at in order_of([each.record.ts_event for each in found])]
         return _turned(found)
 
-    def _parts(self, row: Row, refuse: Refuse) -> list[Row]:
+    def _parts(self, row: Row, refuse: Refuse) -> Sequence[Row]:
         if not self.form.each:
             return [row]
         try:

@@ -226,14 +226,14 @@ class RebalanceListener(Protocol):
     async def follows(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, StartPosition]:
         """Others have committed this, and what is below is read next by a standby.
 
-        Returns as `assigned`.
+        Returns as `on_assigned`.
         """
 
     def answered_elsewhere(self, stored: Mapping[Partition, CommitPoint]) -> Set[Partition]:
         """Those of our partitions, with what is committed, that others have had in between and committed."""
 
     def begins(self, partition: Partition, start: int) -> None:
-        """Reading begins at ``start``: after `assigned`, before its first record."""
+        """Reading begins at ``start``: after `on_assigned`, before its first record."""
 
     async def commit(self) -> bool:
         """Partitions have come, before their first record is read, or are about to go: commit now."""

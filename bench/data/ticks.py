@@ -24,10 +24,10 @@ from daemon.gateway.gateway import Gateway
 from feeds.codec import decode_message
 from feeds.connector import SinkRoute
 from feeds.market_data import Answer
-from feeds.queued import QueuedSource
 from feeds.source import Incoming
 from feeds.synthetic import Instrument
 from lab.plan.host_probe import CountingSink
+from lab.queued_source import QueuedSource
 
 _S = 1_000_000_000
 _SLICE_S = 0.01

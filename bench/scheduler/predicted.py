@@ -22,7 +22,6 @@ from bench.stream.serving import rest, serving, windowed
 from daemon.config import schema
 from feeds.connector import SinkRoute
 from feeds.durations import parse_duration
-from feeds.queued import QueuedSource
 from feeds.source import Incoming
 from lab.plan.arrivals import Arrival, Rates, arrivals
 from lab.plan.host_probe import CountingSink, with_host
@@ -31,6 +30,7 @@ from lab.plan.messages import trade
 from lab.plan.plan import simulate, symbol_intervals
 from lab.plan.sources import Sources, sources_of
 from lab.profile.device_profile import profile
+from lab.queued_source import QueuedSource
 from metrics.histogram import Words, quantile
 from metrics.store import MetricStore
 from scheduler.costs import CostModel

@@ -7,9 +7,9 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 
 from feeds.codec import encode
-from feeds.queued import QueuedSource
 from feeds.source import Incoming
 from feeds.synthetic import Instrument, SyntheticTape
+from lab.queued_source import QueuedSource
 
 _TICK = 10_000_000
 _LOT = 1_000_000

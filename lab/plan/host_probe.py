@@ -30,9 +30,9 @@ from daemon.config.schema import (
 from daemon.gateway.gateway import Gateway
 from daemon.gateway.wiring import make_gateway
 from feeds.connector import SinkRoute
-from feeds.queued import QueuedSource
 from feeds.source import Incoming
 from lab.plan.messages import trade
+from lab.queued_source import QueuedSource
 from scheduler.costs import CostModel
 
 SESSIONS = (1, 8)
