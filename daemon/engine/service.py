@@ -68,20 +68,9 @@ class EngineHost:
 
     def handle(self, command: protocol.Command) -> None:
         """Carry out one command; results and failures are emitted as events."""
-        if self.sessions.replaces(command) and self.scheduler.run_between(partial(self._carry_out, command)):
+        if self.sessions.replaces(command) and self.scheduler.run_between(partial(self._dispatch, command)):
             return
-        self._carry_out(command)
-
-    def _carry_out(self, command: protocol.Command) -> None:
-        try:
-            self._dispatch(command)
-        except Exception as error:
-            log.exception("%s failed", command)
-            failures = protocol.failures_of(command, "engine", f"{type(error).__name__}: {error}")
-            if not failures:
-                raise
-            for failure in failures:
-                self.emit(failure)
+        self._dispatch(command)
 
     def stop(self, drain_s: float) -> None:
         """Finish what the ring holds within ``drain_s`` seconds; emits `Stopped` last."""
@@ -98,36 +87,44 @@ class EngineHost:
         self.emit(protocol.EngineStopped(drained))
 
     def _dispatch(self, command: protocol.Command) -> None:
-        match command:
-            case protocol.SetQuestions():
-                if self.sessions.needs_reset(command.session):
-                    self.emit(failed(command.id, SESSION_RESET))
-                else:
-                    self.questions.set(command)
-            case (
-                protocol.OpenSession()
-                | protocol.ReconfigureSession()
-                | protocol.CloseSession()
-                | protocol.TakeOver()
-            ):
-                self.sessions.handle(command)
-            case Label():
-                self.questions.label(command)
-            case protocol.PartitionsAssigned():
-                self.snapshots.read_here(command.sessions)
-                self.input.partitions_assigned(command.sessions)
-            case protocol.PartitionsRevoked():
-                self.snapshots.partitions_revoked(command.sessions)
-            case protocol.NameStream():
-                self.snapshots.name_stream(command)
-            case protocol.NoteProgress():
-                self.snapshots.note_progress(command.progress)
-            case protocol.EndInput():
-                self.input.end()
-            case protocol.StopEngine():
-                self.stop(command.drain_s)
-            case _:
-                self.parts.requests.handle(command)
+        try:
+            match command:
+                case protocol.SetQuestions():
+                    if self.sessions.needs_reset(command.session):
+                        self.emit(failed(command.id, SESSION_RESET))
+                    else:
+                        self.questions.set(command)
+                case (
+                    protocol.OpenSession()
+                    | protocol.ReconfigureSession()
+                    | protocol.CloseSession()
+                    | protocol.TakeOver()
+                ):
+                    self.sessions.handle(command)
+                case Label():
+                    self.questions.label(command)
+                case protocol.PartitionsAssigned():
+                    self.snapshots.read_here(command.sessions)
+                    self.input.partitions_assigned(command.sessions)
+                case protocol.PartitionsRevoked():
+                    self.snapshots.partitions_revoked(command.sessions)
+                case protocol.NameStream():
+                    self.snapshots.name_stream(command)
+                case protocol.NoteProgress():
+                    self.snapshots.note_progress(command.progress)
+                case protocol.EndInput():
+                    self.input.end()
+                case protocol.StopEngine():
+                    self.stop(command.drain_s)
+                case _:
+                    self.parts.requests.handle(command)
+        except Exception as error:
+            log.exception("%s failed", command)
+            failures = protocol.failures_of(command, "engine", f"{type(error).__name__}: {error}")
+            if not failures:
+                raise
+            for failure in failures:
+                self.emit(failure)
 
     def _take_in(self) -> None:
         self.input.run(lambda: self.worker.idle, lambda: self.emit(protocol.InputDone()))

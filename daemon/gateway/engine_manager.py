@@ -97,7 +97,10 @@ class EngineManager:
         self.ready = asyncio.Event()
 
     async def start(self, connect: Connect, on_event: OnEvent, on_gone: OnGone) -> None:
-        """Start an engine over a new ring. `EngineReady` or `Fatal` follows as an event."""
+        """Start an engine over a new ring. `EngineReady` or `Fatal` follows as an event.
+
+        ``on_event`` calls `note` with each event.
+        """
         self._connect, self._on_event, self._on_gone = connect, on_event, on_gone
         await self._start()
 
@@ -105,7 +108,7 @@ class EngineManager:
         self.ring = Ring.create(self._capacity, self._overflow, wake_fd=self._wake_fd)
         self._client = self._connect(self.ring, self._wake_fd)
         self.liveness.starts()
-        await self._client.start(self._note, self._on_gone)
+        await self._client.start(self._on_event, self._on_gone)
 
     async def restart(self) -> None:
         """Start another engine after one ended, after a pause that grows with every restart."""
@@ -120,18 +123,16 @@ class EngineManager:
         await self._start()
         await self.ready.wait()
 
-    def send(self, command: protocol.Command) -> bool:
-        """Send one command; False while no engine is up."""
-        if self._client is None or not self.ready.is_set():
-            return False
-        self._client.send(command)
-        return True
+    def connected(self) -> EngineClient | None:
+        """The engine that is up, if one is."""
+        return self._client if self.ready.is_set() else None
 
     async def stop(self, drain_s: float) -> bool:
         """Let the engine finish what is queued; False if it took too long or was not up."""
         clean = True
         if self._client is not None:
-            if self.send(protocol.StopEngine(drain_s)):
+            if (connected := self.connected()) is not None:
+                connected.send(protocol.StopEngine(drain_s))
                 try:
                     async with asyncio.timeout(drain_s + CLOSE_S):
                         await self._stopped.wait()
@@ -166,7 +167,8 @@ class EngineManager:
         """See `Liveness.hung`."""
         return self.liveness.hung(loading=not self.ready.is_set())
 
-    def _note(self, event: protocol.EngineEvent) -> None:
+    def note(self, event: protocol.EngineEvent) -> None:
+        """The engine has sent this."""
         self.liveness.on_event(event)
         match event:
             case protocol.EngineReady():
@@ -174,7 +176,6 @@ class EngineManager:
                 self.ready.set()
             case protocol.EngineStopped():
                 self._stopped.set()
-        self._on_event(event)
 
     def _close_ring(self) -> None:
         if self.ring is not None:

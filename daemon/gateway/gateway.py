@@ -122,7 +122,7 @@ class Gateway:
     async def finish(self) -> None:
         """Serve until the source ends and all of it is answered. Raises the first fatal exception."""
         await self._or_failure(self.input.exhausted.wait())
-        self.engine.send(protocol.EndInput())
+        self.pending.send(protocol.EndInput())
         await self._or_failure(self.input_done.wait())
 
     @property
@@ -190,6 +190,7 @@ class Gateway:
             self.failed.set_exception(error)
 
     def _on_event(self, event: protocol.EngineEvent) -> None:
+        self.engine.note(event)
         session = protocol.session_of(event)
         if session is not None and session not in self.sessions.states:
             return  # it was removed

@@ -43,8 +43,7 @@ from flash.lookup import Known
 from flash.question import Question
 
 Inbox = asyncio.Queue[tuple[int, GenerationEvent]]
-OnEvent = Callable[[int, GenerationEvent], None]
-"""``on_event(index, event)``: an event of one of several requests."""
+OnEvent = Callable[[GenerationEvent], None]
 RESPONSES = 1024
 """Responses to keep."""
 
@@ -94,20 +93,19 @@ class Generations:
 
     # The engine's work for a client.
 
-    def start(self, requests: Sequence[Generate], client: Client, on_event: OnEvent) -> list[int]:
+    def start(self, requests: Sequence[tuple[Generate, OnEvent]], client: Client) -> list[int]:
         """Have the engine answer ``requests`` together; returns their numbers, for `cancel`.
+
+        Each comes with what gets its events.
 
         The client is charged for tokens as they are computed, also after it has left: events come until the
         engine has ended each request, by `Finished` or `Failed`.
         """
         tenant = client.tenant
-        numbers = [
-            self._pending.open(self._charging(client, partial(on_event, index)))
-            for index in range(len(requests))
-        ]
+        numbers = [self._pending.open(self._charging(client, on_event)) for _, on_event in requests]
         sent = tuple(
             msgspec.structs.replace(each, id=number, tenant=tenant.name, weight=tenant.weight)
-            for each, number in zip(requests, numbers, strict=True)
+            for (each, _), number in zip(requests, numbers, strict=True)
         )
         try:
             self._pending.send(GenerateAll(sent))
@@ -121,9 +119,7 @@ class Generations:
         """Its client no longer waits for a request."""
         self._pending.send(CancelGeneration(number))
 
-    def _charging(
-        self, client: Client, on_event: Callable[[GenerationEvent], None]
-    ) -> Callable[[protocol.ReplyEvent], None]:
+    def _charging(self, client: Client, on_event: OnEvent) -> Callable[[protocol.ReplyEvent], None]:
         """Takes the engine's events of one request, and charges for the tokens that they tell of."""
         charged = 0
 
@@ -186,7 +182,7 @@ class Generations:
         """The engine's reply to ask ``number``."""
         self._access.tokens(client)
         future: asyncio.Future[protocol.ReplyEvent] = asyncio.get_running_loop().create_future()
-        (sent,) = self.start([asked], client, lambda index, event: resolve(future, event))
+        (sent,) = self.start([(asked, partial(resolve, future))], client)
         try:
             done = await future
         except asyncio.CancelledError:
@@ -237,23 +233,24 @@ class Generations:
         numbers: list[int] = []
         ended: set[int] = set()
         keys: dict[int, bytes] = {}
-        asked: dict[int, Generate] = {}
+        asked: list[tuple[Generate, OnEvent]] = []
+
+        def put(index: int, event: GenerationEvent) -> None:
+            inbox.put_nowait((index, event))
+
         try:
             for index, (request, done) in enumerate(found):
                 if done is None and (key := self._key(request)) is not None:
                     keys[index] = key
                     done = self._kept(key, client.tenant)
                 if done is None:
-                    asked[index] = _seeded(request)
+                    asked.append((_seeded(request), partial(put, index)))
                     continue
                 keys.pop(index, None)
                 for event in _events(done, stream=request.stream):
-                    inbox.put_nowait((index, event))
+                    put(index, event)
             if asked:
-                places = list(asked)
-                numbers = self.start(
-                    list(asked.values()), client, lambda n, event: inbox.put_nowait((places[n], event))
-                )
+                numbers = self.start(asked, client)
             left = len(requests)
             while left:
                 index, event = await self._next(inbox)

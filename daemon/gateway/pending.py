@@ -9,6 +9,7 @@ from itertools import count
 from daemon import protocol
 from daemon.api.generation import Failed
 from daemon.api.messages import QueryError
+from daemon.gateway.engine_client import EngineClient
 
 OnReply = Callable[[protocol.ReplyEvent], None]
 
@@ -19,9 +20,9 @@ class PendingCommands:
     An entry stays until the engine has replied, even where its client is gone.
     """
 
-    def __init__(self, send: Callable[[protocol.Command], bool]) -> None:
-        """``send(command)`` is false while no engine is up."""
-        self._send = send
+    def __init__(self, connected: Callable[[], EngineClient | None]) -> None:
+        """``connected()``: the engine that is up, if one is."""
+        self._connected = connected
         self._entries: dict[int, OnReply] = {}
         self._numbers = count(1)
 
@@ -31,9 +32,11 @@ class PendingCommands:
 
     def send(self, command: protocol.Command) -> None:
         """Send to the engine; while none is up, the command's clients get a `Failed`."""
-        if not self._send(command):
-            for failure in protocol.failures_of(command, "engine", "the engine is not up"):
-                self.on_event(failure)
+        if (engine := self._connected()) is not None:
+            engine.send(command)
+            return
+        for failure in protocol.failures_of(command, "engine", "the engine is not up"):
+            self.on_event(failure)
 
     def open(self, on_event: OnReply) -> int:
         """A new number; each event of it goes to ``on_event``, until it is closed."""

@@ -12,6 +12,7 @@ import secrets
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -144,9 +145,7 @@ class Prompts:
             retention_priority=request.retention_priority,
             retention_seconds=request.retention_seconds,
         )
-        (prompt.number,) = self._generations.start(
-            [asked], prompt.client, lambda index, event: self._on_event(prompt, event)
-        )
+        (prompt.number,) = self._generations.start([(asked, partial(self._on_event, prompt))], prompt.client)
 
     def _on_event(self, prompt: PromptState, event: GenerationEvent) -> None:
         """The engine took an input, answered or failed."""

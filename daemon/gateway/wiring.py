@@ -216,7 +216,7 @@ def _base(
         tasks=Tasks(partial(_task_ended, store, failed)),
         failed=failed,
         engine=engine,
-        pending=PendingCommands(engine.send),
+        pending=PendingCommands(engine.connected),
     )
 
 

@@ -51,9 +51,8 @@ from tests.kit.fakes import QueueSource
 class Commands(list[protocol.Command]):
     """Takes commands as an engine that is up."""
 
-    def send(self, command: protocol.Command) -> bool:
+    def send(self, command: protocol.Command) -> None:
         self.append(command)
-        return True
 
 
 class Log(QueueSource):

@@ -39,7 +39,7 @@ async def test_an_engine_is_alive_while_its_worker_makes_progress_or_is_idle():
     client = Silent()
 
     engine = EngineManager(64, "pause")
-    await engine.start(lambda ring, wake_fd: client, ignore, ignore)
+    await engine.start(lambda ring, wake_fd: client, engine.note, ignore)
     client.emit(protocol.EngineHeartbeat(0, False))
     assert engine.liveness.is_alive(), "the first call has nothing to compare with"
     assert not engine.liveness.is_alive()
@@ -68,7 +68,7 @@ async def test_a_silent_engine_counts_as_hung_while_it_loads_again_too() -> None
     engine = EngineManager(64, "pause", (0.0,), clock=clock)
     clock.now = 100.0
     assert engine.hung() == "", "none was started"
-    await engine.start(lambda ring, wake_fd: client, ignore, ignore)
+    await engine.start(lambda ring, wake_fd: client, engine.note, ignore)
     clock.now += 31
     assert engine.hung() == "the engine has been silent for 30 s"
     client.emit(protocol.EngineReady("m", "r", True, "cpu", 1))
@@ -106,7 +106,7 @@ async def restarted_twice(steady_s: float) -> bool:
     """Whether a second restart follows the first without its long pause."""
     client = Silent()
     engine = EngineManager(64, "pause", (0.0, 1000.0), steady_s=steady_s)
-    await engine.start(lambda ring, wake_fd: client, ignore, ignore)
+    await engine.start(lambda ring, wake_fd: client, engine.note, ignore)
     ready = protocol.EngineReady("m", "r", True, "cpu", 1)
     client.emit(ready)
     try:

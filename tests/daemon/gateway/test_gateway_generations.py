@@ -48,7 +48,7 @@ class Rig:
         store = MetricStore.local({"session": ["aaa"], "source": ["test"], "sink": []})
         self.sessions = Sessions(inproc_config(["V:AAA"]), store)
         self.room = PromptQuota(4, 4)
-        self.pending = PendingCommands(self._send)
+        self.pending = PendingCommands(lambda: self)
         model = protocol.EngineReady("tape", "0123", True, "cpu", 10)
         self.generations = Generations(
             self.sessions,
@@ -59,9 +59,8 @@ class Rig:
             model=lambda: model,
         )
 
-    def _send(self, command: protocol.Command) -> bool:
+    def send(self, command: protocol.Command) -> None:
         self.sent.append(msgspec.msgpack.decode(protocol.encode(command)))
-        return True
 
     async def all(self, *requests: Generate, client: Client = ME) -> list[tuple[int, Event]]:
         return [event async for event in self.generations.run(requests, client)]

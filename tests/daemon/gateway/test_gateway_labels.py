@@ -25,7 +25,7 @@ class Rig:
         self.sent = Commands()
         sessions = Sessions(inproc_config(), self.store)
         self.observe = sessions.observe
-        self.pending = PendingCommands(self.sent.send)
+        self.pending = PendingCommands(lambda: self.sent)
         self.labels = LabelRequests(sessions, self.store, self.pending)
 
     async def begin(self, label: Label) -> tuple[asyncio.Task[LabelReply], Label]:

@@ -67,11 +67,11 @@ class Rig:
         self.taking = True
         store = MetricStore.local({"session": [], "source": ["test"], "sink": []})
         self.room, access = PromptQuota(most, max_each), admitting()
-        self.pending = PendingCommands(lambda command: self._send(command))
+        self.pending = PendingCommands(lambda: self)
         generations = Generations(Sessions(Config(), store), self.pending, self.room, access)
         self.prompts = Prompts(generations, self.pending, self.room, access)
 
-    def _send(self, command: protocol.Command) -> bool:
+    def send(self, command: protocol.Command) -> None:
         self.sent.append(command)
         input_: ExtendPrompt | Generate | None = command if isinstance(command, ExtendPrompt) else None
         if isinstance(command, GenerateAll):
@@ -81,7 +81,6 @@ class Rig:
         if self.taking and input_ is not None:
             taken = TokensCounted(input_.id, len(input_.text))
             asyncio.get_running_loop().call_soon(self.pending.on_event, taken)
-        return True
 
     async def open(self, text: str = "abc", client: str = "me") -> str:
         return (await self.prompts.open(Open(1, text), Client(LOCAL, client))).prompt
@@ -264,7 +263,7 @@ async def test_a_prompt_that_cannot_be_sent_gives_its_place_back(rig):
         if not isinstance(command, CancelGeneration):
             raise OverflowError("too large")
 
-    rig._send = fail
+    rig.send = fail
     for work in (rig.prompts.open(Open(1), ME), rig.prompts.complete(Complete(2, "x"), ME)):
         with pytest.raises(OverflowError):
             await work

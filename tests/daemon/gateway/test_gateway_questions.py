@@ -34,13 +34,12 @@ class Rig:
         store = MetricStore.local({"session": ["aaa", "bbb"], "source": [], "sink": []})
         self.sent: list[protocol.SetQuestions] = []
         self.sessions = Sessions(self.config, store)
-        self.pending = PendingCommands(self._send)
+        self.pending = PendingCommands(lambda: self)
         self.questions = Questions(self.sessions, self.pending)
 
-    def _send(self, command: protocol.Command) -> bool:
+    def send(self, command: protocol.Command) -> None:
         assert isinstance(command, protocol.SetQuestions)
         self.sent.append(command)
-        return True
 
     async def command(self, number: int = 1) -> protocol.SetQuestions:
         await until(lambda: len(self.sent) >= number)

@@ -55,7 +55,7 @@ class Rig:
         self.store = MetricStore.local(labels)
         self.sent = Commands()
         self.sessions = Sessions(config, self.store)
-        self.pending = PendingCommands(self.sent.send)
+        self.pending = PendingCommands(lambda: self.sent)
         self.generations = Generations(self.sessions, self.pending, PromptQuota(4, 4), access or Access())
 
     async def ask(self, request: Ask, client: Client = HERE) -> AskReply:
