@@ -339,6 +339,34 @@ def _add(slot: Row, record: Row, price: int, volume: int, now: int) -> None:
 
 
 @kernel
+def _copy_ready(bar: Row, record: Row) -> None:
+    """Give a bar the numbers of a ready-made one."""
+    bar["interval"] = record["x"]
+    bar["o"] = record["a"]
+    bar["h"] = record["b"]
+    bar["l"] = record["c"]
+    bar["c"] = record["d"]
+    no_volume(bar)
+    add_volume(bar, record["e"], record["size_finer"])
+
+
+@kernel
+def _copy_origin(bar: Row, record: Row, own: Slots, now: int) -> None:
+    """Say of a row that one record makes where that came from. `own`: the open bars of the session."""
+    bar["ts_source"] = np.int64(record["ts_source"])
+    bar["ts_ring"] = np.int64(record["ts_ring"])
+    bar["ts_closed"] = np.int64(record["ts_ring"])
+    bar["ring_wait"] = now - np.int64(record["ts_ring"])
+    bar["first_offset"] = record["offset"]
+    bar["last_offset"] = record["offset"]
+    bar["first_read"] = record["stream_offset"]
+    bar["last_read"] = record["stream_offset"]
+    bar["stream"] = record["stream"]
+    bar["low_watermark"] = _low_watermark(own, record["offset"] + 1)
+    bar["closed_by"] = record["offset"]
+
+
+@kernel
 def _put_aside(
     session: Row, feed: Row, own: Slots, record: Row, number: int, marks: int, now: int, out: Bars, at: int
 ) -> int:
@@ -354,12 +382,7 @@ def _put_aside(
     row["ts_open"] = np.int64(record["ts_event"])
     if record["kind"] == READY_BAR:
         row["n_ticks"] = 0
-        row["interval"] = record["x"]
-        row["o"] = record["a"]
-        row["h"] = record["b"]
-        row["l"] = record["c"]
-        row["c"] = record["d"]
-        volume = record["e"]
+        _copy_ready(row, record)
     else:
         row["n_ticks"] = 1
         row["interval"] = feed["last"]["interval"]
@@ -368,22 +391,11 @@ def _put_aside(
         row["h"] = price
         row["l"] = price
         row["c"] = price
-        volume = 0 if record["kind"] == QUOTE else record["b"]
-    no_volume(row)
-    add_volume(row, volume, record["size_finer"])
+        no_volume(row)
+        add_volume(row, 0 if record["kind"] == QUOTE else record["b"], record["size_finer"])
     row["ts_first_event"] = np.int64(record["ts_event"])
     row["ts_last_event"] = feed["last"]["ts_last_event"]  # the version's newest event stays what it was
-    row["ts_source"] = np.int64(record["ts_source"])
-    row["ts_ring"] = np.int64(record["ts_ring"])
-    row["ts_closed"] = np.int64(record["ts_ring"])
-    row["ring_wait"] = now - np.int64(record["ts_ring"])
-    row["first_offset"] = record["offset"]
-    row["last_offset"] = record["offset"]
-    row["first_read"] = record["stream_offset"]
-    row["last_read"] = record["stream_offset"]
-    row["stream"] = record["stream"]
-    row["low_watermark"] = _low_watermark(own, record["offset"] + 1)
-    row["closed_by"] = record["offset"]
+    _copy_origin(row, record, own, now)
     _close(session, row)
     return at + 1
 
@@ -485,26 +497,10 @@ def _pass_through(
     ) | np.uint32(INCOMPLETE if feed["incomplete"] else 0)
     bar["n_ticks"] = 1
     bar["ts_open"] = opened
-    bar["interval"] = record["x"]
-    bar["o"] = record["a"]
-    bar["h"] = record["b"]
-    bar["l"] = record["c"]
-    bar["c"] = record["d"]
-    no_volume(bar)
-    add_volume(bar, record["e"], record["size_finer"])
+    _copy_ready(bar, record)
     bar["ts_first_event"] = opened
     bar["ts_last_event"] = opened
-    bar["ts_source"] = np.int64(record["ts_source"])
-    bar["ts_ring"] = np.int64(record["ts_ring"])
-    bar["ts_closed"] = np.int64(record["ts_ring"])
-    bar["ring_wait"] = now - np.int64(record["ts_ring"])
-    bar["first_offset"] = record["offset"]
-    bar["last_offset"] = record["offset"]
-    bar["first_read"] = record["stream_offset"]
-    bar["last_read"] = record["stream_offset"]
-    bar["stream"] = record["stream"]
-    bar["low_watermark"] = _low_watermark(own, record["offset"] + 1)
-    bar["closed_by"] = record["offset"]
+    _copy_origin(bar, record, own, now)
     feed["closed_any"] = 1
     feed["gap"] = feed["incomplete"] = 0
     feed["taken"] += np.uint64(1)
