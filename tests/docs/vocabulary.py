@@ -14,7 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 HOME_MADE = re.compile(
-    r"\banew\b|\bletters?\b|\bis told\b|\bare told\b|\btold apart\b|\bpassed over\b|\bfor ever\b|\bMOST_\w+"
+    r"\banew\b|(?<!dead-)\bletters?\b|\bis told\b|\bare told\b|\btold apart\b|\bpassed over\b|\bfor ever\b"
+    r"|\bMOST_\w+"
     r"|\bheard\b|\bstands? by\b|\bat_once\b|\bnobody\b|\bno more\b(?! than)"
     r"|\bwhat is (?:to come|left|behind)\b|\bso many\b|\bso long as\b|\bbegins?_anew\b"
     r"|\bread_elsewhere\b|\bread_on\b|\btook_over\b|\bunsure\b",
