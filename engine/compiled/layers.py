@@ -235,8 +235,9 @@ def _wait(call: Any) -> None:
 
 
 @kernel
-def _project(call: Any, first: int, last: int, team: Any) -> None:
-    """The states of rows ``first`` to ``last``, normed, through ``queries`` to ``joint``."""
+def _project(call: Any, team: Any) -> None:
+    """The states of the thread's rows, normed, through ``queries`` to ``joint``."""
+    first, last = _rows(call, team)
     step, joint_step = call.width * 4, call.queries_panels * PANEL * 4
     x, normed = call.hidden + first * step, _scratch(call, first, team)
     rms_norm(last - first, x, step, call.inputs, call.norm, call.epsilon, normed, call.kind == PAIRS)
@@ -274,8 +275,9 @@ def _split(call: Any, some: Any) -> None:
 
 
 @kernel
-def _mix(call: Any, first: int, last: int, team: Any) -> None:
-    """Add the attention's output and then the feed-forward part to the states."""
+def _mix(call: Any, team: Any) -> None:
+    """Add the attention's output and then the feed-forward part to the states of the thread's rows."""
+    first, last = _rows(call, team)
     rows, step, mixed_step, kind = last - first, call.width * 4, call.mixed_width * 4, call.kind
     joined, x, mixed = call.heads * call.dim, call.hidden + first * step, call.mixed + first * mixed_step
     panels, gates = _panels(call, call.out_panels, team), _panels(call, call.gates_panels, team)
@@ -294,6 +296,7 @@ def _mix(call: Any, first: int, last: int, team: Any) -> None:
     linear(
         rows, mixed, mixed_step, call.inner, call.down, kind, panels[0], panels[1], x, step, x, step, False
     )  # fmt: skip
+    _wait(call)
 
 
 @kernel
@@ -302,31 +305,6 @@ def _team(call: Any) -> Any:
     if call.thread_count:
         return number_from(call.thread_number), number_from(call.thread_count)
     return 0, 1
-
-
-@kernel
-def _before(call: Any, team: Any) -> None:
-    """Norm, queries, keys and values of the states."""
-    first, last = _rows(call, team)
-    _project(call, first, last, team)
-    _wait(call)
-    if call.by_rows or team[0] == 0:
-        _split(call, (first, last))
-
-
-@kernel
-def _after(call: Any, team: Any) -> None:
-    """The rest of the layer, in place."""
-    first, last = _rows(call, team)
-    _mix(call, first, last, team)
-    _wait(call)
-
-
-@kernel
-def _head(call: Any, team: Any) -> None:
-    """The last norm and the logits: ``norm``, ``queries``, ``bias`` and ``joint`` are the head's."""
-    first, last = _rows(call, team)
-    _project(call, first, last, team)
 
 
 @kernel
@@ -389,12 +367,15 @@ def _forward(pointer: Any) -> None:
                 states = _call_of(run, 0)
                 _gather(states.hidden, call.hidden, call.width, kept, some)
                 _barrier(call)
-            _head(call, team)
+            _project(call, team)  # the last norm and the logits
         elif part == BEFORE:
             if step == 0:
                 _embed(run, call, _share(call.rows, team))
                 _barrier(call)
-            _before(call, team)
+            _project(call, team)
+            _wait(call)
+            if call.by_rows or team[0] == 0:
+                _split(call, _rows(call, team))
         elif part == ATTENTION:
             _barrier(call)
             if trims:
@@ -408,9 +389,9 @@ def _forward(pointer: Any) -> None:
         elif trims:
             _gather(call.hidden, tail.hidden, call.width, kept, some)
             _barrier(call)
-            _after(tail, team)
+            _mix(tail, team)
         else:
-            _after(call, team)
+            _mix(call, team)
 
 
 @cache

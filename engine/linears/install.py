@@ -112,16 +112,14 @@ def lent(
     try:
         for modules in _siblings(model, run, _uses(model)):
             layers, way = _way(modules, "auto", self_test, packed)
-            if way == Way(TORCH):
-                continue
-            parts = build(way, layers.weights, layers.biases)
-            for linear, part in zip(modules, parts, strict=True):
-                vars(linear)["forward"] = part.forward
-                changed.append(linear)
+            if way != Way(TORCH):
+                changed += modules
+                for linear, part in zip(modules, build(way, layers.weights, layers.biases), strict=True):
+                    vars(linear)["forward"] = part.forward
         yield
     finally:
         for module in changed:
-            del vars(module)["forward"]
+            vars(module).pop("forward", None)
 
 
 def _uses(model: nn.Module) -> Counter[int]:

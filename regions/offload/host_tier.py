@@ -13,6 +13,7 @@ from regions.block_table import split
 from regions.ephemeral import Fork
 from regions.kv_tensors import KVPool
 from regions.offload.copies import Copies, Quarantine, copies_for
+from regions.offload.kv_store import StoredBlocks
 
 
 class HostTier:
@@ -72,8 +73,8 @@ class HostTier:
         self._incoming.poll()
 
 
-class HostCopy:
-    """One sequence's KV on the host (a `Stored`)."""
+class HostCopy(StoredBlocks):
+    """One sequence's KV on the host."""
 
     def __init__(self, tier: HostTier, taken: list[Run]) -> None:
         self._tier = tier
@@ -85,7 +86,7 @@ class HostCopy:
         return self._blocks
 
     def load(self, blocks: Sequence[Run]) -> None:
-        """See `Stored.load`."""
+        """See `StoredBlocks.load`."""
         self._tier.fetch(self._blocks, blocks)
 
     def keep(self, blocks: int) -> None:

@@ -1,5 +1,6 @@
 """KV outside the device pool: on the host or on disk."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -14,19 +15,20 @@ class NotResident(RuntimeError):
     """A session's KV is outside the pool, which has no room to bring it back."""
 
 
-class StoredBlocks(Protocol):
+class StoredBlocks(ABC):
     """The KV of some blocks, oldest first, owned by the sequence it came from."""
 
+    @abstractmethod
     def load(self, blocks: Sequence[Run]) -> None:
         """Copy it to ``blocks`` of the device pool, in order, one for each stored block.
 
         Later passes see it. Raises StoredLost.
         """
 
-    def keep(self, blocks: int) -> None:
-        """Keep only the oldest ``blocks`` blocks."""
+    def keep(self, blocks: int) -> None:  # noqa: B027  # what cannot be cut is kept whole
+        """Keep only the oldest ``blocks`` blocks, where it can be cut."""
 
-    def release(self) -> None:
+    def release(self) -> None:  # noqa: B027  # what is no copy stays
         """Free all of it."""
 
 

@@ -40,7 +40,7 @@ class Idleness:
 
 
 class Residency:
-    """Keeps tapes in the pool, in the host tier or on disk (a `Keeper` of tapes, a `Reclaimer` of the pool).
+    """Keeps tapes in the pool, on the host or on disk: a `ResidencyManager`, and a `Reclaimer` of the pool.
 
     ``clock``: monotonic, ns. Create it after all caches of the pool, so that it is the last reclaimer.
     """
@@ -83,7 +83,7 @@ class Residency:
         tape.attach(None)
 
     def use(self, tape: Tape, n: int) -> bool:
-        """See `Keeper.use`."""
+        """See `ResidencyManager.use`."""
         del self._used[tape]
         self._used[tape] = self._clock()
         if tape.resident:
@@ -99,11 +99,11 @@ class Residency:
         return True
 
     def rebuilt(self, tape: Tape) -> None:
-        """See `Keeper.rebuilt`."""
+        """See `ResidencyManager.rebuilt`."""
         self._count(tape, "rebuilt")
 
     def prefix_changed(self, tape: Tape) -> None:
-        """See `Keeper.prefix_changed`."""
+        """See `ResidencyManager.prefix_changed`."""
         self._identity[tape] = self._identity[tape].behind(tape.prefix)
 
     def spill_idle(self) -> bool:

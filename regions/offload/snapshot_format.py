@@ -24,7 +24,7 @@ import torch
 from regions.allocator import Run
 from regions.extents import SlotRange
 from regions.kv_tensors import KVPool
-from regions.offload.kv_store import StoredLost
+from regions.offload.kv_store import StoredBlocks, StoredLost
 from regions.sliding import TapeState
 from support.durable_file import create, replacing
 
@@ -180,25 +180,19 @@ class Snapshot:
             raise SnapshotError(f"{self.path} could not be read: {error.strerror or error}") from error
 
 
-class Restoring:
-    """The KV of a snapshot that is kept (a `Stored`), for a tape that begins with it."""
+class Restoring(StoredBlocks):
+    """The KV of a snapshot that is kept, for a tape that begins with it."""
 
     def __init__(self, pool: KVPool, snapshot: Snapshot) -> None:
         self._pool, self._snapshot = pool, snapshot
 
     def load(self, blocks: Sequence[Run]) -> None:
-        """See `Stored.load`; raises SnapshotError."""
+        """See `StoredBlocks.load`; raises SnapshotError."""
         self._snapshot.load_blocks(self._pool, blocks)
 
-    def keep(self, blocks: int) -> None:
-        """Does nothing: the file is kept whole."""
 
-    def release(self) -> None:
-        """Does nothing: the file stays."""
-
-
-class DiskCopy:
-    """One session's KV in a file (a `Stored`), which `release` removes.
+class DiskCopy(StoredBlocks):
+    """One session's KV in a file, which `release` removes.
 
     ``skip``: dead slots at the start of its first block when it was written.
     """
@@ -208,15 +202,12 @@ class DiskCopy:
         self._seal, self._skip = seal, skip
 
     def load(self, blocks: Sequence[Run]) -> None:
-        """See `Stored.load`; raises SnapshotError."""
+        """See `StoredBlocks.load`; raises SnapshotError."""
         snapshot = Snapshot.open(self._path)
         snapshot.expect(self._identity)
         if snapshot.seal != self._seal:
             raise SnapshotError(f"{self._path} is not the file that was written: it was replaced")
         snapshot.load_blocks(self._pool, blocks, self._skip)
-
-    def keep(self, blocks: int) -> None:
-        """Does nothing: the file is kept whole."""
 
     def release(self) -> None:
         """Remove the file."""
