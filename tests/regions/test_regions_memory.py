@@ -58,57 +58,6 @@ def test_a_tape_continues_behind_its_last_block() -> None:
     assert [len(tape.extents) for tape in tapes] == [2, 2]  # frozen and one run
 
 
-@settings(max_examples=150)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["append", "fork", "drop", "reset"]), st.integers(1, 12)), max_size=80
-    ),
-    st.integers(0, 5),
-)
-def test_tape_and_forks_keep_their_promises(operations: list[tuple[str, int]], max_records: int) -> None:
-    """Retention, whole-record eviction, frames, snapshot isolation of extents, and no leaked block."""
-    memory = pool()
-    tape = tape_of(memory, Retention(30, max_records))
-    records: list[int] = []
-    coord = 0
-    forks: list[tuple[Fork, tuple[object, ...]]] = []
-    for name, n in operations:
-        if name == "append":
-            if not append(memory, tape, [0] * n):
-                continue
-            records.append(n)
-            coord += n
-            while sum(records) > 30 or (max_records and len(records) > max_records):
-                records.pop(0)
-            assert (tape.live_tokens, tape.live_records) == (sum(records), len(records))
-            assert max((each.max_position for each in tape.state.stretches), default=0) < 64
-            sliding = tape.extents[1:]
-            assert sum(e.length for e in sliding) == sum(records)
-            assert not sliding or sliding[0].coord == coord - sum(records)
-            frozen = tape.extents[0]
-            assert frozen.coord + frozen.length == coord - sum(records)  # anchored right before the tape
-        elif name == "fork":
-            fork = tape.fork()
-            if fork.acquire(n):
-                write(memory, fork, [0] * n)
-            forks.append((fork, fork.extents))
-            assert fork.cached_tokens == FROZEN + sum(records)
-        elif forks and name == "drop":
-            forks.pop(n % len(forks))[0].release()
-        elif forks:
-            fork, _ = forks[n % len(forks)]
-            fork.reset()
-            forks[n % len(forks)] = (fork, fork.extents)
-        assert all(fork.extents == extents for fork, extents in forks)
-        memory.check_integrity()
-    for fork, _ in forks:
-        fork.release()
-        fork.release()
-    tape.release()
-    assert memory.free_blocks == memory.total_blocks
-    memory.check_integrity()
-
-
 def test_impossible_sizes_are_refused() -> None:
     memory = pool()
     with pytest.raises(ValueError, match="no room"):

@@ -206,18 +206,6 @@ def test_an_extension_does_not_evict_what_it_extends() -> None:
     assert cache.match_length([50] * 4) == 0
 
 
-def test_tenants_do_not_see_each_other() -> None:
-    """Another salt finds nothing, whatever is cached, and leaves nothing behind when its prefixes go."""
-    pool, cache = pool_with_cache(60)
-    cached(pool, cache, SYSTEM, "alice")
-    assert [cache.match_length(SYSTEM, salt) for salt in ("alice", "bob", "")] == [10, 0, 0]
-    assert cache.match(SYSTEM, "bob") is None
-    assert cached(pool, cache, SYSTEM, "bob") == 10
-    cache.clear()
-    cache.check_integrity()
-    assert pool.blocks.free_blocks == 60
-
-
 def test_what_was_computed_twice_still_frees_its_first_copy() -> None:
     """Blocks are promised as free although a live reader's own tokens hang below them in the trie."""
     pool, cache = pool_with_cache(12)

@@ -102,27 +102,6 @@ Watched.TestCase.settings = settings(max_examples=75, stateful_step_count=40)
 TestWatched = Watched.TestCase
 
 
-def test_one_token_is_left_to_compute() -> None:
-    pool, cache = pool_with_cache(60)
-    watch = PrefixIndex(cache)
-    cached(pool, cache, SYSTEM)
-    assert watch.watch(1, SYSTEM) == len(SYSTEM) - 1
-    assert watch.watch(2, [*SYSTEM, 5]) == len(SYSTEM)
-    assert watch.watch(3, SYSTEM[:1]) == 0
-
-
-def test_a_change_undone_between_two_calls_is_not_reported() -> None:
-    pool, cache = pool_with_cache(60)
-    watch = PrefixIndex(cache)
-    assert watch.watch(7, [*SYSTEM, 1]) == 0
-    cached(pool, cache, SYSTEM)
-    cache.clear()
-    assert watch.changes() == []
-    cached(pool, cache, SYSTEM)
-    assert watch.changes() == [(7, len(SYSTEM))]
-    assert watch.changes() == []
-
-
 @pytest.mark.parametrize("others", [10, 200])
 def test_only_the_prompts_a_change_concerns_are_looked_at(
     others: int, monkeypatch: pytest.MonkeyPatch
