@@ -13,6 +13,7 @@ from typing import Protocol
 
 from engine.step import Chunk, SampledToken
 from regions.allocator import Run
+from regions.offload.kv_store import StoredBlocks
 from regions.pool_metadata import BlockPool
 from regions.prefix_index import PrefixIndex
 from regions.radix import RadixCache
@@ -76,23 +77,23 @@ class SimTier:
         self.done_at = max(self.done_at, self._clock.now) + ns
 
 
-class SimStored:
-    """One prompt's blocks on the host (a `Stored`)."""
+class SimStored(StoredBlocks):
+    """One prompt's blocks on the host."""
 
     def __init__(self, tier: SimTier, blocks: int) -> None:
         self._tier, self._blocks = tier, blocks
 
     def load(self, blocks: Sequence[Run]) -> None:
-        """See `Stored`."""
+        """See `StoredBlocks`."""
         self._tier.load(self._blocks)
 
     def keep(self, blocks: int) -> None:
-        """See `Stored`."""
+        """See `StoredBlocks`."""
         self._tier.free_blocks += self._blocks - blocks
         self._blocks = blocks
 
     def release(self) -> None:
-        """See `Stored`."""
+        """See `StoredBlocks`."""
         self.keep(0)
 
 
