@@ -194,7 +194,7 @@ class Provenance(msgspec.Struct, frozen=True):
 class Committed(msgspec.Struct, frozen=True, tag="committed"):
     """A new data version and the ``bars`` it added; ``times`` of its newest record.
 
-    ``late``: of these bars, those that missed the session's promise of freshness. ``history``: they were
+    ``late``: of these bars, those that missed the session's freshness objective. ``history``: they were
     answered for before this engine started, so nothing is asked of this version.
     """
 

@@ -80,6 +80,11 @@ class TapeRecord:
     of its batch. ``bar`` is the bar itself. Of a compact session: the ``anchor`` of its tokens, and whether
     any bar of the window that ends with it has a ``rounded`` price. ``read``: its stream (0: not known, or
     several), and the first and the last offset there; of an empty bar, those of the bar before it.
+
+    The engine adds the rest: ``ordinal``, the number of bars its session had before; ``closed``,
+    ``corrected``: see `daemon.protocol.InputNumbers`; ``history``: an earlier engine answered it;
+    ``restored``: its records, where an earlier engine began it: topic, partition, first and last offset,
+    and source.
     """
 
     tokens: tuple[int, ...]
@@ -98,6 +103,11 @@ class TapeRecord:
     anchor: Anchor | None = None
     rounded: bool = False
     read: tuple[int, int, int] = (0, -1, -1)
+    ordinal: int = 0
+    closed: tuple[int, ...] = ()
+    corrected: tuple[int, ...] = ()
+    history: bool = False
+    restored: tuple[str, int, int, int, str] | None = None
 
 
 Made = list[tuple[str, list[TapeRecord]]]

@@ -43,18 +43,13 @@ def in_file(path: Path, line: int | None = None) -> Answer:
     except OSError as error:
         raise NoSuchAnswer(f"cannot read {path}: {error.strerror}") from error
     lines = [each for each in text.splitlines() if each.strip()]
+    if line is not None and not 1 <= line <= len(lines):
+        raise NoSuchAnswer(f"{path} has no line {line}, it has {len(lines)}")
     try:
-        if line is None:
-            try:
-                return _answer(text)
-            except MalformedRecord:
-                if len(lines) == 1:
-                    raise
-            raise NoSuchAnswer(f"{path} has {len(lines)} lines: name one, such as {path}:1")
-        if not 1 <= line <= len(lines):
-            raise NoSuchAnswer(f"{path} has no line {line}, it has {len(lines)}")
-        return _answer(lines[line - 1])
+        return _answer(text if line is None else lines[line - 1])
     except (MalformedRecord, msgspec.DecodeError) as error:
+        if line is None and len(lines) > 1:
+            raise NoSuchAnswer(f"{path} has {len(lines)} lines: name one, such as {path}:1") from error
         where = f"line {line} of {path}" if line else str(path)
         raise NoSuchAnswer(f"{where} is no answer in JSON: {error}") from error
 

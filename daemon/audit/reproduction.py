@@ -134,9 +134,6 @@ def plan(basis: Basis, session: SessionConfig, *, start: Mapping[Stream, int] | 
     Raises CannotReproduce.
     """
     notes, asked, anchor = _notes(basis, basis.left), start is not None, None
-    if basis.anchor and start is None:
-        anchor = _anchor(basis, session), basis.state_bars
-    ends = _ends(basis)
     if start is None:
         if not basis.state:
             raise CannotReproduce(
@@ -145,17 +142,14 @@ def plan(basis: Basis, session: SessionConfig, *, start: Mapping[Stream, int] | 
                 "a symbol's records were in several partitions. Name a start at least that many bars back "
                 "(--from OFFSET or TIME)"
             )
+        if basis.anchor:
+            anchor = _anchor(basis, session), basis.state_bars
         start = {stream_of(each): each.first_offset for each in basis.state}
-    else:
-        late = [each for each in basis.state if start.get(stream_of(each), 0) > each.first_offset]
-        if late or not basis.state:
-            told = (
-                f"{late[0].topic}/{late[0].partition} offset {late[0].first_offset}"
-                if late
-                else "further back"
-            )
-            notes.append(f"its state begins at {told}, before what was read")
-    spans = {key: Span(start.get(key, 0), end) for key, end in ends.items()}
+    late = [each for each in basis.state if start.get(stream_of(each), 0) > each.first_offset]
+    if late or not basis.state:
+        places = [f"{each.topic}/{each.partition} offset {each.first_offset}" for each in late]
+        notes.append(f"its state begins at {(places or ['further back'])[0]}, before what was read")
+    spans = {key: Span(start.get(key, 0), end) for key, end in _ends(basis).items()}
     return ReadPlan(spans, anchor, tuple(notes), asked, -1 if asked else basis.state_bars)
 
 
@@ -337,26 +331,22 @@ def compare(answer: Answer, derived: Derived, *, bits: bool = False) -> Reproduc
     basis = answer.basis or Basis()
     if version is None:
         _check_gap(basis, basis.state_bars)
-        why = "the records make no bar that ends as the answer's did"
-        return ReproductionVerdict(
-            "differs", "", 0.0, float("inf"), 0.0, False, (*notes, why), derived.snapshot
-        )
-    made = version.answer
-    apart = abs(made.logit_gap - answer.logit_gap)
-    equal_bits = made.text == answer.text and made.logit_gap == answer.logit_gap
-    if made.text != answer.text and max(made.logit_gap, answer.logit_gap) <= version.tolerance:
-        notes = (*notes, "both gaps are within rounding of 0: the choices are tied")
-    if made.basis is not None and answer.basis is not None and made.basis.anchor != answer.basis.anchor:
-        notes = (
-            *notes,
-            f"its lines are around another anchor: {made.basis.anchor}, {answer.basis.anchor} published",
-        )
-    equal = made.text == answer.text and apart <= (0.0 if bits else version.tolerance)
+        notes += ("the records make no bar that ends as the answer's did",)
+        return ReproductionVerdict("differs", "", 0.0, float("inf"), 0.0, False, notes, derived.snapshot)
+    made, tolerance = version.answer, version.tolerance
+    apart, is_same_text = abs(made.logit_gap - answer.logit_gap), made.text == answer.text
+    if not is_same_text and max(made.logit_gap, answer.logit_gap) <= tolerance:
+        notes += ("both gaps are within rounding of 0: the choices are tied",)
+    anchor = basis.anchor if made.basis is None else made.basis.anchor
+    if anchor != basis.anchor:
+        notes += (f"its lines are around another anchor: {anchor}, {basis.anchor} published",)
+    equal = is_same_text and apart <= (0.0 if bits else tolerance)
     if not equal:
         _check_gap(basis, basis.state_bars)
     says: Says = "differs" if not equal else "agrees" if notes else "reproduced"
+    is_equal_bits = is_same_text and made.logit_gap == answer.logit_gap
     return ReproductionVerdict(
-        says, made.text, made.logit_gap, apart, version.tolerance, equal_bits, notes, derived.snapshot
+        says, made.text, made.logit_gap, apart, tolerance, is_equal_bits, notes, derived.snapshot
     )
 
 

@@ -221,9 +221,9 @@ class Replay:
         ``exclude``: the number of first bars that are no part of the session.
         """
         self._question, self._wanted = (question, question_hash), wanted - exclude
-        self.host.input.exclude(self._session.name, exclude)
+        self.host.input.plane.exclude(self._session.name, exclude)
         await self._read(batches, self._settle)
-        self.host.input.flush(self._until_ns)
+        self.host.input.plane.flush(self._until_ns)
         self._settle()
         return self._found
 
@@ -262,7 +262,7 @@ class Replay:
     def _settle(self) -> None:
         """Take bars one by one, and answer each, until nothing is left to do."""
         while True:
-            self.host.input.take()
+            self.host.input.plane.step()
             while self.host.scheduler.step():
                 pass
             if self.host.input.settled:

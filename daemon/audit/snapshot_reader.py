@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from daemon.config.schema import Config
 from daemon.engine.build import Built, retention_of
-from daemon.engine.snapshot_store import Recovery, SavedSession, SnapshotFiles, UsableSnapshot, state_of
+from daemon.engine.snapshot_store import Recovery, SavedSession, UsableSnapshot, state_of
 from feeds.market_data import Basis, InputRange
 from feeds.source import Partition
 from ingest.record import stream_number
@@ -26,13 +26,13 @@ def below(config: Config, built: Built, name: str, version: int, basis: Basis) -
 
     None where there is none, or it cannot be read.
     """
-    files = SnapshotFiles(config.recovery.path, config.recovery.max_bytes)
+    recovery = Recovery(config)
     (session,) = (each for each in config.sessions if each.name == name)
     retention = retention_of(session, built.prompt)
-    settings = Recovery(config, files).settings(session, built.lines[name], retention)
+    settings = recovery.settings(session, built.lines[name], retention)
     several = len(config.feeds) > 1
     try:
-        for path in files.newest_first(name):
+        for path in recovery.files.newest_first(name):
             try:
                 snapshot = Snapshot.open(path)
                 state = state_of(path, snapshot.header, name, settings)

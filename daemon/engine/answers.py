@@ -16,8 +16,8 @@ from daemon.ages import Times
 from daemon.config.schema import Config, SessionConfig
 from daemon.engine.build import Built
 from daemon.engine.confidence_metrics import Confidence
-from daemon.engine.provenance import OffsetSpan, ProvenanceLog, ProvenanceState
-from daemon.engine.tape_feeder import Appended, TapeFeeder, has_gap, inputs_of, is_history, missed, newest
+from daemon.engine.provenance import OffsetSpan, ProvenanceLog
+from daemon.engine.tape_feeder import TapeFeeder, has_gap, inputs_of, missed
 from feeds.decimals import parse_fixed
 from feeds.market_data import Answer, Basis, Flag, Latency
 from flash.confidence import Judged
@@ -67,20 +67,19 @@ class Versions:
         """The provenance of a tape; a new one begins with its first bar."""
         return self._logs.setdefault(tape, ProvenanceLog())
 
-    def restore(self, tape: Tape, cut: ProvenanceState, *, has_log: bool) -> None:
+    def restore(self, tape: Tape, log: ProvenanceLog, *, has_log: bool) -> None:
         """A tape came back from a snapshot; without a log nothing is known of the bars before it."""
-        self._logs[tape] = ProvenanceLog(cut) if has_log else ProvenanceLog(known=False)
+        self._logs[tape] = log.copied() if has_log else ProvenanceLog(state_first=None)
 
-    def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem[Appended]]) -> None:
+    def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem[TapeRecord]]) -> None:
         """Report a tape's new version."""
-        record = newest(records)
-        payloads = [each.payload for each in records]
+        bars = [each.payload for each in records]
         made = self.log(tape).committed(
-            [OffsetSpan(*each.record.read, has_gap(each)) for each in payloads],
+            [OffsetSpan(*bar.read, has_gap(bar)) for bar in bars],
             tape.live_records,
             tape.kv,
         )
-        late = missed(payloads, tape.staleness_ns, time.monotonic_ns())
+        late = missed(bars, tape.staleness_ns, time.monotonic_ns())
         self._store.inc("foretick_freshness_misses_total", late, session=tape.name)
         self._store.inc("foretick_versions_total", session=tape.name)
         self._store.set("foretick_data_version", version, session=tape.name)
@@ -92,10 +91,10 @@ class Versions:
                 bars=len(records),
                 live_tokens=tape.live_tokens,
                 live_records=tape.live_records,
-                times=times_of(record),
-                inputs=inputs_of(payloads),
+                times=times_of(bars[-1]),
+                inputs=inputs_of(bars),
                 late=late,
-                history=all(map(is_history, payloads)),
+                history=all(bar.history for bar in bars),
                 made=made,
             )
         )
@@ -131,9 +130,9 @@ class StandingAnswers:
             self._not_due,
             self._texts_asked,
             self._asked,
-            _received_ns,
+            lambda record: record.ts_ring,
             built.costs.batch_ns,
-            is_history,
+            lambda record: record.history,
         )
 
     def add(self, session: SessionConfig) -> None:
@@ -165,28 +164,28 @@ class StandingAnswers:
             return (*self._feeder.open_lines(standing.session), *standing.prepared.prompt_tokens)
         return self._prefixes.asked(standing, reader.prefix)
 
-    def _evaluated(self, done: Evaluated[Appended]) -> None:
+    def _evaluated(self, done: Evaluated[TapeRecord]) -> None:
         """One question at one version."""
         standing, error = done.standing, done.request.error
         name, inputs = standing.session, inputs_of(done.payloads)
         self._coalesced[name].update(self._evaluator.coalesced[name])
         if done.request.state is State.FINISHED:
-            times = times_of(done.payloads[-1].record)
+            times = times_of(done.payloads[-1])
             self._emit(protocol.Answered(self._answer(done), inputs, times, done.asked))
         elif error is not None:
             question = standing.question.name
             why = error.code, error.message
             self._emit(protocol.AnswerFailed(name, question, done.version, *why, inputs, done.asked))
 
-    def _not_due(self, session: str, version: int, payloads: tuple[Appended, ...]) -> None:
+    def _not_due(self, session: str, version: int, payloads: tuple[TapeRecord, ...]) -> None:
         self._emit(protocol.NotDue(session, version, inputs_of(payloads)))
 
-    def _texts_asked(self, session: str, version: int, payloads: tuple[Appended, ...], asked: int) -> None:
+    def _texts_asked(self, session: str, version: int, payloads: tuple[TapeRecord, ...], asked: int) -> None:
         self._emit(protocol.TextsAsked(session, version, inputs_of(payloads), asked))
 
-    def _answer(self, done: Evaluated[Appended]) -> Answer:
+    def _answer(self, done: Evaluated[TapeRecord]) -> Answer:
         standing, request = done.standing, done.request
-        record = done.payloads[-1].record
+        record = done.payloads[-1]
         choice, sample = request.chosen(standing.question.choices), request.samples[0]
         decode = decoder(self._decode, standing.prepared, record)
         text = decode(list(request.answer)) if choice is None else choice
@@ -226,15 +225,15 @@ class StandingAnswers:
             basis=Basis(anchor=[] if record.anchor is None else list(record.anchor.numbers)),
         )
 
-    def _flags(self, done: Evaluated[Appended], judged: Judged | None) -> tuple[Flag, ...]:
-        record, ordinal = done.payloads[-1][:2]
+    def _flags(self, done: Evaluated[TapeRecord], judged: Judged | None) -> tuple[Flag, ...]:
+        record = done.payloads[-1]
         owned: dict[Flag, bool] = {
             "gap": done.gap,
-            "warm_up": ordinal < self._sessions[done.standing.session].warm_up_records,
+            "warm_up": record.ordinal < self._sessions[done.standing.session].warm_up_records,
             "skewed_clock": bool(record.flags & SKEWED),
             "replay": bool(record.flags & REPLAYED),
-            "amended": any(each.record.flags & AMENDS for each in done.payloads),
-            "price_jump": any(each.record.flags & JUMP for each in done.payloads),
+            "amended": any(each.flags & AMENDS for each in done.payloads),
+            "price_jump": any(each.flags & JUMP for each in done.payloads),
             "provisional": _shows_open(done),
             **lacking(record),
             "untrained": self._loaded.untrained,
@@ -256,11 +255,7 @@ def lacking(record: TapeRecord | None) -> dict[Flag, bool]:
     return {"late": bool(flags & LACKS_LATE), "incomplete": bool(flags & INCOMPLETE)}
 
 
-def _shows_open(done: Evaluated[Appended]) -> bool:
+def _shows_open(done: Evaluated[TapeRecord]) -> bool:
     """Whether the question stood behind open bars."""
     prepared = done.standing.prepared.prompt_tokens
     return done.standing.question.provisional and len(done.request.prompt) > len(prepared)
-
-
-def _received_ns(payload: Appended) -> int:
-    return payload.record.ts_ring

@@ -17,13 +17,7 @@ from daemon.engine.confidence_metrics import calibration_of
 from daemon.engine.maintenance import Tiers, identity_of, tiers_of
 from daemon.engine.memory_budget import check_memory
 from daemon.engine.prefixes import EnginePrefixes
-from daemon.engine.snapshot_store import (
-    Recovery,
-    SavedSession,
-    SnapshotFiles,
-    SnapshotNoRoom,
-    UsableSnapshot,
-)
+from daemon.engine.snapshot_store import Recovery, SavedSession, SnapshotNoRoom, UsableSnapshot
 from daemon.progress import Progress
 from engine.device import in_own_thread, out_of_memory, use_threads
 from engine.engine import Engine
@@ -80,11 +74,11 @@ class Built:
         """Of the model; `Identity.behind` makes it that of a tape."""
         return identity_of(self.engine, ())
 
-    def open(self, session: SessionConfig, progress: Progress, promise_ns: int) -> Tape:
+    def open(self, session: SessionConfig, progress: Progress, objective_ns: int) -> Tape:
         """Open the tape of a session whose line and prefix are there; it goes on from ``progress``.
 
-        It comes back from a snapshot if there is one that may be used. ``promise_ns``: its promise of
-        freshness.
+        It comes back from a snapshot if there is one that may be used. ``objective_ns``: how
+        fresh it is to be.
 
         Raises ValueError for a retention that does not fit, ModelError and OutOfMemory where the pool is too
         small.
@@ -103,7 +97,7 @@ class Built:
         if tape is None:
             tape = self._opened(session)
             tape.continue_from(progress.version)
-        tape.bound_staleness(promise_ns)
+        tape.bound_staleness(objective_ns)
         self.tapes[name] = tape
         if self.tiers.residency is not None:
             self.tiers.residency.attach(tape, self.identity.behind(tape.prefix))
@@ -344,10 +338,9 @@ def _build(config: Config, progress: Mapping[str, Progress], ahead: Loaded | Non
     engine = _engine(loaded, config.pool, blocks, cached)
     tiers = tiers_of(config, engine)
     tapes: dict[str, Tape] = {}
-    files = SnapshotFiles(config.recovery.path, config.recovery.max_bytes)
-    if config.recovery.interval:
-        files.prepare()
-    recovery = Recovery(config, files)
+    recovery = Recovery(config)
+    if recovery.enabled:
+        recovery.files.prepare()
     built = Built(loaded, prompt, engine, tapes, tiers, costs, lines, prefixes, recovery, calibration)
     for index, session in enumerate(config.sessions):
         try:

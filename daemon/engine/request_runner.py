@@ -37,7 +37,6 @@ from daemon.engine.answers import decoder, lacking, times_of
 from daemon.engine.build import Built
 from daemon.engine.confidence_metrics import Confidence
 from daemon.engine.prompt_builder import Prompt, PromptBuilder, TooLong
-from daemon.engine.tape_feeder import Appended, newest
 from engine.model.constrained import TextGrammar
 from engine.model.detokenise import Detokeniser, StopText
 from engine.model.vocabulary import token_bytes
@@ -137,15 +136,15 @@ class RequestRunner:
                 self._generate(command.requests)
             case CountTokens():
                 self._count(command.id, command.request)
-            case CancelGeneration() | FinishPrompt() | ExtendPrompt():
+            case _:
                 if (found := self._open.get(command.id)) is not None:
                     self._change(*found, command)
 
-    def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem[Appended]]) -> None:
+    def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem[TapeRecord]]) -> None:
         """Note the newest record of the new version, and forget those of versions that no request reads."""
         read = {request.version for _, request in list(self._open.values()) if request.session == tape.name}
         kept = {v: each for v, each in self._records.get(tape.name, {}).items() if v in read}
-        self._records[tape.name] = kept | {version: newest(records)}
+        self._records[tape.name] = kept | {version: records[-1].payload}
 
     def record(self, session: str, version: int) -> TapeRecord | None:
         """The newest record of ``version``; None for a session without input since the engine's start."""
@@ -228,17 +227,16 @@ class RequestRunner:
         """Carry out a command about an open request."""
         if isinstance(command, CancelGeneration):
             self._scheduler.cancel(request.id)
-        elif isinstance(command, FinishPrompt):
+            return
+        if isinstance(command, FinishPrompt):
             self._scheduler.finish(request.id)
-        elif running.failure is None:  # otherwise it is being given up
-            self._extend(running, request, command)
-
-    def _extend(self, running: Running, request: Request, command: ExtendPrompt) -> None:
+            return
+        if running.failure is not None:  # it is being given up
+            return
         whole = command.replace or not running.length
+        before = 0 if whole else running.length
         try:
-            tokens, length = self._prompts.extended(
-                running.asked, command.text, 0 if whole else running.length
-            )
+            tokens, length = self._prompts.extended(running.asked, command.text, before)
         except ValueError as error:
             running.give_up(_failure(error))
             self._scheduler.cancel(request.id)

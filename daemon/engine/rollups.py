@@ -167,7 +167,7 @@ class Rollups:
         rolled = self._rolled.get(tape)
         if rolled is None:
             return
-        rolled.add(item.payload.record.bar for item in records)
+        rolled.add(item.payload.bar for item in records)
         rolled.sum_up(tape.evicted_records)
         if not rolled.moving:
             self._move(tape, rolled)

@@ -72,7 +72,7 @@ class SessionParts:
             rolled=self.rollups.cut(tape),
             asked=self.answers.cut(name),
             adapted=self.confidence.cut(name),
-            lineage=self.versions.log(tape).cut(),
+            lineage=self.versions.log(tape).copied(),
         )
 
     def settled(self, tape: Tape) -> bool:

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import msgspec
 
 from daemon.config.schema import Config, SessionConfig
-from daemon.engine.provenance import ProvenanceState
+from daemon.engine.provenance import ProvenanceLog
 from daemon.progress import Position, Progress, covers
 from daemon.protocol import NameStream
 from feeds.connector import SettingError
@@ -67,7 +67,7 @@ class PartsState(msgspec.Struct, frozen=True):
     rolled: RollupState | None
     asked: AskedState
     adapted: AdaptationState
-    lineage: ProvenanceState
+    lineage: ProvenanceLog
 
 
 class SavedSession(msgspec.Struct, frozen=True):
@@ -179,9 +179,9 @@ class SnapshotFiles:
 class Recovery:
     """Finds the snapshots that sessions may go on from, and counts the others."""
 
-    def __init__(self, config: Config, files: SnapshotFiles) -> None:
-        self._bars, self.files = config.bars, files
-        self.enabled = config.recovery.interval > 0
+    def __init__(self, config: Config) -> None:
+        self._bars, self.enabled = config.bars, config.recovery.interval > 0
+        self.files = SnapshotFiles(config.recovery.path, config.recovery.max_bytes)
         self.refused: list[str] = []
         """The reason of each snapshot that was refused; the reader of this list empties it."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -42,21 +42,6 @@ caught up with faster.
 """
 
 
-class Appended(NamedTuple):
-    """A bar from the data plane, and the number of bars its session had before.
-
-    ``closed``, ``corrected``: see `daemon.protocol.Inputs`. ``history``: an earlier engine answered it.
-    ``restored``: its records, where an earlier engine began it.
-    """
-
-    record: TapeRecord
-    ordinal: int
-    closed: tuple[int, ...] = ()
-    history: bool = False
-    restored: InputRange | None = None
-    corrected: tuple[int, ...] = ()
-
-
 class FeederState(NamedTuple):
     """A session's input between two bars of its tape. ``bars``: those it had so far."""
 
@@ -67,37 +52,26 @@ class FeederState(NamedTuple):
     bars: int
 
 
-def newest(records: Sequence[TapeItem[Appended]]) -> TapeRecord:
-    """The newest record of a version."""
-    return records[-1].payload.record
-
-
-def has_gap(payload: Appended) -> bool:
-    """Whether data was lost before this record."""
-    return bool(payload.record.flags & GAP)
-
-
-def inputs_of(payloads: Sequence[Appended]) -> InputNumbers:
-    """The feed's records that ``payloads``, oldest first, were made from."""
-    records = [payload.record for payload in payloads]
+def inputs_of(records: Sequence[TapeRecord]) -> InputNumbers:
+    """The feed's records that ``records``, oldest first, were made from."""
     return InputNumbers(
         min(record.first_offset for record in records),
         max(record.last_offset for record in records),
         records[-1].low_watermark,
-        payloads[-1].closed,
-        tuple(payload.restored for payload in payloads if payload.restored is not None),
-        payloads[-1].corrected,
+        records[-1].closed,
+        tuple(InputRange(*record.restored) for record in records if record.restored is not None),
+        records[-1].corrected,
     )
 
 
-def is_history(payload: Appended) -> bool:
-    """Whether an earlier engine answered this bar."""
-    return payload.history
+def has_gap(record: TapeRecord) -> bool:
+    """Whether data was lost before this record."""
+    return bool(record.flags & GAP)
 
 
-def missed(payloads: Sequence[Appended], promise_ns: int, now_ns: int) -> int:
-    """Bars that were closed longer ago than is promised; 0 where nothing is. Times of the monotonic clock."""
-    return sum(0 < promise_ns < now_ns - payload.record.ts_closed for payload in payloads)
+def missed(records: Sequence[TapeRecord], objective_ns: int, now_ns: int) -> int:
+    """Bars that were closed longer ago than the freshness objective; 0 without one. Monotonic clock."""
+    return sum(0 < objective_ns < now_ns - record.ts_closed for record in records)
 
 
 def policy_of(bars: BarsConfig) -> BarPolicy:
@@ -154,27 +128,31 @@ class _Fed:
             follows=follows,
         )
 
-    def take(self, record: TapeRecord, several: bool) -> TapeItem[Appended]:
+    def take(self, record: TapeRecord, several: bool) -> TapeItem[TapeRecord]:
         """Its next bar for the scheduler. ``several``: there are several sources."""
         history = self.history
         late = record.read[2] if record.flags & AMENDS else None
         answered = history.take(record.bar.leg, record.bar.ts_open, late)
         self.unanswered += not answered
-        restored = self._restored(record, several)
-        payload = Appended(record, self.bars, history.closed, answered, restored, history.corrected)
+        record = replace(
+            record,
+            ordinal=self.bars,
+            closed=history.closed,
+            corrected=history.corrected,
+            history=answered,
+            restored=self._restored(record, several),
+        )
         self.bars += 1
-        return TapeItem(record.tokens, payload, record.ts_last_event, record.ts_closed)
+        return TapeItem(record.tokens, record, record.ts_last_event, record.ts_closed)
 
-    def _restored(self, record: TapeRecord, several: bool) -> InputRange | None:
+    def _restored(self, record: TapeRecord, several: bool) -> tuple[str, int, int, int, str] | None:
         """The records of a bar that an earlier engine began, if they were read from a log."""
         _, first, last = record.read
         # see `received_before`
         if record.first_offset or first < 0 or record.flags & EMPTY:
             return None
-        position = self.positions[record.bar.leg]
-        if position is None:
-            return None
-        return InputRange(position.topic, position.partition, first, last, position.source if several else "")
+        at = self.positions[record.bar.leg]
+        return None if at is None else (at.topic, at.partition, first, last, at.source if several else "")
 
 
 class TapeFeeder(BarConsumer):
@@ -217,7 +195,7 @@ class TapeFeeder(BarConsumer):
         self._fed = {session.name: self._follow(session) for session in config.sessions}
         self._most = credits or (CREDITS if config.skips else 4 * CREDITS)
         tokeniser, specs = Tokeniser(built.prompt.encode), list(self._specs.values())
-        self._plane = DataPlane(ring, source, tokeniser, specs, self, store, clock=clock, skips=config.skips)
+        self.plane = DataPlane(ring, source, tokeniser, specs, self, store, clock=clock, skips=config.skips)
         scheduler.subscribe(self.on_commit, self.on_drop)
 
     def run(self, idle: Callable[[], bool], on_end: Callable[[], None]) -> None:
@@ -226,23 +204,11 @@ class TapeFeeder(BarConsumer):
         After `end`, ``on_end`` is called when all input is answered: no bar waits and the worker is
         ``idle()``.
         """
-        self._plane.run(self._leave_ring)
+        self.plane.run(self._leave_ring)
         if self._ended.is_set() and self._finish(idle):
             on_end()
-        while self._plane.step():
+        while self.plane.step():
             pass
-
-    def take(self) -> None:
-        """Take what the ring holds; for a caller without the data plane's thread."""
-        self._plane.step()
-
-    def flush(self, until_ns: int = 0) -> None:
-        """Close the open bars at the end of the input; for such a caller. See `DataPlane.flush`."""
-        self._plane.flush(until_ns)
-
-    def exclude(self, session: str, bars: int) -> None:
-        """Drop the next ``bars`` of a session; for such a caller."""
-        self._plane.exclude(session, bars)
 
     def spec(self, session: str) -> SessionSpec:
         """A session as the data plane has it."""
@@ -251,7 +217,7 @@ class TapeFeeder(BarConsumer):
     @property
     def settled(self) -> bool:
         """The ring is empty, and no bar waits or is with the scheduler."""
-        return not (self._ring.fill or self._plane.waiting or any(fed.ahead for fed in self._fed.values()))
+        return not (self._ring.fill or self.plane.waiting or any(fed.ahead for fed in self._fed.values()))
 
     def set(
         self,
@@ -272,7 +238,7 @@ class TapeFeeder(BarConsumer):
                 since_ns = self._clock()
                 self._fed[session.name] = self._follow(session)
             self._specs[session.name] = self._spec(session, line, since_ns)
-            self._plane.change(list(self._specs.values()), done or (lambda: None))
+            self.plane.change(list(self._specs.values()), done or (lambda: None))
 
     def rebuilding(self, session: str) -> bool:
         """Whether bars that were answered before the engine's start are still to come. Any thread."""
@@ -292,7 +258,7 @@ class TapeFeeder(BarConsumer):
 
     def cut(self, session: str) -> FeederState | None:
         """The session's state; None while bars are on their way to its tape. Between two batches."""
-        found = self._plane.cut(session, lambda: not self.ahead(session))
+        found = self.plane.cut(session, lambda: not self.ahead(session))
         if found is None:
             return None
         fed = self._fed[session]
@@ -301,20 +267,20 @@ class TapeFeeder(BarConsumer):
     def restore(self, session: str, state: SavedSession) -> None:
         """Go on from a snapshot, before the first record."""
         reread = [state.has_log] * len(state.positions)
-        self._plane.restore(session, state.plane, reread)
+        self.plane.restore(session, state.plane, reread)
         self._fed[session].restore(state, self._progress(session), follows=self.standby)
 
     def partitions_assigned(self, sessions: Collection[str]) -> None:
         """The records of these sessions are read from now on: see `DataPlane.restore`."""
         with self._changing:
-            go_on = partial(self._plane.go_on, sessions)
-            self._plane.change(list(self._specs.values()), go_on)
+            go_on = partial(self.plane.go_on, sessions)
+            self.plane.change(list(self._specs.values()), go_on)
 
     def remove(self, name: str, done: Callable[[], None]) -> None:
         """Stop taking records for a session; then ``done`` is called, on the data plane's thread."""
         with self._changing:
             self._specs.pop(name, None)
-            self._plane.change(list(self._specs.values()), done)
+            self.plane.change(list(self._specs.values()), done)
 
     def promote(self, progress: Mapping[str, Progress], done: Callable[[], None]) -> None:
         """Another daemon has answered up to ``progress``, and no other daemon continues.
@@ -329,11 +295,11 @@ class TapeFeeder(BarConsumer):
                 for name, fed in self._fed.items():
                     known = progress.get(name, Progress())
                     fed.history.promote(known.closed, known.corrected)
-            self._plane.restart_idle_clock()
+            self.plane.restart_idle_clock()
             done()
 
         with self._changing:
-            self._plane.change(list(self._specs.values()), go_on)
+            self.plane.change(list(self._specs.values()), go_on)
 
     def end(self) -> None:
         """The source has ended."""
@@ -347,7 +313,7 @@ class TapeFeeder(BarConsumer):
 
     def on_commit(self, tape: Tape, version: int, records: TapeItems) -> None:
         """These bars' credits come back."""
-        self._fed[tape.name].commit(newest(records).anchor)
+        self._fed[tape.name].commit(records[-1].payload.anchor)
         self._committed(tape, len(records))
 
     def on_drop(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
@@ -357,7 +323,7 @@ class TapeFeeder(BarConsumer):
     def open_lines(self, session: str) -> list[int]:
         """The session's open bars behind its newest version, as tokens; none while bars between them wait."""
         fed = self._fed[session]
-        lines = self._plane.open_lines(session, fed.anchor)
+        lines = self.plane.open_lines(session, fed.anchor)
         with self._lock:
             return [] if fed.ahead else lines
 
@@ -419,7 +385,7 @@ class TapeFeeder(BarConsumer):
         kept = self._built.tapes[session.name].retention
         return SessionSpec(session.name, feeds, line, TapeWindow(kept.tokens, kept.records, kept.span_ns))
 
-    def _items(self, session: str, records: Sequence[TapeRecord]) -> list[TapeItem[Appended]]:
+    def _items(self, session: str, records: Sequence[TapeRecord]) -> list[TapeItem[TapeRecord]]:
         fed, several = self._fed[session], len(self._config.feeds) > 1
         return [fed.take(record, several) for record in records]
 
@@ -438,19 +404,19 @@ class TapeFeeder(BarConsumer):
     def _finish(self, idle: Callable[[], bool]) -> bool:
         """Take the rest, at the engine's pace, and close the open bars; False if `stop` came first."""
         while self._ring.fill and not self._stop.is_set():
-            if not self._plane.step():
+            if not self.plane.step():
                 self._stop.wait(0.001)
         if not self._stop.is_set():
-            self._plane.flush()
+            self.plane.flush()
         # In this order: bars that no longer wait are committed, and the worker is idle only after their work.
-        while not (self._plane.waiting == 0 and not any(fed.ahead for fed in self._fed.values()) and idle()):
+        while not (self.plane.waiting == 0 and not any(fed.ahead for fed in self._fed.values()) and idle()):
             if self._stop.wait(0.001):
                 return False
-            self._plane.step()
+            self.plane.step()
         return True
 
     def _committed(self, tape: Tape, records: int) -> None:
         with self._lock:
             self._fed[tape.name].ahead -= records
-        if self._plane.waits(tape.name):
+        if self.plane.waits(tape.name):
             self._ring.wake()

@@ -19,9 +19,10 @@ from typing import cast
 from daemon.api.messages import RETRY_AFTER_S
 from daemon.engine.build import Built
 from daemon.engine.session_parts import refresh_policy
-from daemon.engine.tape_feeder import Appended, TapeFeeder, has_gap, missed
+from daemon.engine.tape_feeder import TapeFeeder, has_gap, missed
 from flash.evaluator import Evaluated, FlashEvaluator
 from flash.ready import ReadyPosition
+from ingest.plane import TapeRecord
 from ingest.ring import Ring
 from lab.plan.arrivals import Arrival
 from lab.plan.host_costs import HostCosts
@@ -168,7 +169,7 @@ class Simulator:
 
     def _tick(self, symbol: int, event_ns: int) -> None:
         self._market.trade(symbol, event_ns, self._now())
-        self._input.take()
+        self._input.plane.step()
 
     def _ask(self, session: int) -> None:
         """A question in the words of a standing one of one token, but computed; without one a short text."""
@@ -224,7 +225,7 @@ class Simulator:
         if request.error is not None:
             self.outcomes.unanswered[request.error.code] += 1
 
-    def _committed(self, tape: Tape, version: int, records: Sequence[TapeItem[Appended]]) -> None:
+    def _committed(self, tape: Tape, version: int, records: Sequence[TapeItem[TapeRecord]]) -> None:
         now = self._now()
         self.outcomes.versions += 1
         self.outcomes.bars += len(records)
@@ -232,11 +233,11 @@ class Simulator:
         if late:
             self.outcomes.late += late
             self._late_until = now + RETRY_AFTER_S * 10**9
-        self._input.take()  # what the ring's wake-up does
+        self._input.plane.step()  # what the ring's wake-up does
 
-    def _evaluated(self, done: Evaluated[Appended]) -> None:
+    def _evaluated(self, done: Evaluated[TapeRecord]) -> None:
         if done.request.state is State.FINISHED:
-            record, acked = done.payloads[-1].record, self._delivered()
+            record, acked = done.payloads[-1], self._delivered()
             self.outcomes.end_to_end.append(acked - record.ts_ring)
             self.outcomes.close_to_answer.append(acked - record.ts_closed)
         else:
@@ -308,7 +309,7 @@ class Simulator:
         for tape, interval in zip(self.tapes.values(), intervals, strict=True):
             fill_window(tape, interval, EPOCH_NS + self._now())
 
-    def _begin(self) -> FlashEvaluator[Appended]:
+    def _begin(self) -> FlashEvaluator[TapeRecord]:
         """From now on the device takes its time, and versions are asked about."""
         self._costs.on = True
         sources, device = self._sources, self.device
@@ -321,7 +322,7 @@ class Simulator:
             lambda session, version, payloads: None,
             lambda session, version, payloads, asked: None,
             lambda standing, reader: sources.prefixes.asked(standing, reader.prefix),
-            lambda payload: payload.record.ts_ring,
+            lambda payload: payload.ts_ring,
             sources.costs.batch_ns,
         )
         if sources.config.flash.early_exit and (tokens := sources.prompt.ready()):

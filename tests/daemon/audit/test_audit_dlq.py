@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -57,13 +59,36 @@ def mock() -> Iterator[str]:
         yield broker.bootstrap
 
 
-def rows(bootstrap: str, *arguments: str) -> list[dict]:
+MakeTopics = Callable[[int], tuple[str, list[str]]]
+"""Of so many partitions: where, and the names of a DLQ topic and two others."""
+
+
+@pytest.fixture(params=["mock", pytest.param("apache", marks=pytest.mark.kafka)])
+def broker(request: pytest.FixtureRequest) -> MakeTopics:
+    if request.param == "mock":
+        mock = request.getfixturevalue("mock")
+        return lambda partitions: (mock, ["dlq.v1", "in", "other"])
+    real: RealKafka = request.getfixturevalue("real_kafka")
+    names = [f"{name}.{uuid.uuid4().hex[:8]}" for name in ("dlq", "in", "other")]
+
+    def make(partitions: int) -> tuple[str, list[str]]:
+        asyncio.run(create_topics(real.bootstrap, dict.fromkeys(names, partitions)))
+        return real.bootstrap, names
+
+    return make
+
+
+def rows(bootstrap: str, *arguments: str) -> list[dict[str, Any]]:
     result = invoke("dlq", "list", "--bootstrap", bootstrap, "--json", *arguments)
     assert result.exit_code == 0, result.output
     return [json.loads(line) for line in result.output.splitlines()]
 
 
-def redriven(bootstrap: str, *arguments: str) -> list[dict]:
+def places(bootstrap: str, *arguments: str) -> list[str]:
+    return [row["place"] for row in rows(bootstrap, *arguments)]
+
+
+def redriven(bootstrap: str, *arguments: str) -> list[dict[str, Any]]:
     result = invoke("dlq", "redrive", "--bootstrap", bootstrap, "--json", *arguments)
     return [json.loads(line) for line in result.output.splitlines()]
 
@@ -79,15 +104,15 @@ def test_letters_are_listed_by_reason_stage_topic_and_time(mock: str) -> None:
             b"no record",
         ],
     )
-    assert [row["place"] for row in rows(mock)] == ["0:0", "0:1", "0:2"]
+    assert places(mock) == ["0:0", "0:1", "0:2"]
     assert [row["reason"] for row in rows(mock, "--reason", "late", "--reason", "too_large")] == [
         "late",
         "too_large",
     ]
-    assert [row["place"] for row in rows(mock, "--stage", "process")] == ["0:1"]
-    assert [row["place"] for row in rows(mock, "--topic", "answers.v1")] == ["0:2"]
+    assert places(mock, "--stage", "process") == ["0:1"]
+    assert places(mock, "--topic", "answers.v1") == ["0:2"]
     noon = "2024-08-09T00:00:01Z"
-    assert [row["place"] for row in rows(mock, "--from", noon, "--until", "2024-08-09T00:00:02Z")] == ["0:1"]
+    assert places(mock, "--from", noon, "--until", "2024-08-09T00:00:02Z") == ["0:1"]
     table = invoke("dlq", "list", "--bootstrap", mock).output
     assert "3 of 3 records" in table
     assert "in/0@0" in table
@@ -111,45 +136,31 @@ def test_show_prints_the_payload_readable_and_raw(mock: str) -> None:
     assert invoke("dlq", "show", "nine", "--bootstrap", mock).exit_code == 2
 
 
-def check_redrive(bootstrap: str, dlq: str, source: str, other: str) -> None:
-    """The life of three records, on any broker."""
+def test_each_letter_is_sent_once(broker: MakeTopics) -> None:
+    """The life of three records."""
+    bootstrap, (dlq, source, other) = broker(2)
     run_fill(bootstrap, dlq, [dead_letter(n, payload=b"%d" % n, topic=source) for n in range(3)])
     where = ("--dlq", dlq)
-    places = [row["place"] for row in rows(bootstrap, *where)]
+    first, *others = places(bootstrap, *where)
     dry = redriven(bootstrap, *where, "--every", "--dry-run")
     assert [(row["sent"], row["to"], row["why"]) for row in dry] == [(False, source, "")] * 3
     assert run_everything(bootstrap, source) == []
-    first = redriven(bootstrap, *where, places[0])
-    assert [(row["place"], row["sent"]) for row in first] == [(places[0], True)]
+    assert [(row["place"], row["sent"]) for row in redriven(bootstrap, *where, first)] == [(first, True)]
     (sent,) = run_everything(bootstrap, source)
     assert (sent.payload, sent.key) == (b"0", b"V:AAA")
-    place = places[0].replace(":", "@")
-    assert sent.headers == {"h": b"\x00\xff", "redriven": f"{dlq}/{place}".encode()}
+    assert sent.headers == {"h": b"\x00\xff", "redriven": f"{dlq}/{first.replace(':', '@')}".encode()}
     # once more by its place is refused, and by a filter it is left out
-    refused = redriven(bootstrap, *where, places[0])
-    assert [row["sent"] for row in refused] == [False]
-    assert "sent again before" in refused[0]["why"]
+    (refused,) = redriven(bootstrap, *where, first)
+    assert (refused["sent"], "sent again before" in refused["why"]) == (False, True)
     rest = redriven(bootstrap, *where, "--reason", "json", "--to", other)
-    assert [(row["place"], row["sent"]) for row in rest] == [(place, True) for place in places[1:]]
+    assert [(row["place"], row["sent"]) for row in rest] == [(place, True) for place in others]
     assert redriven(bootstrap, *where, "--every") == []
     assert len(run_everything(bootstrap, source)) == 1
     assert sorted(message.payload for message in run_everything(bootstrap, other)) == [b"1", b"2"]
-    assert [row["place"] for row in rows(bootstrap, *where)] == []
+    assert places(bootstrap, *where) == []
     assert {row["state"] for row in rows(bootstrap, *where, "--all")} == {"sent"}
-    assert [row["sent"] for row in redriven(bootstrap, *where, places[0], "--again")] == [True]
+    assert [row["sent"] for row in redriven(bootstrap, *where, first, "--again")] == [True]
     assert len(run_everything(bootstrap, source)) == 2
-
-
-def test_each_letter_is_sent_once(mock: str) -> None:
-    check_redrive(mock, "dlq.v1", "in", "other")
-
-
-@pytest.mark.kafka
-def test_each_letter_is_sent_once_on_apache_kafka(real_kafka: RealKafka) -> None:
-    run = uuid.uuid4().hex[:8]
-    names = [f"{name}.{run}" for name in ("dlq", "in", "other")]
-    asyncio.run(create_topics(real_kafka.bootstrap, dict.fromkeys(names, 2)))
-    check_redrive(real_kafka.bootstrap, *names)
 
 
 def test_an_original_with_several_letters_is_sent_once(mock: str) -> None:
@@ -186,25 +197,25 @@ class Killed(KafkaSink):
         await super().publish(topic, key, payload, headers)
 
 
+async def redrive_all(bootstrap: str, sink: KafkaSink) -> int:
+    """How many were sent."""
+    await sink.start()
+    try:
+        async with KafkaRange(bootstrap) as reader:
+            dead_letters = list((await contents(reader, "dlq.v1")).dead_letters.values())
+            return sum(each.sent for each in await redrive(Cluster(reader, sink), "dlq.v1", dead_letters))
+    finally:
+        await sink.stop()
+
+
 @pytest.mark.parametrize("messages", range(7))
 def test_whenever_a_redrive_breaks_off_no_letter_is_sent_twice_by_the_next(mock: str, messages: int) -> None:
     run_fill(mock, "dlq.v1", [dead_letter(n, payload=b"%d" % n) for n in range(2)])
 
-    async def broken() -> None:
-        sink = Killed("killed", mock)
-        sink.left = messages
-        await sink.start()
-        async with KafkaRange(mock) as reader:
-            dead_letters = list((await contents(reader, "dlq.v1")).dead_letters.values())
-            try:
-                await redrive(Cluster(reader, sink), "dlq.v1", dead_letters)
-            except SinkStopped:
-                assert messages < 6
-            else:
-                assert messages == 6
-        await sink.stop()
-
-    asyncio.run(broken())
+    sink = Killed("killed", mock)
+    sink.left = messages
+    with contextlib.nullcontext() if messages == 6 else pytest.raises(SinkStopped):
+        asyncio.run(redrive_all(mock, sink))
     redriven(mock, "--every")
     arrived = [message.payload for message in run_everything(mock, "in")]
     assert len(arrived) == len(set(arrived))  # none twice
@@ -218,18 +229,8 @@ def test_whenever_a_redrive_breaks_off_no_letter_is_sent_twice_by_the_next(mock:
 def test_two_who_redrive_at_once_send_a_letter_once(mock: str) -> None:
     run_fill(mock, "dlq.v1", [dead_letter(n, payload=b"%d" % n) for n in range(5)])
 
-    async def one() -> int:
-        sink = KafkaSink("one", mock)
-        await sink.start()
-        try:
-            async with KafkaRange(mock) as reader:
-                dead_letters = list((await contents(reader, "dlq.v1")).dead_letters.values())
-                return sum(each.sent for each in await redrive(Cluster(reader, sink), "dlq.v1", dead_letters))
-        finally:
-            await sink.stop()
-
     async def both() -> list[int]:
-        return list(await asyncio.gather(one(), one()))
+        return await asyncio.gather(*(redrive_all(mock, KafkaSink(name, mock)) for name in ("one", "two")))
 
     assert sum(asyncio.run(both())) == 5
     assert sorted(message.payload for message in run_everything(mock, "in")) == [b"%d" % n for n in range(5)]
@@ -332,8 +333,9 @@ async def received(bootstrap: str, topic: str, count: int) -> list[Incoming]:
     return got
 
 
-def check_nulls(bootstrap: str, dlq: str, source: str) -> None:
+def test_nulls_of_a_record_are_kept_as_empty(broker: MakeTopics) -> None:
     """Records with null keys, values and headers become records, and are sent again."""
+    bootstrap, (dlq, source, _) = broker(1)
 
     async def produce() -> None:
         producer = AIOKafkaProducer(bootstrap_servers=bootstrap)
@@ -357,18 +359,6 @@ def check_nulls(bootstrap: str, dlq: str, source: str) -> None:
     assert [{**each.headers, "redriven": b""} for each in again[2:]] == [
         {**each.headers, "redriven": b""} for each in got
     ]
-
-
-def test_nulls_of_a_record_are_kept_as_empty(mock: str) -> None:
-    check_nulls(mock, "dlq.v1", "in")
-
-
-@pytest.mark.kafka
-def test_nulls_of_a_record_are_kept_as_empty_on_apache_kafka(real_kafka: RealKafka) -> None:
-    run = uuid.uuid4().hex[:8]
-    names = [f"{name}.{run}" for name in ("dlq", "in")]
-    asyncio.run(create_topics(real_kafka.bootstrap, dict.fromkeys(names, 1)))
-    check_nulls(real_kafka.bootstrap, *names)
 
 
 def test_without_letters_named_nothing_is_sent(mock: str, tmp_path: Path) -> None:

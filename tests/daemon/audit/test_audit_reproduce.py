@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,21 @@ class Ran:
     def invoke(self, command: str, answer: str, *more: str) -> Result:
         return invoke(command, answer, "--config", str(self.file), *more)
 
+    def told(self, command: str, answer: str, *more: str) -> Any:
+        """The JSON that a command prints, which succeeds."""
+        result = self.invoke(command, answer, *more, "--json")
+        assert result.exit_code == 0, (answer, result.output)
+        return json.loads(result.output)
+
+    def check(self, *answers: Answer) -> None:
+        """Each answer is derived again, and its window explained."""
+        for answer in answers:
+            told = self.told("reproduce", answer.answer_id)
+            assert (told["says"], told["text"], told["notes"]) == ("reproduced", answer.text, []), told
+            assert answer.basis is not None
+            window = self.told("explain", answer.answer_id)["window"]
+            assert len(window) == answer.basis.window_bars
+
     def saved(self, folder: Path, answer: Answer) -> str:
         file = folder / "answer.json"
         file.write_bytes(msgspec.json.encode(answer))
@@ -186,28 +202,23 @@ def test_every_answer_says_what_its_state_was_made_of(ran: Ran) -> None:
 
 def test_answers_are_reproduced_whether_or_not_their_state_absorbed_evicted_bars(ran: Ran) -> None:
     for answer in (ran.of(5, "volume"), ran.of(SECONDS, "exact_value")):
-        result = ran.invoke("reproduce", answer.answer_id, "--json")
-        assert result.exit_code == 0, result.output
-        told = json.loads(result.output)
+        told = ran.told("reproduce", answer.answer_id)
         assert (told["says"], told["text"], told["notes"]) == ("reproduced", answer.text, [])
         assert told["apart"] <= told["tolerance"] < 1e-3
 
 
 def test_answers_are_equal_to_the_last_bit_when_all_is_read_again_in_one_thread(ran: Ran) -> None:
-    for answer in [ran.of(SECONDS, "pullback")]:
-        result = ran.invoke("reproduce", answer.answer_id, "--bits", "--from", "0")
-        assert result.exit_code == 0, result.output
-        assert result.output.startswith("reproduced: aaa, ")
-        assert "equal to the last bit" in result.output
+    result = ran.invoke("reproduce", ran.of(SECONDS, "pullback").answer_id, "--bits", "--from", "0")
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("reproduced: aaa, ")
+    assert "equal to the last bit" in result.output
 
 
 def test_the_tokens_that_explain_prints_give_the_answer_to_the_unmodified_model(
     ran: Ran, tmp_path: Path
 ) -> None:
     answer = ran.of(4)
-    result = ran.invoke("explain", ran.saved(tmp_path, answer), "--json")
-    assert result.exit_code == 0, result.output
-    explained = json.loads(result.output)
+    explained = ran.told("explain", ran.saved(tmp_path, answer))
     assert len(explained["window"]) == 4
     assert explained["answer"] == msgspec.json.decode(msgspec.json.encode(answer))
     loaded = load_model(directory_of(ran.config.model))
@@ -246,17 +257,14 @@ def test_other_records_make_another_answer(ran: Ran, tmp_path: Path) -> None:
     """The same offsets and times with other prices, and with a bar less."""
     answer = ran.of(8)
     name = ran.saved(tmp_path, answer)
-    with MockBroker() as broker:
-        elsewhere = topics_of(broker)
-        ticks = [payload for n in range(SECONDS + 1) for payload in second(n, shift=250 if n == 6 else 0)]
-        run_fill(elsewhere, "in", ticks, KEY.encode())
-        result = ran.invoke("reproduce", name, "--set", f"source.kafka.bootstrap={elsewhere}")
-        assert (result.exit_code, result.output.startswith("differs")) == (1, True), result.output
-    with MockBroker() as broker:
-        elsewhere = topics_of(broker)
-        run_fill(elsewhere, "in", [p for n in range(1, SECONDS + 1) for p in second(n)], KEY.encode())
-        result = ran.invoke("reproduce", name, "--set", f"source.kafka.bootstrap={elsewhere}")
-        assert (result.exit_code, "make no bar that ends" in result.output) == (1, True), result.output
+    other_prices = [second(n, shift=250 if n == 6 else 0) for n in range(SECONDS + 1)]
+    a_bar_less = [second(n) for n in range(1, SECONDS + 1)]
+    for seconds, told in ((other_prices, "differs"), (a_bar_less, "make no bar that ends")):
+        with MockBroker() as broker:
+            elsewhere = topics_of(broker)
+            run_fill(elsewhere, "in", chain.from_iterable(seconds), KEY.encode())
+            result = ran.invoke("reproduce", name, "--set", f"source.kafka.bootstrap={elsewhere}")
+        assert (result.exit_code, told in result.output) == (1, True), result.output
 
 
 def test_a_later_start_never_says_reproduced(ran: Ran) -> None:

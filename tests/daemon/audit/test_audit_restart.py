@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import uuid
 from dataclasses import dataclass
@@ -12,15 +11,14 @@ from pathlib import Path
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from aiokafka.structs import TopicPartition
-from click.testing import Result
 
 from daemon.config.load import load_config
 from daemon.config.schema import Config
 from feeds.kafka_client import quiet_client_log
 from feeds.market_data import Answer, Basis
-from tests.daemon.audit.test_audit_reproduce import CASES, KEY, config_of, daemon, second
+from tests.daemon.audit.test_audit_reproduce import CASES, KEY, Ran, config_of, daemon, second
 from tests.kit import SECOND, START, until
-from tests.kit.daemon import Topics, invoke
+from tests.kit.daemon import Topics
 from tests.kit.fixtures import RealKafka
 from tests.kit.kafka import create_topics
 
@@ -31,30 +29,16 @@ FIRST, SECOND_LIFE, LAST = range(10), range(10, 14), range(14, 18)
 
 
 @dataclass(frozen=True)
-class Ran:
+class Lives(Ran):
     """What a daemon published in its three lives, and the snapshots that the first one left in ``kept``."""
 
-    case: str
-    file: Path
-    config: Config
-    bootstrap: str
     topic: str
     snapshots: Path
     kept: Path
-    answers: list[Answer]
 
-    def of(self, n: int) -> Answer:
+    def about(self, n: int) -> Answer:
         """The newest answer about the bar of second ``n``."""
         return [a for a in self.answers if bar_of(a) == n and a.question == "trend"][-1]
-
-    def invoke(self, command: str, answer: Answer, *more: str) -> Result:
-        return invoke(command, answer.answer_id, "--config", str(self.file), *more)
-
-    def reproduced(self, answer: Answer) -> None:
-        result = self.invoke("reproduce", answer, "--json")
-        assert result.exit_code == 0, result.output
-        told = json.loads(result.output)
-        assert (told["says"], told["text"], told["notes"]) == ("reproduced", answer.text, [])
 
 
 def bar_of(answer: Answer) -> int:
@@ -90,7 +74,7 @@ async def lives(
 @pytest.fixture(scope="module", params=CASES)
 def ran(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, real_kafka: RealKafka
-) -> Ran:
+) -> Lives:
     quiet_client_log()
     (model, session), folder = CASES[request.param], tmp_path_factory.mktemp("audit")
     suffix, bootstrap = uuid.uuid4().hex[:8], real_kafka.bootstrap
@@ -102,7 +86,7 @@ def ran(
     config = load_config(file)
     asyncio.run(create_topics(bootstrap, {topic: 1, answers: 1, f"dlq.{suffix}": 1}))
     published = asyncio.run(lives(config, bootstrap, (topic, answers), ours, kept))
-    return Ran(request.param, file, config, bootstrap, topic, ours, kept, published)
+    return Lives(request.param, file, config, bootstrap, published, topic, ours, kept)
 
 
 def basis_of(answer: Answer) -> Basis:
@@ -110,7 +94,7 @@ def basis_of(answer: Answer) -> Basis:
     return answer.basis
 
 
-def test_a_basis_is_as_exact_as_without_a_restart(ran: Ran) -> None:
+def test_a_basis_is_as_exact_as_without_a_restart(ran: Lives) -> None:
     """Three trades a bar."""
     read_again = min(bar_of(a) for a in ran.answers if a.epoch == 3)
     assert {a.epoch for a in ran.answers} == {1, 2, 3}
@@ -121,29 +105,29 @@ def test_a_basis_is_as_exact_as_without_a_restart(ran: Ran) -> None:
         assert (window.first_offset, window.last_offset) == (3 * (n + 1 - basis.window_bars), 3 * n + 2)
         assert (state.first_offset, state.last_offset) == (3 * (n + 1 - basis.state_bars), 3 * n + 2)
     if ran.case == "decimal, carry":  # the snapshot goes on with the state of the first life
-        assert basis_of(ran.of(SECOND_LIFE[-1] - 1)).state_bars == SECOND_LIFE[-1]
+        assert basis_of(ran.about(SECOND_LIFE[-1] - 1)).state_bars == SECOND_LIFE[-1]
 
 
-def test_answers_after_a_restart_are_explained_and_reproduced(ran: Ran) -> None:
+def test_answers_after_a_restart_are_explained_and_reproduced(ran: Lives) -> None:
     for life in (SECOND_LIFE, LAST):
-        first = ran.of(life[0] - 1)
-        explained = ran.invoke("explain", first, "--json")
-        assert explained.exit_code == 0, explained.output
-        assert len(json.loads(explained.output)["window"]) == basis_of(first).window_bars
-        last = ran.of(life[-1] - 1)
+        first = ran.about(life[0] - 1)
+        last = ran.about(life[-1] - 1)
         # bars that are read again come so fast that some may leave a window while it is prefilled
-        for answer in (last,) if basis_of(first).left else (first, last):
-            ran.reproduced(answer)
+        if basis_of(first).left:
+            assert len(ran.told("explain", first.answer_id)["window"]) == basis_of(first).window_bars
+        else:
+            ran.check(first)
+        ran.check(last)
 
 
-def test_a_log_without_its_head_is_stood_in_for_by_a_snapshot(ran: Ran) -> None:
+def test_a_log_without_its_head_is_stood_in_for_by_a_snapshot(ran: Lives) -> None:
     """Or it is told how far back it would have to go. Changes the topic, so it comes last."""
-    answer = ran.of(SECOND_LIFE[0] - 1)
+    answer = ran.about(SECOND_LIFE[0] - 1)
     basis = basis_of(answer)
     began = basis.state[0].first_offset
     asyncio.run(delete_head(ran.bootstrap, ran.topic, began + 1))
     shutil.rmtree(ran.snapshots, ignore_errors=True)
-    told = ran.invoke("reproduce", answer)
+    told = ran.invoke("reproduce", answer.answer_id)
     assert told.exit_code == 3
     assert f"depends on {basis.state_bars} bars, back to {ran.topic}/0 offset {began}" in told.output
     assert f"{ran.snapshots} has no snapshot" in told.output
@@ -151,14 +135,11 @@ def test_a_log_without_its_head_is_stood_in_for_by_a_snapshot(ran: Ran) -> None:
     if ran.case == "decimal, exact":  # its window was prefilled behind the snapshot, or before
         return
     before = sorted((each.name, each.stat().st_mtime_ns) for each in ran.snapshots.iterdir())
-    ran.reproduced(answer)
-    assert "from  the snapshot" in ran.invoke("reproduce", answer).output
-    explained = ran.invoke("explain", answer, "--json")
-    assert explained.exit_code == 0, explained.output
-    assert len(json.loads(explained.output)["window"]) == basis.window_bars
+    ran.check(answer)
+    assert "from  the snapshot" in ran.invoke("reproduce", answer.answer_id).output
     # an answer from before the snapshot cannot stand on it
-    assert "has no snapshot" in ran.invoke("reproduce", ran.of(FIRST[-1] - 1)).output
-    asked = ran.invoke("reproduce", answer, "--from", "0")
+    assert "has no snapshot" in ran.invoke("reproduce", ran.about(FIRST[-1] - 1).answer_id).output
+    asked = ran.invoke("reproduce", answer.answer_id, "--from", "0")
     assert (asked.exit_code, "A later start" in asked.output) == (3, True), asked.output
     # nothing of a daemon's is written
     assert before == sorted((each.name, each.stat().st_mtime_ns) for each in ran.snapshots.iterdir())

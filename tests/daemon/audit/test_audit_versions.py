@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -16,9 +15,9 @@ from daemon.audit.reproduction import CannotReproduce, basis_of, compare, derive
 from daemon.config.load import load_config
 from feeds.market_data import Answer
 from feeds.mock_broker import MockBroker
-from tests.daemon.audit.test_audit_reproduce import KEY, SHORT, config_of, daemon, topics_of
+from tests.daemon.audit.test_audit_reproduce import KEY, SHORT, Ran, config_of, daemon, topics_of
 from tests.kit import SECOND, START, trade, until
-from tests.kit.daemon import Topics, invoke
+from tests.kit.daemon import Topics
 
 OTHER = "V:BBB"
 TWO = f'more_symbols = ["{OTHER}"]\nwarm_up_records = 0'
@@ -55,10 +54,10 @@ def with_a_pause(n: int) -> list[bytes]:
     return [] if n in (5, 6) else second(n)
 
 
-def run(
+def answered_at_ease(
     folder: Path, broker: MockBroker, session: str, of: Callable[[int], list[bytes]], more: str = ""
-) -> tuple[Path, list[Answer]]:
-    """A daemon at ease answers eleven seconds; its configuration, and what it published."""
+) -> Ran:
+    """A daemon at ease answers eleven seconds."""
     bootstrap = topics_of(broker)
     file = config_of(folder, bootstrap, "untrained", session, ONE_QUESTION + more)
     text = file.read_text().replace("[source]\n", '[source]\nmax_ahead = "1s"\n')
@@ -80,82 +79,17 @@ def run(
                 await until(partial(reached, 8), 60)
             return topics.answers("aaa")
 
-    return file, asyncio.run(answered())
+    return Ran("decimal", file, config, bootstrap, asyncio.run(answered()))
 
 
-def check(file: Path, answers: list[Answer]) -> None:
-    for answer in answers:
-        result = invoke("reproduce", answer.answer_id, "--config", str(file), "--json")
-        assert result.exit_code == 0, (answer, result.output)
-        told = json.loads(result.output)
-        assert (told["says"], told["notes"]) == ("reproduced", []), (answer, told)
-        result = invoke("explain", answer.answer_id, "--config", str(file), "--json")
-        assert result.exit_code == 0, (answer, result.output)
-        assert answer.basis is not None
-        assert len(json.loads(result.output)["window"]) == answer.basis.window_bars
+Run = Callable[..., Ran]
 
 
-def test_bars_that_one_record_closes_are_one_version(tmp_path: Path) -> None:
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    """`answered_at_ease` on a broker of its own."""
     with MockBroker() as broker:
-        file, answers = run(tmp_path, broker, f"{TWO}\nretention_tokens = 4000", turns)
-        assert all(a.basis is not None and a.basis.bars == 2 for a in answers)
-        check(file, answers[4:6])
-
-
-def test_empty_bars_are_part_of_their_version(tmp_path: Path) -> None:
-    with MockBroker() as broker:
-        file, answers = run(tmp_path, broker, f'empty = "fill"\n{SHORT.replace("160", "4000")}', with_a_pause)
-        (filled,) = (a for a in answers if a.basis is not None and a.basis.bars == 3)
-        check(file, [filled])
-
-
-def test_records_of_bars_before_the_state_make_no_bar(tmp_path: Path) -> None:
-    with MockBroker() as broker:
-        file, answers = run(tmp_path, broker, f"{TWO}\nretention_records = 5\n{EXACT}", other_last)
-        check(file, answers[5:8])
-
-
-def test_a_question_that_is_not_asked_of_each_version_is_asked_of_the_answers(tmp_path: Path) -> None:
-    with MockBroker() as broker:
-        each = ONE_QUESTION.replace('"trend"', '"each"')
-        file, answers = run(tmp_path, broker, SHORT, second, f"ask_every_bars = 4\n{each}")
-        seldom = [a for a in answers if a.question == "trend"]
-        assert [a.data_version for a in seldom] == [1, 5, 9]
-        check(file, seldom[1:])
-
-
-def test_what_may_differ_for_records_that_were_passed_over_is_not_called_different(tmp_path: Path) -> None:
-    with MockBroker() as broker:
-        file, answers = run(tmp_path, broker, SHORT, second)
-        config, answer = load_config(file), answers[6]
-        session, basis = basis_of(config, answer)
-        assert basis.since_gap == 0
-        # the daemon read one bar less, and with it another answer
-        behind = replace(basis, since_gap=3, state_bars=basis.state_bars - 1)
-        planned = plan(behind, session)
-        with pytest.raises(CannotReproduce, match="3 bars before"):
-            asyncio.run(derive(config, replace(answer, basis=behind), planned))
-        other = replace(answer, basis=replace(basis, since_gap=3), logit_gap=answer.logit_gap + 1)
-        derived = asyncio.run(derive(config, other, plan(basis, session)))
-        with pytest.raises(CannotReproduce, match="3 bars before"):
-            compare(other, derived)
-        assert compare(answer, derived).says == "reproduced"
-
-
-def test_what_was_ahead_of_the_clock_is_refused_again(tmp_path: Path) -> None:
-    ahead: list[int] = []
-
-    def with_one_ahead(n: int) -> list[bytes]:
-        if n != 4:
-            return second(n)
-        ahead[:] = ahead or [time.time_ns() + 20 * SECOND]
-        first, *others = second(n)
-        return [first, trade(KEY, ahead[0], "101.00"), *others]
-
-    with MockBroker() as broker:
-        file, answers = run(tmp_path, broker, SHORT, with_one_ahead)
-        time.sleep(max(0.0, (ahead[0] - time.time_ns()) / 1e9))
-        check(file, answers[6:8])
+        yield partial(answered_at_ease, tmp_path, broker)
 
 
 def out_of_order(n: int) -> list[bytes]:
@@ -166,28 +100,77 @@ def out_of_order(n: int) -> list[bytes]:
     return [first, *([before] if n else []), *others, closing]
 
 
-def late(n: int) -> list[bytes]:
-    """Of two seconds, the second record belongs to the bar that the first one closes."""
-    first, *others = second(n)
-    before = trade(KEY, START + n * SECOND - 300_000_000, "103.00")
-    return [first, *([before] if n in (4, 7) else []), *others]
+@pytest.mark.parametrize(
+    ("session", "of", "checked"),
+    [
+        (f"{TWO}\nretention_tokens = 4000", turns, slice(4, 6)),
+        (f"{TWO}\nretention_records = 5\n{EXACT}", other_last, slice(5, 8)),
+        (f'lateness = "500ms"\n{SHORT}', out_of_order, slice(6, 8)),
+        (f'empty = "emit"\n{SHORT}', with_a_pause, slice(5, 8)),
+    ],
+    ids=["bars closed by one record", "bars before the state", "out of order", "missing bars are said"],
+)
+def test_a_version_is_made_again(
+    run: Run, session: str, of: Callable[[int], list[bytes]], checked: slice
+) -> None:
+    ran = run(session, of)
+    if of is turns:
+        assert all(a.basis is not None and a.basis.bars == 2 for a in ran.answers)
+    ran.check(*ran.answers[checked])
 
 
-def test_records_out_of_order_are_in_the_bar_of_their_time(tmp_path: Path) -> None:
-    with MockBroker() as broker:
-        file, answers = run(tmp_path, broker, f'lateness = "500ms"\n{SHORT}', out_of_order)
-        check(file, answers[6:8])
+def test_empty_bars_are_part_of_their_version(run: Run) -> None:
+    ran = run(f'empty = "fill"\n{SHORT.replace("160", "4000")}', with_a_pause)
+    (filled,) = (a for a in ran.answers if a.basis is not None and a.basis.bars == 3)
+    ran.check(filled)
 
 
-def test_a_state_that_says_that_bars_are_missing_is_made_again(tmp_path: Path) -> None:
-    with MockBroker() as broker:
-        file, answers = run(tmp_path, broker, f'empty = "emit"\n{SHORT}', with_a_pause)
-        check(file, answers[5:8])
+def test_a_question_that_is_not_asked_of_each_version_is_asked_of_the_answers(run: Run) -> None:
+    each = ONE_QUESTION.replace('"trend"', '"each"')
+    ran = run(SHORT, second, f"ask_every_bars = 4\n{each}")
+    seldom = [a for a in ran.answers if a.question == "trend"]
+    assert [a.data_version for a in seldom] == [1, 5, 9]
+    ran.check(*seldom[1:])
 
 
-def test_corrected_bars_are_corrected_again(tmp_path: Path) -> None:
-    with MockBroker() as broker:
-        file, answers = run(tmp_path, broker, f'late = "amend"\n{SHORT.replace("160", "4000")}', late)
-        amended = [a for a in answers if "amended" in a.flags]
-        assert len(amended) == 2
-        check(file, [*amended, answers[-1]])
+def test_what_may_differ_for_records_that_were_skipped_is_not_called_different(run: Run) -> None:
+    ran = run(SHORT, second)
+    config, answer = ran.config, ran.answers[6]
+    session, basis = basis_of(config, answer)
+    assert basis.since_gap == 0
+    # the daemon read one bar less, and with it another answer
+    behind = replace(basis, since_gap=3, state_bars=basis.state_bars - 1)
+    planned = plan(behind, session)
+    with pytest.raises(CannotReproduce, match="3 bars before"):
+        asyncio.run(derive(config, replace(answer, basis=behind), planned))
+    other = replace(answer, basis=replace(basis, since_gap=3), logit_gap=answer.logit_gap + 1)
+    derived = asyncio.run(derive(config, other, plan(basis, session)))
+    with pytest.raises(CannotReproduce, match="3 bars before"):
+        compare(other, derived)
+    assert compare(answer, derived).says == "reproduced"
+
+
+def test_what_was_ahead_of_the_clock_is_refused_again(run: Run) -> None:
+    ahead: list[int] = []
+
+    def with_one_ahead(n: int) -> list[bytes]:
+        if n != 4:
+            return second(n)
+        ahead[:] = ahead or [time.time_ns() + 20 * SECOND]
+        first, *others = second(n)
+        return [first, trade(KEY, ahead[0], "101.00"), *others]
+
+    ran = run(SHORT, with_one_ahead)
+    time.sleep(max(0.0, (ahead[0] - time.time_ns()) / 1e9))
+    ran.check(*ran.answers[6:8])
+
+
+def test_corrected_bars_are_corrected_again(run: Run) -> None:
+    def late(n: int) -> list[bytes]:
+        """Of two seconds, the second record belongs to the bar that the first one closes."""
+        return out_of_order(n)[:-1] if n in (4, 7) else second(n)
+
+    ran = run(f'late = "amend"\n{SHORT.replace("160", "4000")}', late)
+    amended = [a for a in ran.answers if "amended" in a.flags]
+    assert len(amended) == 2
+    ran.check(*amended, ran.answers[-1])

@@ -12,10 +12,11 @@ import pytest
 
 from daemon.config.schema import Config, SessionConfig, SourceConfig
 from daemon.config.symbols import numbered
-from daemon.engine.tape_feeder import CREDITS, IN_ORDER, Appended, TapeFeeder, missed
+from daemon.engine.tape_feeder import CREDITS, IN_ORDER, TapeFeeder, missed
 from feeds.connectors.kafka import KafkaSourceConnector
 from feeds.connectors.zeromq import ZmqSourceConnector
 from ingest.lines import LineSpec
+from ingest.plane import TapeRecord
 from ingest.record import BAR, RecordWriter
 from ingest.ring import Ring
 from metrics.store import MetricStore
@@ -42,13 +43,13 @@ LOG = SourceConfig(kind="kafka", kafka=KafkaSourceConnector("127.0.0.1:1"), back
 class World:
     """Ten sessions of ready-made bars on one ring; each version is asked a question of eight tokens."""
 
-    def __init__(self, promise_ns: int, source: SourceConfig = FLOODING) -> None:
+    def __init__(self, objective_ns: int, source: SourceConfig = FLOODING) -> None:
         self.world = over = FakeWorld(LIMITS, blocks=4000, block_size=16)
         self.device = over.executor
         self.scheduler = Scheduler(over.executor, over.memory, LIMITS, self.device.clock, costs=over.costs)  # type: ignore[arg-type]  # a fake
         self.tapes = {name: FakeTape(over.memory, name, BAR_TOKENS * WINDOW) for name in NAMES}
         for tape in self.tapes.values():
-            tape.staleness_ns = promise_ns
+            tape.staleness_ns = objective_ns
         over.tapes = self.tapes
         self.ring = Ring.create(1024, clock=self.device.clock)
         self.store = MetricStore.local({"session": NAMES, "source": ["x"]})
@@ -89,7 +90,7 @@ class World:
             BAR, session, number * SECOND, now, (5 * SECOND,) * 5, x=SECOND, offset=number, ts_source=now
         )
         assert self.ring.push(self._writer.records) == 1
-        self.input._plane.step()
+        self.input.plane.step()
 
     def run(self) -> None:
         """Until nothing is left to do; it has no ring any more then."""
@@ -108,13 +109,13 @@ class World:
         """Tick to answer of the quiet sessions, ns."""
         return float(np.quantile([waited for name in NAMES[1:] for waited in self.waited[name]], 0.99))
 
-    def _committed(self, tape: Tape, version: int, records: Sequence[TapeItem[Appended]]) -> None:
+    def _committed(self, tape: Tape, version: int, records: Sequence[TapeItem[TapeRecord]]) -> None:
         payloads = [record.payload for record in records]
         if tape.name == NAMES[0]:
             self.versions.append(len(records))
         self.missed[tape.name] += missed(payloads, tape.staleness_ns, self.device.now)
-        self.gaps += any(payload.record.flags & 2 for payload in payloads)
-        since = payloads[-1].record.ts_ring
+        self.gaps += any(payload.flags & 2 for payload in payloads)
+        since = payloads[-1].ts_ring
         question = self.world.request(PriorityClass.FLASH, range(8), 1, tape.name)
         done = question.spec.on_done
 
@@ -124,11 +125,11 @@ class World:
 
         object.__setattr__(question.spec, "on_done", answered)
         self.scheduler.submit(question)
-        self.input._plane.step()  # what the ring's wake-up does
+        self.input.plane.step()  # what the ring's wake-up does
 
 
-def driven(promise_ns: int, *, flood: int = 1, prompts: int = 0) -> World:
-    world = World(promise_ns)
+def driven(objective_ns: int, *, flood: int = 1, prompts: int = 0) -> World:
+    world = World(objective_ns)
     for session in range(10):
         times = flood if session == 0 else 1
         for n in range(BARS * times):
@@ -143,10 +144,10 @@ def driven(promise_ns: int, *, flood: int = 1, prompts: int = 0) -> World:
     return world
 
 
-@pytest.mark.parametrize("promise_ns", [0, 3 * EVERY], ids=["no promise", "three bars"])
-def test_a_flooded_session_delays_the_others_by_a_batch_at_most(promise_ns: int) -> None:
+@pytest.mark.parametrize("objective_ns", [0, 3 * EVERY], ids=["no objective", "three bars"])
+def test_a_flooded_session_delays_the_others_by_a_batch_at_most(objective_ns: int) -> None:
     """It has 100 times the bars, nearly twice what the device can read."""
-    calm, flooded = driven(promise_ns), driven(promise_ns, flood=100)
+    calm, flooded = driven(objective_ns), driven(objective_ns, flood=100)
     assert flooded.p99() <= 1.5 * calm.p99() + BATCH_NS
     name = NAMES[0]
     skipped = flooded.store.value("foretick_bars_skipped_total", session=name)
@@ -163,10 +164,10 @@ def test_a_flooded_session_delays_the_others_by_a_batch_at_most(promise_ns: int)
     assert newest <= (WINDOW + CREDITS) * 4 * COSTS.batch_ns([(0, BAR_TOKENS)]) + 4 * BATCH_NS
 
 
-@pytest.mark.parametrize("promise_ns", [0, 3 * EVERY], ids=["no promise", "three bars"])
-def test_a_flood_of_prompts_stops_no_tape(promise_ns: int) -> None:
-    """Prompts of more than the device can compute: bars have their share, and no promise is missed."""
-    calm, flooded = driven(promise_ns), driven(promise_ns, prompts=80)
+@pytest.mark.parametrize("objective_ns", [0, 3 * EVERY], ids=["no objective", "three bars"])
+def test_a_flood_of_prompts_stops_no_tape(objective_ns: int) -> None:
+    """Prompts of more than the device can compute: bars have their share, and no deadline is missed."""
+    calm, flooded = driven(objective_ns), driven(objective_ns, prompts=80)
     assert flooded.p99() <= 1.5 * calm.p99() + 3 * BATCH_NS
     assert sum(flooded.missed.values()) == 0
 

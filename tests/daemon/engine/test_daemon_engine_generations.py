@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -40,6 +40,7 @@ from regions.cache_priority import DEFAULT, HIGHEST, LONGEST_NS, PrefixRetention
 from scheduler.interfaces import Limits, PriorityClass
 from scheduler.request import Failure, LifecycleEvent, Request, State
 
+E = TypeVar("E")
 FORMAT = PromptFormat.of(build_tokenizer())
 BEGIN = FORMAT.tokenizer.bos_token_id
 POSITIONS = 100
@@ -94,8 +95,17 @@ class Rig:
     def ask(self, *asked: Generate) -> None:
         self.generations.handle(GenerateAll(asked))
 
+    def of(self, kind: type[E]) -> list[E]:
+        """The events of a kind."""
+        return [each for each in self.events if isinstance(each, kind)]
+
+    @property
     def failed(self) -> list[str]:
-        return [each.code for each in self.events if isinstance(each, Failed)]
+        return [each.code for each in self.of(Failed)]
+
+    @property
+    def lengths(self) -> list[int]:
+        return [each.tokens for each in self.of(TokensCounted)]
 
     def open(self, text: str = "", **how: Any) -> None:
         """A prompt of our own API, whose number is 1."""
@@ -122,7 +132,7 @@ def test_a_schema_is_read_once_for_all_answers_to_a_request(rig: Rig, monkeypatc
     rig.ask(Generate(id=5, text="Up?", schema={"enum": [True, 2]}))
     assert (len(rig.requests), len(read)) == (5, 2)
     rig.ask(Generate(id=6, text="Up?", schema={"enum": ["a" * 2**14]}))
-    assert (len(rig.requests), len(read), rig.failed()) == (5, 2, ["bad_request"])
+    assert (len(rig.requests), len(read), rig.failed) == (5, 2, ["bad_request"])
 
 
 def test_a_text_that_is_too_long_is_not_tokenised(rig: Rig, monkeypatch: Any) -> None:
@@ -135,7 +145,7 @@ def test_a_text_that_is_too_long_is_not_tokenised(rig: Rig, monkeypatch: Any) ->
     )
     for session in ("", "s"):
         rig.generations.handle(CountTokens(4, Generate(session=session, turns=said)))
-    assert (rig.failed(), rig.requests) == (["too_long"] * 5, [])
+    assert (rig.failed, rig.requests) == (["too_long"] * 5, [])
     assert len(rig.prompts._rendered) == 0
     with pytest.raises(pytest.fail.Exception):
         rig.ask(Generate(id=5, text=too_long[:-1]))
@@ -148,8 +158,8 @@ def test_what_is_made_for_prompts_that_are_refused_is_not_kept(rig: Rig) -> None
     long = "price 1 " * 10
     rig.ask(Generate(id=1, text=long), Generate(id=2, turns=(Turn("user", long),)))
     rig.generations.handle(CountTokens(3, Generate(turns=(Turn("user", long),))))
-    assert (rig.failed(), kept()) == (["too_long"] * 2, (0, 0))
-    (counted,) = [each.tokens for each in rig.events if isinstance(each, TokensCounted)]
+    assert (rig.failed, kept()) == (["too_long"] * 2, (0, 0))
+    (counted,) = rig.lengths
     assert counted > LIMITS.max_prompt_tokens
     rig.ask(Generate(id=4, text="Up?"), Generate(id=5, turns=(Turn("user", "Up?"),)))
     assert (len(rig.requests), kept()) == (2, (1, 2))
@@ -172,17 +182,13 @@ def run(rig: Rig, text: str) -> None:
         assert not request.spec.on_token(request)
 
 
-def told(rig: Rig) -> list[Delta]:
-    return [each for each in rig.events if isinstance(each, Delta)]
-
-
 def test_a_stream_tells_each_piece_of_text_with_its_tokens() -> None:
     rig = Rig()
     rig.ask(Generate(id=1, text="Up?", stream=True, top_logprobs=0, stop=("no such text",)))
     run(rig, "no news")
     tokens = len(FORMAT.encode("no news"))
-    assert [(each.tokens, len(each.logprobs)) for each in told(rig)] == [(1, 1)] * tokens
-    assert "".join(each.text for each in told(rig))
+    assert [(each.tokens, len(each.logprobs)) for each in rig.of(Delta)] == [(1, 1)] * tokens
+    assert "".join(each.text for each in rig.of(Delta))
 
 
 def test_text_that_is_not_streamed_is_no_event_unless_nothing_was_told_for_long() -> None:
@@ -193,7 +199,7 @@ def test_text_that_is_not_streamed_is_no_event_unless_nothing_was_told_for_long(
     often = Rig(Config(query=QueryConfig(max_wait=Duration(0))))
     often.ask(Generate(id=1, text="Up?", top_logprobs=0))
     run(often, "no news")
-    assert [(each.text, each.logprobs, each.tokens) for each in told(often)] == [("", (), 1)] * len(
+    assert [(each.text, each.logprobs, each.tokens) for each in often.of(Delta)] == [("", (), 1)] * len(
         FORMAT.encode("no news")
     )
 
@@ -204,7 +210,7 @@ def test_what_was_computed_of_a_prompt_is_told_when_it_is_given_up(rig: Rig, out
     (request,) = rig.requests
     request.state, request.output, request.computed_tokens = State.CANCELLED, output, 7
     request.spec.on_done(request)
-    (failed,) = [each for each in rig.events if isinstance(each, Failed)]
+    (failed,) = rig.of(Failed)
     assert (failed.code, failed.tokens) == ("cancelled", 7)
 
 
@@ -224,10 +230,6 @@ def test_a_json_that_is_cut_short_is_told_as_such(rig: Rig) -> None:
 # Prompts of our own API, which may be opened before they are complete.
 
 
-def lengths(rig: Rig) -> list[int]:
-    return [each.tokens for each in rig.events if isinstance(each, TokensCounted)]
-
-
 def test_a_prompt_is_its_text_behind_the_begin_of_text_once(rig: Rig) -> None:
     rig.open("One two")
     (request,) = rig.requests
@@ -243,7 +245,7 @@ def test_a_prompt_is_its_text_behind_the_begin_of_text_once(rig: Rig) -> None:
         ("extend", 70, []),
     ]
     first, replaced = len(request.prompt), 1 + len(FORMAT.encode("Again"))
-    assert lengths(rig) == [first, first + len(FORMAT.encode(" three")), replaced, replaced]
+    assert rig.lengths == [first, first + len(FORMAT.encode(" three")), replaced, replaced]
 
 
 def test_a_prompt_says_whose_it_is_and_how_long_it_is_kept(rig: Rig) -> None:
@@ -278,7 +280,7 @@ def test_choices_are_their_first_tokens_as_they_are_written(rig: Rig) -> None:
     (request,) = rig.requests
     assert request.spec.choices == (FORMAT.encode(" YES")[0], FORMAT.encode("NO")[0])
     assert (request.spec.max_tokens, request.complete, request.spec.temperature) == (1, True, 0.5)
-    assert lengths(rig) == []
+    assert rig.lengths == []
 
 
 @pytest.mark.parametrize(
@@ -306,22 +308,22 @@ def test_what_can_be_no_request_is_refused(rig: Rig, how: dict[str, Any], part: 
 
 def test_more_than_the_positions_is_refused_before_it_is_computed(rig: Rig) -> None:
     rig.open("x " * POSITIONS)
-    assert (rig.failed(), rig.requests) == (["too_long"], [])
+    assert (rig.failed, rig.requests) == (["too_long"], [])
     rig.open("x", max_tokens=POSITIONS)
-    assert (rig.failed(), rig.requests) == (["too_long"] * 2, [])
+    assert (rig.failed, rig.requests) == (["too_long"] * 2, [])
     rig.events.clear()
     rig.open("x")
     for _ in range(POSITIONS):
         rig.input("y")
-    assert lengths(rig)[-1] + 8 == POSITIONS
+    assert rig.lengths[-1] + 8 == POSITIONS
     assert rig.calls[-1] == ("cancel", 70)
     calls = len(rig.calls)
     rig.input("z")
-    assert (rig.failed(), len(rig.calls)) == ([], calls), "it ends once the scheduler has given it up"
+    assert (rig.failed, len(rig.calls)) == ([], calls), "it ends once the scheduler has given it up"
     rig.requests[0].state = State.CANCELLED
     rig.requests[0].spec.on_done(rig.requests[0])
     rig.input("z")
-    assert (rig.failed(), len(rig.calls)) == (["too_long"], calls)
+    assert (rig.failed, len(rig.calls)) == (["too_long"], calls)
 
 
 def test_a_piece_that_cannot_fit_is_not_tokenised(rig: Rig, monkeypatch: Any) -> None:
@@ -331,7 +333,7 @@ def test_a_piece_that_cannot_fit_is_not_tokenised(rig: Rig, monkeypatch: Any) ->
     rig.input("y" * 100_000)
     assert rig.calls == [("cancel", 70)]
     rig.open("y" * 100_000)
-    assert rig.failed() == ["too_long"]
+    assert rig.failed == ["too_long"]
 
 
 def test_the_end_of_a_prompt_is_told_once_with_its_history(rig: Rig) -> None:
@@ -361,21 +363,6 @@ def test_the_end_of_a_prompt_is_told_once_with_its_history(rig: Rig) -> None:
     assert len(rig.calls) == 1
 
 
-def test_a_failure_keeps_its_reason_and_a_cancelled_request_has_one(rig: Rig) -> None:
-    rig.open("Up?")
-    rig.requests[0].error = Failure("abandoned", "nothing came")
-    rig.requests[0].spec.on_done(rig.requests[0])
-    rig.open("Up?")
-    rig.generations.handle(CancelGeneration(1))
-    assert rig.calls == [("cancel", 71)]
-    rig.requests[1].spec.on_done(rig.requests[1])
-    failed = [each for each in rig.events if isinstance(each, Failed)]
-    assert [(each.code, each.message) for each in failed] == [
-        ("abandoned", "nothing came"),
-        ("cancelled", "the request was cancelled"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
@@ -384,10 +371,16 @@ def test_a_failure_keeps_its_reason_and_a_cancelled_request_has_one(rig: Rig) ->
         ("stopping", "shutting_down"),
         ("no_memory", "engine"),
         ("nan_logits", "engine"),
+        ("abandoned", "abandoned"),
+        (None, "cancelled"),
     ],
 )
-def test_clients_get_codes_that_are_theirs(rig: Rig, code: str, expected: str) -> None:
+def test_clients_get_codes_that_are_theirs(rig: Rig, code: str | None, expected: str) -> None:
+    """A request without a reason was cancelled."""
     rig.open("Up?")
-    rig.requests[0].error = Failure(code, "because")
-    rig.requests[0].spec.on_done(rig.requests[0])
-    assert rig.failed() == [expected]
+    rig.generations.handle(CancelGeneration(1))
+    assert rig.calls == [("cancel", 70)]
+    (request,) = rig.requests
+    request.error = Failure(code, "because") if code else None
+    request.spec.on_done(request)
+    assert rig.failed == [expected]

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.engine.provenance import UNKNOWN, OffsetSpan, ProvenanceLog, ProvenanceState
+from daemon.engine.provenance import UNKNOWN, OffsetSpan, ProvenanceLog
 from daemon.protocol import ReadRange
 from regions.tape import KVState
 
@@ -35,8 +35,8 @@ def test_window_and_state_are_the_records_of_their_bars(versions: list[Version],
     live = state = number = 0
     for streams, most, fresh, restored in versions:
         if restored:
-            packed = msgspec.msgpack.encode(lineage.cut())
-            lineage = ProvenanceLog(msgspec.msgpack.decode(packed, type=ProvenanceState))
+            packed = msgspec.msgpack.encode(lineage.copied())
+            lineage = msgspec.msgpack.decode(packed, type=ProvenanceLog)
         if fresh:
             number, state = number + 1, live
         new = []
@@ -58,9 +58,7 @@ def test_a_gap_is_told_as_long_as_the_state_depends_on_it() -> None:
     lineage = ProvenanceLog()
     assert lineage.committed([OffsetSpan(1, 0, 1), OffsetSpan(1, 2, 3)], 2, KVState(0, 2)).since_gap == 0
     assert lineage.committed([OffsetSpan(1, 90, 91, gap=True)], 3, KVState(0, 3)).since_gap == 1
-    lineage = ProvenanceLog(
-        msgspec.msgpack.decode(msgspec.msgpack.encode(lineage.cut()), type=ProvenanceState)
-    )
+    lineage = lineage.copied()
     assert lineage.committed([OffsetSpan(1, 92, 93)], 3, KVState(0, 4)).since_gap == 2
     assert lineage.committed([OffsetSpan(1, 94, 95)], 2, KVState(1, 2)).since_gap == 0
 
@@ -93,7 +91,7 @@ def test_bars_of_an_unknown_stream_make_the_state_unknown_while_it_has_them() ->
 
 
 def test_nothing_is_known_of_bars_before_a_snapshot_without_a_log() -> None:
-    lineage = ProvenanceLog(known=False)
+    lineage = ProvenanceLog(state_first=None)
     made = lineage.committed([OffsetSpan(1, 7, 9)], 5, KVState(0, 40))
     assert (made.state, made.window, made.known) == ((), (ReadRange(1, 0, 9),), False)
     made = lineage.committed([OffsetSpan(1, 10, 12)], 2, KVState(1, 2))

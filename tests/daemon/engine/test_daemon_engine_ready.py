@@ -15,7 +15,6 @@ from daemon.config.schema import Config, FlashConfig
 from daemon.engine.confidence_metrics import Confidence
 from daemon.engine.prompt_builder import PromptBuilder
 from daemon.engine.request_runner import RequestRunner
-from daemon.engine.tape_feeder import Appended
 from flash.question import PreparedQuestion
 from flash.ready import ReadyPosition
 from ingest.plane import TapeRecord
@@ -76,7 +75,7 @@ class World:
 
     def feed(self) -> None:
         record = TapeRecord(RECORD, 40, 45, 50, 50, 1, 1, 2, 0, 0, 0, 0, SummedBar(40, 1, 1, 1, 1, 0))
-        self.h.scheduler.append(self.tape, [TapeItem(RECORD, Appended(record, 1))])
+        self.h.scheduler.append(self.tape, [TapeItem(RECORD, record)])
 
     def ask(self, ask: Generate = ASK) -> Finished:
         """The reply, whether it came at once or after passes."""

@@ -181,7 +181,7 @@ class Engine:
     def rest(self) -> None:
         """Let it do all it has to."""
         while True:
-            self.host.input.take()
+            self.host.input.plane.step()
             if not self.host.scheduler.step() and not self.ring.fill:
                 break
 
@@ -513,8 +513,8 @@ def test_a_session_that_begins_anew_does_not_take_what_was_read_before(left: Lef
     removed = False
     while not removed:  # the ring is not read meanwhile
         engine.host.scheduler.step()
-        while engine.host.input._plane._changes:
-            engine.host.input._plane._change(*engine.host.input._plane._changes.popleft())
+        while engine.host.input.plane._changes:
+            engine.host.input.plane._change(*engine.host.input.plane._changes.popleft())
         removed = bool(engine.of(protocol.Done))
     assert engine.ring.fill == len(more) / 1024
     engine.store.add_session("s")

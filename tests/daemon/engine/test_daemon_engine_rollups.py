@@ -23,7 +23,6 @@ from daemon.engine.assembly import refresher_of, scheduler_of
 from daemon.engine.build import Built, build, pool_blocks
 from daemon.engine.metrics import EngineObserver
 from daemon.engine.rollups import Rollups, leaving
-from daemon.engine.tape_feeder import Appended
 from engine.model.canary import dense_logits
 from engine.step import Chunk
 from feeds.connector import SettingError
@@ -99,7 +98,7 @@ class World:
             low = self.rng.randrange(100, 200) + 1000 * NAMES.index(name)
             prices = [low * NANO, (low + self.rng.randrange(9)) * NANO, low * NANO, low * NANO]
             own.append(SummedBar(after + self.rng.choice([1, 1, 1, 3]) * SECOND, *prices, NANO))
-            items.append(TapeItem(self.tokens(own[-1]), Appended(record(own[-1]), len(own)), own[-1].ts_open))
+            items.append(TapeItem(self.tokens(own[-1]), record(own[-1]), own[-1].ts_open))
         self.scheduler.append(tape, items)
 
     def tokens(self, bar: SummedBar) -> list[int]:

@@ -7,7 +7,7 @@ import pytest
 from daemon import protocol
 from daemon.ages import Times
 from daemon.api.messages import QueryError
-from daemon.engine.tape_feeder import Appended, missed
+from daemon.engine.tape_feeder import missed
 from daemon.gateway.load_shedder import LoadShedder
 from ingest.plane import TapeRecord
 from ingest.rollup import SummedBar
@@ -45,4 +45,4 @@ def test_a_promise_counts_from_the_record_that_closed_the_bar(
     """Whatever the venue's clock and the source's say: they may jump."""
     bar = SummedBar(event, 1, 1, 1, 1, 0)
     records = [TapeRecord((1,), event, event, 3, closed, 1, 1, 2, 0, 0, 0, 0, bar) for closed in (85, 90, 95)]
-    assert missed([Appended(record, 0) for record in records], promise, 100) == expected
+    assert missed(records, promise, 100) == expected
