@@ -7,7 +7,7 @@ from feeds.csv_rows import Notice
 from feeds.durations import Duration
 from feeds.file_format import UNFINISHED, RecordFormat
 from feeds.market_data import Bar
-from feeds.row_records import Parsed, grid_ns
+from feeds.row_records import ParsedRecord, grid_ns
 
 OnSkipped = Callable[[int, str], None]
 """Called for every line without a record: its number, and the name under which it is counted."""
@@ -30,11 +30,11 @@ class Candles:
 
     def __init__(self, forms: Sequence[RecordFormat], skip: OnSkipped, notice: Notice) -> None:
         self._forms, self._skip, self._notice = forms, skip, notice
-        self._waiting: dict[tuple[int, str], Parsed] = {}
+        self._waiting: dict[tuple[int, str], ParsedRecord] = {}
         self._last: dict[tuple[int, str], Bar] = {}
         self._repeated, self._off_grid = _Count(), _Count()
 
-    def finished(self, records: Iterator[Parsed]) -> Iterator[Parsed]:
+    def finished(self, records: Iterator[ParsedRecord]) -> Iterator[ParsedRecord]:
         """Records in their order; of candles with ``ready = "last"`` the last update, once a newer one opens.
 
         The last candle of the file counts as it stands at its end.
@@ -54,7 +54,7 @@ class Candles:
         yield from sorted(self._waiting.values(), key=lambda parsed: parsed.record.ts_event)
         self._say()
 
-    def _replaced(self, parsed: Parsed) -> Iterator[Parsed]:
+    def _replaced(self, parsed: ParsedRecord) -> Iterator[ParsedRecord]:
         """What an update makes sure: the candle before it, or an older one's update, which is late."""
         before = self._waiting.get(parsed.series)
         if before is not None and parsed.record.ts_event < before.record.ts_event:
@@ -68,7 +68,7 @@ class Candles:
         else:
             yield before
 
-    def _look_for_repeats(self, parsed: Parsed, bar: Bar) -> None:
+    def _look_for_repeats(self, parsed: ParsedRecord, bar: Bar) -> None:
         before = self._last.get(parsed.series)
         if before is not None and before.ts_event == bar.ts_event and before != bar:
             self._repeated.add(parsed.line)

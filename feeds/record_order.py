@@ -13,7 +13,7 @@ from feeds.codec import decode_message, encode
 from feeds.csv_rows import Notice
 from feeds.file_format import Order
 from feeds.market_data import AnyRecord
-from feeds.row_records import Group, Parsed
+from feeds.row_records import Group, ParsedRecord
 
 HEAD_CHANGES = 32
 """Changes of time, up or down, after which the head of a file says how it is ordered."""
@@ -49,7 +49,7 @@ class _Changes:
         return self.back > _MOSTLY * self.on
 
 
-def in_time_order(groups: Iterable[Group], order: Order, notice: Notice) -> Iterator[Parsed]:
+def in_time_order(groups: Iterable[Group], order: Order, notice: Notice) -> Iterator[ParsedRecord]:
     """Records of lines in the order in which they happened, if the file is newest first; else as they stand.
 
     ``auto``: newest first is a file whose first lines are. Such a file is read to its end, then by time;
@@ -117,7 +117,7 @@ class _Spool:
         for at in from_end:
             self._file.seek(self._places[at])
             found = _decoder.decode(self._file.read(self._places[at + 1] - self._places[at]))
-            yield [Parsed(line, declared, fold, _record(data)) for line, declared, fold, data in found]
+            yield [ParsedRecord(line, declared, fold, _record(data)) for line, declared, fold, data in found]
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -10,7 +10,7 @@ import msgspec
 
 from feeds.codec import MalformedRecord
 from feeds.file_format import RecordFormat
-from feeds.row_records import Parsed
+from feeds.row_records import ParsedRecord
 from feeds.text_lines import Refuse
 from feeds.timestamps import Instant
 from feeds.wall_times import MINUTE_NS
@@ -25,10 +25,10 @@ DISORDER_NS = MINUTE_NS
 class _Held:
     """A record that waits, or one behind it. ``parsed`` is None once it was refused."""
 
-    parsed: Parsed | None
+    parsed: ParsedRecord | None
     ambiguous: bool = False
 
-    def settle(self, parsed: Parsed | None) -> None:
+    def settle(self, parsed: ParsedRecord | None) -> None:
         """It is this record, or None: refused."""
         self.parsed, self.ambiguous = parsed, False
 
@@ -77,7 +77,7 @@ class RepeatedHours:
         self._over = 0  # no hour is over for other symbols before this time
         self._held: deque[_Held] = deque()
 
-    def settle(self, records: Iterator[Parsed]) -> Iterator[Parsed]:
+    def settle(self, records: Iterator[ParsedRecord]) -> Iterator[ParsedRecord]:
         """Records in their order, each with the instant that is meant."""
         for parsed in records:
             if not parsed.fold_ns and not self._hours:
@@ -89,7 +89,7 @@ class RepeatedHours:
             self._give_up(hour)
         yield from self._released()
 
-    def _take(self, parsed: Parsed) -> None:
+    def _take(self, parsed: ParsedRecord) -> None:
         held = _Held(parsed, ambiguous=parsed.fold_ns > 0)
         self._held.append(held)
         if parsed.fold_ns:
@@ -99,7 +99,7 @@ class RepeatedHours:
             for hour in self._hours.values():
                 self._give_up(hour)
 
-    def _place(self, held: _Held, parsed: Parsed) -> None:
+    def _place(self, held: _Held, parsed: ParsedRecord) -> None:
         """Put a record whose time occurs twice into its hour."""
         time = parsed.record.ts_event
         hour = self._hours.get(parsed.series)
@@ -121,7 +121,7 @@ class RepeatedHours:
         else:
             hour.ambiguous.append(held)
 
-    def _goes_back(self, hour: _Hour, parsed: Parsed, *, first: bool) -> bool:
+    def _goes_back(self, hour: _Hour, parsed: ParsedRecord, *, first: bool) -> bool:
         back = hour.newest - parsed.record.ts_event
         if back >= DISORDER_NS:
             return True
@@ -129,7 +129,7 @@ class RepeatedHours:
         # bars as long as the hour have one opening in it, twice
         return not (back or first) and not form.ready and form.interval >= parsed.fold_ns
 
-    def _pass(self, parsed: Parsed) -> None:
+    def _pass(self, parsed: ParsedRecord) -> None:
         """Note that a time was reached: what is ambiguous about an hour that is over stays so."""
         time = parsed.record.ts_event
         own = self._hours.get(parsed.series)
@@ -149,7 +149,7 @@ class RepeatedHours:
                 self._refuse_one(held.parsed, "the order of the file does not say which is meant")
             held.settle(None)
 
-    def _refuse_one(self, parsed: Parsed, why: str) -> None:
+    def _refuse_one(self, parsed: ParsedRecord, why: str) -> None:
         first = parsed.record.ts_event
         times = f"{Instant(first)} and {Instant(first + parsed.fold_ns)}"
         self._refuse(
@@ -162,7 +162,7 @@ class RepeatedHours:
             ),
         )
 
-    def _released(self) -> Iterator[Parsed]:
+    def _released(self) -> Iterator[ParsedRecord]:
         """What nothing ambiguous stands before."""
         while self._held and not self._held[0].ambiguous:
             parsed = self._held.popleft().parsed
@@ -170,7 +170,7 @@ class RepeatedHours:
                 yield parsed
 
 
-def _later(parsed: Parsed) -> Parsed:
+def _later(parsed: ParsedRecord) -> ParsedRecord:
     """The same at the second occurrence."""
     record = parsed.record
     event = record.ts_event + parsed.fold_ns

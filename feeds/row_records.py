@@ -31,7 +31,7 @@ _INCLUSIVE = (1, 100, 10**3, 10**6, 10**9)
 """How long before a boundary an inclusive stamp at the close is, ns: one unit of the clock that wrote it."""
 
 
-class Parsed(NamedTuple):
+class ParsedRecord(NamedTuple):
     """A record as a line says it, before the order of the file has been looked at.
 
     ``declared``: the number of its declaration. ``fold_ns``: how much later it was if its local time, which
@@ -49,7 +49,7 @@ class Parsed(NamedTuple):
         return self.declared, self.record.key
 
 
-Group = list[Parsed]
+Group = list[ParsedRecord]
 """What one line holds, by event time."""
 
 
@@ -115,7 +115,7 @@ class RowReader:
             refuse(row.line, error)
             return []
 
-    def _parsed(self, row: Row) -> Parsed:
+    def _parsed(self, row: Row) -> ParsedRecord:
         self._check_width(row)
         form, received = self.form, row.received
         moment = Moment(received) if self.parse_time is None else self._time(self.parse_time, row)
@@ -131,7 +131,7 @@ class RowReader:
         )
         check_record(record)
         self.width = row.width
-        return Parsed(row.line, self.number, moment.fold_ns, record)
+        return ParsedRecord(row.line, self.number, moment.fold_ns, record)
 
     def _subject(self, row: Row) -> tuple[str, int]:
         """Symbol and time of an unusable row, as far as they can be read: "" and 0 where not."""

@@ -3,7 +3,7 @@
 from decimal import Decimal
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from feeds.file_format import FormatError
@@ -101,6 +101,7 @@ def test_what_is_no_number_in_this_notation_is_malformed(notation: str, text: st
 
 
 @given(st.integers(1, 10**22), st.integers(0, 18))
+@example(10100000000000, 8)
 def test_implied_decimals_shift_the_text(digits: int, places: int) -> None:
     """Before any limit: the number as it stands may be far beyond them."""
     found = read(form(more=f"implied_decimals = {places}"), row(str(digits)))
@@ -109,11 +110,6 @@ def test_implied_decimals_shift_the_text(digits: int, places: int) -> None:
         assert [exact(each.price) for each in found.trades] == [value]
     else:
         assert found.refused == [(1, "price")]
-
-
-def test_implied_decimals_of_the_issue() -> None:
-    (trade,) = read(form(more="implied_decimals = 8"), row("10100000000000")).trades
-    assert exact(trade.price) == Decimal("101000")
 
 
 @given(st.decimals("-1000000", "1000000", places=6), st.sampled_from(["", "signed = 'size'"]))
