@@ -70,6 +70,36 @@ class SessionState:
         self.questions, self.paused = tuple(questions), tuple(paused)
         self.lookup = Lookup.of((*self.questions, *self.paused, *coming))
 
+    def configured(self, session: SessionConfig, promise_ns: int) -> None:
+        """It has these settings."""
+        self.promise_ns, self.stale_after_ns = promise_ns, session.stale_after
+        self.silent_after_ns = session.silent_after
+
+    def committed(self, event: protocol.Committed) -> None:
+        """There is a new version."""
+        self.version, self.times = event.version, event.times
+        self.live_tokens, self.live_records = event.live_tokens, event.live_records
+
+    def answered(self, ready: ReadyAnswer) -> None:
+        """A standing question has a new answer."""
+        known = self.answers.get(ready.answer.question_hash)
+        # versions of another engine may begin lower
+        if known is None or _age(known.answer) <= _age(ready.answer):
+            self.answers[ready.answer.question_hash] = ready
+        self.news.set()
+        self.news = asyncio.Event()
+
+    def questions_set(self, questions: Sequence[Question]) -> None:
+        """It has these standing questions from now on; answers to others are forgotten."""
+        self.ask_these(questions, self.paused)
+        asked = {question.hash for question in questions}
+        self.answers = {key: answer for key, answer in self.answers.items() if key in asked}
+
+    def remove(self) -> None:
+        """It is gone, and so is what waits for its answers."""
+        self.removed = True
+        self.news.set()
+
     def ages(self, times: Times | None) -> Ages:
         """Of a record of this session, now."""
         return ages(times, self.clock.ahead_ns, time.time_ns(), time.monotonic_ns())
@@ -152,40 +182,26 @@ class Sessions:
 
     def change(self, session: SessionConfig) -> None:
         """A session has other settings."""
-        state = self.states[session.name]
-        state.promise_ns, state.stale_after_ns = self._promise_ns(session), session.stale_after
-        state.silent_after_ns = session.silent_after
+        self.states[session.name].configured(session, self._promise_ns(session))
 
     def remove(self, name: str) -> SessionState:
         """A session is gone, and so is what waits for its answers; returns its last state."""
         state = self.states.pop(name)
         del self.clocks[name]
-        state.removed = True
-        state.news.set()
+        state.remove()
         return state
 
     def committed(self, event: protocol.Committed) -> None:
         """A session has a new version."""
-        state = self.states[event.session]
-        state.version, state.times = event.version, event.times
-        state.live_tokens, state.live_records = event.live_tokens, event.live_records
+        self.states[event.session].committed(event)
 
     def answered(self, answer: Answer, times: Times) -> None:
         """A standing question has a new answer; ``times`` of its version's newest record."""
-        state = self.states[answer.session]
-        known = state.answers.get(answer.question_hash)
-        # versions of another engine may begin lower
-        if known is None or _age(known.answer) <= _age(answer):
-            state.answers[answer.question_hash] = ReadyAnswer(answer, times)
-        state.news.set()
-        state.news = asyncio.Event()
+        self.states[answer.session].answered(ReadyAnswer(answer, times))
 
     def questions_set(self, session: str, questions: Sequence[Question]) -> None:
         """A session has these standing questions from now on; answers to others are forgotten."""
-        state = self.states[session]
-        state.ask_these(questions, state.paused)
-        asked = {question.hash for question in questions}
-        state.answers = {key: answer for key, answer in state.answers.items() if key in asked}
+        self.states[session].questions_set(questions)
 
     def observe(self, request: messages.ClientRequest, reply: messages.Reply, latency_ns: int) -> None:
         """Count an ask that was answered or refused, and a refused label; answers have a tier's latency."""

@@ -112,7 +112,7 @@ class ProcessEngine:
     def _bound(self, kind: int, endpoint: str) -> zmq.asyncio.Socket:
         socket = self._context.socket(kind)
         socket.set_hwm(0)
-        socket.linger = 0
+        socket.setsockopt(zmq.LINGER, 0)
         socket.bind(endpoint)
         return socket
 

@@ -56,6 +56,11 @@ class PromptState:
     answer: _Future | None = None
     """The request waiting for the answer; None while the prompt is unfinished."""
 
+    def finish(self) -> _Future:
+        """It is finished; returns what the answer comes to."""
+        self.answer = asyncio.get_running_loop().create_future()
+        return self.answer
+
 
 class EndedPrompt(NamedTuple):
     """A prompt that has ended: whose it was, and why."""
@@ -194,10 +199,10 @@ class Prompts:
     async def _answer(
         self, prompt: PromptState, number: int, send: Callable[[], None]
     ) -> messages.FinishReply:
-        prompt.answer = asyncio.get_running_loop().create_future()
+        answer = prompt.finish()
         try:
             send()
-            done = await prompt.answer
+            done = await answer
         except BaseException:
             self._give_up(prompt)
             raise

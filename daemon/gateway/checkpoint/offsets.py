@@ -38,6 +38,11 @@ class _Run:
     offsets: list[int] = field(default_factory=list)
     done: int = 0
 
+    def cover(self, low_watermark: int) -> bool:
+        """Records numbered below this are covered; returns whether all are."""
+        self.done = bisect_left(self.numbers, low_watermark, self.done)
+        return self.done == len(self.numbers)
+
 
 _LONGEST = 4096
 """Records of a run, so that covered ones leave memory."""
@@ -201,8 +206,7 @@ class OffsetTracker:
         """Mark ``session``'s records numbered below ``low_watermark`` as covered by acknowledged answers."""
         runs = self._outstanding.get(session)
         while runs:
-            runs[0].done = bisect_left(runs[0].numbers, low_watermark, runs[0].done)
-            if runs[0].done < len(runs[0].numbers):
+            if not runs[0].cover(low_watermark):
                 return
             runs.popleft()
 

@@ -66,6 +66,12 @@ class _Outgoing:
     """Sinks that have not finished with it."""
     outcome: DeliveryOutcome = DeliveryOutcome.DELIVERED
 
+    def finish(self, outcome: DeliveryOutcome) -> bool:
+        """A sink has finished with it; returns whether all have."""
+        self.outcome = max(self.outcome, outcome)
+        self.open -= 1
+        return not self.open
+
 
 class Delivery:
     """Delivers the messages put into ``queues`` over ``routes``.
@@ -213,9 +219,6 @@ class Delivery:
         )
 
     def _finish(self, outgoing: _Outgoing, outcome: DeliveryOutcome) -> None:
-        outgoing.outcome = max(outgoing.outcome, outcome)
-        outgoing.open -= 1
-        if outgoing.open:
-            return
-        self.wait_for(-1)
-        outgoing.done(outgoing.outcome)
+        if outgoing.finish(outcome):
+            self.wait_for(-1)
+            outgoing.done(outgoing.outcome)

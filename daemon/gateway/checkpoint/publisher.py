@@ -63,6 +63,15 @@ class _Version:
     begun: bool = True
     sequences: list[int] = field(default_factory=list)
 
+    def begin(self, asked: int) -> None:
+        """The first result is there."""
+        if not self.begun:
+            self.open, self.awaited, self.begun = asked, asked, True
+
+    def answered(self, as_of: int) -> None:
+        """One of its answers is there."""
+        self.answers, self.as_of = self.answers + 1, as_of
+
 
 @dataclass
 class _Published:
@@ -94,6 +103,83 @@ class _Published:
     """Running numbers of records whose DLQ records are not acknowledged, ascending."""
     needs_reset: bool = False
     """Another daemon has answered: what this engine still says of its window is dropped."""
+
+    def configured(self, settings: int) -> None:
+        """Its window has these settings from now on."""
+        self.settings = settings
+
+    def reset(self) -> None:
+        """It is about to be removed and added again: until then nothing more is published of it."""
+        self.needs_reset = True
+        self.versions.clear()  # a late acknowledgement finds nothing
+        self.windows.clear()
+
+    def forget(self) -> None:
+        """The engine is gone. The next one's versions go on from the newest one that is acknowledged."""
+        # the next engine has the same numbers: what is still acknowledged of this one finds nothing
+        self.versions.clear()
+        self.versions = {}
+        self.newest, self.needs_reset = None, False
+        self.history.clear()
+        self.questions = [(-1, self.questions[-1][1])]
+        self.inputs = 0, []
+        self.bases, self.windows, self.refused = {}, {}, []
+
+    def ask(self, version: int, questions: Sequence[Question]) -> None:
+        """Versions after this one are asked these questions."""
+        self.questions.append((version, len(questions)))
+        self.policies = by_key(questions)
+        self.last = {key: last for key, last in self.last.items() if key in self.policies}
+
+    def commit(self, version: int, inputs: protocol.InputNumbers) -> None:
+        """There is a version whose answers come."""
+        self.newest = version, inputs
+
+    def commit_unasked(self, version: int, inputs: protocol.InputNumbers) -> None:
+        """There is a version that acknowledges itself: not before the answers of the one that is asked."""
+        if self.newest is not None:
+            asked, of_asked = self.newest
+            self.versions[asked] = _Version(self.asked(asked), of_asked, begun=False)
+            self.newest = None
+        self.versions[version] = _Version(1, inputs)
+
+    def expect(self, version: int, inputs: protocol.InputNumbers, asked: int) -> _Version:
+        """``asked`` answers and failures of this version come."""
+        if self.newest is not None and self.newest[0] <= version:
+            self.newest = None
+        for skipped in [n for n, each in self.versions.items() if n < version and not each.begun]:
+            del self.versions[skipped]
+        found = self.versions.setdefault(version, _Version(asked, inputs, asked))
+        found.begin(asked)
+        return found
+
+    def acknowledged(self) -> tuple[int, _Version] | None:
+        """Take the oldest version, if all of it is acknowledged, and what it covers."""
+        if not self.versions or self.versions[oldest := min(self.versions)].open:
+            return None
+        done = self.versions[oldest]
+        if self.refused and self.refused[0] < done.inputs.low_watermark:
+            return None
+        del self.versions[oldest]
+        return oldest, done
+
+    def window_of(self, version: int) -> WindowStart:
+        """Where the window of a version begins that is acknowledged, and those before it."""
+        found = self.windows.get(version, WindowStart())
+        self.windows = {n: each for n, each in self.windows.items() if n > version}
+        return found
+
+    def note_basis(self, version: int, basis: Basis) -> None:
+        """What a version was made of."""
+        self.bases[version] = basis
+        while len(self.bases) > BASES:
+            del self.bases[next(iter(self.bases))]
+
+    def inputs_of(self, version: int, find: Callable[[], list[InputRange]]) -> list[InputRange]:
+        """The ranges of a version, which ``find`` gives once."""
+        if self.inputs[0] != version:
+            self.inputs = version, find()
+        return self.inputs[1]
 
     def drops(self, version: int) -> bool:
         """Whether results of ``version`` are neither published nor acknowledged."""
@@ -156,7 +242,7 @@ class Publisher:
         self._fingerprints.clear()
         for session in config.sessions:
             if published := self._published.get(session.name):
-                published.settings = window_settings(config, session)
+                published.configured(window_settings(config, session))
 
     def _fingerprint(self, name: str) -> str:
         if name not in self._fingerprints:
@@ -184,10 +270,7 @@ class Publisher:
         Until then nothing more is published of them: it will be made again, with the same numbers.
         """
         for name in names:
-            published = self._published[name]
-            published.needs_reset = True
-            published.versions.clear()  # a late acknowledgement finds nothing
-            published.windows.clear()
+            self._published[name].reset()
             if self.transactions is not None:
                 self.transactions.drop(name, complete=name in answered)
 
@@ -210,25 +293,23 @@ class Publisher:
         if published.needs_reset:
             return
         if not self._standby.answers:  # another daemon has published it; how far is read from its commits
-            published.history = {event.version}
+            published.history.clear()
+            published.history.add(event.version)
             return
         window = self.streams.ranges(event.made.window)
         if event.made.known and not published.sums:
             published.windows[event.version] = WindowStart(published.settings, tuple(map(_first_of, window)))
         if self._is_history(event):
-            self._await_newest(published)
             published.history.add(event.version)
-            published.versions[event.version] = _Version(1, event.inputs)
+            published.commit_unasked(event.version, event.inputs)
             self._acknowledging(event.session, event.version)(DeliveryOutcome.DELIVERED)
             return
-        if published.asked(event.version):
-            self._note_basis(published, event, window)
         done: Done = _nothing
         if published.asked(event.version):
-            published.newest = event.version, event.inputs
+            published.note_basis(event.version, self._basis(event, window))
+            published.commit(event.version, event.inputs)
         else:
-            self._await_newest(published)
-            published.versions[event.version] = _Version(1, event.inputs)
+            published.commit_unasked(event.version, event.inputs)
             done = self._acknowledging(event.session, event.version)
         update = DataUpdated(
             session=event.session,
@@ -248,9 +329,9 @@ class Publisher:
         unknown = not self.progress.knows_history(event.session)
         return unknown and self._tracker.is_history(event.session, inputs.last)
 
-    def _note_basis(self, published: _Published, event: protocol.Committed, window: list[InputRange]) -> None:
+    def _basis(self, event: protocol.Committed, window: list[InputRange]) -> Basis:
         made = event.made
-        published.bases[event.version] = Basis(
+        return Basis(
             bars=event.bars,
             window_bars=event.live_records,
             window=window,
@@ -259,16 +340,14 @@ class Publisher:
             left=made.left,
             since_gap=made.since_gap,
         )
-        while len(published.bases) > BASES:
-            del published.bases[next(iter(published.bases))]
 
     def answered(self, event: protocol.Answered) -> None:
         """A standing question's answer."""
         if self._published[event.answer.session].drops(event.answer.data_version):
             return
         answer = self._complete(event)
-        version = self._expect(answer.session, answer.data_version, event.inputs, event.asked)
-        version.answers, version.as_of = version.answers + 1, answer.as_of
+        version = self._published[answer.session].expect(answer.data_version, event.inputs, event.asked)
+        version.answered(answer.as_of)
         self._sessions.answered(self._publish(answer, event.times), event.times)
         self._arrived(answer.session, answer.data_version, version)
 
@@ -318,7 +397,7 @@ class Publisher:
             log.warning("%s/%s version %d: %s", event.session, event.question, event.version, event.message)
             reason = event.code if event.code in FAILURES else "other"
             self._store.inc("foretick_answers_failed_total", reason=reason)
-        version = self._expect(event.session, event.version, event.inputs, event.asked)
+        version = self._published[event.session].expect(event.version, event.inputs, event.asked)
         ended = event.code in ("stopping", "unknown_session")
         self._acknowledging(event.session, event.version)(
             DeliveryOutcome.STOPPED if ended else DeliveryOutcome.REFUSED
@@ -328,13 +407,13 @@ class Publisher:
     def texts_asked(self, event: protocol.TextsAsked) -> None:
         """A version whose answers may come late: later versions must not acknowledge its inputs."""
         if not self._published[event.session].drops(event.version):
-            self._expect(event.session, event.version, event.inputs, event.asked)
+            self._published[event.session].expect(event.version, event.inputs, event.asked)
 
     def not_due(self, event: protocol.NotDue) -> None:
         """A version without answers: it is acknowledged after those before it."""
         if self._published[event.session].drops(event.version):
             return
-        self._expect(event.session, event.version, event.inputs, 1)
+        self._published[event.session].expect(event.version, event.inputs, 1)
         self._acknowledging(event.session, event.version)(DeliveryOutcome.DELIVERED)
 
     def record_refused(self, dead_letter: DeadLetter, session: str, number: int) -> None:
@@ -387,24 +466,13 @@ class Publisher:
 
     def questions_set(self, event: protocol.QuestionsSet) -> None:
         """A session's later versions are asked other questions."""
-        state = self._published[event.session]
-        state.questions.append((event.version, len(event.questions)))
-        state.policies = by_key(event.questions)
+        self._published[event.session].ask(event.version, event.questions)
         self._fingerprints.pop(event.session, None)
-        state.last = {key: last for key, last in state.last.items() if key in state.policies}
 
     def forget(self) -> None:
         """Forget the engine's versions: what was not acknowledged will be read again."""
         for published in self._published.values():
-            # the next engine has the same numbers: what is still acknowledged of this one finds nothing
-            published.versions.clear()
-            published.versions = {}
-            published.newest, published.needs_reset = None, False
-            published.history.clear()
-            # the next engine's versions go on from the newest one that is acknowledged
-            published.questions = [(-1, published.questions[-1][1])]
-            published.inputs = 0, []
-            published.bases, published.windows, published.refused = {}, {}, []
+            published.forget()
         self.progress.go_on()
         if self.transactions is not None:
             self.transactions.forget()
@@ -412,8 +480,7 @@ class Publisher:
     def _complete(self, event: protocol.Answered) -> Answer:
         """Add what only the gateway knows: the inputs' offsets and the answer's age."""
         answer, published = event.answer, self._published[event.answer.session]
-        if published.inputs[0] != answer.data_version:
-            published.inputs = answer.data_version, self._ranges(answer.session, event.inputs)
+        inputs = published.inputs_of(answer.data_version, lambda: self._ranges(answer.session, event.inputs))
         basis = published.bases.get(answer.data_version)
         if basis is not None and answer.basis is not None:
             basis = msgspec.structs.replace(
@@ -424,8 +491,8 @@ class Publisher:
         return msgspec.structs.replace(
             answer,
             epoch=self.progress.epoch,
-            answer_id=_answer_id(answer, published.inputs[1], event.inputs.closed),
-            inputs=published.inputs[1],
+            answer_id=_answer_id(answer, inputs, event.inputs.closed),
+            inputs=inputs,
             staleness_ns=age,
             source_age_ns=source_age,
             daemon_age_ns=daemon_age,
@@ -446,26 +513,6 @@ class Publisher:
             last = max(before.last_offset, each.last_offset)
             ranges[stream] = InputRange(each.topic, each.partition, first, last, each.source)
         return list(ranges.values())
-
-    def _expect(self, session: str, version: int, inputs: protocol.InputNumbers, asked: int) -> _Version:
-        """Expect ``asked`` answers and failures of this version."""
-        published = self._published[session]
-        versions = published.versions
-        if published.newest is not None and published.newest[0] <= version:
-            published.newest = None
-        for skipped in [each for each, state in versions.items() if each < version and not state.begun]:
-            del versions[skipped]
-        state = versions.setdefault(version, _Version(asked, inputs, asked))
-        if not state.begun:
-            state.open, state.awaited, state.begun = asked, asked, True
-        return state
-
-    def _await_newest(self, published: _Published) -> None:
-        """Later versions are asked nothing, and acknowledge themselves: not before the answers to come."""
-        if published.newest is not None:
-            version, inputs = published.newest
-            published.versions[version] = _Version(published.asked(version), inputs, begun=False)
-            published.newest = None
 
     def _arrived(self, session: str, number: int, version: _Version) -> None:
         """One more result of ``version``; after the last one it is ready."""
@@ -495,19 +542,14 @@ class Publisher:
 
     def _acknowledge(self, session: str, published: _Published) -> None:
         """In order: a version's offsets cover those of all earlier ones, whichever is acknowledged first."""
-        versions = published.versions
-        while versions and not versions[oldest := min(versions)].open:
-            done = versions[oldest]
-            if published.refused and published.refused[0] < done.inputs.low_watermark:
-                return
-            del versions[oldest]
+        while (found := published.acknowledged()) is not None:
+            version, done = found
             self._tracker.acknowledge(session, done.inputs.low_watermark)
-            window = published.windows.get(oldest, WindowStart())
-            closed, corrected = done.inputs.closed, done.inputs.corrected
-            self.progress.acknowledge(session, oldest, done.sequences, closed, window, corrected)
-            published.windows = {n: each for n, each in published.windows.items() if n > oldest}
+            window, closed = published.window_of(version), done.inputs.closed
+            corrected = done.inputs.corrected
+            self.progress.acknowledge(session, version, done.sequences, closed, window, corrected)
             if self.transactions is not None:
-                self.transactions.complete(session, oldest)
+                self.transactions.complete(session, version)
 
     def _put(
         self,

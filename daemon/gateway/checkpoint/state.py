@@ -46,9 +46,40 @@ class _Session:
     history: Progress = field(default_factory=Progress)
     again: bool = False
 
-    def go_on(self) -> None:
+    def go_on(self, progress: Progress | None = None) -> None:
+        """The next engine goes on from here, or from this ``progress``."""
+        self.progress = self.progress if progress is None else progress
         self.newest, self.history = self.progress.sequence, Progress() if self.again else self.progress
         self.beyond.clear()
+
+    def take_over(self, progress: Progress) -> None:
+        """This is stored, of answers that are not known here."""
+        self.again = False
+        self.go_on(progress)
+
+    def note_stored(self, progress: Progress) -> None:
+        """A restart would go on from this, unless from more."""
+        self.stored = max(self.stored, progress, key=order)
+
+    def start(self, *, again: bool) -> None:
+        """Another engine starts."""
+        self.again = again
+        if again:
+            self.history = Progress()
+
+    def number(self) -> int:
+        """The number of the answer that is published next."""
+        self.newest += 1
+        return self.newest
+
+    def acknowledge(self, progress: Progress, sequences: Sequence[int]) -> None:
+        """``progress``, and answers with these numbers, are acknowledged."""
+        self.beyond.update(sequences)
+        newest = progress.sequence
+        while newest + 1 in self.beyond:
+            newest += 1
+            self.beyond.discard(newest)
+        self.progress = msgspec.structs.replace(progress, sequence=newest)
 
 
 class ProgressStore:
@@ -92,8 +123,7 @@ class ProgressStore:
             for name, progress in stored.sessions.items():
                 known = self._session(name)
                 if order(progress) > order(known.progress):
-                    known.progress, known.again = progress, False
-                    known.go_on()
+                    known.take_over(progress)
             self._note_stored(stored)
         return found
 
@@ -104,8 +134,7 @@ class ProgressStore:
 
     def _note_stored(self, stored: StoredProgress) -> None:
         for name, progress in stored.sessions.items():
-            known = self._session(name)
-            known.stored = max(known.stored, progress, key=order)
+            self._session(name).note_stored(progress)
 
     def news_of_stored(self, *, engine_is_new: bool = False) -> dict[str, Progress]:
         """By session, what is stored and was not returned since the engine was new."""
@@ -136,8 +165,7 @@ class ProgressStore:
         """What is not stored of these sessions' progress is void: it is made again from there."""
         for name in names:
             known = self._session(name)
-            known.progress = known.stored
-            known.go_on()
+            known.go_on(known.stored)
 
     def is_behind(self, text: str) -> bool:
         """Whether another daemon wrote this, or it tells of an engine or answers that are not known here."""
@@ -232,9 +260,7 @@ class ProgressStore:
         found = {}
         for name in names:
             session = self._session(name)
-            session.again = again
-            if again:
-                session.history = Progress()
+            session.start(again=again)
             closed = () if again else session.progress.closed
             found[name] = msgspec.structs.replace(session.progress, epoch=self.epoch, closed=closed)
         return found
@@ -258,16 +284,13 @@ class ProgressStore:
         """A session has ended with ``version``; what it published is still delivered."""
         session = self._session(name)
         newest = max(session.newest, session.progress.sequence)
-        session.progress = Progress(self.epoch, version, newest)
-        session.go_on()
+        session.go_on(Progress(self.epoch, version, newest))
 
     # Its answers.
 
     def number(self, session: str) -> int:
         """The number of the answer that is published next."""
-        known = self._session(session)
-        known.newest += 1
-        return known.newest
+        return self._session(session).number()
 
     def acknowledge(
         self,
@@ -283,15 +306,12 @@ class ProgressStore:
         ``window``: of that version. Where it is not known, it begins nowhere before the last one that was.
         """
         known = self._session(session)
-        window = known.progress.window if window == _UNKNOWN else window
-        known.beyond.update(sequences)
-        newest = known.progress.sequence
-        while newest + 1 in known.beyond:
-            newest += 1
-            known.beyond.discard(newest)
-        furthest = _furthest(known.progress.closed, closed)
-        corrected = _furthest(known.progress.corrected, corrected)
-        known.progress = Progress(self.epoch, version, newest, furthest, window, corrected)
+        before = known.progress
+        window = before.window if window == _UNKNOWN else window
+        furthest, corrected = _furthest(before.closed, closed), _furthest(before.corrected, corrected)
+        known.acknowledge(
+            Progress(self.epoch, version, before.sequence, furthest, window, corrected), sequences
+        )
 
     def is_history(self, session: str, closed: tuple[int, ...], corrected: tuple[int, ...] = ()) -> bool:
         """Whether an earlier engine's answers covered bars with these openings, by the session's symbols."""
