@@ -123,6 +123,15 @@ def test_orders_are_those_of_the_paper(history: list[tuple[str, int, int]]) -> N
     assert pool.order("mcps") == most
 
 
+def test_lcas_starves_a_finished_prompt_for_as_long_as_newer_ones_finish_and_lcas_fair_does_not() -> None:
+    pool = Pool()
+    oldest = pool.arrives()
+    for _ in range(20):
+        pool.arrives()
+        assert pool.order("lcas")[-1] is oldest
+        assert pool.order("lcas-fair")[0] is oldest
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in KEYS])
 def test_policies_by_prefix_order_the_admitted_as_vllm_does(name: str) -> None:
     assert Ordering(name).key is KEYS["vllm"]
