@@ -93,16 +93,12 @@ class QuestionCalibration(msgspec.Struct, frozen=True, kw_only=True):
         total = sum(risen)
         return [p / total for p in risen]
 
-    def threshold(self, coverage: float) -> float:
-        """The largest score of a choice that belongs to a set of this coverage."""
-        return threshold(self.scores, self.labels, coverage)
-
     def choice_set(self, logits: Sequence[float], coverage: float) -> tuple[str, ...]:
         """The choices that can't be excluded at this coverage, likeliest first.
 
         Empty where even the likeliest one is less likely than right answers usually are.
         """
-        limit = self.threshold(coverage)
+        limit = threshold(self.scores, self.labels, coverage)
         scored = sorted((1 - p, i) for i, p in enumerate(self.scaled(logits)))
         return tuple(self.choices[i] for score, i in scored if score <= limit)
 

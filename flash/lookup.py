@@ -70,4 +70,4 @@ class Lookup:
 
 def _alike(mine: tuple[str, ...], given: tuple[str, ...]) -> bool:
     """Whether two lists of choices are one, as a question's hash has it."""
-    return mine == given or tuple(map(worded, mine)) == tuple(map(worded, given))
+    return tuple(map(worded, mine)) == tuple(map(worded, given))

@@ -62,13 +62,7 @@ def lcas_fair(request: Request) -> Key:
     return lcas(request)
 
 
-KEYS: dict[str, Policy] = {
-    "vllm": vllm,
-    "fcfs": fcfs,
-    "mcps": mcps,
-    "lcas": lcas,
-    "lcas-fair": lcas_fair,
-}
+KEYS: dict[str, Policy] = {"vllm": vllm, "fcfs": fcfs, "mcps": mcps, "lcas": lcas, "lcas-fair": lcas_fair}
 
 
 @dataclass(frozen=True, slots=True)

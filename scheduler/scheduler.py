@@ -105,12 +105,8 @@ class Scheduler:
             for request in requests:
                 self._live.end(request, State.FAILED, STOPPING, request.last_chunk_ns)
 
-    def append(self, tape: Tape, records: TapeItems) -> None:
-        """`append_together` of one tape."""
-        self.append_together([(tape, records)])
-
-    def append_together(self, appends: Sequence[tuple[Tape, TapeItems]]) -> None:
-        """Queue whole records for several tapes, to be planned together: they share passes where they fit.
+    def append(self, *appends: tuple[Tape, TapeItems]) -> None:
+        """Queue whole records for tapes, to be planned together: they share passes where they fit.
 
         Raises ValueError for an empty record and then queues nothing. TapeItems too long for any batch are
         reported to `on_drop` (`too_long`), and after `close` all are.

@@ -174,7 +174,7 @@ def confidence_scores(logits: Floats, probabilities: Floats, label: Ints) -> Con
 def set_scores(fitted: QuestionCalibration, logits: Floats, label: Ints, coverage: float = COVERAGE) -> Sets:
     """Scores of choice sets of this coverage, fixed and adaptive, in the order of the answers."""
     scores = 1 - softmax(logits, fitted.temperature)
-    kept = scores <= fitted.threshold(coverage)
+    kept = scores <= threshold(fitted.scores, fitted.labels, coverage)
     own = scores[np.arange(len(label)), label]
     state, hits = AdaptiveCoverage.of(coverage), 0
     for score in own.tolist():

@@ -336,7 +336,7 @@ class TapeFeeder(BarConsumer):
         with self._lock:
             for name, records in made:
                 self._fed[name].ahead += len(records)
-        self._scheduler.append_together([(tapes[name], self._items(name, own)) for name, own in made])
+        self._scheduler.append(*((tapes[name], self._items(name, own)) for name, own in made))
 
     def room(self, session: str) -> int:
         """How many more bars the scheduler takes."""

@@ -376,7 +376,7 @@ def test_requests_and_records_survive_a_device_that_runs_out_of_memory(model: Lo
             reader, cls = engine.open_prompt(), PriorityClass.SESSION
             spec = RequestSpec(cls, "", prompt, 6, done.append, reader=reader, temperature=0.9)
             scheduler.submit(Request(spec))
-        scheduler.append(tape, [TapeItem([n + 3, n + 4, n + 5]) for n in range(12)])
+        scheduler.append((tape, [TapeItem([n + 3, n + 4, n + 5]) for n in range(12)]))
         while scheduler.step():
             pass
         assert [request.state for request in done] == [State.FINISHED] * len(PROMPTS)

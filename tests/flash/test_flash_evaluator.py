@@ -87,9 +87,8 @@ class Flash:
 
     def feed(self, tape: FakeTape, n: int = 1, *, gap: bool = False, at: int = 0) -> None:
         numbers = [next(self.numbers) for _ in range(n)]
-        self.h.scheduler.append(
-            tape, [TapeItem((number % 80, number % 7), -number if gap else number, at) for number in numbers]
-        )
+        items = [TapeItem((each % 80, each % 7), -each if gap else each, at) for each in numbers]
+        self.h.scheduler.append((tape, items))
 
     def play(self, tape: FakeTape, **how: Any) -> None:
         """Commit a version and evaluate it to the end."""

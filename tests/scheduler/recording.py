@@ -218,7 +218,7 @@ class _Inputs:
             case "enqueue", (tape, records):
                 self._now = records[0].queued_ns
                 items = [TapeItem(each.tokens, ts_event=each.ts_event) for each in records]
-                scheduler.append(world.tape(tape.name), items)
+                scheduler.append((world.tape(tape.name), items))
             case "change_prompt", (number, change, tokens, at):
                 self._now = at
                 scheduler.finish(number) if change == "finish" else getattr(scheduler, change)(number, tokens)

@@ -111,7 +111,7 @@ class World:
         """Queue ``n`` records."""
         for _ in range(n):
             record = tuple(self.rng.randrange(3, VOCABULARY) for _ in range(length))
-            self.steps.append(tape or self.tape, [TapeItem(record)])
+            self.steps.append((tape or self.tape, [TapeItem(record)]))
 
     def step(self, n: int) -> None:
         for _ in range(n):

@@ -18,7 +18,7 @@ def hundred(tokens: int) -> tuple[Harness, list[FakeTape]]:
     """The daemon's default limits, and a bar of so many tokens for each session, appended together."""
     h = Harness(blocks=4000, limits=limits_of(Config()), block_size=16)
     tapes = [h.tape(f"S{i:02d}", retention=1000) for i in range(SESSIONS)]
-    h.scheduler.append_together([(tape, h.items(range(1, tokens + 1))) for tape in tapes])
+    h.scheduler.append(*((tape, h.items(range(1, tokens + 1))) for tape in tapes))
     return h, tapes
 
 

@@ -165,7 +165,7 @@ def test_a_record_s_event_time_reaches_its_tape() -> None:
     tape = h.tape()
     tape.retention = Retention(40, span_ns=10)
     for times in ((1, 2), (5,), (12, 11), (30,)):
-        h.scheduler.append(tape, [TapeItem((at, at), ts_event=at) for at in times])
+        h.scheduler.append((tape, [TapeItem((at, at), ts_event=at) for at in times]))
         h.scheduler.step()
         newest = max(times)
         assert tape.times == [record[0] for record in tape.records]
@@ -179,7 +179,7 @@ def test_a_backlog_longer_than_the_span_is_appended_in_pieces_that_fit_it() -> N
     h = Harness()
     tape = h.tape()
     tape.retention = Retention(40, span_ns=10)
-    h.scheduler.append(tape, [TapeItem((at,), ts_event=at) for at in (1, 4, 9, 12, 13, 40, 41)])
+    h.scheduler.append((tape, [TapeItem((at,), ts_event=at) for at in (1, 4, 9, 12, 13, 40, 41)]))
     windows = []
     while h.scheduler.step():
         windows.append(list(tape.times))

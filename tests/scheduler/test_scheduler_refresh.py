@@ -293,7 +293,7 @@ def test_records_that_arrive_after_the_stop_get_their_window() -> None:
     world.run()
     window = window_of(4, 4)
     world.steps.refresh(world.tape, LONGER, window)
-    world.steps.append(world.tape, [TapeItem([150, 151])])
+    world.steps.append((world.tape, [TapeItem([150, 151])]))
     world.run()
     assert world.tape.prefix == LONGER
     assert world.tape.window == [*tokens(window), 150, 151]
@@ -322,7 +322,7 @@ def test_records_do_not_wait_for_another_session_s_background_refresh(steps: int
     world.step(steps)
     step_under_load()
     world.steps.refresh(b, LONGER, window_of(4, 4))
-    world.steps.append(b, [TapeItem([150, 151])])
+    world.steps.append((b, [TapeItem([150, 151])]))
     for _ in range(40):
         step_under_load()
     assert b.prefix == LONGER
@@ -385,7 +385,7 @@ class Encoder:
     def feed(self, bars: int) -> None:
         new = range(len(self.bars), len(self.bars) + bars)
         self.bars += new
-        self.world.steps.append(self.world.tape, [TapeItem(encoded(n, self.encoding), n) for n in new])
+        self.world.steps.append((self.world.tape, [TapeItem(encoded(n, self.encoding), n) for n in new]))
 
     def refresh(self, action: Refresh) -> None:
         window: list[TapeItem[None]] | None = None

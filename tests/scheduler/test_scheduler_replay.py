@@ -74,7 +74,9 @@ def clients(scheduler: Recorder, over: FakeWorld, seed: int, pause_s: float = 0.
         for _ in range(20):
             match rng.randrange(8):
                 case 0:
-                    scheduler.append(over.tape(rng.choice("AB")), records(*map(len, [tokens(5), tokens(5)])))
+                    scheduler.append(
+                        (over.tape(rng.choice("AB")), records(*map(len, [tokens(5), tokens(5)])))
+                    )
                 case 1:
                     request = over.request(SESSION, tokens(12), rng.randint(1, 5), rng.choice("AB"))
                     mine.append(scheduler.submit(request))
@@ -187,7 +189,7 @@ def test_another_reading_of_the_clock_at_a_deadline_gives_other_decisions() -> N
     limits = Limits(max_batch_tokens=24, max_batch_requests=1)
     first = world(limits, 5000)
     scheduler = recorded(first)
-    scheduler.append(first.tape("A"), records(4))
+    scheduler.append((first.tape("A"), records(4)))
     scheduler.submit(first.request(SESSION, [1, 2], 3))
     run_to_rest(scheduler)
     before = decisions(scheduler.journal)
@@ -215,7 +217,7 @@ def test_a_fork_taken_on_the_stepping_thread_is_taken_again() -> None:
     """Readers bound to one version, such as standing questions and windows."""
     first = world()
     scheduler = recorded(first)
-    scheduler.append(first.tape("B"), records(3, 3))
+    scheduler.append((first.tape("B"), records(3, 3)))
     scheduler.step()
     ended: list[Request] = []
     reader, stop_ids = first.reader("B"), frozenset([3])

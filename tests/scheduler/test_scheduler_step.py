@@ -159,7 +159,7 @@ def test_a_record_no_batch_can_hold_is_dropped_and_the_rest_kept() -> None:
     assert (name, failure.code) == ("T", "too_long")
     assert [len(record.tokens) for record in records] == [25]
     with pytest.raises(ValueError, match="one token"):
-        h.scheduler.append(tape, [TapeItem((1,)), TapeItem(())])
+        h.scheduler.append((tape, [TapeItem((1,)), TapeItem(())]))
     assert not h.scheduler.step()
 
 

@@ -7,7 +7,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from flash.confidence import Calibration, QuestionCalibration
+from flash.confidence import Calibration, QuestionCalibration, threshold
 from tapes.rules import UNDEFINED, Floats, Ints
 from tests.kit.tolerance import near, of_float64
 from tests.training.answered import answers
@@ -101,7 +101,7 @@ def test_sets_cover_what_is_asked_on_tapes_apart_from_those_fitted() -> None:
 def test_a_choice_set_is_the_one_that_the_scores_allow() -> None:
     each = answers(2000).defined
     found = fitted(each.logits[:, :-1], each.label)
-    limit = found.threshold(0.9)
+    limit = threshold(found.scores, found.labels, 0.9)
     assert limit < inf
     for row in range(50):
         logits = each.logits[row, :-1]

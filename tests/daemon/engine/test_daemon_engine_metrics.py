@@ -94,7 +94,7 @@ def play(seed: int) -> tuple[MetricStore, Witness]:
         if act < (0.6 if busy else 0.3):
             submit()
         elif act < 0.65:
-            scheduler.append(tape, [TapeItem((1, 2, 3))])
+            scheduler.append((tape, [TapeItem((1, 2, 3))]))
         elif act < 0.75 and open_prompts:
             scheduler.replace(random.choice(open_prompts).id, prompt())
         elif act < 0.85 and open_prompts:

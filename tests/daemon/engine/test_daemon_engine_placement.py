@@ -110,7 +110,7 @@ class World:
         for _ in range(n):
             digits = [self.rng.randrange(10_000, 99_999) for _ in range(4)]
             line = FORMAT.encode(",".join(map(str, digits)) + "\n")
-            self.scheduler.append(tape, [TapeItem(line, len(self.done))])
+            self.scheduler.append((tape, [TapeItem(line, len(self.done))]))
             self.run()
 
     def set(self, tape: Tape, *questions: Question) -> None:
@@ -184,7 +184,7 @@ def test_a_new_question_is_asked_in_full_until_a_prefix_lists_it() -> None:
     world.check(by_number=True)
     world.set(tape, *PAPER_SIX[:3], UP)
     line = TapeItem(FORMAT.encode("1,2,3\n"), 0)
-    world.scheduler.append(tape, [line])
+    world.scheduler.append((tape, [line]))
     while not world.done:
         world.scheduler.step()
     by_name = {done.standing.question.name: done for done in world.done}
@@ -206,7 +206,7 @@ def test_a_removed_question_stops_at_once_and_the_others_get_other_numbers_with_
     world.feed(tape)
     world.check(by_number=True)
     world.set(tape, *PAPER_SIX[2:5])
-    world.scheduler.append(tape, [TapeItem(FORMAT.encode("1,2,3\n"), 0)])
+    world.scheduler.append((tape, [TapeItem(FORMAT.encode("1,2,3\n"), 0)]))
     while len(world.done) < 3:
         world.scheduler.step()
     assert {done.standing.question for done in world.done} == set(PAPER_SIX[2:5])
@@ -227,7 +227,7 @@ def test_a_changed_question_is_never_asked_by_the_number_of_its_old_text() -> No
     world.check(by_number=True)
     for questions in ([changed, FREE], [FREE, changed], [FREE], [UP, FREE, changed][:2]):
         world.set(tape, *questions)
-        world.scheduler.append(tape, [TapeItem(FORMAT.encode("7,8,9\n"), 0)])
+        world.scheduler.append((tape, [TapeItem(FORMAT.encode("7,8,9\n"), 0)]))
         for _ in range(3):
             world.scheduler.step()
         world.feed(tape, 2)

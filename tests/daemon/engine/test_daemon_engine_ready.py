@@ -75,7 +75,7 @@ class World:
 
     def feed(self) -> None:
         record = TapeRecord(RECORD, 40, 45, 50, 50, 1, 1, 2, 0, 0, 0, 0, SummedBar(40, 1, 1, 1, 1, 0))
-        self.h.scheduler.append(self.tape, [TapeItem(RECORD, record)])
+        self.h.scheduler.append((self.tape, [TapeItem(RECORD, record)]))
 
     def ask(self, ask: Generate = ASK) -> Finished:
         """The reply, whether it came at once or after passes."""

@@ -99,7 +99,7 @@ class World:
             prices = [low * NANO, (low + self.rng.randrange(9)) * NANO, low * NANO, low * NANO]
             own.append(SummedBar(after + self.rng.choice([1, 1, 1, 3]) * SECOND, *prices, NANO))
             items.append(TapeItem(self.tokens(own[-1]), record(own[-1]), own[-1].ts_open))
-        self.scheduler.append(tape, items)
+        self.scheduler.append((tape, items))
 
     def tokens(self, bar: SummedBar) -> list[int]:
         numbers = [decimal(value, 2) for value in bar[1:5]] + [decimal(bar.volume, 3)]

@@ -165,7 +165,7 @@ class Rig:
         self.fed += records
         for number in numbers:
             self.tracker.passed_on(tape.name, number, STREAM, number)
-        self.h.scheduler.append(tape, [TapeItem((n % 80, n % 7), n) for n in numbers])
+        self.h.scheduler.append((tape, [TapeItem((n % 80, n % 7), n) for n in numbers]))
 
     def look(self) -> None:
         point = self.tracker.to_commit().get(STREAM)

@@ -88,7 +88,7 @@ class Harness:
         return self.ask(prompt, max_tokens, PriorityClass.POOL, open_prompt=open_prompt, **spec)
 
     def feed(self, tape: FakeTape, *records: Sequence[int]) -> None:
-        self.scheduler.append(tape, self.items(*records))
+        self.scheduler.append((tape, self.items(*records)))
 
     @staticmethod
     def items(*records: Sequence[int]) -> list[TapeItem]:

@@ -168,7 +168,7 @@ class Run:
 
     def feed(self, name: str, sizes: Sequence[int]) -> None:
         self._queued[name] += [self.world.executor.now] * len(sizes)
-        self.scheduler.append(self.world.tape(name), records(*sizes))
+        self.scheduler.append((self.world.tape(name), records(*sizes)))
 
     def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem]) -> None:
         for _ in records:
