@@ -140,15 +140,12 @@ class Questions:
         before = state.paused
         state.ask_these(state.questions, paused, asked)
         try:
-            await self._change(session, asked)
+            await self._pending.reply(
+                lambda number: protocol.SetQuestions(number, session, tuple(asked)), self._set
+            )
         except messages.QueryError:
             state.ask_these(state.questions, before)
             raise
-
-    async def _change(self, session: str, questions: Sequence[Question]) -> None:
-        await self._pending.reply(
-            lambda number: protocol.SetQuestions(number, session, tuple(questions)), self._set
-        )
 
     def _set(self, event: protocol.ReplyEvent) -> None:
         """The engine replied to a change, whose client may be gone."""

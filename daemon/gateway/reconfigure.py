@@ -204,7 +204,7 @@ class LiveSessions:
             raise messages.QueryError("bad_request", f"there is already a session {name!r}")
         async with self._changing:
             await self._to(self._checked((*self.config.sessions, _session(request.settings))))
-        return self._reply(request.id)
+        return self._sessions.listed(request.id)
 
     async def change(self, request: messages.ChangeSession) -> messages.SessionsReply:
         """Give a session other settings."""
@@ -218,7 +218,7 @@ class LiveSessions:
             given = _session({"name": old.name, "symbol": old.symbol, **request.settings})
             new = msgspec.structs.replace(old, **{key: getattr(given, key) for key in request.settings})
             await self._to(self._checked(tuple(new if s is old else s for s in self.config.sessions)))
-        return self._reply(request.id)
+        return self._sessions.listed(request.id)
 
     async def remove(self, request: messages.RemoveSession) -> messages.SessionsReply:
         """Close a session."""
@@ -226,7 +226,7 @@ class LiveSessions:
         async with self._changing:
             self._sessions.state(request.session)
             await self._remove(request.session)
-        return self._reply(request.id)
+        return self._sessions.listed(request.id)
 
     def _checked(self, sessions: tuple[SessionConfig, ...]) -> Config:
         new = msgspec.structs.replace(self.config, sessions=sessions)
@@ -322,9 +322,6 @@ class LiveSessions:
         for session in self.config.sessions:
             if session.name in states:
                 states[session.name] = states.pop(session.name)
-
-    def _reply(self, number: int) -> messages.SessionsReply:
-        return self._sessions.listed(number)
 
 
 def _session(settings: Mapping[str, object]) -> SessionConfig:

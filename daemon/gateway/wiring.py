@@ -324,7 +324,12 @@ def _servers(
 ) -> tuple[HttpServer, QueryServer | None, McpHttp | None]:
     config, store, events = base.config, base.store, data.events
     requests = Requests(way.answer, data.sessions.observe)
-    agents = _agents(requests, events) if config.http.mcp else None
+    agents = None
+    if config.http.mcp:
+        # imported here: the SDK takes a second to load, and is an extra
+        from daemon.api.mcp_http import McpHttp
+
+        agents = McpHttp(requests, events)
 
     def count(outcome: str) -> None:
         store.inc("foretick_api_requests_total", outcome=outcome)
@@ -361,14 +366,6 @@ def _servers(
         observe=data.sessions.observe,
     )
     return http, query, agents
-
-
-def _agents(requests: Requests, events: Events) -> McpHttp:
-    """What serves MCP clients."""
-    # imported here: the SDK takes a second to load, and is an extra
-    from daemon.api.mcp_http import McpHttp
-
-    return McpHttp(requests, events)
 
 
 def _lossless(sources: Sequence[Source]) -> bool:

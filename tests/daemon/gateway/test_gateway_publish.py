@@ -23,14 +23,14 @@ from daemon.supervision import Tasks
 from feeds.codec import decode_message
 from feeds.connector import SinkRoute
 from feeds.durations import Duration
-from feeds.market_data import Answer, DataUpdated, DeadLetter, FlashReady, InputRange, Latency
+from feeds.market_data import Answer, DataUpdated, DeadLetter, FlashReady, InputRange
 from feeds.source import CommitPoint
 from flash.question import PAPER_SIX, Question
 from ingest.record import stream_number
 from metrics.catalogue import FAILURES
 from metrics.store import MetricStore
 from tests.kit import SECOND, START, TOPIC, MemorySink, inproc_config, sessions, until
-from tests.kit.engine_events import answered
+from tests.kit.engine_events import ANSWER, answered
 from tests.kit.gateway import Broker, Member, make_publisher
 
 STREAM = (TOPIC, 0)
@@ -95,6 +95,11 @@ class Rig:
                 answered(session, version, low_watermark, question=name, **{"asked": asked} | fields)
             )
 
+    def fail(self, name: str, code: str, last: int = 1) -> None:
+        """A question of version 1, which covers the records up to ``last``, has no answer."""
+        inputs = protocol.InputNumbers(1, last, last + 1)
+        self.publisher.failed(protocol.AnswerFailed("aaa", name, 1, code, "because", inputs, 6))
+
     def count(self, name: str, **labels: str) -> float:
         return self.store.value(name, **labels)
 
@@ -130,40 +135,18 @@ async def test_an_answer_says_everything_about_itself(rig):
     assert all(n * SECOND <= age <= n * SECOND + late for n, age in zip((3, 2, 1), ages, strict=True))
     assert answer.latency.total_ns == answer.daemon_age_ns
     assert before <= answer.published_at <= time.time_ns()
-    assert answer == Answer(
-        session="aaa",
-        symbol="V:AAA",
-        question="trend",
-        question_hash="h",
+    assert answer == replace(
+        ANSWER,
         answer_id="aaa:h:md.trades.v1/0/9",
         sequence=1,
-        text="UP",
-        choice="UP",
-        logit_gap=1.5,
-        probability=None,
         data_version=3,
         inputs=[InputRange(TOPIC, 0, 7, 9)],
-        as_of=START,
         staleness_ns=ages[0],
         source_age_ns=ages[1],
         daemon_age_ns=ages[2],
-        model="m",
-        model_revision="r1",
-        untrained=True,
-        latency=Latency(
-            ring_wait_ns=1,
-            bars_ns=2,
-            tokenise_ns=3,
-            queue_ns=4,
-            forward_ns=5,
-            total_ns=answer.latency.total_ns,
-        ),
-        reused_tokens=400,
-        computed_tokens=30,
+        latency=replace(ANSWER.latency, total_ns=answer.latency.total_ns),
         flags=("gap", "warm_up"),
         published_at=answer.published_at,
-        recomputed_tokens=7,
-        swapped_tokens=8,
     )
     _, key, _, headers = sink.sent[0]
     assert key == b"V:AAA"
@@ -198,20 +181,12 @@ async def test_messages_of_a_session_keep_their_order_and_sessions_do_not_wait_f
             r.answer(session, version, 1)
     await until(lambda: len(sink.sent) == 2 * 20 * 7)
     for session in ("aaa", "bbb"):
-        mine = [m for _, _, p, _ in sink.sent if (m := _decoded(p)).session == session]
+        mine = [m for _, _, p, _ in sink.sent if (m := decode_message(p)).session == session]
         versions = [m.data_version for m in mine]
         assert versions == sorted(versions)
         assert [type(m) for m in mine[:7]] == [DataUpdated, *[Answer] * 6]
         assert [m.question for m in mine[1:7]] == NAMES
     await until(lambda: r.count("foretick_answers_total", session="aaa") == 120)
-
-
-def _decoded(payload: bytes) -> Answer | DataUpdated:
-    from feeds.codec import decode_message
-
-    message = decode_message(payload)
-    assert isinstance(message, Answer | DataUpdated)
-    return message
 
 
 async def test_offsets_move_only_when_the_last_answer_of_a_version_is_acknowledged_by_every_sink(rig):
@@ -252,9 +227,7 @@ async def test_a_question_without_an_answer_does_not_hold_its_records_back(rig):
     r = rig(SinkRoute(sink, "answers.v1"))
     r.arrive("aaa", 0, 1)
     r.answer("aaa", 1, 2, NAMES[:5])
-    r.publisher.failed(
-        protocol.AnswerFailed("aaa", NAMES[5], 1, "nan_logits", "NaN", protocol.InputNumbers(1, 1, 2), 6)
-    )
+    r.fail(NAMES[5], "nan_logits")
     await until(lambda: r.tracker.outstanding() == 1)
     assert r.count("foretick_answers_failed_total", reason="nan_logits") == 1
 
@@ -262,9 +235,7 @@ async def test_a_question_without_an_answer_does_not_hold_its_records_back(rig):
 @pytest.mark.parametrize("code", ["no_memory", "open_failed", "nan_logits", "whatever comes next"])
 async def test_every_code_of_the_engine_is_counted(rig, code):
     r = rig()
-    r.publisher.failed(
-        protocol.AnswerFailed("aaa", "trend", 1, code, "a message", protocol.InputNumbers(1, 1, 2), 6)
-    )
+    r.fail("trend", code)
     reason = code if code in FAILURES else "other"
     assert r.count("foretick_answers_failed_total", reason=reason) == 1
 
@@ -274,11 +245,7 @@ async def test_records_of_questions_interrupted_by_a_stop_stay_uncommitted(rig):
     r = rig()
     r.arrive("aaa", 0, 1)
     for name in NAMES:
-        r.publisher.failed(
-            protocol.AnswerFailed(
-                "aaa", name, 1, "stopping", "shutting down", protocol.InputNumbers(1, 2, 3), 6
-            )
-        )
+        r.fail(name, "stopping", last=2)
     assert r.tracker.to_commit() == {STREAM: CommitPoint(0)}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -32,11 +33,12 @@ from daemon.gateway.generations import Generations
 from daemon.gateway.pending import PendingCommands
 from daemon.gateway.prompt_quota import PromptQuota
 from daemon.tenants import LOCAL, Client, Tenant, Tenants
-from feeds.market_data import Answer, Latency
+from feeds.market_data import Answer
 from flash.question import PAPER_SIX
 from metrics.catalogue import STAGES
 from metrics.store import MetricStore
 from tests.kit import START, inproc_config, until
+from tests.kit.engine_events import ANSWER
 from tests.kit.gateway import Commands
 
 TREND = PAPER_SIX[0]
@@ -76,8 +78,17 @@ class Rig:
     def asks(self, outcome: str) -> float:
         return self.store.value("foretick_asks_total", outcome=outcome)
 
-    async def sent_ask(self) -> Generate:
-        return asked(await until(lambda: self.sent and self.sent[-1]))
+    async def computed(
+        self,
+        request: Ask,
+        client: Client = HERE,
+        reply: Callable[[Generate], Finished | Failed] | None = None,
+    ) -> tuple[Generate, AskReply]:
+        """What the engine is asked, and the client's answer from its ``reply``."""
+        asking = asyncio.create_task(self.ask(request, client))
+        sent = asked(await until(lambda: self.sent and self.sent[-1]))
+        self.pending.on_event(reply_to(sent, "UP", "UP") if reply is None else reply(sent))
+        return sent, await asking
 
 
 @pytest.fixture
@@ -122,27 +133,16 @@ def reply_to(request: Generate, text: str, choice: str | None, tokens: int = 0) 
 
 
 def answer(version: int, session: str, name: str, question_hash: str) -> Answer:
-    return Answer(
+    return msgspec.structs.replace(
+        ANSWER,
         session=session,
-        symbol=f"V:{session.upper()}",
         question=name,
         question_hash=question_hash,
         text=f"{name} {version}",
-        choice="UP",
         logit_gap=0.5,
-        probability=None,
         data_version=version,
-        inputs=[],
         as_of=START + version,
-        staleness_ns=1,
-        model="m",
-        model_revision="r",
-        untrained=True,
-        latency=Latency(),
-        reused_tokens=1,
-        computed_tokens=1,
         flags=("gap", "untrained"),
-        published_at=START,
     )
 
 
@@ -171,13 +171,9 @@ async def test_anything_else_goes_to_the_engine(rig, change):
     rig.committed(3)
     rig.answered(3)
     request = msgspec.structs.replace(CACHED_ASK(id=7), **change)
-    asking = asyncio.create_task(rig.ask(request))
-    command = await rig.sent_ask()
+    command, reply = await rig.computed(request, reply=lambda sent: reply_to(sent, "sideways", None))
     assert (command.session, command.choices) == (request.session, request.choices)
     assert command.turns == (Turn("user", request.question),)
-    answered = reply_to(command, "sideways", None)
-    rig.pending.on_event(answered)
-    reply = await asking
     assert (reply.as_of, reply.source_age_ns > 0, 0 < reply.daemon_age_ns < 10**9) == (START + 1, True, True)
     assert (reply.id, reply.text, reply.data_version, reply.flags) == (7, "sideways", 4, ("untrained",))
     assert (reply.logit_gap, reply.cached, reply.untrained) == (0.25, False, True)
@@ -192,32 +188,22 @@ async def test_anything_else_goes_to_the_engine(rig, change):
 async def test_a_standing_question_is_known_by_its_name_and_its_text(rig, asked, choices, max_tokens):
     rig.committed(1)
     request = CACHED_ASK(id=1, question=asked, choices=choices, max_tokens=max_tokens)
-    asking = asyncio.create_task(rig.ask(request))
-    sent = await rig.sent_ask()
-    assert (sent.turns, sent.choices) == (TREND_ASKED, TREND.choices)
-    assert sent.question == TREND
-    rig.pending.on_event(reply_to(sent, "UP", "UP"))
-    await asking
+    sent, _ = await rig.computed(request)
+    assert (sent.turns, sent.choices, sent.question) == (TREND_ASKED, TREND.choices, TREND)
     rig.answered(1)
     assert (await rig.ask(request)).cached
 
 
 async def test_a_name_with_other_choices_is_its_text_and_they_are_the_clients(rig):
-    asking = asyncio.create_task(rig.ask(CACHED_ASK(id=1, question="trend", choices=("A", "B"))))
-    sent = await rig.sent_ask()
+    sent, _ = await rig.computed(CACHED_ASK(id=1, question="trend", choices=("A", "B")))
     assert (sent.turns, sent.choices, sent.question) == (TREND_ASKED, ("A", "B"), None)
-    rig.pending.on_event(reply_to(sent, "A", "A"))
-    await asking
 
 
 async def test_a_paused_question_keeps_its_text_and_choices(rig):
     state = rig.sessions.states["aaa"]
     state.ask_these((), state.questions)
-    asking = asyncio.create_task(rig.ask(CACHED_ASK(id=1, question="trend", choices=())))
-    sent = await rig.sent_ask()
+    sent, _ = await rig.computed(CACHED_ASK(id=1, question="trend", choices=()))
     assert (sent.turns, sent.choices) == (TREND_ASKED, TREND.choices)
-    rig.pending.on_event(reply_to(sent, "UP", "UP"))
-    await asking
 
 
 async def test_a_question_that_reads_open_bars_has_ready_answers_only(rig):
@@ -282,39 +268,34 @@ async def test_a_ready_answer_is_stale_by_its_age_at_the_reply(rig):
 
 async def test_an_engine_without_input_since_its_restart_gets_the_times_from_here(rig):
     rig.committed(3)
-    asking = asyncio.create_task(rig.ask(CACHED_ASK(id=1)))
-    command = await rig.sent_ask()
-    rig.pending.on_event(msgspec.structs.replace(reply_to(command, "UP", "UP"), times=None))
-    reply = await asking
+    _, reply = await rig.computed(
+        CACHED_ASK(id=1), reply=lambda sent: msgspec.structs.replace(reply_to(sent, "UP", "UP"), times=None)
+    )
     assert (reply.as_of, 0 < reply.daemon_age_ns < 10**9) == (START + 3, True)
 
 
 async def test_what_the_engine_refuses_is_an_error_with_its_message(rig):
-    asking = asyncio.create_task(rig.ask(CACHED_ASK(id=1)))
-    command = await rig.sent_ask()
-    rig.pending.on_event(Failed(command.id, "too_long", "the prompt has 900 tokens, the limit is 10"))
-    with pytest.raises(QueryError, match="900 tokens") as raised:
-        await asking
-    assert raised.value.code == "too_long"
+    why = "the prompt has 900 tokens, the limit is 10"
+    with pytest.raises(QueryError, match=r"900 tokens.*too_long"):
+        await rig.computed(CACHED_ASK(id=1), reply=lambda sent: Failed(sent.id, "too_long", why))
 
 
 async def test_an_ask_says_whose_it_is(rig):
-    asking = asyncio.create_task(rig.ask(CACHED_ASK(id=1), Client(Tenant("desk", weight=2.0), "")))
-    ask = await rig.sent_ask()
+    ask, _ = await rig.computed(CACHED_ASK(id=1), Client(Tenant("desk", weight=2.0), ""))
     assert (ask.tenant, ask.weight, ask.question) == ("desk", 2.0, TREND)
-    rig.pending.on_event(reply_to(ask, "UP", "UP"))
-    await asking
+
+
+def of_desk() -> tuple[Rig, Client]:
+    """A rig with a tenant that has 60 tokens a minute."""
+    tenants = Tenants([TenantTable("desk", tokens_per_minute=60)])
+    tenant = tenants.named("desk")
+    assert tenant is not None
+    return Rig(Access(tenants, clock=lambda: 0.0)), Client(tenant, "desk")
 
 
 async def test_tokens_of_an_ask_are_charged_and_ready_answers_are_free() -> None:
-    tenants = Tenants([TenantTable("desk", tokens_per_minute=60)])
-    rig = Rig(Access(tenants, clock=lambda: 0.0))
-    tenant = tenants.named("desk")
-    assert tenant is not None
-    desk = Client(tenant, "desk")
-    asking = asyncio.create_task(rig.ask(CACHED_ASK(id=1), desk))
-    rig.pending.on_event(reply_to(await rig.sent_ask(), "UP", "UP", tokens=80))
-    await asking
+    rig, desk = of_desk()
+    await rig.computed(CACHED_ASK(id=1), desk, lambda sent: reply_to(sent, "UP", "UP", tokens=80))
     with pytest.raises(QueryError, match="60 tokens a minute") as refused:
         await rig.ask(CACHED_ASK(id=2), desk)
     assert (refused.value.code, refused.value.retry_after_s) == ("busy", 21.0)
@@ -334,11 +315,7 @@ async def test_an_abandoned_ask_is_cancelled_and_its_answer_ignored(rig):
 
 
 async def test_an_abandoned_ask_costs_what_was_computed() -> None:
-    tenants = Tenants([TenantTable("desk", tokens_per_minute=60)])
-    rig = Rig(Access(tenants, clock=lambda: 0.0))
-    tenant = tenants.named("desk")
-    assert tenant is not None
-    desk = Client(tenant, "desk")
+    rig, desk = of_desk()
     for _ in range(2):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.02):
