@@ -56,8 +56,7 @@ def api_routes(
         try:
             events.connect(made)
         except QueryError as error:
-            scope, receive, send = websocket.scope, websocket.receive, websocket.send
-            await refuse(refused(error), error.message, scope, receive, send)
+            await refuse(refused(error), error.message, websocket.scope, websocket.receive, websocket.send)
             return
         try:
             await made.serve()
