@@ -42,18 +42,14 @@ class Lazy(Echo):
 
 
 class Cold(Echo):
-    """Its first answer of each length is another one."""
+    """Its first answers, one of each length, are others."""
 
-    def open(self, opening: Opening) -> str:
-        self.warm: set[int] = set()
-        return super().open(opening)
+    asked = 0
 
     def ask(self, ask: Ask) -> Answered:
+        self.asked += 1
         answered = super().ask(ask)
-        if ask.tokens in self.warm:
-            return answered
-        self.warm.add(ask.tokens)
-        return replace(answered, answers=[[0] * len(answer) for answer in answered.answers])
+        return replace(answered, answers=[[0] * ask.tokens]) if self.asked < 3 else answered
 
 
 class Dies(Echo):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from bench.cli import bench
-from bench.engine.batches import compare, standing_texts
-from bench.engine.contenders import Disagreement, Reply
 from bench.engine.floor import Floors, PassCosts, causal
-from bench.engine.rates import Rate
+from bench.engine.rates import MachineRates, Rate, _total
 from bench.figures import Figure
 from bench.run import read
 from bench.suites import SUITES
@@ -37,6 +35,7 @@ def test_floors_are_the_larger_of_arithmetic_and_reading() -> None:
     assert weights.ms == weights.reading_ms == pytest.approx(60 * 4 / 1e6)
     assert FLOORS.of_pass(1, 1000) == FLOORS.attention(1, 1000).ms + weights.ms
     assert causal(3) == 2
+    assert FLOORS.made_of == "1 GFLOP/s (oneDNN), 1 GB/s (a sum)"
 
 
 def test_every_part_is_measured(tmp_path: Path) -> None:
@@ -63,24 +62,24 @@ def _named(figures: list[Figure], name: str) -> list[Figure]:
     return [figure for figure in figures if figure.name == name]
 
 
-def test_another_answer_in_one_pass_fails_the_run() -> None:
-    """Readers in one pass must answer as they do alone and as the kept caches do, except for ties."""
+def test_the_best_library_is_taken_and_named() -> None:
+    """Every way is measured at each look; the rate is that of the fastest look of the fastest way."""
+    rates = MachineRates(64, 1 << 16, threads=2)
+    rates.look()
+    rates.look()
+    found = {figure.name: figure for figure in rates.figures()}
+    for what, best in (
+        ("product in float32", rates.product(torch.float32)),
+        ("product in bfloat16", rates.product(torch.bfloat16)),
+        ("memory read", rates.read()),
+    ):
+        ways = {name: figure for name, figure in found.items() if name.startswith(what)}
+        assert len(ways) > 1 or what == "product in bfloat16"
+        assert best.a_second == pytest.approx(1e9 * max(figure.high or 0.0 for figure in ways.values()))
+        assert f"{what}, {best.by}" in ways
+    assert {figure.n for figure in found.values()} == {10}
 
-    def answers(*tokens: int, gap: float = 1.0) -> Callable[[], list[Reply]]:
-        return lambda: [Reply(token, 1.0, gap) for token in tokens]
 
-    assert [len(ns) for ns in compare([answers(1, 2), answers(1, 2), answers(1, 2)], 3, 10)] == [3] * 3
-    with pytest.raises(Disagreement):
-        compare([answers(1, 2), answers(1, 3)], 1, 10)
-    with pytest.raises(Disagreement):
-        compare([answers(1, 2), answers(1, 2), answers(3, 2)], 1, 10)
-    with pytest.raises(ValueError, match="zip"):
-        compare([answers(1, 2), answers(1)], 1, 10)
-    compare([answers(1, 2, gap=1e-5), answers(1, 3, gap=1e-5)], 1, 10)
-
-
-def test_standing_questions_are_all_different() -> None:
-    """Twenty-five questions, the paper's six first; equal ones would share more than real questions do."""
-    texts = standing_texts(25)
-    assert len(set(texts)) == 25
-    assert standing_texts(6) == texts[:6]
+def test_every_byte_is_read() -> None:
+    values = torch.arange(1000, dtype=torch.int64).numpy()
+    assert _total(values) == 999 * 500

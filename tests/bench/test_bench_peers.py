@@ -14,17 +14,13 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from bench.figures import Figure
-from bench.peers import measure
 from bench.peers.conductor import Conductor, Peer, conducting
 from bench.peers.contestant import Contestant
 from bench.peers.kept import Kept
-from bench.peers.measure import KEPT, OURS, WARMED, Results, figures, peers_of, race, taking_part
+from bench.peers.measure import KEPT, OURS, WARMED, Results, figures, race, taking_part
 from bench.peers.ours import Ours
 from bench.peers.protocol import Answered, Ask, Opening, Took, Update
 from bench.peers.scenarios import BURST, GROW, MULTI, Plan, Run, run_of
-from bench.run import SuiteRun
-from bench.suites import SUITES
 from engine.model.chat_format import PromptFormat
 from engine.model.embedded import embedded_directory
 
@@ -187,25 +183,6 @@ def test_all_give_the_same_answers(plan: Plan, model: Path) -> None:
     assert asked == expected + (plan.quick.size.rounds if plan.decoded else 0)
 
 
-def test_scenarios_have_their_sizes(model: Path) -> None:
-    prompt = PromptFormat.of(AutoTokenizer.from_pretrained(model))
-    for plan, sessions, fill, bars, asked in (
-        (GROW, 1, 100, 55, 1),
-        (BURST, 1, 100, 55, 6),
-        (MULTI, 8, 100, 20, 8),
-    ):
-        assert plan.size.rounds == 15
-        short = replace(plan, size=replace(plan.size, rounds=2))
-        run = run_of(short, prompt, str(model), "float32", 2)
-        assert (run.opening.sessions, len(run.rounds)) == (sessions, 2)
-        assert sum(len(update.records[0]) for update in run.fill) == fill
-        for each in run.rounds:
-            assert [len(own) for own in each.update.records] == [bars] * sessions
-            assert each.context <= run.opening.tokens
-        at_once = [(asked, 1), (1, 9)] if plan is GROW else [(asked, 1)]
-        assert [(len(ask.questions), ask.tokens) for ask in run.asks] == at_once
-
-
 def results(ns: list[int], *tokens: int, reading: bool = True) -> Results:
     found = Results()
     for each, token in zip(ns, tokens, strict=True):
@@ -222,35 +199,22 @@ def test_ratios_are_of_the_same_step_and_answers_are_compared() -> None:
         WARMED: results([4 * million, 2 * million], 1, 7, reading=False),
     }
     rows = list(figures(GROW, "float32", found, [100, 200, 300]))
-
-    def one(name: str, table: str, against: str, **setting: object) -> Figure:
-        (row,) = (
-            row
-            for row in rows
-            if (row.name, row.table, row.against) == (name, table, against)
-            and setting.items() <= row.setting.items()
-        )
-        return row
-
-    assert one("question P50", "float32", KEPT, contestant=OURS).ratio == 0.5
-    assert one("question P50", "float32", KEPT, contestant=WARMED).ratio == 0.625
-    agreed = one("answers equal", "float32", "compared", contestant=WARMED)
+    setting = [row.setting.get("contestant", row.setting.get("context")) for row in rows]
+    by = {(row.name, row.table, row.against, of): row for row, of in zip(rows, setting, strict=True)}
+    assert by["question P50", "float32", KEPT, OURS].ratio == 0.5
+    assert by["question P50", "float32", KEPT, WARMED].ratio == 0.625
+    agreed = by["answers equal", "float32", "compared", WARMED]
     assert (agreed.ours, agreed.reference) == (1, 2)
-    assert one("largest lead of another answer", "float32", "", contestant=WARMED).ours == 0.25
-    over = one("question P50", "Ours over the others, float32", WARMED)
+    assert by["largest lead of another answer", "float32", "", WARMED].ours == 0.25
+    over = by["question P50", "Ours over the others, float32", WARMED, None]
     assert (over.ratio, over.verdict) == (1.25, "missed")
-    at = one("question P50", "Ours by context, float32", WARMED, context=200)
-    assert (at.ours, at.reference, at.ratio) == (4.0, 2.0, 2.0)
-    assert not [row for row in rows if row.name == "reading P50" and row.setting.get("contestant") == WARMED]
-    taken = {
-        row.setting["contestant"]: (row.ours, row.setting["engine"])
-        for row in taking_part(
-            "float32", found, {KEPT: "torch 2", WARMED: "vllm 1"}, {WARMED: "ended\n    log"}
-        )
-    }
-    assert taken[KEPT] == (3, "torch 2")
-    assert taken[WARMED] == (2, "vllm 1; ended")
-    assert taken["llama.cpp"] == (0, "absent: no environment given")
+    assert by["question P50", "Ours by context, float32", WARMED, 200].ratio == 2.0
+    assert ("reading P50", "float32", KEPT, WARMED) not in by
+    taken = taking_part("float32", found, {KEPT: "torch 2", WARMED: "vllm 1"}, {WARMED: "ended\n    log"})
+    engines = {row.setting["contestant"]: (row.ours, row.setting["engine"]) for row in taken}
+    assert engines[KEPT] == (3, "torch 2")
+    assert engines[WARMED] == (2, "vllm 1; ended")
+    assert engines["llama.cpp"] == (0, "absent: no environment given")
 
 
 def test_a_whole_race_is_run(conductor: Conductor, model: Path) -> None:
@@ -262,13 +226,3 @@ def test_a_whole_race_is_run(conductor: Conductor, model: Path) -> None:
     rows = figures(GROW, "float32", found, [each.context for each in run.rounds])
     agreed = [row for row in rows if row.name == "answers equal"]
     assert [(row.ours, row.reference) for row in agreed] == [(6, 6)]
-
-
-def test_peers_come_from_the_environments_given() -> None:
-    run = SuiteRun(threads=3, vllm=Path("/v/bin/python"))
-    found = {peer.name: peer for peer in peers_of(run)}
-    assert list(found) == [KEPT, OURS, "vLLM, re-sent", WARMED]
-    assert {peer.environment["OMP_NUM_THREADS"] for peer in found.values()} == {"3"}
-    assert [peer.python for peer in found.values()] == [None, None, run.vllm, run.vllm]
-    for part in SUITES["peers"]:
-        assert getattr(measure, part).__doc__

@@ -8,17 +8,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForCausalLM
 
-from bench.engine.contenders import Dense, Disagreement, KeptCache, Regions, Reply, engine_for
+from bench.engine.contenders import Disagreement, Reply
 from bench.engine.floor import Floors, PassCosts
-from bench.engine.questions import EIGHTY, EMBEDDED, Race, race
+from bench.engine.questions import EMBEDDED, Race, race
 from bench.engine.rates import MachineRates, Rate
 from bench.engine.scenario import Scenario, Size, make_scenario, synthetic_bars
-from engine.model.embedded import build_model, embedded_directory
+from engine.model.embedded import embedded_directory
 from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model
-from regions.tape import Retention
 from tests.kit import tolerance
 
 SHAPE = {"hidden": 64, "layers": 2}
@@ -64,24 +62,6 @@ def test_a_run_has_every_point_and_every_answer_agrees() -> None:
     )
 
 
-def test_contenders_answer_alike_and_asking_changes_nothing(
-    directory: Path, loaded: LoadedModel, scenario: Scenario
-) -> None:
-    """Asked twice at every context, each contender repeats its answer and equals the dense forward pass."""
-    plain = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="sdpa").eval()
-    engine, frozen = engine_for(loaded, scenario.tokens), scenario.frozen
-    ours = Regions(engine, frozen, Retention(scenario.tokens - len(frozen)))
-    contenders = [ours, KeptCache(plain, frozen), Dense(plain, frozen)]
-    for update in (scenario.first, *scenario.updates):
-        for contender in contenders:
-            contender.ingest(update)
-        replies = [contender.ask(scenario.question) for contender in contenders for _ in range(2)]
-        for reply in replies:
-            assert reply.token == replies[-1].token
-            last = replies[-1].logit
-            assert reply.logit == tolerance.near(last, tolerance.of_model(loaded, abs(last)))
-
-
 class Fixed:
     """Always gives the same answer."""
 
@@ -117,12 +97,3 @@ def test_the_scenario_is_the_papers(loaded: LoadedModel) -> None:
     per_bar = (full.tokens - len(full.frozen)) / 925
     assert 14 <= per_bar <= 19
     assert 30 <= len(full.question) <= 50
-
-
-def test_the_larger_model_has_about_eighty_million_parameters() -> None:
-    """Parameters counted without building the weights."""
-    import torch
-
-    with torch.device("meta"):
-        model = build_model(**EIGHTY.shape, seed=0)
-    assert sum(parameter.numel() for parameter in model.parameters()) == 81_808_128

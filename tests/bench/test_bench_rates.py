@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
@@ -13,7 +12,6 @@ from bench.figures import Figure
 from bench.query import cached
 from bench.run import SuiteRun
 from bench.stream import kafka, processes
-from bench.stream.flood import FloodSource, instruments, payloads
 from ingest.tokens import Tokeniser
 
 QUICK = SuiteRun(quick=True, threads=1)
@@ -41,25 +39,6 @@ def test_a_child_that_does_not_get_ready_is_an_error() -> None:
 def test_the_stand_in_tokenizer_takes_the_fast_path() -> None:
     """Otherwise the data plane would be measured on its slow path."""
     assert Tokeniser(processes.encode).fast
-
-
-async def test_the_flood_waits_until_it_is_let_in() -> None:
-    """The first part arrives at once, the rest only after opening, in order and complete."""
-    records = payloads(instruments(1, 4), 20)
-    source = FloodSource(records[:4], records[4:], batch=3)
-    batches = source.batches()
-    seen = list(await anext(batches))
-    waiting = asyncio.ensure_future(anext(batches))
-    await asyncio.sleep(0.01)
-    assert not waiting.done()
-    source.open()
-    seen += await waiting
-    async for batch in batches:
-        assert len(batch) <= 3
-        seen += batch
-    assert [message.payload for message in seen] == [payload for _, payload in records]
-    assert [message.offset for message in seen] == list(range(len(records)))
-    assert source.dry
 
 
 def test_hits_come_from_the_cache_of_a_real_gateway() -> None:

@@ -27,71 +27,12 @@ def suite(*figures: Figure) -> Suite:
     return Suite("stream", [part])
 
 
-def test_a_table_has_a_row_for_each_setting_and_a_column_for_each_reference() -> None:
-    """Common settings go above the table; missing figures are empty cells."""
-    found = page(
-        suite(
-            Figure("ask P50", 8.0, "ms", "", {"model": "m", "context": 1000}, "kept", 16.0),
-            Figure("ask P50", 8.0, "ms", "", {"model": "m", "context": 1000}, "dense", 80.0, goal=Goal(0.05)),
-            Figure("ask P50", 9.0, "ms", "", {"model": "m", "context": 2000}, "kept", 10.0, paired=0.8),
-        )
-    )
-    assert "model m.\n\n| context | ask P50, ms | kept | / kept | dense | / dense | goal |" in found
-    assert "| 1,000 | 8 | 16 | 0.50 | 80 | 0.10 | at most 0.0500: missed |" in found
-    assert "| 2,000 | 9 | 10 | 0.80 |  |  |  |" in found
-
-
-def test_figures_of_one_setting_are_rows() -> None:
-    found = page(
-        suite(
-            Figure("ring", 6e6, "records/s", against="queue", reference=2e6, low=4e6, high=8e6),
-            Figure("hits", 3.0, "", "Counts"),
-            Figure("swapped", 0.2, "share", "Counts", against="paper", reference=(0.17, 0.21)),
-        )
-    )
-    assert "| ring, records/s | 6,000,000 (4,000,000 to 8,000,000) | queue | 2,000,000 | 3 |" in found
-    assert "### Counts" in found
-    assert "| swapped | 20% | paper | 17% to 21% |" in found
-
-
-def test_each_part_names_its_command_commit_time_and_machine() -> None:
-    found = page(suite())
-    assert "`foretick bench stream`, commit abc1234, 2026-01-01 00:00+00:00, 9 s. a processor" in found
-    assert "2 cores, 2 threads, load 0.5 to 1.0; Python 3.11, torch 2." in found
-
-
 def test_a_part_that_is_no_longer_measured_has_a_commit_and_no_command() -> None:
     found = suite()
     (part,) = found.parts
     shown = page(Suite("stream", [msgspec.structs.replace(part, name="gone")]))
     assert "No longer measured, commit abc1234" in shown
     assert "foretick bench stream" not in shown
-
-
-def test_goals_are_listed_misses_first_with_the_worst_figure() -> None:
-    at_most, at_least = Goal(1.0, of="ours"), Goal(2.0, "at least", "ours")
-    found = goals(
-        [
-            suite(
-                Figure("gain", 3.0, "", "", {"n": 6}, goal=at_least),
-                Figure("plan", 0.5, "us", "", {"n": 5}, goal=at_most),
-                Figure("plan", 1.5, "us", "", {"n": 7}, goal=at_most),
-            )
-        ]
-    )
-    missed, met = found.splitlines()[2:]
-    assert missed.startswith("| [Hits](measurements/stream.md#hits) | plan, us | at most 1 | 1.50 | n 7 |")
-    assert missed.endswith("| 1 of 2 | a processor | missed |")
-    assert met.endswith("| gain | at least 2 | 3 |  | 1 of 1 | a processor | met |")
-
-
-def test_a_page_keeps_everything_outside_its_markers(tmp_path: Path) -> None:
-    """Writing twice into the same page gives the same page."""
-    target = tmp_path / "page.md"
-    target.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    for _ in range(2):
-        put_into(target, "table")
-        assert target.read_text() == f"before\n{BEGIN}\n\ntable\n\n{END}\nafter\n"
 
 
 @pytest.mark.parametrize("text", ["", BEGIN, f"{END}{BEGIN}", f"{BEGIN}{END}{END}"])
@@ -101,16 +42,6 @@ def test_a_page_without_its_markers_is_left_alone(tmp_path: Path, text: str) -> 
     with pytest.raises(ValueError, match="goals: begin"):
         put_into(target, "table")
     assert target.read_text() == text
-
-
-def test_a_saved_suite_is_read_as_it_was(tmp_path: Path) -> None:
-    """With figures, and with none."""
-    for found in (
-        suite(),
-        suite(Figure("ring", 6e6, goal=Goal(1.0), samples=[1.0, 2.0]), Figure("hits", 3.0)),
-    ):
-        save(tmp_path / "run.json", found)
-        assert read(tmp_path / "run.json") == found
 
 
 def test_the_command_saves_what_it_prints_and_keeps_other_parts(tmp_path: Path) -> None:

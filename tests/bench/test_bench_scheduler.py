@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from bench.cli import bench
 from bench.figures import Figure
 from bench.run import read
-from bench.scheduler import paper, prefix, simulated
+from bench.scheduler import paper, simulated
 from bench.scheduler.cost import CostWorld
 from bench.scheduler.prefix import PAPER, PrefixCase, inputs
 from bench.scheduler.replay import profile, replay
@@ -129,24 +129,6 @@ def test_under_pressure_preemptions_and_swapped_shares_are_next_to_the_papers() 
     assert (row["P50 speed-up"].ours, row["P50 speed-up"].reference) == (8.0, 7.78)
     assert row["P99 speed-up"].reference == paper.PRESSED["crawler", "fcfs"].p99[1]
     assert (row["preemptions"].ours, row["preemptions"].reference) == (7.0, 709)
-
-
-def test_k_lpm_is_compared_with_the_policy_that_is_better_on_all_seeds() -> None:
-    """Here FCFS: half and twice on its seeds, so 1 in the mean."""
-    p99 = {"fcfs": (4.0, 1.0), "lpm": (2.0, 3.0), "klpm": (2.0, 2.0), "klpm-adaptive": (1.0, 1.0)}
-    rows = [
-        prefix.PrefixRow(
-            PrefixCase("sessions", PAPER, 1.0, 5.0, policy, seed, 400), 1.0, p99[policy][seed], 0.5
-        )
-        for seed in (0, 1)
-        for policy in p99
-    ]
-    found = {f.name: f for f in prefix.figures(rows, "simulated")}
-    assert [found[f"{policy} P99"].ours for policy in p99] == [2.5, 2.5, 2.0, 1.0]
-    over = found["klpm over the better"]
-    assert (over.ours, over.low, over.high) == pytest.approx((1.0, 0.25, 4.0))
-    assert over.verdict == "undecided"
-    assert found["klpm-adaptive over the better"].ours == pytest.approx(0.5)
 
 
 def _row(
