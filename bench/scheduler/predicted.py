@@ -23,7 +23,7 @@ from daemon.config import schema
 from feeds.connector import SinkRoute
 from feeds.durations import parse_duration
 from feeds.source import Incoming
-from lab.plan.arrivals import Arrival, Rates, arrivals
+from lab.plan.arrivals import Arrival, arrivals
 from lab.plan.host_probe import CountingSink, with_host
 from lab.plan.load import Load
 from lab.plan.messages import trade
@@ -119,7 +119,7 @@ async def _measured(sources: Sources, load: Load, warm: int) -> Measured:
     """What the daemon measures over the time of the load."""
     interval = sources.intervals[0]
     lead, every = (
-        arrivals(Rates(load.ticks), symbol_intervals(sources), 1, seconds, load.seed)
+        arrivals(load, symbol_intervals(sources), 1, seconds)
         for seconds in (_LEAD * interval * 1e-9, load.seconds)
     )
     source = PacedSource(list(sources.symbols), interval)

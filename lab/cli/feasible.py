@@ -26,11 +26,7 @@ from lab.theory.query_stream import read_trace
     help="share p of the queries that may be late: 0.05 is P95",
 )
 @click.option(
-    "--c-attn",
-    type=float,
-    default=0.0,
-    show_default=True,
-    help="attention cost of a token, relative to the rest",
+    "--c-attn", default=0.0, show_default=True, help="attention cost of a token, relative to the rest"
 )
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def command(trace: Path, ttft: float, p: float, c_attn: float, as_json: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -18,54 +19,38 @@ _UNITS = {
 }
 
 
+_least = partial(click.FloatRange, 0)
+_option = partial(click.option, show_default=True)
+
+
 @click.command("plan")
 @config_option
 @set_option
-@click.option(
+@_option(
     "--rate",
     "rates",
     default="100",
-    show_default=True,
     help="ticks a second over all symbols; separate several with commas: 100,1000",
 )
-@click.option("--asks", type=click.FloatRange(min=0), default=0.0, show_default=True, help="asks a second")
-@click.option(
-    "--asks-standing",
-    type=click.FloatRange(0, 1),
-    default=0.7,
-    show_default=True,
-    help="share of the asks that are standing questions",
-)
-@click.option(
+@_option("--asks", type=_least(), default=0.0, help="asks a second")
+@_option("--asks-standing", type=_least(1), default=0.7, help="share of the asks that are standing questions")
+@_option(
     "--asks-ready",
-    type=click.FloatRange(0, 1),
+    type=_least(1),
     default=0.0,
-    show_default=True,
     help="share of the asks that exit at the ready position (flash.early_exit)",
 )
-@click.option(
-    "--prompts", type=click.FloatRange(min=0), default=0.0, show_default=True, help="prompts a second"
-)
-@click.option(
-    "--prompt-tokens", type=click.IntRange(min=1), default=512, show_default=True, help="of each prompt"
-)
-@click.option(
-    "--answer-tokens",
-    type=click.IntRange(min=1),
-    default=16,
-    show_default=True,
-    help="of its answer",
-)
+@_option("--prompts", type=_least(), default=0.0, help="prompts a second")
+@_option("--prompt-tokens", type=click.IntRange(min=1), default=512, help="of each prompt")
+@_option("--answer-tokens", type=click.IntRange(min=1), default=16, help="of its answer")
 @click.option(
     "--profile",
     help="cost profile, a name or a file; default: scheduler.profile, or the device's file in profiles/",
 )
 @click.option("--memory", help="the device's memory, such as 141GB; default: this machine's")
-@click.option(
-    "--seconds", type=click.FloatRange(min=0), default=0.0, help="virtual time to simulate; default: 30 bars"
-)
+@click.option("--seconds", type=_least(), default=0.0, help="virtual time to simulate; default: 30 bars")
 @click.option("--search", is_flag=True, help="find by simulation how many such sessions keep their promise")
-@click.option("--seed", type=int, default=0, show_default=True)
+@_option("--seed", type=int, default=0)
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def command(
     config_path: Path,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,46 +17,35 @@ POOL_TOKENS = 1_600_000
 """*Stream2LLM* section 6.1: two H200 of 141 GB, 80 % of them, less 16 GB of weights, at 128 KiB a token."""
 
 
+_option = partial(click.option, show_default=True)
+_count = partial(click.IntRange, 1)
+_written = click.Path(path_type=Path)
+
+
 @click.command("simulate")
-@click.option("--workload", default="crawler", show_default=True, help="crawler, anns, sessions or oneshot")
+@_option("--workload", default="crawler", help="crawler, anns, sessions or oneshot")
 @click.option(
     "--trace", type=click.Path(exists=True, dir_okay=False), help="trace file to use instead of a workload"
 )
-@click.option(
-    "--qps", default="4", show_default=True, help="requests a second; separate several with commas: 0.5,1,2,4"
-)
-@click.option("--requests", type=click.IntRange(min=1), default=1000, show_default=True)
-@click.option(
-    "--delay",
-    type=click.FloatRange(min=0),
-    default=1.0,
-    show_default=True,
-    help="factor on the gaps between chunks",
-)
-@click.option(
-    "--max-tokens", type=click.IntRange(min=1), default=1, show_default=True, help="tokens of each answer"
-)
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option(
-    "--policy", default="fcfs", show_default=True, help="one policy, or several: vllm-ns,fcfs,klpm:4"
-)
-@click.option("--eviction", type=click.Choice(EVICTIONS), default="cost", show_default=True)
-@click.option(
-    "--profile", default="h200-saturation", show_default=True, help="cost profile: a name or a file"
-)
-@click.option("--pool-tokens", type=click.IntRange(min=1), default=POOL_TOKENS, show_default=True)
-@click.option("--host-tokens", type=click.IntRange(min=0), default=POOL_TOKENS, show_default=True)
-@click.option("--batch-tokens", type=click.IntRange(min=1), default=8192, show_default=True)
-@click.option("--batch-requests", type=click.IntRange(min=1), default=256, show_default=True)
+@_option("--qps", default="4", help="requests a second; separate several with commas: 0.5,1,2,4")
+@_option("--requests", type=_count(), default=1000)
+@_option("--delay", type=click.FloatRange(min=0), default=1.0, help="factor on the gaps between chunks")
+@_option("--max-tokens", type=_count(), default=1, help="tokens of each answer")
+@_option("--seed", type=int, default=0)
+@_option("--policy", default="fcfs", help="one policy, or several: vllm-ns,fcfs,klpm:4")
+@_option("--eviction", type=click.Choice(EVICTIONS), default="cost")
+@_option("--profile", default="h200-saturation", help="cost profile: a name or a file")
+@_option("--pool-tokens", type=_count(), default=POOL_TOKENS)
+@_option("--host-tokens", type=click.IntRange(min=0), default=POOL_TOKENS)
+@_option("--batch-tokens", type=_count(), default=8192)
+@_option("--batch-requests", type=_count(), default=256)
 @click.option(
     "--prefix-cache/--no-prefix-cache", default=None, help="use a prefix cache (default: for sessions only)"
 )
 @click.option("--grouping/--no-grouping", default=False, help="compute common prefixes once")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="write all results as JSON")
-@click.option("--plot", "plot_path", type=click.Path(path_type=Path), help="write a plot as PNG")
-@click.option(
-    "--save-trace", "trace_path", type=click.Path(path_type=Path), help="write the workload as a trace file"
-)
+@click.option("--json", "json_path", type=_written, help="write all results as JSON")
+@click.option("--plot", "plot_path", type=_written, help="write a plot as PNG")
+@click.option("--save-trace", "trace_path", type=_written, help="write the workload as a trace file")
 def command(json_path: Path | None, plot_path: Path | None, trace_path: Path | None, **options: Any) -> None:
     """Run the scheduler in simulated time: policies compared on a synthetic workload or a trace.
 

@@ -9,11 +9,12 @@ microseconds each and change no time here. Both are drawn exactly: of n uniform 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import gcd
 from typing import Literal, NamedTuple
 
 import numpy as np
+
+from lab.plan.load import Load
 
 Kind = Literal["tick", "ask", "prompt"]
 
@@ -26,38 +27,21 @@ class Arrival(NamedTuple):
     of: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """A second, over all sessions. Raises ValueError for a negative one, and without ticks."""
-
-    ticks: float
-    asks: float = 0.0
-    prompts: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not self.ticks > 0 or self.asks < 0 or self.prompts < 0:
-            raise ValueError("ticks must be above 0 a second, asks and prompts at least 0")
-
-
-def arrivals(
-    rates: Rates, intervals: Sequence[Sequence[int]], sessions: int, seconds: float, seed: int = 0
-) -> list[Arrival]:
-    """All arrivals within ``seconds``, in order of time.
+def arrivals(load: Load, intervals: Sequence[Sequence[int]], sessions: int, seconds: float) -> list[Arrival]:
+    """All arrivals within ``seconds``, in order of time; of the asks those that are computed.
 
     ``intervals``: of each symbol, those of the bars that are made of it, ns. Its ticks are thinned by their
     greatest common divisor, so that every bar keeps its first and last.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(load.seed)
     found: list[Arrival] = []
     for symbol, own in enumerate(intervals):
-        times = _ticks(rng, rates.ticks / len(intervals), gcd(*own), round(seconds * 1e9))
+        times = _ticks(rng, load.ticks / len(intervals), gcd(*own), round(seconds * 1e9))
         found += (Arrival(at, "tick", symbol) for at in times)
-    asks = rng.uniform(0.0, seconds, rng.poisson(rates.asks * seconds))
-    asked = rng.integers(sessions, size=len(asks))
-    found += (
-        Arrival(round(at * 1e9), "ask", of) for at, of in zip(asks.tolist(), asked.tolist(), strict=True)
-    )
-    prompts = rng.uniform(0.0, seconds, rng.poisson(rates.prompts * seconds))
+    asks = rng.uniform(0.0, seconds, rng.poisson(load.asks_computed * seconds))
+    asked = rng.integers(sessions, size=len(asks)).tolist()
+    found += (Arrival(round(at * 1e9), "ask", of) for at, of in zip(asks.tolist(), asked, strict=True))
+    prompts = rng.uniform(0.0, seconds, rng.poisson(load.prompts * seconds))
     found += (Arrival(round(at * 1e9), "prompt") for at in prompts.tolist())
     return sorted(found, key=lambda arrival: arrival.at_ns)
 

@@ -15,18 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from daemon.config.schema import (
-    OFF,
-    Config,
-    HttpConfig,
-    ModelConfig,
-    ProcessConfig,
-    QueryConfig,
-    RecoveryConfig,
-    SessionConfig,
-    SinkConfig,
-    SourceConfig,
-)
+from daemon.config import schema
 from daemon.gateway.gateway import Gateway
 from daemon.gateway.wiring import make_gateway
 from feeds.connector import SinkRoute
@@ -39,6 +28,7 @@ SESSIONS = (1, 8)
 """Sizes of the rounds: an answer costs what more sessions take longer."""
 RECORDS = 2000
 _WINDOW = 16
+_NAME = "rounds"
 _SECONDS = "foretick_stage_seconds"
 _SECOND = 10**9
 _LONGEST_S = 60.0
@@ -57,7 +47,7 @@ class _Round(NamedTuple):
     answers: float
 
 
-def with_host(costs: CostModel, config: Config, *, rounds: int = 30) -> CostModel:
+def with_host(costs: CostModel, config: schema.Config, *, rounds: int = 30) -> CostModel:
     """The profile with the host's costs on this machine, in the process mode of ``config``.
 
     Raises HostFailed.
@@ -74,25 +64,27 @@ def with_host(costs: CostModel, config: Config, *, rounds: int = 30) -> CostMode
     return replace(costs, step_s=step, step_row_s=0.0, answer_s=answer, record_s=found[0][1])
 
 
-def _config(config: Config, sessions: int) -> Config:
-    return Config(
-        recovery=RecoveryConfig(interval=OFF),
-        model=ModelConfig(threads=config.model.threads),
+def _config(config: schema.Config, sessions: int) -> schema.Config:
+    return schema.Config(
+        recovery=schema.RecoveryConfig(interval=schema.OFF),
+        model=schema.ModelConfig(threads=config.model.threads),
         sessions=tuple(
-            SessionConfig(f"s{n}", f"PLAN:S{n}", retention_records=_WINDOW, divergence_every=OFF)
+            schema.SessionConfig(
+                f"s{n}", f"PLAN:S{n}", retention_records=_WINDOW, divergence_every=schema.OFF
+            )
             for n in range(sessions)
         ),
-        source=SourceConfig(backlog_policy="wait"),
-        sink=SinkConfig(),
-        query=QueryConfig("tcp://127.0.0.1:*"),
-        http=HttpConfig(port=0),
-        process=ProcessConfig(mode=config.process.mode, spare_engine=False),
+        source=schema.SourceConfig(backlog_policy="wait"),
+        sink=schema.SinkConfig(),
+        query=schema.QueryConfig("tcp://127.0.0.1:*"),
+        http=schema.HttpConfig(port=0),
+        process=schema.ProcessConfig(mode=config.process.mode, spare_engine=False),
     )
 
 
-async def _measured(config: Config, sessions: int, rounds: int) -> tuple[_Round, float]:
+async def _measured(config: schema.Config, sessions: int, rounds: int) -> tuple[_Round, float]:
     """One size: a round, and seconds of a record."""
-    source, sink = RoundSource(), CountingSink()
+    source, sink = QueuedSource(_NAME), CountingSink()
     gateway = make_gateway(config, source=source, routes=[SinkRoute(sink, "answers")])
     symbols = [session.symbol for session in config.sessions]
     newest = time.time_ns() // _SECOND * _SECOND - (_WINDOW + rounds + 2) * _SECOND
@@ -104,10 +96,14 @@ async def _measured(config: Config, sessions: int, rounds: int) -> tuple[_Round,
             before = _spent(gateway)
             began = time.perf_counter()
             arrived = sink.expect(answers if number else 0)
-            source.round(
-                [trade(symbol, newest + number * _SECOND, 20_000 + number % 7) for symbol in symbols]
-            )
-            await _in_time(arrived)
+            at, price = newest + number * _SECOND, 20_000 + number % 7
+            trades = [trade(symbol, at, price) for symbol in symbols]
+            source.put(_records(trades, number * len(symbols)))
+            try:
+                async with asyncio.timeout(_LONGEST_S):
+                    await arrived.wait()
+            except TimeoutError:
+                raise HostFailed(f"a round was not answered within {_LONGEST_S:g} s") from None
             took = time.perf_counter() - began
             await asyncio.sleep(0.01)  # its last pass is counted by then
             after = _spent(gateway)
@@ -120,13 +116,13 @@ async def _measured(config: Config, sessions: int, rounds: int) -> tuple[_Round,
     return _Round(host, passes, answers), record_s
 
 
-async def _record_s(gateway: Gateway, source: RoundSource, symbol: str, at: int) -> float:
+async def _record_s(gateway: Gateway, source: QueuedSource, symbol: str, at: int) -> float:
     """Seconds of the gateway for a record that closes no bar."""
     batch = [trade(symbol, at + n, 20_000) for n in range(RECORDS)]
     before = gateway.store.value("foretick_records_total", source=source.name)
     pushed = gateway.store.count(_SECONDS, stage="ring_wait")
     began = time.perf_counter()
-    source.round(batch)
+    source.put(_records(batch, RECORDS))
     deadline = began + _LONGEST_S
     while gateway.store.count(_SECONDS, stage="ring_wait") < pushed + RECORDS:
         if time.perf_counter() > deadline:
@@ -144,12 +140,10 @@ def _spent(gateway: Gateway) -> tuple[float, float]:
     )
 
 
-async def _in_time(arrived: asyncio.Event) -> None:
-    try:
-        async with asyncio.timeout(_LONGEST_S):
-            await arrived.wait()
-    except TimeoutError:
-        raise HostFailed(f"a round was not answered within {_LONGEST_S:g} s") from None
+def _records(payloads: Sequence[bytes], first: int) -> list[Incoming]:
+    """Records that arrive now, with offsets from ``first``."""
+    now = time.time_ns()
+    return [Incoming(_NAME, 0, first + n, None, each, ts_recv_ns=now) for n, each in enumerate(payloads)]
 
 
 class CountingSink:
@@ -183,22 +177,3 @@ class CountingSink:
     def _look(self) -> None:
         if self.count >= self._wanted:
             self._arrived.set()
-
-
-class RoundSource(QueuedSource):
-    """Rounds of records."""
-
-    def __init__(self) -> None:
-        super().__init__("rounds")
-        self._offset = 0
-
-    def round(self, payloads: Sequence[bytes]) -> None:
-        """Yield these records next, at once."""
-        now = time.time_ns()
-        first, self._offset = self._offset, self._offset + len(payloads)
-        self.put(
-            [
-                Incoming("rounds", 0, first + n, None, payload, ts_recv_ns=now)
-                for n, payload in enumerate(payloads)
-            ]
-        )

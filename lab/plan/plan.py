@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from daemon.config.schema import Config, SessionConfig
 from daemon.engine.capacity_metrics import sessions_estimate
-from lab.plan.arrivals import Rates, arrivals
+from lab.plan.arrivals import arrivals
 from lab.plan.capacity import Capacity, Shape, capacity, max_sessions
 from lab.plan.load import Load
 from lab.plan.simulator import Simulator
@@ -38,31 +38,31 @@ class Quantiles(msgspec.Struct, frozen=True):
 
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
-    """What a simulated daemon did; None: nothing of the kind happened."""
+    """What a simulated daemon did; None: nothing of the kind happened. 0 seconds: nothing was simulated."""
 
-    seconds: float
-    close_to_answer_s: Quantiles | None
-    end_to_end_s: Quantiles | None
-    ask_computed_s: Quantiles | None
-    ttft_pool_s: Quantiles | None
-    utilisation_ratio: float
-    promise_kept_ratio: float
-    coalesced_ratio: float
+    seconds: float = 0.0
+    close_to_answer_s: Quantiles | None = None
+    end_to_end_s: Quantiles | None = None
+    ask_computed_s: Quantiles | None = None
+    ttft_pool_s: Quantiles | None = None
+    utilisation_ratio: float = 0.0
+    promise_kept_ratio: float = 0.0
+    coalesced_ratio: float = 0.0
     """Share of the bars that were answered only together with a later version."""
-    cell_budget_ratio: float
+    cell_budget_ratio: float = 0.0
     """Most of the cell budget that requests used at once."""
-    pool_ratio: float
+    pool_ratio: float = 0.0
     """Most of the pool in use at once."""
-    sessions_capacity: dict[str, int]
+    sessions_capacity: dict[str, int] = {}
     """Sessions at these shares of the device's time and of the pool, by limit."""
-    bars: int
-    versions: int
-    answers: int
-    passes: int
-    bars_skipped: int
-    bars_waiting: int
+    bars: int = 0
+    versions: int = 0
+    answers: int = 0
+    passes: int = 0
+    bars_skipped: int = 0
+    bars_waiting: int = 0
     """At the end."""
-    unanswered: dict[str, int]
+    unanswered: dict[str, int] = {}
     """Questions, asks and prompts by the code they failed with."""
 
 
@@ -104,12 +104,10 @@ def plan(
     """
     sources = sources_of(config, costs)
     if sources.kv_bytes(sources.blocks * config.pool.block_size) + sources.outline.weight_bytes > memory:
-        shape, simulated = _shape_of(sources, None), _nothing(load)
-        found = capacity(sources, shape, load, memory)
+        shape, simulated = _shape_of(sources, None), Simulated()
     else:
         shape, simulated = _simulate(sources, load)
-        found = capacity(sources, shape, load, memory)
-    most = None
+    found, most = capacity(sources, shape, load, memory), None
     if search and simulated.seconds:
         most = _search(config, load, sources.costs, found.sessions)
     return Plan(
@@ -173,13 +171,10 @@ def symbol_intervals(sources: Sources) -> list[list[int]]:
 def _simulate(sources: Sources, load: Load) -> tuple[Shape, Simulated]:
     config = sources.config
     seconds = load.seconds or BARS * max(sources.intervals) * 1e-9
-    rates = Rates(load.ticks, load.asks_computed, load.prompts)
     simulator = Simulator(sources, load)
     with closing(simulator):
         shape = _shape_of(sources, simulator)
-        simulator.run(
-            arrivals(rates, symbol_intervals(sources), len(config.sessions), seconds, load.seed), seconds
-        )
+        simulator.run(arrivals(load, symbol_intervals(sources), len(config.sessions), seconds), seconds)
         return shape, _simulated(simulator, sources, seconds)
 
 
@@ -249,13 +244,10 @@ def _search(config: Config, load: Load, costs: CostModel, about: int) -> int:
 
 def _hit_mix(load: Load, costs: CostModel, simulated: Simulated) -> HitMix:
     computed = 1 - load.asks_standing - load.asks_ready
-    standard = simulated.ask_computed_s
-    served = costs.answer_s
-    mean = None
+    standard, served, mean = simulated.ask_computed_s, costs.answer_s, None
     if standard is not None or not computed:
-        mean = mean_latency(
-            load.asks_standing, load.asks_ready, served, served, standard.mean if standard else 0.0
-        )
+        slow = standard.mean if standard else 0.0
+        mean = mean_latency(load.asks_standing, load.asks_ready, served, served, slow)
     return HitMix(cached=load.asks_standing, ready=load.asks_ready, computed=computed, mean_s=mean)
 
 
@@ -291,27 +283,3 @@ def _quantiles(values: Sequence[int]) -> Quantiles | None:
     seconds = np.asarray(values) * 1e-9
     p50, p99 = np.quantile(seconds, (0.5, 0.99), method="inverted_cdf").tolist()
     return Quantiles(p50, p99, float(seconds.mean()))
-
-
-def _nothing(load: Load) -> Simulated:
-    """Where the pool is larger than the device, nothing is simulated."""
-    return Simulated(
-        seconds=0.0,
-        close_to_answer_s=None,
-        end_to_end_s=None,
-        ask_computed_s=None,
-        ttft_pool_s=None,
-        utilisation_ratio=0.0,
-        promise_kept_ratio=0.0,
-        coalesced_ratio=0.0,
-        cell_budget_ratio=0.0,
-        pool_ratio=0.0,
-        sessions_capacity={},
-        bars=0,
-        versions=0,
-        answers=0,
-        passes=0,
-        bars_skipped=0,
-        bars_waiting=0,
-        unanswered={},
-    )

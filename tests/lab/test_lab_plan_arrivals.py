@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.plan.arrivals import Rates, arrivals
+from lab.plan.arrivals import arrivals
+from lab.plan.load import Load
 
 SECOND = 10**9
 
@@ -20,20 +21,20 @@ LENGTHS = st.sampled_from([SECOND // 4, SECOND, 15 * SECOND])
     st.lists(LENGTHS, min_size=1, max_size=3),
 )
 def test_each_interval_has_its_first_and_its_last_tick(rate: float, intervals: list[int]) -> None:
-    found = arrivals(Rates(rate), [intervals], 1, 20.0, seed=3)
+    found = arrivals(Load(ticks=rate, seed=3), [intervals], 1, 20.0)
     times = [each.at_ns for each in found]
     assert times == sorted(times)
     assert all(0 <= at < 20 * SECOND for at in times)
     finest = min(intervals)
     numbers = [at // finest for at in times]
     assert all(numbers.count(number) <= 2 for number in set(numbers))
-    assert found == arrivals(Rates(rate), [intervals], 1, 20.0, seed=3)
+    assert found == arrivals(Load(ticks=rate, seed=3), [intervals], 1, 20.0)
 
 
 @pytest.mark.parametrize("rate", [0.5, 3.0, 200.0])
 def test_first_and_last_are_distributed_as_of_all_ticks(rate: float) -> None:
     n = 4000
-    kept = [each.at_ns / SECOND for each in arrivals(Rates(rate), [[SECOND]], 1, float(n), seed=1)]
+    kept = [each.at_ns / SECOND for each in arrivals(Load(ticks=rate, seed=1), [[SECOND]], 1, float(n))]
     rng = np.random.default_rng(2)
     full = np.sort(rng.uniform(0, n, rng.poisson(rate * n)))
     for times in (kept, full):
@@ -55,14 +56,9 @@ def _ends(times: np.ndarray, n: int) -> list[float]:
 
 
 def test_asks_and_prompts_come_at_their_rates() -> None:
-    found = arrivals(Rates(1, asks=50, prompts=20), [[SECOND]] * 3, 3, 100.0)
+    load = Load(ticks=1, asks=50, asks_standing=0, prompts=20)
+    found = arrivals(load, [[SECOND]] * 3, 3, 100.0)
     asks = [each for each in found if each.kind == "ask"]
     assert len(asks) == pytest.approx(5000, rel=0.1)
     assert {each.of for each in asks} == {0, 1, 2}
     assert sum(each.kind == "prompt" for each in found) == pytest.approx(2000, rel=0.15)
-
-
-@pytest.mark.parametrize("wrong", [(0, 0, 0), (-1, 0, 0), (1, -1, 0), (1, 0, -1)])
-def test_wrong_rates_are_refused(wrong: tuple[float, float, float]) -> None:
-    with pytest.raises(ValueError, match="above 0"):
-        Rates(*wrong)
