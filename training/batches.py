@@ -298,19 +298,18 @@ def _branches(
     columns: list[Ints] = []
     places: list[tuple[int, int, int]] = []
     out: dict[str, list[Any]] = {"rows": [], "target": [], "kind": [], "value": [], "margin": []}
-    tapes = np.arange(B)
+    tapes, nothing = np.arange(B), np.zeros(B, np.int64)
 
-    def ask(
-        tokens: list[Ints], cut: int, answer: Ints, kind: Ints, answer_value: Ints, distance: Any
-    ) -> None:
-        branch = places[-1][1] + 1 if places else 0
-        for offset, column in enumerate(tokens):
+    def ask(tokens: list[Ints], cut: int, *wanted: Any, behind: bool = False) -> None:
+        """``wanted``: target, kind, value and margin; ``behind`` the row before, else a branch of its own."""
+        _, branch, offset = places[-1] if places else (0, -1, 0)
+        branch, offset = (branch, offset + 1) if behind else (branch + 1, 0)
+        for column in tokens:
             columns.append(column)
             places.append((cut, branch, offset))
+            offset += 1
         out["rows"].append(start + len(columns) - 1)
-        for name, part in zip(
-            ("target", "kind", "value", "margin"), (answer, kind, answer_value, distance), strict=True
-        ):
+        for name, part in zip(("target", "kind", "value", "margin"), wanted, strict=True):
             out[name].append(part)
 
     for ci, cut in enumerate(cuts.tolist()):
@@ -322,23 +321,13 @@ def _branches(
                 tokens = [vocabulary.questions[kind]]
             ask(tokens, cut, target[kind, tapes, ci], kind, value[kind, tapes, ci], margin[kind, tapes, ci])
             if not layout.numbered and kind[0] == exact:
-                columns.append(target[exact, :, ci])
-                places.append((cut, places[-1][1], len(tokens)))
-                out["rows"].append(start + len(columns) - 1)
-                out["target"].append(np.full(B, vocabulary.end))
-                out["kind"].append(np.full(B, len(QUESTIONS) + len(numbers)))
-                out["value"].append(np.zeros(B, np.int64))
-                out["margin"].append(np.zeros(B, np.float32))
+                end, last = np.full(B, vocabulary.end), np.full(B, len(QUESTIONS) + len(numbers))
+                number = [target[exact, :, ci]]
+                ask(number, cut, end, last, nothing, nothing.astype(np.float32), behind=True)
         for a in chosen.tolist():
             answer = numbers[a].values[:, cut]
             kind = np.full(B, len(QUESTIONS) + a)
-            ask(
-                [np.full(B, vocabulary.auxiliary[a])],
-                cut,
-                vocabulary.numbers[answer],
-                kind,
-                answer,
-                np.zeros(B, np.float32),
-            )
+            token = [np.full(B, vocabulary.auxiliary[a])]
+            ask(token, cut, vocabulary.numbers[answer], kind, answer, nothing.astype(np.float32))
     stacked = {name: np.stack(parts, 1) if name != "rows" else np.array(parts) for name, parts in out.items()}
     return np.stack(columns, 1), np.array(places), Queries(**stacked)

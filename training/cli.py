@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,50 +13,27 @@ import click
 
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_WRITTEN = click.Path(dir_okay=False, path_type=Path)
+_PLACEMENTS = ("terse", "numbered")
+_int, _option = click.IntRange, partial(click.option, show_default=True)
 
 
 @click.command()
-@click.option("--out", type=_DIRECTORY, required=True, help="Directory of the checkpoints.")
-@click.option(
-    "--steps", type=click.IntRange(1), default=7900, show_default=True, help="Steps, cooldown included."
-)
-@click.option(
-    "--cooldown",
-    type=click.IntRange(0),
-    default=1600,
-    show_default=True,
-    help="Last steps, over which the rate falls to nothing.",
-)
-@click.option(
-    "--short",
-    type=click.IntRange(0),
-    default=1000,
-    show_default=True,
-    help="First steps, with windows of 32 bars.",
-)
-@click.option(
-    "--tokens", type=click.IntRange(256), default=4096, show_default=True, help="Tokens of a worker's step."
-)
-@click.option("--hidden", type=click.IntRange(20), default=128, show_default=True, help="Width of the model.")
-@click.option("--layers", type=click.IntRange(2), default=6, show_default=True, help="Layers of the model.")
-@click.option("--heads", type=click.IntRange(1), default=4, show_default=True, help="Heads of a layer.")
-@click.option(
-    "--inner", type=click.IntRange(8), default=352, show_default=True, help="Width of the feed-forward part."
-)
-@click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of weights and tapes."
-)
-@click.option(
-    "--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes, one thread each."
-)
-@click.option("--resume", type=_FILE, help="Checkpoint to continue from, such as last.pt.")
-@click.option("--export", "directory", type=_DIRECTORY, help="Write a transformers directory at the end.")
-@click.option(
-    "--dtype",
-    type=click.Choice(["bfloat16", "float32"]),
-    default="float32",
-    show_default=True,
-    help="Of the exported weights.",
+@_option("--out", type=_DIRECTORY, required=True, help="Directory of the checkpoints.")
+@_option("--steps", type=_int(1), default=7900, help="Steps, cooldown included.")
+@_option("--cooldown", type=_int(0), default=1600, help="Last steps, over which the rate falls to nothing.")
+@_option("--short", type=_int(0), default=1000, help="First steps, with windows of 32 bars.")
+@_option("--tokens", type=_int(256), default=4096, help="Tokens of a worker's step.")
+@_option("--hidden", type=_int(20), default=128, help="Width of the model.")
+@_option("--layers", type=_int(2), default=6, help="Layers of the model.")
+@_option("--heads", type=_int(1), default=4, help="Heads of a layer.")
+@_option("--inner", type=_int(8), default=352, help="Width of the feed-forward part.")
+@_option("--seed", type=_int(0), default=0, help="Seed of weights and tapes.")
+@_option("--workers", type=_int(1), default=1, help="Processes, one thread each.")
+@_option("--resume", type=_FILE, help="Checkpoint to continue from, such as last.pt.")
+@_option("--export", "directory", type=_DIRECTORY, help="Write a transformers directory at the end.")
+@_option(
+    "--dtype", type=click.Choice(["bfloat16", "float32"]), default="float32", help="Of the exported weights."
 )
 def train(
     out: Path, workers: int, resume: Path | None, directory: Path | None, dtype: str, **options: Any
@@ -110,13 +88,8 @@ def _work(
         options["steps"], options["cooldown"], options["short"], options["seed"], tokens=options["tokens"]
     )
     shape = Shape(options["hidden"], options["layers"], options["heads"], options["inner"])
-    columns = (
-        TextColumn("step"),
-        MofNCompleteColumn(),
-        BarColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
+    description = TextColumn("{task.description}")
+    columns = TextColumn("step"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), description
     with Progress(*columns, disable=rank > 0) as progress:
         task = progress.add_task("", total=plan.steps)
         for log in steps(plan, out, shape, resume, rank, workers):
@@ -134,67 +107,51 @@ def _free_port() -> int:
         return port
 
 
-_MODEL = click.option(
-    "--model",
-    "path",
-    type=click.Path(exists=True, path_type=Path),
-    required=True,
-    help="Directory of a model.",
-)
-_TAPE = click.option(
-    "--tape",
-    default="generated",
-    show_default=True,
-    help="`generated`, or a recorded file; never one that the model was trained on.",
-)
-_FORMAT = click.option("--format", "form", help="Format of the file: a built-in name, or a TOML file.")
-_LABELS = click.option(
-    "--labels", type=click.IntRange(1), default=20_000, show_default=True, help="Labels of each question."
-)
-_WINDOW = click.option(
-    "--window", type=click.IntRange(32), default=64, show_default=True, help="Bars that the model sees."
-)
-
-_PLACEMENT = click.option(
-    "--placement",
-    "placements",
-    type=click.Choice(["terse", "numbered"]),
-    multiple=True,
-    default=("terse", "numbered"),
-    show_default=True,
-    help="How questions are asked: by their token, or by number from the frozen prefix.",
-)
+def _asked(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that say which model is asked what."""
+    options = (
+        _option(
+            "--model", "path", type=click.Path(exists=True, path_type=Path), required=True,
+            help="Directory of a model.",
+        ),
+        _option(
+            "--tape", default="generated",
+            help="`generated`, or a recorded file; never one that the model was trained on.",
+        ),
+        _option("--format", "form", help="Format of the file: a built-in name, or a TOML file."),
+        _option("--labels", type=_int(1), default=20_000, help="Labels of each question."),
+        _option("--window", type=_int(32), default=64, help="Bars that the model sees."),
+        _option(
+            "--placement", "placements", type=click.Choice(_PLACEMENTS), multiple=True, default=_PLACEMENTS,
+            help="How questions are asked: by their token, or by number from the frozen prefix.",
+        ),
+        _option("--max-tapes", type=_int(1), default=20_000, help="Where to stop."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 @click.command()
-@_MODEL
-@_TAPE
-@_FORMAT
-@_LABELS
-@_WINDOW
-@_PLACEMENT
-@click.option(
+@_asked
+@_option(
     "--windows",
-    type=click.IntRange(1, 8),
+    type=_int(1, 8),
     multiple=True,
     default=(1, 2, 3),
-    show_default=True,
     help="Windows of bars read before a question: 1 is a fresh window, others slide.",
 )
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Seed of generated tapes.")
-@click.option("--max-tapes", type=click.IntRange(1), default=20_000, show_default=True, help="Where to stop.")
-@click.option("--calibration", type=_FILE, help="Default: calibration.json in the model's directory.")
-@click.option(
+@_option("--seed", type=_int(0), default=1, help="Seed of generated tapes.")
+@_option("--calibration", type=_FILE, help="Default: calibration.json in the model's directory.")
+@_option(
     "--dtype",
     type=click.Choice(["auto", "float32", "bfloat16"]),
     help="Ask the tape model too as the daemon serves it, prompt by prompt, in this dtype.",
 )
-@click.option(
-    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write scores here."
-)
-@click.option(
+@_option("--json", "json_file", type=_WRITTEN, help="Write scores here.")
+@_option(
     "--plots",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=_WRITTEN,
     help="Write NAME-...-reliability.png, -risk-coverage.png and -distance.png for each setting.",
 )
 def evaluate(
@@ -245,14 +202,8 @@ def evaluate(
             setting = Setting(placement, read, window)
             with Progress(console=console, transient=True) as progress:
                 task = progress.add_task(setting.name)
-                answers = collect(
-                    model,
-                    source,
-                    setting,
-                    labels,
-                    max_tapes,
-                    partial(_advance, progress, task),
-                )
+                advance = partial(_advance, progress, task)
+                answers = collect(model, source, setting, labels, max_tapes, advance)
             settings[setting.name] = [score(each, fitted, setting.numbered) for each in answers]
             if plots is not None:
                 plot(plots.with_name(f"{plots.stem}-{placement}-{read}"), answers, fitted, setting.numbered)
@@ -264,19 +215,9 @@ def evaluate(
 
 
 @click.command()
-@_MODEL
-@_TAPE
-@_FORMAT
-@_LABELS
-@_WINDOW
-@_PLACEMENT
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Default: calibration.json in the directory.",
-)
-@click.option("--seed", type=click.IntRange(0), default=2, show_default=True, help="Seed of generated tapes.")
-@click.option("--max-tapes", type=click.IntRange(1), default=20_000, show_default=True, help="Where to stop.")
+@_asked
+@_option("--out", type=_WRITTEN, help="Default: calibration.json in the directory.")
+@_option("--seed", type=_int(0), default=2, help="Seed of generated tapes.")
 def calibrate(
     path: Path,
     tape: str,

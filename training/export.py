@@ -26,13 +26,8 @@ def foretick_block(window: int = WINDOW) -> dict[str, Any]:
     exact = EXACT_VALUE
     # to copy a level is learnt last; by number it was not, in 1,900 steps that asked by number
     questions[exact.name] = _question(exact.name, exact.text) | {"by_number": False}
-    return {
-        "layout": "terse",
-        "lines": "compact",
-        "window_bars": window,
-        "none": NONE,
-        "questions": questions,
-    }
+    block = {"layout": "terse", "lines": "compact", "window_bars": window, "none": NONE}
+    return block | {"questions": questions}
 
 
 def _question(name: str, text: str, choices: Sequence[str] = ()) -> dict[str, Any]:
@@ -65,12 +60,6 @@ def export(model: TapeModel, directory: Path, dtype: torch.dtype = torch.bfloat1
     tokenizer.save_pretrained(directory)
 
 
-def read_block(directory: Path) -> dict[str, Any] | None:
-    """The ``foretick`` block of a model's configuration; None where it has none."""
-    block: dict[str, Any] | None = _config(directory).get("foretick")
-    return block
-
-
 def is_packed(directory: Path) -> bool:
     """Whether `tape_model` reads this model: a terse Llama of our tokenizer and one KV head a query head."""
     config = _config(directory)
@@ -89,14 +78,9 @@ def tape_model(directory: Path, dtype: torch.dtype = torch.float32) -> TapeModel
 
     config = _config(directory)
     theta = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]
-    shape = Shape(
-        config["hidden_size"],
-        config["num_hidden_layers"],
-        config["num_attention_heads"],
-        config["intermediate_size"],
-        theta,
-    )
-    model = TapeModel(shape)
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    hidden, layers, heads, inner = (config[name] for name in names)
+    model = TapeModel(Shape(hidden, layers, heads, inner, theta))
     weights: dict[str, torch.Tensor] = {}
     for file in sorted(directory.glob("*.safetensors")):
         weights |= load_file(file)

@@ -72,28 +72,24 @@ class Served:
                 level = f"{x.close[tape, bar]:03d}"
                 with closing(_Context(self.engine, frozen, shown)) as context:
                     for question, found in rows.items():
-                        asked = (
-                            self.prompt.numbered(question + 1)
-                            if setting.numbered
-                            else self.prompt.question(texts[question])
-                        )
+                        by_text = self.prompt.question(texts[question])
+                        asked = self.prompt.numbered(question + 1) if setting.numbered else by_text
                         found.append((tape, bar, self._answer(context, question, asked, level)))
         for question, found in rows.items():
             tape_of, bar_of = (np.array([row[i] for row in found]) for i in (0, 1))
             if question == _EXACT:
-                right, gap = (np.array([row[2][i] for row in found]) for i in (0, 1))
-                yield Read(question, tape_of, bar_of, np.zeros((len(found), 0)), right, gap)
+                right = np.array([row[2] for row in found])
+                yield Read(question, tape_of, bar_of, np.zeros((len(found), 0)), right)
             else:
                 yield Read(question, tape_of, bar_of, np.array([row[2] for row in found], np.float64))
 
     def _answer(self, context: _Context, question: int, asked: list[int], level: str) -> Any:
-        """Logits of the choices and NONE; of the number, whether it is ``level``, and the gap."""
+        """Logits of the choices and NONE; of the number, whether it is ``level``."""
         logits = context.ask(asked)
         if question < _EXACT:
             text = RULES[question].text
             choices = (*self.prompt.choices(text, RULES[question].choices), self.prompt.choice(NONE))
             return logits[list(choices)].tolist()
-        best = logits.topk(2).values
         answer: list[int] = []
         while len(answer) < _LEVEL_TOKENS:
             token = int(logits.argmax())
@@ -101,8 +97,7 @@ class Served:
                 break
             answer.append(token)
             logits = context.ask([*asked, *answer])
-        said = self.prompt.decode(answer)
-        return said.split()[:1] == [level], float(best[0] - best[1])
+        return self.prompt.decode(answer).split()[:1] == [level]
 
 
 class _Context:

@@ -36,6 +36,10 @@ _STRETCH = 4
 """A stretch of a file, in lengths of a window's bars."""
 
 
+_COLUMNS = ("logits", "label", "before", "margin", "guess", "tape", "right")
+"""Of `Answers`, by answer."""
+
+
 class Drawn(NamedTuple):
     """Tapes, token ids of their headers [tapes, tokens], and ``name`` [tapes], equal where they overlap."""
 
@@ -124,15 +128,8 @@ class Recorded:
             if isinstance(record, Bar):
                 ready.append((record.ts_event, *made.values[:4], int(record.volume)))
             else:
-                writer.add(
-                    made.kind,
-                    0,
-                    record.ts_event,
-                    record.ts_recv,
-                    made.values,
-                    price_finer=made.price_finer,
-                    size_finer=made.size_finer,
-                )
+                times, finer = (record.ts_event, record.ts_recv), (made.price_finer, made.size_finer)
+                writer.add(made.kind, 0, *times, made.values, price_finer=finer[0], size_finer=finer[1])
             if len(writer) == writer.capacity:
                 built.append(builder.update(writer.records, 0))
                 writer.clear()
@@ -162,7 +159,7 @@ def _together(group: list[tuple[Levels, list[int], int]], window: int) -> Drawn:
 
 @dataclass(frozen=True)
 class Answers:
-    """A model's answers to one question, [answers]; for a question with a number only ``right`` and ``gap``.
+    """A model's answers to one question, [answers]; for a question with a number only ``right``.
 
     ``logits`` [answers, choices + 1] are those of the choices and of NONE. ``before`` is the label one bar
     before, ``guess`` the plain guess, ``tape`` tells independent tapes apart.
@@ -177,14 +174,12 @@ class Answers:
     guess: Ints
     tape: Ints
     right: npt.NDArray[np.bool_]
-    gap: Floats
 
     @property
     def defined(self) -> Answers:
         """Those that have a right choice."""
         kept = self.label != UNDEFINED
-        fields = ("logits", "label", "before", "margin", "guess", "tape", "right", "gap")
-        return Answers(self.name, self.choices, **{name: getattr(self, name)[kept] for name in fields})
+        return Answers(self.name, self.choices, **{name: getattr(self, name)[kept] for name in _COLUMNS})
 
 
 @dataclass(frozen=True)
@@ -213,7 +208,7 @@ class Read(NamedTuple):
     """What a model answers to one question on several tapes, each at some bars.
 
     ``tape`` and ``bar`` [answers] are indices. ``chosen`` [answers, choices + 1] are the logits of the
-    choices and of NONE; of a number [answers, 0]. ``right`` and ``gap`` are of a number only.
+    choices and of NONE; of a number [answers, 0]. ``right`` is of a number only.
     """
 
     question: int
@@ -221,7 +216,6 @@ class Read(NamedTuple):
     bar: Ints
     chosen: Floats
     right: npt.NDArray[np.bool_] | None = None
-    gap: Floats | None = None
 
 
 class Reader(Protocol):
@@ -263,9 +257,8 @@ class Packed:
             tape, query = np.nonzero(queries.kind == question)
             own = logits[tape, query].astype(np.float64)
             if question == _EXACT:
-                best = np.partition(own, -2, axis=-1)[:, -2:]
                 right = own.argmax(-1) == queries.target[tape, query]
-                yield Read(question, tape, at[query], own[:, :0], right, best[:, 1] - best[:, 0])
+                yield Read(question, tape, at[query], own[:, :0], right)
             else:
                 choices = self.vocabulary.choices[question][: len(RULES[question].choices)]
                 yield Read(question, tape, at[query], own[:, [*choices, self.vocabulary.none]])
@@ -317,7 +310,7 @@ def _labelled(part: Read, drawn: Drawn) -> dict[str, Any]:
     if part.right is not None:
         blank = np.zeros(len(tape), np.int64)
         labels = {"label": blank, "before": blank, "margin": blank.astype(np.float64), "guess": blank}
-        given = {"right": part.right, "gap": part.gap}
+        right = part.right
     else:
         rule = RULES[part.question]
         label = rule.label(x)
@@ -328,13 +321,8 @@ def _labelled(part: Read, drawn: Drawn) -> dict[str, Any]:
             "margin": label.margin[tape, bar],
             "guess": simple_guess(rule.name, x)[tape, bar],
         }
-        choices = part.chosen[:, :-1]
-        ordered = np.sort(choices, axis=-1)
-        given = {
-            "right": choices.argmax(-1) == labels["label"],
-            "gap": ordered[:, -1] - ordered[:, -2],
-        }
-    return {"tape": drawn.name[tape], "logits": part.chosen, **labels, **given}
+        right = part.chosen[:, :-1].argmax(-1) == labels["label"]
+    return {"tape": drawn.name[tape], "logits": part.chosen, "right": right, **labels}
 
 
 def joined(parts: Sequence[Sequence[Answers]]) -> list[Answers]:
@@ -343,12 +331,11 @@ def joined(parts: Sequence[Sequence[Answers]]) -> list[Answers]:
     for number, part in enumerate(parts):
         for each in part:
             found.setdefault(each.name, []).append(replace(each, tape=each.tape * len(parts) + number))
-    names = ("logits", "label", "before", "margin", "guess", "tape", "right", "gap")
     return [
         Answers(
             name,
             group[0].choices,
-            **{column: np.concatenate([getattr(each, column) for each in group]) for column in names},
+            **{column: np.concatenate([getattr(each, column) for each in group]) for column in _COLUMNS},
         )
         for name, group in found.items()
     ]

@@ -26,14 +26,8 @@ def question_token(name: str) -> str:
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """A byte-level tokenizer of `VOCABULARY` tokens."""
-    special = [
-        PAD,
-        BOS,
-        END,
-        ASK,
-        *map(question_token, QUESTIONS),
-        *(f"<|aux{i}|>" for i in range(AUXILIARY)),
-    ]
+    questions, auxiliary = map(question_token, QUESTIONS), (f"<|aux{i}|>" for i in range(AUXILIARY))
+    special = [PAD, BOS, END, ASK, *questions, *auxiliary]
     answers = dict.fromkeys([choice for rule in RULES for choice in rule.choices] + [NONE])
     words = ["reference", "Ġunit", "Ġvolume", "Ġpercent"]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -76,12 +76,8 @@ class Balance:
             share = np.clip(self.frequency[question], 0.04, 1.0)
             weight = 1 / share[answers]
             weight[answers == UNDEFINED] *= _UNDEFINED_WEIGHT
-            out[rows] = (
-                weight
-                * answers.size
-                / max(weight[answers != UNDEFINED].sum(), 1e-6)
-                * (answers != UNDEFINED).mean()
-            )
+            known = answers != UNDEFINED
+            out[rows] = weight * answers.size / max(weight[known].sum(), 1e-6) * known.mean()
         return out
 
 

@@ -25,7 +25,6 @@ def answers(
     undefined = rng.random(n) < 0.1
     none = np.where(undefined, 60.0, -60.0)
     logits = np.concatenate([true * sharpness, none[:, None]], 1)
-    ordered = np.sort(logits[:, :-1], 1)
     return Answers(
         name="trend",
         choices=choices,
@@ -36,5 +35,4 @@ def answers(
         guess=rng.integers(0, len(choices), n),
         tape=np.arange(n) % tapes,
         right=logits[:, :-1].argmax(1) == np.where(undefined, UNDEFINED, label),
-        gap=ordered[:, -1] - ordered[:, -2],
     )

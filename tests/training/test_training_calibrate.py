@@ -19,14 +19,7 @@ TEXTS = {"trend": "Up or down?"}
 
 
 def fitted(logits: Floats, label: Ints) -> QuestionCalibration:
-    found = fit_question(
-        "trend",
-        "Up or down?",
-        ("UP", "DOWN"),
-        logits,
-        label,
-        np.arange(len(label)),
-    )
+    found = fit_question("trend", "Up or down?", ("UP", "DOWN"), logits, label, np.arange(len(label)))
     assert found is not None
     return found
 

@@ -9,7 +9,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from training.cli import train
-from training.export import read_block
+from training.export import is_packed
 from training.train import load
 
 SIZES = {
@@ -34,7 +34,7 @@ def test_a_run_writes_checkpoints_and_a_model_directory(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert f"step 2 written to {tmp_path / 'model'}" in result.output.replace("\n", "")
     assert (tmp_path / "stable.pt").exists()
-    assert read_block(tmp_path / "model") is not None
+    assert is_packed(tmp_path / "model")
 
 
 def test_a_finished_checkpoint_is_exported_as_it_is(tmp_path: Path) -> None:
