@@ -2,6 +2,8 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,6 +35,17 @@ time = { field = "time", format = "iso" }
 fields = { open = "open", high = "high", low = "low", close = "close", volume = "volume" }
 """
 MINUTE = 60 * 10**9
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def ns(moment: datetime) -> int:
+    """Since the epoch."""
+    return (moment - EPOCH) // timedelta(microseconds=1) * 1000
+
+
+def exact(value: int) -> Decimal:
+    """A number in units of 1e-18."""
+    return Decimal(value).scaleb(-18)
 
 
 @dataclass
@@ -78,6 +91,11 @@ def declared(text: str) -> FileFormat:
         path = Path(folder) / "made.toml"
         path.write_text(f'description = "made up"\n{text}')
         return load_format(path)
+
+
+def with_symbols(form: str, column: str = "s") -> str:
+    """The same format of trades, in a file that names each one's symbol."""
+    return form.replace('symbol = "S"\n', "").replace("price =", f'symbol = "{column}", price =')
 
 
 def read(form: str, content: str | bytes) -> Read:

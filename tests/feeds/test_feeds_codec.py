@@ -30,37 +30,7 @@ from feeds.market_data import (
     Trade,
 )
 from metrics.catalogue import REASONS
-
-T = 1_723_161_255_342_000_000
-TRADE = {
-    "type": "trade",
-    "venue": "BINANCE",
-    "symbol": "BTCUSDT",
-    "ts_event": T,
-    "ts_recv": T + 5,
-    "price": "61837.63",
-    "size": "0.02",
-    "side": "sell",
-    "id": "3735683259",
-}
-QUOTE = {
-    **{k: TRADE[k] for k in ("venue", "symbol", "ts_event", "ts_recv")},
-    "type": "quote",
-    "bid": "1",
-    "ask": "2",
-}
-BAR = {
-    **{k: TRADE[k] for k in ("venue", "symbol", "ts_event", "ts_recv")},
-    **{
-        "type": "bar",
-        "open": "10",
-        "high": "12",
-        "low": "9",
-        "close": "11",
-        "volume": "100",
-        "interval_ns": 10**9,
-    },
-}
+from tests.kit.records import BAR, QUOTE, START, TRADE
 
 
 def refused(record: object, encoding: str = "json") -> MalformedRecord:
@@ -72,21 +42,22 @@ def refused(record: object, encoding: str = "json") -> MalformedRecord:
 
 @pytest.mark.parametrize("encoding", ["json", "msgpack"])
 def test_a_trade_is_read_exactly(encoding: str) -> None:
-    payload = json.dumps(TRADE).encode() if encoding == "json" else msgspec.msgpack.encode(TRADE)
+    record = {**TRADE, "side": "sell", "id": "3735683259"}
+    payload = json.dumps(record).encode() if encoding == "json" else msgspec.msgpack.encode(record)
     trade = decode_record(payload, encoding)
     assert trade == Trade(
-        venue="BINANCE",
-        symbol="BTCUSDT",
-        ts_event=T,
-        ts_recv=T + 5,
+        venue="V",
+        symbol="AAA",
+        ts_event=START,
+        ts_recv=START + 5,
         price=from_units(61_837_630_000_000),
-        size=from_units(20_000_000),
+        size=from_units(3_000_000),
         side="sell",
         id="3735683259",
     )
     assert isinstance(trade, Trade)
     assert type(trade.price) is Fixed
-    assert trade.key == "BINANCE:BTCUSDT"
+    assert trade.key == "V:AAA"
     assert not trade.skewed
 
 
@@ -125,7 +96,7 @@ def test_prices_travel_as_decimal_strings() -> None:
     trade = decode_record(json.dumps(TRADE).encode())
     for encoding, loads in (("json", json.loads), ("msgpack", msgspec.msgpack.decode)):
         wire = loads(encode(trade, encoding))
-        assert (wire["type"], wire["price"], wire["size"]) == ("trade", "61837.63", "0.02")
+        assert (wire["type"], wire["price"], wire["size"]) == ("trade", "61837.63", "0.003")
 
 
 names = st.text(st.characters(codec="ascii", categories=("Lu", "Ll", "Nd")), min_size=1, max_size=12)
@@ -184,12 +155,12 @@ def test_any_bytes_give_a_record_or_a_reason(payload: bytes, encoding: str) -> N
         ({"size": "-0.1"}, "size", "negative"),
         ({"size": -0.5}, "size", "negative"),
         ({"size": "1e16"}, "size", "beyond"),
-        ({"ts_event": T // 10**6}, "timestamp_unit", "ts_event 1723161255342 looks like milliseconds"),
-        ({"ts_event": T // 10**3}, "timestamp_unit", "looks like microseconds"),
-        ({"ts_recv": T // 10**9}, "timestamp_unit", "ts_recv 1723161255 looks like seconds"),
+        ({"ts_event": START // 10**6}, "timestamp_unit", "ts_event 1723161255000 looks like milliseconds"),
+        ({"ts_event": START // 10**3}, "timestamp_unit", "looks like microseconds"),
+        ({"ts_recv": START // 10**9}, "timestamp_unit", "ts_recv 1723161255 looks like seconds"),
         ({"ts_event": 0}, "timestamp_unit", "not a nanosecond time"),
         ({"ts_event": -5}, "timestamp_unit", "not a nanosecond time"),
-        ({"ts_event": T * 1000}, "timestamp_unit", "not a nanosecond time"),
+        ({"ts_event": START * 1000}, "timestamp_unit", "not a nanosecond time"),
         ({"ts_event": "now"}, "type", "int"),
         ({"ts_event": 1.5}, "type", "int"),
         ({"symbol": ""}, "symbol", "1 to 64"),
@@ -218,9 +189,9 @@ def test_missing_fields_are_named(field: str) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"high": "10.5"}, "bar_ohlc"),
-        ({"low": "10.5"}, "bar_ohlc"),
-        ({"open": "12.1"}, "bar_ohlc"),
+        ({"high": "2.5"}, "bar_ohlc"),
+        ({"low": "2.5"}, "bar_ohlc"),
+        ({"open": "4.1"}, "bar_ohlc"),
         ({"low": "-1"}, "price"),
         ({"volume": "-1"}, "size"),
         ({"interval_ns": 0}, "type"),
@@ -266,7 +237,7 @@ def test_ten_megabytes_are_refused_by_size_and_a_megabyte_is_not() -> None:
 
 
 def test_received_before_it_happened_is_kept_and_flagged() -> None:
-    trade = decode_record(json.dumps({**TRADE, "ts_recv": T - 1_272_000_000}).encode())
+    trade = decode_record(json.dumps({**TRADE, "ts_recv": START - 1_272_000_000}).encode())
     assert trade.skewed
 
 
@@ -287,7 +258,7 @@ ANSWER = Answer(
     probability=None,
     data_version=7,
     inputs=[InputRange("md.trades.v1", 0, 10, 19)],
-    as_of=T,
+    as_of=START,
     staleness_ns=1000,
     model="embedded",
     model_revision="r1",
@@ -296,14 +267,14 @@ ANSWER = Answer(
     reused_tokens=100,
     computed_tokens=12,
     flags=("untrained",),
-    published_at=T + 1,
+    published_at=START + 1,
 )
 LETTER = DeadLetter(error="bad", reason="json", topic="t", partition=0, offset=3, payload=b"\x00\xff")
 
 
 @pytest.mark.parametrize("encoding", ["json", "msgpack"])
 @pytest.mark.parametrize(
-    "message", [ANSWER, LETTER, DataUpdated(session="s", data_version=2, as_of=T, bars=1)]
+    "message", [ANSWER, LETTER, DataUpdated(session="s", data_version=2, as_of=START, bars=1)]
 )
 def test_messages_out_come_back_equal(message: AnyMessage, encoding: str) -> None:
     assert decode_message(encode(message, encoding), encoding) == message

@@ -16,17 +16,10 @@ from feeds.columns import ENCODINGS, OTHER, ColumnDecoder
 from feeds.decimals import to_units
 from feeds.market_data import AnyRecord, Bar, Quote, Trade
 from feeds.record_identity import token_of
+from tests.kit.records import BAR, QUOTE, START, TRADE
 
 KEYS = ["V:AAA", "V:B", "VENUE:LONG-SYMBOL", "V:é"]
 DECODER = ColumnDecoder(KEYS)
-NOW = 1_723_075_200_000_000_000
-COMMON = {"venue": "V", "symbol": "AAA", "ts_event": NOW, "ts_recv": NOW + 5}
-TRADE = {"type": "trade", **COMMON, "price": "61837.63", "size": "0.003"}
-QUOTE = {"type": "quote", **COMMON, "bid": "1.5", "ask": "1.6", "bid_size": "3", "ask_size": 4}
-BAR = {
-    "type": "bar", **COMMON, "open": "2", "high": "4", "low": "1", "close": "3", "volume": "9.5",
-    "interval_ns": 60 * 10**9,
-}  # fmt: skip
 SIDES = ("unknown", "buy", "sell")
 
 
@@ -115,7 +108,7 @@ DECIMALS = (
 )
 texts = st.sampled_from([*NAMES, *ODD, *WORDS.split(), *DECIMALS.split(), "1.5\n"])
 numbers = st.sampled_from(
-    [0, 1, -1, 5, 127, 128, 255, 256, 10**9, 2**31, 2**32, NOW, NOW // 1000, NOW // 10**6, 10**18,
+    [0, 1, -1, 5, 127, 128, 255, 256, 10**9, 2**31, 2**32, START, START // 1000, START // 10**6, 10**18,
      10**18 - 1, 9_200_000_000 * 10**9, 9_200_000_000 * 10**9 + 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
 )  # fmt: skip
 values = st.one_of(

@@ -14,40 +14,31 @@ from hypothesis import strategies as st
 from feeds.array_frames import elements
 from feeds.codec import MalformedRecord, decode_record, header_encoding
 from feeds.envelopes import wrapping_of
+from tests.kit.records import TRADE
 
-T = 1_709_632_800 * 10**9
-RECORD = {
-    "type": "trade",
-    "venue": "T",
-    "symbol": "A",
-    "ts_event": T,
-    "ts_recv": T,
-    "price": "100",
-    "size": "1",
-}
-PLAIN = json.dumps(RECORD).encode()
+PLAIN = json.dumps(TRADE).encode()
 ROW = {"id": 1, "px": 100}
-DEBEZIUM = {"before": None, "after": RECORD, "op": "c", "ts_ms": 1}
+DEBEZIUM = {"before": None, "after": TRADE, "op": "c", "ts_ms": 1}
 
 
 @pytest.mark.parametrize(
     ("envelope", "words"),
     [
-        ({"schema": {"type": "struct"}, "payload": RECORD}, ("Kafka Connect", "schemas.enable=false")),
+        ({"schema": {"type": "struct"}, "payload": TRADE}, ("Kafka Connect", "schemas.enable=false")),
         ({"schema": None, "payload": ROW}, ("Kafka Connect",)),
-        ({"payload": RECORD, "schema": {}}, ("Kafka Connect",)),
+        ({"payload": TRADE, "schema": {}}, ("Kafka Connect",)),
         (DEBEZIUM, ("Debezium", "ExtractNewRecordState")),
         ({"before": ROW, "after": None, "op": "d"}, ("Debezium",)),
         ({"after": ROW, "op": "r"}, ("Debezium",)),
         ({"schema": {}, "payload": DEBEZIUM}, ("Kafka Connect", "Debezium", "ExtractNewRecordState")),
         (
-            {"specversion": "1.0", "id": "1", "source": "/x", "type": "trade.v1", "data": RECORD},
+            {"specversion": "1.0", "id": "1", "source": "/x", "type": "trade.v1", "data": TRADE},
             ("CloudEvents",),
         ),
         ({"database": "d", "table": "t", "type": "insert", "data": ROW}, ("Maxwell",)),
         ({"database": "d", "table": "t", "type": "INSERT", "data": [ROW]}, ("Canal",)),
-        ({"value": RECORD}, ("member 'value'",)),
-        ({"meta": 1, "events": [RECORD, RECORD]}, ("member 'events'",)),
+        ({"value": TRADE}, ("member 'value'",)),
+        ({"meta": 1, "events": [TRADE, TRADE]}, ("member 'events'",)),
     ],
 )
 @pytest.mark.parametrize("encoding", ["json", "msgpack"])
@@ -78,8 +69,8 @@ GLUE = uuid.UUID("b7b4a7f0-9c96-4e4a-a687-fb5de9ef0c63")
         (b"\x03\x05" + GLUE.bytes + b"x\x9c", ("Glue",)),
         (b"\xc3\x01" + bytes(8) + b"abc", ("Avro",)),
         (b"Obj\x01" + bytes(40), ("Avro",)),
-        (json.dumps(RECORD).encode("utf-16"), ("UTF-16", "UTF-8")),
-        (b"\xfe\xff" + json.dumps(RECORD).encode("utf-16-be"), ("UTF-16",)),
+        (json.dumps(TRADE).encode("utf-16"), ("UTF-16", "UTF-8")),
+        (b"\xfe\xff" + json.dumps(TRADE).encode("utf-16-be"), ("UTF-16",)),
         (gzip.compress(PLAIN), ("packed by gzip",)),
         (bytes(cramjam.zstd.compress(PLAIN)), ("packed by zstd",)),
         (bytes(cramjam.lz4.compress(PLAIN)), ("packed by lz4",)),
@@ -100,8 +91,8 @@ def test_framing_is_named(payload, words, encoding):
         (b"{", "json"),
         (b"\0", "json"),
         (b"{}", "missing_field"),
-        (json.dumps({**RECORD, "price": "x", "before": 1, "after": 2}).encode(), "price"),
-        (json.dumps({**RECORD, "schema": 1, "payload": RECORD, "size": "-1"}).encode(), "size"),
+        (json.dumps({**TRADE, "price": "x", "before": 1, "after": 2}).encode(), "price"),
+        (json.dumps({**TRADE, "schema": 1, "payload": TRADE, "size": "-1"}).encode(), "size"),
         (b"[1, 2]", "type"),
     ],
 )
@@ -112,7 +103,7 @@ def test_a_record_with_a_fault_of_its_own_is_no_envelope(payload, reason):
 
 
 def test_other_members_of_a_record_are_ignored():
-    payload = json.dumps({**RECORD, "schema": 1, "payload": 2, "before": 3, "after": 4}).encode()
+    payload = json.dumps({**TRADE, "schema": 1, "payload": 2, "before": 3, "after": 4}).encode()
     assert decode_record(payload) == decode_record(PLAIN)
 
 
@@ -132,7 +123,7 @@ def test_a_byte_order_mark_is_read_away():
 
 def test_a_mark_is_a_part_of_msgpack():
     with pytest.raises(MalformedRecord) as raised:
-        decode_record(b"\xef\xbb\xbf" + msgspec.msgpack.encode(RECORD), "msgpack")
+        decode_record(b"\xef\xbb\xbf" + msgspec.msgpack.encode(TRADE), "msgpack")
     assert raised.value.reason in ("msgpack", "type")
 
 

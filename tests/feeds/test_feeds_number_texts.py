@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from feeds.file_format import FormatError
-from tests.feeds.declared import declared, pushed, read
+from tests.feeds.declared import declared, exact, pushed, read
 
 FORM = """
 container = "csv"
@@ -32,10 +32,6 @@ def form(notation: str = "", more: str = "") -> str:
 
 def row(price: str, size: str = "1") -> str:
     return f"1709632800|{price}|{size}\n"
-
-
-def exact(value: int) -> Decimal:
-    return Decimal(value).scaleb(-18)
 
 
 def grouped(number: Decimal, thousands: str, decimal: str) -> str:

@@ -10,14 +10,10 @@ from hypothesis import strategies as st
 
 from feeds import record_order
 from feeds.replay_source import ReplaySource
-from tests.feeds.declared import TRADES, declared, pushed, read, read_file
+from tests.feeds.declared import TRADES, declared, pushed, read, read_file, with_symbols
 
 START = 1_709_632_800
-FORM = (
-    TRADES.replace('"iso"', '"epoch-s"')
-    .replace('symbol = "S"\n', "")
-    .replace("price =", 'symbol = "s", price =')
-)
+FORM = with_symbols(TRADES.replace('"iso"', '"epoch-s"'))
 ARRAY = """
 container = "jsonl"
 {order}

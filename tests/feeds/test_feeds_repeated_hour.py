@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feeds import repeated_hour
-from tests.feeds.declared import TRADES, pushed, read
+from tests.feeds.declared import TRADES, ns, pushed, read, with_symbols
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 CHANGES = {
     "America/New_York": datetime(2024, 11, 3, 6, tzinfo=UTC),
     "Europe/Berlin": datetime(2024, 10, 27, 1, tzinfo=UTC),
@@ -32,10 +31,6 @@ def wall(instant: datetime, zone: str) -> str:
 def text(instants: list[datetime], zone: str) -> str:
     rows = [f"{wall(each, zone)},1,1,{number}" for number, each in enumerate(instants)]
     return "\n".join(["time,price,size,id", *rows, ""])
-
-
-def ns(instant: datetime) -> int:
-    return (instant - EPOCH) // timedelta(microseconds=1) * 1000
 
 
 def fold(zone: str) -> timedelta:
@@ -123,20 +118,10 @@ def test_a_third_pass_is_refused() -> None:
 
 def test_symbols_are_settled_each_by_its_own_order() -> None:
     """The second symbol has the hour only once."""
-    declaration = (
-        form("America/New_York").replace('symbol = "S"\n', "").replace("price =", 'symbol = "s", price =')
-    )
-    rows = ["time,price,size,id,s"]
-    for at, symbol in (
-        ("00:30", "A"),
-        ("01:10", "A"),
-        ("01:20", "B"),
-        ("01:05", "A"),
-        ("01:30", "B"),
-        ("02:10", "B"),
-    ):
-        rows.append(f"2024-11-03T{at}:00,1,1,1,{symbol}")
-    found = read(declaration, "\n".join(rows))
+    declaration = with_symbols(form("America/New_York"))
+    lines = ("00:30 A", "01:10 A", "01:20 B", "01:05 A", "01:30 B", "02:10 B")
+    rows = (f"2024-11-03T{line[:5]}:00,1,1,1,{line[-1]}" for line in lines)
+    found = read(declaration, "\n".join(["time,price,size,id,s", *rows]))
     assert found.refused == [(4, "timestamp_unit"), (6, "timestamp_unit")]
     assert [each.ts_event for each in found.records] == [
         ns(datetime(2024, 11, 3, hour, minute, tzinfo=UTC))
@@ -188,9 +173,7 @@ def test_records_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_many_symbols_pass_through_the_hour() -> None:
-    declaration = (
-        form("Europe/Berlin").replace('symbol = "S"\n', "").replace("price =", 'symbol = "s", price =')
-    )
+    declaration = with_symbols(form("Europe/Berlin"))
     instants = [CHANGES["Europe/Berlin"] + timedelta(minutes=minute) for minute in range(-90, 150, 5)]
     rows = [f"{wall(each, 'Europe/Berlin')},1,1,1,S{n}" for each in instants for n in range(100)]
     found = read(declaration, "\n".join(["time,price,size,id,s", *rows]))

@@ -2,15 +2,11 @@
 
 from decimal import Decimal
 
-from tests.feeds.declared import BARS, MINUTE, TRADES, Read, read
+from tests.feeds.declared import BARS, MINUTE, TRADES, Read, exact, read
 
 TEN = 1_709_632_800_000_000_000
 """2024-03-05T10:00Z."""
 LINES = TRADES.replace('container = "csv"', 'container = "jsonl"')
-
-
-def exact(value: int) -> Decimal:
-    return Decimal(value).scaleb(-18)
 
 
 def closes(found: Read) -> list[tuple[int, Decimal]]:

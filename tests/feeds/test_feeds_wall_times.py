@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from feeds.timestamps import parse_instant, time_parser
 from feeds.wall_times import Moment, parse_zone
+from tests.feeds.declared import EPOCH, ns
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ZONES = [
     "America/New_York",
     "Europe/Berlin",
@@ -22,10 +22,6 @@ ZONES = [
     "America/Havana",
 ]
 MOMENTS = st.datetimes(datetime(1990, 1, 2), datetime(2037, 12, 30))
-
-
-def ns(moment: datetime) -> int:
-    return int((moment - EPOCH) / timedelta(microseconds=1)) * 1000
 
 
 def instants(wall: datetime, zone: str) -> list[int]:

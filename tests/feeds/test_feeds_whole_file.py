@@ -21,7 +21,7 @@ from feeds.containers import CorruptFile, texts
 from feeds.file_format import FormatError
 from feeds.recorded_file import MAX_MESSAGE
 from feeds.zstd import zstd
-from tests.feeds.declared import BARS, TRADES, declared, pushed, read, read_file
+from tests.feeds.declared import BARS, TRADES, declared, pushed, read, read_file, with_symbols
 
 HEADER = "time,price,size,id"
 ROWS = [f"2024-03-05T10:{minute:02}:00Z,{100 + minute},1,{minute}" for minute in range(60)]
@@ -157,7 +157,7 @@ def test_quoted_fields_over_lines_are_read_as_csv_writes_them(notes: list[tuple[
 
 
 ENCODINGS = ["utf-8-sig", "utf-16", "utf-32"]
-NAMED = TRADES.replace('symbol = "S"\n', "").replace("price =", 'symbol = "id", price =')
+NAMED = with_symbols(TRADES, "id")
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

@@ -12,6 +12,14 @@ TOPIC = "md.trades.v1"
 SECOND = 1_000_000_000
 START = 1_723_161_255 * SECOND
 """Event time of a test's first trade, ns."""
+COMMON = {"venue": "V", "symbol": "AAA", "ts_event": START, "ts_recv": START + 5}
+TRADE = {"type": "trade", **COMMON, "price": "61837.63", "size": "0.003"}
+QUOTE = {"type": "quote", **COMMON, "bid": "1.5", "ask": "1.6", "bid_size": "3", "ask_size": 4}
+BAR = {
+    "type": "bar", **COMMON, "open": "2", "high": "4", "low": "1", "close": "3", "volume": "9.5",
+    "interval_ns": 60 * SECOND,
+}  # fmt: skip
+"""A record of each kind, as its members are written."""
 
 
 def trade(symbol: str, ts_event: int, price: str = "100.00", size: str = "1", **more: object) -> bytes:
