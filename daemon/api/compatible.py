@@ -13,14 +13,7 @@ import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
-from daemon.api.generation import (
-    MAX_STOP_CHARS,
-    MAX_STOPS,
-    Event,
-    Finished,
-    Generate,
-    ModelCatalog,
-)
+from daemon.api.generation import MAX_STOP_CHARS, MAX_STOPS, Event, Finished, Generate, ModelCatalog
 from daemon.api.http_errors import BodyTooLong, UnsupportedCoding, headers_of
 from daemon.api.messages import (
     ORDINARY,

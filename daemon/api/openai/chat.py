@@ -19,16 +19,7 @@ from daemon.api.compatible import (
     sse,
     stops_of,
 )
-from daemon.api.generation import (
-    MAX_MESSAGES,
-    Begun,
-    Delta,
-    Event,
-    Finished,
-    Generate,
-    Logprob,
-    ModelCatalog,
-)
+from daemon.api.generation import MAX_MESSAGES, Begun, Delta, Event, Finished, Generate, Logprob, ModelCatalog
 from daemon.api.messages import Count, ReplyMetadata
 from daemon.api.openai.common import (
     ChunkedRequest,

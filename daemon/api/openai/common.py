@@ -9,14 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from daemon.api.compatible import ApiError, Extension, Object, Reason, ReplyIdentity, sse
-from daemon.api.generation import (
-    MAX_LOGPROBS,
-    MAX_MESSAGES,
-    Finish,
-    Finished,
-    ModelCatalog,
-    Turn,
-)
+from daemon.api.generation import MAX_LOGPROBS, MAX_MESSAGES, Finish, Finished, ModelCatalog, Turn
 from daemon.api.messages import Count, ReplyMetadata
 
 MAX_ANSWERS = 16

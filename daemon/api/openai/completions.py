@@ -7,15 +7,7 @@ from typing import Any
 
 import msgspec
 
-from daemon.api.compatible import (
-    ApiError,
-    ReplyIdentity,
-    extended,
-    refuse_all,
-    session_of,
-    sse,
-    stops_of,
-)
+from daemon.api.compatible import ApiError, ReplyIdentity, extended, refuse_all, session_of, sse, stops_of
 from daemon.api.generation import Begun, Delta, Event, Finished, Generate, Logprob, ModelCatalog, Turn
 from daemon.api.messages import ReplyMetadata
 from daemon.api.openai.common import (

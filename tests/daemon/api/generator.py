@@ -6,16 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import get_args
 
-from daemon.api.generation import (
-    Begun,
-    Delta,
-    Event,
-    Finished,
-    Generate,
-    Logprob,
-    ModelCatalog,
-    TopLogprob,
-)
+from daemon.api.generation import Begun, Delta, Event, Finished, Generate, Logprob, ModelCatalog, TopLogprob
 from daemon.api.messages import Code, QueryError, ReplyMetadata
 from daemon.tenants import Client
 
