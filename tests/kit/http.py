@@ -1,4 +1,4 @@
-"""Bare clients of the HTTP port: requests, server-sent events, WebSocket. Nothing is done for their users."""
+"""The HTTP port with routes of a test, and its bare clients: requests, server-sent events, WebSocket."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.routing import BaseRoute
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import (
     AcceptConnection,
@@ -19,8 +20,22 @@ from wsproto.events import (
     TextMessage,
 )
 
+from daemon.api.http_server import HttpServer
+from daemon.supervision import Tasks
+
 PATIENCE_S = 20.0
 JSON = {"content-type": "application/json"}
+
+
+@asynccontextmanager
+async def http_server(*routes: BaseRoute, **options: Any) -> AsyncIterator[HttpServer]:
+    """A server of these routes, and of health and empty metrics."""
+    server = HttpServer(lambda: b"", list, more=routes, **options)
+    await server.start(Tasks())
+    try:
+        yield server
+    finally:
+        await server.stop()
 
 
 @dataclass(frozen=True)

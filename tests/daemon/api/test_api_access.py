@@ -34,7 +34,7 @@ from daemon.tenants import LOCAL, Client, Tenants, hash_of, new_key
 from feeds.connector import SettingError
 from metrics.export import exposition
 from metrics.store import MetricStore
-from tests.kit.http import conversing, request
+from tests.kit.http import conversing, http_server, request
 from tests.kit.programs import need
 
 DESK, RISK, OLD = new_key(), new_key(), new_key()
@@ -244,23 +244,21 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 async def test_over_tls_the_same_is_served_and_a_bad_certificate_is_named(pem: tuple[Path, Path]) -> None:
     certificate, key = pem
     config = HttpConfig(tls_certificate_file=str(certificate), tls_key_file=str(key))
-    access = Access(Tenants(TABLES))
-    server = HttpServer(lambda: b"", list, more=[Route("/who", _say)], access=access, tls=tls_of(config))
-    await server.start(Tasks())
     trusted = ssl.create_default_context(cafile=str(certificate))
+    access = Access(Tenants(TABLES))
+    async with http_server(Route("/who", _say), access=access, tls=tls_of(config)) as server:
 
-    def get() -> tuple[int, object]:
-        connection = http.client.HTTPSConnection("localhost", server.port, timeout=20, context=trusted)
-        connection.request("GET", "/who", headers={"x-api-key": RISK})
-        reply = connection.getresponse()
-        found = reply.status, json.loads(reply.read())[0]
-        connection.close()
-        return found
+        def get() -> tuple[int, object]:
+            connection = http.client.HTTPSConnection("localhost", server.port, timeout=20, context=trusted)
+            connection.request("GET", "/who", headers={"x-api-key": RISK})
+            reply = connection.getresponse()
+            found = reply.status, json.loads(reply.read())[0]
+            connection.close()
+            return found
 
-    assert await asyncio.to_thread(get) == (200, "risk")
-    with pytest.raises((OSError, EOFError, IndexError, ValueError)):  # in the clear there is nothing
-        await request(server.port, "GET", "/who", headers={"x-api-key": RISK})
-    await server.stop()
+        assert await asyncio.to_thread(get) == (200, "risk")
+        with pytest.raises((OSError, EOFError, IndexError, ValueError)):  # in the clear there is nothing
+            await request(server.port, "GET", "/who", headers={"x-api-key": RISK})
     for files in ((certificate, certificate), (key.parent / "absent", key)):
         bad = HttpConfig(tls_certificate_file=str(files[0]), tls_key_file=str(files[1]))
         with pytest.raises(SettingError, match="tls_certificate_file"):

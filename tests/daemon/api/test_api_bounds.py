@@ -11,16 +11,14 @@ from mcp import Client as Agent
 
 from daemon.api import messages
 from daemon.api.generation import MAX_MESSAGES
-from daemon.api.http_server import HttpServer
 from daemon.api.messages import MAX_CHOICE_CHARS, MAX_CHOICES, MAX_QUESTION_CHARS
 from daemon.api.serving import generation_routes
-from daemon.supervision import Tasks
 from engine.model import constrained
 from feeds.decoding import MAX_MESSAGE_CHARS, Undecodable
 from tests.daemon.api.generator import FakeGenerator
 from tests.daemon.api.test_api_http_listeners import Bench, serving
 from tests.daemon.api.test_api_mcp import Desk
-from tests.kit.http import conversing, request
+from tests.kit.http import conversing, http_server, request
 
 LONG = "x" * MAX_QUESTION_CHARS
 MANY = [f"c{n}" for n in range(MAX_CHOICES)]
@@ -94,10 +92,8 @@ async def test_too_many_choices_are_refused_over_every_transport(bench: Bench) -
 @pytest.fixture
 async def generating() -> AsyncIterator[tuple[int, FakeGenerator]]:
     generator = FakeGenerator()
-    server = HttpServer(lambda: b"", list, more=generation_routes(generator, lambda outcome: None))
-    await server.start(Tasks())
-    yield server.port, generator
-    await server.stop()
+    async with http_server(*generation_routes(generator, lambda outcome: None)) as server:
+        yield server.port, generator
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,11 @@ from daemon.api.openai.chat import Chat, ChatRequest
 from daemon.api.openai.completions import CompletionRequest, Completions
 from daemon.api.openai.responses import ResponseRequest, Responses
 from daemon.api.serving import MAX_BYTES, generation_routes
-from daemon.supervision import Tasks
 from metrics.catalogue import API_OUTCOMES
 from tests.daemon.api.generator import SERVED, FakeGenerator
 from tests.kit import until
 from tests.kit.http import JSON as JSON_TYPE
-from tests.kit.http import Reply, connected, head, request
+from tests.kit.http import Reply, connected, head, http_server, request
 
 USER = [{"role": "user", "content": "hello"}]
 
@@ -39,9 +38,8 @@ USER = [{"role": "user", "content": "hello"}]
 class Rig:
     """A server over a `FakeGenerator`, and the SDKs' clients."""
 
-    def __init__(self, server: HttpServer, generator: FakeGenerator) -> None:
-        self.server, self.generator = server, generator
-        self.outcomes: list[str] = []
+    def __init__(self, server: HttpServer, generator: FakeGenerator, outcomes: list[str]) -> None:
+        self.server, self.generator, self.outcomes = server, generator, outcomes
         self.clients: list[openai.AsyncOpenAI | anthropic.AsyncAnthropic] = []
 
     @property
@@ -66,16 +64,12 @@ class Rig:
 
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
-    generator = FakeGenerator()
-    rig = Rig(HttpServer(lambda: b"", list), generator)
-    rig.server = HttpServer(
-        lambda: b"", list, more=generation_routes(generator, rig.outcomes.append, ping_s=0.05)
-    )
-    await rig.server.start(Tasks())
-    yield rig
-    for client in rig.clients:
-        await client.close()
-    await rig.server.stop()
+    generator, outcomes = FakeGenerator(), list[str]()
+    async with http_server(*generation_routes(generator, outcomes.append, ping_s=0.05)) as server:
+        rig = Rig(server, generator, outcomes)
+        yield rig
+        for client in rig.clients:
+            await client.close()
     assert generator.running == 0
     assert set(rig.outcomes) <= {*API_OUTCOMES, *STATUS}
 

@@ -16,7 +16,7 @@ from daemon.supervision import Tasks
 from daemon.tenants import LOCAL, Client
 from tests.daemon.api.prompts import FakePrompts
 from tests.kit.gateway import queries
-from tests.kit.http import JSON, request
+from tests.kit.http import JSON, http_server, request
 
 
 @pytest.fixture
@@ -27,10 +27,8 @@ def prompts() -> FakePrompts:
 @pytest.fixture
 async def server(prompts) -> AsyncIterator[HttpServer]:
     answer = queries(Services(None, None, None, None, None, prompts, None).begin, 0.2).answer
-    made = HttpServer(lambda: b"", list, more=request_routes(Requests(answer), 200))
-    await made.start(Tasks())
-    yield made
-    await made.stop()
+    async with http_server(*request_routes(Requests(answer), 200)) as made:
+        yield made
 
 
 async def call(

@@ -17,13 +17,12 @@ from daemon.api.http_requests import Requests
 from daemon.api.http_server import HttpServer
 from daemon.api.mcp_http import McpHttp
 from daemon.config.tenants_file import TenantTable
-from daemon.supervision import Tasks
 from daemon.tenants import Client, Tenants, hash_of, new_key
 from feeds.market_data import FlashReady
 from metrics.store import MetricStore
 from tests.kit import until
 from tests.kit.fakes import awaited
-from tests.kit.http import Reply, connected, head, request
+from tests.kit.http import Reply, connected, head, http_server, request
 
 NAMES = ("alpha", "beta")
 KEYS = {name: new_key() for name in (*NAMES, "second")}
@@ -73,13 +72,10 @@ async def answer(asked: messages.ClientRequest, client: Client, since: int) -> m
 async def house() -> AsyncIterator[House]:
     events = Events(1, MetricStore.local({}), max_clients=50)
     agents = McpHttp(Requests(awaited(answer)), events)
-    access = Access(Tenants(TABLES))
-    server = HttpServer(lambda: b"", list, more=[agents.route], access=access)
     serving = asyncio.ensure_future(agents.run())
-    await server.start(Tasks())
-    yield House(server, events)
-    agents.close()
-    await server.stop()
+    async with http_server(agents.route, access=Access(Tenants(TABLES))) as server:
+        yield House(server, events)
+        agents.close()
     await serving
 
 
