@@ -37,7 +37,7 @@ class Method(Generic[P, R]):
     """
 
     def __init__(self, make: Callable[Concatenate[int, P], Sent], reply: type[R]) -> None:
-        self._make, self._reply = partial(make, 0), reply
+        self._make, self._reply = make, reply
         self.__doc__ = make.__doc__
 
     @overload
@@ -52,10 +52,10 @@ class Method(Generic[P, R]):
             return self
 
         def bound(*given: P.args, **named: P.kwargs) -> Any:
-            return client.call(self._make(*given, **named), self._reply)
+            return client.call(self._make(0, *given, **named), self._reply)
 
-        bound.__doc__ = self.__doc__
-        return update_wrapper(bound, self._make, assigned=(), updated=())
+        update_wrapper(bound, self._make, ("__doc__",), ())
+        return update_wrapper(bound, partial(self._make, 0), (), ())  # its signature has no id
 
 
 def _push(number: int, /, data: Data, content: str = "msgpack", **options: Any) -> Sent:

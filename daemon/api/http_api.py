@@ -63,28 +63,30 @@ def api_routes(
         finally:
             events.disconnect(made)
 
-    async def say_upgrade(_: Request) -> Response:
-        response = problem(_UPGRADE, "bad_request", "this is a WebSocket")
-        response.headers.update({"upgrade": "websocket", "connection": "upgrade"})
-        return response
-
     async def say_health(request: Request) -> Response:
         return reply(health(client_of(request)))
 
     async def say_version(request: Request) -> Response:
         return reply(health(client_of(request)).version)
 
-    async def describe(_: Request) -> Response:
-        return Response(document(), media_type="application/json")
-
     return [
         *request_routes(requests),
         Route("/v1/data", pushes.serve, methods=["POST"]),
         Route("/v1/events", stream, methods=["GET"]),
         WebSocketRoute("/v1/ws", converse),
-        Route("/v1/ws", say_upgrade, methods=["GET"]),
+        Route("/v1/ws", _say_upgrade, methods=["GET"]),
         Route("/v1/health", say_health, methods=["GET"]),
         Route("/v1/version", say_version, methods=["GET"]),
-        Route("/openapi.json", describe, methods=["GET"]),
+        Route("/openapi.json", _describe, methods=["GET"]),
         Route("/", page, methods=["GET"]),
     ]
+
+
+async def _describe(_: Request) -> Response:
+    return Response(document(), media_type="application/json")
+
+
+async def _say_upgrade(_: Request) -> Response:
+    response = problem(_UPGRADE, "bad_request", "this is a WebSocket")
+    response.headers.update({"upgrade": "websocket", "connection": "upgrade"})
+    return response
