@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.docs.test_examples import run
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -88,19 +88,6 @@ def perform(path: Path, after: str, text: str) -> None:
     path.write_text("\n".join(lines), encoding="utf-8")
 
 
-def run(program: str, *arguments: str, first: Path = ROOT) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        cwd=first,
-        env={"PYTHONPATH": f"{first}:{ROOT}", "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-
-
 def test_there_are_recipes_of_three_kinds() -> None:
     assert [path for path, _, _ in RECIPES] == [
         "feeds/connectors/pulse.py", "flash/question.py", "flash/publishing.py", "metrics/catalogue.py",
@@ -111,7 +98,7 @@ def test_the_feed_is_read_and_answered(tmp_path: Path) -> None:
     ((_, _, module),) = [each for each in RECIPES if each[0].startswith("feeds/")]
     perform(tmp_path / "pulse.py", "", module)
     (tmp_path / "foretick.toml").write_text(CONFIG)
-    run(FEED, str(tmp_path), str(tmp_path / "foretick.toml"))
+    run("-c", FEED, str(tmp_path), str(tmp_path / "foretick.toml"))
 
 
 @pytest.mark.parametrize(("package", "program"), [("flash", PUBLISHING), ("metrics", METRIC)])
@@ -121,7 +108,7 @@ def test_what_a_recipe_inserts_works(package: str, program: str, tmp_path: Path)
     assert steps
     for path, after, text in steps:
         perform(tmp_path / path, after, text)
-    run(program, first=tmp_path)
+    run("-c", program, first=tmp_path)
 
 
 def test_what_the_recipes_name_exists() -> None:

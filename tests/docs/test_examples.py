@@ -29,11 +29,12 @@ interval = "0s"
 """
 
 
-def run(*arguments: str, lines: str = "") -> str:
+def run(*arguments: str, lines: str = "", first: Path = ROOT) -> str:
+    """What Python prints; it imports from ``first``, and then from the repository."""
     done = subprocess.run(
         [sys.executable, *arguments],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        cwd=first,
+        env=os.environ | {"PYTHONPATH": f"{first}:{ROOT}"},
         input=lines,
         capture_output=True,
         text=True,
