@@ -7,6 +7,7 @@ import logging
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from daemon.gateway.checkpoint.outbox import RefusedMessage
 from daemon.gateway.dead_letters import HEADER_BYTES, LETTER_BYTES, DeadLetterLog, unpublished, unreadable
@@ -23,12 +24,7 @@ WHY = MalformedRecord("json", "not JSON")
 
 
 def message(payload: bytes = b"{", **more: object) -> Incoming:
-    return Incoming(
-        **(
-            {"topic": TOPIC, "partition": 2, "offset": 9, "key": None, "ts_recv_ns": 5, "payload": payload}
-            | more
-        )
-    )  # type: ignore[arg-type]  # a message's
+    return replace(Incoming(TOPIC, 2, 9, None, payload, ts_recv_ns=5), **more)
 
 
 @given(payload=st.binary(max_size=64), key=st.none() | st.binary(max_size=9), header=st.binary(max_size=9))

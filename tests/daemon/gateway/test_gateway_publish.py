@@ -95,10 +95,18 @@ class Rig:
                 answered(session, version, low_watermark, question=name, **{"asked": asked} | fields)
             )
 
-    def fail(self, name: str, code: str, last: int = 1) -> None:
-        """A question of version 1, which covers the records up to ``last``, has no answer."""
-        inputs = protocol.InputNumbers(1, last, last + 1)
-        self.publisher.failed(protocol.AnswerFailed("aaa", name, 1, code, "because", inputs, 6))
+    def fail(
+        self,
+        name: str,
+        code: str,
+        version: int = 1,
+        last: int = 1,
+        asked: int = 6,
+        closed: tuple[int, ...] = (),
+    ) -> None:
+        """A question of a version that covers the records up to ``last`` has no answer."""
+        inputs = protocol.InputNumbers(last, last, last + 1, closed)
+        self.publisher.failed(protocol.AnswerFailed("aaa", name, version, code, "because", inputs, asked))
 
     def count(self, name: str, **labels: str) -> float:
         return self.store.value(name, **labels)
@@ -388,16 +396,17 @@ async def test_versions_are_acknowledged_by_the_number_of_questions_they_were_as
     await until(lambda: r.tracker.outstanding() == 0)
 
 
-def policy_rig(rig: Callable[..., Rig], sink: MemorySink, **policy: Any) -> tuple[Rig, str]:
+def policy_rig(
+    rig: Callable[..., Rig], sink: MemorySink, *, ready: bool = False, **policy: Any
+) -> tuple[Rig, str]:
     """One session with one question; and the question's hash."""
     table = QuestionConfig(name="up", text="Up?", **policy)
-    r = rig(
-        SinkRoute(sink, "answers.v1"), config=inproc_config(["V:AAA"], standing="none", questions=(table,))
-    )
+    route = SinkRoute(sink, "answers.v1", ready="ready.v1" if ready else "")
+    r = rig(route, config=inproc_config(["V:AAA"], standing="none", questions=(table,)))
     return r, question_of(table).hash
 
 
-async def test_a_suppressed_answer_is_acknowledged_and_kept_for_asks(rig):
+async def test_a_suppressed_answer_is_acknowledged_kept_for_asks_and_has_no_number(rig):
     sink = MemorySink()
     r, key = policy_rig(rig, sink, publish_when="changed")
     for number, text in enumerate(("UP", "UP", "DOWN"), 1):
@@ -405,8 +414,10 @@ async def test_a_suppressed_answer_is_acknowledged_and_kept_for_asks(rig):
         r.answer("aaa", number, number + 1, ["up"], question_hash=key, text=text)
         assert r.sessions.states["aaa"].answers[key].answer.data_version == number
     await until(lambda: not r.tracker.outstanding())
-    assert [(a.data_version, a.text) for a in sink.messages("answers.v1")] == [(1, "UP"), (3, "DOWN")]
+    told = [(a.data_version, a.text, a.sequence) for a in sink.messages("answers.v1")]
+    assert told == [(1, "UP", 1), (3, "DOWN", 2)]
     assert r.tracker.to_commit() == {STREAM: CommitPoint(4)}
+    assert (r.publisher.progress.of("aaa").version, r.publisher.progress.of("aaa").sequence) == (3, 2)
     assert r.count("foretick_answers_suppressed_total", reason="unchanged") == 1
 
 
@@ -484,11 +495,7 @@ async def test_late_answers_are_acknowledged_but_not_published(rig):
     r, key = policy_rig(rig, sink, answer_within=Duration(SECOND))
     r.arrive("aaa", 1, 2, 3)
     r.answer("aaa", 1, 2, ["up"], question_hash=key, times=Times(START, 0, time.monotonic_ns() - 2 * SECOND))
-    r.publisher.failed(
-        protocol.AnswerFailed(
-            "aaa", "up", 2, "late", "its deadline passed", protocol.InputNumbers(2, 2, 3), 1
-        )
-    )
+    r.fail("up", "late", version=2, last=2, asked=1)
     r.answer("aaa", 3, 4, ["up"], question_hash=key)
     await until(lambda: not r.tracker.outstanding())
     assert [answer.data_version for answer in sink.messages("answers.v1")] == [3]
@@ -500,9 +507,7 @@ async def test_late_answers_are_acknowledged_but_not_published(rig):
 async def test_a_version_is_ready_behind_its_last_answer_failures_included(rig):
     sink = MemorySink()
     r = rig(SinkRoute(sink, "answers.v1", ready="ready.v1"))
-    r.publisher.failed(
-        protocol.AnswerFailed("aaa", NAMES[0], 1, "nan_logits", "NaN", protocol.InputNumbers(1, 1, 2), 6)
-    )
+    r.fail(NAMES[0], "nan_logits")
     r.answer("aaa", 1, 2, NAMES[1:5])
     await until(lambda: len(sink.sent) == 4)
     r.answer("aaa", 1, 2, NAMES[5:])
@@ -514,14 +519,9 @@ async def test_a_version_is_ready_behind_its_last_answer_failures_included(rig):
 
 async def test_suppressed_answers_make_a_version_ready_too(rig):
     sink = MemorySink()
-    config = inproc_config(
-        ["V:AAA"],
-        standing="none",
-        questions=(QuestionConfig(name="up", text="Up?", publish_when="changed"),),
-    )
-    r = rig(SinkRoute(sink, "answers.v1", ready="ready.v1"), config=config)
+    r, key = policy_rig(rig, sink, ready=True, publish_when="changed")
     for version in (1, 2):
-        r.answer("aaa", version, 2, ["up"], question_hash=question_of(config.questions[0]).hash)
+        r.answer("aaa", version, 2, ["up"], question_hash=key)
     r.publisher.not_due(protocol.NotDue("aaa", 3, protocol.InputNumbers(2, 2, 3)))
     await until(lambda: len(sink.messages("ready.v1")) == 2)
     assert len(sink.messages("answers.v1")) == 1
@@ -613,20 +613,6 @@ async def test_a_bar_that_came_whole_from_a_snapshot_is_no_history(rig):
     await until(lambda: len(sink.sent) == 6)
 
 
-async def test_answers_are_numbered_as_published_and_suppressed_ones_have_no_number(rig):
-    sink = MemorySink()
-    question = QuestionConfig(name="calm", text="Calm?", publish_when="changed")
-    r = rig(SinkRoute(sink, "answers.v1"), config=inproc_config(standing="none", questions=(question,)))
-    key = question_of(question).hash
-    for version, text in enumerate(("UP", "UP", "DOWN"), 1):
-        r.arrive("aaa", version)
-        r.answer("aaa", version, version + 1, ["calm"], question_hash=key, text=text, choice=text)
-    await until(lambda: len(sink.sent) == 2)
-    assert [(a.data_version, a.sequence) for a in sink.messages("answers.v1")] == [(1, 1), (3, 2)]
-    await until(lambda: r.publisher.progress.of("aaa").version == 3)
-    assert r.publisher.progress.of("aaa").sequence == 2
-
-
 @pytest.mark.parametrize("rollup", [(), (RollupConfig(Duration(60 * SECOND), 60),)])
 async def test_where_a_window_begins_is_acknowledged_with_its_version(rig, rollup):
     """A rollup's sums are of bars before the window: of those nothing is known.
@@ -655,10 +641,7 @@ async def test_a_session_that_is_removed_to_begin_anew_acknowledges_nothing(rig)
     r = rig(SinkRoute(MemorySink(), "answers.v1"))
     r.arrive("aaa", 10)
     for name in NAMES:
-        failure = protocol.AnswerFailed(
-            "aaa", name, 1, "unknown_session", "", protocol.InputNumbers(1, 1, 2, (7,)), 6
-        )
-        r.publisher.failed(failure)
+        r.fail(name, "unknown_session", closed=(7,))
     assert r.publisher.progress.resumed("aaa") == Progress()
     assert r.tracker.outstanding() == 1
 
@@ -677,11 +660,7 @@ async def test_nothing_is_published_of_a_session_until_it_has_begun_anew(rig):
     sink.acknowledging.set()
     r.committed("aaa", 2, 3)
     r.answer("aaa", 2, 3, NAMES[:5])
-    r.publisher.failed(
-        protocol.AnswerFailed(
-            "aaa", NAMES[5], 2, "unknown_session", "", protocol.InputNumbers(2, 2, 3, (7,)), 6
-        )
-    )
+    r.fail(NAMES[5], "unknown_session", version=2, last=2, closed=(7,))
     await until(lambda: r.publisher.delivery.waiting == 0)
     assert len(sink.sent) == 6
     assert progress.resumed("aaa") == Progress(7, 30, 180, (5,))
