@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
 
 import msgspec
 
@@ -17,6 +16,7 @@ from daemon.api import generation, messages
 from daemon.api.messages import Code
 from daemon.config.schema import SessionConfig
 from daemon.progress import Position, Progress
+from daemon.ring_numbers import RingValues
 from feeds.decoding import decoded
 from feeds.market_data import Answer, InputRange
 from flash.question import Question
@@ -254,33 +254,21 @@ class NotDue(msgspec.Struct, frozen=True, tag="not_due"):
     inputs: InputNumbers
 
 
-class RecordRefused(msgspec.Struct, frozen=True, kw_only=True, tag="record_refused"):
-    """A session refused a usable record: its members in the ring (`ingest.record`).
+class RecordRefused(msgspec.Struct, frozen=True, tag="record_refused"):
+    """A session refused a usable record.
 
-    ``leg``: number of its symbol among the session's; ``offset``: its running number.
+    ``leg``: number of its symbol among the session's; ``offset``: its running number; ``seq``, ``ts_event``,
+    ``ts_recv``, ``values``: as in the ring (`ingest.record`).
     """
-
-    VALUES: ClassVar[tuple[str, ...]] = (
-        "kind", "seq", "ts_event", "ts_recv", "offset", "a", "b", "c", "d", "e", "x",
-        "price_finer", "size_finer",
-    )  # fmt: skip
 
     session: str
     leg: int
     reason: str
-    kind: int
+    offset: int
     seq: int
     ts_event: int
     ts_recv: int
-    offset: int
-    a: int
-    b: int
-    c: int
-    d: int
-    e: int
-    x: int
-    price_finer: int = 0
-    size_finer: int = 0
+    values: RingValues
 
 
 class QuestionsSet(msgspec.Struct, frozen=True, tag="questions_set"):
@@ -369,20 +357,9 @@ def failures_of(command: Command, code: Code, message: str) -> list[generation.F
             numbers = [each.id for each in command.requests]
         case generation.CancelGeneration():
             numbers = []  # its request ends by itself
-        case (
-            generation.CountTokens()
-            | generation.ExtendPrompt()
-            | generation.FinishPrompt()
-            | SetQuestions()
-            | OpenSession()
-            | ReconfigureSession()
-            | CloseSession()
-            | TakeOver()
-            | messages.Label()
-        ):
-            numbers = [command.id]
         case _:
-            numbers = []
+            number = getattr(command, "id", None)
+            numbers = [] if number is None else [number]
     return [generation.Failed(number, code, message) for number in numbers]
 
 

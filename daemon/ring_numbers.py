@@ -55,6 +55,13 @@ def prices_of(record: AnyRecord) -> list[Fixed]:
     return [getattr(record, name) for name in _PRICES[type(record)]]
 
 
+def values_in_ring(record: Any) -> RingValues:
+    """Those of a record in the ring."""
+    kind, x, price_finer, size_finer = (int(record[n]) for n in ("kind", "x", "price_finer", "size_finer"))
+    a, b, c, d, e = (int(record[name]) for name in "abcde")
+    return RingValues(kind, (a, b, c, d, e), x, price_finer, size_finer)
+
+
 def numbers_of(values: RingValues) -> dict[str, Any]:
     """Prices and sizes as members of the record that has these ``values``."""
     made = _TYPES[values.kind]

@@ -75,9 +75,7 @@ class Versions:
         """Report a tape's new version."""
         bars = [each.payload for each in records]
         made = self.log(tape).committed(
-            [OffsetSpan(*bar.read, has_gap(bar)) for bar in bars],
-            tape.live_records,
-            tape.kv,
+            [OffsetSpan(*bar.read, has_gap(bar)) for bar in bars], tape.live_records, tape.kv
         )
         late = missed(bars, tape.staleness_ns, time.monotonic_ns())
         self._store.inc("foretick_freshness_misses_total", late, session=tape.name)

@@ -62,8 +62,7 @@ CANCELLED = Failure("cancelled", "the request was cancelled")
 SESSION_RESET = Failure("rebuilding", "the session was reset to what another daemon has answered: ask again")
 """A request that ends so is made again, unless a part of its answer was sent."""
 REBUILDING = Failure(
-    "rebuilding",
-    "its newest data is read again after a restart: ask later (recovery.while_rebuilding)",
+    "rebuilding", "its newest data is read again after a restart: ask later (recovery.while_rebuilding)"
 )
 Emit = Callable[[GenerationEvent], None]
 

@@ -130,7 +130,7 @@ class SnapshotFiles:
     def newest_first(self, session: str) -> list[Path]:
         """The files of a session. One without a whole header comes first, to be refused and counted."""
         found = {path: _generation(path) for path in self._generations(session) if path.exists()}
-        return sorted(found, key=lambda path: (found[path].epoch < 0, found[path]), reverse=True)
+        return sorted(found, key=lambda path: (found[path][0] < 0, found[path]), reverse=True)
 
     def oldest_first(self, session: str) -> list[Path]:
         """Both files of a session; one that is missing, or without a whole header, comes first."""
@@ -264,28 +264,21 @@ def _checked(
     return state
 
 
-class _Generation(NamedTuple):
-    """The newer one of a session's files is greater.
+def _generation(path: Path) -> tuple[int, int, int]:
+    """Epoch, version, and time of writing (ns): the newer one of a session's files is greater.
 
-    A former owner of the session may have written later, so the time counts last. ``epoch`` -1: the header
-    is not whole; -2: there is no file.
+    A former owner of the session may have written later, so the time counts last. Epoch -1: the header is not
+    whole; -2: there is no file.
     """
-
-    epoch: int
-    version: int
-    written_ns: int
-
-
-def _generation(path: Path) -> _Generation:
     written_ns = _written_ns(path)
     if not written_ns:
-        return _Generation(-2, 0, 0)
+        return -2, 0, 0
     try:
         header = read_header(path)
         epoch = msgspec.msgpack.decode(header.owner, type=_Epoch).epoch
     except (SnapshotError, msgspec.MsgspecError):
-        return _Generation(-1, 0, written_ns)
-    return _Generation(epoch, header.state.version, written_ns)
+        return -1, 0, written_ns
+    return epoch, header.state.version, written_ns
 
 
 def _size(path: Path) -> int:

@@ -15,6 +15,7 @@ from daemon.engine.replayed_bars import History
 from daemon.engine.snapshot_store import SavedSession
 from daemon.progress import Position, Progress
 from daemon.protocol import InputNumbers, RecordRefused
+from daemon.ring_numbers import values_in_ring
 from feeds.market_data import InputRange
 from ingest.backlog import TapeWindow
 from ingest.bar_kernel import AMENDS, EMPTY, GAP, Bars
@@ -72,6 +73,21 @@ def has_gap(record: TapeRecord) -> bool:
 def missed(records: Sequence[TapeRecord], objective_ns: int, now_ns: int) -> int:
     """Bars that were closed longer ago than the freshness objective; 0 without one. Monotonic clock."""
     return sum(0 < objective_ns < now_ns - record.ts_closed for record in records)
+
+
+def refusal_of(session: str, refused: RefusedRecord) -> RecordRefused:
+    """What the gateway learns of a record that a session refused."""
+    record = refused.record
+    return RecordRefused(
+        session,
+        refused.leg,
+        refused.reason,
+        offset=int(record["offset"]),
+        seq=int(record["seq"]),
+        ts_event=int(record["ts_event"]),
+        ts_recv=int(record["ts_recv"]),
+        values=values_in_ring(record),
+    )
 
 
 def policy_of(bars: BarsConfig) -> BarPolicy:
@@ -372,8 +388,7 @@ class TapeFeeder(BarConsumer):
     def refuse(self, session: str, refused: RefusedRecord) -> None:
         """Count and report a record."""
         self._store.inc("foretick_records_refused_total", session=session, reason=refused.reason)
-        record = {name: int(refused.record[name]) for name in RecordRefused.VALUES}
-        self._emit(RecordRefused(session=session, leg=refused.leg, reason=refused.reason, **record))
+        self._emit(refusal_of(session, refused))
 
     def _spec(self, session: SessionConfig, line: LineSpec | CompactSpec, since_ns: int = 0) -> SessionSpec:
         feeds = Feeds(

@@ -9,7 +9,7 @@ from typing import Any
 
 from daemon import protocol
 from daemon.gateway.checkpoint.outbox import RefusedMessage
-from daemon.ring_numbers import RingValues, numbers_of
+from daemon.ring_numbers import numbers_of
 from feeds.codec import MalformedRecord, encode
 from feeds.market_data import AnyRecord, Bar, DeadLetter, InputRange, Quote, Side, Stage, Trade
 from feeds.source import Incoming
@@ -116,13 +116,13 @@ def _record(event: protocol.RecordRefused, key: str) -> AnyRecord:
         "ts_recv": event.ts_recv,
         "seq": event.seq,
     }
-    values = (event.a, event.b, event.c, event.d, event.e)
-    common |= numbers_of(RingValues(event.kind, values, event.x, event.price_finer, event.size_finer))
-    if event.kind == QUOTE:
+    values = event.values
+    common |= numbers_of(values)
+    if values.kind == QUOTE:
         return Quote(**common)
-    if event.kind == BAR:
-        return Bar(**common, interval_ns=event.x)
-    return Trade(**common, side=_SIDES.get(event.x, "unknown"))
+    if values.kind == BAR:
+        return Bar(**common, interval_ns=values.x)
+    return Trade(**common, side=_SIDES.get(values.x, "unknown"))
 
 
 class DeadLetterLog:

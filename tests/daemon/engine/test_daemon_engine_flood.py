@@ -66,10 +66,7 @@ class World:
             progress={},
             restored={},
         )
-        config = Config(
-            sessions=tuple(SessionConfig(name, f"V:{name}") for name in NAMES),
-            source=source,
-        )
+        config = Config(sessions=tuple(SessionConfig(name, f"V:{name}") for name in NAMES), source=source)
         self.input = TapeFeeder(
             config,
             self.ring,

@@ -67,42 +67,20 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def engine_of(blocks: int) -> tuple[Engine, Engine]:
-    engine = Engine(model(), blocks=blocks, block_size=BLOCK, eager=True)
-    return engine, engine
+def engine_of(blocks: int) -> Engine:
+    return Engine(model(), blocks=blocks, block_size=BLOCK, eager=True)
 
 
-OPERATIONS = st.lists(
-    st.tuples(
-        st.sampled_from(
-            [
-                "update",
-                "run",
-                "run",
-                "run",
-                "draft",
-                "follow",
-                "match",
-                "save",
-                "swap",
-                "reset",
-                "keep",
-                "evict",
-            ]
-        ),
-        st.integers(0, 1),
-        st.integers(0, 60),
-    ),
-    min_size=20,
-    max_size=50,
-)
+STEPS = ["update", "run", "run", "run", "draft", "follow", "match", "save", "swap", "reset", "keep", "evict"]
+STEP = st.tuples(st.sampled_from(STEPS), st.integers(0, 1), st.integers(0, 60))
+OPERATIONS = st.lists(STEP, min_size=20, max_size=50)
 
 
 class Driven:
     """One reader and the tokens it must have in KV."""
 
     def __init__(self, engine: Engine) -> None:
-        self.reader = engine.open_prompt()
+        self.engine, self.reader = engine, engine.open_prompt()
         self.prompt: list[int] = []
         self.kv: list[int] = []
 
@@ -111,14 +89,14 @@ class Driven:
         assert self.reader.update(prompt) == len(self.kv) - kept
         self.prompt, self.kv = prompt, self.kv[:kept]
 
-    def run(self, executor: Engine, n: int) -> None:
+    def run(self, n: int) -> None:
         piece = self.prompt[len(self.kv) : len(self.kv) + n]
         if piece and self.reader.acquire(len(piece)):
-            (row,) = executor.execute([Chunk(self.reader, piece, sample=True)])
+            (row,) = self.engine.execute([Chunk(self.reader, piece, sample=True)])
             self.kv += piece
             assert is_dense(row, self.kv)
 
-    def draft(self, executor: Engine, n: int) -> None:
+    def draft(self, n: int) -> None:
         """One known token and three drafts, of which `n % 4` are right; then the scheduler's steps."""
         if len(self.kv) != len(self.prompt) or not self.kv:
             return
@@ -129,7 +107,7 @@ class Driven:
         guesses = [*right[:wrong], *[(token + 1) % VOCABULARY for token in right[wrong:3]]]
         if not self.reader.acquire(4):
             return
-        (row,) = executor.execute([Chunk(self.reader, [5, *guesses], sample=True, drafts=3)])
+        (row,) = self.engine.execute([Chunk(self.reader, [5, *guesses], sample=True, drafts=3)])
         assert row is not None
         assert self.reader.length == len(self.kv) + 4
         self.reader.keep(self.reader.length - 3 + len(row.accepted))
@@ -146,7 +124,7 @@ def test_any_history_of_two_prompts_gives_the_dense_models_rows(
     operations: list[tuple[str, int, int]],
 ) -> None:
     """Changed, followed, matched, saved, swapped, dropped, drafted and cut, in a pool for 1.5 prompts."""
-    engine, executor = engine_of(22)
+    engine = engine_of(22)
     host = HostTier(engine.pool, 9)
     tier = host
     both = [Driven(engine), Driven(engine)]
@@ -158,10 +136,10 @@ def test_any_history_of_two_prompts_gives_the_dense_models_rows(
         if name == "update":
             mine.update([*SOURCE[: n % 37], *SOURCE[60 : 60 + n % 5]])
         elif name == "run":
-            mine.run(executor, n)
+            mine.run(n)
         elif name == "draft":
-            mine.run(executor, 100)
-            mine.draft(executor, n)
+            mine.run(100)
+            mine.draft(n)
         elif name == "follow":
             end = min(len(mine.prompt) - 1, common(mine.prompt, other.kv))
             if end > len(mine.kv) and not reader.swapped and not other.reader.swapped:
@@ -193,7 +171,7 @@ def test_any_history_of_two_prompts_gives_the_dense_models_rows(
         other.reader.reset()
         other.kv = []
         mine.update([*mine.prompt, 4])
-        mine.run(executor, 100)
+        mine.run(100)
         assert mine.kv == mine.prompt, "a prompt alone has room"
     for mine in both:
         mine.reader.release()
@@ -203,11 +181,11 @@ def test_any_history_of_two_prompts_gives_the_dense_models_rows(
 
 def test_a_followed_prompt_computes_only_its_own_end() -> None:
     """Three prompts with 30 common tokens: one full pass, then a token each; every row is its own."""
-    engine, executor = engine_of(40)
+    engine = engine_of(40)
     start = SOURCE[:30]
     first, *others = (Driven(engine) for _ in range(3))
     first.update([*start, 3])
-    first.run(executor, 30)
+    first.run(30)
     for mine, last in zip(others, (7, 9), strict=True):
         mine.update([*start, last])
         mine.reader.read_from(first.reader, 30)
@@ -215,7 +193,7 @@ def test_a_followed_prompt_computes_only_its_own_end() -> None:
         assert (mine.reader.cached_tokens, mine.reader.blocks) == (30, 0)
     first.reader.release()
     for mine in others:
-        mine.run(executor, 1)
+        mine.run(1)
         mine.reader.release()
     assert engine.pool.free_blocks == engine.pool.total_blocks
 
@@ -234,15 +212,15 @@ EXPECTED: dict[float, list[list[int]]] = {}
 
 def answers(temperature: float, drafts: int) -> tuple[list[list[int]], int]:
     """Two answers of 24 tokens, and their passes. The first call, without drafts, is remembered."""
-    engine, executor = engine_of(60)
+    engine = engine_of(60)
     tape = engine.open_tape("t", SOURCE[:9], Retention(40))
     tape.make_room([12])
     assert tape.acquire(12)
-    executor.execute([Chunk(tape, SOURCE[9:21], sample=False)])
+    engine.execute([Chunk(tape, SOURCE[9:21], sample=False)])
     tape.commit([12])
     prompt = Driven(engine)
     prompt.update(SOURCE[30:47])
-    prompt.run(executor, 16)
+    prompt.run(16)
     prompt.reader.save()
     rng = random.Random(3)
     readers: list[StreamingPrompt | Fork] = [prompt.reader, tape.fork()]
@@ -261,7 +239,7 @@ def answers(temperature: float, drafts: int) -> tuple[list[list[int]], int]:
             sampling = Sampling(temperature, 41 + i, len(found[i])) if temperature else None
             batch.append(Chunk(readers[i], tokens, sample=True, sampling=sampling, drafts=len(guesses)))
         passes += 1
-        for i, chunk, row in zip(asked, batch, executor.execute(batch), strict=True):
+        for i, chunk, row in zip(asked, batch, engine.execute(batch), strict=True):
             assert row is not None
             readers[i].keep(readers[i].length - chunk.drafts + len(row.accepted))
             found[i] += [each.token for each in (*row.accepted, row)]
@@ -295,25 +273,16 @@ def zip_rows(a: list[Request], b: list[Request]) -> Iterator[tuple[SampledToken,
 
 def served(drafts: int, temperature: float) -> list[Request]:
     """Prompts that repeat themselves, with answers long enough to do so too."""
-    engine, executor = engine_of(120)
+    engine = engine_of(120)
     ticks = count()
     limits = Limits(
         max_batch_tokens=64, chunk_min=16, chunk_max=64, cell_budget_fraction=1.0, max_drafts=drafts
     )
-    scheduler = Scheduler(executor, engine.pool, limits, lambda: next(ticks))
+    scheduler = Scheduler(engine, engine.pool, limits, lambda: next(ticks))
+    how = {"open_prompt": engine.open_prompt, "temperature": temperature}
+    prompts = [[*SOURCE[at : at + 6]] * 3 for at in (0, 10, 20)]
     requests = [
-        Request(
-            RequestSpec(
-                PriorityClass.POOL,
-                "",
-                [*SOURCE[at : at + 6]] * 3,
-                40,
-                lambda _: None,
-                open_prompt=engine.open_prompt,
-                temperature=temperature,
-            )
-        )
-        for at in (0, 10, 20)
+        Request(RequestSpec(PriorityClass.POOL, "", prompt, 40, lambda _: None, **how)) for prompt in prompts
     ]
     for request in requests:
         scheduler.submit(request)
@@ -326,7 +295,7 @@ def served(drafts: int, temperature: float) -> list[Request]:
 
 def test_a_question_of_a_session_is_swapped_to_the_host_and_resumes() -> None:
     """A plain fork through the same tier; the tape's KV stays in the pool."""
-    engine, executor = engine_of(30)
+    engine = engine_of(30)
     tape = engine.open_tape("t", SOURCE[:9], Retention(40))
     host = HostTier(engine.pool, 8)
     tier = host
@@ -334,7 +303,7 @@ def test_a_question_of_a_session_is_swapped_to_the_host_and_resumes() -> None:
     rows = []
     for fork in (alone, moved):
         assert fork.acquire(10)
-        executor.execute([Chunk(fork, SOURCE[20:30], sample=False)])
+        engine.execute([Chunk(fork, SOURCE[20:30], sample=False)])
         if fork is moved:
             assert fork.blocks == 3
             assert tier.swap_out(fork)
@@ -342,7 +311,7 @@ def test_a_question_of_a_session_is_swapped_to_the_host_and_resumes() -> None:
             scribble(engine)
         assert fork.acquire(1)
         assert not fork.swapped
-        rows += executor.execute([Chunk(fork, [8], sample=True)])
+        rows += engine.execute([Chunk(fork, [8], sample=True)])
         fork.release()
     first, second = rows
     assert first is not None
@@ -355,15 +324,15 @@ def test_a_question_of_a_session_is_swapped_to_the_host_and_resumes() -> None:
 
 def test_nothing_is_swapped_if_that_frees_no_block() -> None:
     """The cache shares all that it reads: swapping moves nothing, so the victim is to be dropped."""
-    engine, executor = engine_of(30)
+    engine = engine_of(30)
     tier = HostTier(engine.pool, 8)
     prompt = Driven(engine)
     prompt.update(SOURCE[:10])
     assert not tier.swap_out(prompt.reader)
-    prompt.run(executor, 10)
+    prompt.run(10)
     prompt.reader.save()
     assert prompt.reader.acquire(2)
-    executor.execute([Chunk(prompt.reader, [7, 8], sample=False)])
+    engine.execute([Chunk(prompt.reader, [7, 8], sample=False)])
     prompt.reader.keep(11)
     assert prompt.reader.blocks == 3
     assert not tier.swap_out(prompt.reader)

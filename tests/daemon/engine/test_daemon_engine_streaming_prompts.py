@@ -23,12 +23,7 @@ from tests.kit import tolerance
 
 ANSWER = 6
 SWAPPING = Limits(
-    max_batch_tokens=64,
-    chunk_min=32,
-    chunk_max=64,
-    cell_budget_fraction=1.0,
-    eviction="swap",
-    high_water=1.0,
+    max_batch_tokens=64, chunk_min=32, chunk_max=64, cell_budget_fraction=1.0, eviction="swap", high_water=1.0
 )
 
 
@@ -127,11 +122,7 @@ OPERATIONS = st.lists(
 )
 @settings(max_examples=20)
 def test_streamed_prompts_are_answered_as_the_dense_model_answers_them(
-    operations: list[tuple[str, int, int]],
-    policy: str,
-    eviction: Eviction,
-    grouping: bool,
-    drafts: int,
+    operations: list[tuple[str, int, int]], policy: str, eviction: Eviction, grouping: bool, drafts: int
 ) -> None:
     """Under every policy, in a pool that holds two or three of them: preempted, grouped, drafted."""
     limits = Limits(

@@ -19,7 +19,7 @@ from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.dead_letters import refused
 from daemon.gateway.record_decoder import RecordDecoder
 from daemon.protocol import RecordRefused
-from daemon.ring_numbers import numbers_of, price_scale_for, prices_of, ring_values
+from daemon.ring_numbers import numbers_of, price_scale_for, prices_of, ring_values, values_in_ring
 from feeds.codec import MalformedRecord, decode_message, decode_record
 from feeds.decimals import LIMIT, Fixed, decimals_of
 from feeds.market_data import Bar, DeadLetter, InputRange, Quote, Trade
@@ -240,8 +240,8 @@ def test_a_refused_record_that_is_rebuilt_has_its_numbers(data: st.DataObject, s
     price, size = data.draw(prices_with(scale)), data.draw(sizes)
     sent = payload(START, "trade", {"price": written(price, "number"), "size": written(size, "number")})
     (record,), _ = through_the_gateway([sent], scale, [])
-    members = {name: int(record[name]) for name in RecordRefused.VALUES}
-    event = RecordRefused(session="s", leg=0, reason="late", **members)
+    moment = int(record["ts_event"])
+    event = RecordRefused("s", 0, "late", 0, 0, moment, moment, values_in_ring(record))
     dead_letter = refused(event, "V:S", InputRange(TOPIC, 0, 0, 0), None)
     rebuilt = decode_message(dead_letter.payload)
     before = decode_record(sent)
