@@ -85,8 +85,8 @@ def tape_model(directory: Path, dtype: torch.dtype = torch.float32) -> TapeModel
     for file in sorted(directory.glob("*.safetensors")):
         weights |= load_file(file)
     own = {_own_name(name): weight.float() for name, weight in weights.items() if name != "lm_head.weight"}
-    heads = {name: value for name, value in model.state_dict().items() if name in HEADS}
-    model.load_state_dict(heads | own)
+    for_training = {name: value for name, value in model.state_dict().items() if name in HEADS}
+    model.load_state_dict(for_training | own)
     model.dtype = dtype
     return model.eval()
 

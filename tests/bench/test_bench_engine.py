@@ -10,18 +10,12 @@ from click.testing import CliRunner
 
 from bench.cli import bench
 from bench.engine.floor import Floors, PassCosts, causal
-from bench.engine.rates import MachineRates, Rate, _total
+from bench.engine.rates import MachineRates, Rate
 from bench.figures import Figure
 from bench.run import read
 from bench.suites import SUITES
 
-COSTS = PassCosts(
-    weight_bytes=100 * 4,
-    linear_bytes=60 * 4,
-    linear_flops=2 * 60,
-    kv_bytes=2 * 2 * 2 * 8 * 4,
-    attention_flops=4 * 2 * 4 * 8,
-)
+COSTS = PassCosts(100 * 4, 60 * 4, 2 * 60, kv_bytes=2 * 2 * 2 * 8 * 4, attention_flops=4 * 2 * 4 * 8)
 FLOORS = Floors(COSTS, Rate("oneDNN", 1e9), Rate("a sum", 1e9))
 
 
@@ -78,8 +72,3 @@ def test_the_best_library_is_taken_and_named() -> None:
         assert best.a_second == pytest.approx(1e9 * max(figure.high or 0.0 for figure in ways.values()))
         assert f"{what}, {best.by}" in ways
     assert {figure.n for figure in found.values()} == {10}
-
-
-def test_every_byte_is_read() -> None:
-    values = torch.arange(1000, dtype=torch.int64).numpy()
-    assert _total(values) == 999 * 500

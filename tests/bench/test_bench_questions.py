@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -25,12 +24,8 @@ FLOORS = Floors(PassCosts(*range(5)), Rate("oneDNN", 1e9), Rate("a sum", 1e9))
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return embedded_directory(tmp_path_factory.mktemp("models"), **SHAPE)
-
-
-@pytest.fixture(scope="module")
-def loaded(directory: Path) -> LoadedModel:
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    directory = embedded_directory(tmp_path_factory.mktemp("models"), **SHAPE)
     return load_model(directory, dtype="float32", device="cpu")
 
 
@@ -47,9 +42,6 @@ def test_a_run_has_every_point_and_every_answer_agrees() -> None:
     kept = [int(f.setting["context"]) for f in points if f.against == "kept cache"]
     dense = [int(f.setting["context"]) for f in points if f.against == "dense"]
     assert (len(kept), dense) == (3, [kept[0], kept[2]])
-    assert [f.reference for f in points if f.against == "floor"] == sorted(
-        f.reference for f in points if f.against == "floor" if isinstance(f.reference, float)
-    )
     reading = [f for f in found if f.name == "reading" and f.against == "kept cache"]
     assert [f.setting["context before"] for f in reading[1:]] == kept[:-1]
     assert [b - a for a, b in pairwise(kept)] == [f.setting["tokens read"] for f in reading[1:]]

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from bench.cli import bench
 from bench.figures import Figure
 from bench.run import read
-from bench.scheduler import paper, simulated
+from bench.scheduler import simulated
 from bench.scheduler.cost import CostWorld
-from bench.scheduler.prefix import PAPER, PrefixCase, inputs
 from bench.scheduler.replay import profile, replay
 from bench.suites import SUITES
 from engine.model.embedded import embedded_directory
@@ -72,24 +69,10 @@ def test_a_measured_step_keeps_as_many_alive(policy: str) -> None:
     assert first.isdisjoint(world.live)
 
 
-def test_the_loads_of_prefixes_are_what_they_are_called() -> None:
-    """Four prompts per user in one load, regulars and one-time users in the other; equal for all policies."""
-    cases = {name: PrefixCase(name, PAPER, 1.0, 5.0, "fcfs", 3, 400) for name in ("sessions", "regulars")}
-    counts = {}
-    for name, case in cases.items():
-        histories = [piece.tokens[256] for piece in inputs(case)]
-        counts[name] = np.unique(histories, return_counts=True)[1]
-        assert [piece.tokens for piece in inputs(case)] == [piece.tokens for piece in inputs(case)]
-        assert all(piece.tokens.ranges[0] == range(256) for piece in inputs(case))
-    assert set(counts["sessions"]) == {4}
-    assert 100 < (counts["regulars"] == 1).sum() < 200
-    assert counts["regulars"].sum() == 400
-
-
 def test_speed_ups_are_at_the_same_rate_and_next_to_the_papers() -> None:
     """The changed lcas appears next to the published one."""
     p99 = {"vLLM-NS": 8.0, "vLLM-S": 10.0, "fcfs": 2.0, "lcas-fair": 16.0, "mcps": 80.0}
-    rates = [_row(name, "cost", 1.0, p99[name]) for name in p99]
+    rates = [_row(name, p99[name]) for name in p99]
     found = list(simulated.by_rate(rates, "by rate", 1000))
     gains = {f.setting["scheduler"]: f for f in _named(found, "P99 speed-up")}
     assert {name: f.ours for name, f in gains.items()} == {
@@ -104,39 +87,18 @@ def test_speed_ups_are_at_the_same_rate_and_next_to_the_papers() -> None:
 def test_the_order_of_policies_is_judged_at_every_rate() -> None:
     """Crawler at 4: the paper has fcfs, lcas, vLLM-S, mcps. Here lcas leads; equal values have no order."""
     p95 = {"vLLM-NS": 12.0, "vLLM-S": 9.0, "fcfs": 8.0, "lcas": 7.0, "mcps": 9.0}
-    rows = [_row(name, "cost", 1.0, 1.0, p95[name]) for name in p95]
+    rows = [_row(name, 1.0, p95[name]) for name in p95]
     spread, pairs = simulated.orders(rows)
     assert (spread.ours, spread.reference) == (9.0 / 7.0, 3.16 / 0.71)
     assert (pairs.ours, pairs.reference, pairs.verdict) == (4, 6, "missed")
-    (spread,) = simulated.orders([_row(name, "cost", 1.0, 1.0, p95[name], qps=8.0) for name in p95])
+    (spread,) = simulated.orders([_row(name, 1.0, p95[name], qps=8.0) for name in p95])
     assert spread.reference is None, "the paper has no such rate"
 
 
-def test_under_pressure_preemptions_and_swapped_shares_are_next_to_the_papers() -> None:
-    """Cost is judged against the better pure eviction on all seeds."""
-    rows = [_row("vLLM-NS", "cost", 10.0, 8.0)]
-    for name, eviction in product(("fcfs", "mcps"), paper.EVICTIONS):
-        rows.append(_row(name, eviction, 10.0, {"recompute": 3.0, "swap": 1.0, "cost": 2.0}[eviction]))
-    over = [f for f in simulated.choices(rows) if f.name == "P99 over the better pure eviction"]
-    assert [(f.setting["scheduler"], f.ours, f.goal is None) for f in over] == [
-        ("fcfs", 2.0, False), ("mcps", 2.0, True),
-    ]  # fmt: skip
-    share = [f for f in simulated.choices(rows) if f.name == "victims swapped"]
-    assert {(f.ours, f.reference) for f in share} == {(3 / 7, (0.17, 0.21))}
-    found = list(simulated.under_pressure(rows, "pressed"))
-    at = {"scheduler": "fcfs", "eviction": "swap", "QPS": 4.0, "times the delays": 10.0}
-    row = {f.name: f for f in found if f.setting == at}
-    assert (row["P50 speed-up"].ours, row["P50 speed-up"].reference) == (8.0, 7.78)
-    assert row["P99 speed-up"].reference == paper.PRESSED["crawler", "fcfs"].p99[1]
-    assert (row["preemptions"].ours, row["preemptions"].reference) == (7.0, 709)
-
-
-def _row(
-    scheduler: str, eviction: str, delay: float, p99: float, p95: float | None = None, qps: float = 4.0
-) -> simulated.SimulatedRow:
+def _row(scheduler: str, p99: float, p95: float | None = None, qps: float = 4.0) -> simulated.SimulatedRow:
     slow = scheduler == "vLLM-NS"
     return simulated.SimulatedRow(
-        simulated.SimulatedCase(simulated.CRAWLER, qps, delay, scheduler, eviction, "h"),
+        simulated.SimulatedCase(simulated.CRAWLER, qps, 1.0, scheduler, "cost", "h"),
         requests=9,
         failed=0,
         ttft_s=(8.0 if slow else 1.0, p95 or (8.0 if slow else 1.0), p99),

@@ -131,16 +131,6 @@ def test_more_load_makes_more_work_and_no_answer_faster() -> None:
     assert busy.close_to_answer_s.p99 >= quiet.close_to_answer_s.p50
 
 
-def test_beyond_compute() -> None:
-    settings = config(8, bars=BarsConfig(interval=parse_duration("20ms")))
-    found = planned(4000, settings, costs(20.0), seconds=1)
-    assert found.capacity.worker_ratio > 1
-    assert any(why.startswith("compute: ") for why in found.overload)
-    sessions = found.capacity.sessions_by_compute
-    assert sessions is not None
-    assert sessions < 8
-
-
 def test_beyond_the_promise() -> None:
     """Passes of 40 ms and bars of 20 ms with a promise of one bar."""
     sessions = tuple(
@@ -153,14 +143,6 @@ def test_beyond_the_promise() -> None:
     assert found.capacity.sessions_by_promise == 0
     assert found.simulated.promise_kept_ratio < 0.5
     assert any(why.startswith("promise: ") for why in found.overload)
-
-
-def test_beyond_the_memory() -> None:
-    found = plan(config(4), Load(ticks=10), 8 << 20, costs())
-    assert found.limit == "KV memory"
-    assert found.capacity.sessions_by_kv_memory < 4
-    assert found.simulated.seconds == 0
-    assert any(why.startswith("KV memory: ") for why in found.overload)
 
 
 def test_beyond_the_gateway() -> None:
