@@ -166,7 +166,9 @@ def _freshness() -> list[Any]:
         _rates("Data versions a second", "foretick_versions_total", "session"),
         _rates(skipped, "foretick_flash_coalesced_total", "session"),
         _gauges("Closed bars that wait for the engine", "short", "foretick_bars_waiting", "session"),
-        _rates("Bars read later than promised, a second", "foretick_freshness_misses_total", "session"),
+        _rates(
+            "Bars that miss their freshness objective, a second", "foretick_freshness_misses_total", "session"
+        ),
         _series(late, "short", (per_second("foretick_prompts_refused_total"), "refused")),
         _rates("Bars skipped unread, a second", "foretick_bars_skipped_total", "session"),
     ]
@@ -264,7 +266,7 @@ def _capacity() -> list[Any]:
         _gauges("Sessions capacity, by limit", "short", "foretick_sessions_capacity", "limit"),
         _series("Hit mix of asks", "percentunit", (f"{served} / scalar({every})", "{{outcome}}")),
         _series("Close to answer", "s", *_quantiles("close_to_answer")),
-        _series("Promise kept", "percentunit", kept),
+        _series("Freshness objective met", "percentunit", kept),
     ]
 
 

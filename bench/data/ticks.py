@@ -61,8 +61,8 @@ _QUICK = TicksPlan(rates=(100,), sessions=(2,), seconds=3, clients=2, window=4)
 
 def measure(run: SuiteRun) -> Iterator[Figure]:
     """A daemon of two processes with the tape model, bars of a second, six standing questions a session and
-    the default promise of three bars. Trades are made on the wall clock in the gateway's process, which pays
-    for it. The time runs from the trade that closes a bar to each answer read from a version that ends
+    the default objective of three bars. Trades are made on the wall clock in the gateway's process, which
+    pays for it. The time runs from the trade that closes a bar to each answer read from a version that ends
     with it; versions that are coalesced have no answers. Then the same with 16 clients, each of which sends
     one prompt after the other; their reference is the row without them, and that of rows without them is the
     lowest rate.
@@ -112,7 +112,7 @@ def _figures(
             goal=Goal(1.5) if other and name == "P99" else None,
         )  # fmt: skip
     goal = Goal(0.99, "at least", "ours")
-    yield Figure("promise kept", found.kept, "share of bars", setting=setting, goal=goal)
+    yield Figure("freshness objective met", found.kept, "share of bars", setting=setting, goal=goal)
     yield Figure("bars answered", found.answered, "share of bars", setting=setting)
     yield Figure("ticks a second, taken", found.rate, setting=setting)
 

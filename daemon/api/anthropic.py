@@ -295,7 +295,7 @@ class Messages:
     request, reply, harmless = MessageRequest, Reply, HARMLESS
     error, writer = staticmethod(error_body), MessageWriter
 
-    def wanted(self, asked: MessageRequest, served: ModelCatalog) -> list[Generate]:
+    def parse(self, asked: MessageRequest, served: ModelCatalog) -> list[Generate]:
         """The system's text, then the messages; a last one of the assistant is gone on with."""
         counted = self.counted(asked, served)
         schema = _schema(asked)
@@ -333,7 +333,7 @@ class Messages:
         ]
         return Generate(session=session, turns=(*system, *said))
 
-    def whole(self, asked: MessageRequest, made: ReplyIdentity, done: Sequence[Finished]) -> Reply:
+    def build_response(self, asked: MessageRequest, made: ReplyIdentity, done: Sequence[Finished]) -> Reply:
         """See `Api`."""
         (one,) = done
         return Reply(

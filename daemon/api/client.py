@@ -19,7 +19,7 @@ import zmq.asyncio
 from daemon.api import messages
 from daemon.api.dealer import CurvePair, connect
 from daemon.api.messages import ClientRequest, ErrorReply, EventKind, QueryError, Reply, decode_reply, encode
-from daemon.api.subscriptions import AsyncEventStream, EventStream, wanted
+from daemon.api.subscriptions import AsyncEventStream, EventStream, subscription
 from feeds.decoding import Undecodable
 
 Data = bytes | Sequence[Mapping[str, object]]
@@ -156,7 +156,7 @@ class QueryClient(Methods):
         Returns an iterator with its own connection: of `SubscriptionUpdate`, and of `LostMessage` where some
         are missing. Raises QueryError.
         """
-        chosen = wanted(sessions, questions, events, after)
+        chosen = subscription(sessions, questions, events, after)
         return EventStream(self._endpoint, chosen, self._timeout_s, self._keys)
 
     def close(self) -> None:
@@ -236,7 +236,9 @@ class AsyncQueryClient(Methods):
         after: str = "",
     ) -> AsyncEventStream:
         """Subscribe to events, as `QueryClient.subscribe` does; returns an asynchronous iterator."""
-        stream = AsyncEventStream(self._endpoint, wanted(sessions, questions, events, after), self._keys)
+        stream = AsyncEventStream(
+            self._endpoint, subscription(sessions, questions, events, after), self._keys
+        )
         await stream.begin(self._timeout_s)
         return stream
 

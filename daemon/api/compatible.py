@@ -213,10 +213,10 @@ class Api(Protocol[Asked]):
     reply: type[Any]
     harmless: dict[str, tuple[Any, ...]]
 
-    def wanted(self, asked: Asked, served: ModelCatalog) -> list[Generate]:
+    def parse(self, asked: Asked, served: ModelCatalog) -> list[Generate]:
         """What to generate. Raises ApiError."""
 
-    def whole(self, asked: Asked, made: ReplyIdentity, done: Sequence[Finished]) -> msgspec.Struct:
+    def build_response(self, asked: Asked, made: ReplyIdentity, done: Sequence[Finished]) -> msgspec.Struct:
         """The reply at once."""
 
     def writer(self, asked: Asked, made: ReplyIdentity) -> Writer:

@@ -376,8 +376,8 @@ class SessionInfo(msgspec.Struct, frozen=True):
     questions: tuple[str, ...]
     source_age_ns: int = 0
     daemon_age_ns: int = 0
-    promise_ns: int = 0
-    promises_missed: int = 0
+    freshness_objective_ns: int = 0
+    freshness_misses: int = 0
     bars_skipped: int = 0
     bars_waiting: int = 0
     last_seen_age_ns: int = 0

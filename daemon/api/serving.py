@@ -105,13 +105,13 @@ class Endpoints:
             client, asked = await _read(request, api.request)
             served, salt = self._generator.served(client), client.tenant.salt
             wanted = [
-                msgspec.structs.replace(each, salt=salt(each.salt)) for each in api.wanted(asked, served)
+                msgspec.structs.replace(each, salt=salt(each.salt)) for each in api.parse(asked, served)
             ]
             made = ReplyIdentity(key, int(time.time()), asked.model, f"fp_{served.revision}")
             events = self._generator.run(wanted, client)
             if not asked.stream:
                 done = await unless_gone(request, _all(events, len(wanted)))
-                return _json(api.whole(asked, made, done), key)
+                return _json(api.build_response(asked, made, done), key)
             pinged = _pinged(events, self._ping_s)
             first = await unless_gone(request, anext(pinged))
             return StreamedReply(api.writer(asked, made), first, pinged, self._ended, _headers(key))

@@ -49,7 +49,7 @@ class SubscriptionUpdate:
     message: EventData
 
 
-def wanted(
+def subscription(
     sessions: Sequence[str] = (),
     questions: Sequence[str] = (),
     events: Sequence[EventKind] = (),

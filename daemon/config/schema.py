@@ -758,7 +758,7 @@ class Config(Table, frozen=True):
         connectors = [connector for _, connector in self.feeds.values()]
         return bool(connectors) and all(connector.live for connector in connectors)
 
-    def promise_ns(self, session: SessionConfig) -> int:
+    def freshness_objective_ns(self, session: SessionConfig) -> int:
         """A session's freshness objective, ns; 0: none."""
         if session.max_staleness is not None:
             return int(session.max_staleness)

@@ -344,7 +344,9 @@ def _build(config: Config, progress: Mapping[str, Progress], ahead: Loaded | Non
     built = Built(loaded, prompt, engine, tapes, tiers, costs, lines, prefixes, recovery, calibration)
     for index, session in enumerate(config.sessions):
         try:
-            built.open(session, progress.get(session.name, Progress()), config.promise_ns(session))
+            built.open(
+                session, progress.get(session.name, Progress()), config.freshness_objective_ns(session)
+            )
         except ValueError as error:
             raise SettingError(f"sessions[{index}].retention_tokens", str(error)) from error
         except ModelError as error:

@@ -137,7 +137,7 @@ class EngineSessions:
         try:
             if command.metrics:  # in one process the store is the gateway's
                 self.store.attach_session(Block(command.metrics, {"session": [session.name]}))
-            tape = self.built.open(session, command.progress, self.config.promise_ns(session))
+            tape = self.built.open(session, command.progress, self.config.freshness_objective_ns(session))
         except (ValueError, ModelError, OutOfMemory, OSError) as error:
             self._forget(session.name)
             self._refuse(command, error)
@@ -171,7 +171,7 @@ class EngineSessions:
             self._refuse(command, error)
             return
         self.input.set(session, line)
-        tape.bound_staleness(self.config.promise_ns(session))
+        tape.bound_staleness(self.config.freshness_objective_ns(session))
         self.built.lines[session.name] = line
         self._sessions[session.name] = session
         self.parts.change(session, tape)

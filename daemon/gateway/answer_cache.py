@@ -47,7 +47,7 @@ class SessionState:
 
     symbol: str
     more_symbols: tuple[str, ...] = ()
-    promise_ns: int = 0
+    freshness_objective_ns: int = 0
     stale_after_ns: int = 0
     silent_after_ns: int = 0
     questions: tuple[Question, ...] = ()
@@ -70,9 +70,9 @@ class SessionState:
         self.questions, self.paused = tuple(questions), tuple(paused)
         self.lookup = Lookup.of((*self.questions, *self.paused, *coming))
 
-    def configured(self, session: SessionConfig, promise_ns: int) -> None:
+    def configured(self, session: SessionConfig, freshness_objective_ns: int) -> None:
         """It has these settings."""
-        self.promise_ns, self.stale_after_ns = promise_ns, session.stale_after
+        self.freshness_objective_ns, self.stale_after_ns = freshness_objective_ns, session.stale_after
         self.silent_after_ns = session.silent_after
 
     def committed(self, event: protocol.Committed) -> None:
@@ -104,7 +104,7 @@ class SessionState:
         """Of a record of this session, now."""
         return ages(times, self.clock.ahead_ns, time.time_ns(), time.monotonic_ns())
 
-    def dated(self, times: Times | None) -> dict[str, int]:
+    def with_ages(self, times: Times | None) -> dict[str, int]:
         """The members of a reply that say how old what it was read from is."""
         event, source, daemon = self.ages(times)
         as_of = 0 if times is None else times.as_of
@@ -138,7 +138,7 @@ class SessionState:
 
     def metadata(self, ready: ReadyAnswer) -> dict[str, Any]:
         """Members of a `ReplyMetadata`: the answer's, with its data's ages now, by which it is `stale`."""
-        answer, dated = ready.answer, self.dated(ready.times)
+        answer, dated = ready.answer, self.with_ages(ready.times)
         flags = [flag for flag in answer.flags if flag not in ("stale", "silent")]
         members = {name: getattr(answer, name) for name in AnswerMetadata.__struct_fields__}
         flags += self.flags_now(dated["staleness_ns"])
@@ -155,7 +155,7 @@ class Sessions:
 
     def __init__(self, config: Config, store: MetricStore) -> None:
         self._store = store
-        self._promise_ns = config.promise_ns
+        self._freshness_objective_ns = config.freshness_objective_ns
         self.states: dict[str, SessionState] = {}
         self.clocks: dict[str, VenueClock] = {}
         """Of the sessions' venues."""
@@ -182,7 +182,7 @@ class Sessions:
 
     def change(self, session: SessionConfig) -> None:
         """A session has other settings."""
-        self.states[session.name].configured(session, self._promise_ns(session))
+        self.states[session.name].configured(session, self._freshness_objective_ns(session))
 
     def remove(self, name: str) -> SessionState:
         """A session is gone, and so is what waits for its answers; returns its last state."""
@@ -234,11 +234,11 @@ class Sessions:
                     live_tokens=state.live_tokens,
                     live_records=state.live_records,
                     questions=tuple(question.name for question in state.questions),
-                    **state.dated(state.times),
+                    **state.with_ages(state.times),
                     last_seen_age_ns=state.last_seen_age_ns,
                     silent=state.is_silent,
-                    promise_ns=state.promise_ns,
-                    promises_missed=int(self._store.value("foretick_freshness_misses_total", session=name)),
+                    freshness_objective_ns=state.freshness_objective_ns,
+                    freshness_misses=int(self._store.value("foretick_freshness_misses_total", session=name)),
                     bars_skipped=int(self._store.value("foretick_bars_skipped_total", session=name)),
                     bars_waiting=int(self._store.value("foretick_bars_waiting", session=name)),
                 )

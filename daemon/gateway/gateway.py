@@ -109,7 +109,7 @@ class Gateway:
         self.notifier.status("starting: connecting the source")
         assert self.engine.ring is not None  # it is up
         await self._or_failure(self.input.start(self.engine.ring))
-        self.tasks.start(COMMIT, self.input.commit_for_ever, returns=True)
+        self.tasks.start(COMMIT, self.input.commit_periodically, returns=True)
         if self.notifier.watchdog_s is not None:
             self.tasks.start(WATCHDOG, partial(self.notifier.keep_watchdog, self.engine.liveness.is_alive))
         self.notifier.ready(f"{len(self.config.sessions)} sessions")

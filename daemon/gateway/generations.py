@@ -352,7 +352,7 @@ class Generations:
         if not metadata.session or metadata.cached:
             return event
         state = self._sessions.states.get(metadata.session) or SessionState("")
-        dated = state.dated(event.times or state.times)
+        dated = state.with_ages(event.times or state.times)
         flags = (*metadata.flags, *state.flags_now(dated["staleness_ns"]))
         return msgspec.structs.replace(
             event, metadata=msgspec.structs.replace(metadata, flags=flags, **dated)

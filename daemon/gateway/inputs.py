@@ -159,9 +159,9 @@ class Inputs:
         if not exactly_once:
             forget()
 
-    async def commit_for_ever(self) -> None:
+    async def commit_periodically(self) -> None:
         """Commit every second, to each source by itself: one that hangs delays no other."""
-        await asyncio.gather(*(runner.commit_for_ever() for runner in self.runners))
+        await asyncio.gather(*(runner.commit_periodically() for runner in self.runners))
 
     async def close(self) -> None:
         """Commit once more and disconnect."""

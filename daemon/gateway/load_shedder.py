@@ -11,7 +11,7 @@ from metrics.store import MetricStore
 
 
 class LoadShedder:
-    """Tapes are late for `RETRY_AFTER_S` after a version that missed its session's promise of freshness.
+    """Tapes are late for `RETRY_AFTER_S` after a version that missed its session's freshness objective.
 
     ``clock``: monotonic, ns, so no jump of the wall clock matters.
     """

@@ -170,7 +170,7 @@ class SourceRunner:
                 self._order.has_read(self.source.name, time.monotonic_ns(), flow.ring)
             await asyncio.sleep(NOTIFY_S)
 
-    async def commit_for_ever(self) -> None:
+    async def commit_periodically(self) -> None:
         """Commit every second, and look at what others have committed."""
         while True:
             await asyncio.sleep(self._commit_every_s)

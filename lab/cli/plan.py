@@ -49,7 +49,9 @@ _option = partial(click.option, show_default=True)
 )
 @click.option("--memory", help="the device's memory, such as 141GB; default: this machine's")
 @click.option("--seconds", type=_least(), default=0.0, help="virtual time to simulate; default: 30 bars")
-@click.option("--search", is_flag=True, help="find by simulation how many such sessions keep their promise")
+@click.option(
+    "--search", is_flag=True, help="find by simulation how many such sessions meet their freshness objective"
+)
 @_option("--seed", type=int, default=0)
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def command(

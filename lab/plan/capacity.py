@@ -50,12 +50,12 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """The most sessions with a `worker_ratio` below 1 (equation 15)."""
     sessions_by_kv_memory: int
     """Equation 23."""
-    sessions_by_promise: int | None
-    """The most sessions whose bars, closed at once, are read within the promise behind one full batch."""
+    sessions_by_freshness: int | None
+    """The most sessions whose bars, closed at once, meet the freshness objective behind one full batch."""
     session_bytes: float
     """KV memory that the daemon reserves for a session (equation 21)."""
-    promise_s: float
-    """The strictest promise of freshness; 0: none."""
+    freshness_objective_s: float
+    """The strictest freshness objective; 0: none."""
 
     @property
     def sessions(self) -> int:
@@ -72,7 +72,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         found = {
             "compute": self.sessions_by_compute,
             "KV memory": self.sessions_by_kv_memory,
-            "promise": self.sessions_by_promise,
+            "freshness": self.sessions_by_freshness,
         }
         return {name: most for name, most in found.items() if most is not None}
 
@@ -103,7 +103,7 @@ def capacity(sources: Sources, shape: Shape, load: Load, memory: int) -> Capacit
     bare = _Device(sources.costs, sources.limits, shape)
     sessions = len(config.sessions)
     data = sessions / sum(bars_per_s(sources, load.ticks))
-    promise = min((p for s in config.sessions if (p := config.promise_ns(s))), default=0) * 1e-9
+    objective = min((p for s in config.sessions if (p := config.freshness_objective_ns(s))), default=0) * 1e-9
     size = config.pool.block_size
     session_bytes = sources.kv_bytes(sources.session_tokens)
     pool_bytes = sources.kv_bytes(sources.blocks * size)
@@ -137,9 +137,11 @@ def capacity(sources: Sources, shape: Shape, load: Load, memory: int) -> Capacit
             (0 if fixed else sources.outline.weight_bytes) + shared,
             session_bytes,
         ),
-        sessions_by_promise=max_sessions(lambda n: device.ingest(n) + full <= promise) if promise else None,
+        sessions_by_freshness=max_sessions(lambda n: device.ingest(n) + full <= objective)
+        if objective
+        else None,
         session_bytes=session_bytes,
-        promise_s=promise,
+        freshness_objective_s=objective,
     )
 
 

@@ -24,7 +24,7 @@ from scheduler.costs import CostModel
 from scheduler.planner import cell_budget
 
 KEPT = 0.99
-"""Share of the bars that must be read in time for a promise to count as kept, and of the bars that must be
+"""Share of the bars that must be read in time for the objective to count as met, and of the bars that must be
 answered at their own version for the questions to count as carried."""
 BARS = 30
 
@@ -46,7 +46,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     ask_computed_s: Quantiles | None = None
     ttft_pool_s: Quantiles | None = None
     utilisation_ratio: float = 0.0
-    promise_kept_ratio: float = 0.0
+    freshness_met_ratio: float = 0.0
     coalesced_ratio: float = 0.0
     """Share of the bars that were answered only together with a later version."""
     cell_budget_ratio: float = 0.0
@@ -90,7 +90,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     sessions_max: int
     limit: str
     sessions_simulated: int | None = None
-    """The most sessions of this kind that keep their promise in simulation; None: not searched."""
+    """The most sessions of this kind that meet their objective in simulation; None: not searched."""
     overload: tuple[str, ...] = ()
 
 
@@ -99,8 +99,8 @@ def plan(
 ) -> Plan:
     """Plan for the configuration; ``memory``: bytes of the device; ``costs``: None is the configured profile.
 
-    ``search``: also find by simulation how many such sessions keep their promise. Raises SettingError naming
-    the key at fault.
+    ``search``: also find by simulation how many such sessions meet their freshness objective. Raises
+    SettingError naming the key at fault.
     """
     sources = sources_of(config, costs)
     if sources.kv_bytes(sources.blocks * config.pool.block_size) + sources.outline.weight_bytes > memory:
@@ -189,7 +189,7 @@ def _simulated(simulator: Simulator, sources: Sources, seconds: float) -> Simula
         ask_computed_s=_quantiles(happened.asks),
         ttft_pool_s=_quantiles(happened.prompts),
         utilisation_ratio=min(1.0, busy),
-        promise_kept_ratio=1 - (happened.late + simulator.skipped) / bars,
+        freshness_met_ratio=1 - (happened.late + simulator.skipped) / bars,
         coalesced_ratio=simulator.coalesced / bars,
         cell_budget_ratio=happened.peak_cells / cell_budget(device.pool, sources.limits),
         pool_ratio=pool_ratio,
@@ -237,7 +237,7 @@ def _search(config: Config, load: Load, costs: CostModel, about: int) -> int:
         if n > 4 * max(1, about):
             return False
         found = simulate(sources_of(repeated(config, n), costs), replace(load, ticks=each * n))
-        return found.promise_kept_ratio >= KEPT and found.coalesced_ratio <= 1 - KEPT
+        return found.freshness_met_ratio >= KEPT and found.coalesced_ratio <= 1 - KEPT
 
     return max_sessions(fits) or 0
 
@@ -269,10 +269,10 @@ def _overload(sessions: int, found: Capacity, simulated: Simulated) -> list[str]
             f"gateway: records and answers would take {found.gateway_ratio:.0%} of its time: publish less "
             "(publish_when), or split the symbols between daemons"
         )
-    if simulated.seconds and simulated.promise_kept_ratio < KEPT:
+    if simulated.seconds and simulated.freshness_met_ratio < KEPT:
         said.append(
-            f"promise: only {simulated.promise_kept_ratio:.1%} of the bars are read in time, with room for "
-            f"{found.sessions_by_promise or 0} sessions: raise max_staleness or stream_share"
+            f"freshness: only {simulated.freshness_met_ratio:.1%} of the bars are in time, with room for "
+            f"{found.sessions_by_freshness or 0} sessions: raise max_staleness or stream_share"
         )
     return said
 

@@ -27,7 +27,7 @@ def table(plans: Sequence[Plan]) -> str:
         ("  questions a bar, of k_max", lambda p: f"{p.capacity.k:g} of {p.capacity.k_max}"),
         ("  sessions by compute", lambda p: _count(p.capacity.sessions_by_compute)),
         ("  sessions by KV memory", lambda p: _count(p.capacity.sessions_by_kv_memory)),
-        ("  sessions by promise", lambda p: _count(p.capacity.sessions_by_promise)),
+        ("  sessions by freshness", lambda p: _count(p.capacity.sessions_by_freshness)),
         ("  sessions at most, limited by", lambda p: f"{p.sessions_max}, {p.limit}"),
         ("", lambda p: ""),
         ("simulated", lambda p: f"{p.simulated.seconds:g} s" if p.simulated.seconds else "not run"),
@@ -37,7 +37,7 @@ def table(plans: Sequence[Plan]) -> str:
         ("  prompt to first token, p50 / p99", lambda p: _quantiles(p.simulated.ttft_pool_s)),
         ("  utilisation", lambda p: f"{p.simulated.utilisation_ratio:.1%}"),
         ("  sessions capacity, compute / KV memory", _estimate),
-        ("  promise kept", _kept),
+        ("  freshness objective met", _kept),
         ("  answered with a later version", lambda p: f"{p.simulated.coalesced_ratio:.1%}"),
         ("  cell budget, pool in use at most", _memory),
         ("  asks cached, ready, computed", _hits),
@@ -45,7 +45,7 @@ def table(plans: Sequence[Plan]) -> str:
         ("  without an answer", _unanswered),
     ]
     if first.sessions_simulated is not None:
-        rows.append(("  sessions that keep the promise", lambda p: f"{p.sessions_simulated}"))
+        rows.append(("  sessions that meet it", lambda p: f"{p.sessions_simulated}"))
     cells = [(name, [of(each) for each in plans]) for name, of in rows]
     wide = max(len(name) for name, _ in cells)
     columns = [max(len(row[n]) for _, row in cells) for n in range(len(plans))]
@@ -78,8 +78,8 @@ def _count(most: int | None) -> str:
 
 
 def _kept(plan: Plan) -> str:
-    promised = plan.capacity.promise_s
-    return f"{plan.simulated.promise_kept_ratio:.1%} of {_time(promised)}" if promised else "none promised"
+    objective = plan.capacity.freshness_objective_s
+    return f"{plan.simulated.freshness_met_ratio:.1%} of {_time(objective)}" if objective else "none set"
 
 
 def _memory(plan: Plan) -> str:

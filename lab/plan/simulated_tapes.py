@@ -51,7 +51,7 @@ class SimulatedPrefixes:
             retention_of(session, sources.prompt),
             frame_limit=min(self._frame_limit, sources.outline.max_positions),
         )
-        tape.staleness_ns = sources.config.promise_ns(session)
+        tape.staleness_ns = sources.config.freshness_objective_ns(session)
         return tape
 
 

@@ -63,7 +63,7 @@ class Outcomes:
     bars: int = 0
     """Bars read."""
     late: int = 0
-    """Of these, bars read later than promised."""
+    """Of these, bars read later than their freshness objective."""
     versions: int = 0
     """Data versions."""
     unanswered: Counter[str] = field(default_factory=Counter)

@@ -132,9 +132,9 @@ async def test_two_thousand_listeners_and_readers_that_stop() -> None:
 
 
 async def test_a_flood_of_bars_sheds_prompts_and_no_standing_question() -> None:
-    """Every pass takes longer than the promise, so each version is late."""
-    promised = sessions("V:AAA", retention_tokens=1024, max_staleness=Duration(1_000_000))
-    async with running(inproc_config(sessions=promised), executor=Recorder(0.01)) as daemon:
+    """Every pass takes longer than the objective, so each version is late."""
+    sharp = sessions("V:AAA", retention_tokens=1024, max_staleness=Duration(1_000_000))
+    async with running(inproc_config(sessions=sharp), executor=Recorder(0.01)) as daemon:
         pool: dict[str, Any] = {"model": daemon.gateway.status.model, **CHAT}
         text = {"model": daemon.gateway.status.model, "max_tokens": 4}
         assert (await daemon.http("POST", "/v1/chat/completions", pool)).status == 200
@@ -146,7 +146,7 @@ async def test_a_flood_of_bars_sheds_prompts_and_no_standing_question() -> None:
                 await asyncio.sleep(0.005)
 
         flood_ends = asyncio.ensure_future(flood())
-        await until(lambda: daemon.count("freshness_misses", session="aaa") > 3, what="missed promises")
+        await until(lambda: daemon.count("freshness_misses", session="aaa") > 3, what="deadline misses")
         for path, asked, code in (
             ("/v1/chat/completions", pool, "rate_limit_error"),
             ("/v1/completions", text | {"prompt": "one two"}, "rate_limit_error"),
@@ -185,16 +185,16 @@ async def test_a_flood_of_bars_sheds_prompts_and_no_standing_question() -> None:
         assert daemon.count("prompts_refused") == 6
         (listed,) = (await daemon.call("sessions")).sessions
         missed = daemon.count("freshness_misses", session="aaa")
-        assert (listed.promise_ns, listed.promises_missed) == (1_000_000, missed)
+        assert (listed.freshness_objective_ns, listed.freshness_misses) == (1_000_000, missed)
         await asyncio.sleep(1)
         await daemon.call("complete", "one two", choices=("YES", "NO"))
 
 
-def test_a_live_source_promises_three_bars_and_a_file_nothing() -> None:
+def test_a_live_source_has_an_objective_of_three_bars_and_a_file_none() -> None:
     live = SourceConfig(kind="zeromq", zeromq=ZmqSourceConnector("tcp://127.0.0.1:1"))
     skips = SourceConfig(kind="none", backlog_policy="skip")
     own = sessions("V:AAA", retention_tokens=1024)
     for source, bars in ((SourceConfig(), 0), (live, 3), (skips, 3)):
         made = inproc_config(sessions=own, source=source)
-        assert made.promise_ns(made.sessions[0]) == bars * made.bars.interval
+        assert made.freshness_objective_ns(made.sessions[0]) == bars * made.bars.interval
     assert build(inproc_config(sessions=own, source=skips), {}).tapes["aaa"].staleness_ns == 3 * SECOND

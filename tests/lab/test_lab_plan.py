@@ -131,18 +131,18 @@ def test_more_load_makes_more_work_and_no_answer_faster() -> None:
     assert busy.close_to_answer_s.p99 >= quiet.close_to_answer_s.p50
 
 
-def test_beyond_the_promise() -> None:
-    """Passes of 40 ms and bars of 20 ms with a promise of one bar."""
+def test_beyond_the_freshness_objective() -> None:
+    """Passes of 40 ms and bars of 20 ms with an objective of one bar."""
     sessions = tuple(
         replace(session, max_staleness=parse_duration("20ms"), retention_records=4)
         for session in config(4).sessions
     )
     settings = config(4, sessions=sessions, bars=BarsConfig(interval=parse_duration("20ms")))
     found = planned(4000, settings, costs(40.0), seconds=1)
-    assert found.capacity.promise_s == pytest.approx(0.02)
-    assert found.capacity.sessions_by_promise == 0
-    assert found.simulated.promise_kept_ratio < 0.5
-    assert any(why.startswith("promise: ") for why in found.overload)
+    assert found.capacity.freshness_objective_s == pytest.approx(0.02)
+    assert found.capacity.sessions_by_freshness == 0
+    assert found.simulated.freshness_met_ratio < 0.5
+    assert any(why.startswith("freshness: ") for why in found.overload)
 
 
 def test_beyond_the_gateway() -> None:
@@ -207,7 +207,7 @@ def test_search_finds_what_the_simulation_carries() -> None:
     assert most is not None
     assert most >= 1
     carried = simulate(sources_of(repeated(settings, most), device), Load(ticks=200 * most, seconds=1))
-    assert carried.promise_kept_ratio >= 0.99
+    assert carried.freshness_met_ratio >= 0.99
 
 
 def test_rows_fill_passes_up_to_the_limits() -> None:

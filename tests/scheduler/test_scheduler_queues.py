@@ -32,7 +32,7 @@ def has_work(work: Work) -> bool:
 
 
 def priority(work: Work) -> tuple[int, ...]:
-    """Classes and promises (docs/scheduling.md); the later of each runs in the background."""
+    """Classes and freshness objectives (docs/scheduling.md); the later of each runs in the background."""
     if isinstance(work, TapeAppend):
         return (1, 0) if work.due else (4, 0)
     return {FLASH: 0, SESSION: 2, POOL: 3}[work.cls], int(work.background)

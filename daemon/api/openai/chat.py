@@ -186,7 +186,7 @@ class Chat:
     request, reply, harmless = ChatRequest, ChatCompletion, HARMLESS
     error, writer = staticmethod(error_body), ChatWriter
 
-    def wanted(self, asked: ChatRequest, served: ModelCatalog) -> list[Generate]:
+    def parse(self, asked: ChatRequest, served: ModelCatalog) -> list[Generate]:
         """One prompt, answered ``n`` times."""
         session = session_of(asked.model, served)
         refuse_all(asked, HARMLESS)
@@ -217,7 +217,9 @@ class Chat:
         )
         return [msgspec.structs.replace(one, index=index) for index in range(asked.n or 1)]
 
-    def whole(self, asked: ChatRequest, made: ReplyIdentity, done: Sequence[Finished]) -> ChatCompletion:
+    def build_response(
+        self, asked: ChatRequest, made: ReplyIdentity, done: Sequence[Finished]
+    ) -> ChatCompletion:
         """See `Api`."""
         return ChatCompletion(
             id=f"chatcmpl-{made.key}",

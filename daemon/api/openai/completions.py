@@ -104,7 +104,7 @@ class Completions:
     request, reply, harmless = CompletionRequest, Completion, HARMLESS
     error, writer = staticmethod(error_body), CompletionWriter
 
-    def wanted(self, asked: CompletionRequest, served: ModelCatalog) -> list[Generate]:
+    def parse(self, asked: CompletionRequest, served: ModelCatalog) -> list[Generate]:
         """Each prompt, answered ``n`` times."""
         session = session_of(asked.model, served)
         refuse_all(asked, HARMLESS)
@@ -132,7 +132,9 @@ class Completions:
             for index in range(answers)
         ]
 
-    def whole(self, asked: CompletionRequest, made: ReplyIdentity, done: Sequence[Finished]) -> Completion:
+    def build_response(
+        self, asked: CompletionRequest, made: ReplyIdentity, done: Sequence[Finished]
+    ) -> Completion:
         """See `Api`."""
         choices = (
             CompletionChoice(

@@ -269,7 +269,7 @@ class Responses:
     request, reply, harmless = ResponseRequest, Response, HARMLESS
     error, writer = staticmethod(error_body), ResponseWriter
 
-    def wanted(self, asked: ResponseRequest, served: ModelCatalog) -> list[Generate]:
+    def parse(self, asked: ResponseRequest, served: ModelCatalog) -> list[Generate]:
         """The instructions, then the input's messages."""
         session = session_of(asked.model, served)
         refuse_all(asked, HARMLESS)
@@ -288,7 +288,9 @@ class Responses:
             )
         ]
 
-    def whole(self, asked: ResponseRequest, made: ReplyIdentity, done: Sequence[Finished]) -> Response:
+    def build_response(
+        self, asked: ResponseRequest, made: ReplyIdentity, done: Sequence[Finished]
+    ) -> Response:
         """See `Api`."""
         return _finished(asked, made, done[0])
 

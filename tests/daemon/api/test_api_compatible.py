@@ -562,7 +562,7 @@ def test_any_body_is_translated_or_refused_as_documented(which, data) -> None:
     except msgspec.ValidationError:
         return
     try:
-        wanted = api.wanted(asked, SERVED)
+        wanted = api.parse(asked, SERVED)
     except ApiError as problem:
         status = problem.status
     else:
@@ -621,7 +621,7 @@ def test_a_response_says_when_it_was_completed_and_how_tools_were_chosen() -> No
         metadata=ReplyMetadata(),
     )  # fmt: skip
     asked = ResponseRequest(model="tape", input="a", tool_choice="none")
-    found = Responses().whole(asked, ReplyIdentity("k", 1000, "tape", "fp"), [done])
+    found = Responses().build_response(asked, ReplyIdentity("k", 1000, "tape", "fp"), [done])
     assert (found.created_at, found.tool_choice) == (1000, "none")
     assert found.completed_at > 1_600_000_000
 

@@ -130,7 +130,7 @@ WAYS: dict[str, tuple[Any, ...]] = {
 def absences(api: Api[Any], kind: Any, members: Any, reply: Any, event: Any) -> set[str]:
     """Of the whole reply, and of each event of its stream."""
     asked = msgspec.json.decode(encode({"model": "tape", **members}), type=kind)
-    absent = checked(reply, encode(api.whole(asked, MADE, [DONE])))
+    absent = checked(reply, encode(api.build_response(asked, MADE, [DONE])))
     writer = api.writer(asked, MADE)
     for pieces in (
         writer.write(0, Begun(0, 3, 1)),

@@ -83,7 +83,7 @@ def test_chat_completions() -> None:
         'data: {"error":{"message":"because","type":"server_error","param":null,"code":"server_error"}}',
         "data: [DONE]",
     ]
-    assert msgspec.json.encode(chat.Chat().whole(asked, MADE, [DONE])).decode() == (
+    assert msgspec.json.encode(chat.Chat().build_response(asked, MADE, [DONE])).decode() == (
         '{"id":"chatcmpl-0a","object":"chat.completion","created":1700000000,"model":"tape","choices":'
         '[{"index":0,"message":{"content":"Up we","role":"assistant","refusal":null,"annotations":[],'
         '"audio":null,"function_call":null,"tool_calls":null},'
@@ -169,7 +169,7 @@ def test_responses(monkeypatch: pytest.MonkeyPatch) -> None:
     reply = responses_reply("failed", "[]", "null", "null", error)
     body = f'{{"type":"response.failed","sequence_number":5,"response":{reply}}}'
     assert sorted_event(failed) == sorted_event(f"event: response.failed\ndata: {body}")
-    whole = msgspec.json.encode(responses.Responses().whole(asked, MADE, [DONE])).decode()
+    whole = msgspec.json.encode(responses.Responses().build_response(asked, MADE, [DONE])).decode()
     assert whole == done
 
 
@@ -229,7 +229,7 @@ def test_messages() -> None:
         'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"because"}}',
     ]
     block = '[{"text":"Up we","type":"text","citations":null}]'
-    whole = msgspec.json.encode(anthropic.Messages().whole(asked, MADE, [DONE])).decode()
+    whole = msgspec.json.encode(anthropic.Messages().build_response(asked, MADE, [DONE])).decode()
     assert whole == reply(block, '"end_turn"', 2, FACTS)
 
 
@@ -243,9 +243,9 @@ def test_messages() -> None:
 )
 def test_why_an_answer_ended_in_each_apis_words(finish, openais, status, anthropics) -> None:
     done = [msgspec.structs.replace(DONE, finish=finish)]
-    one = chat.Chat().whole(chat.ChatRequest(model="tape", messages=[]), MADE, done)
+    one = chat.Chat().build_response(chat.ChatRequest(model="tape", messages=[]), MADE, done)
     assert one.choices[0].finish_reason == openais
-    two = responses.Responses().whole(responses.ResponseRequest(model="tape", input="x"), MADE, done)
+    two = responses.Responses().build_response(responses.ResponseRequest(model="tape", input="x"), MADE, done)
     assert (two.status, two.output[0].status) == (status, status)
     three = anthropic.MessageRequest(model="tape", messages=[], max_tokens=9)
-    assert anthropic.Messages().whole(three, MADE, done).stop_reason == anthropics
+    assert anthropic.Messages().build_response(three, MADE, done).stop_reason == anthropics

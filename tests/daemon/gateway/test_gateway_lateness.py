@@ -37,12 +37,12 @@ def test_a_prompt_is_refused_for_a_second_after_a_late_version() -> None:
     assert store.value("foretick_prompts_refused_total") == 2
 
 
-@pytest.mark.parametrize(("promise", "expected"), [(0, 0), (9, 2), (10, 1), (20, 0)])
+@pytest.mark.parametrize(("objective", "expected"), [(0, 0), (9, 2), (10, 1), (20, 0)])
 @pytest.mark.parametrize("event", [100, 100 - 3600 * SECOND, 100 + 365 * 86400 * SECOND])
-def test_a_promise_counts_from_the_record_that_closed_the_bar(
-    promise: int, expected: int, event: int
+def test_a_freshness_objective_counts_from_the_record_that_closed_the_bar(
+    objective: int, expected: int, event: int
 ) -> None:
     """Whatever the venue's clock and the source's say: they may jump."""
     bar = SummedBar(event, 1, 1, 1, 1, 0)
     records = [TapeRecord((1,), event, event, 3, closed, 1, 1, 2, 0, 0, 0, 0, bar) for closed in (85, 90, 95)]
-    assert missed(records, promise, 100) == expected
+    assert missed(records, objective, 100) == expected
