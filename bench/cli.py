@@ -1,7 +1,5 @@
 """`foretick bench`: measure, and render the measurements. Commands import heavy modules on use."""
 
-from __future__ import annotations
-
 import os
 import sys
 from functools import partial

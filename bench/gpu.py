@@ -1,7 +1,5 @@
 """Figures that need a GPU. Weights are random; with small sizes the same code runs on a CPU."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Figures as Markdown: a suite's page of tables, and the table of goals over all suites."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar

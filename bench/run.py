@@ -1,7 +1,5 @@
 """Runs the parts of a suite one after the other and saves each with its own command, commit and time."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import platform

@@ -1,7 +1,5 @@
 """The parts of each suite in running order: torch's threads disturb neither the first nor the last."""
 
-from __future__ import annotations
-
 SUITES: dict[str, dict[str, tuple[str, str]]] = {
     "stream": {
         "kafka": ("bench.stream.kafka:measure", "Kafka to bars"),

@@ -1,7 +1,5 @@
 """How old the newest record of a version is, by three clocks."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import msgspec

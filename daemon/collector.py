@@ -1,7 +1,5 @@
 """Python's garbage collector, kept away from what start-up made."""
 
-from __future__ import annotations
-
 import gc
 
 

@@ -1,7 +1,5 @@
 """Which CPUs the gateway and the engine process run on (`process.reserve_core`)."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Collection

@@ -6,8 +6,6 @@ or known from its snapshot. ``unaccounted`` is the rest: records still on their 
 with an engine that ended.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 

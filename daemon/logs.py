@@ -1,7 +1,5 @@
 """Log lines on standard error: text, or one JSON object per line."""
 
-from __future__ import annotations
-
 import logging
 import sys
 

@@ -1,7 +1,5 @@
 """Where a session stands: what a restart goes on from."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

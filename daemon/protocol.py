@@ -4,8 +4,6 @@ A client's request is itself the command. The engine fills the reply or the publ
 what only it knows. In `inproc` mode the same structs are passed without encoding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Prices and sizes of records as integers of the ring (`ingest.record`), exactly or not at all."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from feeds.codec import MalformedRecord

@@ -1,7 +1,5 @@
 """Supervises long-lived tasks and threads: each has a name, and an unexpected end is reported."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

@@ -3,8 +3,6 @@
 Without a tenants file there is one tenant, `LOCAL`: every program of this machine, which may do everything.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import secrets

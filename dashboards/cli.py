@@ -1,7 +1,5 @@
 """`foretick dashboards`: build the committed JSON, or push it to a Grafana."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from pathlib import Path

@@ -3,8 +3,6 @@
 Rates use Grafana's `$__rate_interval`; a `session` label is always limited to the dashboard's `$session`.
 """
 
-from __future__ import annotations
-
 from metrics.catalogue import BY_NAME, MEANS, Kind, Metric
 
 STAGE = "foretick_stage_seconds"

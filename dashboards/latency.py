@@ -1,7 +1,5 @@
 """The *Latency* dashboard: from a tick to its answer, how fresh the answers are, and what was lost."""
 
-from __future__ import annotations
-
 from itertools import count
 from typing import Any
 

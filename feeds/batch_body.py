@@ -3,8 +3,6 @@
 A body is in our own wire form (one record, an array, or a record a line) or in a declared file format.
 """
 
-from __future__ import annotations
-
 import io
 from dataclasses import dataclass, field
 from datetime import date

@@ -1,7 +1,5 @@
 """Decodes external input: any failure becomes `Undecodable`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

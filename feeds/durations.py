@@ -1,7 +1,5 @@
 """Durations in the spelling of the configuration, as integer nanoseconds."""
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 

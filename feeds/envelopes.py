@@ -3,8 +3,6 @@
 None of these is read. A DLQ record names what was found and what the sender may change.
 """
 
-from __future__ import annotations
-
 import uuid
 from typing import Any, NamedTuple, get_args
 

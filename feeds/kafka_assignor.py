@@ -6,8 +6,6 @@ but does not tell it from what they had before they hung: aiokafka never gives i
 assignment has a number here, which its members send with their claims.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Reads partitions behind their owner: never past what it has committed, and as a member of no group."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence

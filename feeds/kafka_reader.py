@@ -1,7 +1,5 @@
 """Reading on where aiokafka cannot: batch by batch, of each partition by itself."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from typing import Any
 

@@ -4,8 +4,6 @@ Venues and vendors send snapshots newest first, or by symbol. Read as they stand
 newest one would be late.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

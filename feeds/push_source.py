@@ -1,7 +1,5 @@
 """Records that clients push, as a source: a bounded queue that refuses what it cannot hold."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque

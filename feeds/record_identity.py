@@ -3,8 +3,6 @@
 The rest of its identity is its content: see `ingest.identity`.
 """
 
-from __future__ import annotations
-
 import zlib
 
 from feeds.market_data import Received, Trade, VenueHeartbeat

@@ -1,7 +1,5 @@
 """Local times that occur twice, when clocks are put back: the order of the file says which is meant."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 A refused record leaves a hole in a bar. Whoever reads that bar is to know, so the hole needs a place.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any, NamedTuple
 

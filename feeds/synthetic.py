@@ -4,8 +4,6 @@ Deterministic for a seed: uptrends, corrections and consolidations of random len
 within each second, sizes that swell with the move. Integers only: prices in ticks, sizes in lots.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass

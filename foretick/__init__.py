@@ -3,8 +3,6 @@
 See `docs/embedding.md`. `Engine`, `Retention` and `load_model` import PyTorch, when you first use them.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

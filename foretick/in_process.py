@@ -1,7 +1,5 @@
 """A daemon on the event loop of another program."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from types import TracebackType

@@ -4,8 +4,6 @@ Thin intrinsics over LLVM's atomic instructions, so that two processes may share
 memory order is in the name. Arrays are one-dimensional and C-contiguous.
 """
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Callable
 from typing import Any

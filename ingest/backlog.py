@@ -10,8 +10,6 @@ times may be wrong, so one window is released every `_HOLD_MOST_NS` anyway. Bars
 restart are neither held nor skipped: they left traces in the window.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

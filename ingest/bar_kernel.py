@@ -8,8 +8,6 @@ newest event, so with K = lateness // interval + 2 no two of them share a slot.
 Routes from symbols to feeds are in compressed rows: those of symbol s are `routes[starts[s]:starts[s + 1]]`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -18,8 +18,6 @@ The records of a symbol come from one partition. Offsets are running numbers ove
 trusted: one tick stamped far in the future makes the following ones late.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -9,8 +9,6 @@ Of each symbol of a session at least the newest `REMEMBERED` identities are know
 holds that many, it becomes the older one, and the one before it is forgotten. It takes 64 KiB a symbol.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ A late record of a bar that the tape still retains makes one correction, a recor
 as it is now, after the word `amend`. One of a bar that is not there any more, or never was, is dropped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

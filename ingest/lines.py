@@ -8,8 +8,6 @@ late record amended is written again after the word `amend`: `amend,143000,...`.
 said, one without a trade is `143000,no trade`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

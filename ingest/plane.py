@@ -6,8 +6,6 @@ while any backlog is full, which pauses the source. The session of an overwritte
 flags the next bars of *every* session.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 import threading

@@ -15,8 +15,6 @@ volumes are of 10^-(9 + `size_finer`), which is each record's own. So 18 digits 
 A REFUSAL stands for a record of its symbol that could not be used; its `ts_event` is 0 if it is not known.
 """
 
-from __future__ import annotations
-
 import struct
 from hashlib import blake2b
 

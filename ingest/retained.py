@@ -1,7 +1,5 @@
 """What a session's tape retains, known without the tape: records leave by the rule of `regions.tape`."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import chain

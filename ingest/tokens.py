@@ -7,8 +7,6 @@ runs, a merge across a separator) every line goes through the tokenizer instead:
 lines, five groups of three digits each, have a table and a comparison of their own.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from itertools import pairwise

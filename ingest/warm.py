@@ -1,7 +1,5 @@
 """Compiles or loads every kernel before the first tick needs it."""
 
-from __future__ import annotations
-
 import os
 import threading
 

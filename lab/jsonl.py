@@ -1,7 +1,5 @@
 """Decodes JSON lines; errors give the line number."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 

@@ -4,8 +4,6 @@ The store's layout, the exposition and the dashboards follow from this list. Nam
 Times are recorded in nanoseconds and exported in seconds, as Prometheus recommends.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args

@@ -9,8 +9,6 @@ store's buckets, so that counts are exact. A latency equal to a bound counts in 
 - Others: powers of four from 16 us to 17 s; a quantile names the bucket, which shows where time goes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 

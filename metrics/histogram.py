@@ -4,8 +4,6 @@ A histogram is `WORDS` consecutive uint64 words: the sum in nanoseconds, then th
 buckets are linear (32 ns wide); values of 2^40 ns (about 1100 s) and more are in the last bucket.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

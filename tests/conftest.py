@@ -1,7 +1,5 @@
 """Fixtures shared by the whole suite."""
 
-from __future__ import annotations
-
 import faulthandler
 import gc
 import os

@@ -1,7 +1,5 @@
 """How the tests themselves are written."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Programs that a machine may lack are asked for in one place, and no test can start one without asking."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import os

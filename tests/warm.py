@@ -3,8 +3,6 @@
 Else all test processes do at the same time.
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as for tests, before PyTorch reads it

@@ -1,7 +1,5 @@
 """One plain guess per question, from the last bars alone: what a model has to beat."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

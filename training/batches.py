@@ -5,8 +5,6 @@ the questions of several cuts, each a branch of its own. Every tape token sees t
 ``window`` bars, its own included: whole-record eviction with carried state, as a sliding session does it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 

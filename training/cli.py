@@ -1,7 +1,5 @@
 """`foretick train`, `evaluate` and `calibrate`. Heavy modules are imported on use."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """How good answers are: accuracy with intervals, by distance, at onset; and what confidence is worth."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from math import inf, sqrt
 from typing import Any

@@ -1,7 +1,5 @@
 """The trained model as a transformers directory that the daemon, or anyone, loads; and back again."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

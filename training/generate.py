@@ -5,8 +5,6 @@ scales are added, so that a model can't learn one scale. Everything is drawn fro
 is equal for equal seeds. `EVALUATION` is wider than `TRAINING` in every range.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -4,8 +4,6 @@ Each file of `foretick evaluate --json` fills the part of the page between `<!--
 `<!-- accuracy:NAME:end -->`, where NAME is the file's stem.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Images of an evaluation: reliability, risk by coverage, and accuracy by distance to the boundary."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The tape model's tokenizer: numbers in groups of three digits, one token a question, bytes for the rest."""
 
-from __future__ import annotations
-
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 

@@ -1,7 +1,5 @@
 """Training of the tape model on generated tapes: seeded, resumable, steps counted rather than seconds."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The embedded Kafka, and trades in it: a backlog, and new ones meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence

@@ -1,7 +1,5 @@
 """What one pass can answer: several sessions, standing questions on one tape, sharers of a prefix."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, cycle, islice

@@ -1,7 +1,5 @@
 """The contenders that answer the scenario's questions: our regions, and two uses of the unmodified model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path

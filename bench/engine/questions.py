@@ -1,7 +1,5 @@
 """Question and ingest latency on the paper's scenario, ours next to two references and floors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial

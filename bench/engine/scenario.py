@@ -4,8 +4,6 @@ The bars are the demo's synthetic trades through the real bar builder, line sche
 without decimals keep a bar near the paper's 16 tokens.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

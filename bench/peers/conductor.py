@@ -1,7 +1,5 @@
 """Starts the contestants in process groups of their own, and lets one run at a time; the others are held."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import random

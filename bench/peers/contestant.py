@@ -4,8 +4,6 @@ Only the standard library (see `bench.peers.protocol`). An exception ends the pr
 the conductor reports.
 """
 
-from __future__ import annotations
-
 import ctypes
 import signal
 import sys

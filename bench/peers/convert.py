@@ -4,8 +4,6 @@ llama.cpp's own converter refuses tokenizers that it does not know. Runs in llam
 only numpy, gguf and the standard library.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

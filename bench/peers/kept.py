@@ -1,7 +1,5 @@
 """Hugging Face with a kept `DynamicCache`: append, ask, crop. Sessions and questions take turns."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

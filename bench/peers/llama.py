@@ -3,8 +3,6 @@
 Runs in llama.cpp's environment: imports only that, numpy, gguf and the standard library.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path

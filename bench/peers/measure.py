@@ -1,7 +1,5 @@
 """The parts of `foretick bench peers`: contestants on one scenario, and their figures."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from ctypes.util import find_library

@@ -1,7 +1,5 @@
 """Our engine over regions: one pass for the updates of all sessions, one for all questions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

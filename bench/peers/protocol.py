@@ -3,8 +3,6 @@
 Only the standard library: a contestant runs in the environment of the engine that it stands for.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 Record = list[int]

@@ -3,8 +3,6 @@
 Runs in vLLM's environment: imports only that and the standard library.
 """
 
-from __future__ import annotations
-
 import os
 from itertools import chain, count
 from typing import Any

@@ -1,7 +1,5 @@
 """A bare Starlette application behind uvicorn: what the daemon's HTTP server is compared with."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

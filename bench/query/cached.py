@@ -1,7 +1,5 @@
 """Answers from the cache, beside bare servers in the same event loop, with the engine idle and flooded."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Clients in processes of their own: one request after the other."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Clients that listen for events over HTTP: what an idle one costs, and when the last one has an event."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

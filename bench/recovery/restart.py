@@ -1,7 +1,5 @@
 """From the engine's end to answers again: with a spare engine or without, from snapshots or the log alone."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

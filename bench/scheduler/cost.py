@@ -4,8 +4,6 @@ The scheduler runs over the simulated device, whose block metadata is the daemon
 each one that ends; every other request is a stream whose prompt arrives in pieces. Times are thread times.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections import deque

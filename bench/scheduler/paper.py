@@ -1,7 +1,5 @@
 """Results of *Stream2LLM* (section 6), for comparison with ours."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 Range = tuple[float, float]

@@ -3,8 +3,6 @@
 Under LPM the users of `regulars` who ask once can starve, which the paper's bound on k-LPM rules out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial

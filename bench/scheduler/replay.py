@@ -1,7 +1,5 @@
 """Workloads on a real engine, in real time."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time

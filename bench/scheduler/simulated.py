@@ -4,8 +4,6 @@
 another and of the machine, so they are spread over processes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """A source that always has more records, like a Kafka consumer with a backlog, but without a broker."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence

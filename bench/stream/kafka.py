@@ -4,8 +4,6 @@ The broker is the embedded one, on threads of this process; a real one would lea
 keeps 5 MiB per partition, hence one partition per market.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterator, Sequence

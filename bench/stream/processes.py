@@ -1,7 +1,5 @@
 """Child processes that are ready before measuring and gone afterwards, and a reader of the ring."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import re

@@ -1,7 +1,5 @@
 """A daemon on synthetic markets: the engine in a process of its own, answers to a socket without readers."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

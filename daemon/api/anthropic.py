@@ -1,7 +1,5 @@
 """`POST /v1/messages` and `/v1/messages/count_tokens`: the Anthropic API, as a pure translation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeVar

@@ -1,7 +1,5 @@
 """Who may ask now: keys, requests a second and tokens a minute, the same for every interface."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import replace

@@ -9,8 +9,6 @@ rebinding cannot fake. A web page of another origin may neither read nor write: 
 comes from in `Origin` and `Sec-Fetch-Site`, which pages cannot change.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """The subscriptions to events of one connection, a ZeroMQ peer or a WebSocket."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 

@@ -1,7 +1,5 @@
 """HTTP connections with bounds that uvicorn lacks: the time that a request may take, and its size."""
 
-from __future__ import annotations
-
 import asyncio
 import resource
 from dataclasses import dataclass

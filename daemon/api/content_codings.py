@@ -1,7 +1,5 @@
 """Bodies that clients have packed: read within a limit that counts what they hold, not what they send."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import zlib

@@ -1,7 +1,5 @@
 """Clients that close their connection before the reply: their work ends with it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar

@@ -3,8 +3,6 @@
 Every endpoint translates its own request into `Generate`s and its own reply from these events.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Literal, Protocol
 

@@ -1,7 +1,5 @@
 """How the daemon is: what it waits for, which venues are silent, which tapes are late."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Literal

@@ -1,7 +1,5 @@
 """The routes of the HTTP API: requests, events, pushes, health, its description, and the live page."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from starlette.requests import Request

@@ -1,7 +1,5 @@
 """Errors over HTTP: `{"code": ..., "message": ...}`, with the status of the code."""
 
-from __future__ import annotations
-
 from math import ceil
 
 import msgspec

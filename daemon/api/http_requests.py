@@ -3,8 +3,6 @@
 `daemon.api.auth_middleware` decides who may send them.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cache, partial

@@ -1,7 +1,5 @@
 """The HTTP server: Starlette and uvicorn inside the daemon's own event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

@@ -1,7 +1,5 @@
 """How much clients may have under way: shares that leave room for other tenants, and token buckets."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """The live page: one static file without a build step, which needs nothing from outside."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

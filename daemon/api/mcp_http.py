@@ -1,7 +1,5 @@
 """`/mcp`: agents over streamable HTTP, behind the same guard as all other routes."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator

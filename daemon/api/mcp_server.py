@@ -5,8 +5,6 @@ Clients of both revisions are served: those that subscribe by `resources/subscri
 stream by `subscriptions/listen`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import Counter

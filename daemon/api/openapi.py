@@ -1,7 +1,5 @@
 """The OpenAPI document of the HTTP API, made from the structs that it reads and writes."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, reduce

@@ -1,7 +1,5 @@
 """The requests of the HTTP API as data: path, members, reply. Routes and OpenAPI follow from it."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal

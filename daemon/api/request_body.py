@@ -1,7 +1,5 @@
 """Bodies of HTTP requests, bounded in length; the connection bounds the time that they take."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from functools import partial

@@ -1,7 +1,5 @@
 """A bound ROUTER socket, with CURVE where it has keys. It sends without ever waiting for a peer to read."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

@@ -6,8 +6,6 @@ ping begins without it, so that nothing between takes the connection for dead. A
 its generation.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

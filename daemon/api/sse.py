@@ -1,7 +1,5 @@
 """`GET /v1/events`: server-sent events, which browsers resume by themselves."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Annotated
 

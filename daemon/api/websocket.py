@@ -4,8 +4,6 @@ Back-pressure both ways: a connection with enough requests in flight is not read
 read loses its own events, or its connection.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Coroutine

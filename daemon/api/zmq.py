@@ -4,8 +4,6 @@ Nothing is ever sent by waiting for a client: one that does not read loses its o
 own replies. Subscriptions end when their client is gone, or was silent for a while.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets

@@ -1,7 +1,5 @@
 """The Kafka of a configuration, for commands that look back: its brokers, logins and topics."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

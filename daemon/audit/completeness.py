@@ -6,8 +6,6 @@ answer that is published again has the `answer_id` of the first time. What is mi
 comparison with the progress of the sessions, which the daemon commits behind acknowledged answers.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Finding a published answer: by its id in the answers topic, or in a file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

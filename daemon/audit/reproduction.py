@@ -5,8 +5,6 @@ Then the records of its state are read, from the first that it depends on (`Basi
 version, and a session is made from them (`daemon.audit.session_replay`).
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack

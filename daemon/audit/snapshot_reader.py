@@ -1,7 +1,5 @@
 """The snapshot that an answer's state stands on, where the log does not go back as far as the state."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from daemon.config.schema import Config

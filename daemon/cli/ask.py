@@ -1,7 +1,5 @@
 """`foretick ask`: one question to a running daemon."""
 
-from __future__ import annotations
-
 import click
 
 from daemon.api.messages import AskReply

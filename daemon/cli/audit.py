@@ -1,7 +1,5 @@
 """`foretick audit`: whether a topic holds every answer, and each once."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import time

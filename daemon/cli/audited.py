@@ -1,7 +1,5 @@
 """Shared by `foretick explain` and `foretick reproduce`: naming an answer and its records."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Coroutine

@@ -1,7 +1,5 @@
 """`foretick replay --bars`: the bars that were made, as a table, so that anyone can check them."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path

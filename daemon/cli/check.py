@@ -1,7 +1,5 @@
 """`foretick check`: find configuration errors before the daemon runs."""
 
-from __future__ import annotations
-
 import socket
 import sys
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 The daemon is the real one, in two processes. The broker is librdkafka's mock cluster, in this process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

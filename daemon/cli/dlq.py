@@ -1,7 +1,5 @@
 """`foretick dlq`: list, show and send again what ended in the DLQ."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

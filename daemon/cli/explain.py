@@ -1,7 +1,5 @@
 """`foretick explain`: what a published answer was read from."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`foretick keys`: a pair of CURVE keys for a ZeroMQ socket or one of its clients, or an API key."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`foretick label`: the right choice of a past answer."""
 
-from __future__ import annotations
-
 import click
 
 from daemon.cli.options import endpoint_option, query

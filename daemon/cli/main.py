@@ -1,7 +1,5 @@
 """The command line. Each command is a module of this package, imported on use."""
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from importlib.metadata import EntryPoints, entry_points, version

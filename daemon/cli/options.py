@@ -1,7 +1,5 @@
 """Shared by several commands: options, exit statuses, signals."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

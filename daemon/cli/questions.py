@@ -1,7 +1,5 @@
 """`foretick questions`: the standing questions of a running daemon."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import Any

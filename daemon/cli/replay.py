@@ -1,7 +1,5 @@
 """`foretick replay`: play a recorded file to Kafka, to ZeroMQ, or through a daemon in this process."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sys

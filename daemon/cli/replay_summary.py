@@ -1,7 +1,5 @@
 """What became of a replayed file's records, for people: a line on reading it, and a line for each session."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from daemon.cli.options import aligned

@@ -1,7 +1,5 @@
 """`foretick reproduce`: derive a published answer again from its records in Kafka."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`foretick run`: a daemon in this process, until a signal ends it."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sys

@@ -1,7 +1,5 @@
 """`foretick sessions`: the sessions of a running daemon."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import click

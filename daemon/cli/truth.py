@@ -1,7 +1,5 @@
 """The right answers to the questions of `tapes.rules`, from the trades themselves."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """What to do so that a running daemon does as another configuration says."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import msgspec

@@ -1,7 +1,5 @@
 """Checks across keys: settings that are valid on their own but contradict each other."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Iterator

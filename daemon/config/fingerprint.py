@@ -4,8 +4,6 @@ The model is named in each answer. Left out is what says when something is done,
 or where data comes from and goes to.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any

@@ -1,7 +1,5 @@
 """Renders `docs/configuration.md` from the schema: run `python -m daemon.config.key_reference > FILE`."""
 
-from __future__ import annotations
-
 import inspect as python_inspect
 import json
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ the scheduler's policy as *Stream2LLM* does; our own variable overrides it. Ever
 that names the key and, unless it came from the file, where its value came from.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import tomllib

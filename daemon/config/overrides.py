@@ -1,7 +1,5 @@
 """Overrides of the file's values. They follow the configuration's types, so an unknown key is an error."""
 
-from __future__ import annotations
-
 import copy
 import difflib
 import json

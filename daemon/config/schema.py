@@ -5,8 +5,6 @@ The tables of sources and sinks come from `feeds.connectors`.
 Lengths of time are `Duration` (integer nanoseconds), written "250ms", "1s", "1m" in the file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal

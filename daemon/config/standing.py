@@ -1,7 +1,5 @@
 """Each session's standing questions, as configured."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Which sessions read a symbol, and the numbers that symbols have in the ring."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 

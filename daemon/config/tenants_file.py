@@ -1,7 +1,5 @@
 """The tenants file: who may ask, with which keys, and how much."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ The engine fills each answer once. The gateway adds only what it alone knows: in
 time.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Sequence

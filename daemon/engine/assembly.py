@@ -1,7 +1,5 @@
 """Constructs the engine's parts and connects them."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Mapping

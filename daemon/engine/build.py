@@ -1,7 +1,5 @@
 """Builds an engine from the configuration: model, pool size, tapes with their prefixes."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields

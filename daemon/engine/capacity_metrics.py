@@ -1,7 +1,5 @@
 """How much of the device the sessions use, and how many it could carry: what `foretick plan` predicts."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Sized

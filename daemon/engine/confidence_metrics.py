@@ -1,7 +1,5 @@
 """What a calibration says of answers, how far their logit gaps have moved from it, and what labels tell."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from pathlib import Path
 

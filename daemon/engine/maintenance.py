@@ -1,7 +1,5 @@
 """Background work of an idle worker, and the tiers that idle sessions are offloaded to."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import time

@@ -1,7 +1,5 @@
 """Whether the pool and the host tier fit in memory, before either is allocated."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from decimal import Decimal
 

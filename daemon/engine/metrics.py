@@ -1,7 +1,5 @@
 """The engine's metrics: requests and batches as the scheduler reports them, memory with each heartbeat."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 

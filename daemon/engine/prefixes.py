@@ -5,8 +5,6 @@ A question is asked by its number only of a version whose prefix has it. Until a
 adopted, the question is asked in full.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence

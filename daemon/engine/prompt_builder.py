@@ -7,8 +7,6 @@ token, if it has one, then the text. Each piece that is appended to it is encode
 tokens may differ from those of the whole text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial

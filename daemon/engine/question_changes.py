@@ -1,7 +1,5 @@
 """Standing questions while the engine runs: other ones, and labels of their answers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

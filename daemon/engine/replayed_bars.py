@@ -1,7 +1,5 @@
 """Which of a session's bars an earlier engine answered: they are read again, but not asked."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

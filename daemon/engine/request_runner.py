@@ -4,8 +4,6 @@ A request with a session asks its newest data version in class SESSION; one with
 `daemon.engine.prompt_builder` makes tokens of it; here it runs, and its tokens become text.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Sequence

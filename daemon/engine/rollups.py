@@ -6,8 +6,6 @@ So a version shows every bar once: in the rollup, or in the window. Only where t
 before a refresh is done are they in neither, until the next rollup has them (``missing``).
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ The same object runs in its own process (`daemon.engine.process`) or in the gate
 it takes commands and emits events in either. `daemon.engine.assembly` builds it.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """Sessions that come, change and go while the engine runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial

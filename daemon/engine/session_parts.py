@@ -1,7 +1,5 @@
 """What the engine's parts keep for each session: made, changed, saved, restored and removed in one place."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from daemon.config.schema import SessionConfig

@@ -7,8 +7,6 @@ last one that a restart can use stays. A source without a log has nothing to rea
 a gap behind the snapshot.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from hashlib import blake2b

@@ -6,8 +6,6 @@ scheduler are on its tape. The cut refers to the window's blocks, which do not c
 the file. All else runs on the thread that steps the scheduler.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

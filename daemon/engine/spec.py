@@ -1,7 +1,5 @@
 """What the engine process is started with. A separate module, so that the gateway never imports torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from daemon.config.schema import Config

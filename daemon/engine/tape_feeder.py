@@ -1,7 +1,5 @@
 """The data plane's thread: from the ring to the tapes, with credits for each session."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence

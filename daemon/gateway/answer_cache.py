@@ -4,8 +4,6 @@ A standing question that is asked gets its newest ready answer from here, withou
 equation 11), with the ages of the version it was read from.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Sources and sinks from the configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

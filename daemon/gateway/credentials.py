@@ -1,7 +1,5 @@
 """Keys and certificates that the configuration names, read at the start."""
 
-from __future__ import annotations
-
 import ssl
 
 from daemon.api.http_server import Tls

@@ -1,7 +1,5 @@
 """DLQ records: what was received or could not be sent, as it was, and why. And their log lines, a few."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

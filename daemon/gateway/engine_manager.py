@@ -1,7 +1,5 @@
 """Runs the gateway's engine: starts it over its own ring, watches, drains and restarts it."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

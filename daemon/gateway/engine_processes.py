@@ -1,7 +1,5 @@
 """Starts engine processes, the next one ahead of time, so that one that ends is replaced at once."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import pickle

@@ -1,7 +1,5 @@
 """Symbols, by their numbers in the ring, whose next record follows a gap."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

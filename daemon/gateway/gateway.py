@@ -5,8 +5,6 @@ input ends, the engine drains, answers are published and acknowledged, offsets c
 closed, within the configured time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

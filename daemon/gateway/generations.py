@@ -5,8 +5,6 @@ whether the newest ready answer may serve, whatever was said before the question
 would come out the same again is kept and given again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import secrets

@@ -1,7 +1,5 @@
 """Which sessions this daemon reads and answers, as a member of a source's group: partitions come and go."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Set

@@ -1,7 +1,5 @@
 """All sources, read into one ring: each connects, fails, commits and ends by itself."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence

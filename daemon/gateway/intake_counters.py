@@ -1,7 +1,5 @@
 """The counters of one source's intake, and those that follow the source's own totals."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from daemon.gateway.checkpoint.offsets import Stream

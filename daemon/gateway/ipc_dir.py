@@ -4,8 +4,6 @@ Each is locked for as long as it is used. One without a lock was left behind by 
 the same user removes it.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Labels of past answers, from clients to the engine."""
 
-from __future__ import annotations
-
 import msgspec
 
 from daemon.api import messages

@@ -1,7 +1,5 @@
 """Whether tapes are late: then prompts without a session, which take the most tokens, are refused."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

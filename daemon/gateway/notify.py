@@ -1,7 +1,5 @@
 """Reports the daemon's state to systemd (sd_notify): READY, STATUS, STOPPING and WATCHDOG."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

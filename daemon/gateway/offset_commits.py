@@ -1,7 +1,5 @@
 """Commits a source's offsets, with where its sessions stand."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -3,8 +3,6 @@
 A session that refuses a record knows its ring record only; its DLQ record is to hold what was received.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 

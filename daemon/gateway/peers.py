@@ -1,7 +1,5 @@
 """Other daemons of the group, which serve some sessions: requests about these are forwarded, once."""
 
-from __future__ import annotations
-
 import logging
 
 from daemon.api import messages

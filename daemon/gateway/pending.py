@@ -1,7 +1,5 @@
 """Commands that wait for the engine's reply: one table for requests, and for changes of sessions."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from itertools import count

@@ -1,7 +1,5 @@
 """How many prompts are open at a time: in all, and of each client and tenant."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from daemon.api.messages import QueryError

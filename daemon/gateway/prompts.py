@@ -5,8 +5,6 @@ of its tenant; to other tenants it is unknown. The reason for a prompt's end is 
 late requests.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections import OrderedDict, deque

@@ -1,7 +1,5 @@
 """What every client request passes, whatever its transport: who may ask, who answers, and until when."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

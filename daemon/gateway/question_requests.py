@@ -3,8 +3,6 @@
 They last until the daemon ends or reads its configuration again. An engine that is started again gets them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import defaultdict

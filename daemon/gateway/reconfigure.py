@@ -5,8 +5,6 @@ configuration is checked first, and what follows from it is carried out step by 
 (`daemon.config.changes`). An engine that is started again gets the configuration as it is then.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

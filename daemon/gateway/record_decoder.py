@@ -4,8 +4,6 @@ Every message ends in the ring, or is counted and, if malformed, sent to the DLQ
 a source that can wait. Other sources are never paused: their ring overwrites.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

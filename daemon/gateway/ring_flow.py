@@ -1,7 +1,5 @@
 """Flow control of one source: packed records go into the ring; a source that can wait is paused meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable
 

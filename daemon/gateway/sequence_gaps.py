@@ -7,8 +7,6 @@ numbering has passed the old one, numbers may also follow the old one. A record 
 one comes is counted then, once, whether it comes after all or not.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Which part of the gateway answers a client's request."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from daemon.api import messages

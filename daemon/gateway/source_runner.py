@@ -1,7 +1,5 @@
 """The daemon's source: read into the engine's ring; offsets are committed to it."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Whether this daemon answers, or is a standby: reads behind the one that answers, and publishes nothing."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Where partitions of a log are read from: at what is missing from their sessions' windows."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from functools import partial

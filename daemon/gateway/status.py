@@ -1,7 +1,5 @@
 """How the daemon is doing: its health, what is missing, and its metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from daemon.api.health import Health, health_of

@@ -1,7 +1,5 @@
 """The streams that records were read from, by their numbers in the ring (`ingest.record.stream_number`)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from daemon.protocol import NameStream, ReadRange

@@ -1,7 +1,5 @@
 """Up to where sessions have read, by event time: what is older will be late."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 
 from daemon.config.schema import Config

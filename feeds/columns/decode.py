@@ -1,7 +1,5 @@
 """Payloads of records to columns of integers, many at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -7,8 +7,6 @@ values. All else, right or wrong, is left alone: members that are unknown or com
 escapes, other characters, implausible values.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`foretick feasible`: find a schedule for a trace that meets a TTFT bound, or certify that none exists."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`foretick plan`: what a device carries of a configuration, before it runs."""
 
-from __future__ import annotations
-
 import re
 import sys
 from functools import partial

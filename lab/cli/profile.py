@@ -1,7 +1,5 @@
 """`foretick profile`: measure prefill and swap times on this device, and write the cost profile."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

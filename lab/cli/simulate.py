@@ -1,7 +1,5 @@
 """`foretick simulate`: scheduling policies compared in simulated time."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 from pathlib import Path

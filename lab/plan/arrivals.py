@@ -6,8 +6,6 @@ microseconds each and change no time here. Both are drawn exactly: of n uniform 
 1 - u^(1/n) of the interval, and the last at u^(1/(n-1)) of the rest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from math import gcd
 from typing import Literal, NamedTuple

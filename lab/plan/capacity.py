@@ -5,8 +5,6 @@ passes over all sessions: what one more session or question costs depends on how
 the mean over the questions of one update.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp

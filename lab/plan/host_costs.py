@@ -1,7 +1,5 @@
 """What a pass takes in the daemon: on the device, and on the host beside it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from scheduler.costs import CostModel, Span

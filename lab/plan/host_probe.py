@@ -4,8 +4,6 @@ A few sessions get a bar at once, again and again, each round after all answers 
 round takes beyond its forward passes is the host's: so much a pass, so much an answer.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Mapping, Sequence

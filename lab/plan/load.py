@@ -1,7 +1,5 @@
 """The load that a plan is made for."""
 
-from __future__ import annotations
-
 import msgspec
 
 

@@ -1,7 +1,5 @@
 """The simulated market: trades that go through the daemon's ring."""
 
-from __future__ import annotations
-
 import random
 
 from ingest.record import TRADE, RecordWriter

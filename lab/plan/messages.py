@@ -1,7 +1,5 @@
 """Synthetic trades as a source would give them."""
 
-from __future__ import annotations
-
 from feeds.codec import encode
 from feeds.decimals import from_units
 from feeds.market_data import Trade

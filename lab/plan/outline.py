@@ -1,7 +1,5 @@
 """A model without its weights: its tokenizer, and what its KV and weights take."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

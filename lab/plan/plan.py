@@ -3,8 +3,6 @@
 Quantities have the names of the daemon's metrics (`docs/planning.md`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import closing
 

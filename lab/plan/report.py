@@ -1,7 +1,5 @@
 """Plans as a table: a row a quantity, a column a rate."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from lab.plan.plan import Plan, Quantiles

@@ -1,7 +1,5 @@
 """Tapes and frozen prefixes on a simulated device."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

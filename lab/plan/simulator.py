@@ -6,8 +6,6 @@ its block metadata. Simulated are the device (a pass takes what the profile says
 other.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence

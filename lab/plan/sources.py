@@ -1,7 +1,5 @@
 """What a plan is made of: the configuration, its model without weights, and the device's costs."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from functools import partial

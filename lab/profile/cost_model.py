@@ -1,7 +1,5 @@
 """Fits a cost model to the times that `lab.profile.timing` measures, and shows both in a table."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median

@@ -1,7 +1,5 @@
 """Measures a configured model on its device, with the host beside it, and writes the cost profile."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from msgspec.structs import replace

@@ -1,7 +1,5 @@
 """Contestants for tests: they answer with what they were told, die, or leave a process behind."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

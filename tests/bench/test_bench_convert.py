@@ -1,7 +1,5 @@
 """Weights for llama.cpp: names, values, and pairs of rows as it rotates them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`foretick bench engine` in its smallest size: every part is measured, saved and rendered."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Summaries of samples with known figures."""
 
-from __future__ import annotations
-
 from math import exp, log
 
 import pytest

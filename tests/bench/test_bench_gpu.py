@@ -1,7 +1,5 @@
 """The GPU benchmark's code runs anywhere in its smallest size; its figures need a GPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from bench.engine.floor import Floors, PassCosts

@@ -1,7 +1,5 @@
 """Contestants: the protocol, one running at a time, deaths and absences, and the same answers from all."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Clients over HTTP and ZeroMQ, measured small."""
 
-from __future__ import annotations
-
 from bench.query import cached, events
 from bench.run import SuiteRun
 

@@ -1,7 +1,5 @@
 """The question benchmark compares contenders that give the same answers, and fails when they do not."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise

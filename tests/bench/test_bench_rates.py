@@ -1,7 +1,5 @@
 """Measurements around a daemon carry every record, and count the same bars as the stages alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 

@@ -1,7 +1,5 @@
 """What `foretick bench recovery` makes of its rounds."""
 
-from __future__ import annotations
-
 from bench.figures import Goal
 from bench.recovery.restart import Took, figures_of
 

@@ -1,7 +1,5 @@
 """Tables show what was measured, and the committed pages are the committed measurements."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,7 +1,5 @@
 """`foretick bench scheduler` in its smallest size: parts are measured, saved, rendered and compared."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What must hold of the answers topic, whatever went wrong: each check names what does not."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise

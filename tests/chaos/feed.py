@@ -1,7 +1,5 @@
 """A feed that is the same in every run: three symbols, one bar a second of event time."""
 
-from __future__ import annotations
-
 from random import Random
 
 from tests.kit import SECOND, START, trade

@@ -1,7 +1,5 @@
 """The answers topic as a reader of its own sees it."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import NamedTuple
 

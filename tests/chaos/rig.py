@@ -1,7 +1,5 @@
 """A group's daemons on topics of their own, fed one bar at a time, and what can be done to them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """What goes wrong in one run, and when: drawn from a seed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from random import Random
 from typing import Literal

@@ -4,8 +4,6 @@ One seed is one case: ``pytest tests/chaos -k seed007`` runs it alone. Seeds fro
 run only when asked for: ``pytest tests/chaos -m long``. A daemon that a case leaves in order serves the next.
 """
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Iterator

@@ -1,7 +1,5 @@
 """The checks of a chaos run find what they are for."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Three brokers: the coordinators of a daemon's group and of its transactions are killed and move."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two daemons, of which one stands by: what strikes the other one loses nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Ages of records by three clocks, and how far a venue's clock is ahead."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

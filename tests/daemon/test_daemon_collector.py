@@ -1,7 +1,5 @@
 """What start-up made is not looked at by later collections."""
 
-from __future__ import annotations
-
 import gc
 
 from daemon.collector import freeze_startup

@@ -1,7 +1,5 @@
 """The text that is stored beside offsets, and texts that somebody else wrote."""
 
-from __future__ import annotations
-
 import base64
 import zlib
 

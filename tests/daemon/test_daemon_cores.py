@@ -1,7 +1,5 @@
 """CPUs of the gateway and of the engine: how they are shared out, refusals, and what the kernel says."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

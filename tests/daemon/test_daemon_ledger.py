@@ -1,7 +1,5 @@
 """The ledger adds up, and names whose records are nowhere."""
 
-from __future__ import annotations
-
 from daemon.ledger import ledger
 from metrics.store import MetricStore
 

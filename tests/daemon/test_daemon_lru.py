@@ -1,7 +1,5 @@
 """The cache of the most recently used values, beside a plain reference."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

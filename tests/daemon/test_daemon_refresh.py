@@ -1,7 +1,5 @@
 """Refreshed windows in a daemon: room in the pool, and answers that continue meanwhile."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

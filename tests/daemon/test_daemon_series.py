@@ -1,7 +1,5 @@
 """How many series a daemon exposes: what Prometheus has to keep for each of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Tasks and threads that end unexpectedly are reported by name, and restarted where allowed."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 

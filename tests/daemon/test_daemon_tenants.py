@@ -1,7 +1,5 @@
 """Tenants: what they see, and the salts of their caches."""
 
-from __future__ import annotations
-
 import re
 
 from hypothesis import given

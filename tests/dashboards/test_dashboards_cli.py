@@ -1,7 +1,5 @@
 """`dashboards build` and `dashboards push`, the latter against a small Grafana on loopback."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

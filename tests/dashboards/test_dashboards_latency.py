@@ -1,7 +1,5 @@
 """The Latency dashboard: committed as built, catalogue names only, valid grid, series in real Prometheus."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

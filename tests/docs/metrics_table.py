@@ -1,7 +1,5 @@
 """The table of metrics in docs/operations.md: run `python -m tests.docs.metrics_table` to write it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from metrics.catalogue import METRICS, Metric

@@ -1,7 +1,5 @@
 """The recipes of CONTRIBUTING.md: the first three are performed, and what the others name exists."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The documentation is true: examples decode, tables are complete; links, paths, commands and tests exist."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """The examples of the Python API: short, and they run."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

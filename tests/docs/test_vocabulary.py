@@ -1,7 +1,5 @@
 """Words that a stranger must ask about: no more than there were, and renamed things stay renamed."""
 
-from __future__ import annotations
-
 from tests.docs import vocabulary
 
 

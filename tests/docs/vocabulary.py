@@ -4,8 +4,6 @@
 The bounds only ever go down: lower one when you have written a sentence again.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Shared by end-to-end tests: compiled kernels and the embedded model."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An engine process without a model: ready at once, sends heartbeats, and stops on command."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 

@@ -3,8 +3,6 @@
 `tests/cases/NAME` has the file, its format, and `expected.csv`, unless the file must be refused.
 """
 
-from __future__ import annotations
-
 import csv
 from datetime import datetime
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """The commands as typed: replay in three directions, check, ask, demo."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """One real daemon, asked by clients of the query socket and by agents: Python without PyTorch, Node, MCP."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

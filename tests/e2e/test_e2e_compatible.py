@@ -1,7 +1,5 @@
 """The official OpenAI and Anthropic SDKs against a whole daemon with the untrained model."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

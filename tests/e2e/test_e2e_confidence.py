@@ -1,7 +1,5 @@
 """A calibrated model through the daemon: probability, choice set and abstention of every answer."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Iterable

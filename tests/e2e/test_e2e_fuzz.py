@@ -1,7 +1,5 @@
 """Random messages to every socket and feed: each is answered or counted, and the daemon keeps running."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

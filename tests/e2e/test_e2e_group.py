@@ -1,7 +1,5 @@
 """Daemons in one consumer group: each serves its partitions' sessions, and takes over the other's."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import uuid

@@ -1,7 +1,5 @@
 """The HTTP API of one real daemon: reading and changing, pushed records, events by SSE and WebSocket."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Records in, answers out, through the whole daemon in this process: real engine, no broker."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,7 +1,5 @@
 """Every record is in a bar or counted, and answers say what their bars lack: through the whole daemon."""
 
-from __future__ import annotations
-
 import csv
 from datetime import UTC, datetime
 from decimal import Decimal

@@ -4,8 +4,6 @@ Schemathesis has an environment of its own, made by the first run: its urllib3 i
 grafana-client replaces.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

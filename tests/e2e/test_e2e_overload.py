@@ -1,7 +1,5 @@
 """More than the daemon can carry: thousands of listeners, readers that stop, bars faster than it reads."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from contextlib import AsyncExitStack

@@ -1,7 +1,5 @@
 """The live page of a real daemon in a real browser."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest

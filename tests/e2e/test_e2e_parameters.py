@@ -4,8 +4,6 @@ The oracle is written here, from the neutral answer of the same data version: a 
 where it is free text; a sampled one is held to the choices or to the form of a number.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import queue

@@ -1,7 +1,5 @@
 """Prompts without a session over the HTTP APIs: what the prefix cache keeps of them, in a whole daemon."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`foretick run` as an operator sees it: a process, its broker, its signals, its exit status."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

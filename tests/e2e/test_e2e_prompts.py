@@ -1,7 +1,5 @@
 """Prompts without a session, from the socket and from HTTP to the engine and back."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Late records, wrong prices, silence and lost numbers, through the whole daemon in this process."""
 
-from __future__ import annotations
-
 import time
 
 import msgspec

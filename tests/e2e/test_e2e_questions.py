@@ -1,7 +1,5 @@
 """Standing questions changed while a daemon runs, in both placements, over the query socket and by SIGHUP."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

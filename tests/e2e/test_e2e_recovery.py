@@ -1,7 +1,5 @@
 """Nothing is lost when processes are killed, and readers can prove it by the answers' numbers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

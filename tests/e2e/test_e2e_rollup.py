@@ -1,7 +1,5 @@
 """What has left the window of a running daemon is read as longer bars."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar

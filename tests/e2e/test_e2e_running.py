@@ -1,7 +1,5 @@
 """One daemon in two processes, as `foretick run` starts it, is asked, streams prompts and is scraped."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Sessions that come, change and go while a daemon runs."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

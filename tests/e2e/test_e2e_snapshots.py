@@ -1,7 +1,5 @@
 """A daemon takes snapshots while it answers, and leaves its newest state when it stops."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

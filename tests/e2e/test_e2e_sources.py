@@ -1,7 +1,5 @@
 """Several sources through one daemon: offsets, commits and health of each, and none stops the others."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

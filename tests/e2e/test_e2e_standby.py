@@ -1,7 +1,5 @@
 """A warm standby: it reads behind the daemon that answers, and goes on where that left off."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tasks, threads and engines, killed in turn: service resumes or the daemon says why."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """Two tenants and an operator at one real daemon: each tries to see, use or time what is another's."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable

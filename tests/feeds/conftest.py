@@ -1,7 +1,5 @@
 """Kafka clients of a topic: at an embedded broker, or at an Apache Kafka."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import AsyncIterator, Iterator
 

@@ -1,7 +1,5 @@
 """Decoding as columns against `decode_record`: the same values where a row is taken, and none it refuses."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Everything a decoder raises becomes one documented error."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import msgspec

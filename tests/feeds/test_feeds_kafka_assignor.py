@@ -1,7 +1,5 @@
 """The assignment of a group in which members stand by, against what has to hold after each rebalance."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata

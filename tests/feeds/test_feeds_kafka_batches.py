@@ -1,7 +1,5 @@
 """Batches read from bytes: as aiokafka reads them where it does, and beyond damage where it gives up."""
 
-from __future__ import annotations
-
 import random
 import struct
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """What `feeds.kafka_client` takes of aiokafka without a public way to it is still there."""
 
-from __future__ import annotations
-
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.client import AIOKafkaClient

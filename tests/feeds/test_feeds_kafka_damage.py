@@ -1,7 +1,5 @@
 """Batches that cannot be read, on librdkafka's mock cluster, which stores whatever bytes it is sent."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator

@@ -1,7 +1,5 @@
 """Reading behind a group: exactly what is below the limits, in order, whatever lies between the records."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 

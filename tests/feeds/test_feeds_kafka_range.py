@@ -1,7 +1,5 @@
 """Reading Kafka from one offset to another: on a mock broker, and what only Apache Kafka can do on that."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 import uuid

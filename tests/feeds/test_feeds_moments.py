@@ -1,7 +1,5 @@
 """What one message holds is read by event time, against sorting in plain Python."""
 
-from __future__ import annotations
-
 import json
 
 import msgspec

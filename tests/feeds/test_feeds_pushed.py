@@ -1,7 +1,5 @@
 """How far the source of pushed records is read; what else it does, `tests.daemon.api` has."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

@@ -1,7 +1,5 @@
 """What an unusable message speaks of is found where it can be read, and looking for it never fails."""
 
-from __future__ import annotations
-
 import json
 
 import msgspec

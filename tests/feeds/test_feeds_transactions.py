@@ -1,7 +1,5 @@
 """A sink that leaves its transactional id to another process until it begins; a broker that restarts."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 

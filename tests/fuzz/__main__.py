@@ -5,8 +5,6 @@ input is kept there, too; ``--target NAME --input FILE`` runs it again. Memory a
 bounded: more than that is a finding.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

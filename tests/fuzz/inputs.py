@@ -1,7 +1,5 @@
 """Inputs near valid ones: a member changed for an odd value, or bytes damaged."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

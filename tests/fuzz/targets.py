@@ -4,8 +4,6 @@ A target takes bytes. It may refuse them by the errors that its decoder document
 result that does not read back, is a finding.
 """
 
-from __future__ import annotations
-
 import atexit
 import base64
 import contextlib

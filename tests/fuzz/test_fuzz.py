@@ -1,7 +1,5 @@
 """Every decoder on inputs near valid ones; the command goes deeper (docs/testing.md)."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

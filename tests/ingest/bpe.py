@@ -1,7 +1,5 @@
 """Byte-level BPE tokenizers trained here, with the three ways of splitting numbers."""
 
-from __future__ import annotations
-
 import random
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Records, bars and planes for the tests of ingest."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager

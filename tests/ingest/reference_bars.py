@@ -1,7 +1,5 @@
 """Bars in plain Python with dictionaries and sorting: the oracle of the numba builder."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from ingest.bar_kernel import EMPTY, GAP, SKEWED

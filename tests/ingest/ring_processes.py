@@ -1,7 +1,5 @@
 """The other process of the ring tests: producers whose every record can be checked alone."""
 
-from __future__ import annotations
-
 import numpy as np
 from numba import njit
 

@@ -1,7 +1,5 @@
 """Late records and prices far from the last, against plain references."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """A session's waiting bars against a plain list: what is passed over, and that nothing else is lost."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

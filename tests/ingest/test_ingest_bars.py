@@ -1,7 +1,5 @@
 """Bars against a plain Python reference: order, equal times, empty intervals, late ticks, any batches."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

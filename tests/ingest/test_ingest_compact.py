@@ -1,7 +1,5 @@
 """Compact lines against plain Python: numbers, tokens, anchors, and what stays in the window."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from decimal import Decimal

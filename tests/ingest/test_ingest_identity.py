@@ -1,7 +1,5 @@
 """Records that came before are dropped, against plain Python sets, in any batches and over restarts."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Bars and windows say which records they lack, against a plain list of what was dropped and refused."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The tape's text against Python's exact decimals and calendar."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from decimal import ROUND_HALF_EVEN, Context, Decimal
 

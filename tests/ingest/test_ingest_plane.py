@@ -1,7 +1,5 @@
 """The data plane in one process: records in, tape records out, and errors."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence

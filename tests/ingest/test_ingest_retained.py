@@ -1,7 +1,5 @@
 """What a window retains, against a list from which records leave one by one."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """The ring: four million records between two processes in both modes, and corner cases."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import threading

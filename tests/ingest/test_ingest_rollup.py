@@ -1,7 +1,5 @@
 """Longer bars against a plain Python reference: a partition of the bars, and the lines that say so."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

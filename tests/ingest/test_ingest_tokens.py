@@ -1,7 +1,5 @@
 """Token ids by table equal the tokenizer's own, for every way of splitting numbers."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import chain
 

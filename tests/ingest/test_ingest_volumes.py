@@ -1,7 +1,5 @@
 """Volumes in three integers against Python's own, which have no limit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import example, given, settings

@@ -3,8 +3,6 @@
 `python -m tests.kit.browser http://127.0.0.1:7800/ docs/images/live.png` makes the one in the README.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Configurations of a daemon in the test's process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from daemon.config.schema import (

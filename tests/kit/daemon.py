@@ -1,7 +1,5 @@
 """A `foretick` command as a subprocess, and its surroundings: a service manager, producers and consumers."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """A tiny model's engine, one tape in it, and the history that the oracle computes from."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

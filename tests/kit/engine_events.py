@@ -1,7 +1,5 @@
 """Engine events, for tests that stand in for the engine."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How many examples a property gets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytest

@@ -1,7 +1,5 @@
 """A source and a sink in memory."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

@@ -1,7 +1,5 @@
 """Shared fixtures: programs (`real_kafka`, `secured_kafka`, `start_prometheus`, `triton`) and `threads`."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

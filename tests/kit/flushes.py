@@ -1,7 +1,5 @@
 """What a durable write does, in order."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Parts of a gateway, for tests that stand in for the others."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence, Set

@@ -1,7 +1,5 @@
 """The HTTP port with routes of a test, and its bare clients: requests, server-sent events, WebSocket."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

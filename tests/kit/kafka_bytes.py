@@ -1,7 +1,5 @@
 """Batches of Kafka records as bytes, whole or damaged, and how to have a broker store them as they are."""
 
-from __future__ import annotations
-
 import asyncio
 import struct
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Kafka sources and sinks that a test opens, and what it writes and reads by them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine, Mapping
 from types import TracebackType

@@ -1,7 +1,5 @@
 """A random model of the terse layout, with the tape model's tokenizer and description."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ sure that no test forgets to ask: whatever else this process starts must belong 
 the checkout or to a temporary directory.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """What the scheduler knows about a streaming prompt, for tests without a scheduler."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from regions.streaming_kv import StreamingPrompt

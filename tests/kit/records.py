@@ -1,7 +1,5 @@
 """Records as they arrive: trades in their wire form, and where they come from."""
 
-from __future__ import annotations
-
 import time
 
 import msgspec

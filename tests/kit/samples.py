@@ -1,7 +1,5 @@
 """Small files of every recorded shape."""
 
-from __future__ import annotations
-
 import gzip
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 A module that imports one of them, or a test that does, is skipped: the import fails before it begins.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec

@@ -1,7 +1,5 @@
 """A bare client of the query socket: it sends and receives messages as they are."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """`foretick plan` from the command line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

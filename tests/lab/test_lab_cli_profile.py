@@ -1,7 +1,5 @@
 """`foretick profile`: the fit of a known device, and the whole command on the embedded model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

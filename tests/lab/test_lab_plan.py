@@ -1,7 +1,5 @@
 """Plans: formulas and simulation of small configurations."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

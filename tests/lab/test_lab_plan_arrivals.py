@@ -1,7 +1,5 @@
 """Thinned Poisson arrivals, against the statistics of all ticks."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

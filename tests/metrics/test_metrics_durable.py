@@ -1,7 +1,5 @@
 """Files that are replaced whole, and what writers leave that were killed."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import stat

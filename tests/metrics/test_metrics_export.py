@@ -1,7 +1,5 @@
 """The exposition, parsed by prometheus_client's own parser; quantiles as Prometheus computes them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families

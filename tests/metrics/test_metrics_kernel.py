@@ -1,7 +1,5 @@
 """Compiled kernels are cached by the content of every file that defines one, and start without a cache."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The store: values, layout, and two processes on one block."""
 
-from __future__ import annotations
-
 import fcntl
 import math
 import multiprocessing

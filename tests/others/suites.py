@@ -4,8 +4,6 @@ Nothing of them is part of this repository: a source distribution is downloaded 
 below `.cache`. Every test of the chosen files runs as it is; which of them fail must be known exactly.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

@@ -4,8 +4,6 @@ Responses: what the Open Responses specification demands of a response and of it
 what llama.cpp's server is tested for. Both on a real model.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -4,8 +4,6 @@ They are written for a mock of the whole API that accepts anything. The daemon s
 some fail, and exactly those that are listed here.
 """
 
-from __future__ import annotations
-
 import re
 from importlib.metadata import version
 

@@ -1,7 +1,5 @@
 """What a process holds, by /proc: memory, descriptors, threads, shared memory."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter

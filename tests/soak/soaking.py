@@ -1,7 +1,5 @@
 """A daemon under load, restarted and reconfigured meanwhile, and a record of what it holds."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Load with restarts in between: memory stays flat, and nothing is left behind (docs/testing.md)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a process holds is counted, and a slope is the slope."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import threading

@@ -1,7 +1,5 @@
 """The unit file, judged by systemd's own tools."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Answers of an imagined model: logits of known quality."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tapes.rules import UNDEFINED

@@ -1,7 +1,5 @@
 """The tape model's forward once more: a loop over rows that gathers what each one sees, in float64."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import torch

@@ -1,7 +1,5 @@
 """Calibration of an imagined model whose right temperature is known."""
 
-from __future__ import annotations
-
 from math import inf
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`foretick train` from the command line: checkpoints, several workers, the exported directory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

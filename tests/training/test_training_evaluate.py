@@ -1,7 +1,5 @@
 """Scores against brute force, and what is asked on generated and recorded tapes."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The exported directory is a plain transformers model that says how its prompts are rendered."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

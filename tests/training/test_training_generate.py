@@ -1,7 +1,5 @@
 """Generated tapes: equal for equal seeds, within the printable levels, with regimes that show."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The packed forward is the dense one, and training goes on from a checkpoint as if it had never stopped."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The page of accuracies shows the evaluations that it is made from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

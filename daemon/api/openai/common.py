@@ -1,7 +1,5 @@
 """What the endpoints of the OpenAI API share: the members of requests, errors, usage, log probabilities."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """`POST /v1/completions`: plain text, or tokens, to be continued; with a session the text is a question."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`POST /v1/responses`. Nothing is stored: a request brings its whole conversation."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any

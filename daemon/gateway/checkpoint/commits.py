@@ -8,8 +8,6 @@ owner makes it again. A transaction that the group or the broker refuses has no 
 the next one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

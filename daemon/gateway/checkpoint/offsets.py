@@ -11,8 +11,6 @@ answered for, and is neither outstanding nor committed again. Where it was asked
 and the committed offset stays until it is reached, also by the next engine.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence, Set

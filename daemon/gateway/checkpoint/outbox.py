@@ -4,8 +4,6 @@ DLQ records have their own queues. Each queue is delivered in order. A broker th
 other sessions nor the same session's ZeroMQ subscribers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

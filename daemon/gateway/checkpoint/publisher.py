@@ -4,8 +4,6 @@ Sessions get an answer at once. The offset tracker gets it when every sink has a
 committed after the answers that depend on them (at-least-once).
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from bisect import bisect_left, insort

@@ -6,8 +6,6 @@ acknowledged is stored as the metadata of offset commits (`daemon.commit_metadat
 a source keeps no offsets.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """A generator in place of the daemon's: answers that a test can foretell, refusals, and answers that hang."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import get_args

@@ -1,7 +1,5 @@
 """Prompts in place of the gateway's: every one is accepted, but for texts and names that say otherwise."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any, get_args
 

@@ -1,7 +1,5 @@
 """Keys and limits at the HTTP port, with a clock of the test's own: who gets in, what the others are told."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

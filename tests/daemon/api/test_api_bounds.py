@@ -1,7 +1,5 @@
 """What is refused before the engine sees it, over every transport: too many choices, messages, characters."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from typing import Any
 

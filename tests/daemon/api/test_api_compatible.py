@@ -1,7 +1,5 @@
 """The OpenAI and Anthropic endpoints over HTTP by the official SDKs, and by bodies that no SDK sends."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable

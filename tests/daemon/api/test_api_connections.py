@@ -1,7 +1,5 @@
 """One HTTP connection, byte by byte: what is read, refused, cut off, and in which order it is replied to."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

@@ -1,7 +1,5 @@
 """Packed bodies: read within the limit, whatever they hold, and refused by name where they cannot be read."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Events for clients: who gets which, in what order, and what is said to be lost. Against a plain list."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import nullcontext
 

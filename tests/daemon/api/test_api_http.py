@@ -1,7 +1,5 @@
 """The HTTP endpoints over a real socket, and the server's life inside the daemon's loop."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import socket

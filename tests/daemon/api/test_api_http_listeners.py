@@ -1,7 +1,5 @@
 """Clients that listen over HTTP, without a daemon: slow ones, floods, other origins, and what is cut off."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

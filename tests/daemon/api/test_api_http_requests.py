@@ -1,7 +1,5 @@
 """Asks and prompts over HTTP: calls of the backend, every refusal, and which clients are admitted."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from typing import Any, get_args
 

@@ -1,7 +1,5 @@
 """Work that ends with its client: its result, its errors, and who is gone when."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any

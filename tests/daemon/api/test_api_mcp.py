@@ -1,7 +1,5 @@
 """The MCP server, without a daemon: the SDK's own client in this process, in both revisions."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any

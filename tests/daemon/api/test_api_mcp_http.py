@@ -1,7 +1,5 @@
 """Agents over HTTP, without a daemon: each tries to use, or to use up, what is another tenant's."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import Counter

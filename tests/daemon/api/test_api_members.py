@@ -3,8 +3,6 @@
 A client that reads a member which a server leaves out breaks; the SDKs' own types say which there are.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The OpenAPI document: it is valid, and has every route with every error."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

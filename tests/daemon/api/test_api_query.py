@@ -1,7 +1,5 @@
 """The query socket: wire format, refusals, concurrency, and stopping."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,7 +1,5 @@
 """CURVE keys at the query socket: none, a wrong one, a right one, one that is removed, and other daemons."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from functools import partial

@@ -3,8 +3,6 @@
 The order of the events and the members of each are from the published references of the APIs.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

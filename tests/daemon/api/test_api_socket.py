@@ -1,7 +1,5 @@
 """The query socket's connections: versions, limits, cancelling, subscriptions, and clients that misbehave."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

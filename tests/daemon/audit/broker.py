@@ -1,7 +1,5 @@
 """Topics on a broker: made, filled and read by tests of commands that look back."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """The audit of a topic against a plain reference, and against what happened to the answers."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import msgspec

@@ -1,7 +1,5 @@
 """What `foretick demo --keep` writes is the demo's own configuration."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from daemon.cli.demo import demo_config, demo_file

@@ -1,7 +1,5 @@
 """`foretick dlq`: what it lists and shows, and that each record is sent once, on a real and a mock broker."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """A real daemon answers over a mock broker; each of its answers is explained and derived again."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Answers that a daemon gave after it had been started again are explained and derived as those before."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import uuid

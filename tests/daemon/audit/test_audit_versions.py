@@ -1,7 +1,5 @@
 """Answers whose version, or the beginning of whose state, is not told by one record alone."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Iterator

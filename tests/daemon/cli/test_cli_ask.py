@@ -1,7 +1,5 @@
 """What `foretick ask` prints of a reply."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A command that lacks a library says which extra of the package installs it."""
 
-from __future__ import annotations
-
 import sys
 import tomllib
 from pathlib import Path

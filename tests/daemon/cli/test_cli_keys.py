@@ -1,7 +1,5 @@
 """`foretick keys`: what it prints fits the tenants file."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`foretick mcp` and `http.mcp` where they cannot work; what they do is tested with a whole daemon."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

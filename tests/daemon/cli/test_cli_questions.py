@@ -1,7 +1,5 @@
 """The options of `foretick questions set`: the keys of a standing question, read as the configuration's."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 import msgspec

@@ -1,7 +1,5 @@
 """The demo's judge: bars from trades, and the right answer at an answer's data version."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The steps from one configuration to another, against a direct comparison."""
 
-from __future__ import annotations
-
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st

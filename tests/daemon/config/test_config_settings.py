@@ -1,7 +1,5 @@
 """The configuration: layers, refusals by key, contradictions, and the rendered reference."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The tenants file: what it may say, and the error for what it may not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

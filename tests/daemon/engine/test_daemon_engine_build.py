@@ -1,7 +1,5 @@
 """Loading a model for the engine: what fails its canary is not served."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Utilisation and capacity as the daemon measures them."""
 
-from __future__ import annotations
-
 import pytest
 
 from daemon.engine.capacity_metrics import CapacityMetrics

@@ -1,7 +1,5 @@
 """Which lines a session has, which questions a terse model takes, and how its answers are printed."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any, cast

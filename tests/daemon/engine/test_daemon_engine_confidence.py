@@ -1,7 +1,5 @@
 """A standing answer is judged, and labelled, by what was fitted for the way it was asked."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, cast
 

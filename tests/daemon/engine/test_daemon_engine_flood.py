@@ -1,7 +1,5 @@
 """One flooded session beside nine quiet ones: the real data plane and scheduler, in virtual time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """RequestRunner on the engine's side: what is made once, and what never reaches the scheduler."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace

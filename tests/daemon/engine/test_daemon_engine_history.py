@@ -1,7 +1,5 @@
 """Which bars are asked, against the plain rule: each once, by the daemon that answers when it closes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """What a window and a state were made of, against a plain list of all bars."""
 
-from __future__ import annotations
-
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st

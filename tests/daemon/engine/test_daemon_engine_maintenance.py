@@ -1,7 +1,5 @@
 """Idle sessions, tiers and audits, wired as in the daemon."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A pool or host tier that does not fit in memory is refused before it is allocated, with what would fit."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """Metrics from the scheduler's calls, against the histories of the same requests."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from random import Random

@@ -1,7 +1,5 @@
 """Standing questions numbered in the frozen prefix: a version is asked by the numbers of its own prefix."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from functools import partial

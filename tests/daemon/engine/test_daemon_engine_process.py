@@ -1,7 +1,5 @@
 """The engine's process: the gateway hears it while it loads."""
 
-from __future__ import annotations
-
 import pickle
 import subprocess
 import sys

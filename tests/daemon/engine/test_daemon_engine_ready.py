@@ -1,7 +1,5 @@
 """Asks that exit early, from the ready position of the newest version."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, cast
 

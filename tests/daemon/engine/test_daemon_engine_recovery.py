@@ -1,7 +1,5 @@
 """Engines that are killed and come back from snapshots give the answers of one that was not."""
 
-from __future__ import annotations
-
 import os
 import random
 import time

@@ -1,7 +1,5 @@
 """Which bars a version shows as they are and which summed up, and that the model reads just that."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

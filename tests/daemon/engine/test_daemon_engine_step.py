@@ -1,7 +1,5 @@
 """Readers driven pass by pass through the executor give what the unmodified model gives."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """The scheduler's prompts over the real engine: in every case the answer is the dense model's."""
 
-from __future__ import annotations
-
 import random
 from functools import cache
 from itertools import count

@@ -5,8 +5,6 @@ the position to commit is where the oldest inputs begin whose result is not ackn
 to come.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

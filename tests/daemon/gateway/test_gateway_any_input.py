@@ -1,7 +1,5 @@
 """Whatever a source is sent, each message ends as records, a dead-letter record or a count."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Sinks do not wait for each other; messages that cannot wait are dropped, oldest first."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

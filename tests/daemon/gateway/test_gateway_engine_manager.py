@@ -1,7 +1,5 @@
 """The engine's liveness as the systemd watchdog checks it."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Engine processes: the spare takes over, is replaced, and ends with the daemon."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Requests about sessions of another daemon: forwarded once, or refused with its address."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable

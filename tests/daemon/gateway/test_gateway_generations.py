@@ -1,7 +1,5 @@
 """The gateway's generations: limits, what is charged and kept, and what ends without a place in the room."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 from dataclasses import replace

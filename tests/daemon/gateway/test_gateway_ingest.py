@@ -1,7 +1,5 @@
 """Every message has one outcome, its neighbours are unharmed, and a full ring waits or overwrites."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Where a log is read on after a start: from snapshots, from its window, or where it was left."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager

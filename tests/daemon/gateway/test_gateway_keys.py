@@ -1,7 +1,5 @@
 """Keys and tenants at the start: what cannot be used is named by its setting, and no key is repeated."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

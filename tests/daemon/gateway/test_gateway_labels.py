@@ -1,7 +1,5 @@
 """Labels of past answers, seen from the gateway."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Prompts are refused while tapes are late, and for no longer."""
 
-from __future__ import annotations
-
 import pytest
 
 from daemon import protocol

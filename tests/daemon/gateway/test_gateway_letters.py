@@ -1,7 +1,5 @@
 """DLQ records: what they keep, how often they are logged, and answers that a sink refuses."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

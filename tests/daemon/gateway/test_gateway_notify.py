@@ -1,7 +1,5 @@
 """sd_notify against a fake service manager: a datagram socket, on a path and in the abstract namespace."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import secrets

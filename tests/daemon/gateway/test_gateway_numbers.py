@@ -1,7 +1,5 @@
 """Numbers from their text to the tape's text, against Python's decimal module: exact, or refused by name."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The offset tracker against a plain model, for any order of arrivals and answers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Numbers and progress of sessions over the lives of engines, against a list of what was acknowledged."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The gateway's prompts: limits, the order of inputs, and who is informed when a prompt ends."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine
 from typing import Any

@@ -1,7 +1,5 @@
 """Publishing: order, acknowledgement before commit, refusals, stops, and the contents of an answer."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Standing questions changed while the daemon runs, seen from the gateway."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Missing numbers against a plain reference: the set of numbers that arrived."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Sessions: answers from the cache, asks to the engine, and time limits."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

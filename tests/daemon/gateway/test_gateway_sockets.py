@@ -1,7 +1,5 @@
 """Directories of sockets: gone with their daemon, whatever ended it."""
 
-from __future__ import annotations
-
 import signal
 import stat
 import subprocess

@@ -1,7 +1,5 @@
 """A daemon that stands by: what it notes of the one that answers, and where it goes on."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """What goes into a transaction, and when: whole versions, in order, with the offsets that cover them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection

@@ -1,7 +1,5 @@
 """Whatever one message holds is its own fault: it ends as a record, a dead-letter record or a count."""
 
-from __future__ import annotations
-
 import asyncio
 import struct
 from collections.abc import Callable, Iterator

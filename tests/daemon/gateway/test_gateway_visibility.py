@@ -1,7 +1,5 @@
 """What a tenant may ask of which sessions: hidden ones are as unknown as absent ones, in the same words."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 
