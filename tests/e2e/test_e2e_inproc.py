@@ -23,6 +23,7 @@ from daemon.config.schema import (
     SchedulerConfig,
     SourceConfig,
 )
+from daemon.engine.build import build, limits_of
 from daemon.supervision import TaskEnded
 from feeds.connector import SettingError
 from feeds.durations import Duration
@@ -32,6 +33,10 @@ from flash.question import PAPER_SIX
 from lab.plan.load import Load
 from lab.plan.plan import simulate
 from lab.plan.sources import sources_of
+from scheduler.interfaces import PriorityClass
+from scheduler.request import Request, RequestSpec, State
+from scheduler.scheduler import Scheduler
+from scheduler.tapes import TapeItem
 from tests.kit import SECOND, START, TOPIC, QueueSource, inproc_config, sessions, tolerance, trade, until
 from tests.kit.inproc import DEAD, UPDATES, Recorder, RunningDaemon, running
 
@@ -227,6 +232,45 @@ async def test_a_flood_is_coalesced_counted_and_answered_for_to_the_last_record(
             assert all(to < first for (_, to), (first, _) in pairwise(read))
         assert daemon.count("answers_suppressed", reason="superseded") == superseded
         assert daemon.count("ring_dropped", source="test") == 0
+
+
+def answer_while(new_bars: int) -> list[int]:
+    """Tokens of a 24-token answer; each step appends one of ``new_bars`` bars, and old ones are evicted."""
+    config = inproc_config(sessions=sessions("V:AAA", retention_tokens=300))
+    built = build(config, {})
+    tape = built.tapes["aaa"]
+    scheduler = Scheduler(built.engine, built.engine.pool, limits_of(config), lambda: 0)
+
+    def bar(n: int) -> TapeItem:
+        line = f"10{n:02d}00,{100 + n}.25,{101 + n}.50,{99 + n}.75,101.25,{n}.500\n"
+        return TapeItem(built.prompt.encode(line))
+
+    scheduler.append((tape, [bar(n) for n in range(12)]))
+    while scheduler.step():
+        pass
+    version, evicted = tape.version, tape.evicted_tokens
+    prompt = built.prompt.question("What comes next on this tape?")
+    spec = RequestSpec(PriorityClass.SESSION, "aaa", prompt, 24, lambda _: None, tape=tape)
+    scheduler.submit(request := Request(spec))
+    for n in range(100):
+        scheduler.step()
+        if request.state is State.FINISHED:
+            break
+        if n < new_bars:
+            scheduler.append((tape, [bar(12 + n)]))
+    assert (request.state, request.version) == (State.FINISHED, version)
+    if new_bars:
+        assert tape.version > version + 10
+        assert tape.evicted_tokens > evicted + 300, "the tape has evicted everything that the answer reads"
+    return request.output
+
+
+def test_an_answer_under_way_does_not_notice_that_the_tape_moves_on() -> None:
+    """Scheduler and engine alone, so that the test controls every step: a question with and without bars."""
+    still = answer_while(new_bars=0)
+    assert len(still) == 24
+    assert len(set(still)) > 3, "an answer of one repeated token would prove little"
+    assert answer_while(new_bars=24) == still
 
 
 async def test_what_a_dropping_ring_loses_is_counted_and_flagged():

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from itertools import count
@@ -23,7 +24,9 @@ from feeds.source import DataUnreadable, Fault, Incoming
 from feeds.zmq_feed import ZmqSink, ZmqSource
 from tests.kit import SECOND, START, TOPIC, QueueSource, incoming, inproc_config, trade, until
 from tests.kit.daemon import committed
+from tests.kit.fixtures import RealKafka
 from tests.kit.inproc import DEAD, RunningDaemon, running
+from tests.kit.kafka import create_topics
 
 WHY = f"offsets 4 to 6 of {TOPIC}/0 cannot be read: its checksum is wrong"
 
@@ -221,43 +224,58 @@ def with_kafka_and_zeromq(bootstrap: str, topic: str, folder: Path) -> Config:
     return msgspec.structs.replace(base, sources=config.sources)
 
 
-async def test_kafka_and_encrypted_zeromq_from_one_configuration(tmp_path: Path) -> None:
+@pytest.fixture(params=["mock", pytest.param("apache", marks=pytest.mark.kafka)])
+async def exchange(request: pytest.FixtureRequest) -> AsyncIterator[tuple[str, str]]:
+    """Addresses of a broker, and a topic of its own there."""
     quiet_client_log()
+    topic = f"ticks.{uuid.uuid4().hex[:8]}"
+    if request.param == "mock":
+        with MockBroker() as broker:
+            broker.create_topic(topic)
+            yield broker.bootstrap, topic
+    else:
+        real: RealKafka = request.getfixturevalue("real_kafka")
+        await create_topics(real.bootstrap, {topic: 1})
+        yield real.bootstrap, topic
+
+
+async def test_kafka_and_encrypted_zeromq_from_one_configuration(
+    exchange: tuple[str, str], tmp_path: Path
+) -> None:
+    bootstrap, topic = exchange
     make_keys(tmp_path / "server")
     make_keys(tmp_path / "client")
-    with MockBroker() as broker:
-        broker.create_topic("ticks")
-        config = with_kafka_and_zeromq(broker.bootstrap, "ticks", tmp_path)
-        async with running(config, (), commit_every_s=0.05) as daemon, AsyncExitStack() as stack:
-            desk = next(each.source for each in daemon.gateway.input.runners if each.source.name == "desk")
-            assert isinstance(desk, ZmqSource)
-            await until(lambda: daemon.gateway.status.not_ready() == [])
-            client = CurveKeys(f"{tmp_path}/client.secret", f"{tmp_path}/server.public").read(bind=False)
-            publisher = ZmqSink("p", desk.endpoint, bind=False, keys=client)
-            intruder = ZmqSink("i", desk.endpoint, bind=False)
-            kafka = KafkaSink("k", broker.bootstrap)
-            for each in (publisher, intruder, kafka):
-                await each.start()
-                stack.push_async_callback(each.stop)
-            for n in range(6):
-                await kafka.publish("ticks", b"V:AAA", trade("V:AAA", START + n * SECOND), {})
-            async with asyncio.timeout(30):
-                for n in count():
-                    await publisher.publish("ticks", None, trade("V:BBB", START + n * SECOND), {})
-                    await intruder.publish("ticks", None, trade("V:BBB", START, price="1"), {})
-                    await asyncio.sleep(0.02)
-                    if daemon.answers("bbb"):
-                        break
-            await until(daemon.answers)
-            metrics = daemon.gateway.status.metrics
-            await until(lambda: b'handshakes_failed_total{source="desk"} 0.0' not in metrics())
-            assert (sources_of(daemon, "aaa"), sources_of(daemon, "bbb")) == ({"exchange"}, {"desk"})
-            lag = b'foretick_consumer_lag_records{partition="exchange/ticks/0"}'
-            await until(lambda: lag in metrics())
-            assert up(daemon, "exchange")
-            assert up(daemon, "desk")
-            await daemon.gateway.stop()
-        assert await committed(broker.bootstrap, "ticks", "ticks", 1) == {0: 5}, "no other source's"
+    config = with_kafka_and_zeromq(bootstrap, topic, tmp_path)
+    async with running(config, (), commit_every_s=0.05) as daemon, AsyncExitStack() as stack:
+        desk = next(each.source for each in daemon.gateway.input.runners if each.source.name == "desk")
+        assert isinstance(desk, ZmqSource)
+        await until(lambda: daemon.gateway.status.not_ready() == [])
+        client = CurveKeys(f"{tmp_path}/client.secret", f"{tmp_path}/server.public").read(bind=False)
+        publisher = ZmqSink("p", desk.endpoint, bind=False, keys=client)
+        intruder = ZmqSink("i", desk.endpoint, bind=False)
+        kafka = KafkaSink("k", bootstrap)
+        for each in (publisher, intruder, kafka):
+            await each.start()
+            stack.push_async_callback(each.stop)
+        for n in range(6):
+            await kafka.publish(topic, b"V:AAA", trade("V:AAA", START + n * SECOND), {})
+        async with asyncio.timeout(30):
+            for n in count():
+                await publisher.publish(topic, None, trade("V:BBB", START + n * SECOND), {})
+                await intruder.publish(topic, None, trade("V:BBB", START, price="1"), {})
+                await asyncio.sleep(0.02)
+                if daemon.answers("bbb"):
+                    break
+        await until(daemon.answers)
+        metrics = daemon.gateway.status.metrics
+        await until(lambda: b'handshakes_failed_total{source="desk"} 0.0' not in metrics())
+        assert (sources_of(daemon, "aaa"), sources_of(daemon, "bbb")) == ({"exchange"}, {"desk"})
+        lag = f'foretick_consumer_lag_records{{partition="exchange/{topic}/0"}}'.encode()
+        await until(lambda: lag in metrics())
+        assert up(daemon, "exchange")
+        assert up(daemon, "desk")
+        await daemon.gateway.stop()
+    assert await committed(bootstrap, topic, topic, 1) == {0: 5}, "no other source's"
 
 
 async def test_a_cluster_that_goes_down_stops_only_its_own_sessions_and_comes_back(tmp_path: Path) -> None:

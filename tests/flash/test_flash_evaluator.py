@@ -538,6 +538,17 @@ def test_a_grammar_decides_what_may_follow_each_token() -> None:
     assert list(dict.fromkeys(asked)) == [(0, 4), (1, 3), (2, 2), (3, 1)]
 
 
+def test_answers_are_exact_while_the_tape_moves_on_under_them() -> None:
+    flash = Flash(*PAPER_SIX, LONG)
+    tape = flash.session(retention=6)
+    flash.commit(tape, 40)
+    flash.h.run()
+    assert len(flash.results) >= 2 * len(flash.questions)
+    assert tape.live_tokens == 6
+    for result in flash.results:
+        flash.check(result, tape)
+
+
 actions = st.lists(
     st.one_of(
         st.tuples(st.just("feed"), st.integers(0, 1), st.integers(1, 3), st.booleans()),

@@ -66,6 +66,14 @@ def test_admission_stops_at_the_cell_budget_and_closes_the_door() -> None:
     ]
 
 
+def test_lower_classes_cells_do_not_keep_flash_out() -> None:
+    memory = FakeMemory(32)
+    running = decoding(memory, 1, 40, 24)
+    flash = request(memory, 2, 8, 1, FLASH)
+    entries = plan(queues_of([running, flash]), memory, WIDE).entries
+    assert [entry.work for entry in entries] == [flash, running]
+
+
 def test_above_the_high_water_mark_prefill_chunks_wait_and_decodes_go_on() -> None:
     """20 blocks, mark at 0.75: 5 blocks stay out of reach of prefills."""
     limits = Limits(max_batch_tokens=400, high_water=0.75, cell_budget_fraction=1.0)

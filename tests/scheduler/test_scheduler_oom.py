@@ -150,6 +150,20 @@ def test_records_that_never_find_memory_are_dropped_with_a_report() -> None:
     assert not tape.records
 
 
+def test_a_device_for_half_the_batch_still_answers_everything() -> None:
+    """It never has memory for more than twenty tokens a pass, whatever is planned."""
+    h, reports, sizes = harness(lambda n, batch: sum(len(chunk.tokens) for chunk in batch) > 20)
+    tape = h.tape()
+    requests = [h.ask(range(n, n + 5), max_tokens=4, cls=SESSION if n % 2 else POOL) for n in range(4)]
+    h.feed(tape, *[(n, n) for n in range(9)])
+    h.run()
+    for request in requests:
+        h.check(request)
+    assert tape.records == [[n, n] for n in range(9)]
+    assert max(sizes) > 20
+    assert set(reports.outcomes) == {"retried"}
+
+
 def test_another_error_in_the_retry_is_a_failed_pass() -> None:
     def fail(n: int, batch: Sequence[Chunk]) -> bool:
         if n == 1:

@@ -203,9 +203,10 @@ def test_phase_2_takes_from_the_unplanned_then_from_the_planned_the_last_first(
         victims.append((victim, by))
         pool.preempted(victim)
 
-    allocate(chosen, pool.queues, pool.memory, preempt)
+    got = allocate(chosen, pool.queues, pool.memory, preempt)
     event("victims", min(len(victims), 3))
     assert victims == expected
+    assert not {victim for victim, _ in victims} & {entry.work for entry in got.entries}
 
 
 def victims_by_hand(pool: Pool, chosen: Plan) -> list[tuple[Request, Work]]:

@@ -124,6 +124,37 @@ def test_starts_are_fifo_within_a_class(blocks: int, limits: Limits, load: list[
 
 
 @settings(max_examples=100)
+@given(pools, limits, loads)
+def test_equal_inputs_give_equal_decisions(blocks: int, limits: Limits, load: list[object]) -> None:
+    (one, first, _), (two, second, _) = play(blocks, limits, load), play(blocks, limits, load)
+    assert one.executor.trace() == two.executor.trace()
+    assert [request.events for request in first] == [request.events for request in second]
+
+
+@settings(max_examples=100)
+@given(pools, limits, loads, flashes)
+def test_a_flash_request_waits_for_one_batch_at_most(
+    blocks: int, limits: Limits, load: list[object], flash: Ask
+) -> None:
+    """Alone in its class, it is done after the next batch, under any other load."""
+    h = Harness(blocks, limits)
+    tape = h.tape(retention=12)
+    for n, action in enumerate(load):
+        if isinstance(action, Ask) and action.cls is not FLASH:
+            h.ask(range(action.prompt), action.new, action.cls, tape)
+        elif isinstance(action, Feed):
+            h.feed(tape, *[[n % 90] * size for size in action.records])
+        elif action == "step":
+            h.scheduler.step()
+    request = h.ask(range(flash.prompt), 1, FLASH, tape, forked=flash.forked)
+    h.scheduler.step()
+    assert request.state is State.FINISHED
+    h.run()
+    for ended in h.done:
+        h.check(ended)
+
+
+@settings(max_examples=100)
 @given(tight_pools, greedy, loads)
 def test_a_pool_that_is_much_too_small_never_deadlocks_nor_gives_a_wrong_answer(
     blocks: int, limits: Limits, load: list[object]

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.step import Chunk
 from regions.ephemeral import Fork
 from regions.offload.host_tier import HostTier
 from regions.offload.residency import Idleness, Residency
@@ -139,6 +140,73 @@ def test_a_session_asks_on_while_its_window_is_replaced_and_others_append_on() -
         assert b.version == versions + 1
     world.run()
     assert a.version == 4
+    world.close()
+
+
+def test_a_question_forked_behind_each_prefix_shares_a_pass() -> None:
+    """One pass over forks of both versions answers as two passes do."""
+    world = World(carry())
+    world.feed_one_by_one(4)
+    old, before = world.tape.fork(), world.answer()
+    world.steps.refresh(world.tape, LONGER, window_of(6, 6))
+    world.feed_one_by_one(1)
+    new, after = world.tape.fork(), world.answer()
+    assert old.acquire(3)
+    assert new.acquire(3)
+    logits = world.engine.logits([Chunk(old, (5, 6, 7)), Chunk(new, (5, 6, 7))])
+    assert same(logits[2], before)
+    assert same(logits[5], after)
+    old.release()
+    new.release()
+    world.close()
+
+
+def commits_of(world: World) -> list[tuple[int, int]]:
+    """(version, payload) of each record that is committed from now on."""
+    seen: list[tuple[int, int]] = []
+    world.steps.subscribe(
+        lambda _, version, records: seen.extend((version, r.payload) for r in records), dropped
+    )
+    return seen
+
+
+def test_records_behind_a_given_window_wait_and_those_before_it_do_not() -> None:
+    """The old encoding never meets the new one; each record is committed once, in order."""
+    world = World(carry())
+    seen, tape, append = commits_of(world), world.tape, world.steps.append
+    append((tape, [TapeItem([20, 21, 22], 0), TapeItem([23, 24, 25], 1)]))
+    world.run()
+    append((tape, [TapeItem([26, 27], 2)]))
+    window = window_of(2, 2, 2)
+    world.steps.refresh(tape, LONGER, window)
+    append((tape, [TapeItem([150, 151], 3)]))
+    append((tape, [TapeItem([152, 153], 4)]))
+    world.steps.step()
+    assert tape.window == [20, 21, 22, 23, 24, 25, 26, 27]
+    world.run()
+    assert tape.window == [*tokens(window), 150, 151, 152, 153]
+    assert seen == [(1, 0), (1, 1), (2, 2), (3, 3), (3, 4)]
+    assert world.off() <= 1
+    assert not world.steps.queues.barriers
+    world.close()
+
+
+def test_records_between_two_given_windows_are_appended_to_the_first() -> None:
+    world = World(carry())
+    seen = commits_of(world)
+    world.feed_one_by_one(3)
+    first, second = window_of(4, 4), window_of(2, 2, 2, first=30)
+    world.steps.refresh(world.tape, SHORTER, first)
+    world.steps.append((world.tape, [TapeItem([150, 151], 3)]))
+    world.steps.refresh(world.tape, LONGER, second)
+    world.steps.append((world.tape, [TapeItem([160, 161], 4)]))
+    windows: list[list[int]] = []
+    while world.steps.step():
+        windows.append(world.tape.window)
+    assert [*tokens(first), 150, 151] in windows
+    assert world.tape.window == [*tokens(second), 160, 161]
+    assert seen[3:] == [(4, 3), (5, 4)]
+    assert world.off() <= 1
     world.close()
 
 
