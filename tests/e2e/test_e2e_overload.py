@@ -188,6 +188,15 @@ async def test_a_flood_of_bars_sheds_prompts_and_no_standing_question() -> None:
         await daemon.call("complete", "one two", choices=("YES", "NO"))
 
 
+async def test_an_objective_that_is_met_refuses_nothing() -> None:
+    met = sessions("V:AAA", retention_tokens=1024, max_staleness=Duration(3600 * SECOND))
+    async with running(inproc_config(sessions=met)) as daemon:
+        daemon.feed(3)
+        await until(daemon.answers, what="an answer")
+        await daemon.call("complete", "one two", choices=("YES", "NO"))
+        assert (daemon.count("freshness_misses", session="aaa"), daemon.count("prompts_refused")) == (0, 0)
+
+
 def test_a_live_source_has_an_objective_of_three_bars_and_a_file_none() -> None:
     live = SourceConfig(kind="zeromq", zeromq=ZmqSourceConnector("tcp://127.0.0.1:1"))
     skips = SourceConfig(kind="none", backlog_policy="skip")

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
@@ -21,7 +22,8 @@ from flash.question import PAPER_SIX
 from tests.kit import SECOND, START, trade, until, until_slowly
 from tests.kit.daemon import SYMBOLS, Daemon, Topics, command, committed, gone, invoke, kafka_toml
 from tests.kit.fakes import ServiceManager
-from tests.kit.kafka import free_ports
+from tests.kit.fixtures import RealKafka
+from tests.kit.kafka import create_topics, free_ports
 
 STOP_S = 11.0
 """Time to drain, and to close connections to a broker on a busy machine."""
@@ -133,6 +135,51 @@ async def test_a_daemon_s_life_on_the_embedded_broker(tmp_path: Path, manager: S
                     await until(lambda: gone(engine), what="the engine's end")
                     broker.set_up()
                     await _audited(broker.bootstrap)
+
+
+@pytest.mark.kafka
+async def test_a_daemon_s_life_on_apache_kafka(tmp_path: Path, real_kafka: RealKafka) -> None:
+    """Once each over two partitions; the broker goes down and comes back; SIGTERM; a restart continues."""
+    quiet_client_log()
+    suffix, bootstrap = f".{uuid.uuid4().hex[:8]}", real_kafka.bootstrap
+    trades, answers = f"md.trades.v1{suffix}", f"answers.v1{suffix}"
+    await create_topics(bootstrap, {trades: 2, answers: 1, f"dlq.v1{suffix}": 1})
+    async with Topics(bootstrap, trades, answers) as topics:
+        with Daemon(tmp_path, kafka_toml(bootstrap, suffix)) as daemon:
+            await daemon.ready()
+            reached = await play(topics, range(6))
+            for name in SYMBOLS:
+                once_each(topics.answers(name), reached)
+            if real_kafka.server is not None:
+                lines = daemon.log.count("does not answer")
+                await asyncio.to_thread(real_kafka.server.stop)
+                await until_slowly(lambda: daemon.log.count("does not answer") > lines)
+                await asyncio.to_thread(real_kafka.server.start)
+                reached = await play(topics, range(6, 10), reached)
+            everything = {(version, name) for version in range(1, reached + 1) for name in NAMES}
+            for name in SYMBOLS:
+                found = {(a.data_version, a.question) for a in topics.answers(name)}
+                assert found == everything, "nothing acknowledged was lost, nothing was skipped"
+            assert daemon.metric("foretick_engine_restarts_total") == 0
+            await until_slowly(lambda: daemon.metric("foretick_consumer_lag_records") == 0)
+            for n in (0, 1):
+                assert daemon.metric("foretick_consumer_lag_seconds", partition=f"{trades}/{n}") == 0
+            assert daemon.terminate(STOP_S) == 0
+        stored = await committed(bootstrap, f"foretick{suffix}", trades, 2)
+        before = {name: topics.answers(name) for name in SYMBOLS}
+        read = read_by([a for found in before.values() for a in found])
+        assert {partition: stored[partition] for partition in read} == {
+            partition: max(last for _, last in ranges) + 1 for partition, ranges in read.items()
+        }, "committed up to the open bars, and no further"
+        topics.messages.clear()
+        inproc = {"process": 'mode = "inproc"'}
+        with Daemon(tmp_path / "second", kafka_toml(bootstrap, suffix, more=inproc)) as again:
+            await again.ready()
+            await play(topics, range(reached + 1, reached + 3))
+            assert again.terminate(STOP_S) == 0
+        for name in SYMBOLS:
+            (ranges,) = read_by(before[name] + topics.answers(name)).values()
+            assert all(last < first for (_, last), (first, _) in pairwise(ranges)), "a tick answered twice"
 
 
 async def _bad_messages(daemon: Daemon, topics: Topics, broker: MockBroker) -> None:

@@ -170,29 +170,29 @@ async def test_what_is_asked_of_a_session_that_is_removed_fails_and_the_daemon_g
         assert await daemon.gateway.stop()
 
 
-async def test_sessions_on_a_small_pool_go_to_disk_and_come_back(tmp_path: Path) -> None:
+async def test_300_sessions_on_a_small_pool_go_to_disk_and_come_back(tmp_path: Path) -> None:
     """The answers are those of a pool that holds them all."""
-    symbols = [f"V:S{n}" for n in range(100)]
+    symbols = [f"V:S{n}" for n in range(300)]
     found = {}
-    for blocks in (0, 500):
+    for blocks in (0, 1500):
         spill = Duration(50_000_000 if blocks else 0)
         pool = PoolConfig(blocks=blocks, idle_spill=spill, spill_dir=str(tmp_path / str(blocks)))
         own = sessions(*symbols, retention_tokens=128)
         async with running(one_question(sessions=own, pool=pool)) as daemon:
             for n in range(5):
                 daemon.feed(trades=1)
-                await until(lambda n=n, to=daemon.sink: len(to.sent) >= 200 * n, 60)
+                await until(lambda n=n, to=daemon.sink: len(to.sent) >= 600 * n, 60)
             if blocks:
-                await until(lambda of=daemon: of.count("restores", outcome="disk") > 30, 30)
+                await until(lambda of=daemon: of.count("restores", outcome="disk") > 100, 30)
                 assert daemon.count("integrity_failures") == 0
-            for name in ("s0", "s99"):
+            for name in ("s0", "s299"):
                 reply = await daemon.call("ask", name, "Up?", choices=("YES", "NO"))
                 assert reply.data_version == 4
             found[blocks] = {
                 (a.session, a.data_version, a.question): (a.text, round(a.logit_gap, 3))
-                for name in ("s0", "s7", "s50", "s99")
+                for name in ("s0", "s7", "s150", "s299")
                 for a in daemon.answers(name)
             }
             assert await daemon.gateway.stop()
-    assert found[0] == found[500]
+    assert found[0] == found[1500]
     assert len(found[0]) == 16
