@@ -121,6 +121,17 @@ def test_thousands_of_evicted_tokens_equal_the_oracle() -> None:
             tolerance.assert_logits(model, logits, expected[where])
 
 
+def test_one_pass_for_many_questions_equals_one_pass_each() -> None:
+    """Standing questions batched over one tape have the logits of the same questions asked alone."""
+    world = TapeWithHistory("gemma2", blocks=64, frame_limit=128, frozen=3)
+    for length in (4, 3, 5):
+        world.append(length)
+    questions = [tokens(world.rng, n) for n in (3, 1, 5)]
+    together = ask_together(world.engine, [(world.tape.fork(), question) for question in questions])
+    for question, logits in zip(questions, together, strict=True):
+        tolerance.assert_logits(world.model, ask(world.engine, world.tape.fork(), question), logits)
+
+
 def test_a_fork_outgrowing_its_frame_opens_a_new_one() -> None:
     """A long answer behind a nearly full frame keeps positions bounded and logits at the oracle's."""
     world = TapeWithHistory(blocks=64, frame_limit=100, retention=Retention(40), frozen=10)

@@ -48,6 +48,9 @@ async def publish(real: KafkaClients, sink: KafkaSink, first: int, last: int) ->
 async def test_round_trip_commit_and_resume(real: KafkaClients) -> None:
     """What was not committed comes again."""
     await publish(real, await real.open_sink(), 0, 1000)
+    unread = await real.open_source(real.topic)
+    assert len(await take(unread, 1000)) == 1000
+    await unread.stop()
     source = await real.open_source(real.topic)
     got = await take(source, 1000)
     records = sorted((decode_record(m.payload) for m in got), key=lambda t: t.seq)

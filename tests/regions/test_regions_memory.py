@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from regions.allocator import BlockAllocator, Run
 from regions.ephemeral import Fork
+from regions.extents import Extent
 from regions.frozen import Context, SharedBlocks
 from regions.tape import Retention
 from tests.regions.numbered import (
@@ -56,6 +57,54 @@ def test_a_tape_continues_behind_its_last_block() -> None:
     for _ in range(50):
         assert all(append(memory, tape, [0] * 6) for tape in tapes)
     assert [len(tape.extents) for tape in tapes] == [2, 2]  # frozen and one run
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["append", "fork", "drop", "reset"]), st.integers(0, 11)), max_size=80
+    ),
+    st.integers(0, 5),
+)
+def test_tape_and_forks_keep_their_promises(operations: list[tuple[str, int]], max_records: int) -> None:
+    """Retention, whole-record eviction, frames, snapshot isolation of extents, and no leaked block."""
+    memory = pool()
+    tape = tape_of(memory, Retention(30, max_records))
+    records: list[int] = []
+    coord = 0
+    forks: list[tuple[Fork, tuple[Extent, ...]]] = []
+    for name, n in operations:
+        if name == "append" and append(memory, tape, range(n + 1)):
+            records.append(n + 1)
+            coord += n + 1
+            while sum(records) > 30 or (max_records and len(records) > max_records):
+                records.pop(0)
+            assert (tape.live_tokens, tape.live_records) == (sum(records), len(records))
+            assert all(each.max_position < 64 for each in tape.state.stretches)
+            frozen, *sliding = tape.extents
+            assert sum(e.length for e in sliding) == sum(records)
+            assert sliding[0].coord == coord - sum(records)
+            assert frozen.coord + frozen.length == coord - sum(records)  # anchored right before the tape
+        elif name == "fork":
+            fork = tape.fork()
+            assert fork.cached_tokens == FROZEN + sum(records)
+            if fork.acquire(n):
+                write(memory, fork, range(n))
+            forks.append((fork, fork.extents))
+        elif forks and name == "drop":
+            forks.pop(n % len(forks))[0].release()
+        elif forks and name == "reset":
+            fork, _ = forks[n % len(forks)]
+            fork.reset()
+            forks[n % len(forks)] = (fork, fork.extents)
+        assert all(fork.extents == extents for fork, extents in forks)
+        memory.check_integrity()
+    for fork, _ in forks:
+        fork.release()
+        fork.release()
+    tape.release()
+    assert memory.free_blocks == memory.total_blocks
+    memory.check_integrity()
 
 
 def test_impossible_sizes_are_refused() -> None:
@@ -125,7 +174,8 @@ def test_forking_does_not_touch_the_blocks_of_the_context() -> None:
     before = memory.blocks.references.copy()
     forks = [tape.fork() for _ in range(5)]
     assert (memory.blocks.references == before).all()
-    assert (tape.context_tokens, forks[0].context_tokens) == (30, FROZEN + 30)
+    grow(memory, forks[0], [1, 2, 3])
+    assert [reader.context_tokens for reader in (tape, *forks[:2])] == [30, FROZEN + 33, FROZEN + 30]
     context = prompt_of(memory, [1]).as_context()
     context.release()
     with pytest.raises(RuntimeError, match="already released"):

@@ -108,6 +108,7 @@ def test_what_is_in_kv_is_always_the_prompt(operations: list[tuple[str, int, lis
         assert prompt.wanted.tolist() == wanted
         assert prompt.length == len(in_kv)
         assert remaining(prompt) == max(0, len(wanted) - len(in_kv))
+        assert prompt.swapped == (host.pool.free_blocks < 6)
         assert prompt.swapped or reads(pool, prompt.extents, in_kv)
         assert prompt.blocks == blocks_given_up(pool, prompt)
         for either in (pool, host.pool):

@@ -139,7 +139,8 @@ def test_a_dropped_watch_gets_no_more_changes_and_keeps_nothing_alive() -> None:
     """No reference cycle: a device's memory must not wait for the garbage collector."""
     pool, cache = pool_with_cache(20)
     watch = PrefixIndex(cache)
-    cached(pool, cache, SYSTEM)
+    for tail in (1, 2):
+        cached(pool, cache, [*SYSTEM, tail])
     watch.watch(1, [*SYSTEM, 4])
     gone = ref(pool)
     gc.disable()

@@ -37,20 +37,25 @@ def test_mixed_batches_follow_the_definition(
         tolerance.assert_sums(backend()(call), defined(call), width=WIDTH)
 
 
-@pytest.mark.parametrize("backend", [CpuAttention, CpuKernelAttention])
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        (CpuAttention, torch.bfloat16),
+        (CpuAttention, torch.float16),  # of which our kernel has none
+        (CpuKernelAttention, torch.bfloat16),
+    ],
+)
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("softcap", [None, 1.5])
 def test_half_precision_follows_the_definition_within_its_rounding(
-    backend: type[Attention], window: int | None, softcap: float | None
+    backend: type[Attention], dtype: torch.dtype, window: int | None, softcap: float | None
 ) -> None:
     for seed in range(6):
-        layer = Layer(seed)
-        layer.keys, layer.values = layer.keys.bfloat16(), layer.values.bfloat16()
-        layer.mixed()
+        layer = Layer(seed, dtype=dtype).mixed()
         call = layer.call(window, softcap)
-        call = replace(call, query=call.query.bfloat16())
+        call = replace(call, query=call.query.to(dtype))
         actual = backend()(call)
-        assert actual.dtype == torch.bfloat16
+        assert actual.dtype == dtype
         tolerance.assert_sums(actual, defined(call), width=WIDTH)
 
 

@@ -96,12 +96,14 @@ def test_what_is_refused_by_name_is_refused_by_measurement_too(
         probe.probe(random_weights(config).eval())
 
 
+@pytest.mark.parametrize("kind", ["olmo2", "gpt_neox"])
 def test_an_untested_architecture_is_warned_of_and_served_when_it_passes(
-    caplog: pytest.LogCaptureFixture,
+    kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """GPT-NeoX rotates a quarter of each head; probe and canary decide."""
     with caplog.at_level(logging.WARNING):
-        loaded = tiny("olmo2")
-    assert "olmo2 is not in the table of tested architectures" in caplog.text
+        loaded = tiny(kind)
+    assert f"{kind} is not in the table of tested architectures" in caplog.text
     assert canary.check(loaded) < tolerance.of_model(loaded)
     caplog.clear()
     tiny("llama")
@@ -177,6 +179,14 @@ def test_the_canary_catches_one_layer_with_the_rotation_of_another(layer: int) -
     rotations[layer] = rotations[(layer + 1) % 4]
     with pytest.raises(ModelError, match=r"^gemma3_text: its logits"):
         canary.check(dataclasses.replace(loaded, rotations=tuple(rotations)))
+
+
+def test_the_canary_catches_a_rotary_layout_that_re_rotation_does_not_reproduce() -> None:
+    """The same model with a wrong rotation passes as long as nothing is rotated, so two frames are needed."""
+    loaded = tiny("llama")
+    wrong = FrameRotation(loaded.rotations[0].inv_freq * 1.5)
+    with pytest.raises(ModelError, match="dense forward"):
+        canary.check(dataclasses.replace(loaded, rotations=(wrong,) * len(loaded.rotations)))
 
 
 def test_the_canary_catches_a_layer_that_mixes_tokens_outside_of_attention() -> None:
