@@ -14,6 +14,21 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 from bench.peers.convert import Floats, adjacent, tensors
 
 _HEAD = 16
+NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"} | {
+    f"blk.{i}.{ours}": f"model.layers.{i}.{theirs}"
+    for i in range(2)
+    for ours, theirs in {
+        "attn_norm": "input_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+    }.items()
+}
 
 
 def saved(directory: Path, **changes: Any) -> tuple[LlamaForCausalLM, dict[str, Any]]:
@@ -43,18 +58,16 @@ def test_every_weight_comes_once(tmp_path: Path, tied: bool) -> None:
     model, config = saved(tmp_path, tie_word_embeddings=tied)
     found = dict(tensors(tmp_path, config))
     assert ("output.weight" in found) == (not tied)
-    state = {name: tensor.numpy() for name, tensor in model.state_dict().items() if "lm_head" not in name}
-    if not tied:
-        np.testing.assert_array_equal(found.pop("output.weight"), model.lm_head.weight.detach().numpy())
-    for (theirs, expected), (ours, values) in zip(_sorted(state), _sorted(found), strict=True):
-        if "q_proj" in theirs or "k_proj" in theirs:
+    state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    if tied:
+        del state["lm_head.weight"]
+    for ours, values in found.items():
+        theirs = NAMES[ours.removesuffix(".weight")]
+        expected = state.pop(f"{theirs}.weight")
+        if theirs.endswith(("q_proj", "k_proj")):
             expected = adjacent(expected, _HEAD)
         np.testing.assert_array_equal(values, expected, err_msg=f"{theirs} as {ours}")
-
-
-def _sorted(weights: dict[str, Floats]) -> list[tuple[str, Floats]]:
-    """By their sums, which differ, as names do not order alike."""
-    return sorted(weights.items(), key=lambda item: float(np.sum(item[1], dtype=np.float64).round(3)))
+    assert not state
 
 
 @torch.no_grad()

@@ -1,14 +1,18 @@
 """`foretick bench engine` in its smallest size: every part is measured, saved and rendered."""
 
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
 
 from bench.cli import bench
+from bench.engine.batches import compare, standing_texts
+from bench.engine.contenders import Disagreement, Reply
 from bench.engine.floor import Floors, PassCosts, causal
-from bench.engine.rates import MachineRates, Rate
+from bench.engine.rates import MachineRates, Rate, _total
 from bench.figures import Figure
 from bench.run import read
 from bench.suites import SUITES
@@ -28,6 +32,27 @@ def test_floors_are_the_larger_of_arithmetic_and_reading() -> None:
     assert FLOORS.of_pass(1, 1000) == FLOORS.attention(1, 1000).ms + weights.ms
     assert causal(3) == 2
     assert FLOORS.made_of == "1 GFLOP/s (oneDNN), 1 GB/s (a sum)"
+
+
+def test_another_answer_in_one_pass_fails_the_run() -> None:
+    """Readers in one pass must answer as they do alone and as the kept caches do, except for ties."""
+
+    def answers(*tokens: int, gap: float = 1.0) -> Callable[[], list[Reply]]:
+        return lambda: [Reply(token, 1.0, gap) for token in tokens]
+
+    assert [len(ns) for ns in compare([answers(1, 2)] * 3, 3, 100)] == [3] * 3
+    for others in ([answers(1, 3)], [answers(1, 2), answers(3, 2)]):
+        with pytest.raises(Disagreement):
+            compare([answers(1, 2), *others], 1, 100)
+    with pytest.raises(ValueError, match="zip"):
+        compare([answers(1, 2), answers(1)], 1, 100)
+    compare([answers(1, 2, gap=1e-5), answers(1, 3, gap=1e-5)], 1, 100)
+
+
+def test_standing_questions_are_all_different() -> None:
+    """The paper's six first; equal ones would share more than real questions do."""
+    assert len(set(standing_texts(25))) == 25
+    assert standing_texts(6) == standing_texts(25)[:6]
 
 
 def test_every_part_is_measured(tmp_path: Path) -> None:
@@ -70,3 +95,6 @@ def test_the_best_library_is_taken_and_named() -> None:
         assert best.a_second == pytest.approx(1e9 * max(figure.high or 0.0 for figure in ways.values()))
         assert f"{what}, {best.by}" in ways
     assert {figure.n for figure in found.values()} == {10}
+    assert _total(np.arange(1000)) == 999 * 500, "every byte is read"
+    with pytest.raises(ValueError, match="product in float16"):
+        rates.product(torch.float16)

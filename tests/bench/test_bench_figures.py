@@ -62,6 +62,10 @@ def test_a_goal_speaks_of_the_ratio_or_of_ours() -> None:
         _ = Figure("pass", 60.0, reference=(1.0, 2.0), goal=Goal(0.65)).verdict
 
 
+def test_quantiles_are_samples_that_occurred() -> None:
+    assert quantiles(list(range(100, 0, -1)), 0.5, 0.99, 1.0) == [50, 99, 100]
+
+
 def test_figures_of_nothing_are_refused() -> None:
     """No samples, no runs, unequal pairs: an error instead of a number."""
     with pytest.raises(ValueError, match="one sample"):

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from bench.engine.floor import Floors, PassCosts
 from bench.engine.rates import Rate
 from bench.figures import Figure
 from bench.gpu import QUICK, TINY, random_model
-from bench.run import SuiteRun, run
+from bench.run import MeasurementFailed, SuiteRun, run
 from scheduler.costs import load
 
 
@@ -34,6 +36,11 @@ def test_every_figure_is_taken(tmp_path: Path) -> None:
     (profile,) = (tmp_path / "profiles").iterdir()
     assert profile.name == "cpu.json"
     assert load(profile).model == QUICK.name
+
+
+def test_a_device_that_is_not_there_ends_the_run_with_a_message() -> None:
+    with pytest.raises(MeasurementFailed, match="cuda"):
+        run("gpu", "foretick bench gpu", SuiteRun(quick=True, device="cuda:9", say=lambda text: None))
 
 
 def test_floors_are_counted_from_the_model() -> None:

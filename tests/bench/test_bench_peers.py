@@ -15,10 +15,11 @@ from transformers import AutoTokenizer
 from bench.peers.conductor import Conductor, Peer, conducting
 from bench.peers.contestant import Contestant
 from bench.peers.kept import Kept
-from bench.peers.measure import KEPT, OURS, WARMED, Results, figures, race, taking_part
+from bench.peers.measure import KEPT, OURS, RESENT, WARMED, Results, figures, peers_of, race, taking_part
 from bench.peers.ours import Ours
 from bench.peers.protocol import Answered, Ask, Opening, Took, Update
 from bench.peers.scenarios import BURST, GROW, MULTI, Plan, Run, run_of
+from bench.run import SuiteRun
 from engine.model.chat_format import PromptFormat
 from engine.model.embedded import embedded_directory
 
@@ -151,9 +152,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return embedded_directory(tmp_path_factory.mktemp("models"), hidden=64, layers=2)
 
 
-def scenario(plan: Plan, model: Path) -> Run:
+def scenario(plan: Plan, model: Path, rounds: int = 0) -> Run:
+    """In small sizes, or in full ones with so many rounds."""
     prompt = PromptFormat.of(AutoTokenizer.from_pretrained(model))
-    return run_of(plan.quick, prompt, str(model), "float32", 1)
+    plan = replace(plan, size=replace(plan.size, rounds=rounds)) if rounds else plan.quick
+    return run_of(plan, prompt, str(model), "float32", 1)
 
 
 @pytest.mark.parametrize("plan", [GROW, BURST, MULTI])
@@ -179,6 +182,28 @@ def test_all_give_the_same_answers(plan: Plan, model: Path) -> None:
             asked += len(ask.questions)
     expected = plan.quick.size.rounds * plan.quick.sessions * plan.quick.questions
     assert asked == expected + (plan.quick.size.rounds if plan.decoded else 0)
+
+
+@pytest.mark.parametrize(
+    ("plan", "bars", "asked"), [(GROW, 55, [(1, 1), (1, 9)]), (BURST, 55, [(6, 1)]), (MULTI, 20, [(8, 1)])]
+)
+def test_scenarios_have_their_sizes(plan: Plan, bars: int, asked: list[tuple[int, int]], model: Path) -> None:
+    """100 bars in each session, then 15 updates; what a contestant keeps has room for all of it."""
+    assert plan.size.rounds == 15
+    run = scenario(plan, model, rounds=2)
+    assert sum(len(update.records[0]) for update in run.fill) == 100
+    for each in run.rounds:
+        assert [len(own) for own in each.update.records] == [bars] * run.opening.sessions
+        assert each.context <= run.opening.tokens
+    assert [(len(ask.questions), ask.tokens) for ask in run.asks] == asked
+    assert run.opening.sessions == plan.sessions
+
+
+def test_peers_come_from_the_environments_given() -> None:
+    settings = SuiteRun(threads=3, vllm=Path("/v/bin/python"))
+    peers = {peer.name: peer.python for peer in peers_of(settings)}
+    assert peers == {KEPT: None, OURS: None, RESENT: settings.vllm, WARMED: settings.vllm}
+    assert {peer.environment["OMP_NUM_THREADS"] for peer in peers_of(settings)} == {"3"}
 
 
 def results(ns: list[int], *tokens: int, reading: bool = True) -> Results:

@@ -5,13 +5,14 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+import torch
 
-from bench.engine.contenders import Disagreement, Reply
+from bench.engine.contenders import EIGHTY_SHAPE, Disagreement, Reply
 from bench.engine.floor import Floors, PassCosts
 from bench.engine.questions import EMBEDDED, Race, race
 from bench.engine.rates import MachineRates, Rate
 from bench.engine.scenario import Scenario, Size, make_scenario, synthetic_bars
-from engine.model.embedded import embedded_directory
+from engine.model.embedded import build_model, embedded_directory
 from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model
 from tests.kit import tolerance
@@ -76,6 +77,13 @@ def test_a_different_answer_fails_the_run_unless_it_is_a_tie(scenario: Scenario)
     found = race.figures("fixed", EMBEDDED.goals, FLOORS)
     agreed = next(f for f in found if f.name == "answers equal to the reference's")
     assert (agreed.ours, agreed.reference) == (3, 6)
+
+
+def test_the_larger_model_has_about_eighty_million_parameters() -> None:
+    """Counted without building the weights."""
+    with torch.device("meta"):
+        model = build_model(**EIGHTY_SHAPE, seed=0)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 81_808_128
 
 
 def test_the_scenario_is_the_papers(loaded: LoadedModel) -> None:

@@ -1,5 +1,6 @@
 """Measurements around a daemon carry every record, and count the same bars as the stages alone."""
 
+import asyncio
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
@@ -10,6 +11,7 @@ from bench.figures import Figure
 from bench.query import cached
 from bench.run import SuiteRun
 from bench.stream import kafka, processes
+from bench.stream.flood import FloodSource, instruments, payloads
 from ingest.tokens import Tokeniser
 
 QUICK = SuiteRun(quick=True, threads=1)
@@ -22,6 +24,26 @@ def test_kafka_to_bars_counts_every_bar() -> None:
     assert {(f.setting["trades"], f.setting["bars"]) for f in found} == {(800, 200)}
     assert all(f.ours > 0 for f in found)
     assert found[1].reference == found[0].ours
+
+
+async def test_the_flood_waits_until_it_is_let_in() -> None:
+    """The first part arrives at once, the rest only after opening, in order and complete."""
+    records = payloads(instruments(1, 4), 20)
+    source = FloodSource(records[:4], records[4:], batch=3)
+    batches = source.batches()
+    seen = list(await anext(batches))
+    waiting = asyncio.ensure_future(anext(batches))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    source.open()
+    seen += await waiting
+    async for batch in batches:
+        assert len(batch) <= 3
+        seen += batch
+    assert [(message.payload, message.offset) for message in seen] == [
+        (payload, offset) for offset, (_, payload) in enumerate(records)
+    ]
+    assert source.dry
 
 
 def fails(pipe: Connection) -> None:

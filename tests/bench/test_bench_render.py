@@ -25,6 +25,13 @@ def suite(*figures: Figure) -> Suite:
     return Suite("stream", [part])
 
 
+def test_a_saved_suite_is_read_as_it_was(tmp_path: Path) -> None:
+    """With figures, and with none."""
+    for figures in ([], [Figure("ring", 6e6, goal=Goal(1.0), samples=[1.0, 2.0]), Figure("hits", 3.0)]):
+        save(tmp_path / "run.json", suite(*figures))
+        assert read(tmp_path / "run.json") == suite(*figures)
+
+
 def test_a_part_that_is_no_longer_measured_has_a_commit_and_no_command() -> None:
     found = suite()
     (part,) = found.parts

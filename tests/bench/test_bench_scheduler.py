@@ -1,5 +1,6 @@
 """`foretick bench scheduler` in its smallest size: parts are measured, saved, rendered and compared."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ from click.testing import CliRunner
 from bench.cli import bench
 from bench.figures import Figure
 from bench.run import read
-from bench.scheduler import simulated
+from bench.scheduler import paper, simulated
 from bench.scheduler.cost import CostWorld
+from bench.scheduler.prefix import PAPER, POLICIES, PrefixCase, inputs
 from bench.scheduler.replay import profile, replay
 from bench.suites import SUITES
 from engine.model.embedded import embedded_directory
@@ -82,6 +84,39 @@ def test_speed_ups_are_at_the_same_rate_and_next_to_the_papers() -> None:
     assert _named(found, "P50 speed-up")[0].reference == (10.8, 11.0)
 
 
+def test_under_pressure_preemptions_and_swapped_shares_are_next_to_the_papers() -> None:
+    """Cost is judged against the better pure eviction on all seeds."""
+    costs = {"recompute": 3.0, "swap": 1.0, "cost": 2.0}
+    rows = [_row("vLLM-NS", 8.0)]
+    rows += [_row(name, costs[by], eviction=by) for name in ("fcfs", "mcps") for by in paper.EVICTIONS]
+    chosen = list(simulated.choices(rows))
+    over = _named(chosen, "P99 over the better pure eviction")
+    assert [(f.setting["scheduler"], f.ours, f.goal is None) for f in over] == [
+        ("fcfs", 2.0, False), ("mcps", 2.0, True),
+    ]  # fmt: skip
+    assert {(f.ours, f.reference) for f in _named(chosen, "victims swapped")} == {(3 / 7, (0.17, 0.21))}
+    found = simulated.under_pressure(rows, "pressed")
+    at = {"scheduler": "fcfs", "eviction": "swap", "QPS": 4.0, "times the delays": 1.0}
+    row = {f.name: (f.ours, f.reference) for f in found if f.setting == at}
+    assert row["P50 speed-up"] == (8.0, 7.78)
+    assert row["P99 speed-up"][1] == paper.PRESSED["crawler", "fcfs"].p99[1]
+    assert row["preemptions"] == (7.0, 709)
+
+
+def test_the_loads_of_prefixes_are_what_they_are_called() -> None:
+    """Four prompts per user in one load, regulars and one-time users in the other; equal for all policies."""
+    counts = {}
+    for load in ("sessions", "regulars"):
+        cases = [PrefixCase(load, PAPER, 1.0, 5.0, policy, 3, 400) for policy in POLICIES]
+        runs = [[piece.tokens for piece in inputs(case)] for case in cases]
+        assert all(run == runs[0] for run in runs)
+        assert all(tokens.ranges[0] == range(256) for tokens in runs[0])
+        counts[load] = Counter(Counter(tokens[256] for tokens in runs[0]).values())
+    assert counts["sessions"] == {4: 100}
+    assert 100 < counts["regulars"][1] < 200
+    assert sum(n * users for n, users in counts["regulars"].items()) == 400
+
+
 def test_the_order_of_policies_is_judged_at_every_rate() -> None:
     """Crawler at 4: the paper has fcfs, lcas, vLLM-S, mcps. Here lcas leads; equal values have no order."""
     p95 = {"vLLM-NS": 12.0, "vLLM-S": 9.0, "fcfs": 8.0, "lcas": 7.0, "mcps": 9.0}
@@ -93,10 +128,12 @@ def test_the_order_of_policies_is_judged_at_every_rate() -> None:
     assert spread.reference is None, "the paper has no such rate"
 
 
-def _row(scheduler: str, p99: float, p95: float | None = None, qps: float = 4.0) -> simulated.SimulatedRow:
+def _row(
+    scheduler: str, p99: float, p95: float | None = None, qps: float = 4.0, eviction: str = "cost"
+) -> simulated.SimulatedRow:
     slow = scheduler == "vLLM-NS"
     return simulated.SimulatedRow(
-        simulated.SimulatedCase(simulated.CRAWLER, qps, 1.0, scheduler, "cost", "h"),
+        simulated.SimulatedCase(simulated.CRAWLER, qps, 1.0, scheduler, eviction, "h"),
         requests=9,
         failed=0,
         ttft_s=(8.0 if slow else 1.0, p95 or (8.0 if slow else 1.0), p99),

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from daemon.cli.main import main
 from engine.engine import Engine
-from lab.profile.cost_model import by_size, ladder_for, model_of, table, waking
+from lab.profile.cost_model import by_size, file_name, ladder_for, model_of, table, waking
 from lab.profile.timing import Ladder, Samples, measure
 from scheduler.costs import CostModel, load
 from scheduler.curves import CostCurve
@@ -174,6 +174,10 @@ def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["profile", "--set", f"model.path={tmp_path}/none"])
     assert done.exit_code == 2
     assert "model.path" in done.output
+
+
+def test_a_device_gives_its_name_to_the_file() -> None:
+    assert file_name("NVIDIA H200 (80GB)") == "nvidia-h200-80gb.json"
 
 
 def test_the_table_has_a_row_for_every_size() -> None:

@@ -129,6 +129,20 @@ def test_more_load_makes_more_work_and_no_answer_faster() -> None:
     assert busy.close_to_answer_s.p99 >= quiet.close_to_answer_s.p50
 
 
+def test_beyond_compute() -> None:
+    found = planned(4000, config(8, bars=BarsConfig(interval=parse_duration("20ms"))), costs(20.0), seconds=1)
+    assert found.capacity.worker_ratio > 1
+    assert any(why.startswith("compute: ") for why in found.overload)
+    assert found.capacity.sessions_by_compute in range(8)
+
+
+def test_beyond_the_memory() -> None:
+    found = plan(config(4), Load(ticks=10), 8 << 20, costs())
+    assert (found.limit, found.simulated.seconds) == ("KV memory", 0)
+    assert found.capacity.sessions_by_kv_memory < 4
+    assert any(why.startswith("KV memory: ") for why in found.overload)
+
+
 def test_beyond_the_freshness_objective() -> None:
     """Passes of 40 ms and bars of 20 ms with an objective of one bar."""
     sessions = tuple(
@@ -237,7 +251,10 @@ def test_the_search_for_a_limit_finds_it(limit: int) -> None:
     assert max_sessions(lambda n: True) is None
 
 
-_WRONG = {"ticks": 0, "asks": -1, "asks_standing": 1.1, "prompt_tokens": 0, "answer_tokens": 0, "seconds": -1}
+_WRONG = {
+    **{"ticks": 0, "asks": -1, "asks_standing": 1.1, "prompts": -1},
+    **{"prompt_tokens": 0, "answer_tokens": 0, "seconds": -1},
+}
 
 
 @pytest.mark.parametrize("wrong", [{name: value} for name, value in _WRONG.items()])
