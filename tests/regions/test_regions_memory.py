@@ -18,6 +18,7 @@ from tests.regions.numbered import (
     grow,
     pool,
     prompt_of,
+    read,
     slots_of,
     tape_of,
     write,
@@ -62,19 +63,24 @@ def test_a_tape_continues_behind_its_last_block() -> None:
 @settings(max_examples=150)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["append", "fork", "drop", "reset"]), st.integers(0, 11)), max_size=80
+        st.tuples(st.sampled_from(["append", "fork", "drop", "reset"]), st.integers(0, 11)),
+        min_size=20,
+        max_size=80,
     ),
     st.integers(0, 5),
 )
 def test_tape_and_forks_keep_their_promises(operations: list[tuple[str, int]], max_records: int) -> None:
-    """Retention, whole-record eviction, frames, snapshot isolation of extents, and no leaked block."""
+    """Retention, whole-record eviction, frames, snapshot isolation, and no leaked block.
+
+    While a fork lives, its extents stay, and no slot of them is written.
+    """
     memory = pool()
     tape = tape_of(memory, Retention(30, max_records))
     records: list[int] = []
     coord = 0
-    forks: list[tuple[Fork, tuple[Extent, ...]]] = []
+    forks: list[tuple[Fork, tuple[Extent, ...], list[int]]] = []
     for name, n in operations:
-        if name == "append" and append(memory, tape, range(n + 1)):
+        if name == "append" and append(memory, tape, range(coord, coord + n + 1)):
             records.append(n + 1)
             coord += n + 1
             while sum(records) > 30 or (max_records and len(records) > max_records):
@@ -90,16 +96,18 @@ def test_tape_and_forks_keep_their_promises(operations: list[tuple[str, int]], m
             assert fork.cached_tokens == FROZEN + sum(records)
             if fork.acquire(n):
                 write(memory, fork, range(n))
-            forks.append((fork, fork.extents))
+            forks.append((fork, fork.extents, read(memory, fork.extents)))
         elif forks and name == "drop":
             forks.pop(n % len(forks))[0].release()
         elif forks and name == "reset":
-            fork, _ = forks[n % len(forks)]
+            fork, _, seen = forks[n % len(forks)]
             fork.reset()
-            forks[n % len(forks)] = (fork, fork.extents)
-        assert all(fork.extents == extents for fork, extents in forks)
+            forks[n % len(forks)] = (fork, fork.extents, seen[: fork.cached_tokens])
+        for fork, extents, seen in forks:
+            assert fork.extents == extents
+            assert read(memory, extents) == seen
         memory.check_integrity()
-    for fork, _ in forks:
+    for fork, _, _ in forks:
         fork.release()
         fork.release()
     tape.release()
