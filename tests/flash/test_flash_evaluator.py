@@ -297,6 +297,17 @@ def test_a_gap_lost_by_a_running_evaluation_reaches_the_version_that_waits() -> 
     assert [(result.version, result.gap) for result in flash.results] == [(2, True)]
 
 
+def test_a_gap_of_a_version_that_waited_and_was_replaced_is_reported() -> None:
+    flash = Flash(*EIGHT, limits=ONE_AT_A_TIME)
+    tape = flash.session()
+    flash.begin(tape)
+    flash.feed(tape, gap=True)
+    flash.h.scheduler.step()
+    flash.commit(tape)
+    flash.h.run()
+    assert [(r.version, r.payloads, r.gap) for r in flash.results[8:]] == [(3, (-2, 3), True)] * 8
+
+
 def test_a_gap_before_the_first_question_is_reported_with_its_answer() -> None:
     flash = Flash(YES_NO)
     tape = flash.h.tape("A")

@@ -381,4 +381,6 @@ def test_clients_get_codes_that_are_theirs(rig: Rig, code: str | None, expected:
     (request,) = rig.requests
     request.error = Failure(code, "because") if code else None
     request.spec.on_done(request)
-    assert rig.failed == [expected]
+    (failed,) = rig.of(Failed)
+    reason = "because" if code else "the request was cancelled"
+    assert (failed.code, failed.message) == (expected, reason)
