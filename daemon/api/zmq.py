@@ -200,9 +200,14 @@ class QueryServer:
                     self._refused("bad_request")
                 self._send_now(route, error.reply(asked.id))
                 continue
-            found = self._begun(known, client, asked, since)
-            if found is not None and self._sent(route, asked, found, since):
-                continue
+            found: Answering | None = None
+            underway = known is not None and asked.id in known.requests
+            if not (isinstance(asked, ErrorReply | _ControlRequest) or self._stopping or underway):
+                found = self._answer(asked, client, since)
+                # a reply that is there needs no task, which would begin only once the socket waits
+                if not callable(found) and self._router.send(route, encode(found)):
+                    self._observe(asked, found, time.monotonic_ns() - since)
+                    continue
             with self._peer(route, client, since / 1e9) as peer:
                 if isinstance(asked, ErrorReply):
                     self._send_now(route, asked)
@@ -265,27 +270,6 @@ class QueryServer:
             self._refused("bad_request" if error.readable else "unreadable")
             return ErrorReply(request_id(payload), "bad_request", str(error))
 
-    def _begun(
-        self, known: _Peer | None, client: Client, asked: messages.SocketRequest | ErrorReply, since: int
-    ) -> Answering | None:
-        """What a request is answered with; None for one that the daemon does not answer, or not now."""
-        if isinstance(asked, ErrorReply | _ControlRequest) or self._stopping:
-            return None
-        if known is not None and asked.id in known.requests:
-            return None
-        return self._answer(asked, client, since)
-
-    def _sent(
-        self, route: Route, asked: messages.SocketRequest | ErrorReply, found: Answering, since: int
-    ) -> bool:
-        """Send a reply that is there. A task would begin only once the socket waits for the next message."""
-        if callable(found) or isinstance(asked, ErrorReply | _ControlRequest):
-            return False
-        if not self._router.send(route, encode(found)):
-            return False
-        self._observe(asked, found, time.monotonic_ns() - since)
-        return True
-
     def _refusal(self, peer: _Peer, request: ClientRequest, since: int) -> ErrorReply | None:
         """Why a request is not answered; None if it is, and then it is in flight."""
         if request.id in peer.requests:
@@ -313,9 +297,16 @@ class QueryServer:
         self, peer: _Peer, client: Client, request: ClientRequest, since: int, found: Answering
     ) -> None:
         route = peer.route
-        reply = await self._reply(request, since, found)
-        if reply is None:
-            return
+        reply: Reply
+        try:
+            reply = await found() if callable(found) else found
+        except asyncio.CancelledError:
+            if not self._stopping:  # the client has cancelled it, and was told
+                self._observe(request, _cancelled(request.id), time.monotonic_ns() - since)
+                return
+            why = "the daemon stopped before the answer was ready"
+            reply = ErrorReply(request.id, "shutting_down", why)
+        self._observe(request, reply, time.monotonic_ns() - since)
         try:
             payload = encode(reply)
         except Exception:
@@ -325,20 +316,6 @@ class QueryServer:
             sent = await self._send(route, payload, 0.0 if self._stopping else _PATIENCE_S)
         if not sent:
             self._store.inc("foretick_query_replies_dropped_total")
-
-    async def _reply(self, request: ClientRequest, since: int, found: Answering) -> Reply | None:
-        """The reply; None when the client has cancelled the request, and was told."""
-        reply: Reply
-        try:
-            reply = await found() if callable(found) else found
-        except asyncio.CancelledError:
-            if not self._stopping:
-                self._observe(request, _cancelled(request.id), time.monotonic_ns() - since)
-                return None
-            why = "the daemon stopped before the answer was ready"
-            reply = ErrorReply(request.id, "shutting_down", why)
-        self._observe(request, reply, time.monotonic_ns() - since)
-        return reply
 
     @contextmanager
     def _sending(self, peer: _Peer, client: Client, request: int) -> Iterator[None]:

@@ -21,8 +21,6 @@ from daemon.api.generation import (
     Finished,
     FinishPrompt,
     Generate,
-    GenerateAll,
-    GenerationCommand,
     GenerationEvent,
     Logprob,
     PromptStats,
@@ -126,17 +124,6 @@ class RequestRunner:
         """By session and version, the newest record of the versions that may still be answered."""
         scheduler.subscribe(self.on_commit)
 
-    def handle(self, command: GenerationCommand) -> None:
-        """Carry out one command. One about a request that has ended is ignored."""
-        match command:
-            case GenerateAll():
-                self._generate(command.requests)
-            case CountTokens():
-                self._count(command.id, command.request)
-            case _:
-                if (found := self._open.get(command.id)) is not None:
-                    self._change(*found, command)
-
     def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem[TapeRecord]]) -> None:
         """Note the newest record of the new version, and forget those of versions that no request reads."""
         read = {request.version for _, request in list(self._open.values()) if request.session == tape.name}
@@ -158,32 +145,29 @@ class RequestRunner:
     def ask_again(self) -> None:
         """Make the requests that ended with `SESSION_RESET` once more. Between two batches."""
         again, self._again = self._again, []
-        self._generate(again)
+        self.generate(again)
 
-    def _generate(self, asked: Sequence[Generate]) -> None:
-        made = {each.id: found for each in asked if (found := self._checked(each)) is not None}
+    def generate(self, asked: Sequence[Generate]) -> None:
+        """Have ``asked`` computed together, except for those that are answered or fail at once."""
+        made: dict[int, tuple[Running, Request]] = {}
+        for each in asked:
+            tape = self._built.tapes.get(each.session)
+            if each.session and tape is None:
+                self._fail(each.id, Failure("unknown_session", f"there is no session {each.session!r}"))
+            elif tape is not None and self._refuses and self._rebuilding(each.session):
+                self._fail(each.id, REBUILDING)
+            else:
+                try:
+                    prompt = self._prompts.prompt(each)
+                    if tape is None or not self._exited(each, prompt, tape.version):
+                        made[each.id] = self._request(each, prompt, tape)
+                except ValueError as error:
+                    self._fail(each.id, _failure(error))
         self._open |= made  # before submitting: the worker may finish first
         self._scheduler.submit_together([request for _, request in made.values()])
         for running, _ in made.values():
             if not running.asked.complete:
                 self._emit(TokensCounted(running.asked.id, running.length))
-
-    def _checked(self, asked: Generate) -> tuple[Running, Request] | None:
-        """The request; None for one that is answered or fails at once."""
-        tape = self._built.tapes.get(asked.session)
-        if asked.session and tape is None:
-            failure = Failure("unknown_session", f"there is no session {asked.session!r}")
-        elif tape is not None and self._refuses and self._rebuilding(asked.session):
-            failure = REBUILDING
-        else:
-            try:
-                prompt = self._prompts.prompt(asked)
-                exited = tape is not None and self._exited(asked, prompt, tape.version)
-                return None if exited else self._request(asked, prompt, tape)
-            except ValueError as error:
-                failure = _failure(error)
-        self._fail(asked.id, failure)
-        return None
 
     def _request(self, asked: Generate, prompt: Prompt, tape: Tape | None) -> tuple[Running, Request]:
         """Raises ValueError for what cannot be asked or kept."""
@@ -218,10 +202,11 @@ class RequestRunner:
             )
         )
 
-    def _change(
-        self, running: Running, request: Request, command: CancelGeneration | FinishPrompt | ExtendPrompt
-    ) -> None:
-        """Carry out a command about an open request."""
+    def change(self, command: CancelGeneration | FinishPrompt | ExtendPrompt) -> None:
+        """Carry out a command about a request; one that has ended is left alone."""
+        if (found := self._open.get(command.id)) is None:
+            return
+        running, request = found
         if isinstance(command, CancelGeneration):
             self._scheduler.cancel(request.id)
             return
@@ -242,7 +227,9 @@ class RequestRunner:
         (self._scheduler.replace if whole else self._scheduler.extend)(request.id, tokens)
         self._emit(TokensCounted(command.id, length))
 
-    def _count(self, number: int, asked: Generate) -> None:
+    def count(self, command: CountTokens) -> None:
+        """Emit how many tokens a prompt has."""
+        number, asked = command.id, command.request
         try:
             tokens = len(self._prompts.prompt(asked).tokens)
         except ValueError as error:

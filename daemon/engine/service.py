@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from daemon import protocol
+from daemon.api.generation import CountTokens, GenerateAll
 from daemon.api.messages import Label
 from daemon.engine.question_changes import StandingQuestions
 from daemon.engine.request_runner import SESSION_RESET, failed
@@ -65,26 +66,12 @@ class EngineHost:
             thread.start()
 
     def handle(self, command: protocol.Command) -> None:
-        """Carry out one command; results and failures are emitted as events."""
-        if self.sessions.replaces(command) and self.scheduler.run_between(partial(self._dispatch, command)):
+        """Carry out one command; results and failures are emitted as events.
+
+        A question to a session whose tape is about to be replaced waits until it is.
+        """
+        if self.sessions.replaces(command) and self.scheduler.run_between(partial(self.handle, command)):
             return
-        self._dispatch(command)
-
-    def stop(self, drain_s: float) -> None:
-        """Finish what the ring holds within ``drain_s`` seconds; emits `Stopped` last."""
-        deadline = time.monotonic() + drain_s
-        self.threads.expect_end()
-        self._stopping.set()
-        self.scheduler.run_between(self.parts.refresher.stop)  # a stop does not wait for it
-        self.input.stop()
-        for thread in self._running:
-            thread.join(drain_s)
-        drained = self.worker.stop(max(0.0, deadline - time.monotonic()))
-        if drained and not any(thread.is_alive() for thread in self._running):
-            self.snapshots.close(max(0.0, deadline - time.monotonic()))
-        self.emit(protocol.EngineStopped(drained))
-
-    def _dispatch(self, command: protocol.Command) -> None:
         try:
             match command:
                 case protocol.SetQuestions():
@@ -114,8 +101,12 @@ class EngineHost:
                     self.input.end()
                 case protocol.StopEngine():
                     self.stop(command.drain_s)
+                case GenerateAll():
+                    self.parts.requests.generate(command.requests)
+                case CountTokens():
+                    self.parts.requests.count(command)
                 case _:
-                    self.parts.requests.handle(command)
+                    self.parts.requests.change(command)
         except Exception as error:
             log.exception("%s failed", command)
             failures = protocol.failures_of(command, "engine", f"{type(error).__name__}: {error}")
@@ -123,6 +114,20 @@ class EngineHost:
                 raise
             for failure in failures:
                 self.emit(failure)
+
+    def stop(self, drain_s: float) -> None:
+        """Finish what the ring holds within ``drain_s`` seconds; emits `Stopped` last."""
+        deadline = time.monotonic() + drain_s
+        self.threads.expect_end()
+        self._stopping.set()
+        self.scheduler.run_between(self.parts.refresher.stop)  # a stop does not wait for it
+        self.input.stop()
+        for thread in self._running:
+            thread.join(drain_s)
+        drained = self.worker.stop(max(0.0, deadline - time.monotonic()))
+        if drained and not any(thread.is_alive() for thread in self._running):
+            self.snapshots.close(max(0.0, deadline - time.monotonic()))
+        self.emit(protocol.EngineStopped(drained))
 
     def _take_in(self) -> None:
         self.input.run(lambda: self.worker.idle, lambda: self.emit(protocol.InputDone()))

@@ -102,17 +102,18 @@ class EngineSessions:
     def _reset_session(self, command: protocol.OpenSession) -> None:
         """Between two batches. What the old tape was asked and has not answered is asked of the new one."""
         name = command.session.name
-        del self.built.tapes[name], self._sessions[name]
-        self._end(self._kept.pop(name), SESSION_RESET, keeps=True)
         try:
+            del self.built.tapes[name], self._sessions[name]
+            self._end(self._kept.pop(name), SESSION_RESET, keeps=True)
             line, standing = self._prepare(command)
         except (SettingError, ValueError) as error:
             self._refuse(command, error)
         else:
             self._open(command, line, standing)
-        if name not in self.built.tapes:
-            self.store.remove_session(name)
-        self._opening.discard(name)
+        finally:
+            if name not in self.built.tapes:
+                self.store.remove_session(name)
+            self._opening.discard(name)
         self.parts.requests.ask_again()
 
     def _prepare(self, command: protocol.OpenSession) -> tuple[LineSpec | CompactSpec, tuple[Standing, ...]]:

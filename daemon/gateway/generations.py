@@ -26,22 +26,20 @@ from daemon.api.generation import (
     Finished,
     Generate,
     GenerateAll,
-    GenerationEvent,
     ModelCatalog,
     TokensCounted,
     Turn,
 )
 from daemon.gateway.answer_cache import ReadyAnswer, Sessions, SessionState, check_computed
 from daemon.gateway.peers import moved
-from daemon.gateway.pending import PendingCommands, resolve
+from daemon.gateway.pending import OnReply, PendingCommands, resolve
 from daemon.gateway.prompt_quota import PromptQuota
 from daemon.lru import Lru
 from daemon.tenants import Client, Tenant
 from flash.lookup import Known
 from flash.question import Question
 
-Inbox = asyncio.Queue[tuple[int, GenerationEvent]]
-OnEvent = Callable[[GenerationEvent], None]
+Inbox = asyncio.Queue[tuple[int, protocol.ReplyEvent]]
 RESPONSES = 1024
 """Responses to keep."""
 
@@ -91,7 +89,7 @@ class Generations:
 
     # The engine's work for a client.
 
-    def start(self, requests: Sequence[tuple[Generate, OnEvent]], client: Client) -> list[int]:
+    def start(self, requests: Sequence[tuple[Generate, OnReply]], client: Client) -> list[int]:
         """Have the engine answer ``requests`` together; returns their numbers, for `cancel`.
 
         Each comes with what gets its events.
@@ -100,7 +98,8 @@ class Generations:
         engine has ended each request, by `Finished` or `Failed`.
         """
         tenant = client.tenant
-        numbers = [self._pending.open(self._charging(client, on_event)) for _, on_event in requests]
+        charge = partial(self._access.charge, client)
+        numbers = [self._pending.open(on_event, charge) for _, on_event in requests]
         sent = tuple(
             msgspec.structs.replace(each, id=number, tenant=tenant.name, weight=tenant.weight)
             for (each, _), number in zip(requests, numbers, strict=True)
@@ -116,34 +115,6 @@ class Generations:
     def cancel(self, number: int) -> None:
         """Its client no longer waits for a request."""
         self._pending.send(CancelGeneration(number))
-
-    def _charging(self, client: Client, on_event: OnEvent) -> Callable[[protocol.ReplyEvent], None]:
-        """Takes the engine's events of one request, and charges for the tokens that they tell of."""
-        charged = 0
-
-        def hear(event: protocol.ReplyEvent) -> None:
-            nonlocal charged
-            taken = charged
-            match event:
-                case Begun():
-                    taken += max(0, event.prompt_tokens - event.reused_tokens)
-                case Delta():
-                    taken += event.tokens
-                case Finished():
-                    taken = event.computed_tokens
-                case Failed():
-                    taken = event.tokens
-                case TokensCounted():
-                    pass
-                case _:
-                    raise AssertionError(f"{event} is no event of a request")
-            if isinstance(event, Finished | Failed):
-                self._pending.close(event.id)
-            self._access.charge(client, max(0, taken - charged))
-            charged = max(charged, taken)
-            on_event(event)
-
-        return hear
 
     # Asks. What clients call raises QueryError.
 
@@ -231,9 +202,9 @@ class Generations:
         numbers: list[int] = []
         ended: set[int] = set()
         keys: dict[int, bytes] = {}
-        asked: list[tuple[Generate, OnEvent]] = []
+        asked: list[tuple[Generate, OnReply]] = []
 
-        def put(index: int, event: GenerationEvent) -> None:
+        def put(index: int, event: protocol.ReplyEvent) -> None:
             inbox.put_nowait((index, event))
 
         try:
@@ -245,8 +216,8 @@ class Generations:
                     asked.append((_seeded(request), partial(put, index)))
                     continue
                 keys.pop(index, None)
-                for event in _events(done, stream=request.stream):
-                    put(index, event)
+                for each in _events(done, stream=request.stream):
+                    put(index, each)
             if asked:
                 numbers = self.start(asked, client)
             left = len(requests)
@@ -254,7 +225,7 @@ class Generations:
                 index, event = await self._next(inbox)
                 if isinstance(event, Failed):
                     raise messages.QueryError(event.code, event.message)
-                assert not isinstance(event, TokensCounted)
+                assert isinstance(event, Event)
                 if isinstance(event, Finished):
                     left -= 1
                     ended.add(event.id)
@@ -284,7 +255,7 @@ class Generations:
         self._running -= n
         self._room.leave(client, n)
 
-    async def _next(self, inbox: Inbox) -> tuple[int, GenerationEvent]:
+    async def _next(self, inbox: Inbox) -> tuple[int, protocol.ReplyEvent]:
         try:
             async with asyncio.timeout(self._max_wait_s):
                 return await inbox.get()
@@ -393,7 +364,7 @@ def _finished(ready: ReadyAnswer, state: SessionState) -> Finished:
     )
 
 
-def _events(done: Finished, *, stream: bool) -> list[GenerationEvent]:
+def _events(done: Finished, *, stream: bool) -> list[Event]:
     """The events of an answer that is there."""
     begun = Begun(0, done.prompt_tokens, done.reused_tokens)
     if stream and (done.text or done.logprobs):

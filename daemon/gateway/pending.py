@@ -2,14 +2,41 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 
 from daemon import protocol
-from daemon.api.generation import Failed
+from daemon.api.generation import Begun, Delta, Failed, Finished
 from daemon.api.messages import QueryError
 from daemon.gateway.engine_client import EngineClient
 
 OnReply = Callable[[protocol.ReplyEvent], None]
+
+
+@dataclass(eq=False, slots=True)
+class _Entry:
+    """Who gets the events of a number, and what charges the tokens that they tell of."""
+
+    on_event: OnReply
+    charge: Callable[[int], None]
+    tokens: int = 0
+    """Charged so far."""
+
+    def charge_for(self, event: protocol.ReplyEvent) -> None:
+        """Charge the tokens that were computed since the last event."""
+        match event:
+            case Begun():
+                taken = self.tokens + max(0, event.prompt_tokens - event.reused_tokens)
+            case Delta():
+                taken = self.tokens + event.tokens
+            case Finished():
+                taken = event.computed_tokens
+            case Failed():
+                taken = event.tokens
+            case _:
+                return
+        self.charge(max(0, taken - self.tokens))
+        self.tokens = max(self.tokens, taken)
 
 
 class PendingCommands:
@@ -21,7 +48,7 @@ class PendingCommands:
     def __init__(self, connected: Callable[[], EngineClient | None]) -> None:
         """``connected()``: the engine that is up, if one is."""
         self._connected = connected
-        self._entries: dict[int, OnReply] = {}
+        self._entries: dict[int, _Entry] = {}
         self._numbers = count(1)
 
     def __len__(self) -> int:
@@ -36,10 +63,13 @@ class PendingCommands:
         for failure in protocol.failures_of(command, "engine", "the engine is not up"):
             self.on_event(failure)
 
-    def open(self, on_event: OnReply) -> int:
-        """A new number; each event of it goes to ``on_event``, until it is closed."""
+    def open(self, on_event: OnReply, charge: Callable[[int], None] = lambda tokens: None) -> int:
+        """A new number; each event of it goes to ``on_event``, until it is closed.
+
+        ``charge`` gets the tokens that each event tells of; `Finished` and `Failed` close the number.
+        """
         number = next(self._numbers)
-        self._entries[number] = on_event
+        self._entries[number] = _Entry(on_event, charge)
         return number
 
     def close(self, number: int) -> None:
@@ -71,13 +101,17 @@ class PendingCommands:
 
     def on_event(self, event: protocol.ReplyEvent) -> None:
         """The engine replied. An event that no command waits for is dropped."""
-        if (found := self._entries.get(event.id)) is not None:
-            found(event)
+        if (entry := self._entries.get(event.id)) is None:
+            return
+        if isinstance(event, Finished | Failed):
+            self.close(event.id)
+        entry.charge_for(event)
+        entry.on_event(event)
 
     def engine_gone(self, message: str) -> None:
         """Fail every command in flight: the engine is gone."""
-        for number, on_event in list(self._entries.items()):
-            on_event(Failed(number, "engine", message))
+        for number in list(self._entries):
+            self.on_event(Failed(number, "engine", message))
 
 
 def resolve(future: asyncio.Future[protocol.ReplyEvent], event: protocol.ReplyEvent) -> None:

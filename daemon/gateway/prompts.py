@@ -24,7 +24,6 @@ from daemon.api.generation import (
     Finished,
     FinishPrompt,
     Generate,
-    GenerationEvent,
     TokensCounted,
 )
 from daemon.gateway.generations import Generations
@@ -150,7 +149,7 @@ class Prompts:
         )
         (prompt.number,) = self._generations.start([(asked, partial(self._on_event, prompt))], prompt.client)
 
-    def _on_event(self, prompt: PromptState, event: GenerationEvent) -> None:
+    def _on_event(self, prompt: PromptState, event: protocol.ReplyEvent) -> None:
         """The engine took an input, answered or failed."""
         if prompt.id not in self._open:
             return  # closed meanwhile

@@ -19,7 +19,6 @@ from daemon.api.generation import (
     Finished,
     FinishPrompt,
     Generate,
-    GenerateAll,
     GenerationEvent,
     PromptStats,
     TokensCounted,
@@ -91,7 +90,7 @@ class Rig:
         self.calls.append(("cancel", request_id))
 
     def ask(self, *asked: Generate) -> None:
-        self.generations.handle(GenerateAll(asked))
+        self.generations.generate(asked)
 
     def of(self, kind: type[E]) -> list[E]:
         """The events of a kind."""
@@ -110,7 +109,7 @@ class Rig:
         self.ask(Generate(id=1, text=text, exact=True, **({"max_tokens": 8, "complete": False} | how)))
 
     def input(self, text: str, *, replace: bool = False) -> None:
-        self.generations.handle(ExtendPrompt(1, text, replace))
+        self.generations.change(ExtendPrompt(1, text, replace))
 
 
 @pytest.fixture
@@ -142,7 +141,7 @@ def test_a_text_that_is_too_long_is_not_tokenised(rig: Rig, monkeypatch: Any) ->
         Generate(id=1, text=too_long), Generate(id=2, turns=said), Generate(id=3, session="s", turns=said)
     )
     for session in ("", "s"):
-        rig.generations.handle(CountTokens(4, Generate(session=session, turns=said)))
+        rig.generations.count(CountTokens(4, Generate(session=session, turns=said)))
     assert (rig.failed, rig.requests) == (["too_long"] * 5, [])
     assert len(rig.prompts._rendered) == 0
     with pytest.raises(pytest.fail.Exception):
@@ -155,7 +154,7 @@ def test_what_is_made_for_prompts_that_are_refused_is_not_kept(rig: Rig) -> None
 
     long = "price 1 " * 10
     rig.ask(Generate(id=1, text=long), Generate(id=2, turns=(Turn("user", long),)))
-    rig.generations.handle(CountTokens(3, Generate(turns=(Turn("user", long),))))
+    rig.generations.count(CountTokens(3, Generate(turns=(Turn("user", long),))))
     assert (rig.failed, kept()) == (["too_long"] * 2, (0, 0))
     (counted,) = rig.lengths
     assert counted > LIMITS.max_prompt_tokens
@@ -337,7 +336,7 @@ def test_a_piece_that_cannot_fit_is_not_tokenised(rig: Rig, monkeypatch: Any) ->
 def test_the_end_of_a_prompt_is_told_once_with_its_history(rig: Rig) -> None:
     rig.open("Up?", choices=("YES", "NO"))
     (request,) = rig.requests
-    rig.generations.handle(FinishPrompt(1))
+    rig.generations.change(FinishPrompt(1))
     assert rig.calls == [("finish", 70)]
     assert request.spec.choices is not None
     request.complete, request.state, request.last_chunk_ns = True, State.FINISHED, 1000
@@ -357,7 +356,7 @@ def test_the_end_of_a_prompt_is_told_once_with_its_history(rig: Rig) -> None:
     assert (done.answer_tokens, done.reused_tokens) == (1, 2)
     assert done.stats == PromptStats(3, 4, 5, 500, {"cells": 6})
     for command in (FinishPrompt(1), CancelGeneration(1), ExtendPrompt(1, "x")):
-        rig.generations.handle(command)
+        rig.generations.change(command)
     assert len(rig.calls) == 1
 
 
@@ -376,7 +375,7 @@ def test_the_end_of_a_prompt_is_told_once_with_its_history(rig: Rig) -> None:
 def test_clients_get_codes_that_are_theirs(rig: Rig, code: str | None, expected: str) -> None:
     """A request without a reason was cancelled."""
     rig.open("Up?")
-    rig.generations.handle(CancelGeneration(1))
+    rig.generations.change(CancelGeneration(1))
     assert rig.calls == [("cancel", 70)]
     (request,) = rig.requests
     request.error = Failure(code, "because") if code else None

@@ -7,7 +7,7 @@ import pytest
 
 from daemon import protocol
 from daemon.ages import Times
-from daemon.api.generation import Finished, Generate, GenerateAll, Turn
+from daemon.api.generation import Finished, Generate, Turn
 from daemon.api.messages import ReplyMetadata
 from daemon.config.schema import Config, FlashConfig
 from daemon.engine.confidence_metrics import Confidence
@@ -77,7 +77,7 @@ class World:
 
     def ask(self, ask: Generate = ASK) -> Finished:
         """The reply, whether it came at once or after passes."""
-        self.generations.handle(GenerateAll((ask,)))
+        self.generations.generate((ask,))
         self.h.run()
         event = self.replies.pop()
         assert isinstance(event, Finished)
