@@ -610,18 +610,16 @@ class DataPlane:
             session.released()
 
     def _release_of(self, session: _Session, now_ns: int, made: Made) -> bool:
-        """Add what the engine has room for to ``made``; whether there were bars, but nothing to submit."""
+        """Encode what the engine has room for into ``made``; true for bars that give nothing to submit."""
         with self._building:  # so that a cut is before or behind it
             name, backlog = session.spec.name, session.backlog
             phase = self._consumer.phase(name)
             held = session.restored or (backlog.held(now_ns) and phase is not Phase.REBUILDING)
             room = 0 if held else self._consumer.room(name)
             bars = session.take(room if phase is Phase.LIVE else min(room, backlog.together), now_ns)
-        return bars is not None and len(bars) > 0 and not self._encode(session, bars, made)
-
-    def _encode(self, session: _Session, bars: Bars, made: Made) -> bool:
-        """Encode bars of a session, and add them to what is ``made`` to be submitted; whether any were."""
-        name, started = session.spec.name, self._clock()
+        if bars is None or not len(bars):
+            return False
+        started = self._clock()
         pieces = session.encode(bars)
         tokenise_ns = self._since(started, self._tokenise)
         for piece in pieces:
@@ -633,7 +631,7 @@ class DataPlane:
                 self._consumer.restart(name, piece.restart)
             lacking = session.lacking(piece)
             made.append((name, _tape_records(piece, lacking, session.bars_ns, tokenise_ns)))
-        return bool(pieces)
+        return not pieces
 
     def _since(self, started: int, histogram: HistogramHandle) -> int:
         took = self._clock() - started

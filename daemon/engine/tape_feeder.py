@@ -350,7 +350,12 @@ class TapeFeeder(BarConsumer):
         with self._lock:
             for name, records in made:
                 self._fed[name].ahead += len(records)
-        self._scheduler.append(*((tapes[name], self._items(name, own)) for name, own in made))
+        several = len(self._config.feeds) > 1
+        appends = []
+        for name, records in made:
+            fed = self._fed[name]
+            appends.append((tapes[name], [fed.take(record, several) for record in records]))
+        self._scheduler.append(*appends)
 
     def room(self, session: str) -> int:
         """How many more bars the scheduler takes."""
@@ -397,10 +402,6 @@ class TapeFeeder(BarConsumer):
         )
         kept = self._built.tapes[session.name].retention
         return SessionSpec(session.name, feeds, line, TapeWindow(kept.tokens, kept.records, kept.span_ns))
-
-    def _items(self, session: str, records: Sequence[TapeRecord]) -> list[TapeItem[TapeRecord]]:
-        fed, several = self._fed[session], len(self._config.feeds) > 1
-        return [fed.take(record, several) for record in records]
 
     def _progress(self, session: str) -> Progress:
         return self._built.progress.get(session, Progress())

@@ -10,6 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import partial
 
 import msgspec
 
@@ -341,46 +342,45 @@ class Publisher:
 
     def answered(self, event: protocol.Answered) -> None:
         """A standing question's answer."""
-        if self._published[event.answer.session].drops(event.answer.data_version):
+        published = self._published[event.answer.session]
+        if published.drops(event.answer.data_version):
             return
         answer = self._complete(event)
-        version = self._published[answer.session].expect(answer.data_version, event.inputs, event.asked)
+        version = published.expect(answer.data_version, event.inputs, event.asked)
         version.answered(answer.as_of)
-        self._sessions.answered(self._publish(answer, event.times), event.times)
-        self._arrived(answer.session, answer.data_version, version)
-
-    def _publish(self, answer: Answer, times: Times) -> Answer:
-        """Publish an answer, with its number, or acknowledge it at once where its question suppresses it."""
         acknowledge = self._acknowledging(answer.session, answer.data_version)
-        state, key = self._published[answer.session], (answer.question, answer.question_hash)
-        question, said = state.policies.get(key), _said(answer)
-        reason = question and suppressed(question, said, state.last.get(key))
-        if reason:
+        key, said = (answer.question, answer.question_hash), _said(answer)
+        question = published.policies.get(key)
+        if reason := question and suppressed(question, said, published.last.get(key)):
             self._store.inc("foretick_answers_suppressed_total", reason=reason)
             acknowledge(DeliveryOutcome.DELIVERED)
-            return answer
-        state.last[key] = said
-        answer = msgspec.structs.replace(answer, sequence=self.progress.number(answer.session))
-        state.versions[answer.data_version].sequences.append(answer.sequence)
-        published = time.monotonic_ns()
+        else:
+            published.last[key] = said
+            answer = msgspec.structs.replace(answer, sequence=self.progress.number(answer.session))
+            version.sequences.append(answer.sequence)
+            delivered = partial(self._delivered, answer, said, event.times, time.monotonic_ns())
+            headers = {"answer_id": answer.answer_id.encode()}
+            self._put(answer.session, answer, answer.symbol, headers, acknowledge, delivered)
+        self._sessions.answered(answer, event.times)
+        self._arrived(answer.session, answer.data_version, version)
 
-        def delivered(outcome: DeliveryOutcome) -> None:
-            now = time.monotonic_ns()
-            if outcome is not DeliveryOutcome.DELIVERED and state.last.get(key) is said:
-                del state.last[key]
-            if outcome is DeliveryOutcome.REFUSED:
-                self._store.inc("foretick_answers_failed_total", reason="publish")
-            elif outcome is DeliveryOutcome.DELIVERED and answer.session in self._published:
-                self._store.inc("foretick_answers_total", session=answer.session)
-                self._store.observe("foretick_stage_seconds", now - published, stage="publish")
-                self._store.observe("foretick_stage_seconds", now - times.ring, stage="end_to_end")
-                if times.closed:
-                    waited = now - times.closed
-                    self._store.observe("foretick_stage_seconds", waited, stage="close_to_answer")
-
-        headers = {"answer_id": answer.answer_id.encode()}
-        self._put(answer.session, answer, answer.symbol, headers, acknowledge, delivered)
-        return answer
+    def _delivered(
+        self, answer: Answer, said: PublishedValue, times: Times, since: int, outcome: DeliveryOutcome
+    ) -> None:
+        """Count an answer sent at ``since``, monotonic ns; one that nobody got may be said again."""
+        now, published = time.monotonic_ns(), self._published.get(answer.session)
+        key = (answer.question, answer.question_hash)
+        if outcome is not DeliveryOutcome.DELIVERED and published and published.last.get(key) is said:
+            del published.last[key]
+        if outcome is DeliveryOutcome.REFUSED:
+            self._store.inc("foretick_answers_failed_total", reason="publish")
+        elif outcome is DeliveryOutcome.DELIVERED and published:
+            self._store.inc("foretick_answers_total", session=answer.session)
+            self._store.observe("foretick_stage_seconds", now - since, stage="publish")
+            self._store.observe("foretick_stage_seconds", now - times.ring, stage="end_to_end")
+            if times.closed:
+                waited = now - times.closed
+                self._store.observe("foretick_stage_seconds", waited, stage="close_to_answer")
 
     def failed(self, event: protocol.AnswerFailed) -> None:
         """A question without an answer: its records count as acknowledged, unless it was ended from outside.
