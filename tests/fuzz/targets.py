@@ -186,7 +186,7 @@ def _chat(api: Api[Any], kind: type[msgspec.Struct]) -> Callable[[bytes], None]:
 
     def run(data: bytes) -> None:
         with contextlib.suppress(Undecodable, ApiError):
-            api.wanted(decoded(partial(msgspec.json.decode, type=kind), data), SERVED)
+            api.parse(decoded(partial(msgspec.json.decode, type=kind), data), SERVED)
 
     return run
 
