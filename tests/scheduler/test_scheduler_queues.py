@@ -101,6 +101,7 @@ class Model(RuleBasedStateMachine):
         self.taken += request.state is State.QUEUED and request in self.never_admitted()
         if request.state is State.QUEUED:
             request.state, request.admitted = State.RUNNING, next(self.admissions)
+            self.changed(request)
         request.open()
         reader = request.reader
         todo = request.next_tokens(min(chunk, request.remaining))
