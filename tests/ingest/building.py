@@ -83,7 +83,7 @@ class Consumer(BarConsumer):
 
 
 @contextmanager
-def planed(
+def plane_on(
     specs: Sequence[SessionSpec],
     consumer: BarConsumer,
     clock: Callable[[], int] = lambda: 7,

@@ -23,7 +23,7 @@ from ingest.record import BAR as READY
 from ingest.record import HEARTBEAT, QUOTE, TRADE, RecordWriter, stream_number
 from ingest.ring import Ring
 from metrics.store import MetricStore
-from tests.ingest.building import Consumer, planed
+from tests.ingest.building import Consumer, plane_on
 
 UNIT = 10**9
 LINES = LineSpec(0, 0, ("A", "B"))
@@ -97,7 +97,7 @@ def opened(
 ) -> Iterator[Plane]:
     symbols = (0, 1) if isinstance(line, LineSpec) else (0,)
     consumer = Consumer({"s": 0})
-    with planed([SessionSpec("s", Feeds(symbols, policy), line, window)], consumer, lambda: now[0]) as made:
+    with plane_on([SessionSpec("s", Feeds(symbols, policy), line, window)], consumer, lambda: now[0]) as made:
         yield Plane(*made, consumer)
 
 

@@ -11,7 +11,7 @@ from ingest.bar_kernel import BAR, INCOMPLETE, LACKS_LATE, NEVER
 from ingest.bars import BarPolicy, one_each
 from ingest.plane import SessionSpec, TapeRecord
 from ingest.record import REFUSAL, TRADE, Records, RecordWriter
-from tests.ingest.building import Consumer, batches, builder_of, built, planed
+from tests.ingest.building import Consumer, batches, builder_of, built, plane_on
 
 UNIT = 10**9
 INTERVAL = 10
@@ -92,7 +92,7 @@ def windows(found: list[Item], bars: int, restart: int = 0) -> list[TapeRecord]:
     records, state, consumer = packed(found, UNIT), None, Consumer()
     spec = SessionSpec("s", one_each(1, BarPolicy(INTERVAL * UNIT))[0], window=TapeWindow(10**6, bars))
     for part in (records[:restart], records[restart:]) if restart else (records,):
-        with planed([spec], consumer, time.monotonic_ns, capacity=256) as (plane, ring, _):
+        with plane_on([spec], consumer, time.monotonic_ns, capacity=256) as (plane, ring, _):
             if state is not None:
                 plane.restore("s", state[0], [False])
                 plane.go_on(["s"])

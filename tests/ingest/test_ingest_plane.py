@@ -20,7 +20,7 @@ from ingest.record import RECORD, TRADE, Records, RecordWriter
 from ingest.ring import Mode, Ring
 from ingest.rollup import rollup_line
 from metrics.store import MetricStore
-from tests.ingest.building import SECOND, TOKENISER, Consumer, planed, text_of
+from tests.ingest.building import SECOND, TOKENISER, Consumer, plane_on, text_of
 
 NAMES = ["btc", "spx", "eur"]
 STAGE = "foretick_stage_seconds"
@@ -111,7 +111,7 @@ def make() -> Iterator[Make]:
                 SessionSpec("eur", eur, LineSpec(1, 1)),
             ]
             made = Harness(specs)
-            opened = planed(specs, made, lambda: made.now, mode=mode, capacity=capacity, **options)
+            opened = plane_on(specs, made, lambda: made.now, mode=mode, capacity=capacity, **options)
             made.plane, made.ring, made.metrics = stack.enter_context(opened)
             return made
 
