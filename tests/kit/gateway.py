@@ -5,10 +5,13 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence, Set
 from typing import Any
 
+import numpy as np
+
 from daemon import protocol
 from daemon.ages import VenueClock
 from daemon.api.auth import LOCAL_LABEL, OTHER_LABEL, Access
 from daemon.config.schema import Config
+from daemon.config.symbols import SymbolRoute
 from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.checkpoint.commits import Transactions
 from daemon.gateway.checkpoint.offsets import AllOffsets, OffsetTracker
@@ -19,10 +22,11 @@ from daemon.gateway.group_member import SessionHooks
 from daemon.gateway.inputs import Inputs
 from daemon.gateway.peers import Peers
 from daemon.gateway.queries import Begin, Queries
-from daemon.gateway.record_decoder import SequenceAllocator
+from daemon.gateway.record_decoder import RecordDecoder, SequenceAllocator
 from daemon.gateway.source_runner import SourceRunner
 from daemon.gateway.standby import Standby
 from daemon.gateway.stream_names import Streams
+from daemon.ledger import ledger
 from daemon.progress import Position
 from daemon.supervision import Tasks
 from feeds.connector import SinkRoute
@@ -32,6 +36,7 @@ from feeds.kafka_transactions import (
     OutgoingMessage,
     TransactionOutcome,
 )
+from feeds.market_data import DeadLetter
 from feeds.source import (
     CommitFailed,
     CommitPoint,
@@ -42,8 +47,11 @@ from feeds.source import (
     RebalanceListener,
     Source,
 )
+from ingest.record import RECORD, Records
+from ingest.ring import Ring
 from metrics.store import MetricStore
 from tests.kit.fakes import QueueSource
+from tests.kit.records import SECOND
 
 
 class Commands(list[protocol.Command]):
@@ -51,6 +59,49 @@ class Commands(list[protocol.Command]):
 
     def send(self, command: protocol.Command) -> None:
         self.append(command)
+
+
+class DecoderRig:
+    """A `RecordDecoder` of a source, and what comes of its messages. Session ``aaa`` shows ``V:AAA``."""
+
+    def __init__(
+        self, source: Source, *sessions: str, capacity: int = 4096, max_bytes: int = 1 << 20
+    ) -> None:
+        names = sessions or ("aaa",)
+        self.source, self.capacity = source, capacity
+        self.ring = Ring.create(capacity, "overwrite" if source.kind == "dropping" else "pause")
+        self.tracker, self.dead_letters = OffsetTracker(), list[DeadLetter]()
+        self.store = MetricStore.local({"session": list(names), "source": [source.name], "sink": []})
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.ingest = RecordDecoder(
+            source,
+            self.ring,
+            {f"V:{name.upper()}": SymbolRoute(n, (name,)) for n, name in enumerate(names)},
+            self.tracker,
+            self.store,
+            self.dead_letters.append,
+            gate=self.gate,
+            max_bytes=max_bytes,
+            max_ahead_ns=3600 * SECOND,
+        )
+
+    async def run(self, *batches: list[Incoming]) -> None:
+        """Play the batches of a `QueueSource` to their end."""
+        assert isinstance(self.source, QueueSource)
+        self.source.put(*batches)
+        self.source.end()
+        await asyncio.wait_for(self.ingest.run(), 20)
+        assert ledger(self.store).read.unaccounted == 0
+
+    def records(self) -> Records:
+        """What the ring holds; it is empty afterwards."""
+        out = np.zeros(self.capacity, RECORD)
+        return out[: self.ring.pop(out)]
+
+    def close(self) -> None:
+        self.ring.unlink()
+        self.ring.close()
 
 
 class Log(QueueSource):

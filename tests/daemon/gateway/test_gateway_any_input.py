@@ -10,7 +10,6 @@ from itertools import count
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 import zmq.asyncio
 from hypothesis import HealthCheck, given, settings
@@ -24,30 +23,25 @@ from daemon.api.http_api import api_routes
 from daemon.api.http_requests import Requests
 from daemon.api.http_server import HttpServer
 from daemon.api.pushes import Pushes
-from daemon.config.symbols import SymbolRoute
-from daemon.gateway.checkpoint.offsets import OffsetTracker
-from daemon.gateway.record_decoder import RecordDecoder
 from daemon.supervision import Tasks
 from daemon.tenants import Client
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_source import KafkaSource
-from feeds.market_data import DeadLetter
 from feeds.mock_broker import MockBroker
 from feeds.push_source import PushedSource, PushLimits
-from feeds.source import Source
 from feeds.zmq_feed import Header, ZmqSource
 from feeds.zstd import zstd
-from ingest.record import RECORD
-from ingest.ring import Ring
 from metrics.catalogue import EMPTY, REASONS
 from metrics.store import MetricStore
-from tests.kit import SECOND, START, trade, until
+from tests.kit import START, trade, until
 from tests.kit.fakes import awaited
+from tests.kit.gateway import DecoderRig
 from tests.kit.http import request
 from tests.kit.kafka_bytes import NAMES, Rec, batch, store
 
 FEW_EXAMPLES = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 GOOD = trade("V:AAA", START)
+LIMIT = 1 << 16
 
 payloads = st.one_of(
     st.just(GOOD),
@@ -82,25 +76,10 @@ payloads = st.one_of(
 )
 
 
-class Rig:
-    """An `RecordDecoder` of a source, and what came of it."""
+class Rig(DecoderRig):
+    """Of any source."""
 
-    def __init__(self, source: Source) -> None:
-        self.source, self.ring = source, Ring.create(4096, "pause")
-        self.dead_letters, self.tracker = list[DeadLetter](), OffsetTracker()
-        self.store = MetricStore.local({"session": ["a"], "source": [source.name], "sink": []})
-        self.ingest = RecordDecoder(
-            source,
-            self.ring,
-            {"V:AAA": SymbolRoute(0, ("a",))},
-            self.tracker,
-            self.store,
-            self.dead_letters.append,
-            max_bytes=1 << 16,
-            max_ahead_ns=3600 * SECOND,
-        )
-
-    async def run(self, until_done: Callable[[], Awaitable[None]]) -> None:
+    async def read(self, until_done: Callable[[], Awaitable[None]]) -> None:
         """Read until that is over; an end before it is an error."""
         reading = asyncio.create_task(self.ingest.run())
         waiting = asyncio.ensure_future(until_done())
@@ -118,10 +97,8 @@ class Rig:
 
     def offsets(self) -> set[int]:
         """Of the records in the ring; the ring is closed."""
-        out = np.zeros(4096, RECORD)
-        found = {int(each) for each in out[: self.ring.pop(out)]["stream_offset"]}
-        self.ring.unlink()
-        self.ring.close()
+        found = {int(each) for each in self.records()["stream_offset"]}
+        self.close()
         return found
 
     def counted(self) -> dict[str, float]:
@@ -221,9 +198,9 @@ async def _kafka(broker: MockBroker, drawn: list[tuple[list[Rec], str, int, str]
     packed.append(batch([Rec(GOOD)]))
     sent[end] = GOOD
     await store(broker.bootstrap, topic, 0, *packed)
-    rig = Rig(KafkaSource("test", broker.bootstrap, [topic], None))
+    rig = Rig(KafkaSource("test", broker.bootstrap, [topic], None), max_bytes=LIMIT)
     await rig.source.start()
-    await rig.run(lambda: until(lambda: rig.tracker.next_offset((topic, 0)) > end))
+    await rig.read(lambda: until(lambda: rig.tracker.next_offset((topic, 0)) > end))
     assert damaged.isdisjoint(sent)
     firsts = {n for n in damaged if n - 1 not in damaged}
     assert firsts <= {
@@ -257,12 +234,12 @@ async def _zeromq(drawn: list[list[bytes]]) -> None:
     context = zmq.asyncio.Context()
     publisher = context.socket(zmq.XPUB)
     publisher.bind("inproc://any")
-    rig = Rig(ZmqSource("test", "inproc://any", [""], context=context))
+    rig = Rig(ZmqSource("test", "inproc://any", [""], context=context), max_bytes=LIMIT)
     await rig.source.start()
     await publisher.recv()  # the subscription
     for frames in drawn:
         await publisher.send_multipart(frames)
-    await rig.run(lambda: until(lambda: rig.tracker.next_offset(("end", 0)) == len(drawn)))
+    await rig.read(lambda: until(lambda: rig.tracker.next_offset(("end", 0)) == len(drawn)))
     publisher.close(linger=0)
     context.term()
     sent = {n: frames[-1] if len(frames) in (2, 3) else b"x" for n, frames in enumerate(drawn)}
@@ -303,7 +280,7 @@ def test_http(drawn):
 
 async def _http(drawn: list[tuple[bytes, str, str, bool]]) -> None:
     source = PushedSource("test", PushLimits(waiting=1000, body_bytes=1 << 16))
-    rig = Rig(source)
+    rig = Rig(source, max_bytes=LIMIT)
     await source.start()
     store = MetricStore.local({})
     pushes, events = Pushes({"test": source}, store, 1 << 16), Events(1, store, max_clients=1, kept=1)
@@ -330,7 +307,7 @@ async def _http(drawn: list[tuple[bytes, str, str, bool]]) -> None:
         await until(lambda: source.read_until_ns > 0)
 
     try:
-        await rig.run(push_all)
+        await rig.read(push_all)
     finally:
         await server.stop()
     assert rig.tracker.next_offset(("test", 0)) - 1 in rig.offsets(), "the last one is read"

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import ExitStack
 from typing import ClassVar
 
 import msgspec
@@ -16,7 +16,6 @@ from daemon.ages import VenueClock
 from daemon.config.symbols import SymbolRoute
 from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.record_decoder import RecordDecoder
-from daemon.ledger import ledger
 from feeds.codec import REPLAY, encode
 from feeds.decimals import from_units
 from feeds.market_data import Bar, DeadLetter, InputRange, Quote, Trade
@@ -36,6 +35,7 @@ from ingest.record import (
 from ingest.ring import Ring
 from metrics.store import MetricStore
 from tests.kit import SECOND, START, TOPIC, QueueSource, incoming, trade, until
+from tests.kit.gateway import DecoderRig
 
 STREAM = (TOPIC, 0)
 SYMBOLS = ("V:AAA", "V:AAA", "V:BBB")
@@ -44,27 +44,14 @@ KAFKA_LIMIT = 1 << 20
 """A broker's default message limit, and so the limit of a DLQ record."""
 
 
-@dataclass
-class Rig:
-    source: QueueSource
-    ring: Ring
-    ingest: RecordDecoder
-    tracker: OffsetTracker
-    store: MetricStore
-    gate: asyncio.Event
-    dead_letters: list[DeadLetter] = field(default_factory=list)
+class Rig(DecoderRig):
+    """Of messages that are given."""
 
-    async def run(self, *batches: list[Incoming]) -> None:
-        """Play the batches to their end."""
-        self.source.put(*batches)
-        self.source.end()
-        await asyncio.wait_for(self.ingest.run(), 20)
-        assert ledger(self.store).read.unaccounted == 0
+    source: QueueSource
 
     def popped(self, *, refusals: bool = False) -> Records:
         """The records in the ring; with ``refusals`` those that stand for refused ones instead."""
-        out = np.zeros(1024, RECORD)
-        found = out[: self.ring.pop(out)]
+        found = self.records()
         return found[(found["kind"] == REFUSAL) == refusals]
 
     def count(self, name: str, **labels: str) -> float:
@@ -73,26 +60,14 @@ class Rig:
 
 @pytest.fixture
 def rig() -> Iterator[Callable[..., Rig]]:
-    made: list[Ring] = []
+    with ExitStack() as stack:
 
-    def make(kind: Kind = "pausing", capacity: int = 64) -> Rig:
-        source = QueueSource(kind)
-        ring = Ring.create(capacity, "overwrite" if kind == "dropping" else "pause")
-        made.append(ring)
-        tracker, dead_letters = OffsetTracker(), list[DeadLetter]()
-        store = MetricStore.local({"session": ["aaa", "bbb"], "source": ["test"], "sink": []})
-        sessions = {"V:AAA": SymbolRoute(0, ("aaa",)), "V:BBB": SymbolRoute(1, ("bbb",))}
-        gate = asyncio.Event()
-        gate.set()
-        ingest = RecordDecoder(
-            source, ring, sessions, tracker, store, dead_letters.append, gate=gate, **LIMITS
-        )
-        return Rig(source, ring, ingest, tracker, store, gate, dead_letters)
+        def make(kind: Kind = "pausing", capacity: int = 64) -> Rig:
+            made = Rig(QueueSource(kind), "aaa", "bbb", capacity=capacity)
+            stack.callback(made.close)
+            return made
 
-    yield make
-    for ring in made:
-        ring.unlink()
-        ring.close()
+        yield make
 
 
 def good(n: int, symbol: str = "V:AAA") -> bytes:

@@ -1,67 +1,42 @@
 """Whatever one message holds is its own fault: it ends as a record, a dead-letter record or a count."""
 
-import asyncio
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import msgspec
-import numpy as np
 import pytest
 
-from daemon.config.symbols import SymbolRoute
 from daemon.gateway import record_decoder as module
-from daemon.gateway.checkpoint.offsets import OffsetTracker
-from daemon.gateway.record_decoder import FEW, RecordDecoder
-from feeds.market_data import DeadLetter
+from daemon.gateway.record_decoder import FEW
 from feeds.source import YEAR_1990, YEAR_2100, Fault, Incoming, source_time_ns
-from ingest.record import FLAG_GAP, RECORD, REFUSAL, Records
-from ingest.ring import Ring
-from metrics.store import MetricStore
+from ingest.record import FLAG_GAP, REFUSAL, Records
 from tests.kit import SECOND, START, TOPIC, QueueSource, incoming, trade
+from tests.kit.gateway import DecoderRig
 
 STREAM = (TOPIC, 0)
 EMPTY = "foretick_messages_empty_total"
 
 
-class Rig:
-    """One `RecordDecoder` over messages that are given."""
+class Rig(DecoderRig):
+    """Of messages that are given."""
 
-    def __init__(self) -> None:
-        self.source, self.ring = QueueSource("pausing"), Ring.create(256, "pause")
-        self.tracker, self.dead_letters = OffsetTracker(), list[DeadLetter]()
-        self.store = MetricStore.local({"session": ["aaa"], "source": ["test"], "sink": []})
-        self.ingest = RecordDecoder(
-            self.source,
-            self.ring,
-            {"V:AAA": SymbolRoute(0, ("aaa",))},
-            self.tracker,
-            self.store,
-            self.dead_letters.append,
-            max_bytes=1 << 16,
-            max_ahead_ns=3600 * SECOND,
-        )
-
-    async def run(self, messages: list[Incoming]) -> Records:
+    async def read(self, messages: list[Incoming]) -> Records:
         """The records that came of the messages."""
-        self.source.put(messages)
-        self.source.end()
-        await asyncio.wait_for(self.ingest.run(), 20)
-        out = np.zeros(256, RECORD)
-        return out[: self.ring.pop(out)].copy()
+        await self.run(messages)
+        return self.records()
 
 
 @pytest.fixture
 def rig() -> Iterator[Callable[[], Rig]]:
-    made: list[Rig] = []
+    with ExitStack() as stack:
 
-    def make() -> Rig:
-        made.append(Rig())
-        return made[-1]
+        def make() -> Rig:
+            made = Rig(QueueSource("pausing"), max_bytes=1 << 16)
+            stack.callback(made.close)
+            return made
 
-    yield make
-    for each in made:
-        each.ring.unlink()
-        each.ring.close()
+        yield make
 
 
 def good(offset: int) -> Incoming:
@@ -101,7 +76,7 @@ def test_a_source_time_outside_1990_to_2099_is_unknown(stamp_ms, time_ns):
 async def test_a_value_that_no_field_holds_is_a_dead_letter_record(rig, count):
     r = rig()
     wrong = msgspec.structs.replace(good(5), ts_source_ns=2**70)
-    packed = await r.run(among(wrong, count))
+    packed = await r.read(among(wrong, count))
     marks = packed["kind"] == REFUSAL
     assert packed["stream_offset"][marks].tolist() == [5], "its bar is flagged"
     assert packed["stream_offset"][~marks].tolist() == [n for n in range(count) if n != 5]
@@ -123,7 +98,7 @@ async def test_an_error_of_a_decoder_is_a_dead_letter_record(rig, count, monkeyp
 
     monkeypatch.setattr(module, "decode_record", failing)
     r = rig()
-    packed = await r.run(among(incoming(b"{boom}", 5), count))
+    packed = await r.read(among(incoming(b"{boom}", 5), count))
     assert len(packed) == count - 1
     (dead_letter,) = r.dead_letters
     assert (dead_letter.reason, dead_letter.topic, dead_letter.partition, dead_letter.offset) == (
@@ -143,7 +118,7 @@ async def test_an_error_of_the_columns_is_read_one_by_one(rig, monkeypatch):
         raise OverflowError("Python int too large to convert to C long")
 
     monkeypatch.setattr(module.ColumnDecoder, "decode", failing)
-    packed = await r.run([good(n) for n in range(4 * FEW)])
+    packed = await r.read([good(n) for n in range(4 * FEW)])
     assert packed["stream_offset"].tolist() == list(range(4 * FEW))
     assert not r.dead_letters
 
@@ -154,7 +129,7 @@ async def test_what_the_source_could_not_read_is_a_dead_letter_record(rig, count
     fault = Fault("corrupt", "offsets 5 to 7 cannot be read", last=7)
     messages = [Incoming(TOPIC, 0, 5, None, b"", fault=fault) if n == 5 else good(n) for n in range(count)]
     del messages[6:8]
-    packed = await r.run(messages)
+    packed = await r.read(messages)
     assert packed["stream_offset"].tolist() == [n for n in range(count) if n not in (5, 6, 7)]
     (dead_letter,) = r.dead_letters
     assert (dead_letter.reason, dead_letter.offset, dead_letter.payload) == ("corrupt", 5, b"")
@@ -163,7 +138,7 @@ async def test_what_the_source_could_not_read_is_a_dead_letter_record(rig, count
 
 async def test_a_range_that_cannot_be_read_is_done_to_its_end(rig):
     r = rig()
-    await r.run([good(4), Incoming(TOPIC, 0, 5, None, b"", fault=Fault("corrupt", "", last=9))])
+    await r.read([good(4), Incoming(TOPIC, 0, 5, None, b"", fault=Fault("corrupt", "", last=9))])
     assert r.tracker.next_offset(STREAM) == 10
 
 
@@ -171,7 +146,7 @@ async def test_a_range_that_cannot_be_read_is_done_to_its_end(rig):
 @pytest.mark.parametrize(("null", "kind"), [(True, "tombstone"), (False, "empty")])
 async def test_messages_without_a_payload_are_counted_by_name(rig, count, null, kind):
     r = rig()
-    packed = await r.run(among(Incoming(TOPIC, 0, 5, b"V:AAA", b"", null=null), count))
+    packed = await r.read(among(Incoming(TOPIC, 0, 5, b"V:AAA", b"", null=null), count))
     assert len(packed) == count - 1
     assert not r.dead_letters
     assert r.store.value(EMPTY, source="test", kind=kind) == 1
@@ -181,19 +156,19 @@ async def test_messages_without_a_payload_are_counted_by_name(rig, count, null, 
 
 async def test_a_tombstone_at_the_end_moves_the_position(rig):
     r = rig()
-    await r.run([good(4), Incoming(TOPIC, 0, 5, b"V:AAA", b"", null=True)])
+    await r.read([good(4), Incoming(TOPIC, 0, 5, b"V:AAA", b"", null=True)])
     assert r.tracker.next_offset(STREAM) == 6
 
 
 async def test_unknown_source_times_are_counted(rig):
     r = rig()
     r.source.unknown_times = 3
-    await r.run([good(0)])
+    await r.read([good(0)])
     assert r.store.value("foretick_source_times_unknown_total", source="test") == 3
 
 
 async def test_a_gap_is_flagged_on_the_first_record_of_a_message(rig):
     r = rig()
     r.source.lost = 2
-    packed = await r.run([good(0), good(1)])
+    packed = await r.read([good(0), good(1)])
     assert (packed["flags"] & FLAG_GAP != 0).tolist() == [True, False]
