@@ -18,9 +18,12 @@ from daemon.gateway.checkpoint.offsets import AllOffsets, OffsetTracker
 from daemon.gateway.checkpoint.outbox import Delivery
 from daemon.gateway.checkpoint.publisher import Publisher
 from daemon.gateway.checkpoint.state import ProgressStore
+from daemon.gateway.generations import Generations
 from daemon.gateway.group_member import SessionHooks
 from daemon.gateway.inputs import Inputs
 from daemon.gateway.peers import Peers
+from daemon.gateway.pending import PendingCommands
+from daemon.gateway.prompt_quota import PromptQuota
 from daemon.gateway.queries import Begin, Queries
 from daemon.gateway.record_decoder import RecordDecoder, SequenceAllocator
 from daemon.gateway.source_runner import SourceRunner
@@ -50,6 +53,7 @@ from feeds.source import (
 from ingest.record import RECORD, Records
 from ingest.ring import Ring
 from metrics.store import MetricStore
+from tests.kit.config import inproc_config
 from tests.kit.fakes import QueueSource
 from tests.kit.records import SECOND
 
@@ -59,6 +63,31 @@ class Commands(list[protocol.Command]):
 
     def send(self, command: protocol.Command) -> None:
         self.append(command)
+
+
+class EngineRig:
+    """Sessions of a gateway, and the commands that they send; the test is the engine."""
+
+    def __init__(self, *names: str, config: Config | None = None) -> None:
+        self.config = config or inproc_config([f"V:{name.upper()}" for name in names])
+        self.store = MetricStore.local({"session": list(names), "source": ["test"], "sink": []})
+        self.sent = Commands()
+        self.sessions = Sessions(self.config, self.store)
+        self.pending = PendingCommands(lambda: self)
+
+    def send(self, command: protocol.Command) -> None:
+        self.sent.send(command)
+
+
+class GenerationsRig(EngineRig):
+    """Generations of sessions; ``room``: the quota of prompts."""
+
+    def __init__(
+        self, *names: str, access: Access | None = None, room: PromptQuota | None = None, **options: Any
+    ) -> None:
+        super().__init__(*names)
+        self.access, self.room = access or Access(), PromptQuota(4, 4) if room is None else room
+        self.generations = Generations(self.sessions, self.pending, self.room, self.access, **options)
 
 
 class DecoderRig:

@@ -25,37 +25,21 @@ from daemon.api.generation import (
 )
 from daemon.api.messages import QueryError, ReplyMetadata
 from daemon.config.tenants_file import TenantTable
-from daemon.gateway.answer_cache import Sessions
-from daemon.gateway.generations import Generations
-from daemon.gateway.pending import PendingCommands
-from daemon.gateway.prompt_quota import PromptQuota
 from daemon.tenants import LOCAL, Client, Tenants
 from flash.question import Question
-from metrics.store import MetricStore
 from tests.daemon.gateway.test_gateway_sessions import answer, times_of
-from tests.kit import inproc_config, until
+from tests.kit import until
+from tests.kit.gateway import GenerationsRig
 
 ME = Client(LOCAL, "me")
 
 
-class Rig:
+class Rig(GenerationsRig):
     """Generations, and the commands that reach the engine over the wire."""
 
     def __init__(self, access: Access | None = None, max_wait_s: float = 5.0) -> None:
-        self.sent: list[protocol.Command] = []
-        store = MetricStore.local({"session": ["aaa"], "source": ["test"], "sink": []})
-        self.sessions = Sessions(inproc_config(["V:AAA"]), store)
-        self.room = PromptQuota(4, 4)
-        self.pending = PendingCommands(lambda: self)
         model = protocol.EngineReady("tape", "0123", True, "cpu", 10)
-        self.generations = Generations(
-            self.sessions,
-            self.pending,
-            self.room,
-            access or Access(),
-            max_wait_s=max_wait_s,
-            model=lambda: model,
-        )
+        super().__init__("aaa", access=access, max_wait_s=max_wait_s, model=lambda: model)
 
     def send(self, command: protocol.Command) -> None:
         self.sent.append(msgspec.msgpack.decode(protocol.encode(command)))

@@ -6,25 +6,19 @@ import pytest
 
 from daemon.api.generation import Failed
 from daemon.api.messages import ErrorReply, Label, LabelReply, QueryError
-from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.label_requests import LabelRequests
-from daemon.gateway.pending import PendingCommands
 from metrics.catalogue import LABEL_OUTCOMES
-from metrics.store import MetricStore
-from tests.kit import inproc_config, until
-from tests.kit.gateway import Commands
+from tests.kit import until
+from tests.kit.gateway import EngineRig
 
 
-class Rig:
-    """Labels and the commands they send; the test is the engine."""
+class Rig(EngineRig):
+    """Labels and the commands they send."""
 
     def __init__(self) -> None:
-        self.store = MetricStore.local({"session": ["aaa"], "source": [], "sink": []})
-        self.sent = Commands()
-        sessions = Sessions(inproc_config(), self.store)
-        self.observe = sessions.observe
-        self.pending = PendingCommands(lambda: self.sent)
-        self.labels = LabelRequests(sessions, self.store, self.pending)
+        super().__init__("aaa")
+        self.observe = self.sessions.observe
+        self.labels = LabelRequests(self.sessions, self.store, self.pending)
 
     async def begin(self, label: Label) -> tuple[asyncio.Task[LabelReply], Label]:
         """The client's request, and the command that it becomes."""

@@ -31,15 +31,10 @@ from daemon.api.messages import (
     ReplyMetadata,
     Update,
 )
-from daemon.config.schema import Config
-from daemon.gateway.answer_cache import Sessions
-from daemon.gateway.generations import Generations
-from daemon.gateway.pending import PendingCommands
 from daemon.gateway.prompt_quota import PromptQuota
 from daemon.gateway.prompts import MAX_INPUTS, REMEMBERED, Prompts
 from daemon.tenants import LOCAL, Client, Tenant
-from metrics.store import MetricStore
-from tests.kit.gateway import admitting
+from tests.kit.gateway import GenerationsRig, admitting
 
 ME = Client(LOCAL, "me")
 STATS = PromptStats(3, 4, 5, 6, {"step": 7})
@@ -55,19 +50,15 @@ DONE: dict[str, Any] = {
 }
 
 
-class Rig:
+class Rig(GenerationsRig):
     """Prompts and the commands they send; `taking`: an engine that takes inputs at once, a token a letter."""
 
     def __init__(self, most: int = 4, max_each: int = 3) -> None:
-        self.sent: list[protocol.Command] = []
+        super().__init__(access=admitting(), room=PromptQuota(most, max_each))
         self.numbers: list[int] = []
         """The prompts' numbers, in order of opening."""
         self.taking = True
-        store = MetricStore.local({"session": [], "source": ["test"], "sink": []})
-        self.room, access = PromptQuota(most, max_each), admitting()
-        self.pending = PendingCommands(lambda: self)
-        generations = Generations(Sessions(Config(), store), self.pending, self.room, access)
-        self.prompts = Prompts(generations, self.pending, self.room, access)
+        self.prompts = Prompts(self.generations, self.pending, self.room, self.access)
 
     def send(self, command: protocol.Command) -> None:
         self.sent.append(command)

@@ -11,12 +11,10 @@ from daemon.api.generation import Failed
 from daemon.api.messages import ListQuestions, Pause, QueryError, RemoveQuestion, SetQuestion
 from daemon.config.schema import QuestionConfig
 from daemon.config.standing import questions_of
-from daemon.gateway.answer_cache import Sessions
-from daemon.gateway.pending import PendingCommands
 from daemon.gateway.question_requests import MOST, Questions
 from flash.question import PAPER_SIX, Question
-from metrics.store import MetricStore
 from tests.kit import inproc_config, until
+from tests.kit.gateway import EngineRig
 
 UP = Question("up", "Up?", ("YES", "NO"))
 PRICE = Question(
@@ -24,24 +22,19 @@ PRICE = Question(
 )
 
 
-class Rig:
+class Rig(EngineRig):
     """Questions and the commands they send; `confirm` and `refuse` are the engine."""
 
     def __init__(self) -> None:
-        self.config = inproc_config(["V:AAA", "V:BBB"], standing="none", questions=(ASKED,))
-        store = MetricStore.local({"session": ["aaa", "bbb"], "source": [], "sink": []})
-        self.sent: list[protocol.SetQuestions] = []
-        self.sessions = Sessions(self.config, store)
-        self.pending = PendingCommands(lambda: self)
+        config = inproc_config(["V:AAA", "V:BBB"], standing="none", questions=(ASKED,))
+        super().__init__("aaa", "bbb", config=config)
         self.questions = Questions(self.sessions, self.pending)
-
-    def send(self, command: protocol.Command) -> None:
-        assert isinstance(command, protocol.SetQuestions)
-        self.sent.append(command)
 
     async def command(self, number: int = 1) -> protocol.SetQuestions:
         await until(lambda: len(self.sent) >= number)
-        return self.sent[number - 1]
+        command = self.sent[number - 1]
+        assert isinstance(command, protocol.SetQuestions)
+        return command
 
     def confirm(self, command: protocol.SetQuestions) -> None:
         self.pending.on_event(protocol.QuestionsSet(command.id, command.session, 3, command.questions))

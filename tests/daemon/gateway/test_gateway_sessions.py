@@ -26,18 +26,13 @@ from daemon.api.messages import (
     Stats,
 )
 from daemon.config.tenants_file import TenantTable
-from daemon.gateway.answer_cache import Sessions
-from daemon.gateway.generations import Generations
-from daemon.gateway.pending import PendingCommands
-from daemon.gateway.prompt_quota import PromptQuota
 from daemon.tenants import LOCAL, Client, Tenant, Tenants
 from feeds.market_data import Answer
 from flash.question import PAPER_SIX
 from metrics.catalogue import STAGES
-from metrics.store import MetricStore
-from tests.kit import START, inproc_config, until
+from tests.kit import START, until
 from tests.kit.engine_events import ANSWER
-from tests.kit.gateway import Commands
+from tests.kit.gateway import GenerationsRig
 
 TREND = PAPER_SIX[0]
 assert TREND.choices is not None
@@ -46,17 +41,11 @@ HERE = Client(LOCAL, "")
 CACHED_ASK = partial(Ask, session="aaa", question=TREND.text, choices=TREND.choices)
 
 
-class Rig:
-    """Sessions and the commands they send to the engine."""
+class Rig(GenerationsRig):
+    """Versions and their answers, and asks about them."""
 
     def __init__(self, access: Access | None = None) -> None:
-        config = inproc_config(["V:AAA", "V:BBB"])
-        labels = {"session": ["aaa", "bbb"], "source": ["test"], "sink": []}
-        self.store = MetricStore.local(labels)
-        self.sent = Commands()
-        self.sessions = Sessions(config, self.store)
-        self.pending = PendingCommands(lambda: self.sent)
-        self.generations = Generations(self.sessions, self.pending, PromptQuota(4, 4), access or Access())
+        super().__init__("aaa", "bbb", access=access)
 
     async def ask(self, request: Ask, client: Client = HERE) -> AskReply:
         found = self.generations.ask(request, client)
