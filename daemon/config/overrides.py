@@ -82,7 +82,7 @@ def _read(kind: inspect.Type, text: str, key: str, origin: str) -> object:
         raise _problem(key, "expected a JSON list", origin)
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # the second: brackets nested a thousand deep
         raise _problem(key, f"cannot read {text!r}", origin) from None
 
 

@@ -132,6 +132,7 @@ def test_a_bad_key_or_value_is_refused_by_name(tmp_path, text, key, part):
         ("FORETICK_NOTHING", "1", "nothing", "no such key"),
         ("FORETICK_POOL__BLOCKS__DEEPER", "1", "pool.blocks.deeper", "no such key"),
         ("FORETICK_POOL__BLOCKS", "many", "pool.blocks", "cannot read 'many'"),
+        ("FORETICK_POOL__BLOCKS", "[" * 5000, "pool.blocks", "cannot read"),
         ("FORETICK_POOL__BLOCKS", '"1"', "pool.blocks", "expected int, got str"),
         ("FORETICK_SESSIONS__A__NAME", "z", "sessions.a", "by number"),
         ("FORETICK_SESSIONS__2__NAME", "z", "sessions.2", "2 elements"),
