@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
@@ -113,7 +114,10 @@ class MemorySink:
 
 
 class ServiceManager:
-    """The service manager's end of NOTIFY_SOCKET: a path, or an abstract name after @."""
+    """The service manager's end of NOTIFY_SOCKET: a path, or an abstract name after @.
+
+    It reads as messages come: the socket's queue holds ten, and senders drop the next.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -121,19 +125,32 @@ class ServiceManager:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind("\0" + name[1:] if name.startswith("@") else name)
         self._socket.setblocking(False)
+        self._known = 0
+        self._reading, self._closed = threading.Lock(), threading.Event()
+        self._reader = threading.Thread(target=self._keep_reading)
+        self._reader.start()
+
+    def _keep_reading(self) -> None:
+        while not self._closed.wait(0.1):
+            self._read()
+
+    def _read(self) -> None:
+        with self._reading, contextlib.suppress(BlockingIOError):
+            while True:
+                self.messages.append(self._socket.recv(4096).decode())
 
     def received(self) -> list[str]:
         """What came since the last call."""
-        known = len(self.messages)
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                self.messages.append(self._socket.recv(4096).decode())
-        return self.messages[known:]
+        self._read()
+        known, self._known = self._known, len(self.messages)
+        return self.messages[known : self._known]
 
     def saw(self, state: str) -> int:
         """How often a state such as READY=1 was sent so far."""
-        self.received()
+        self._read()
         return sum(state in message.splitlines() for message in self.messages)
 
     def close(self) -> None:
+        self._closed.set()
+        self._reader.join()
         self._socket.close()
