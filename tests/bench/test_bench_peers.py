@@ -153,7 +153,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scenario(plan: Plan, model: Path, rounds: int = 0) -> Run:
-    """In small sizes, or in full ones with so many rounds."""
+    """In small sizes, or in full ones with this many rounds."""
     prompt = PromptFormat.of(AutoTokenizer.from_pretrained(model))
     plan = replace(plan, size=replace(plan.size, rounds=rounds)) if rounds else plan.quick
     return run_of(plan, prompt, str(model), "float32", 1)

@@ -1,4 +1,4 @@
-"""Two daemons, of which one stands by: what strikes the other one loses nothing."""
+"""An active daemon and a standby: faults of the active one lose nothing."""
 
 from collections.abc import Iterator
 

@@ -187,7 +187,7 @@ async def test_seeds_answers_to_one_prompt_and_kept_responses(on: Clients) -> No
     shorter = await on.text(**hot, seed=1, max_tokens=5)  # not from the cache
     assert one.startswith(shorter.rstrip("\ufffd"))
     assert len({await on.text(**hot, seed=seed) for seed in range(4)}) > 1
-    assert len({await on.text(**hot) for _ in range(4)}) > 1  # without a seed each is drawn anew
+    assert len({await on.text(**hot) for _ in range(4)}) > 1  # without a seed each is drawn by itself
 
     before = on.daemon.count("batch_tokens", **{"class": "pool"})
     words = [{"role": "user", "content": " ".join(f"price {n}" for n in range(200))}]

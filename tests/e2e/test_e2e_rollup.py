@@ -72,7 +72,7 @@ def shown(daemon: RunningDaemon, session: str = "aaa") -> Shown:
 
 
 async def advance(daemon: RunningDaemon, session: str, bars: int) -> None:
-    """Wait until the session has read so many bars in all, and none are on their way into a rollup.
+    """Wait until the session has read this many bars in all, and none are on their way into a rollup.
 
     Live data leaves time for that.
     """

@@ -299,7 +299,7 @@ async def test_a_cluster_that_goes_down_stops_only_its_own_sessions_and_comes_ba
                 stack.push_async_callback(sink.stop)
 
             async def answered(cluster: str, symbol: str, first: int, last: int) -> None:
-                """Send so many seconds of trades, and wait for the answers about all whole bars."""
+                """Send trades of this many seconds, and wait for the answers about all whole bars."""
                 for n in range(first, last):
                     payload = trade(symbol, START + n * SECOND)
                     await feeds[cluster].publish("ticks", symbol.encode(), payload, {})

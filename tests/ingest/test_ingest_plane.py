@@ -310,7 +310,7 @@ def test_what_the_window_could_not_show_is_passed_over_in_one_jump(make: Make) -
     assert [record.first_offset for record in harness.records("btc")] == [30, 32, 34, 36]
     assert harness.flags() == [GAP, 0, 0, 0]
     assert not any(harness.flags(1))
-    assert harness.records("btc")[0].low_watermark == 32, "all before it are in it, or passed over"
+    assert harness.records("btc")[0].low_watermark == 32, "all before it are in it, or skipped"
 
 
 def test_a_session_that_catches_up_is_read_when_it_has(make: Make) -> None:

@@ -113,7 +113,7 @@ class RunningDaemon:
         self.source.put([self.tape.message(payload) for payload in payloads])
 
     async def advance(self, bars: int = 1) -> None:
-        """Close so many more bars of the tape's sessions, each once the one before is answered."""
+        """Close this many more bars of the tape's sessions, each once the one before is answered."""
         configured = self.gateway.config.sessions
         names = [each.name for each in configured if each.symbol in self.tape.symbols]
         for _ in range(bars):

@@ -367,7 +367,7 @@ class Publisher:
     def _delivered(
         self, answer: Answer, said: PublishedValue, times: Times, since: int, outcome: DeliveryOutcome
     ) -> None:
-        """Count an answer sent at ``since``, monotonic ns; one that nobody got may be said again."""
+        """Count an answer sent at ``since``, monotonic ns; an undelivered one may be published again."""
         now, published = time.monotonic_ns(), self._published.get(answer.session)
         key = (answer.question, answer.question_hash)
         if outcome is not DeliveryOutcome.DELIVERED and published and published.last.get(key) is said:

@@ -58,7 +58,7 @@ def mock() -> Iterator[str]:
 
 
 MakeTopics = Callable[[int], tuple[str, list[str]]]
-"""Of so many partitions: where, and the names of a DLQ topic and two others."""
+"""By number of partitions: the broker's address, and the names of a DLQ topic and two others."""
 
 
 @pytest.fixture(params=["mock", pytest.param("apache", marks=pytest.mark.kafka)])

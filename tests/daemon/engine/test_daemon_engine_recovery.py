@@ -109,7 +109,7 @@ E = TypeVar("E")
 
 
 class Engine:
-    """The engine of a daemon, stepped by the test, on a log of trades; nobody has to stop it.
+    """The engine of a daemon, stepped by the test, on a log of trades; no test has to stop it.
 
     Snapshots are taken when the test says so; of a ``busy`` one after every bar.
     """
