@@ -6,6 +6,7 @@ enough programs (split-K, as in flash decoding). Sizes are rounded up to a `Shap
 buckets use the same tensors and grids, so a captured CUDA graph can be replayed for them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -82,8 +83,11 @@ class Layout:
         return ShapeBucket(round_up(len(self.offsets) - 1), round_up(items), self.tile, round_up(parts))
 
 
-def lay_out(reads: Reads, rows: int, view: View, programs: int) -> Layout:
-    """Cut the reads of ``rows`` rows into items for about ``programs`` programs, if there is enough work."""
+def lay_out(reads: Reads, rows: int, view: View, programs: Mapping[int, int]) -> Layout:
+    """Cut the reads of ``rows`` rows into items, if there is enough work.
+
+    ``programs``: by tile, about how many of them a launch should have.
+    """
     low, high, row, shift, run = intervals(reads, view.window)
     order = np.argsort(run, kind="stable")
     low, high, row, shift, run = low[order], high[order], row[order], shift[order], run[order]
@@ -98,7 +102,7 @@ def lay_out(reads: Reads, rows: int, view: View, programs: int) -> Layout:
     start, stop = np.minimum.reduceat(low, first), np.maximum.reduceat(high, first)
     common = np.maximum.reduceat(low, first), np.minimum.reduceat(high, first)
 
-    of_tile, item_start, item_stop = _split(start, stop, programs // view.kv_heads)
+    of_tile, item_start, item_stop = _split(start, stop, programs[tile] // view.kv_heads)
     items = np.zeros((len(of_tile), ITEM_FIELDS), np.int64)
     items[:, 0], items[:, 1] = first[of_tile], count[of_tile]
     items[:, 2], items[:, 3] = item_start, item_stop

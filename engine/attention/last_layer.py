@@ -10,7 +10,6 @@ canary compares logits computed this way with the dense model's.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -58,34 +57,48 @@ Wanted = Callable[[], LastLayer | None]
 
 def install(model: nn.Module, layers: int, wanted: Wanted) -> bool:
     """Make the last of ``model``'s ``layers`` decoder layers compute only ``wanted``; False if not found."""
+    found = decoder_layers(model, layers)
+    if found is None or isinstance(vars(found[-1]).get("forward"), Trimmed):
+        return False
+    last = found[-1]
+    vars(last)["forward"] = Trimmed(last.forward, wanted)
+    return True
+
+
+def decoder_layers(model: nn.Module, layers: int) -> nn.ModuleList | None:
+    """``model``'s list of ``layers`` decoder layers, None if it has none."""
     for module in model.modules():
         if not isinstance(module, nn.ModuleList) or len(module) != layers:
             continue
-        layer = module[-1]
-        attends = any(getattr(part, "layer_idx", None) == layers - 1 for part in layer.modules())
-        if attends and "forward" not in layer.__dict__:
-            vars(layer)["forward"] = partial(_forward, layer, wanted)
-            return True
-    return False
+        if any(getattr(part, "layer_idx", None) == layers - 1 for part in module[-1].modules()):
+            return module
+    return None
 
 
-def _forward(layer: nn.Module, wanted: Wanted, *args: Any, **kwargs: Any) -> Any:
-    forward = type(layer).forward
-    last = wanted()
-    if last is None:
-        return forward(layer, *args, **kwargs)
-    try:
-        forward(layer, *args, **kwargs)
-    except Written:
-        pass
-    else:
-        raise RuntimeError("the last decoder layer did not call our attention")
-    if not last.rows:
-        raise NothingRead
-    last.keep_rows()
-    hidden = args[0]
-    rows, kept = hidden.shape[1], torch.tensor(last.rows, device=hidden.device)
-    return forward(layer, *_pick(args, rows, kept), **_pick(kwargs, rows, kept))
+@dataclass(frozen=True)
+class Trimmed:
+    """The ``forward`` of a last layer, for the rows that are ``wanted``."""
+
+    forward: Callable[..., Any]
+    wanted: Wanted
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What ``forward`` returns, of the rows read; raises NothingRead if there are none."""
+        last = self.wanted()
+        if last is None:
+            return self.forward(*args, **kwargs)
+        try:
+            self.forward(*args, **kwargs)
+        except Written:
+            pass
+        else:
+            raise RuntimeError("the last decoder layer did not call our attention")
+        if not last.rows:
+            raise NothingRead
+        last.keep_rows()
+        hidden = args[0]
+        rows, kept = hidden.shape[1], torch.tensor(last.rows, device=hidden.device)
+        return self.forward(*_pick(args, rows, kept), **_pick(kwargs, rows, kept))
 
 
 def _pick(value: Any, rows: int, kept: torch.Tensor) -> Any:

@@ -5,6 +5,7 @@ rotation also computes its table of shifts. A call reads only static device tens
 forward pass can be captured in a CUDA graph and replayed after `TritonAttention.prepare`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -55,20 +56,29 @@ def tiling(tile: int, widest: int, element_size: int) -> Tiling:
     return Tiling(block, 8, 3)
 
 
+RESIDENT = dict(zip(TILES, (2, 2, 1), strict=True))
+"""Programs of each tile that one multiprocessor runs at once, so that a launch is a single full wave.
+
+More programs cost more than they even out, since each writes a part in fp32 that `merge` reads again. On an
+H200 with 8 KV heads of 128 over 15,000 keys: 40 rows in tiles of 128 take 52, 80, 73 and 93 us a layer for
+1, 2, 3 and 6 of them a multiprocessor, one row takes 26, 30 and 34 us for 2, 3 and 6.
+"""
+
+
 def merge_shape(rows: int) -> tuple[int, int]:
     """Parts and columns that `merge` reads at once: with few rows each has many parts, with many rows few."""
-    return (16, 128) if rows < 16 else (4, 512)
+    return (32, 64) if rows < 16 else (4, 512)
 
 
 class TritonAttention:
     """Region attention on a GPU, or in Triton's interpreter if the kernels were imported under it.
 
-    ``programs``: the target number of programs of a launch, by default a few waves of the device's
-    multiprocessors.
+    ``programs``: the target number of programs of a launch, by default as many as the device's
+    multiprocessors run at once, see `RESIDENT`.
     """
 
     def __init__(self, *, programs: int | None = None) -> None:
-        self._programs = programs
+        self._programs = None if programs is None else dict.fromkeys(TILES, programs)
         self._plans: dict[tuple[View, ShapeBucket], DeviceMetadata] = {}
         self._views: dict[View, torch.device] = {}
         self._tables: dict[tuple[DeviceMetadata, FrameRotation], torch.Tensor] = {}
@@ -166,13 +176,12 @@ class TritonAttention:
         self._filled[view] = metadata
         return metadata
 
-    def _wanted(self, device: torch.device) -> int:
+    def _wanted(self, device: torch.device) -> Mapping[int, int]:
         if self._programs is None:
-            # a multiprocessor fits three programs while decoding; two waves of them even out the tail
-            multiprocessors = (
+            processors = (
                 torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
             )
-            self._programs = 6 * multiprocessors
+            self._programs = {tile: resident * processors for tile, resident in RESIDENT.items()}
         return self._programs
 
     def _table(self, metadata: DeviceMetadata, rotation: FrameRotation) -> torch.Tensor:

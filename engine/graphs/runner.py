@@ -19,6 +19,7 @@ from engine.attention.base import Attention
 from engine.attention.metadata import AttentionMetadata
 from engine.device import out_of_memory
 from engine.graphs.static import Staging, round_up
+from engine.model.fusion import as_written
 from engine.model.loaded import ATTENTION, ForwardContext, LoadedModel
 from regions.frozen import SharedBlocks
 from regions.kv_tensors import KVPool
@@ -160,7 +161,7 @@ def capture_obstacle(model: Any, attention: str) -> str | None:
     """
     model.set_attn_implementation(_TRACE)
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode():
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode(), as_written(model.device):
             ids = torch.zeros(1, 8, dtype=torch.long, device=model.device)
             keep = torch.zeros(2, dtype=torch.long, device=model.device)
             model(input_ids=ids, position_ids=ids, use_cache=False, logits_to_keep=keep)

@@ -14,6 +14,7 @@ from torch import nn
 
 from engine.engine import Engine
 from engine.model.architectures import ModelError
+from engine.model.fusion import as_written
 from engine.model.loaded import ATTENTION, LoadedModel
 from engine.step import Chunk
 from regions.tape import Retention
@@ -73,7 +74,7 @@ def dense_logits(loaded: LoadedModel, tokens: list[int]) -> torch.Tensor:
     loaded.model.set_attn_implementation("eager")
     try:
         ids = torch.tensor([tokens], device=loaded.device)
-        with loaded.linears.plain(), precise:
+        with loaded.linears.plain(), precise, as_written(loaded.device):
             logits: torch.Tensor = loaded.model(input_ids=ids, use_cache=False).logits[0].float()
     finally:
         loaded.model.set_attn_implementation(ATTENTION)

@@ -92,7 +92,11 @@ def region_attention(
     return output.transpose(0, 1).contiguous()[None], None
 
 
-AttentionInterface.register(ATTENTION, region_attention)
+# opaque to torch.compile, which only a GPU uses: wrapping it imports the compiler, which takes a second
+AttentionInterface.register(
+    ATTENTION,
+    torch.compiler.disable(region_attention) if torch.cuda.is_available() else region_attention,  # type: ignore[no-untyped-call]  # untyped
+)
 
 
 def wanted_of_last() -> LastLayer | None:

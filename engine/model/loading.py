@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import is_accelerate_available
 from transformers.utils.logging import disable_progress_bar
 
-from engine.attention.last_layer import install
+from engine.attention.last_layer import decoder_layers, install
 from engine.compiled.decoder import CompiledDecoder
 from engine.compiled.packing import decoder_of, serves
 from engine.compiled.pass_selftest import compare, question_of
@@ -26,6 +26,7 @@ from engine.device import out_of_memory
 from engine.linears.install import Mode, install_linears
 from engine.measurement_cache import Memory
 from engine.model.architectures import ModelError, check_known
+from engine.model.fusion import fuse, fuses
 from engine.model.loaded import ATTENTION, LoadedModel, wanted_of_last
 from engine.model.probe import probe, single_token
 from engine.model.revision import revision_of
@@ -38,7 +39,7 @@ MEMORY = Memory()
 Layers = Literal["auto", "compiled", "onednn", "torch"]
 """How layers run on a CPU. ``auto``: compiled in plain decoders, unless that measures slower; else linear
 layers are packed where that measures faster; ``compiled``: the former always; ``onednn``: all linears packed;
-``torch``: neither."""
+``torch``: neither. On a GPU, ``auto`` and ``compiled`` fuse their small kernels (`engine.model.fusion`)."""
 disable_progress_bar()
 
 
@@ -95,6 +96,9 @@ def prepare(
 def _wrap(model: Any, tokenizer: Any, layers: Layers, *, name: str, revision: str) -> LoadedModel:
     model.eval().requires_grad_(False)
     probed = probe(model)
+    decoder = decoder_layers(model, len(probed.layers))
+    if decoder is not None and layers in ("auto", "compiled") and fuses(model):
+        fuse(decoder)
     plain = LoadedModel(
         model,
         tokenizer,

@@ -26,7 +26,7 @@ def test_every_figure_is_taken(tmp_path: Path) -> None:
     assert (question.setting["passes"], question.against) == ("eager", "memory floor")
     assert (question.n, token.n) == (QUICK.repeats, QUICK.repeats * QUICK.answer)
     assert question.goal is not None
-    assert named(f"{QUICK.standing} standing questions")[0].against == "one"
+    assert named(f"{QUICK.standing} standing questions")[0].against == "floor"
     assert named("reading")[0].against == "floor"
     for name in ("recompute", "swap out", "swap in"):
         assert [figure.setting["tokens"] for figure in named(name)] == list(QUICK.curve)

@@ -10,18 +10,23 @@ configuration; attention scaling of the rope is in queries and keys at position 
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from transformers import CONFIG_MAPPING, AttentionInterface, AutoModelForCausalLM
 
+from engine.model.fusion import as_written
 from engine.model.loaded import ATTENTION, LoadedModel
 from engine.model.loading import prepare
 from tests.kit import tolerance
 
+DEVICE = os.environ.get("FORETICK_TEST_DEVICE", "cpu")
+"""Where `tiny` models run: `cuda` gives the engine's tests to the kernels and graphs of a GPU."""
 VOCABULARY = 199
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {
@@ -89,8 +94,10 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 def tiny(architecture: str, *, layers: int = 4, **extra: Any) -> LoadedModel:
     """A tiny random model of the architecture, fp32."""
+    weights = random_weights(tiny_config(architecture, layers=layers, **extra)).to(DEVICE)
+    # fusing takes seconds for each of them, and is tested in `test_engine_gpu`
     return prepare(
-        random_weights(tiny_config(architecture, layers=layers, **extra)), None, name=f"tiny-{architecture}"
+        weights, None, name=f"tiny-{architecture}", layers="compiled" if DEVICE == "cpu" else "torch"
     )
 
 
@@ -207,7 +214,7 @@ def _rotate(x: torch.Tensor, positions: torch.Tensor, inv_freq: torch.Tensor) ->
 def _inv_freq_of(model: Any, layer: int) -> torch.Tensor:
     rotary = model.model.rotary_emb
     if not getattr(model.config, "no_rope_layers", [1] * (layer + 1))[layer]:
-        return torch.empty(0)
+        return torch.empty(0, device=model.device)
     if hasattr(rotary, "inv_freq"):
         return rotary.inv_freq
     return getattr(rotary, f"{model.config.layer_types[layer]}_inv_freq")
@@ -222,9 +229,9 @@ def _oracle_attention(  # type: ignore[no-untyped-def]  # transformers' signatur
     model, history = _asked[-1]
     inv_freq = _inv_freq_of(model, module.layer_idx)
     frozen, total = history.frozen, len(history.tokens)
-    coords, evicted = torch.tensor(history.coords), torch.tensor(history.evicted)
-    owner = torch.tensor(history.owner)
-    is_frozen = torch.arange(total) < frozen
+    here = partial(torch.tensor, device=query.device)
+    coords, evicted, owner = here(history.coords), here(history.evicted), here(history.owner)
+    is_frozen = torch.arange(total, device=query.device) < frozen
     groups = query.shape[1] // key.shape[1]
     keys = key[0].repeat_interleave(groups, 0)
     values = value[0].repeat_interleave(groups, 0).double()
@@ -245,7 +252,7 @@ def _oracle_attention(  # type: ignore[no-untyped-def]  # transformers' signatur
         o: min(c for c, w in zip(history.coords, history.owner, strict=True) if w == o)
         for o in set(history.owner)
     }
-    starts = torch.tensor([first[o] for o in history.owner])
+    starts = here([first[o] for o in history.owner])
     visible &= ~(later & (coords[None] >= starts[:, None]))
     if sliding_window:
         visible &= distance < sliding_window
@@ -265,10 +272,10 @@ def oracle_logits(loaded: LoadedModel, history: History) -> torch.Tensor:
     _asked.append((loaded.model, history))
     loaded.model.set_attn_implementation("oracle")
     try:
-        ids = torch.tensor([history.tokens])
-        return (
-            loaded.model(input_ids=ids, position_ids=torch.zeros_like(ids), use_cache=False).logits[0].float()
-        )
+        ids = torch.tensor([history.tokens], device=loaded.device)
+        with as_written(loaded.device):
+            output = loaded.model(input_ids=ids, position_ids=torch.zeros_like(ids), use_cache=False)
+        return output.logits[0].float()
     finally:
         loaded.model.set_attn_implementation(ATTENTION)
         _asked.pop()

@@ -33,6 +33,7 @@ OPTIONAL = frozenset(
         *("uname", "file"),  # Python's `platform`
         "fc-list",  # matplotlib, which looks for fonts once
         *("ldconfig", "gcc", "cc", "ld", "objdump"),  # its `ctypes.util`
+        "nvcc",  # torch.compile, which asks for its version
         *("ip", "ifconfig", "arp"),  # its `uuid`
     )
 )

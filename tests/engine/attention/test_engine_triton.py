@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.attention.device_metadata import DeviceMetadata, Layout, View, lay_out
+from engine.attention.device_metadata import TILES, DeviceMetadata, Layout, View, lay_out
 from engine.attention.metadata import AttentionMetadata, PackedRows
 from engine.attention.reads import reads_of
 from regions.extents import Extent, Placement
@@ -19,7 +19,7 @@ from tests.kit.fixtures import Triton
 
 
 def laid_out(metadata: AttentionMetadata, view: View, programs: int) -> Layout:
-    return lay_out(reads_of(metadata), metadata.rows, view, programs)
+    return lay_out(reads_of(metadata), metadata.rows, view, dict.fromkeys(TILES, programs))
 
 
 def visible(metadata: AttentionMetadata, window: int | None) -> Counter[tuple[int, int, int]]:
