@@ -178,9 +178,10 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     yield Figure("reading", rate, "tokens/s", _ASKING, about, "floor", best, goal=Goal(0.6, "at least"))
     run.say("questions ...")
     yield from questions(bench, "captured" if bench.engine.graphs else "eager", plan.repeats, floors)
-    if bench.engine.graphs:
+    if graphs := bench.engine.graphs:
         bench.engine.graphs = None
         yield from questions(bench, "eager", plan.eager_repeats, floors)
+        bench.engine.graphs = graphs
     bench.tape.release()
     run.say("recompute and swap ...")
     samples = measure_costs(bench.engine, plan.ladder)

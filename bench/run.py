@@ -145,10 +145,7 @@ def _machine() -> Machine:
 
 
 def _commit() -> str:
-    """The checkout's commit, with "-dirty" if anything but docs/ was changed; else the package's version.
-
-    FORETICK_COMMIT names that of a copy without its history.
-    """
+    """The checkout's commit, with "-dirty" if anything but docs/ was changed; else the package's version."""
 
     def git(*arguments: str) -> str:
         command = ("git", "-C", str(Path(__file__).parent), *arguments)
@@ -158,7 +155,7 @@ def _commit() -> str:
         changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)docs")
         return git("describe", "--always") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("FORETICK_COMMIT") or _version("foretick") or "unknown"
+        return _version("foretick") or "unknown"
 
 
 def _version(package: str) -> str:
