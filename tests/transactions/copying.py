@@ -111,14 +111,16 @@ class Copy:
 
 async def read_committed(bootstrap: str, topic: str) -> list[int]:
     """The numbers in partition 0, of committed transactions; waits until none is open."""
+    partition, got = TopicPartition(topic, 0), list[int]()
+    # the end of what is committed may lie before a transaction whose mark is still to be written
+    async with AIOKafkaConsumer(bootstrap_servers=bootstrap) as whole:
+        end = (await whole.end_offsets([partition]))[partition]
     consumer = AIOKafkaConsumer(
         bootstrap_servers=bootstrap, isolation_level="read_committed", auto_offset_reset="earliest"
     )
     await consumer.start()
     try:
-        partition, got = TopicPartition(topic, 0), list[int]()
         consumer.assign([partition])
-        end = (await consumer.end_offsets([partition]))[partition]
         async with asyncio.timeout(60):
             while await consumer.position(partition) < end:
                 for records in (await consumer.getmany(timeout_ms=200)).values():
