@@ -14,6 +14,7 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
             "bench.recovery.restart:measure",
             "An engine that is killed",
         ),
+        "checkpoint": ("bench.recovery.checkpoint:measure", "A checkpoint by sessions"),
     },
     "query": {
         "cached": ("bench.query.cached:measure", "Cached answers over ZeroMQ and HTTP"),

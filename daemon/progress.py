@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from feeds.decoding import decoded
 
-class Position(msgspec.Struct, frozen=True):
+
+class Position(msgspec.Struct, frozen=True, array_like=True):
     """A record in a log. ``source``: empty where there is one source only."""
 
     source: str
@@ -14,7 +16,7 @@ class Position(msgspec.Struct, frozen=True):
     offset: int
 
 
-class WindowStart(msgspec.Struct, frozen=True):
+class WindowStart(msgspec.Struct, frozen=True, array_like=True):
     """Where a session's window begins in the log: its first record in each partition; empty if not known.
 
     ``settings``: checksum of those that decide which records a window has.
@@ -24,7 +26,7 @@ class WindowStart(msgspec.Struct, frozen=True):
     firsts: tuple[Position, ...] = ()
 
 
-class Progress(msgspec.Struct, frozen=True):
+class Progress(msgspec.Struct, frozen=True, array_like=True):
     """How far a session's answers are acknowledged; the source stores it together with the offsets.
 
     ``epoch`` counts the engines that have read this session: version and sequence numbers are unique within
@@ -41,6 +43,27 @@ class Progress(msgspec.Struct, frozen=True):
     closed: tuple[int, ...] = ()
     window: WindowStart = WindowStart()
     corrected: tuple[int, ...] = ()
+
+
+class StoredProgress(msgspec.Struct, frozen=True, array_like=True):
+    """A session's progress as it is stored, in msgpack.
+
+    ``epoch``: of the newest engine of the daemon that wrote it; ``owner``: its query address, empty if it
+    told none.
+    """
+
+    progress: Progress = Progress()
+    epoch: int = 0
+    owner: str = ""
+
+
+encode_stored = msgspec.msgpack.Encoder().encode
+_decode_stored = msgspec.msgpack.Decoder(StoredProgress).decode
+
+
+def decode_stored(data: bytes) -> StoredProgress:
+    """What `encode_stored` made. Raises Undecodable for a foreign or damaged record."""
+    return decoded(_decode_stored, data)
 
 
 def covers(progress: Progress, closed: Sequence[int], corrected: Sequence[int]) -> bool:

@@ -147,14 +147,9 @@ def partitions_of(consumer: AIOKafkaConsumer, topics: Iterable[str]) -> list[Top
 async def committed_points(
     consumer: AIOKafkaConsumer, partitions: Sequence[TopicPartition]
 ) -> dict[TopicPartition, CommitPoint]:
-    """Return what the consumer's group has committed, with its metadata."""
+    """Return the offsets that the consumer's group has committed."""
     found = await consumer._coordinator.fetch_committed_offsets(partitions)
-    # librdkafka writes the end of its strings, too
-    return {
-        p: CommitPoint(each.offset, (each.metadata or "").rstrip("\0"))
-        for p, each in found.items()
-        if each.offset >= 0
-    }
+    return {p: CommitPoint(each.offset) for p, each in found.items() if each.offset >= 0}
 
 
 def generation_of(consumer: AIOKafkaConsumer) -> tuple[int, str]:

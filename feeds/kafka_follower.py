@@ -7,7 +7,7 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from feeds.kafka_client import Clients, committed_points, partitions_of
+from feeds.kafka_client import Clients, partitions_of
 from feeds.kafka_fetcher import KafkaFetcher
 from feeds.kafka_member import PLACE_EACH_S, PLACE_S, KafkaMember, not_counted
 from feeds.kafka_positions import POSITION_S, KafkaPositions
@@ -115,7 +115,7 @@ class KafkaStandby:
         """Let ``follower`` read what is committed by now, and tell the listener first."""
         names = partitions_of(consumer, self._topics)
         async with asyncio.timeout(PLACE_S + PLACE_EACH_S * len(names)) as limit:
-            found = await committed_points(consumer, names)
+            found = await self._member.offsets(consumer, names)
             moved = {p: point for p, point in found.items() if self._followed.get(p) != point}
             wanted: Mapping[Partition, StartPosition] = {}
             if moved and self._member.listener is not None:

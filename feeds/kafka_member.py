@@ -10,6 +10,7 @@ from aiokafka.errors import KafkaError
 
 from feeds.kafka_client import committed_points, generation_of
 from feeds.kafka_positions import KafkaPositions
+from feeds.kafka_progress import ProgressTopic
 from feeds.kafka_start import KafkaStart
 from feeds.source import (
     CommitPoint,
@@ -33,8 +34,15 @@ class KafkaMember:
     """``group`` None: every partition is ours. ``moved``: partitions that went elsewhere."""
 
     def __init__(
-        self, name: str, group: str | None, instance: str | None, start: KafkaStart, positions: KafkaPositions
+        self,
+        name: str,
+        group: str | None,
+        instance: str | None,
+        start: KafkaStart,
+        positions: KafkaPositions,
+        progress: ProgressTopic | None,
     ) -> None:
+        self._progress = progress
         self._name, self._group, self._instance = name, group, instance
         self._start, self._positions = start, positions
         self.listener: RebalanceListener | None = None
@@ -99,8 +107,17 @@ class KafkaMember:
     ) -> Mapping[Partition, CommitPoint]:
         """What the group has committed. aiokafka may tell what it was before a transaction that is ending."""
         if self._read_committed is None or self._group is None:
-            return await committed_points(consumer, partitions)
-        return await self._read_committed(self._group, partitions)
+            return await self.offsets(consumer, partitions)
+        return await self._with_records(await self._read_committed(self._group, partitions))
+
+    async def offsets(
+        self, consumer: AIOKafkaConsumer, partitions: Sequence[TopicPartition]
+    ) -> Mapping[Partition, CommitPoint]:
+        """The same by aiokafka, for whoever reads behind it."""
+        return await self._with_records(await committed_points(consumer, partitions))
+
+    async def _with_records(self, points: Mapping[Partition, CommitPoint]) -> Mapping[Partition, CommitPoint]:
+        return points if self._progress is None else await self._progress.join(points)
 
     async def place(self, consumer: AIOKafkaConsumer) -> None:
         """Seek in partitions that are new to us, and count those that went elsewhere. Raises TimeoutError."""
@@ -144,10 +161,13 @@ class KafkaMember:
         if self._before_serving is not None and not self.serves:
             await self._before_serving()
         stored = {} if self._group is None else await self.committed(consumer, new)
+        points = {p: stored.get(p, CommitPoint(0)) for p in new}
+        if self._progress is not None:
+            self._progress.note(points)
         wanted: Mapping[Partition, StartPosition] = {}
         if self.listener is not None:
             with not_counted(limit):
-                wanted = await self.listener.on_assigned({p: stored.get(p, CommitPoint(0)) for p in new})
+                wanted = await self.listener.on_assigned(points)
         self.serves = True  # the listener answers from now on, whatever fails below
         return {
             partition: await self._start.begin(

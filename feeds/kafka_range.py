@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
 from feeds.kafka_client import (
@@ -167,35 +166,3 @@ class _Bounded:
             raise BrokerError(f"no answer from Kafka at {self._bootstrap} in time") from late
         if isinstance(error, KafkaError):
             raise BrokerError(f"no useful answer from Kafka at {self._bootstrap}: {error!r}") from error
-
-
-async def committed_texts(
-    bootstrap: str,
-    group: str,
-    topics: Iterable[str] = (),
-    *,
-    options: Mapping[str, Any] = MappingProxyType({}),
-    timeout_s: float = 10.0,
-) -> list[str]:
-    """What a consumer group has stored beside its offsets in ``topics`` (all), by partition.
-
-    Raises BrokerError.
-    """
-    quiet_client_log()
-    settings = {"bootstrap_servers": bootstrap, **options}
-    admin = AIOKafkaAdminClient(**settings)
-    try:
-        async with asyncio.timeout(timeout_s):
-            await start_client(admin)
-            # the client's own metadata is of no topic
-            known = await connections_of(admin).fetch_all_metadata()
-            partitions = partitions_of(known, topics) or None
-            found = await admin.list_consumer_group_offsets(group, partitions=partitions)
-    # TypeError: of aiokafka, where the broker lists nothing for want of topics, as librdkafka's mock cluster
-    except (KafkaError, OSError, TimeoutError, TypeError) as error:
-        why = await why_closed(settings) or repr(error)
-        raise BrokerError(f"Kafka at {bootstrap} tells no offsets of the group {group!r}: {why}") from error
-    finally:
-        await admin.close()
-    # librdkafka writes the end of its strings, too
-    return [(each.metadata or "").rstrip("\0") for each in found.values()]

@@ -79,26 +79,32 @@ async def read_raw(
 
     Raises KafkaError where the broker does not give it.
     """
+    return (await fetch_raw(consumer, partition, position, max_bytes))[0]
+
+
+async def fetch_raw(
+    consumer: AIOKafkaConsumer, partition: TopicPartition, position: int, max_bytes: int = _BYTES
+) -> tuple[ReadResult, int]:
+    """The same, and the partition's end: above what can be read while a transaction is open."""
     client = connections_of(consumer)
     node = client.cluster.leader_for_partition(partition)
     if node is None or node == -1:
         raise KafkaError(f"{partition.topic}/{partition.partition} has no leader")
     wanted = [(partition.topic, [(partition.partition, position, max_bytes)])]
     response = await client.send(node, FetchRequest(_WAIT_MS, 1, max_bytes, _READ_COMMITTED, wanted))
-    ((_, ((_, code, _, *rest),)),) = response.topics
+    ((_, ((_, code, end, *rest),)),) = response.topics
     if code:
         raise for_code(code)(f"{partition.topic}/{partition.partition}@{position}")
     aborted = None
     if response.API_VERSION >= 4:
         aborted = rest[2] if response.API_VERSION >= 11 else rest[-2]
     read = read_batches(rest[-1] or b"", position, aborted)
-    if not read.needs:
-        return read
     if read.needs > _MAX_BYTES:
-        return ReadResult([Damaged(position, position, f"its batch has {read.needs} bytes")], position + 1)
+        damaged = Damaged(position, position, f"its batch has {read.needs} bytes")
+        return ReadResult([damaged], position + 1), int(end)
     if read.needs > max_bytes:
-        return await read_raw(consumer, partition, position, read.needs)
-    return read
+        return await fetch_raw(consumer, partition, position, read.needs)
+    return read, int(end)
 
 
 async def read_all_raw(

@@ -19,7 +19,6 @@ from feeds.kafka_assignor import assignor_of
 from feeds.kafka_client import (
     PROBE_S,
     Clients,
-    committed_points,
     connections_of,
     partitions_of,
 )
@@ -27,6 +26,7 @@ from feeds.kafka_fetcher import KafkaFetcher
 from feeds.kafka_follower import KafkaStandby
 from feeds.kafka_member import PLACE_S, KafkaMember
 from feeds.kafka_positions import KafkaPositions
+from feeds.kafka_progress import TOPIC, ProgressTopic
 from feeds.kafka_start import READ_WHOLE, KafkaStart, StartAt
 from feeds.source import (
     CommitFailed,
@@ -37,6 +37,7 @@ from feeds.source import (
     Lag,
     Membership,
     OffsetsUnknown,
+    OutgoingMessage,
     Partition,
     PartitionsLost,
     ReadCommitted,
@@ -83,6 +84,8 @@ class KafkaSource:
         commit_timeout_s: float = 10.0,
         stop_timeout_s: float = 5.0,
         options: Mapping[str, Any] | None = None,
+        security: Mapping[str, Any] | None = None,
+        progress_topic: str = TOPIC,
         clock_ns: Callable[[], int] = time.time_ns,
         start_at: StartAt = "committed",
         on_unreadable: OnUnreadable = "skip",
@@ -97,6 +100,7 @@ class KafkaSource:
             # fetch, which may wait for a commit, which needs a member.
             "max_poll_interval_ms": _NEVER_MS,
             "partition_assignment_strategy": (assignor_of(),),
+            **(security or {}),
             **(options or {}),
         }
         self.name = name
@@ -111,9 +115,13 @@ class KafkaSource:
             name, max_records, poll_ms, clock_ns, self._clients.stop, on_unreadable == "stop"
         )
         self._positions = KafkaPositions()
+        self._progress = None
+        if group is not None:
+            brokers = {"bootstrap_servers": bootstrap, **(security or {})}
+            self._progress = ProgressTopic(progress_topic, group, brokers, self._clients)
         self._start = KafkaStart(name, start_at, group is not None, clock_ns)
         self._member = KafkaMember(
-            name, group, settings.get("group_instance_id"), self._start, self._positions
+            name, group, settings.get("group_instance_id"), self._start, self._positions, self._progress
         )
         self._standby = KafkaStandby(
             topics, max_records, self._clients, self._fetcher, self._positions, self._start, self._member
@@ -140,6 +148,15 @@ class KafkaSource:
     def read_committed_by(self, read: ReadCommitted) -> None:
         """See `MemberSource`."""
         self._member.read_committed_by(read)
+
+    def records_of(self, points: Mapping[Partition, CommitPoint]) -> list[OutgoingMessage]:
+        """See `MemberSource`."""
+        return [] if self._progress is None else self._progress.changes(points)
+
+    def note_stored(self, points: Mapping[Partition, CommitPoint]) -> None:
+        """See `MemberSource`."""
+        if self._progress is not None:
+            self._progress.note(points)
 
     def stand_by(self, before_serving: Callable[[], Awaitable[None]] | None = None) -> None:
         """Be a standby from the next `start` on: see the class."""
@@ -241,7 +258,7 @@ class KafkaSource:
                     cluster = await connections_of(consumer).fetch_all_metadata()
                     partitions = partitions_of(cluster, self._topics)
                     if self._is_standby:  # it is read again when we have the partitions
-                        return await committed_points(consumer, partitions)
+                        return await self._member.offsets(consumer, partitions)
                     return await self._member.committed(consumer, partitions)
             except (KafkaError, OffsetsUnknown, TimeoutError) as error:
                 await self.connection.wait_before_retry(repr(error))
@@ -260,7 +277,7 @@ class KafkaSource:
             return {}
         try:
             async with asyncio.timeout(self._commit_timeout_s):
-                return await committed_points(consumer, theirs)
+                return await self._member.offsets(consumer, theirs)
         except (KafkaError, TimeoutError) as error:
             raise ConnectionError(
                 f"{self.name}: the offsets of other daemons are not known: {error!r}"
@@ -283,9 +300,11 @@ class KafkaSource:
         ours = {TopicPartition(*p): each for p, each in points.items() if p in member.partitions}
         if not ours:
             return
+        if self._progress is not None:
+            await self._progress.write(ours, self._commit_timeout_s)
         try:
             async with asyncio.timeout(self._commit_timeout_s):
-                await consumer.commit(ours)
+                await consumer.commit({partition: each.offset for partition, each in ours.items()})
         except (KafkaError, TimeoutError) as error:
             raise CommitFailed(f"{self.name}: offsets not stored: {error!r}") from error
 
@@ -392,6 +411,8 @@ class KafkaSource:
         consumer, self._consumer = self._consumer, None
         await self._standby.stop()
         await self._clients.close(consumer)
+        if self._progress is not None:
+            await self._progress.stop()
         self.connection.stopped()
 
     async def _open(self) -> None:

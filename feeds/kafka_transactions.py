@@ -19,6 +19,7 @@ from feeds.source import (
     CommitPoint,
     Membership,
     OffsetsUnknown,
+    OutgoingMessage,
     Partition,
     PublishRefused,
     ReadCommitted,
@@ -30,15 +31,6 @@ log = logging.getLogger(__name__)
 
 TransactionOutcome = Literal["committed", "aborted", "unknown"]
 OUTCOMES: tuple[TransactionOutcome, ...] = get_args(TransactionOutcome)
-
-
-class OutgoingMessage(NamedTuple):
-    """One message to publish."""
-
-    topic: str
-    key: bytes | None
-    payload: bytes
-    headers: Mapping[str, bytes] = {}
 
 
 class GroupOffsets(NamedTuple):

@@ -25,8 +25,8 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from feeds.kafka_transactions import Fenced, GroupOffsets, MessagesRefused, OutgoingMessage, TransactionFailed
-from feeds.source import CommitPoint, Membership, OffsetsUnknown, Partition, Refusal
+from feeds.kafka_transactions import Fenced, GroupOffsets, MessagesRefused, TransactionFailed
+from feeds.source import CommitPoint, Membership, OffsetsUnknown, OutgoingMessage, Partition, Refusal
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -195,7 +195,7 @@ class LibrdkafkaProducer:
             for index, message in enumerate(messages):
                 self._produce(index, message, failed)
             for member, points in offsets:
-                listed = [TopicPartition(*p, point.offset, point.metadata) for p, point in points.items()]
+                listed = [TopicPartition(*p, point.offset) for p, point in points.items()]
                 self._patiently(
                     partial(self._producer.send_offsets_to_transaction, listed, group_metadata(member))
                 )
@@ -248,7 +248,7 @@ class LibrdkafkaProducer:
         why = next(iter(hopeless.values()))
         too_large = [i for i, error in hopeless.items() if error.code() == KafkaError.MSG_SIZE_TOO_LARGE]
         if too_large:  # of a batch that was refused as a whole, the largest is sure to be one
-            largest = max(too_large, key=lambda i: len(messages[i].payload))
+            largest = max(too_large, key=lambda i: len(messages[i].payload or b""))
             raise MessagesRefused({largest: "too_large"}, why.str())
         raise MessagesRefused({i: _HOPELESS[error.code()] for i, error in hopeless.items()}, why.str())
 
@@ -303,11 +303,7 @@ class StableOffsets:
             raise OffsetsUnknown(f"committed offsets: {error.args[0].str()}") from error
         if failed := [each.error for each in found if each.error is not None]:
             raise OffsetsUnknown(f"committed offsets: {failed[0].str()}")
-        return {
-            (each.topic, each.partition): CommitPoint(each.offset, each.metadata or "")
-            for each in found
-            if each.offset >= 0
-        }
+        return {(each.topic, each.partition): CommitPoint(each.offset) for each in found if each.offset >= 0}
 
     async def close(self) -> None:
         """Disconnect."""

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence, Set
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
@@ -86,10 +87,19 @@ class Lag(NamedTuple):
 
 
 class CommitPoint(NamedTuple):
-    """The next offset to read of a partition, and a text that is stored with it: both or neither."""
+    """The next offset to read of a partition, and records that are stored before it, by name."""
 
     offset: int
-    metadata: str = ""
+    state: Mapping[str, bytes] = MappingProxyType({})
+
+
+class OutgoingMessage(NamedTuple):
+    """One message to publish. Without a payload it deletes what a compacted topic has of its key."""
+
+    topic: str
+    key: bytes | None
+    payload: bytes | None
+    headers: Mapping[str, bytes] = {}
 
 
 class Membership(NamedTuple):
@@ -162,7 +172,7 @@ class Source(Protocol):
         """Fetch again."""
 
     async def commit(self, points: Mapping[Partition, CommitPoint]) -> None:
-        """Store the next offset to read of each partition, with its metadata. Raises CommitFailed."""
+        """Store the next offset to read of each partition, with its records. Raises CommitFailed."""
 
     async def stop(self) -> None:
         """Disconnect in bounded time; ``batches`` ends."""
@@ -277,6 +287,12 @@ class MemberSource(Protocol):
 
     def read_committed_by(self, read: "ReadCommitted") -> None:
         """Read where a partition begins by ``read``, instead of the source's own way."""
+
+    def records_of(self, points: Mapping[Partition, CommitPoint]) -> list[OutgoingMessage]:
+        """What to write in the transaction that commits these points: their records that changed."""
+
+    def note_stored(self, points: Mapping[Partition, CommitPoint]) -> None:
+        """A transaction has committed these points."""
 
     @property
     def membership(self) -> Membership | None:

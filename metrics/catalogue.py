@@ -303,13 +303,8 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_recovery_progress_refused_total",
-        "Texts beside committed offsets, or files of progress, that were damaged or not foretick's. Their "
+        "Records of progress, or files of it, that were damaged or not foretick's. Their "
         "sessions number their answers from 1 again.",
-    ),
-    _counter(
-        "foretick_recovery_progress_excluded_total",
-        "Sessions whose progress found no room beside their partition's offset. Read them from more "
-        "partitions.",
     ),
     _counter(
         "foretick_recovery_progress_failed_total",

@@ -5,13 +5,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from daemon.commit_metadata import unpack
 from daemon.config.schema import Config
-from daemon.progress import Progress, order
+from daemon.progress import Progress, decode_stored, order
 from feeds.connector import SettingError
 from feeds.connectors.kafka import KafkaSinkConnector, KafkaSourceConnector
 from feeds.decoding import Undecodable
-from feeds.kafka_range import KafkaRange, committed_texts
+from feeds.kafka_progress import TOPIC, read_progress
+from feeds.kafka_range import KafkaRange
 from feeds.kafka_sink import KafkaSink
 
 
@@ -64,15 +64,18 @@ class Group:
     broker: Broker
     name: str
     topics: Sequence[str] = ()
+    progress_topic: str = TOPIC
 
     async def progress(self) -> dict[str, Progress]:
         """How far the answers of sessions are acknowledged. Raises BrokerError."""
         found: dict[str, Progress] = {}
-        where = self.broker
-        for text in await committed_texts(where.bootstrap, self.name, self.topics, options=where.options):
-            with suppress(Undecodable):  # somebody else's
-                for name, each in unpack(text).sessions.items():
-                    found[name] = max(each, found.get(name, each), key=order)
+        settings = {"bootstrap_servers": self.broker.bootstrap, **self.broker.options}
+        stored = await read_progress(self.progress_topic, self.name, settings, self.topics)
+        for state in stored.values():
+            for name, record in state.items():
+                with suppress(Undecodable):  # somebody else's
+                    session, each = name.partition("/")[2], decode_stored(record).progress
+                    found[session] = max(each, found.get(session, each), key=order)
         return found
 
 
@@ -80,7 +83,7 @@ def groups_of(config: Config, name: str = "") -> list[Group]:
     """Consumer groups of the Kafka sources, or the one of this name on their brokers. Raises SettingError."""
     sources = _sources(config)
     return [
-        Group(broker, name or sources[source].group, sources[source].topics)
+        Group(broker, name or sources[source].group, sources[source].topics, sources[source].progress_topic)
         for source, broker in (of_sources(config) if sources or name else {}).items()
     ]
 

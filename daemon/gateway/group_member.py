@@ -2,16 +2,15 @@
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Set
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
 
-from daemon.commit_metadata import StoredProgress
 from daemon.config.schema import RecoveryConfig
 from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.checkpoint.state import ProgressStore
 from daemon.gateway.offset_commits import OffsetCommits
 from daemon.gateway.standby import Standby
-from daemon.gateway.start_positions import StartPositions, readers_of
+from daemon.gateway.start_positions import StartPositions
 from daemon.progress import Position
 from feeds.source import CommitPoint, LogSource, Partition, Source, StandbySource, StartPosition
 
@@ -78,8 +77,7 @@ class GroupMember:
     async def recover(self) -> None:
         """Read where sessions stand, before an engine goes on from there."""
         if self.log is not None:
-            stored = await self.log.stored()
-            self._progress.read(point.metadata for point in stored.values())
+            self._progress.read(await self.log.stored())
 
     def engine_ready(self, positions: Mapping[str, Mapping[str, Position]]) -> None:
         """An engine is up: tell it what is committed, for what was sent while it loaded is lost.
@@ -109,10 +107,11 @@ class GroupMember:
         """
         if not self._standby.answers:
             return await self._promote(stored)
-        found, changed = self._progress.promote(point.metadata for point in stored.values())
+        changed = self._progress.promote(stored)
         self._elsewhere_answered |= changed  # until they are reset: this may be cancelled before
         resets = {
-            partition: self._starts.sessions & (readers_of(found, point) | self._tracker.read_from(partition))
+            partition: self._starts.sessions
+            & (self._progress.readers(point) | self._tracker.read_from(partition))
             for partition, point in stored.items()
         }
         ours = set[str]().union(*resets.values())
@@ -127,40 +126,39 @@ class GroupMember:
             self._starts.resume(names, await self._hooks.resume(names))
         self._elsewhere_answered.difference_update(*resets.values())
         self._stored.update(stored)
-        return self._starts.after(found, stored)
+        return self._starts.after(stored)
 
     async def _promote(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, StartPosition]:
         """No other daemon answers: go on behind what was committed last, where the tapes are already."""
         since_ns = time.monotonic_ns()
-        found = self._progress.read(point.metadata for point in stored.values())
-        await self._look_for_snapshots(found)
+        self._progress.read(stored)
+        await self._look_for_snapshots(stored.values())
         self._progress.begin_epoch()
         await self._hooks.promote()
         self._standby.promoted(since_ns)
         self._stored.update(stored)
-        return self._starts.after(found, stored)
+        return self._starts.after(stored)
 
     def answered_elsewhere(self, stored: Mapping[Partition, CommitPoint]) -> Set[Partition]:
         """Those of our partitions that others have had in between and committed."""
-        return {partition for partition, point in stored.items() if self._progress.is_behind(point.metadata)}
+        return {partition for partition, point in stored.items() if self._progress.is_behind(point)}
 
     async def follows(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, StartPosition]:
         """Read what another daemon has answered, up to there: to be warm, and no further."""
-        texts = [point.metadata for point in stored.values()]
-        found = self._progress.read(texts)
-        self._owners = {**self._owners, **self._progress.owners(texts)}
-        await self._look_for_snapshots(found)
+        self._progress.read(stored)
+        self._owners = {**self._owners, **self._progress.owners(stored.values())}
+        await self._look_for_snapshots(stored.values())
         for partition, point in stored.items():
-            self._tracker.follow(partition, point.offset, readers_of(found, point))
-        return self._starts.after(found, stored)
+            self._tracker.follow(partition, point.offset, self._progress.readers(point))
+        return self._starts.after(stored)
 
-    async def _look_for_snapshots(self, found: Mapping[str, StoredProgress]) -> None:
+    async def _look_for_snapshots(self, points: Iterable[CommitPoint]) -> None:
         """Reset sessions that came back from no snapshot, before anything of them is read.
 
         While the engine loaded, the daemon that answers wrote on: all its files may have been newer than what
         the engine knew as acknowledged.
         """
-        answered = set[str]().union(*(each.sessions for each in found.values()))
+        answered = set[str]().union(*map(self._progress.readers, points))
         unread = {name for name in self._unrestored if self._tracker.source_of(name) is None}
         if names := unread & answered:
             self._starts.resume(names, await self._hooks.resume(names))
@@ -169,7 +167,7 @@ class GroupMember:
     def begins(self, partition: Partition, start: int) -> None:
         """Reading begins at ``start``; what is committed is history, unless it was asked for."""
         point = self._stored.get(partition, CommitPoint(0))
-        readers = self._starts.sessions & self._progress.readers(point.metadata)
+        readers = self._starts.sessions & self._progress.readers(point)
         self._mine.add(partition)
         again = (self.log is not None and self.log.again) or partition in self._tracker.asked_for()
         self._tracker.begin(partition, start, point.offset, readers, again=again)
@@ -192,7 +190,7 @@ class GroupMember:
         for partition in partitions:
             if transactions is not None:
                 names = known & self._tracker.read_from(partition)
-                self._progress.stored(point.metadata for point in transactions.stored.values())
+                self._progress.stored(transactions.stored.values())
                 self._progress.take_back(names)
                 self._elsewhere_answered |= names
                 self._hooks.reset(names, names)
@@ -212,7 +210,7 @@ class GroupMember:
             except ConnectionError as error:
                 log.warning("%s", error)
             else:
-                self._owners = self._progress.owners(point.metadata for point in points.values())
+                self._owners = self._progress.owners(points.values())
         if self.behind:
             self._standby.caught_up |= not any(self.behind.values())
 

@@ -81,6 +81,6 @@ class OffsetCommits:
 
     def notify_stored(self, points: Iterable[CommitPoint], *, engine_is_new: bool = False) -> None:
         """These points are committed: the engine keeps a snapshot that goes with them."""
-        self._progress.stored(point.metadata for point in points)
+        self._progress.stored(points)
         if news := self._progress.news_of_stored(engine_is_new=engine_is_new):
             self._send(protocol.NoteProgress(news))

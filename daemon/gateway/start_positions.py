@@ -4,7 +4,6 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from functools import partial
 
-from daemon.commit_metadata import StoredProgress
 from daemon.config.fingerprint import window_settings
 from daemon.config.schema import Config, SessionConfig
 from daemon.gateway.checkpoint.offsets import OffsetTracker
@@ -52,16 +51,14 @@ class StartPositions:
         """All that there are."""
         return self._windows.keys()
 
-    def after(
-        self, found: Mapping[str, StoredProgress], stored: Mapping[Partition, CommitPoint]
-    ) -> Mapping[Partition, StartPosition]:
-        """Where to begin in these partitions. ``found``: what the texts of their commits say."""
+    def after(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, StartPosition]:
+        """Where to begin in these partitions."""
         begin: dict[Partition, StartPosition] = {}
         asked = self._tracker.asked_for()
         new = any(self._progress.of(name) == _NOTHING for name in self.sessions)
         for partition, point in stored.items():
             live = asked.get(partition, point.offset)
-            readers = readers_of(found, point) & self.sessions
+            readers = self._progress.readers(point) & self.sessions
             answered_ns = max((max(self._progress.of(name).closed, default=0) for name in readers), default=0)
             if read := self._tracker.next_offset(partition):
                 begin[partition] = StartPosition(read, None, answered_ns)
@@ -99,8 +96,3 @@ class StartPositions:
             )  # fmt: skip
             return None
         return first
-
-
-def readers_of(found: Mapping[str, StoredProgress], point: CommitPoint) -> Set[str]:
-    """The sessions that a commit tells of."""
-    return found[point.metadata].sessions.keys() if point.metadata in found else set()

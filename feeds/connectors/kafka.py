@@ -30,6 +30,13 @@ class KafkaSourceConnector(SourceConnector, frozen=True):
     bootstrap: Annotated[str, about("brokers, host:port, comma separated", min_length=1)]
     topics: Annotated[tuple[str, ...], about("topics read", min_length=1)] = ("md.trades.v1",)
     group: Annotated[str, about("consumer group", min_length=1)] = "foretick"
+    progress_topic: Annotated[
+        str,
+        about(
+            "compacted topic that keeps where each session stands; it is created where there is none",
+            min_length=1,
+        ),
+    ] = "foretick.progress.v1"
     instance: Annotated[
         str,
         about(
@@ -79,8 +86,9 @@ class KafkaSourceConnector(SourceConnector, frozen=True):
                 "group_instance_id": self.instance or None,
                 "session_timeout_ms": self.session_timeout // 1_000_000,
                 "heartbeat_interval_ms": max(1, self.session_timeout // 4_000_000),
-                **_options(self.security),
             },
+            security=_options(self.security),
+            progress_topic=self.progress_topic,
         )
 
     def check(self) -> Iterator[Finding]:
@@ -94,6 +102,7 @@ class KafkaSourceConnector(SourceConnector, frozen=True):
         for name, why in broken_codecs().items():
             yield Finding("codecs", f"batches packed by {name} cannot be read: {why}", ok=False)
         yield from _topics(self.bootstrap, self.topics, self.security)
+        yield from _progress(self.bootstrap, self.progress_topic, self.security)
 
 
 class KafkaSinkConnector(SinkConnector, frozen=True):
@@ -195,6 +204,22 @@ def _topics(bootstrap: str, topics: tuple[str, ...], security: KafkaSecurity) ->
     for topic in topics:
         there = topic not in missing
         yield Finding("topic", f"{topic} {'exists' if there else 'does not exist'}", ok=there)
+
+
+def _progress(bootstrap: str, topic: str, security: KafkaSecurity) -> Iterator[Finding]:
+    """The topic of progress keeps the newest record of each session. Nothing where no broker answers."""
+    from feeds.kafka_progress import is_compacted
+
+    try:
+        settings = {"bootstrap_servers": bootstrap, **security.client_options()}
+        found = asyncio.run(is_compacted(settings, topic))
+    except (OSError, RuntimeError, SettingError):  # reported already
+        return
+    if found is None:
+        yield Finding("progress_topic", f"{topic} is not there: it is created at the first start")
+    elif not found:
+        why = "cleanup.policy is not compact: where quiet sessions stand is deleted by age"
+        yield Finding("progress_topic", f"{topic}: {why}", ok=False)
 
 
 SOURCE, SINK = KafkaSourceConnector, KafkaSinkConnector

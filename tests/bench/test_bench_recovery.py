@@ -2,6 +2,7 @@
 
 from bench.figures import Goal
 from bench.recovery.restart import Took, figures_of
+from bench.run import SuiteRun, run
 
 
 def test_rounds_become_medians_with_the_slowest_and_the_fastest() -> None:
@@ -11,3 +12,11 @@ def test_rounds_become_medians_with_the_slowest_and_the_fastest() -> None:
     assert first.verdict == "undecided", "the slowest round was slower"
     assert (whole.ours, live.ours, live.n, live.samples) == (3, 4, 3, [3, 9, 4])
     assert (whole.goal, live.goal) == (None, None)
+
+
+def test_a_checkpoint_stores_what_changed() -> None:
+    """The records of all sessions, or of one; a bare producer sends the same ones."""
+    (part,) = run("recovery", "", SuiteRun(quick=True, say=lambda text: None), ["checkpoint"]).parts
+    assert [figure.setting["of these changed"] for figure in part.figures] == [1, 3]
+    assert 0 < int(part.figures[0].setting["bytes"]) < int(part.figures[1].setting["bytes"])
+    assert all(figure.ours > 0 and figure.reference for figure in part.figures)

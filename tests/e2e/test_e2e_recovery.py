@@ -12,16 +12,17 @@ from pathlib import Path
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from daemon.config.schema import OFF, RecoveryConfig
+from daemon.config.schema import OFF, QuestionConfig, RecoveryConfig
 from feeds.codec import encode
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_source import KafkaSource
 from feeds.market_data import Answer
 from tests.e2e.test_e2e_process import STOP_S, play, second
 from tests.kit import SECOND, START, QueueSource, inproc_config, until, until_slowly
+from tests.kit.config import sessions
 from tests.kit.daemon import SYMBOLS, Daemon, Topics, command, kafka_toml
 from tests.kit.fixtures import RealKafka
-from tests.kit.inproc import Tape, running
+from tests.kit.inproc import ANSWERS, RunningDaemon, Tape, running
 from tests.kit.kafka import create_topics
 
 RECORDS = 6
@@ -111,6 +112,52 @@ async def test_without_a_snapshot_the_whole_window_is_read_again_however_old_it_
     before, after = found
     assert [a.basis.window_bars for a in before if a.basis][::6] == list(range(1, 7))
     assert [a.basis.window_bars for a in after if a.basis][::6] == [7, 8]
+
+
+MANY = 2000
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+async def test_thousands_of_sessions_of_one_partition_restart_without_a_repeat(real_kafka: RealKafka) -> None:
+    """Each goes on behind its own newest answer; no bar is answered twice."""
+    topic, group = f"md.trades.v1.{uuid.uuid4().hex[:8]}", uuid.uuid4().hex
+    await create_topics(real_kafka.bootstrap, {topic: 1})
+    symbols = [f"V:S{n}" for n in range(MANY)]
+    config = inproc_config(
+        [],
+        sessions=sessions(*symbols, retention_tokens=256),
+        standing="none",
+        questions=(QuestionConfig(name="up", text="Up?", choices=("YES", "NO")),),
+        recovery=RecoveryConfig(OFF),
+    )
+    tape, found = Tape(*symbols), list[Answer]()
+
+    def published(daemon: RunningDaemon) -> list[Answer]:
+        return [each for each in daemon.sink.messages(ANSWERS) if isinstance(each, Answer)]
+
+    async with AIOKafkaProducer(bootstrap_servers=real_kafka.bootstrap) as producer:
+        for seconds in (range(3), range(3, 5)):
+            source = KafkaSource("kafka", real_kafka.bootstrap, [topic], group)
+            async with running(config, source) as daemon:
+                for n in seconds:
+                    for each in tape.second(n, trades=1):
+                        await producer.send(topic, each.payload)
+                    await producer.flush()
+                newest = START + (seconds[-1] - 1) * SECOND
+                await until_slowly(
+                    lambda d=daemon, newest=newest: (
+                        len({a.session for a in published(d) if a.as_of >= newest}) == MANY
+                    ),
+                    100,
+                )
+                assert await daemon.gateway.stop()
+            found += published(daemon)
+    for name, each in groupby(sorted(found, key=lambda a: (a.session, a.sequence)), lambda a: a.session):
+        answers = list(each)  # bars that came together make one version
+        assert [a.sequence for a in answers] == list(range(1, len(answers) + 1)), name
+        assert all(a.as_of < b.as_of for a, b in pairwise(answers)), name
+        assert {a.epoch for a in answers} == {1, 2}, name
 
 
 async def test_a_source_without_a_log_goes_on_from_the_file_of_progress(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a Kafka source's log keeps for its reader: offsets with a text, across starts and rebalances."""
+"""What a Kafka source's log keeps for its reader: offsets with records, across starts and rebalances."""
 
 from __future__ import annotations
 
@@ -19,8 +19,13 @@ from tests.kit.records import TOPIC as T
 two_partitions = pytest.mark.parametrize("broker", [2], indirect=True)
 
 
+def record(text: str) -> dict[str, bytes]:
+    """The records that a reader commits."""
+    return {"writer/session": text.encode()}
+
+
 class Notes:
-    """A reader that notes what it is told, and commits what it has read, with a text."""
+    """A reader that notes what it is told, and commits what it has read, with a record."""
 
     def __init__(
         self, source: KafkaSource, text: str, begin: Mapping[Partition, StartPosition] | None = None
@@ -37,13 +42,15 @@ class Notes:
         return self.begin
 
     def answered_elsewhere(self, stored: Mapping[Partition, CommitPoint]) -> set[Partition]:
-        return {partition for partition, point in stored.items() if point.metadata not in ("", self.text)}
+        return {
+            partition for partition, point in stored.items() if point.state not in ({}, record(self.text))
+        }
 
     def begins(self, partition: Partition, start: int) -> None:
         self.began[partition] = start
 
     async def commit(self) -> bool:
-        read = {(m.topic, m.partition): CommitPoint(m.offset + 1, self.text) for m in self.got}
+        read = {(m.topic, m.partition): CommitPoint(m.offset + 1, record(self.text)) for m in self.got}
         owned = {p: point for p, point in read.items() if p not in self.gone}
         if owned:
             await self.source.commit(owned)
@@ -94,12 +101,12 @@ async def test_the_embedded_broker_keeps_texts_and_begins_again_before_what_is_c
     for begin, expected in zip(wanted, (0, 4, 6, 0), strict=True):
         again = kafka.source("g")
         again.set_retention(10**9, skips=False)
-        assert await again.stored() == {(T, 0): CommitPoint(6, "text")}
+        assert await again.stored() == {(T, 0): CommitPoint(6, record("text"))}
         notes = Notes(again, "other", {(T, 0): begin} if begin else {})
         await again.start()
         kafka.run(notes.read())
         await until(lambda notes=notes, n=expected: len(notes.got) == 9 - n)
-        assert notes.stored == {(T, 0): CommitPoint(6, "text")}
+        assert notes.stored == {(T, 0): CommitPoint(6, record("text"))}
         assert notes.began == {(T, 0): expected}, "never behind what is committed"
         await again.stop()
 
@@ -114,7 +121,7 @@ async def test_a_member_reads_again_without_leaving_its_group(kafka: KafkaClient
     reading = asyncio.ensure_future(notes.read())
     await until(lambda: len(notes.got) == 9)
     before = source.membership
-    await source.commit({(T, 0): CommitPoint(6, "text")})
+    await source.commit({(T, 0): CommitPoint(6, record("text"))})
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
     assert source.stays
@@ -123,7 +130,7 @@ async def test_a_member_reads_again_without_leaving_its_group(kafka: KafkaClient
     kafka.run(notes.read())
     await until(lambda: len(notes.got) == 3)
     assert [message.offset for message in notes.got] == [6, 7, 8]
-    assert (notes.stored, notes.began) == ({(T, 0): CommitPoint(6, "text")}, {(T, 0): 6})
+    assert (notes.stored, notes.began) == ({(T, 0): CommitPoint(6, record("text"))}, {(T, 0): 6})
     assert source.membership == before
 
 
@@ -141,12 +148,12 @@ async def test_a_partition_that_others_answered_before_it_came_back_is_begun_ane
     assert before is not None
     assert consumer is not None
     notes.began.clear()
-    point = CommitPoint(7, "others") if answered else CommitPoint(5, "text")
+    point = CommitPoint(7, record("others")) if answered else CommitPoint(5, record("text"))
 
     async def committed(*_: object) -> dict[TopicPartition, CommitPoint]:
         return {TopicPartition(T, 0): point}
 
-    monkeypatch.setattr("feeds.kafka_member.committed_points", committed)
+    monkeypatch.setattr("feeds.kafka_member.KafkaMember.committed", committed)
     consumer._coordinator.request_rejoin()
     await until(lambda: getattr(source.membership, "generation", 0) > before.generation)
     await until(lambda: getattr(source.membership, "partitions", ()) == before.partitions)
@@ -264,7 +271,7 @@ async def test_a_topic_of_transactions_is_committed_to_its_end(real: KafkaClient
     await until(lambda: (topic, 0) in source.lags)
     assert source.lags[topic, 0].records == 0
     assert [m.offset for m in notes.got] == [0, 4, 6]
-    await source.commit({(topic, 0): CommitPoint(14, "all of it")})
+    await source.commit({(topic, 0): CommitPoint(14, record("all of it"))})
     await source.stop()
     again = real.source(topic, poll_ms=50)
     again.set_retention(3600 * 10**9, skips=False)
@@ -272,7 +279,7 @@ async def test_a_topic_of_transactions_is_committed_to_its_end(real: KafkaClient
     await again.start()
     real.run(notes.read())
     await until(lambda: len(notes.got) == 3)
-    assert notes.stored == {(topic, 0): CommitPoint(14, "all of it"), (topic, 1): CommitPoint(0)}
+    assert notes.stored == {(topic, 0): CommitPoint(14, record("all of it")), (topic, 1): CommitPoint(0)}
     assert notes.began[topic, 0] == 0
 
 
@@ -291,7 +298,7 @@ async def test_what_was_read_is_committed_before_another_member_takes_the_partit
     real.run(two.read())
     await until(lambda: two.began)
     (taken,) = two.stored
-    assert two.stored == {taken: CommitPoint(20, "a")}
+    assert two.stored == {taken: CommitPoint(20, record("a"))}
     assert two.began == {taken: 20}
     await until(lambda: one.gone == [taken])
     await produce(real.bootstrap, real.topic, 2, partitions=2)

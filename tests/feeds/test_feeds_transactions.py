@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from feeds.kafka_transactions import Fenced, GroupOffsets, KafkaTransactions, OutgoingMessage
+from feeds.kafka_transactions import Fenced, GroupOffsets, KafkaTransactions
 from feeds.librdkafka import LibrdkafkaProducer
-from feeds.source import CommitPoint, Membership, Partition
+from feeds.source import CommitPoint, Membership, OutgoingMessage, Partition
 from tests.kit import until
 from tests.kit.daemon import committed
 from tests.kit.kafka import KafkaServer, create_topics

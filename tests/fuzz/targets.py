@@ -5,12 +5,10 @@ result that does not read back, is a finding.
 """
 
 import atexit
-import base64
 import contextlib
 import json
 import shutil
 import struct
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -31,10 +29,9 @@ from daemon.api.generation import Failed, Generate, GenerateAll, ModelCatalog, T
 from daemon.api.openai.chat import Chat, ChatRequest
 from daemon.api.openai.completions import CompletionRequest, Completions
 from daemon.api.openai.responses import ResponseRequest, Responses
-from daemon.commit_metadata import pack, unpack
 from daemon.config.errors import ConfigError
 from daemon.config.load import load_config
-from daemon.progress import Progress
+from daemon.progress import Progress, StoredProgress, decode_stored, encode_stored
 from feeds import codec
 from feeds.array_frames import elements
 from feeds.codec import MalformedRecord, decode_message, decode_record, encode
@@ -218,21 +215,13 @@ CHATS: dict[str, tuple[Api[Any], type[msgspec.Struct], dict[str, Any]]] = {
 
 
 def _progress(data: bytes) -> None:
-    """The metadata of an offset commit."""
+    """A record of the topic of progress."""
     with contextlib.suppress(Undecodable):
-        stored = unpack(data.decode(errors="replace"))
-        again = pack(stored.epoch, stored.sessions, 1 << 30, stored.owner)
-        assert unpack(again.text) == stored
+        stored = decode_stored(data)
+        assert decode_stored(encode_stored(stored)) == stored
 
 
-def _packed_progress(data: bytes) -> None:
-    """Its rows, behind a checksum that is right."""
-    packed = zlib.compress(data)
-    whole = zlib.crc32(packed).to_bytes(4) + packed
-    _progress(b"foretick1:" + base64.b85encode(whole))
-
-
-PROGRESS = {"aaa": Progress(1, 20, 120, (START, START + SECOND)), "bbb": Progress(1, 2, 12, (-1,))}
+PROGRESS = StoredProgress(Progress(1, 20, 120, (START, START + SECOND)), 1, "tcp://127.0.0.1:7801")
 
 # --- files
 
@@ -428,10 +417,7 @@ def targets() -> dict[str, Target]:
         "command": Target(_undecodable(protocol.decode_command), [protocol.encode(c) for c in commands]),
         "event": Target(_undecodable(protocol.decode_event), [protocol.encode(each) for each in EVENTS]),
         "zeromq": Target(_zeromq, [packed]),
-        "progress": Target(_progress, [pack(1, PROGRESS, owner="tcp://127.0.0.1:7801").text.encode()]),
-        "progress-rows": Target(
-            _packed_progress, [msgspec.msgpack.encode([1, {"aaa": [1, 20, 120, [START]]}, ""])]
-        ),
+        "progress": Target(_progress, [encode_stored(PROGRESS)]),
         "configuration": Target(_configuration, _toml()),
         "setting": Target(_setting, [b"bars.interval=1s\npool.blocks=3", b"sessions.0.name=x"]),
         "format": Target(

@@ -29,7 +29,7 @@ class QueueSource:
         self.pauses = 0
         self.starts = 0
         self.committed: dict[Partition, int] = {}
-        self.metadata: dict[Partition, str] = {}
+        self.state: dict[Partition, Mapping[str, bytes]] = {}
         self.refuse_commits = False
         self.refused = 0
         self._queue: asyncio.Queue[list[Incoming] | None] = asyncio.Queue()
@@ -61,7 +61,7 @@ class QueueSource:
             self.refused += 1
             raise CommitFailed("the test says no")
         self.committed.update({p: point.offset for p, point in points.items()})
-        self.metadata.update({p: point.metadata for p, point in points.items()})
+        self.state.update({p: point.state for p, point in points.items()})
 
     async def stop(self) -> None:
         pass

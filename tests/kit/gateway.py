@@ -36,7 +36,6 @@ from feeds.connector import SinkRoute
 from feeds.kafka_transactions import (
     KafkaTransactions,
     MessagesRefused,
-    OutgoingMessage,
     TransactionOutcome,
 )
 from feeds.market_data import DeadLetter
@@ -45,6 +44,7 @@ from feeds.source import (
     CommitPoint,
     Incoming,
     Membership,
+    OutgoingMessage,
     Partition,
     ReadCommitted,
     RebalanceListener,
@@ -213,6 +213,12 @@ class Member:
         self.membership = Membership("group", 2, "me", None, frozenset(partitions), frozenset(placing))
 
     def read_committed_by(self, read: ReadCommitted) -> None:
+        pass
+
+    def records_of(self, points: Mapping[Partition, CommitPoint]) -> list[OutgoingMessage]:
+        return []
+
+    def note_stored(self, points: Mapping[Partition, CommitPoint]) -> None:
         pass
 
 

@@ -11,12 +11,18 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from feeds.kafka_transactions import (
     Fenced,
     KafkaTransactions,
-    OutgoingMessage,
     PartitionsMoved,
     TransactionalProducer,
 )
 from feeds.librdkafka import LibrdkafkaProducer, StableOffsets
-from feeds.source import CommitPoint, Membership, OffsetsUnknown, Partition, SinkStopped
+from feeds.source import (
+    CommitPoint,
+    Membership,
+    OffsetsUnknown,
+    OutgoingMessage,
+    Partition,
+    SinkStopped,
+)
 from tests.kit.kafka import KafkaCluster, KafkaServer, create_topics
 
 NewProducer = Callable[[str, str], TransactionalProducer]
@@ -74,7 +80,7 @@ class Copy:
                 before(at // self.batch)
                 upto = min(at + self.batch, self.records)
                 messages = [OutgoingMessage(self.output, None, b"%d" % number) for number in range(at, upto)]
-                point = CommitPoint(upto, f"progress {upto}")
+                point = CommitPoint(upto)
                 await sink.commit(messages, {self.input: point}, self.member)
                 at = upto
         finally:

@@ -21,13 +21,20 @@ from feeds.codec import encode
 from feeds.connector import SinkRoute
 from feeds.kafka_transactions import (
     OUTCOMES,
+    Fenced,
     KafkaTransactions,
     MessagesRefused,
-    OutgoingMessage,
     PartitionsMoved,
 )
 from feeds.market_data import Answer, AnyMessage, DataUpdated, DeadLetter, FlashReady
-from feeds.source import CommitPoint, Membership, MemberSource, SinkStopped, StandbySource
+from feeds.source import (
+    CommitPoint,
+    Membership,
+    MemberSource,
+    OutgoingMessage,
+    SinkStopped,
+    StandbySource,
+)
 from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
@@ -238,7 +245,7 @@ class Transactions:
             self._again.clear()
             self._rewound.clear()
             began, written = time.monotonic_ns(), False
-            messages = [each.message for each in taken]
+            messages = [each.message for each in taken] + self._source.records_of(points)
             sources = {each.stream for each in taken if each.stream is not None}
             try:
                 await self._sink.commit(messages, points, self._membership, sources)
@@ -254,6 +261,7 @@ class Transactions:
                 log.warning("%s", error)
             else:
                 written = True
+                self._source.note_stored(points)
                 self.stored.update(points)
             finally:
                 for outcome, total in self._outcomes.items():
@@ -285,7 +293,12 @@ class Transactions:
         self._finish(moved)
 
     def _refuse(self, taken: list[_Staged], points: Collection[Stream], error: MessagesRefused) -> None:
-        """The next transaction has a DLQ record in place of each message that the broker never takes."""
+        """The next transaction has a DLQ record in place of each message that the broker never takes.
+
+        Raises Fenced where it does not take the records of progress.
+        """
+        if max(error.reasons) >= len(taken):
+            raise Fenced(f"{self._sink.name}: where sessions stand cannot be stored: {error}") from error
         refused = {
             index: reason
             for index, reason in error.reasons.items()
@@ -298,7 +311,9 @@ class Transactions:
                 log.error("%s refused a DLQ record for good: %s", self._sink.name, error)
             else:
                 why = f"{self._sink.name} refuses a message for good: {error}"
-                dead_letter = RefusedMessage(each.original, topic, key or b"", payload, headers, reason, why)
+                dead_letter = RefusedMessage(
+                    each.original, topic, key or b"", payload or b"", headers, reason, why
+                )
                 self._delivery.on_refused(dead_letter, lambda: None)
             self._delivery.wait_for(-1)
             each.published(DeliveryOutcome.REFUSED)

@@ -4,7 +4,7 @@ The gateway numbers each record it passes on. Each answer carries its session's 
 numbered below it are in closed bars or dropped. Once the answer is acknowledged, those records are done. One
 that has a DLQ record waits for that, too. Records of one stream (a topic's partition) may belong to several
 sessions, so a stream's position is the least offset any session, or a record, still waits for. With each
-position goes a text, which tells where its sessions stand.
+position go records, which tell where its sessions stand.
 
 A source goes on before the committed offset, to fill the windows. What was committed is history: it was
 answered for, and is neither outstanding nor committed again. Where it was asked for, it is answered again,
@@ -13,7 +13,7 @@ and the committed offset stays until it is reached, also by the next engine.
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -49,11 +49,12 @@ _LONGEST = 4096
 class OffsetTracker:
     """Outstanding records by session, next offsets by stream. One thread.
 
-    ``describe``: the text for a position of a stream that these sessions read. ``source``: which ranges name.
+    ``describe``: the records that are stored with a position of a stream that these sessions read.
+    ``source``: which ranges name.
     """
 
     def __init__(
-        self, describe: Callable[[Iterable[str]], str] = lambda sessions: "", source: str = ""
+        self, describe: Callable[[Iterable[str]], Mapping[str, bytes]] = lambda sessions: {}, source: str = ""
     ) -> None:
         self._describe, self.source = describe, source
         self._outstanding: dict[str, deque[_Run]] = {}
@@ -217,7 +218,7 @@ class OffsetTracker:
             readers.discard(session)
 
     def to_commit(self) -> dict[Stream, CommitPoint]:
-        """Next offset to read and its text by stream, where one of them changed since the last call.
+        """Next offset to read and its records by stream, where one of them changed since the last call.
 
         No committed offset is taken back: until a stream has reached it again, it is left out.
         """

@@ -2,22 +2,35 @@
 
 An epoch is the life of one engine. Answers of a session are numbered in the order of publishing; the numbers
 go on behind the newest acknowledged answer when an engine starts, so that a reader finds no gap. What is
-acknowledged is stored as the metadata of offset commits (`daemon.commit_metadata`), and in a file where
-a source keeps no offsets.
+acknowledged is stored by the source, as a record of each session with the offsets, and in a file where a
+source keeps no offsets.
+
+A daemon's records have names of its own, so that one that wakes up late overwrites nothing; of several
+records of a session the furthest counts. The record without a session tells of the engine, which may have
+published answers that are not acknowledged.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+import secrets
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
-from daemon.commit_metadata import StoredProgress, pack, unpack
-from daemon.progress import Progress, WindowStart, covers, order
-from feeds.decoding import Undecodable
+from daemon.progress import (
+    Progress,
+    StoredProgress,
+    WindowStart,
+    covers,
+    decode_stored,
+    encode_stored,
+    order,
+)
+from feeds.decoding import Undecodable, decoded
+from feeds.source import CommitPoint, Partition
 from metrics.store import MetricStore
 from support.durable_file import remove_abandoned, replacing
 
@@ -25,7 +38,9 @@ log = logging.getLogger(__name__)
 
 FILE = "progress"
 _MAX_FILE_BYTES = 1 << 22
+_CRC_BYTES = 4
 _UNKNOWN = WindowStart()
+_decode_file = msgspec.msgpack.Decoder(dict[str, bytes]).decode
 
 
 @dataclass
@@ -90,8 +105,8 @@ class ProgressStore:
         self._store, self._directory, self._address = store, directory, address
         self.epoch = 0
         self._sessions: dict[str, _Session] = {}
-        self._warned: set[str] = set()
-        self._saved = ""
+        self._writer = secrets.token_hex(4)
+        self._saved = b""
         self._told: dict[str, Progress] = {}
         """What the engine knows to be stored."""
         self.load()
@@ -103,36 +118,44 @@ class ProgressStore:
 
     # What was stored.
 
-    def read(self, texts: Iterable[str]) -> dict[str, StoredProgress]:
-        """Go on from what was stored with offsets, by text; of a session in several, the newest counts.
+    def read(self, points: Mapping[Partition, CommitPoint]) -> None:
+        """Go on from what was stored with offsets; of a session's records the furthest counts.
 
-        A text that is not ours is counted and skipped.
+        A record that is not ours is counted and skipped.
         """
-        found: dict[str, StoredProgress] = {}
-        for text in dict.fromkeys(texts):
-            try:
-                stored = unpack(text)
-            except Undecodable as error:
-                self._store.inc("foretick_recovery_progress_refused_total")
-                log.warning("progress stored with an offset is not used: %s", error)
-                continue
-            found[text] = stored
+        for point in points.values():
+            self._read(point.state)
+
+    def _read(self, state: Mapping[str, bytes]) -> None:
+        for name, stored in self._decoded(state, counted=True):
             self.epoch = max(self.epoch, stored.epoch)
-            for name, progress in stored.sessions.items():
-                known = self._session(name)
-                if order(progress) > order(known.progress):
-                    known.take_over(progress)
-            self._note_stored(stored)
+            if not name:
+                continue
+            known = self._session(name)
+            if order(stored.progress) > order(known.progress):
+                known.take_over(stored.progress)
+            known.note_stored(stored.progress)
+
+    def _decoded(
+        self, state: Mapping[str, bytes], *, counted: bool = False
+    ) -> list[tuple[str, StoredProgress]]:
+        """By session, "" of the engine; several of one where several daemons have written."""
+        found = []
+        for name, record in state.items():
+            try:
+                found.append((_session_of(name), decode_stored(record)))
+            except Undecodable as error:
+                if counted:
+                    self._store.inc("foretick_recovery_progress_refused_total")
+                    log.warning("progress stored as %s is not used: %s", name, error)
         return found
 
-    def stored(self, texts: Iterable[str]) -> None:
-        """These texts of `describe` are stored."""
-        for text in dict.fromkeys(texts):
-            self._note_stored(unpack(text))
-
-    def _note_stored(self, stored: StoredProgress) -> None:
-        for name, progress in stored.sessions.items():
-            self._session(name).note_stored(progress)
+    def stored(self, points: Iterable[CommitPoint]) -> None:
+        """These points, with what `describe` gave, are stored."""
+        for point in points:
+            for name, stored in self._decoded(point.state):
+                if name:
+                    self._session(name).note_stored(stored.progress)
 
     def news_of_stored(self, *, engine_is_new: bool = False) -> dict[str, Progress]:
         """By session, what is stored and was not returned since the engine was new."""
@@ -147,17 +170,17 @@ class ProgressStore:
         self._told.update(news)
         return news
 
-    def promote(self, texts: Iterable[str]) -> tuple[dict[str, StoredProgress], set[str]]:
-        """Like `read`, while an engine runs, and the sessions that others have answered meanwhile.
+    def promote(self, points: Mapping[Partition, CommitPoint]) -> set[str]:
+        """Like `read`, while an engine runs; returns the sessions that others have answered meanwhile.
 
         If there are any, another epoch begins.
         """
         epoch, before = self.epoch, {name: each.progress for name, each in self._sessions.items()}
-        found = self.read(texts)
+        self.read(points)
         changed = {name for name, each in self._sessions.items() if each.progress != before.get(name)}
         if changed or self.epoch > epoch:
             self.epoch += 1
-        return found, changed
+        return changed
 
     def take_back(self, names: Iterable[str]) -> None:
         """What is not stored of these sessions' progress is void: it is made again from there."""
@@ -165,35 +188,32 @@ class ProgressStore:
             known = self._session(name)
             known.go_on(known.stored)
 
-    def is_behind(self, text: str) -> bool:
+    def is_behind(self, point: CommitPoint) -> bool:
         """Whether another daemon wrote this, or it tells of an engine or answers that are not known here."""
-        try:
-            stored = unpack(text)
-        except Undecodable:
-            return False
-        further = (order(each) > order(self.of(name)) for name, each in stored.sessions.items())
-        other = stored.owner not in ("", self._address)
-        return other or stored.epoch > self.epoch or any(further)
+        return any(
+            stored.owner not in ("", self._address)
+            or stored.epoch > self.epoch
+            or (name and order(stored.progress) > order(self.of(name)))
+            for name, stored in self._decoded(point.state)
+        )
 
     def begin_epoch(self) -> None:
         """This daemon answers from now on, as another one did before."""
         self.epoch += 1
 
-    def owners(self, texts: Iterable[str]) -> dict[str, str]:
-        """By session, the address of the daemon that wrote the text it is in; empty if that told none."""
-        found: dict[str, str] = {}
-        for text in texts:
-            with suppress(Undecodable):
-                stored = unpack(text)
-                found.update(dict.fromkeys(stored.sessions, stored.owner))
-        return found
+    def owners(self, points: Iterable[CommitPoint]) -> dict[str, str]:
+        """By session, the address of the daemon that wrote its record; empty if that told none."""
+        found: dict[str, StoredProgress] = {}
+        for point in points:
+            for name, stored in self._decoded(point.state):
+                known = found.get(name)
+                if name and (known is None or order(stored.progress) > order(known.progress)):
+                    found[name] = stored
+        return {name: stored.owner for name, stored in found.items()}
 
-    def readers(self, text: str) -> frozenset[str]:
-        """Sessions of a text that was read."""
-        try:
-            return frozenset(unpack(text).sessions)
-        except Undecodable:
-            return frozenset()
+    def readers(self, point: CommitPoint) -> frozenset[str]:
+        """Sessions whose records were read with a point."""
+        return frozenset(filter(None, map(_session_of, point.state)))
 
     def load(self) -> None:
         """Go on from the file, if there is one."""
@@ -202,50 +222,49 @@ class ProgressStore:
         remove_abandoned(self._directory, FILE)
         try:
             with (self._directory / FILE).open("rb") as file:
-                text = file.read(_MAX_FILE_BYTES).decode(errors="replace")
+                data = file.read(_MAX_FILE_BYTES)
         except FileNotFoundError:
             return
         except OSError as error:
             self._store.inc("foretick_recovery_progress_refused_total")
             log.warning("the progress of earlier sessions cannot be read: %s", error)
             return
-        self.read((text,))
+        try:
+            if zlib.crc32(data[_CRC_BYTES:]).to_bytes(_CRC_BYTES) != data[:_CRC_BYTES]:
+                raise Undecodable("the checksum does not match", readable=False)
+            self._read(decoded(_decode_file, data[_CRC_BYTES:]))
+        except Undecodable as error:
+            self._store.inc("foretick_recovery_progress_refused_total")
+            log.warning("the progress of earlier sessions is not used: %s", error)
 
     async def save(self) -> bool:
         """Write the file, if something changed: whole, or not at all; False where that failed."""
         if self._directory is None:
             return True
-        sessions = {name: each.progress for name, each in self._sessions.items()}
-        text = pack(self.epoch, sessions, _MAX_FILE_BYTES).text
-        if text != self._saved:
-            await asyncio.to_thread(self._write, self._directory, text)
-        return text == self._saved
+        packed = msgspec.msgpack.encode(self.describe(self._sessions))
+        data = zlib.crc32(packed).to_bytes(_CRC_BYTES) + packed
+        if data != self._saved:
+            await asyncio.to_thread(self._write, self._directory, data)
+        return data == self._saved
 
-    def _write(self, directory: Path, text: str) -> None:
+    def _write(self, directory: Path, data: bytes) -> None:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             with replacing(directory / FILE) as file:
-                file.write(text.encode())
+                file.write(data)
         except OSError as error:
             self._store.inc("foretick_recovery_progress_failed_total")
             log.warning("the progress of sessions cannot be written, trying again: %s", error)
         else:
-            self._saved = text
+            self._saved = data
 
-    def describe(self, sessions: Iterable[str]) -> str:
-        """The progress of these sessions as the metadata of an offset."""
-        known = {name: self._session(name).progress for name in sorted(sessions)}
-        packed = pack(self.epoch, known, owner=self._address)
-        missing = set(packed.excluded)
-        if missing - self._warned:
-            self._warned |= missing
-            log.warning(
-                "the progress of %d sessions finds no room beside their partition's offset; after a restart "
-                "their numbers begin again, and answers may be repeated: %s; read them from more partitions",
-                len(missing), ", ".join(sorted(missing)[:10]),
-            )  # fmt: skip
-            self._store.inc("foretick_recovery_progress_excluded_total", len(missing))
-        return packed.text
+    def describe(self, sessions: Iterable[str]) -> dict[str, bytes]:
+        """The records of these sessions and of the engine, by name."""
+        known = {"": Progress()} | {name: self._session(name).progress for name in sorted(sessions)}
+        return {
+            f"{self._writer}/{name}": encode_stored(StoredProgress(each, self.epoch, self._address))
+            for name, each in known.items()
+        }
 
     # An engine's life.
 
@@ -325,6 +344,10 @@ class ProgressStore:
 
     def _session(self, name: str) -> _Session:
         return self._sessions.setdefault(name, _Session())
+
+
+def _session_of(name: str) -> str:
+    return name.partition("/")[2]
 
 
 def _furthest(known: tuple[int, ...], closed: tuple[int, ...]) -> tuple[int, ...]:

@@ -10,14 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from daemon import protocol
-from daemon.commit_metadata import pack
 from daemon.config.fingerprint import window_settings
 from daemon.config.schema import RecoveryConfig
 from daemon.gateway.checkpoint.commits import Transactions
 from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.checkpoint.outbox import Delivery
 from daemon.gateway.checkpoint.state import ProgressStore
-from daemon.progress import Position, Progress, WindowStart
+from daemon.progress import Position, Progress, StoredProgress, WindowStart, decode_stored
 from feeds.connector import SinkRoute
 from feeds.market_data import DataUpdated
 from feeds.source import (
@@ -29,18 +28,20 @@ from ingest.ring import Ring
 from metrics.store import MetricStore
 from tests.kit import inproc_config
 from tests.kit.gateway import Broker, Commands, Log, Member, SourceEvents, inputs_of
+from tests.kit.progress import stored
 
 P, Q = ("t", 0), ("t", 1)
 CONFIG = inproc_config(["V:AAA", "V:BBB"], recovery=RecoveryConfig(reread_records=80))
 SETTINGS = {each.name: window_settings(CONFIG, each) for each in CONFIG.sessions}
 
 
-def text(*sessions: str, **begins: Position) -> str:
+FOREIGN = {"made by hand": b"at noon"}
+
+
+def told(*sessions: str, **begins: Position) -> dict[str, bytes]:
     """``begins``: where a session's window begins."""
     windows = {name: WindowStart(SETTINGS[name], (begins[name],)) for name in begins}
-    return pack(
-        4, {name: Progress(4, 10, 60, (5,), windows.get(name, WindowStart())) for name in sessions}
-    ).text
+    return stored(4, {name: Progress(4, 10, 60, (5,), windows.get(name, WindowStart())) for name in sessions})
 
 
 class Rig(SourceEvents):
@@ -115,7 +116,7 @@ def at(partition: Partition, offset: int, source: str = "kafka") -> Position:
 
 
 async def test_what_is_committed_is_what_an_engine_goes_on_from() -> None:
-    rig = Rig({P: CommitPoint(100, text("aaa")), Q: CommitPoint(50, "by hand")})
+    rig = Rig({P: CommitPoint(100, told("aaa")), Q: CommitPoint(50, FOREIGN)})
     assert await rig.start() == {"aaa": Progress(5, 10, 60, (5,)), "bbb": Progress(5)}
 
 
@@ -135,7 +136,7 @@ async def test_what_is_committed_is_what_an_engine_goes_on_from() -> None:
 async def test_a_partition_is_read_from_the_least_position_of_its_sessions(
     positions: dict[str, dict[str, Position]], begin: dict[Partition, StartPosition]
 ) -> None:
-    rig = Rig({P: CommitPoint(100, text("aaa", "bbb"))})
+    rig = Rig({P: CommitPoint(100, told("aaa", "bbb"))})
     await rig.start()
     rig.input.engine_ready(positions)
     assert await rig.assign() == begin
@@ -154,7 +155,7 @@ async def test_a_partition_is_read_from_the_least_position_of_its_sessions(
 async def test_without_a_snapshot_reading_begins_where_the_window_does(
     begins: dict[str, Position], positions: dict[str, dict[str, Position]], begin: StartPosition
 ) -> None:
-    rig = Rig({P: CommitPoint(100, text("aaa", "bbb", **begins))})
+    rig = Rig({P: CommitPoint(100, told("aaa", "bbb", **begins))})
     await rig.start()
     rig.input.engine_ready(positions)
     assert await rig.assign() == {P: begin}
@@ -162,14 +163,14 @@ async def test_without_a_snapshot_reading_begins_where_the_window_does(
 
 @pytest.mark.parametrize("begins", [{"aaa": at(Q, 40), "bbb": at(P, 60, "other")}, {"aaa": at(P, 2)}])
 async def test_a_window_that_begins_elsewhere_or_too_early_is_filled(begins: dict[str, Position]) -> None:
-    rig = Rig({P: CommitPoint(100, text(*begins, **begins))})
+    rig = Rig({P: CommitPoint(100, told(*begins, **begins))})
     await rig.start()
     rig.input.engine_ready({})
     assert await rig.assign() == {P: StartPosition(100, lookback_end=100)}
 
 
 async def test_a_new_session_and_one_with_other_settings_have_their_windows_filled() -> None:
-    rig = Rig({P: CommitPoint(100, text("aaa", aaa=at(P, 40)))})
+    rig = Rig({P: CommitPoint(100, told("aaa", aaa=at(P, 40)))})
     await rig.start()
     rig.input.engine_ready({})
     assert await rig.assign() == {P: StartPosition(40, lookback_end=100)}
@@ -178,27 +179,30 @@ async def test_a_new_session_and_one_with_other_settings_have_their_windows_fill
 
 
 async def test_a_partition_whose_sessions_are_not_known_is_read_from_its_window() -> None:
-    rig = Rig({P: CommitPoint(100, ""), Q: CommitPoint(100, "by hand")})
+    rig = Rig({P: CommitPoint(100), Q: CommitPoint(100, FOREIGN)})
     await rig.start()
     rig.input.engine_ready({"aaa": {"V:AAA": at(P, 80)}, "bbb": {"V:BBB": at(Q, 80)}})
     assert await rig.assign() == dict.fromkeys((P, Q), StartPosition(100, lookback_end=100))
 
 
 async def test_a_start_commits_its_epoch_before_a_record_is_read() -> None:
-    rig = Rig({P: CommitPoint(100, text("aaa"))})
+    rig = Rig({P: CommitPoint(100, told("aaa"))})
     await rig.start()
     await rig.assign()
     rig.log.listener.begins(P, 70)
     assert await rig.commit()
     assert rig.log.committed == {P: 100}
-    assert rig.log.metadata[P] == pack(5, {"aaa": Progress(4, 10, 60, (5,))}).text
+    assert [decode_stored(record) for record in rig.log.state[P].values()] == [
+        StoredProgress(Progress(), 5),
+        StoredProgress(Progress(4, 10, 60, (5,)), 5),
+    ]
     assert rig.tracker.next_offset(P) == 70
     assert rig.tracker.is_stored(P, 99)
 
 
 async def test_the_engine_hears_whose_records_are_read_as_soon_as_they_are() -> None:
     """Sessions of a partition that another daemon has may be restored, too: they wait."""
-    rig = Rig({P: CommitPoint(100, text("aaa")), Q: CommitPoint(7, text("bbb"))})
+    rig = Rig({P: CommitPoint(100, told("aaa")), Q: CommitPoint(7, told("bbb"))})
     await rig.start()
     await rig.assign()
     assert not rig.assigned
@@ -208,7 +212,7 @@ async def test_the_engine_hears_whose_records_are_read_as_soon_as_they_are() -> 
 
 async def test_the_engine_hears_which_sessions_left_until_their_partition_comes_back() -> None:
     """Also those that no commit tells of; the next engine begins without any of them."""
-    rig = Rig({P: CommitPoint(100, text("aaa")), Q: CommitPoint(7)})
+    rig = Rig({P: CommitPoint(100, told("aaa")), Q: CommitPoint(7)})
     await rig.start()
     await rig.assign()
     rig.log.listener.begins(P, 70)
@@ -232,7 +236,7 @@ async def test_the_engine_hears_which_sessions_left_until_their_partition_comes_
 
 async def test_an_engine_knows_what_a_restart_of_the_daemon_would_find() -> None:
     """Not what is acknowledged, but what is committed; each engine is told once."""
-    rig = Rig({P: CommitPoint(100, text("aaa"))})
+    rig = Rig({P: CommitPoint(100, told("aaa"))})
     await rig.start()
     await rig.assign()
     stored, newer = Progress(4, 10, 60, (5,)), Progress(5, 11, 60, (6,))
@@ -253,7 +257,7 @@ async def test_an_engine_knows_what_a_restart_of_the_daemon_would_find() -> None
 
 
 async def test_what_is_committed_while_an_engine_loads_reaches_it_once_it_is_up() -> None:
-    rig = Rig({P: CommitPoint(100, text("aaa"))})
+    rig = Rig({P: CommitPoint(100, told("aaa"))})
     await rig.start()
     await rig.assign()
     rig.log.listener.begins(P, 100)
@@ -286,10 +290,10 @@ async def test_progress_that_cannot_be_written_is_not_what_a_restart_finds(tmp_p
 
 async def test_a_session_that_could_not_begin_anew_in_time_does_at_the_next_assignment() -> None:
     """The source gives up an assignment that takes too long, and tries again."""
-    rig = Rig({P: CommitPoint(100, text("aaa"))})
+    rig = Rig({P: CommitPoint(100, told("aaa"))})
     await rig.start()
     await rig.assign()
-    rig.log.points = {P: CommitPoint(120, pack(6, {"aaa": Progress(6, 12, 72, (7,))}).text)}
+    rig.log.points = {P: CommitPoint(120, stored(6, {"aaa": Progress(6, 12, 72, (7,))}))}
     resume = rig.resume
 
     async def first_fails(names: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
@@ -307,7 +311,7 @@ async def test_a_session_that_could_not_begin_anew_in_time_does_at_the_next_assi
 
 
 async def test_a_past_that_was_asked_for_is_not_history() -> None:
-    rig = Rig({P: CommitPoint(100, text("aaa"))}, again=True)
+    rig = Rig({P: CommitPoint(100, told("aaa"))}, again=True)
     assert (await rig.start())["aaa"] == Progress(5, 10, 60)
     await rig.assign()
     rig.log.listener.begins(P, 0)
@@ -316,7 +320,7 @@ async def test_a_past_that_was_asked_for_is_not_history() -> None:
 
 async def test_a_past_that_was_asked_for_is_answered_on_by_the_next_engine() -> None:
     """From where the one before had answered, though more is committed; once that is reached, no further."""
-    rig = Rig({P: CommitPoint(100, text("aaa"))}, again=True)
+    rig = Rig({P: CommitPoint(100, told("aaa"))}, again=True)
     await rig.start()
     await rig.assign()
     rig.log.listener.begins(P, 0)
@@ -343,7 +347,7 @@ async def test_a_past_that_was_asked_for_is_answered_on_by_the_next_engine() -> 
 
 
 async def test_a_past_that_was_asked_for_goes_on_where_the_source_is_opened_again() -> None:
-    rig = Rig({P: CommitPoint(100, text("aaa"))}, again=True)
+    rig = Rig({P: CommitPoint(100, told("aaa"))}, again=True)
     await rig.start()
     await rig.assign()
     rig.log.listener.begins(P, 0)
@@ -355,7 +359,7 @@ async def test_a_past_that_was_asked_for_goes_on_where_the_source_is_opened_agai
 
 
 async def test_a_partition_that_comes_back_unanswered_is_read_on_from_where_it_was_left() -> None:
-    rig = Rig({P: CommitPoint(100, text("aaa"))})
+    rig = Rig({P: CommitPoint(100, told("aaa"))})
     await rig.start()
     await rig.assign()
     rig.log.listener.begins(P, 100)
@@ -372,7 +376,7 @@ async def test_a_partition_that_comes_back_unanswered_is_read_on_from_where_it_w
 async def test_sessions_that_others_answered_begin_anew(
     place: int | None, begin: dict[Partition, StartPosition]
 ) -> None:
-    rig = Rig({P: CommitPoint(100, text("aaa"))})
+    rig = Rig({P: CommitPoint(100, told("aaa"))})
     resumed: list[set[str]] = []
 
     async def resume(names: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
@@ -385,7 +389,7 @@ async def test_sessions_that_others_answered_begin_anew(
     rig.log.listener.begins(P, 100)
     rig.tracker.passed_on("aaa", 1, P, 119)
     rig.log.listener.on_revoked([P])
-    rig.log.points[P] = CommitPoint(300, pack(6, {"aaa": Progress(6, 30, 180, (9,))}).text)
+    rig.log.points[P] = CommitPoint(300, stored(6, {"aaa": Progress(6, 30, 180, (9,))}))
     assert await rig.assign() == begin
     assert resumed == [{"aaa"}]
     assert rig.was_reset == [({"aaa"}, {"aaa"})]
@@ -397,8 +401,8 @@ async def test_sessions_that_others_answered_begin_anew(
 
 async def test_a_session_is_asked_here_as_soon_as_its_partition_is_ours() -> None:
     """While it is reset, its former owner is not asked any more."""
-    theirs = CommitPoint(300, pack(6, {"aaa": Progress(6, 30, 180, (9,))}, owner="tcp://there").text)
-    rig = Rig({P: CommitPoint(100, text("aaa"))})
+    theirs = CommitPoint(300, stored(6, {"aaa": Progress(6, 30, 180, (9,))}, owner="tcp://there"))
+    rig = Rig({P: CommitPoint(100, told("aaa"))})
     await rig.start()
 
     async def peer_offsets() -> Mapping[Partition, CommitPoint]:
@@ -420,22 +424,24 @@ async def test_a_session_is_asked_here_as_soon_as_its_partition_is_ours() -> Non
 
 
 @pytest.mark.parametrize(
-    ("stored", "elsewhere"),
+    ("found", "elsewhere"),
     [
-        (text("aaa"), False),
-        (pack(5, {"aaa": Progress(5, 11, 66, (6,))}, owner="tcp://here").text, False),
-        (pack(5, {"aaa": Progress(5, 13, 78, (8,))}).text, True),
-        (pack(6, {"aaa": Progress(5, 11, 66, (6,))}).text, True),
-        (pack(5, {"aaa": Progress(5, 11, 66, (6,))}, owner="tcp://there").text, True),
-        ("by hand", False),
+        (told("aaa"), False),
+        (stored(5, {"aaa": Progress(5, 11, 66, (6,))}, owner="tcp://here"), False),
+        (stored(5, {"aaa": Progress(5, 13, 78, (8,))}), True),
+        (stored(6, {"aaa": Progress(5, 11, 66, (6,))}), True),
+        (stored(5, {"aaa": Progress(5, 11, 66, (6,))}, owner="tcp://there"), True),
+        (FOREIGN, False),
     ],
     ids=["earlier", "ours", "further", "epoch", "owner", "foreign"],
 )
-async def test_what_others_have_answered_is_told_from_what_is_ours(stored: str, elsewhere: bool) -> None:
-    rig = Rig({P: CommitPoint(100, text("aaa"))}, address="tcp://here")
+async def test_what_others_have_answered_is_told_from_what_is_ours(
+    found: dict[str, bytes], elsewhere: bool
+) -> None:
+    rig = Rig({P: CommitPoint(100, told("aaa"))}, address="tcp://here")
     await rig.start()
     rig.progress.acknowledge("aaa", 12, range(61, 73), (7,))
-    assert rig.log.listener.answered_elsewhere({P: CommitPoint(110, stored)}) == ({P} if elsewhere else set())
+    assert rig.log.listener.answered_elsewhere({P: CommitPoint(110, found)}) == ({P} if elsewhere else set())
 
 
 @asynccontextmanager
@@ -454,7 +460,7 @@ async def committing(rig: Rig) -> AsyncIterator[Rig]:
 
 
 def both() -> Rig:
-    return Rig({P: CommitPoint(100, text("aaa")), Q: CommitPoint(100, text("bbb"))}, exactly_once=True)
+    return Rig({P: CommitPoint(100, told("aaa")), Q: CommitPoint(100, told("bbb"))}, exactly_once=True)
 
 
 async def test_with_transactions_what_was_not_committed_of_a_partition_that_left_is_made_again() -> None:

@@ -2,17 +2,19 @@
 
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.commit_metadata import pack, unpack
 from daemon.gateway.checkpoint.state import FILE, ProgressStore
 from daemon.progress import Position, Progress, WindowStart
+from feeds.source import CommitPoint, Partition
 from metrics.store import MetricStore
 from tests.kit.flushes import noted_flushes
+from tests.kit.progress import stored
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ def test_numbers_go_on_behind_the_newest_below_which_all_are_acknowledged(
     complete = next(n for n in range(len(slots) + 1) if n + 1 not in acknowledged)
     assert progress.of("aaa").sequence == complete
     before = ProgressStore(store)
-    before.read([progress.describe(["aaa"])])
+    before.read(at(progress.describe(["aaa"])))
     closed = (alive * 10,) if alive else ()
     assert before.start(["aaa"]) == {"aaa": Progress(2, alive, complete, closed)}
     assert before.number("aaa") == complete + 1
@@ -70,10 +72,21 @@ def test_a_window_whose_beginning_is_not_known_begins_behind_the_last_one_that_i
     assert progress.of("aaa").window == WindowStart()
 
 
-def test_of_a_session_in_several_texts_the_newest_counts(store: MetricStore) -> None:
+def at(*states: Mapping[str, bytes]) -> dict[Partition, CommitPoint]:
+    """Points of as many partitions."""
+    return {("t", number): CommitPoint(0, state) for number, state in enumerate(states)}
+
+
+def test_of_several_records_of_a_session_the_furthest_counts(store: MetricStore) -> None:
     progress = ProgressStore(store)
     old, new = Progress(2, 30, 100, (5,)), Progress(3, 12, 90, (7,))
-    progress.read([pack(3, {"aaa": new}).text, pack(4, {"aaa": old, "bbb": old}).text, ""])
+    progress.read(
+        at(
+            stored(3, {"aaa": new}),
+            stored(4, {"bbb": old}) | stored(4, {"aaa": old}, writer="woke up late"),
+            {},
+        )
+    )
     assert progress.start(["aaa", "bbb", "ccc"]) == {
         "aaa": Progress(5, 12, 90, (7,)),
         "bbb": Progress(5, 30, 100, (5,)),
@@ -81,21 +94,22 @@ def test_of_a_session_in_several_texts_the_newest_counts(store: MetricStore) -> 
     }
 
 
-def test_a_text_that_is_not_ours_is_counted_and_harms_nothing(
+def test_a_record_that_is_not_ours_is_counted_and_harms_nothing(
     store: MetricStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     progress = ProgressStore(store)
-    text = pack(3, {"aaa": Progress(3, 12, 90)}).text
+    found = stored(3, {"aaa": Progress(3, 12, 90)})
+    (record,) = found.values()
     with caplog.at_level(logging.WARNING):
-        progress.read(["offset written by hand", text[:-1], text])
+        progress.read(at({"hand/aaa": b"made by hand", "cut/aaa": record[:-1]}, found))
     assert store.value("foretick_recovery_progress_refused_total") == 2
-    assert caplog.text.count("progress stored with an offset is not used") == 2
+    assert caplog.text.count("is not used") == 2
     assert progress.start(["aaa"]) == {"aaa": Progress(4, 12, 90)}
 
 
 def test_bars_up_to_what_is_acknowledged_are_history_until_the_past_is_asked_for(store: MetricStore) -> None:
     progress = ProgressStore(store)
-    progress.read([pack(1, {"aaa": Progress(1, 3, 18, (70, 80), corrected=(2, 5))}).text])
+    progress.read(at(stored(1, {"aaa": Progress(1, 3, 18, (70, 80), corrected=(2, 5))})))
     progress.start(["aaa"])
     assert progress.is_history("aaa", (70, 80))
     assert progress.is_history("aaa", (60, 80))
@@ -109,34 +123,39 @@ def test_bars_up_to_what_is_acknowledged_are_history_until_the_past_is_asked_for
     assert not progress.is_history("aaa", (60, 80))
 
 
+def test_an_engine_that_answered_nothing_has_an_epoch_of_its_own(store: MetricStore) -> None:
+    """It may have published what is not acknowledged."""
+    first, second = ProgressStore(store), ProgressStore(store)
+    first.start(["aaa"])
+    second.read(at(first.describe([])))
+    assert second.start(["aaa"]) == {"aaa": Progress(epoch=2)}
+    assert second.readers(CommitPoint(0, first.describe([]))) == set()
+    assert second.owners([CommitPoint(0, first.describe([]))]) == {}
+
+
 def test_another_owner_s_progress_begins_another_epoch_and_our_own_does_not(store: MetricStore) -> None:
     ours = ProgressStore(store)
     ours.start(["aaa", "bbb"])
     ours.acknowledge("aaa", 4, [ours.number("aaa")], (9,))
-    ours.promote([ours.describe(["aaa"])])
+    ours.promote(at(ours.describe(["aaa"])))
     assert ours.epoch == 1
-    ours.promote([pack(6, {"bbb": Progress(6, 50, 300, (40,))}).text])
+    ours.promote(at(stored(6, {"bbb": Progress(6, 50, 300, (40,))})))
     assert ours.epoch == 7
     assert ours.number("bbb") == 301
     assert ours.number("aaa") == 2
     assert ours.is_history("bbb", (40,))
 
 
-def test_sessions_that_find_no_room_are_named_once(
-    store: MetricStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    progress = ProgressStore(store)
-    names = [f"{n:x}" * 8 for n in range(0x10000, 0x10000 + 300)]
+def test_thousands_of_sessions_are_stored_each_under_a_name_of_this_daemon(store: MetricStore) -> None:
+    names = [f"session-{number}" for number in range(5000)]
+    progress, other = ProgressStore(store), ProgressStore(store)
     progress.start(names)
-    for n, name in enumerate(names):
-        progress.acknowledge(name, n * 7919, [progress.number(name)], (n * 104_729,))
-    with caplog.at_level(logging.WARNING):
-        text = progress.describe(names)
-        assert progress.describe(names) == text
-    left = 300 - len(unpack(text).sessions)
-    assert left
-    assert store.value("foretick_recovery_progress_excluded_total") == left
-    assert caplog.text.count(f"the progress of {left} sessions finds no room") == 1
+    progress.acknowledge(names[7], 4, [progress.number(names[7])], (9,))
+    found = progress.describe(names)
+    assert progress.readers(CommitPoint(0, found)) == set(names)
+    assert not found.keys() & other.describe(names).keys()
+    other.read(at(found))
+    assert other.start(names) == dict.fromkeys(names, Progress(2)) | {names[7]: Progress(2, 4, 1, (9,))}
 
 
 async def test_the_file_goes_on_where_a_source_keeps_no_offsets(store: MetricStore, tmp_path: Path) -> None:
@@ -149,7 +168,7 @@ async def test_the_file_goes_on_where_a_source_keeps_no_offsets(store: MetricSto
     assert await progress.save()
     assert (directory / FILE).stat().st_mtime_ns == written, "nothing changed"
     assert ProgressStore(store, directory).start(["aaa"]) == {"aaa": Progress(2, 4, 1, (9,))}
-    (directory / FILE).write_text((directory / FILE).read_text()[:-3])
+    (directory / FILE).write_bytes((directory / FILE).read_bytes()[:-3])
     assert ProgressStore(store, directory).start(["aaa"]) == {"aaa": Progress(1)}
     assert store.value("foretick_recovery_progress_refused_total") == 1
 

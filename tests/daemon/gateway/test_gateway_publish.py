@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from daemon import protocol
 from daemon.ages import Times
-from daemon.commit_metadata import pack
 from daemon.config.schema import Config, QuestionConfig, RollupConfig
 from daemon.config.standing import question_of
 from daemon.gateway.answer_cache import Sessions
@@ -30,6 +29,7 @@ from metrics.store import MetricStore
 from tests.kit import SECOND, START, TOPIC, MemorySink, inproc_config, sessions, until
 from tests.kit.engine_events import ANSWER, answered
 from tests.kit.gateway import Broker, Member, make_publisher
+from tests.kit.progress import stored
 
 STREAM = (TOPIC, 0)
 NAMES = [question.name for question in PAPER_SIX]
@@ -574,7 +574,9 @@ async def test_corrections_behind_the_newest_answered_bar_are_answered_once(rig)
     """Two were answered before this engine, and are read again; the third is new."""
     sink = MemorySink()
     r = rig(SinkRoute(sink, "answers.v1"))
-    r.publisher.progress.read([pack(1, {"aaa": Progress(1, 5, 18, (START,), corrected=(7,))}).text])
+    r.publisher.progress.read(
+        {("t", 0): CommitPoint(0, stored(1, {"aaa": Progress(1, 5, 18, (START,), corrected=(7,))}))}
+    )
     r.publisher.progress.start(["aaa"])
     for number, version in enumerate((6, 7, 8), 1):
         r.arrive("aaa", version)
@@ -653,7 +655,7 @@ async def test_nothing_is_published_of_a_session_until_it_has_begun_anew(rig):
     r.answer("aaa", 1, 2)
     await until(lambda: len(sink.sent) == 6)
     progress = r.publisher.progress
-    progress.promote([pack(6, {"aaa": Progress(6, 30, 180, (5,))}).text])
+    progress.promote({("t", 0): CommitPoint(0, stored(6, {"aaa": Progress(6, 30, 180, (5,))}))})
     r.publisher.reset_session(["aaa"], ["aaa"])
     sink.acknowledging.set()
     r.committed("aaa", 2, 3)

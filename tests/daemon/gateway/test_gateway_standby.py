@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.api.health import FILLING, STANDBY, health_of, state_of
-from daemon.commit_metadata import pack
 from daemon.config.schema import RecoveryConfig
 from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.checkpoint.state import ProgressStore
@@ -18,6 +17,7 @@ from ingest.ring import Ring
 from metrics.store import MetricStore
 from tests.kit import SECOND, inproc_config
 from tests.kit.gateway import Log, SourceEvents, inputs_of
+from tests.kit.progress import stored
 
 P, Q = ("t", 0), ("t", 1)
 
@@ -68,12 +68,14 @@ class Rig(SourceEvents):
         self.standby.wait()
 
 
-def text(epoch: int, version: int, sequence: int, closed: int, owner: str = "tcp://other") -> str:
-    return pack(epoch, {"aaa": Progress(epoch, version, sequence, (closed,))}, owner=owner).text
+def told(
+    epoch: int, version: int, sequence: int, closed: int, owner: str = "tcp://other"
+) -> dict[str, bytes]:
+    return stored(epoch, {"aaa": Progress(epoch, version, sequence, (closed,))}, owner)
 
 
 async def test_it_commits_nothing_and_sends_requests_to_the_one_that_answers() -> None:
-    rig = Rig({P: CommitPoint(100, text(4, 10, 60, 5))})
+    rig = Rig({P: CommitPoint(100, told(4, 10, 60, 5))})
     await rig.start()
     assert rig.log.is_standby
     assert rig.input.owner("aaa") == "", "nobody has told an address yet"
@@ -90,12 +92,12 @@ async def test_it_commits_nothing_and_sends_requests_to_the_one_that_answers() -
 
 
 async def test_it_goes_on_where_it_has_read_behind_what_is_committed() -> None:
-    rig = Rig({P: CommitPoint(100, text(4, 10, 60, 5))})
+    rig = Rig({P: CommitPoint(100, told(4, 10, 60, 5))})
     await rig.start()
     await rig.log.listener.follows(rig.log.points)
     rig.tracker.all_passed_on("aaa", [1, 2], P, [97, 98])
     # the other one answered two more bars, after an engine of its own died
-    rig.log.points[P] = CommitPoint(130, text(6, 12, 72, 7))
+    rig.log.points[P] = CommitPoint(130, told(6, 12, 72, 7))
     assert await rig.log.listener.on_assigned(rig.log.points) == {P: StartPosition(99, None, 7)}
     assert rig.told == [{"aaa": Progress(7, 12, 72, (7,)), "bbb": Progress(7)}]
     rig.log.listener.begins(P, 99)
@@ -113,12 +115,12 @@ async def test_it_goes_on_where_it_has_read_behind_what_is_committed() -> None:
 
 
 async def test_a_session_without_a_snapshot_begins_anew_before_it_is_read() -> None:
-    rig = Rig({P: CommitPoint(100, text(4, 10, 60, 5))})
+    rig = Rig({P: CommitPoint(100, told(4, 10, 60, 5))})
     await rig.start({"bbb": {}})
     assert await rig.log.listener.follows(rig.log.points) == {P: StartPosition(90, 100, 5)}, (
         "where its snapshot ends"
     )
-    rig.log.points[P] = CommitPoint(130, text(4, 12, 72, 7))
+    rig.log.points[P] = CommitPoint(130, told(4, 12, 72, 7))
     await rig.log.listener.follows(rig.log.points)
     assert rig.resumed == [{"aaa"}]
     assert await rig.log.listener.on_assigned(rig.log.points) == {P: StartPosition(90, 130, 7)}
@@ -126,26 +128,26 @@ async def test_a_session_without_a_snapshot_begins_anew_before_it_is_read() -> N
 
 
 async def test_nor_does_it_take_over_without_having_looked_for_one() -> None:
-    rig = Rig({P: CommitPoint(100, text(4, 10, 60, 5))})
+    rig = Rig({P: CommitPoint(100, told(4, 10, 60, 5))})
     await rig.start({})
     await rig.log.listener.on_assigned(rig.log.points)
     assert rig.resumed == [{"aaa"}], "nothing was ever answered of the other one"
     assert len(rig.told) == 1
 
 
-async def test_a_session_that_was_read_does_not_begin_anew() -> None:
-    """A commit may leave out sessions for want of room."""
-    rig = Rig({P: CommitPoint(100, pack(4, {}).text)})
+async def test_a_session_that_was_read_is_not_reset() -> None:
+    """Its first progress comes after its first records."""
+    rig = Rig({P: CommitPoint(100, stored(4, {"": Progress()}))})
     await rig.start({})
     await rig.log.listener.follows(rig.log.points)
     rig.tracker.all_passed_on("aaa", [1, 2], P, [97, 98])
-    rig.log.points[P] = CommitPoint(130, text(4, 12, 72, 7))
+    rig.log.points[P] = CommitPoint(130, told(4, 12, 72, 7))
     await rig.log.listener.follows(rig.log.points)
     assert rig.resumed == []
 
 
 async def test_it_serves_what_it_reads_once_it_answers() -> None:
-    rig = Rig({P: CommitPoint(100, text(4, 10, 60, 5))})
+    rig = Rig({P: CommitPoint(100, told(4, 10, 60, 5))})
     await rig.start()
     await rig.log.listener.follows(rig.log.points)
     rig.tracker.all_passed_on("aaa", [1, 2], P, [97, 98])
@@ -156,7 +158,7 @@ async def test_it_serves_what_it_reads_once_it_answers() -> None:
 
 
 async def test_without_snapshots_none_are_looked_for() -> None:
-    rig = Rig({P: CommitPoint(100, text(4, 10, 60, 5))}, interval=0)
+    rig = Rig({P: CommitPoint(100, told(4, 10, 60, 5))}, interval=0)
     await rig.start({})
     await rig.log.listener.follows(rig.log.points)
     assert rig.resumed == []
@@ -170,12 +172,12 @@ steps = st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1, max_si
 async def test_whatever_the_other_one_commits_nothing_is_left_out_or_outstanding_before(
     script: list[tuple[int, bool]],
 ) -> None:
-    rig = Rig({P: CommitPoint(0, text(1, 0, 0, -1))})
+    rig = Rig({P: CommitPoint(0, told(1, 0, 0, -1))})
     await rig.start()
     committed = read = number = 0
     for step, looks in script:
         committed += step
-        rig.log.points[P] = CommitPoint(committed, text(1, committed, committed, committed))
+        rig.log.points[P] = CommitPoint(committed, told(1, committed, committed, committed))
         if looks:
             await rig.log.listener.follows({P: rig.log.points[P]})
             for offset in range(read, committed):
@@ -196,7 +198,7 @@ async def test_whatever_the_other_one_commits_nothing_is_left_out_or_outstanding
 
 
 async def test_it_stands_by_again_when_it_begins_to_read_again() -> None:
-    rig = Rig({P: CommitPoint(100, text(4, 10, 60, 5)), Q: CommitPoint(7, "")})
+    rig = Rig({P: CommitPoint(100, told(4, 10, 60, 5)), Q: CommitPoint(7)})
     await rig.start()
     await rig.log.listener.on_assigned(rig.log.points)
     assert rig.store.value("foretick_standby") == 0
