@@ -90,7 +90,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         values = tomllib.loads(text)
     except OSError as error:
         raise ConfigError.of("", f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError.of("", f"{path} is not valid TOML: {error}") from None
     if found := _FINER_TIME.search(text):
         line = text.count("\n", 0, found.end()) + 1

@@ -50,6 +50,7 @@ FOUND = [
     ("calibration", _calibration(curves=[{"x": [], "y": []}] * 2)),
     ("calibration", _calibration(curves=[{"x": [0.0, 1.0], "y": [0.0, 0.0]}] * 2)),
     ("profile", b'{"device":"\xff"}'),
+    ("configuration", b"x = " + b"[" * 5000),
     ("text", b"x" * 300),
     ("snapshot-header", HEADER.replace(b"float32", b"float\xff2")),
 ]
