@@ -57,6 +57,16 @@ class StoredProgress(msgspec.Struct, frozen=True, array_like=True):
     owner: str = ""
 
 
+def stored_name(writer: str, session: str) -> str:
+    """The name of a session's record, its ``writer``'s own; without a session, of that of its engine."""
+    return f"{writer}/{session}"
+
+
+def session_of(name: str) -> str:
+    """The session of a record with this name; "" of an engine's."""
+    return name.partition("/")[2]
+
+
 encode_stored = msgspec.msgpack.Encoder().encode
 _decode_stored = msgspec.msgpack.Decoder(StoredProgress).decode
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from daemon.config.schema import Config
-from daemon.progress import Progress, decode_stored, order
+from daemon.progress import Progress, decode_stored, order, session_of
 from feeds.connector import SettingError
 from feeds.connectors.kafka import KafkaSinkConnector, KafkaSourceConnector
 from feeds.decoding import Undecodable
@@ -74,8 +74,9 @@ class Group:
         for state in stored.values():
             for name, record in state.items():
                 with suppress(Undecodable):  # somebody else's
-                    session, each = name.partition("/")[2], decode_stored(record).progress
+                    each, session = decode_stored(record).progress, session_of(name)
                     found[session] = max(each, found.get(session, each), key=order)
+        found.pop("", None)  # of engines
         return found
 
 

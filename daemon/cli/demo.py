@@ -43,6 +43,7 @@ from daemon.logs import set_up_logging
 from feeds.codec import decode_message, encode, make_headers
 from feeds.connectors.kafka import KafkaSinkConnector, KafkaSourceConnector
 from feeds.durations import Duration, parse_duration
+from feeds.kafka_progress import TOPIC as PROGRESS_TOPIC
 from feeds.kafka_sink import KafkaSink
 from feeds.kafka_source import KafkaSource
 from feeds.market_data import Answer, Trade
@@ -54,7 +55,6 @@ from metrics.catalogue import BY_NAME
 from tapes.rules import RULES
 
 TRADES, ANSWERS, DEAD = "md.trades.v1", "answers.v1", "dlq.v1"
-PROGRESS = "foretick.progress.v1"
 HISTORY_S = 60
 ASKED = next(rule for rule in RULES if rule.name == "breakout")
 WINDOW = 64
@@ -110,7 +110,7 @@ def demo(seconds: int | None, seed: int, keep: Path | None = None, http_port: in
         broker.create_topic(TRADES, 3)
         broker.create_topic(ANSWERS, 1)
         broker.create_topic(DEAD, 1)
-        broker.create_topic(PROGRESS, 1)
+        broker.create_topic(PROGRESS_TOPIC, 1)
         console.print(f"[bold]Foretick demo[/bold] - {NOTICE} ({broker.bootstrap})")
         config, kept = demo_config(broker.bootstrap, _free(http_port)), None
         if keep is not None:

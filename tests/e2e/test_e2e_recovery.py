@@ -199,6 +199,7 @@ async def _last_missing(bootstrap: str, suffix: str, file: Path, answers: list[A
     done = await asyncio.to_thread(command, "audit", topic, "--config", str(file), "--json")
     report = json.loads(done.stdout)
     assert (done.returncode, report["complete"], report["groups"]) == (0, True, [group]), report
+    assert [each["session"] for each in report["sessions"]] == list(SYMBOLS)
     copy = f"{topic}.short"
     await create_topics(bootstrap, {copy: 1})
     async with Topics(bootstrap, copy, copy) as topics:

@@ -25,7 +25,7 @@ def record(text: str) -> dict[str, bytes]:
 
 
 class Notes:
-    """A reader that notes what it is told, and commits what it has read, with a record."""
+    """A reader that notes what it learns, and commits what it has read, with a record."""
 
     def __init__(
         self, source: KafkaSource, text: str, begin: Mapping[Partition, StartPosition] | None = None

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from daemon.progress import Progress, StoredProgress, encode_stored
+from daemon.progress import Progress, StoredProgress, encode_stored, stored_name
 
 
 def stored(
@@ -10,6 +10,6 @@ def stored(
 ) -> dict[str, bytes]:
     """The records of a daemon of this ``epoch``."""
     return {
-        f"{writer}/{name}": encode_stored(StoredProgress(each, epoch, owner))
+        stored_name(writer, name): encode_stored(StoredProgress(each, epoch, owner))
         for name, each in sessions.items()
     }

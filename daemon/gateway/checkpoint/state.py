@@ -28,6 +28,8 @@ from daemon.progress import (
     decode_stored,
     encode_stored,
     order,
+    session_of,
+    stored_name,
 )
 from feeds.decoding import Undecodable, decoded
 from feeds.source import CommitPoint, Partition
@@ -143,7 +145,7 @@ class ProgressStore:
         found = []
         for name, record in state.items():
             try:
-                found.append((_session_of(name), decode_stored(record)))
+                found.append((session_of(name), decode_stored(record)))
             except Undecodable as error:
                 if counted:
                     self._store.inc("foretick_recovery_progress_refused_total")
@@ -213,7 +215,7 @@ class ProgressStore:
 
     def readers(self, point: CommitPoint) -> frozenset[str]:
         """Sessions whose records were read with a point."""
-        return frozenset(filter(None, map(_session_of, point.state)))
+        return frozenset(filter(None, map(session_of, point.state)))
 
     def load(self) -> None:
         """Go on from the file, if there is one."""
@@ -262,7 +264,7 @@ class ProgressStore:
         """The records of these sessions and of the engine, by name."""
         known = {"": Progress()} | {name: self._session(name).progress for name in sorted(sessions)}
         return {
-            f"{self._writer}/{name}": encode_stored(StoredProgress(each, self.epoch, self._address))
+            stored_name(self._writer, name): encode_stored(StoredProgress(each, self.epoch, self._address))
             for name, each in known.items()
         }
 
@@ -344,10 +346,6 @@ class ProgressStore:
 
     def _session(self, name: str) -> _Session:
         return self._sessions.setdefault(name, _Session())
-
-
-def _session_of(name: str) -> str:
-    return name.partition("/")[2]
 
 
 def _furthest(known: tuple[int, ...], closed: tuple[int, ...]) -> tuple[int, ...]:
