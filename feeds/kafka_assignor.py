@@ -7,6 +7,7 @@ assignment has a number here, which its members send with their claims.
 """
 
 import struct
+import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -82,7 +83,8 @@ class StandbyAssignor(StickyPartitionAssignor):  # type: ignore[misc]  # aiokafk
             for name in serving(known)
         }
         found = super().assign(cluster, chosen)
-        number = _END.pack(False, newest + 1)
+        # at least the time: a group that was empty has no number, and a member that hung brings its own
+        number = _END.pack(False, max(newest + 1, time.time_ns()))
         return {
             name: ConsumerProtocolMemberAssignment(
                 cls.version, found[name].assignment if name in found else [], number

@@ -11,7 +11,7 @@ from aiokafka.errors import IllegalStateError, KafkaError
 from feeds.kafka_fetcher import Fetched
 from feeds.source import Lag, Membership, Partition
 
-LOOK_S, POSITION_S = 1.0, 0.05
+LOOK_S, POSITION_S = 0.5, 0.05
 """How often lags are noted, and the longest wait for a position, which a new partition lacks at first."""
 
 
@@ -32,6 +32,8 @@ class KafkaPositions:
         self._caught_up: dict[TopicPartition, int] = {}
         self._polled: dict[TopicPartition, tuple[int, int]] = {}
         """When the broker answered last about a partition: ms of the system's clock, and ns, monotonic."""
+        self._asked: dict[TopicPartition, int] = {}
+        """The broker was asked for that answer after this time, monotonic, ns."""
 
     def begin(self, partition: TopicPartition, start: int) -> None:
         """Reading begins at ``start``."""
@@ -63,7 +65,7 @@ class KafkaPositions:
     async def look(
         self, consumer: AIOKafkaConsumer, member: Membership | None, has_rejoined: Callable[[], bool]
     ) -> None:
-        """Note how far each partition is read, once a second: its position also counts control batches.
+        """Note how far each partition is read, twice a second: its position also counts control batches.
 
         ``has_rejoined``: the client goes on from the committed offsets.
         """
@@ -91,12 +93,16 @@ class KafkaPositions:
             self.caught_up_ns = time.monotonic_ns()
 
     def _note_caught_up(self, partition: TopicPartition, position: int, end: int, polled_ms: int) -> None:
-        """``end``: the partition's, when the broker answered last, at ``polled_ms`` of the system's clock."""
-        polled_ns = self.polled_ns(partition, polled_ms)
-        marked, since_ns = self._marks.get(partition, (end, polled_ns))
+        """``end``: the partition's, when the broker answered last, at ``polled_ms`` of the system's clock.
+
+        It was so when the broker was asked. The answer may have waited here, and records came meanwhile.
+        """
+        self.polled_ns(partition, polled_ms)
+        asked_ns = self._asked[partition]
+        marked, since_ns = self._marks.get(partition, (end, asked_ns))
         if position >= min(marked, end):
-            self._caught_up[partition] = polled_ns if position >= end else since_ns
-            self._marks[partition] = end, polled_ns
+            self._caught_up[partition] = asked_ns if position >= end else since_ns
+            self._marks[partition] = end, asked_ns
         else:
             self._marks[partition] = marked, since_ns
 
@@ -104,6 +110,7 @@ class KafkaPositions:
         """When the broker answered last, ``polled_ms`` of the system's clock, on the monotonic clock, ns."""
         known_ms, polled_ns = self._polled.get(partition, (0, 0))
         if known_ms != polled_ms:  # once for each answer: the system's clock may be set meanwhile
+            self._asked[partition] = polled_ns  # asks for one thing at a time
             polled_ns = time.monotonic_ns() - max(0, time.time_ns() - polled_ms * 1_000_000)
             self._polled[partition] = polled_ms, polled_ns
         return polled_ns

@@ -3,7 +3,7 @@
 from typing import Any
 
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from feeds.kafka_assignor import AssignedMember, StandbyAssignor, serving
@@ -57,6 +57,18 @@ steps = st.lists(
 )
 
 
+HUNG_WHILE_EMPTY = [
+    ("join", 0, False),
+    ("join", 1, True),
+    ("leave", 0, False),
+    ("hang", 1, False),
+    ("join", 0, False),
+    ("wake", 1, False),
+]
+"""A standby that took over hangs, the group is empty, and another member begins before it comes back."""
+
+
+@example(1, HUNG_WHILE_EMPTY)
 @given(st.integers(1, 3), steps)
 def test_partitions_have_one_owner_and_stay_with_a_standby_that_took_over(
     partitions: int, script: list[tuple[str, int, bool]]
