@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,6 +12,9 @@ import torch
 
 from regions.allocator import Run
 from regions.pool_metadata import BlockPool
+
+_ALIGNED = 64
+"""Bytes."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,10 @@ class KVPool(BlockPool):
 
         def zeros(layer: LayerShape, dim: int) -> torch.Tensor:
             # zeros, not empty: a NaN in unwritten memory must never enter a masked product
-            return torch.zeros(layer.kv_heads, slots, dim, dtype=dtype, device=device, pin_memory=pin)
+            shape = layer.kv_heads, slots, dim
+            if pin or torch.device(device).type != "cpu":
+                return torch.zeros(shape, dtype=dtype, device=device, pin_memory=pin)
+            return _untouched_zeros(shape, dtype)
 
         self.keys = [zeros(layer, layer.key_dim) for layer in layers]
         self.values = [zeros(layer, layer.value_dim) for layer in layers]
@@ -91,6 +98,17 @@ class KVPool(BlockPool):
                 # one head at a time: only contiguous copies between devices do not block
                 for to, of in zip(mine, theirs, strict=True):
                     to[here].copy_(of[there], non_blocking=True)
+
+
+def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros on the host whose pages take memory when they are first written; `torch.zeros` writes them all.
+
+    Aligned as PyTorch's own tensors. Raises MemoryError.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(size + _ALIGNED, np.uint8)
+    start = -memory.ctypes.data % _ALIGNED
+    return torch.from_numpy(memory[start : start + size]).view(dtype).view(shape)
 
 
 def _pieces(source: Sequence[Run], target: Sequence[Run]) -> Iterator[tuple[int, int, int]]:

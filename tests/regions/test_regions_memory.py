@@ -1,8 +1,11 @@
 """Blocks and tapes against plain models of themselves, under random operations."""
 
+import os
 from itertools import chain
+from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,6 +13,7 @@ from regions.allocator import BlockAllocator, Run
 from regions.ephemeral import Fork
 from regions.extents import Extent
 from regions.frozen import Context, SharedBlocks
+from regions.kv_tensors import KVPool, LayerShape
 from regions.tape import Retention
 from tests.regions.numbered import (
     FROZEN,
@@ -274,3 +278,20 @@ def test_a_lost_block_is_found() -> None:
         memory.check_integrity()
     memory.blocks.release(runs)
     kept.release()
+
+
+def test_a_pool_takes_memory_as_it_is_written() -> None:
+    """A daemon of a group has a pool for all sessions, and windows of its own ones."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident()
+    pool = KVPool([LayerShape(2, 64, 64)] * 4, 8192, dtype=torch.bfloat16)
+    assert pool.bytes == 1 << 28
+    assert resident() - before < pool.bytes // 4
+    for kept in (*pool.keys, *pool.values):
+        assert kept.data_ptr() % 64 == 0
+        assert kept[:, -1].count_nonzero() == 0
+    pool.keys[0].fill_(1.0)
+    assert resident() - before >= pool.bytes // 8
