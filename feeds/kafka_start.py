@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
@@ -13,8 +13,7 @@ from feeds.source import Partition, StartPosition, source_time_ns
 
 log = logging.getLogger(__name__)
 
-_LOOK_BACK_MS = 500
-"""Wait for the record before a committed offset; there may be only marks of transactions."""
+_POLL_MS = 200
 READ_WHOLE = 100_000
 """A partition that is at most this many records behind is read whole, however old they are."""
 
@@ -99,14 +98,11 @@ class KafkaStart:
         beginning = int((await consumer.beginning_offsets([partition]))[partition])
         back = 1
         while committed - back >= beginning:
-            consumer.resume(partition)
-            consumer.seek(partition, committed - back)
-            options = {"timeout_ms": _LOOK_BACK_MS, "max_records": 1}
-            found = (await read_one(consumer, partition, committed - back, **options))[:1]
-            if found and (read_ns := source_time_ns(getattr(found[0], "timestamp", None))):
+            found = await _first_from(consumer, partition, committed - back)
+            if found and (read_ns := source_time_ns(getattr(found, "timestamp", None))):
                 at = await _offset_at(consumer, partition, read_ns - self._span_ns)
                 # one that is older cannot be behind it: this broker does not know offsets by time
-                return at if at <= found[0].offset else beginning
+                return at if at <= found.offset else beginning
             back *= 2  # only marks of transactions, or a record whose time is unknown
         return beginning
 
@@ -143,6 +139,20 @@ class KafkaStart:
                 self._name, *partition, first.offset, held - 1, self._span_ns / 1e9,
             )  # fmt: skip
         return kept
+
+
+async def _first_from(consumer: AIOKafkaConsumer, partition: TopicPartition, offset: int) -> Any:
+    """The first record from ``offset`` on; None where the broker has only marks of transactions there.
+
+    Waits for the broker's answer, however long that takes: silence does not say that there is no record.
+    """
+    consumer.resume(partition)
+    consumer.seek(partition, offset)
+    while await consumer.position(partition) == offset:
+        options = {"timeout_ms": _POLL_MS, "max_records": 1}
+        if found := await read_one(consumer, partition, offset, **options):
+            return found[0]
+    return None
 
 
 async def _offset_at(consumer: AIOKafkaConsumer, partition: TopicPartition, time_ns: int) -> int:
