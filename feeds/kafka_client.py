@@ -25,6 +25,8 @@ from feeds.source import CommitPoint
 
 log = logging.getLogger(__name__)
 
+SILENCE_S, LOGIN_S = 1.0, 10.0
+"""How long a broker is silent until it seems to want TLS or a login, and may be where it has both."""
 PROBE_S = 2.0
 """Interval for checking a silent connection: an idle topic and a dead broker look alike."""
 BOOTSTRAP_S = 1.0
@@ -77,14 +79,17 @@ class Clients:
                     return client
             except (KafkaError, OSError) as error:
                 await self.close(client)
-                why = await why_closed(settings) if isinstance(error, KafkaConnectionError) else ""
-                await until(self.stop, self.connection.wait_before_retry(why or repr(error)))
+                await until(self.stop, self._wait_before_retry(settings, error))
             except BaseException:
                 await self.close(client)
                 raise
             else:
                 await self.close(client)
         return None
+
+    async def _wait_before_retry(self, settings: Mapping[str, Any], error: Exception) -> None:
+        why = await why_closed(settings) if isinstance(error, KafkaConnectionError) else ""
+        await self.connection.wait_before_retry(why or repr(error))
 
     async def close(self, client: Any) -> None:
         """Close, in bounded time, if there is one."""
@@ -193,7 +198,7 @@ async def missing_topics(
     return [topic for topic in topics if topic not in known]
 
 
-async def why_closed(settings: Mapping[str, Any], timeout_s: float = 2.0) -> str:
+async def why_closed(settings: Mapping[str, Any]) -> str:
     """What is wrong with TLS or the login, for people; "" if that is not it.
 
     aiokafka reports every failed connection as the same error and keeps the reason in its log, so the first
@@ -206,10 +211,12 @@ async def why_closed(settings: Mapping[str, Any], timeout_s: float = 2.0) -> str
     )
     options = {name: settings[name] for name in names if name in settings}
     tls = "ssl_context" in settings
+    has_both = tls and "sasl_mechanism" in settings
+    silence_s = LOGIN_S if has_both else SILENCE_S
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(2 * silence_s):
             # a broker answers nothing to a client that speaks in the clear where TLS is due
-            connection = await create_conn(host, port, request_timeout_ms=int(timeout_s * 500), **options)
+            connection = await create_conn(host, port, request_timeout_ms=int(silence_s * 1000), **options)
             try:
                 await connection.send(MetadataRequest([]))
             finally:
@@ -226,6 +233,8 @@ async def why_closed(settings: Mapping[str, Any], timeout_s: float = 2.0) -> str
             f"no TLS with the broker, whose port may be for connections in the clear: {error}" if tls else ""
         )
     except (KafkaError, TimeoutError):
+        if has_both:
+            return ""  # it is slow, or something else is wrong
         wanted = "a login (security.sasl)" if tls else "TLS (security.tls) or a login (security.sasl)"
         return f"the broker takes the connection but does not answer: it may want {wanted}"
     except OSError:

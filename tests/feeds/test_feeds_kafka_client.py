@@ -1,4 +1,10 @@
-"""What `feeds.kafka_client` takes of aiokafka without a public way to it is still there."""
+"""What `feeds.kafka_client` takes of aiokafka without a public way to it; and why a broker is silent."""
+
+import asyncio
+import logging
+import socket
+import ssl
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
@@ -8,7 +14,9 @@ from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.producer.sender import Sender
 
-from feeds.kafka_client import close_client, connections_of
+from feeds import kafka_client
+from feeds.backoff import ConnectionLog
+from feeds.kafka_client import Clients, close_client, connections_of, why_closed
 
 NOWHERE = "127.0.0.1:1"
 
@@ -33,3 +41,48 @@ def test_a_consumer_has_a_coordinator_and_a_fetcher() -> None:
 def vars_of(kind: type) -> set[str]:
     """Names of the attributes that its constructor sets."""
     return set(kind.__init__.__code__.co_names)  # type: ignore[misc]  # a function
+
+
+SECRET = {"sasl_mechanism": "PLAIN", "sasl_plain_username": "u", "sasl_plain_password": "p"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, "may want TLS"),
+        ({"security_protocol": "SSL"}, "may want a login"),
+        ({"security_protocol": "SASL_SSL", **SECRET}, ""),  # it is busy
+    ],
+)
+async def test_what_a_silent_broker_wants_is_guessed_where_it_was_not_given(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], says: str
+) -> None:
+    for name in ("SILENCE_S", "LOGIN_S"):
+        monkeypatch.setattr(kafka_client, name, 0.2)
+    if settings:
+        settings = settings | {"ssl_context": ssl.create_default_context()}
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        found = await why_closed({"bootstrap_servers": f"127.0.0.1:{port}", **settings})
+    assert says in found
+    assert bool(found) is bool(says)
+
+
+async def test_a_stop_does_not_wait_to_learn_why_a_connection_was_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = asyncio.Event()
+
+    async def never(settings: object) -> str:
+        asked.set()
+        await asyncio.sleep(3600)
+        return ""
+
+    monkeypatch.setattr(kafka_client, "why_closed", never)
+    connection = ConnectionLog("in", NOWHERE, logging.getLogger("feeds.test"))
+    clients = Clients(AIOKafkaConsumer, connection, {"bootstrap_servers": NOWHERE}, 1.0)
+    opening = asyncio.create_task(clients.open())
+    async with asyncio.timeout(60):
+        await asked.wait()
+        clients.stop.set()
+        assert await opening is None
