@@ -161,7 +161,7 @@ async def test_what_is_asked_of_a_session_that_is_removed_fails_and_the_daemon_g
         await asyncio.sleep(0.05)
         daemon.feed()
         await daemon.call("remove_session", "bbb")
-        ended = await asyncio.wait_for(asyncio.gather(*asking, waiting, return_exceptions=True), 20)
+        ended = await asyncio.wait_for(asyncio.gather(*asking, waiting, return_exceptions=True), 60)
         assert {each.code for each in ended if isinstance(each, QueryError)} == {"unknown_session"}
         assert isinstance(ended[-1], QueryError)
         daemon.feed()

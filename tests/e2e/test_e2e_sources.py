@@ -133,7 +133,7 @@ async def test_a_source_that_fails_is_told_and_opened_again_while_the_other_goes
         assert not gateway.failed.done()
         good.end()
         bad.end()
-        await asyncio.wait_for(gateway.finish(), 30)
+        await asyncio.wait_for(gateway.finish(), 60)
 
 
 async def test_bars_stay_open_while_a_source_is_behind() -> None:
@@ -259,7 +259,7 @@ async def test_kafka_and_encrypted_zeromq_from_one_configuration(
             stack.push_async_callback(each.stop)
         for n in range(6):
             await kafka.publish(topic, b"V:AAA", trade("V:AAA", START + n * SECOND), {})
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             for n in count():
                 await publisher.publish(topic, None, trade("V:BBB", START + n * SECOND), {})
                 await intruder.publish(topic, None, trade("V:BBB", START, price="1"), {})

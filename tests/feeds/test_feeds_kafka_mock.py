@@ -111,7 +111,11 @@ async def test_a_paused_source_fetches_nothing_and_resuming_loses_nothing(kafka:
         await kafka.publish(sink, first + 10, first + 20)
 
 
-async def test_broker_not_there_at_start(caplog: pytest.LogCaptureFixture) -> None:
+async def test_broker_not_there_at_start(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop does not wait for the next attempt, which here is an hour away."""
+    monkeypatch.setattr("feeds.backoff.delay_s", lambda attempt: 0.01 if attempt < 2 else 3600.0)
     (port,) = free_ports(1)
     caplog.set_level(logging.INFO, "feeds")
     source = KafkaSource("in", f"127.0.0.1:{port}", [T], "g")
@@ -121,18 +125,17 @@ async def test_broker_not_there_at_start(caplog: pytest.LogCaptureFixture) -> No
     assert (source.connection.state, sink.connection.state) == (ConnectionState.DOWN, ConnectionState.DOWN)
     warnings = [r for r in caplog.records if r.levelno == logging.WARNING and r.name.startswith("feeds")]
     assert len(warnings) == 2  # once each, not once per attempt
-    began = time.monotonic()
     await source.stop()
     await sink.stop()
-    await asyncio.wait_for(asyncio.gather(*starting), 2)
-    assert time.monotonic() - began < 2
+    await asyncio.wait_for(asyncio.gather(*starting), 60)
 
 
 async def test_a_member_that_is_paused_for_long_stays_one(
     kafka: KafkaClients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only fetching would bring it back, and it may fetch no more until it has committed as a member."""
-    source = await kafka.open_source("g", poll_ms=50)
+    # its own session timeout: it must not fall silent on a busy machine
+    source = await kafka.open_source("g", poll_ms=50, options={"session_timeout_ms": 60_000})
     reading = asyncio.create_task(anext(source.batches()))
     await until(lambda: source.membership is not None)
     source.pause()
@@ -201,12 +204,12 @@ async def test_broker_gone_and_back_loses_nothing_acknowledged(
     # its own session timeout: a member that a broker forgets commits nothing
     sink = await kafka.open_sink()
     options = {"session_timeout_ms": 10_000, "heartbeat_interval_ms": 3000}
-    source = await kafka.open_source("g", commit_timeout_s=0.5, options=options)
+    source = await kafka.open_source("g", commit_timeout_s=3.0, options=options)
     await kafka.publish(sink, 0, 10)
     seen = await take(source, 10)
     broker.set_down()
     waiting = asyncio.ensure_future(kafka.publish(sink, 10, 20))
-    more = asyncio.ensure_future(take(source, 10, timeout_s=40))
+    more = asyncio.ensure_future(take(source, 10, timeout_s=90))
     await until(lambda: {sink.connection.state, source.connection.state} == {ConnectionState.DOWN})
     assert not waiting.done()
     assert sink.retries > 0
@@ -229,12 +232,11 @@ async def test_stop_is_bounded_while_the_broker_is_down_and_publishers_get_an_er
     broker.set_down()
     waiting = asyncio.ensure_future(sink.publish(T, None, b"late", {}))
     await asyncio.sleep(0.1)
-    began = time.monotonic()
-    await sink.stop()
-    await source.stop()
-    assert time.monotonic() - began < 3
-    with pytest.raises(SinkStopped):
-        await asyncio.wait_for(waiting, 1)
+    async with asyncio.timeout(60):
+        await sink.stop()
+        await source.stop()
+        with pytest.raises(SinkStopped):
+            await waiting
     with pytest.raises(SinkStopped):
         await sink.publish(T, None, b"later", {})
 
@@ -258,7 +260,7 @@ async def test_a_source_without_a_group_reads_all_and_commits_nothing(kafka: Kaf
 
 
 async def test_missing_topics_and_no_broker(broker: MockBroker) -> None:
-    assert await missing_topics(broker.bootstrap, [T, "answers.v1"]) == ["answers.v1"]
+    assert await missing_topics(broker.bootstrap, [T, "answers.v1"], timeout_s=60) == ["answers.v1"]
     (port,) = free_ports(1)
     with pytest.raises(BrokerError, match=f"127.0.0.1:{port}"):
         await missing_topics(f"127.0.0.1:{port}", [T], timeout_s=1)
@@ -348,7 +350,7 @@ async def test_what_is_older_than_any_window_holds_is_passed_over_and_counted(
     source = kafka.source("g", poll_ms=50, clock_ns=lambda: time.time_ns() + ahead)
     source.set_retention(HOUR_NS, True, few=0)
     await source.start()
-    reading = asyncio.ensure_future(take(source, 1, timeout_s=8))
+    reading = asyncio.ensure_future(take(source, 1))
     await until(lambda: sum(source.skipped.values()) == 40)
     ahead = 0
     await kafka.publish(sink, 40, 41)

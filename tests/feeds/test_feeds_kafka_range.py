@@ -50,10 +50,10 @@ async def test_a_reader_that_takes_long_over_a_batch_gets_the_next_one() -> None
         broker.create_topic("a", 1)
         await fill(broker.bootstrap, "a", 0, 3)
         found = []
-        async with KafkaRange(broker.bootstrap, timeout_s=1.0) as reader:
+        async with KafkaRange(broker.bootstrap, timeout_s=2.0) as reader:
             async for batch in reader.read(("a", 0), Span(0, 3)):
                 found += [int(message.payload) for message in batch]
-                time.sleep(1.2)  # noqa: ASYNC251  # the loop stands still, as in a forward pass
+                time.sleep(2.2)  # noqa: ASYNC251  # the loop stands still, as in a forward pass
         assert found == [0, 1, 2]
 
 

@@ -55,13 +55,13 @@ async def test_records_cross_a_broker_that_demands_tls_and_a_login(
     assert all(finding.ok for finding in found), found
     route = target.open("out", 2.0)
     await route.sink.start()
-    await asyncio.wait_for(route.sink.publish(topic, b"k", b"answer", {}), 30)
+    await asyncio.wait_for(route.sink.publish(topic, b"k", b"answer", {}), 60)
     await route.sink.stop()
     feed = KafkaSourceConnector(
         bootstrap=secured_kafka.secure, topics=(topic,), group=topic, security=security
     ).open("in", 2.0)
-    await asyncio.wait_for(feed.start(), 30)
-    async with asyncio.timeout(30):
+    await asyncio.wait_for(feed.start(), 60)
+    async with asyncio.timeout(60):
         async for batch in feed.batches():
             assert [message.payload for message in batch] == [b"answer"]
             await feed.commit({(topic, 0): CommitPoint(1)})

@@ -122,7 +122,7 @@ async def test_stop_ends_a_replay_that_waits(ticks: Path) -> None:
     assert not rest.done()
     await tape.stop()
     with pytest.raises(StopAsyncIteration):
-        await asyncio.wait_for(rest, 1)
+        await asyncio.wait_for(rest, 60)
     assert tape.state is ConnectionState.STOPPED
 
 

@@ -66,7 +66,7 @@ class KafkaClients:
                 group.create_task(sink.publish(self.topic, b"K%d" % (n % 5), b"%d" % n, {"seq": b"%d" % n}))
 
 
-async def take(source: KafkaSource, count: int, timeout_s: float = 30) -> list[Incoming]:
+async def take(source: KafkaSource, count: int, timeout_s: float = 60) -> list[Incoming]:
     """At least ``count`` messages."""
     got: list[Incoming] = []
     async with asyncio.timeout(timeout_s):

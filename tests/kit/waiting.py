@@ -8,7 +8,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def until(condition: Callable[[], T], timeout_s: float = 20.0, what: str = "") -> T:
+async def until(condition: Callable[[], T], timeout_s: float = 60.0, what: str = "") -> T:
     """The first truthy value of ``condition``, checked every 5 ms; TimeoutError names the condition."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):

@@ -27,7 +27,7 @@ class Wire:
             await self.socket.send(request if isinstance(request, bytes) else encode(request))
 
     async def read(self) -> Any:
-        return decode_reply((await asyncio.wait_for(self.socket.recv_multipart(), 10))[-1])
+        return decode_reply((await asyncio.wait_for(self.socket.recv_multipart(), 60))[-1])
 
     async def request(self, request: Any) -> Any:
         await self.send(request)

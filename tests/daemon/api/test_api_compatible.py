@@ -283,9 +283,9 @@ async def test_sdks_retry_what_is_refused_for_now(rig: Rig) -> None:
 async def test_a_client_that_gives_up_ends_its_generation(rig: Rig, text: str) -> None:
     said = [{"role": "user", "content": text}]
     with pytest.raises(openai.APITimeoutError):
-        await rig.openai(timeout=0.2).chat.completions.create(model="tape", messages=said)
+        await rig.openai(timeout=1.0).chat.completions.create(model="tape", messages=said)
     with pytest.raises(anthropic.APITimeoutError):
-        await rig.anthropic(timeout=0.2).messages.create(model="tape", max_tokens=5, messages=said)
+        await rig.anthropic(timeout=1.0).messages.create(model="tape", max_tokens=5, messages=said)
     await until(lambda: (rig.generator.running, rig.generator.cancelled) == (0, 2))
     assert rig.outcomes == ["client_closed"] * 2
 
@@ -293,7 +293,7 @@ async def test_a_client_that_gives_up_ends_its_generation(rig: Rig, text: str) -
 async def test_a_client_that_gives_up_ends_its_counting(rig: Rig) -> None:
     said = [{"role": "user", "content": "slow"}]
     with pytest.raises(anthropic.APITimeoutError):
-        await rig.anthropic(timeout=0.2).messages.count_tokens(model="tape", messages=said)
+        await rig.anthropic(timeout=1.0).messages.count_tokens(model="tape", messages=said)
     await until(lambda: (rig.generator.running, rig.generator.cancelled) == (0, 1))
     assert rig.outcomes == ["client_closed"]
 

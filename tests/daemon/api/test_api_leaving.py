@@ -61,7 +61,7 @@ async def test_the_result_and_every_error_of_the_work_pass_through(rig: Rig, sec
 async def test_the_work_of_a_client_that_goes_is_cancelled(rig: Rig, after_s: float) -> None:
     asyncio.get_running_loop().call_later(after_s, rig.left.set)
     with pytest.raises(ClientDisconnected):
-        await asyncio.wait_for(rig.served(60), 5)
+        await asyncio.wait_for(rig.served(3600), 60)
     assert rig.cancelled
     assert len(asyncio.all_tasks()) == 1
 

@@ -93,7 +93,7 @@ class Daemon:
     def refusals(self, reason: str) -> float:
         return self.store.value("foretick_unauthenticated_total", reason=reason)
 
-    def client(self, own: Keys | None, timeout_s: float = 5.0) -> AsyncQueryClient:
+    def client(self, own: Keys | None, timeout_s: float = 60.0) -> AsyncQueryClient:
         return AsyncQueryClient(self.server.endpoint, timeout_s, keys=own)
 
 
@@ -163,7 +163,7 @@ async def test_another_daemon_asks_for_the_tenant_and_no_client_can_pretend_to(d
         assert reply.text == "desk"
     assert (second.clients[0].tenant.name, second.clients[0].forwarded) == ("desk", True)
     # its name begins like a daemon's, its key is a tenant's
-    pretender = AsyncQueryClient(second.server.endpoint, 5.0, identity=b"foretick-forward/risk/1", keys=DESK)
+    pretender = AsyncQueryClient(second.server.endpoint, 60.0, identity=b"foretick-forward/risk/1", keys=DESK)
     async with pretender as client:
         reply = await client.request(Ask(1, "btc", "Up?"))
     assert isinstance(reply, ErrorReply)
@@ -201,7 +201,7 @@ async def test_a_subscription_has_events_of_the_tenants_sessions_until_its_key_i
 async def test_a_connection_with_a_name_of_its_own_is_refused(daemons: list[Daemon], asked) -> None:
     """Whoever took the name after it would get its replies and events."""
     daemon = daemons[0]
-    async with AsyncQueryClient(daemon.server.endpoint, 5.0, identity=b"mine", keys=RISK) as client:
+    async with AsyncQueryClient(daemon.server.endpoint, 60.0, identity=b"mine", keys=RISK) as client:
         reply = await client.request(asked)
     assert isinstance(reply, ErrorReply)
     assert (reply.code, "name of its own" in reply.message) == ("bad_request", True)
@@ -217,6 +217,6 @@ async def test_the_socket_closes_and_binds_again(daemons: list[Daemon]) -> None:
     await again.start(Tasks())
     with pytest.raises(OSError, match="cannot bind"):
         await asyncio.wait_for(QueryServer(awaited(daemon.answer), endpoint, keys=DAEMON).start(Tasks()), 20)
-    async with AsyncQueryClient(endpoint, 5.0, keys=RISK) as client:
+    async with AsyncQueryClient(endpoint, 60.0, keys=RISK) as client:
         await asyncio.wait_for(client.request(ListSessions(1)), 5)
     await again.stop()

@@ -105,12 +105,12 @@ class Counted(Access):
 
 async def test_tokens_that_are_not_shown_are_signs_of_life_and_charged() -> None:
     access = Counted()
-    rig = Rig(access, max_wait_s=0.2)
+    rig = Rig(access, max_wait_s=1.0)
     running = asyncio.ensure_future(rig.all(Generate(text="x")))
     await until(lambda: rig.sent)
     rig.pending.on_event(Begun(1, 5, 2))
     for n in range(4):
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.3)
         rig.pending.on_event(Delta(1, "", tokens=1))
         assert (access.charged, running.done()) == (4 + n, False)
     rig.pending.on_event(finished(1, answer_tokens=5))

@@ -506,7 +506,6 @@ async def test_an_engine_that_began_with_what_was_then_dropped_begins_again_from
     monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """A partition leaves after an engine ended, when nobody reads; "before": before the next one begins."""
-    monkeypatch.setattr("daemon.gateway.checkpoint.commits.SETTLE_S", 0.1)
     async with committing(both()) as rig:
         rig.broker.held.clear()
         rig.answer("aaa", 101, P)
@@ -533,12 +532,13 @@ async def test_leaving_does_not_wait_for_a_membership_that_nobody_renews(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As where the source's client was being opened again when the engine ended."""
-    monkeypatch.setattr("daemon.gateway.checkpoint.commits.SETTLE_S", 0.1)
     async with committing(both()) as rig:
         rig.member.membership = None
         rig.answer("aaa", 101, P)
-        async with asyncio.timeout(20):
-            await rig.runner.leave()
+        with monkeypatch.context() as patched:
+            patched.setattr("daemon.gateway.checkpoint.commits.SETTLE_S", 0.1)
+            async with asyncio.timeout(60):
+                await rig.runner.leave()
         rig.member.owns(P, Q)
         rig.answer("bbb", 101, Q)
         assert await rig.commit()

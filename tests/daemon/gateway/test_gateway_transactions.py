@@ -216,7 +216,7 @@ async def test_a_stop_waits_for_the_transaction_under_way(running: Running) -> N
     with contextlib.suppress(asyncio.CancelledError):
         await running.task
     asyncio.get_running_loop().call_later(0.05, running.broker.held.set)
-    await running.transactions.stop(5.0)
+    await running.transactions.stop(60.0)
     assert [keys for keys, _ in running.broker.got] == [[b"one"], [b"two"]]
     assert running.outcomes == [DeliveryOutcome.DELIVERED] * 2
 
@@ -343,7 +343,7 @@ async def test_a_stop_tells_those_that_wait(running: Running) -> None:
     await until(lambda: running.broker.tried == 1)
     running.task.cancel()
     running.broker.held.set()
-    await running.transactions.stop(5.0)
+    await running.transactions.stop(60.0)
     async with asyncio.timeout(10):
         await settling
 
