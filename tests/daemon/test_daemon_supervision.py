@@ -140,5 +140,5 @@ async def test_a_task_that_loses_its_cancellation_is_cancelled_again(
     tasks.start("losing", losing)
     tasks.start("sleeping", sleeping)
     await asyncio.sleep(0)
-    await asyncio.wait_for(tasks.stop(), 10)
+    await asyncio.wait_for(tasks.stop(), 60)
     assert (lost, ended, tasks.names()) == (3, [], [])

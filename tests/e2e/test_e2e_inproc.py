@@ -434,4 +434,4 @@ async def test_a_source_that_fails_ends_the_daemon_with_its_error():
 
     async with running(inproc_config(), Broken()) as daemon:
         with pytest.raises(TaskEnded, match="gone for good"):
-            await asyncio.wait_for(daemon.gateway.run(asyncio.Event()), 10)
+            await asyncio.wait_for(daemon.gateway.run(asyncio.Event()), 60)

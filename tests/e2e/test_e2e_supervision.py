@@ -79,7 +79,7 @@ async def test_a_task_that_ends_is_restarted_or_ends_the_daemon_with_its_name(na
         reason = f"{name} ended: it was cancelled"
         if name not in RESTARTED:
             with pytest.raises(TaskEnded, match=reason):
-                await asyncio.wait_for(gateway.run(asyncio.Event()), 10)
+                await asyncio.wait_for(gateway.run(asyncio.Event()), 60)
             assert reason in await not_ready(daemon)
             assert daemon.count("tasks_ended", outcome="failed") == 1
             return
@@ -96,7 +96,7 @@ async def test_a_thread_of_the_engine_that_ends_ends_the_daemon_with_its_name(na
         kill_thread(next(thread for thread in threading.enumerate() if thread.name == name))
         daemon.host.scheduler.interrupt()  # the worker may be asleep
         with pytest.raises(TaskEnded, match=f"{name} ended: SystemExit"):
-            await asyncio.wait_for(daemon.gateway.run(asyncio.Event()), 10)
+            await asyncio.wait_for(daemon.gateway.run(asyncio.Event()), 60)
         assert f"{name} ended: SystemExit" in await not_ready(daemon)
         assert daemon.count("tasks_ended", outcome="failed") == 1
 

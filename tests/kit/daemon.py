@@ -151,7 +151,7 @@ class Daemon:
     def get(self, path: str) -> tuple[int, str]:
         """Status and body of an HTTP request; (0, "") while the port is closed."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=5) as response:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=30) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             with error:

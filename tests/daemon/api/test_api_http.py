@@ -69,7 +69,7 @@ async def test_the_port_is_closed_after_stop_and_the_daemons_signal_handlers_sta
     await server.start(Tasks())
     assert signal.getsignal(signal.SIGTERM) is before
     signal.raise_signal(signal.SIGUSR1)
-    await asyncio.wait_for(stop.wait(), 5)
+    await asyncio.wait_for(stop.wait(), 60)
     assert (await get(server, "/healthz")).status == 200
     await server.stop()
     await server.stop()
@@ -108,4 +108,4 @@ async def test_stop_closes_connections_of_a_server_that_was_killed(daemon):
         task.cancel()
         await asyncio.wait([task])
         await server.stop()
-        assert (await asyncio.wait_for(reader.read(), 5)).endswith(b'{"status":"alive"}')
+        assert (await asyncio.wait_for(reader.read(), 60)).endswith(b'{"status":"alive"}')

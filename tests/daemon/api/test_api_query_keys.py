@@ -186,7 +186,7 @@ async def test_a_subscription_has_events_of_the_tenants_sessions_until_its_key_i
             await client.subscribe()
         for session in ("eth", "btc1"):
             daemon.publish(session)
-        item = await asyncio.wait_for(anext(stream), 5)
+        item = await asyncio.wait_for(anext(stream), 60)
         assert isinstance(item, SubscriptionUpdate)
         assert item.message.session == "btc1"
         daemon.tenants.replace(TABLES)
@@ -218,5 +218,5 @@ async def test_the_socket_closes_and_binds_again(daemons: list[Daemon]) -> None:
     with pytest.raises(OSError, match="cannot bind"):
         await asyncio.wait_for(QueryServer(awaited(daemon.answer), endpoint, keys=DAEMON).start(Tasks()), 20)
     async with AsyncQueryClient(endpoint, 60.0, keys=RISK) as client:
-        await asyncio.wait_for(client.request(ListSessions(1)), 5)
+        await asyncio.wait_for(client.request(ListSessions(1)), 60)
     await again.stop()

@@ -490,11 +490,11 @@ async def test_iterators_give_updates_and_resume(desk):
     assert (versions, last) == ([1, 2], desk.events.newest)
     desk.publish(3)
     async with AsyncQueryClient(endpoint, 60) as client, await client.subscribe(after=last) as stream:
-        item = await asyncio.wait_for(anext(stream), 5)
+        item = await asyncio.wait_for(anext(stream), 60)
         assert isinstance(item, SubscriptionUpdate)
         assert item.message.data_version == 3
         async with await client.subscribe(after="nonsense") as stream:
-            lost = await asyncio.wait_for(anext(stream), 5)
+            lost = await asyncio.wait_for(anext(stream), 60)
             assert (lost.reason, stream.last) == ("unknown_id", desk.events.newest)
     async with AsyncQueryClient("tcp://127.0.0.1:1", 0.1) as client:
         with pytest.raises(QueryError, match=r"within 0\.1 s"):
@@ -512,9 +512,9 @@ async def test_a_subscription_survives_the_daemon():
         await first.server.stop()
         second = await serving(endpoint, epoch=2)
         second.publish(2)
-        lost = await asyncio.wait_for(anext(stream), 10)
+        lost = await asyncio.wait_for(anext(stream), 60)
         assert (lost.events, lost.reason) == ("unknown", "restarted")
-        assert (await asyncio.wait_for(anext(stream), 10)).message.data_version == 2
+        assert (await asyncio.wait_for(anext(stream), 60)).message.data_version == 2
         await second.server.stop()
 
 

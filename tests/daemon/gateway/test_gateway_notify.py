@@ -81,7 +81,7 @@ async def test_the_watchdog_beats_at_half_its_interval_and_only_while_there_is_p
 async def test_no_watchdog_unless_it_is_meant_for_this_process(environment):
     notifier = Notifier(environment)
     assert notifier.watchdog_s is None
-    await asyncio.wait_for(notifier.keep_watchdog(lambda: True), 1)
+    await asyncio.wait_for(notifier.keep_watchdog(lambda: True), 60)
     notifier.close()
 
 
