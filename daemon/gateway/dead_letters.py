@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from daemon import protocol
-from daemon.gateway.checkpoint.outbox import RefusedMessage
+from daemon.gateway.checkpoint.delivery import RefusedMessage
 from daemon.ring_numbers import numbers_of
 from feeds.codec import MalformedRecord, encode
 from feeds.market_data import AnyRecord, Bar, DeadLetter, InputRange, Quote, Side, Stage, Trade

@@ -95,7 +95,8 @@ class Gateway:
             self.publisher.progress.serve_at(self.query.endpoint)
         self.notifier.status("starting: connecting sinks")
         await self._or_failure(asyncio.gather(*(route.sink.start() for route in self.routes)))
-        self.publisher.start(self.tasks)
+        self.publisher.outbox.delivery.start(self.tasks)
+        self.input.start_transactions()
         self.notifier.status("starting: loading the model")
         await self._or_failure(self.input.recover())
         await self.engine.start(self.connect, self._on_event, self._on_engine_gone)
@@ -166,8 +167,10 @@ class Gateway:
         await self.peers.stop()
         clean = await self.engine.stop(drain_s)
         self.pending.engine_gone("the daemon stopped")
-        left = await self.publisher.stop(self.tasks, deadline)
-        await self.input.close()
+        outgoing = self.publisher.outbox.delivery
+        await outgoing.stop(max(0.5, deadline - time.monotonic()))
+        await self.input.close(deadline)
+        left = outgoing.waiting
         for route in self.routes:
             await route.sink.stop()
         if self.query is not None:

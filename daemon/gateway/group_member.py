@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass
 
 from daemon.config.schema import RecoveryConfig
+from daemon.gateway.checkpoint.checkpoint import Checkpoint
 from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.checkpoint.state import ProgressStore
-from daemon.gateway.offset_commits import OffsetCommits
 from daemon.gateway.standby import Standby
 from daemon.gateway.start_positions import StartPositions
 from daemon.progress import Position
@@ -45,14 +45,14 @@ class GroupMember:
         tracker: OffsetTracker,
         progress: ProgressStore,
         starts: StartPositions,
-        commits: OffsetCommits,
+        checkpoint: Checkpoint,
         standby: Standby,
         hooks: SessionHooks,
         recovery: RecoveryConfig,
     ) -> None:
         self.log = source if isinstance(source, LogSource) else None
         self._tracker, self._progress, self._starts = tracker, progress, starts
-        self._commits, self._standby, self._hooks = commits, standby, hooks
+        self._checkpoint, self._standby, self._hooks = checkpoint, standby, hooks
         self._stored: dict[Partition, CommitPoint] = {}
         self._mine: set[Partition] = set()
         self._elsewhere_answered: set[str] = set()
@@ -67,10 +67,8 @@ class GroupMember:
         self._has_snapshots = recovery.interval > 0
         if self.log is not None:
             self.log.set_rebalance_listener(self)
-        if self._follower is not None and commits.transactions is not None:
-            commits.transactions.stand_by(self._follower)
-        elif self._follower is not None:
-            self._follower.stand_by()
+        if self._follower is not None:
+            checkpoint.stand_by(self._follower)
 
     # An engine's life.
 
@@ -88,7 +86,7 @@ class GroupMember:
         self._left.clear()
         looks = self.is_standby and self._has_snapshots
         self._unrestored = set(self._starts.sessions - positions.keys()) if looks else set()
-        self._commits.notify_stored((), engine_is_new=True)
+        self._checkpoint.notify_stored(engine_is_new=True)
 
     def engine_starts(self) -> None:
         """A new engine begins with what is known."""
@@ -119,9 +117,7 @@ class GroupMember:
         resets = {partition: names for partition, names in resets.items() if names & self._elsewhere_answered}
         for partition, names in resets.items():  # all of them before the engine's next event
             self._hooks.reset(names, self._elsewhere_answered)
-            self._tracker.rewind(partition)
-            if self._commits.transactions is not None:
-                self._commits.transactions.rewind(partition)
+            self._checkpoint.rewind(partition)
         for names in resets.values():
             self._starts.resume(names, await self._hooks.resume(names))
         self._elsewhere_answered.difference_update(*resets.values())
@@ -172,11 +168,11 @@ class GroupMember:
         again = (self.log is not None and self.log.again) or partition in self._tracker.asked_for()
         self._tracker.begin(partition, start, point.offset, readers, again=again)
         self._hooks.assigned(readers | self._left.pop(partition, set()))
-        self._commits.notify_stored(())
+        self._checkpoint.notify_stored()
 
     async def commit(self) -> bool:
         """Commit now: partitions have come, or are about to go."""
-        return await self._commits.commit()
+        return await self._checkpoint.commit()
 
     def on_revoked(self, partitions: Collection[Partition]) -> None:
         """These partitions are somebody else's.
@@ -186,11 +182,11 @@ class GroupMember:
         """
         self._mine.difference_update(partitions)
         gone = set[str]()
-        transactions, known = self._commits.transactions, self._starts.sessions
+        known = self._starts.sessions
         for partition in partitions:
-            if transactions is not None:
+            if self._checkpoint.exactly_once:
                 names = known & self._tracker.read_from(partition)
-                self._progress.stored(transactions.stored.values())
+                self._progress.stored(self._checkpoint.stored.values())
                 self._progress.take_back(names)
                 self._elsewhere_answered |= names
                 self._hooks.reset(names, names)

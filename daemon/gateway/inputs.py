@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.symbols import numbered, routes
+from daemon.gateway.checkpoint.checkpoint import TASK as TRANSACTIONS
 from daemon.gateway.checkpoint.offsets import AllOffsets
 from daemon.gateway.record_decoder import SequenceAllocator
 from daemon.gateway.source_runner import SourceRunner
@@ -150,21 +152,31 @@ class Inputs:
 
     async def _leave(self, forget: Callable[[], None]) -> None:
         # transactions first end all that is complete: the source still owns its partitions
-        exactly_once = any(runner.commits.transactions is not None for runner in self.runners)
+        exactly_once = any(runner.checkpoint.exactly_once for runner in self.runners)
         if exactly_once:
             forget()
         await asyncio.gather(*(runner.leave() for runner in self.runners))
         if not exactly_once:
             forget()
 
+    def start_transactions(self) -> None:
+        """Exactly once: commit whatever is complete, as soon as it is."""
+        for runner in self.runners:
+            if runner.checkpoint.exactly_once:
+                self._tasks.start(TRANSACTIONS, runner.checkpoint.run)
+
     async def commit_periodically(self) -> None:
         """Commit every second, to each source by itself: one that hangs delays no other."""
         await asyncio.gather(*(runner.commit_periodically() for runner in self.runners))
 
-    async def close(self) -> None:
-        """Commit once more and disconnect."""
+    async def close(self, deadline: float) -> None:
+        """Commit once more, a transaction until ``deadline`` (monotonic, seconds), and disconnect."""
+        await self._tasks.stop(TRANSACTIONS)
+        for runner in self.runners:
+            if runner.checkpoint.exactly_once:
+                await runner.checkpoint.stop(max(0.5, deadline - time.monotonic()))
         connected = [runner for runner in self.runners if runner.connected]
-        await asyncio.gather(*(runner.commits.commit_within(CLOSE_COMMIT_S) for runner in connected))
+        await asyncio.gather(*(runner.checkpoint.commit_within(CLOSE_COMMIT_S) for runner in connected))
         await self._tasks.stop(COMMIT)
         await asyncio.gather(*(runner.source.stop() for runner in connected))
 

@@ -12,16 +12,17 @@ from daemon import protocol
 from daemon.ages import VenueClock
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.symbols import SymbolRoute
-from daemon.gateway.checkpoint.commits import Transactions
+from daemon.gateway.checkpoint.checkpoint import Checkpoint
 from daemon.gateway.checkpoint.offsets import OffsetTracker
+from daemon.gateway.checkpoint.outbox import Outbox
 from daemon.gateway.checkpoint.state import ProgressStore
 from daemon.gateway.group_member import GroupMember, SessionHooks
-from daemon.gateway.offset_commits import OffsetCommits
 from daemon.gateway.record_decoder import RecordDecoder, SequenceAllocator
 from daemon.gateway.ring_flow import RingFlow
 from daemon.gateway.standby import Standby
 from daemon.gateway.start_positions import StartPositions
 from daemon.gateway.stream_names import Streams
+from feeds.kafka_transactions import KafkaTransactions
 from feeds.market_data import DeadLetter
 from feeds.source import CatchesUp, ConnectionState, Lag, Partition, PartitionedSource, Source
 from ingest.ring import Ring
@@ -37,9 +38,8 @@ NOTIFY_S = 0.5
 class SourceRunner:
     """Connects one source, reads it into the ring, and commits to it while it is connected.
 
-    ``clocks``: of the venues, by session. ``transactions`` commit, if there are any. A source that can wait
-    is paused while the ``gate`` is not set. ``dead_letter`` also gets what to call once its record is
-    acknowledged.
+    ``clocks``: of the venues, by session. A source that can wait is paused while the outbox's gate is not
+    set. ``sink``, ``send``: see `Checkpoint`.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class SourceRunner:
         source: Source,
         tracker: OffsetTracker,
         store: MetricStore,
-        dead_letter: Callable[[DeadLetter, Callable[[], None]], None],
+        outbox: Outbox,
         hooks: SessionHooks,
         *,
         progress: ProgressStore,
@@ -57,8 +57,7 @@ class SourceRunner:
         streams: Streams,
         order: SequenceAllocator,
         clocks: Mapping[str, VenueClock],
-        gate: asyncio.Event,
-        transactions: Transactions | None = None,
+        sink: KafkaTransactions | None = None,
         commit_every_s: float = COMMIT_EVERY_S,
     ) -> None:
         self.source, self.tracker = source, tracker
@@ -66,40 +65,49 @@ class SourceRunner:
         self.exhausted = asyncio.Event()
         """The source has ended (a replayed file)."""
         self._store, self._order, self._standby, self._hooks = store, order, standby, hooks
+        self._outbox, self._streams, self._send = outbox, streams, send
         self._commit_every_s = commit_every_s
         self._starts = StartPositions(config, source.name, tracker, progress)
-        self.commits = OffsetCommits(source, tracker, progress, standby, transactions, send)
-        self.group = GroupMember(
-            source, tracker, progress, self._starts, self.commits, standby, hooks, config.recovery
+        self.checkpoint = Checkpoint(
+            source,
+            tracker,
+            progress,
+            outbox,
+            standby,
+            store,
+            send,
+            sink=sink,
+            on_revoked=lambda partitions: self.group.on_revoked(partitions),
+            is_held=self.is_held,
         )
-
-        if transactions is not None:
-            transactions.set_rebalance_listener(self.group.on_revoked, self.is_held)
-
-        def hold(record: DeadLetter) -> None:
-            held = tracker.hold((record.topic, record.partition), record.offset)
-            dead_letter(msgspec.structs.replace(record, source=tracker.source), held)
-
-        def name_stream(stream: protocol.NameStream) -> None:
-            streams.name(stream)
-            send(stream)
+        self.group = GroupMember(
+            source, tracker, progress, self._starts, self.checkpoint, standby, hooks, config.recovery
+        )
 
         self._new_decoder = partial(
             RecordDecoder,
             source,
             tracker=tracker,
             store=store,
-            dead_letter=hold,
+            dead_letter=self._hold,
             max_bytes=config.source.max_message_bytes,
             max_ahead_ns=config.source.max_ahead,
             clocks=clocks,
             order=order,
             sequence=config.source.sequence,
-            name_stream=name_stream,
-            gate=gate,
+            name_stream=self._name_stream,
+            gate=outbox.delivery.gate,
         )
         self._decoder: RecordDecoder | None = None
         self._handshakes = store.growth("foretick_source_handshakes_failed_total", source=source.name)
+
+    def _hold(self, record: DeadLetter) -> None:
+        held = self.tracker.hold((record.topic, record.partition), record.offset)
+        self._outbox.dead_letter(msgspec.structs.replace(record, source=self.tracker.source), held)
+
+    def _name_stream(self, stream: protocol.NameStream) -> None:
+        self._streams.name(stream)
+        self._send(stream)
 
     def begin(self, ring: Ring) -> None:
         """From now on no session is idle before the source was read: see `SequenceAllocator.has_read`."""
@@ -173,13 +181,13 @@ class SourceRunner:
         while True:
             await asyncio.sleep(self._commit_every_s)
             if self.connected:
-                await self.commits.commit()
+                await self.checkpoint.commit()
                 await self.group.look_around()
 
     async def leave(self) -> None:
         """Commit, and disconnect unless the source can read again as it is."""
         if self.connected:
-            await self.commits.commit_before_leaving(REOPEN_COMMIT_S)
+            await self.checkpoint.commit_before_leaving(REOPEN_COMMIT_S)
         if self.group.log is None or not self.group.log.stays:
             await self.source.stop()
 

@@ -20,9 +20,8 @@ from daemon.api.zmq import AnswerQuery, QueryServer
 from daemon.config.schema import ALL, Config
 from daemon.cores import cores_of, usable
 from daemon.gateway.answer_cache import Sessions
-from daemon.gateway.checkpoint.commits import Transactions
 from daemon.gateway.checkpoint.offsets import AllOffsets, OffsetTracker
-from daemon.gateway.checkpoint.outbox import Delivery
+from daemon.gateway.checkpoint.outbox import Outbox
 from daemon.gateway.checkpoint.publisher import Publisher
 from daemon.gateway.checkpoint.state import ProgressStore
 from daemon.gateway.connectors import make_routes, make_sources
@@ -231,20 +230,24 @@ def _data_way(base: _Base, commit_every_s: float) -> _DataWay:
     tracker, streams = AllOffsets(trackers), Streams(several=several)
     sessions = Sessions(config, store)
     events = Events(time.time_ns(), store, max_clients=config.http.max_listeners)
-    others = [route for route in base.routes if not isinstance(route.sink, KafkaTransactions)]
-    delivery = Delivery(others, ["", *sessions.states], lossless=_lossless(sources))
-    transactions = _transactions(base, trackers, delivery)
+    sink = _transactional(base)
+    outbox = Outbox(
+        base.routes,
+        sessions.states,
+        store,
+        trackers[0].source_of if trackers else lambda session: None,
+        lossless=_lossless(sources),
+        listener=events.publish,
+    )
     publisher = Publisher(
         config,
         tracker,
         sessions,
         store,
         progress=progress,
-        delivery=delivery,
+        outbox=outbox,
         standby=standby,
         streams=streams,
-        transactions=transactions,
-        listener=events.publish,
     )
     order = SequenceAllocator()
     inputs = Inputs(config, tracker, order, standby, store, base.tasks)
@@ -263,7 +266,7 @@ def _data_way(base: _Base, commit_every_s: float) -> _DataWay:
             source,
             of_source,
             store,
-            publisher.dead_letter,
+            outbox,
             hooks,
             progress=progress,
             send=pending.send,
@@ -271,8 +274,7 @@ def _data_way(base: _Base, commit_every_s: float) -> _DataWay:
             streams=streams,
             order=order,
             clocks=sessions.clocks,
-            gate=delivery.gate,
-            transactions=transactions,
+            sink=sink,
             commit_every_s=commit_every_s,
         )
         inputs.add(runner)
@@ -373,15 +375,14 @@ def _lossless(sources: Sequence[Source]) -> bool:
     return not sources or any(each.kind == "pausing" for each in sources)
 
 
-def _transactions(base: _Base, trackers: Sequence[OffsetTracker], delivery: Delivery) -> Transactions | None:
-    """Of the route that commits offsets together with its messages. Raises SettingError."""
+def _transactional(base: _Base) -> KafkaTransactions | None:
+    """The sink that commits offsets together with its messages. Raises SettingError."""
     for route in base.routes:
-        if not isinstance(route.sink, KafkaTransactions):
-            continue
-        if len(base.sources) != 1 or not isinstance(base.sources[0], MemberSource):
+        if isinstance(route.sink, KafkaTransactions):
+            if len(base.sources) == 1 and isinstance(base.sources[0], MemberSource):
+                return route.sink
             key = f"sink.{route.sink.name}.delivery"
             raise SettingError(key, "exactly_once needs one Kafka source, and no other")
-        return Transactions(route, route.sink, base.sources[0], trackers[0], base.store, delivery)
     return None
 
 

@@ -353,7 +353,7 @@ async def test_a_clean_stop_drains_and_leaves_nothing_behind():
         await until(lambda: daemon.state().version)
         assert await gateway.stop(), "stopped in the middle of the work, nothing is lost"
         found = daemon.answers()
-        assert gateway.publisher.delivery.waiting == 0
+        assert gateway.publisher.outbox.delivery.waiting == 0
         assert found[-1].data_version == daemon.state().version
         assert daemon.source.committed[TOPIC, 0] == max(i.last_offset for a in found for i in a.inputs) + 1
     assert not any((Path("/dev/shm") / name.lstrip("/")).exists() for name in names)

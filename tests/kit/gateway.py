@@ -13,9 +13,9 @@ from daemon.api.auth import LOCAL_LABEL, OTHER_LABEL, Access
 from daemon.config.schema import Config
 from daemon.config.symbols import SymbolRoute
 from daemon.gateway.answer_cache import Sessions
-from daemon.gateway.checkpoint.commits import Transactions
+from daemon.gateway.checkpoint.checkpoint import Checkpoint
 from daemon.gateway.checkpoint.offsets import AllOffsets, OffsetTracker
-from daemon.gateway.checkpoint.outbox import Delivery
+from daemon.gateway.checkpoint.outbox import Outbox
 from daemon.gateway.checkpoint.publisher import Publisher
 from daemon.gateway.checkpoint.state import ProgressStore
 from daemon.gateway.generations import Generations
@@ -133,13 +133,35 @@ class DecoderRig:
         self.ring.close()
 
 
-class Log(QueueSource):
+class Member(QueueSource):
+    """A source that is read by a member of a group, which `owns` partitions."""
+
+    membership: Membership | None = None
+
+    def __init__(self, *partitions: Partition, name: str = "test") -> None:
+        super().__init__(name=name)
+        self.owns(*partitions)
+
+    def owns(self, *partitions: Partition, placing: Sequence[Partition] = ()) -> None:
+        self.membership = Membership("group", 2, "me", None, frozenset(partitions), frozenset(placing))
+
+    def read_committed_by(self, read: ReadCommitted) -> None:
+        pass
+
+    def records_of(self, points: Mapping[Partition, CommitPoint]) -> list[OutgoingMessage]:
+        return []
+
+    def note_stored(self, points: Mapping[Partition, CommitPoint]) -> None:
+        pass
+
+
+class Log(Member):
     """A log with commit points; the test assigns its partitions."""
 
     again = stays = False
 
     def __init__(self, points: Mapping[Partition, CommitPoint]) -> None:
-        super().__init__(name="kafka")
+        super().__init__(*points, name="kafka")
         self.points = dict(points)
         self.reached: dict[Partition, tuple[int, int]] = {}
         self.listener: RebalanceListener
@@ -199,27 +221,6 @@ class Broker(KafkaTransactions):
         self.got.append((keys, {p: at.offset for p, at in points.items()}))
         self.messages += messages
         self.outcomes.update(("committed", "aborted", "unknown"))
-
-
-class Member:
-    """A source that is read by a member of a group, which `owns` partitions."""
-
-    membership: Membership | None = None
-
-    def __init__(self, *partitions: Partition) -> None:
-        self.owns(*partitions)
-
-    def owns(self, *partitions: Partition, placing: Sequence[Partition] = ()) -> None:
-        self.membership = Membership("group", 2, "me", None, frozenset(partitions), frozenset(placing))
-
-    def read_committed_by(self, read: ReadCommitted) -> None:
-        pass
-
-    def records_of(self, points: Mapping[Partition, CommitPoint]) -> list[OutgoingMessage]:
-        return []
-
-    def note_stored(self, points: Mapping[Partition, CommitPoint]) -> None:
-        pass
 
 
 def admitting() -> Access:
@@ -283,12 +284,11 @@ def inputs_of(
     parts: dict[str, Any] = {
         "progress": progress,
         "order": SequenceAllocator(),
-        "gate": asyncio.Event(),
         "standby": Standby(store),
         "streams": Streams(),
         "clocks": defaultdict(VenueClock),
         "send": lambda command: None,
-        "dead_letter": lambda dead_letter, settle: None,
+        "outbox": Outbox([], [], store),
         "hooks": events.hooks(),
     } | more
     inputs = Inputs(config, AllOffsets([tracker]), parts["order"], parts["standby"], store, Tasks())
@@ -304,18 +304,41 @@ def make_publisher(
     store: MetricStore,
     *routes: SinkRoute,
     lossless: bool = True,
-    transactions: Callable[[Delivery], Transactions] | None = None,
 ) -> Publisher:
     """A publisher of one source to ``routes``; not started."""
-    delivery = Delivery(routes, ["", *sessions.states], lossless=lossless)
     return Publisher(
         config,
         AllOffsets([tracker]),
         sessions,
         store,
         progress=ProgressStore(store),
-        delivery=delivery,
+        outbox=Outbox(routes, sessions.states, store, tracker.source_of, lossless=lossless),
         standby=Standby(store),
         streams=Streams(),
-        transactions=None if transactions is None else transactions(delivery),
+    )
+
+
+def make_checkpoint(
+    source: Source,
+    tracker: OffsetTracker,
+    outbox: Outbox,
+    store: MetricStore,
+    *,
+    progress: ProgressStore | None = None,
+    sink: KafkaTransactions | None = None,
+    on_revoked: Callable[[Collection[Partition]], None] = lambda partitions: None,
+    is_held: Callable[[], bool] = lambda: False,
+) -> Checkpoint:
+    """A checkpoint of a daemon that answers, whose engine is not told."""
+    return Checkpoint(
+        source,
+        tracker,
+        progress or ProgressStore(store),
+        outbox,
+        Standby(store),
+        store,
+        lambda command: None,
+        sink=sink,
+        on_revoked=on_revoked,
+        is_held=is_held,
     )

@@ -1,222 +1,238 @@
-"""Delivers messages to sinks: one queue per session and sink, so that no sink waits for another.
+"""Messages to the sinks: sent at once, or staged until their version goes into a transaction.
 
-DLQ records have their own queues. Each queue is delivered in order. A broker that is down delays neither
-other sessions nor the same session's ZeroMQ subscribers.
+A staged message is complete with its version, and all versions of its session before.
 """
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from daemon.supervision import Tasks
-from feeds.codec import encode
+from daemon.gateway.checkpoint.delivery import BACKLOG, Delivery, DeliveryOutcome, Done, RefusedMessage
+from daemon.gateway.dead_letters import DeadLetterLog, unpublished
+from feeds.codec import encode, make_headers
 from feeds.connector import SinkRoute
-from feeds.market_data import AnyMessage, DeadLetter
-from feeds.source import PublishRefused, Sink, SinkStopped
+from feeds.kafka_transactions import KafkaTransactions
+from feeds.market_data import Answer, AnyMessage, DataUpdated, DeadLetter, FlashReady
+from feeds.source import OutgoingMessage, Partition, Refusal
+from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 4096
-"""Limit of messages waiting for their sinks; above it a source that can wait is paused."""
+
+def nothing(_outcome: DeliveryOutcome) -> None:
+    """Nothing waits for this message."""
 
 
-class DeliveryOutcome(IntEnum):
-    """What happened to a message; with several sinks, the worst outcome counts."""
+@dataclass(frozen=True)
+class Staged:
+    """``version`` 0 is complete. ``stream``: of the newest record behind it, if any."""
 
-    DELIVERED = 0
-    """Every sink acknowledged it."""
-    REFUSED = 1
-    """A sink refused it for good, or dropped it for newer messages."""
-    STOPPED = 2
-    """A sink stopped before acknowledging it."""
-
-
-Done = Callable[[DeliveryOutcome], None]
-OnRefused = Callable[["RefusedMessage", Callable[[], None]], None]
-"""Takes a message, but no DLQ record, that a sink refuses for good; it waits until the function is called."""
+    session: str
+    version: int
+    message: OutgoingMessage
+    published: Done
+    original: AnyMessage
+    stream: Partition | None
 
 
-class RefusedMessage(NamedTuple):
-    """A message that a sink refused for good, as it was to be sent to ``topic``."""
-
-    message: AnyMessage
-    topic: str
-    key: bytes
-    payload: bytes
-    headers: Mapping[str, bytes]
-    reason: str
-    error: str
+def _completed(staged: Iterable[Staged]) -> list[Staged]:
+    """The same, complete whatever becomes of their sessions and engine."""
+    return [replace(each, version=0) for each in staged]
 
 
-@dataclass
-class _Outgoing:
-    payload: bytes
-    key: bytes
-    headers: Mapping[str, bytes]
-    message: AnyMessage
-    done: Done
-    open: int
-    """Sinks that have not finished with it."""
-    outcome: DeliveryOutcome = DeliveryOutcome.DELIVERED
+class Outbox:
+    """Messages of ``sessions`` and DLQ records; those to `KafkaTransactions` are staged.
 
-    def finish(self, outcome: DeliveryOutcome) -> bool:
-        """A sink has finished with it; returns whether all have."""
-        self.outcome = max(self.outcome, outcome)
-        self.open -= 1
-        return not self.open
-
-
-class Delivery:
-    """Delivers the messages put into ``queues`` over ``routes``.
-
-    ``lossless``: the source can wait, so nothing is dropped; above ``backlog`` messages `gate` is cleared,
-    which pauses it. Otherwise a queue that holds ``backlog`` messages for a sink drops its oldest.
+    ``source_of``: the stream of a session's newest record. ``lossless``, ``backlog``: see `Delivery`.
+    ``listener`` gets every message.
     """
 
     def __init__(
         self,
         routes: Sequence[SinkRoute],
-        queues: Iterable[str],
+        sessions: Iterable[str],
+        store: MetricStore,
+        source_of: Callable[[str], Partition | None] = lambda session: None,
         *,
         lossless: bool = True,
         backlog: int = BACKLOG,
+        listener: Callable[[AnyMessage], None] = lambda message: None,
     ) -> None:
-        self._routes = routes
-        self._lossless = lossless
-        self._backlog = backlog
-        self._queues: dict[tuple[str, int], asyncio.Queue[tuple[str, _Outgoing] | None]] = {
-            (name, index): asyncio.Queue() for name in queues for index in range(len(routes))
-        }
-        self._tasks = Tasks()
-        self._names: list[str] = []
-        self._leaving: set[asyncio.Task[None]] = set()
-        """They still deliver what was in queues that are closed."""
-        self.waiting = 0
-        """Messages that some sink has neither acknowledged nor refused."""
-        self.gate = asyncio.Event()
-        """Set while sources may be read."""
-        self.gate.set()
-        self.on_refused: OnRefused = lambda refused, settle: settle()
+        self._store, self._source_of, self._listener = store, source_of, listener
+        staging = {index for index, each in enumerate(routes) if isinstance(each.sink, KafkaTransactions)}
+        self._route = next((routes[index] for index in staging), None)
+        others = [each for index, each in enumerate(routes) if index not in staging]
+        self.delivery = Delivery(others, ["", *sessions], self._refused, lossless=lossless, backlog=backlog)
+        self._letters = DeadLetterLog(log)
+        self._sent = 0
+        self._staged: list[Staged] = []
+        self._complete: dict[str, int] = {}
+        """Newest version by session that is complete, and all before it."""
+        self._again: set[str] = set()
+        """Sessions whose messages that were taken last will be made again."""
+        self.ready = asyncio.Event()
+        """Something may be complete."""
 
-    def start(self, tasks: Tasks, on_refused: OnRefused) -> None:
-        """Start delivering, in one of ``tasks`` per session and sink."""
-        self._tasks, self.on_refused = tasks, on_refused
-        for name, index in self._queues:
-            self._start(name, index)
+    def add(self, session: str) -> None:
+        """There is another session."""
+        self.delivery.add(session)
 
-    def add(self, name: str) -> None:
-        """Open another queue, once started."""
-        for index in range(len(self._routes)):
-            self._queues[name, index] = asyncio.Queue()
-            self._start(name, index)
+    def remove(self, session: str) -> None:
+        """A session is gone; what it has sent is still delivered."""
+        self.delivery.remove(session)
+        self._staged = [
+            replace(each, version=0) if each.session == session else each for each in self._staged
+        ]
+        self._complete.pop(session, None)
+        self.ready.set()
 
-    def remove(self, name: str) -> None:
-        """Close a queue; what waits in it is still delivered."""
-        for index in range(len(self._routes)):
-            self._queues.pop((name, index)).put_nowait(None)
-            task = self._tasks.expect_end(self._named(name, index))
-            self._names.remove(self._named(name, index))
-            if task is not None:
-                self._leaving.add(task)
-                task.add_done_callback(self._leaving.discard)
+    def put(
+        self,
+        session: str,
+        message: AnyMessage,
+        key: str,
+        headers: dict[str, bytes],
+        acknowledge: Done = nothing,
+        delivered: Done = nothing,
+    ) -> None:
+        """Send, or stage; DLQ records are of session "".
 
-    def _named(self, name: str, index: int) -> str:
-        return f"publish {name or 'DLQ records'} to {self._routes[index].sink.name}"
+        ``acknowledge`` is called when all sinks have the message that take it by themselves, ``delivered``
+        when it is in effect: where it is staged, later.
+        """
+        self._sent += 1
+        headers |= make_headers(message, "json", "foretick", self._sent)
+        self._listener(message)
 
-    def _start(self, name: str, index: int) -> None:
-        work = partial(self._deliver_all, self._routes[index].sink, self._queues[name, index])
-        task = self._named(name, index)
-        self._names.append(task)
-        self._tasks.start(task, work)
+        def done(outcome: DeliveryOutcome) -> None:
+            if self._route is None:
+                delivered(outcome)
+            acknowledge(outcome)
 
-    async def stop(self, drain_s: float) -> int:
-        """Deliver waiting messages for at most ``drain_s`` seconds; returns how many are left."""
-        deadline = time.monotonic() + drain_s
-        # what a sink refuses meanwhile becomes a DLQ record, so their queues end last
-        for dead_letters in (False, True):
-            ending = [each for each in self._queues if (each[0] == "") is dead_letters]
-            for each in ending:
-                self._queues[each].put_nowait(None)
-            tasks = [self._tasks.expect_end(self._named(*each)) for each in ending]
-            running = [task for task in tasks if task is not None]
-            running += [] if dead_letters else self._leaving
-            if running:
-                _, late = await asyncio.wait(running, timeout=max(0.0, deadline - time.monotonic()))
-                for task in late:
-                    task.cancel()
-                await asyncio.gather(*late, return_exceptions=True)
-        return self.waiting
+        if self._route is not None:
+            self._stage(self._route.topic(message), session, message, key, headers, delivered)
+        self.delivery.put(session, message, key, headers, done)
 
-    def put(self, name: str, message: AnyMessage, key: str, headers: Mapping[str, bytes], done: Done) -> None:
-        """Append to the queue ``name``; ``done`` is called once, when every sink has finished with it."""
-        takers = [(i, topic) for i, route in enumerate(self._routes) if (topic := route.topic(message))]
-        outgoing = _Outgoing(encode(message), key.encode(), headers, message, done, max(1, len(takers)))
-        self.wait_for(1)
-        if not takers:
-            self._finish(outgoing, DeliveryOutcome.DELIVERED)
-        for index, topic in takers:
-            queue = self._queues[name, index]
-            if not self._lossless and queue.qsize() >= self._backlog:
-                self._drop_oldest(self._routes[index].sink, queue)
-            queue.put_nowait((topic, outgoing))
+    def dead_letter(self, dead_letter: DeadLetter, settle: Callable[[], None] = lambda: None) -> None:
+        """A message that could not be used. ``settle`` is called once its record is acknowledged, or refused.
 
-    def wait_for(self, more: int) -> None:
-        """Count messages that wait; too many close the gate."""
-        self.waiting += more
-        if more > 0 and self.waiting >= self._backlog:
-            self.gate.clear()
-        elif more < 0 and self.waiting < self._backlog // 2:
-            self.gate.set()
+        No sink has to acknowledge one that is staged: it goes with the offset that covers it, or before.
+        """
+        self._store.inc("foretick_dead_letters_total", stage=dead_letter.stage)
+        self._letters.note(dead_letter)
+        headers = {"error": dead_letter.error.encode(), "reason": dead_letter.reason.encode()}
 
-    def _drop_oldest(self, sink: Sink, queue: asyncio.Queue[tuple[str, _Outgoing] | None]) -> None:
-        oldest = queue.get_nowait()
-        if oldest is None:  # stopping: the end marker stays
-            queue.put_nowait(None)
-            return
-        log.warning("%s is behind by %d messages: dropping the oldest", sink.name, self._backlog)
-        self._finish(oldest[1], DeliveryOutcome.REFUSED)
+        def done(outcome: DeliveryOutcome) -> None:
+            if outcome is not DeliveryOutcome.STOPPED:
+                settle()
 
-    async def _deliver_all(self, sink: Sink, queue: asyncio.Queue[tuple[str, _Outgoing] | None]) -> None:
-        ended = False
-        while not ended:
-            batch = [await queue.get()]
-            while not queue.empty():
-                batch.append(queue.get_nowait())
-            ended = batch[-1] is None  # the end marker is put last
-            await asyncio.gather(*(self._deliver(sink, *item) for item in batch if item))
+        self.put("", dead_letter, f"{dead_letter.topic}:{dead_letter.partition}", headers, done)
 
-    async def _deliver(self, sink: Sink, topic: str, outgoing: _Outgoing) -> None:
-        try:
-            await sink.publish(topic, outgoing.key, outgoing.payload, outgoing.headers)
-        except SinkStopped:
-            self._finish(outgoing, DeliveryOutcome.STOPPED)
-        # it can never be delivered, so its records count as acknowledged
-        except PublishRefused as error:
-            self._refused(sink, topic, outgoing, error.reason, str(error))
-        except Exception as error:
-            log.exception("%s failed to publish a message", sink.name)
-            self._refused(sink, topic, outgoing, "other", repr(error))
+    def _refused(self, refused: RefusedMessage, settle: Callable[[], None]) -> None:
+        """A sink refuses a message for good: an answer becomes a DLQ record, another is logged."""
+        if isinstance(refused.message, Answer):
+            self.dead_letter(unpublished(refused), settle)
         else:
-            self._finish(outgoing, DeliveryOutcome.DELIVERED)
-
-    def _refused(self, sink: Sink, topic: str, outgoing: _Outgoing, reason: str, error: str) -> None:
-        message, settle = outgoing.message, partial(self._finish, outgoing, DeliveryOutcome.REFUSED)
-        if isinstance(message, DeadLetter):  # a DLQ record about a DLQ record would be refused, too
-            log.error("%s refused a DLQ record for good: %s", sink.name, error)
+            log.error("%s", refused.error)
             settle()
-            return
-        why = f"{sink.name} refuses a message for good: {error}"
-        self.on_refused(
-            RefusedMessage(message, topic, outgoing.key, outgoing.payload, outgoing.headers, reason, why),
-            settle,
-        )
 
-    def _finish(self, outgoing: _Outgoing, outcome: DeliveryOutcome) -> None:
-        if outgoing.finish(outcome):
-            self.wait_for(-1)
-            outgoing.done(outgoing.outcome)
+    # What is staged.
+
+    @property
+    def exactly_once(self) -> bool:
+        """Whether messages are staged."""
+        return self._route is not None
+
+    def _stage(
+        self,
+        topic: str,
+        session: str,
+        message: AnyMessage,
+        key: str,
+        headers: Mapping[str, bytes],
+        published: Done,
+    ) -> None:
+        if not topic:
+            published(DeliveryOutcome.DELIVERED)
+            return
+        match message:
+            case Answer() | DataUpdated() | FlashReady():
+                version = message.data_version
+            case _:
+                version = 0
+        encoded = OutgoingMessage(topic, key.encode(), encode(message), headers)
+        self.delivery.wait_for(1)
+        self._staged.append(Staged(session, version, encoded, published, message, self._source_of(session)))
+        if self._is_complete(self._staged[-1]):
+            self.ready.set()
+
+    def complete(self, session: str, version: int) -> None:
+        """All results of this version, and of those before, are acknowledged or staged."""
+        self._complete[session] = version
+        self.ready.set()
+
+    def _is_complete(self, staged: Staged) -> bool:
+        return staged.version <= self._complete.get(staged.session, 0)
+
+    def take(self) -> list[Staged]:
+        """What is complete, version by version within a session."""
+        self._again.clear()
+        return self._take()
+
+    def _take(self) -> list[Staged]:
+        return sorted(self._remove(self._is_complete), key=lambda each: each.version)
+
+    def _remove(self, which: Callable[[Staged], bool]) -> list[Staged]:
+        found = [each for each in self._staged if which(each)]
+        self._staged = [each for each in self._staged if not which(each)]
+        return found
+
+    def put_back(self, taken: Sequence[Staged], refused: Mapping[int, Refusal], why: str) -> None:
+        """These had no effect: what is not made again, nor ``refused`` for good, by index, is taken next."""
+        again = [each for each in taken if each.session in self._again]
+        kept = [index for index, each in enumerate(taken) if each.session not in self._again]
+        self._staged = [*_completed(taken[index] for index in kept if index not in refused), *self._staged]
+        self._finish(again, DeliveryOutcome.STOPPED)
+        for index in kept:
+            if index in refused:
+                self._refuse(taken[index], refused[index], why)
+
+    def _refuse(self, staged: Staged, reason: Refusal, why: str) -> None:
+        topic, key, payload, headers = staged.message
+        if isinstance(staged.original, DeadLetter):  # one about a DLQ record would be refused, too
+            log.error("refused a DLQ record for good: %s", why)
+        else:
+            refused = RefusedMessage(staged.original, topic, key or b"", payload or b"", headers, reason, why)
+            self._refused(refused, lambda: None)
+        self._finish([staged], DeliveryOutcome.REFUSED)
+
+    def drop(self, session: str, *, complete: bool) -> None:
+        """What is staged of this session will be made again; ``complete``: complete versions, too."""
+        if complete:
+            self._again.add(session)
+        self._stop(lambda each: each.session == session and (complete or not self._is_complete(each)))
+
+    def leave(self, streams: Collection[Partition]) -> None:
+        """Another member makes again what comes from these streams, and so do we if they come back."""
+        self._stop(lambda each: each.stream in streams)
+
+    def forget(self) -> None:
+        """The engine is gone: versions that are not complete will be made again."""
+        # the next engine may make complete ones again, and those are not complete
+        complete = _completed(self._take())
+        self._stop(lambda each: True)
+        self._staged = complete
+        self._complete.clear()
+
+    def _stop(self, which: Callable[[Staged], bool]) -> None:
+        self._finish(self._remove(which), DeliveryOutcome.STOPPED)
+
+    def done(self, taken: Sequence[Staged], *, delivered: bool) -> None:
+        """These are in effect, or no attempt is made any more."""
+        self._finish(taken, DeliveryOutcome.DELIVERED if delivered else DeliveryOutcome.STOPPED)
+
+    def _finish(self, staged: Sequence[Staged], outcome: DeliveryOutcome) -> None:
+        self.delivery.wait_for(-len(staged))
+        for each in staged:
+            each.published(outcome)

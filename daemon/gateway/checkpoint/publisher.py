@@ -19,18 +19,14 @@ from daemon.ages import Times
 from daemon.config.fingerprint import fingerprint, window_settings
 from daemon.config.schema import Config, SessionConfig
 from daemon.gateway.answer_cache import Sessions
-from daemon.gateway.checkpoint.commits import TASK as TRANSACTIONS
-from daemon.gateway.checkpoint.commits import Transactions
+from daemon.gateway.checkpoint.delivery import DeliveryOutcome, Done
 from daemon.gateway.checkpoint.offsets import AllOffsets
-from daemon.gateway.checkpoint.outbox import Delivery, DeliveryOutcome, Done, RefusedMessage
+from daemon.gateway.checkpoint.outbox import Outbox, nothing
 from daemon.gateway.checkpoint.state import ProgressStore
-from daemon.gateway.dead_letters import DeadLetterLog, unpublished
 from daemon.gateway.standby import Standby
 from daemon.gateway.stream_names import Streams
 from daemon.progress import Position, WindowStart
-from daemon.supervision import Tasks
-from feeds.codec import make_headers
-from feeds.market_data import Answer, AnyMessage, Basis, DataUpdated, DeadLetter, FlashReady, InputRange
+from feeds.market_data import Answer, Basis, DataUpdated, DeadLetter, FlashReady, InputRange
 from flash.publishing import PublishedValue, suppressed
 from flash.question import Question
 from flash.schedules import SUPERSEDED
@@ -40,26 +36,29 @@ from scheduler.deadlines import LATE
 
 log = logging.getLogger(__name__)
 
-BASES = 256
-"""Versions of a session whose basis is remembered."""
+_UNKNOWN = WindowStart()
 _UNASKED = {LATE: "skipped", SUPERSEDED: "superseded"}
 """Codes of questions that were not computed, or not to the end, and the reasons that are counted."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Version:
-    """``open``: answers of one version not acknowledged yet, including the ``awaited`` ones still to come.
+    """``open``: results of one version not acknowledged yet, including the ``awaited`` ones still to come.
 
     ``answers``: those that came, failures excluded; ``sequences``: numbers of those published. ``as_of``:
     theirs. ``begun``: the first result is there; until then a newer version may be answered instead.
+    ``window``: where it begins, if known.
     """
 
-    open: int
     inputs: protocol.InputNumbers
+    window: WindowStart = _UNKNOWN
+    basis: Basis | None = None
+    ranges: list[InputRange] | None = None
+    open: int = 1
     awaited: int = 0
     answers: int = 0
     as_of: int = 0
-    begun: bool = True
+    begun: bool = False
     sequences: list[int] = field(default_factory=list)
 
     def begin(self, asked: int) -> None:
@@ -71,33 +70,31 @@ class _Version:
         """One of its answers is there."""
         self.answers, self.as_of = self.answers + 1, as_of
 
+    def ranges_of(self, find: Callable[[], list[InputRange]]) -> list[InputRange]:
+        """Those of its inputs, shared by all its answers, which ``find`` gives once."""
+        if self.ranges is None:
+            self.ranges = find()
+        return self.ranges
 
-@dataclass
+
+@dataclass(eq=False)
 class _Published:
-    """One session's answers. ``inputs``: the input ranges of one version, shared by all its questions.
+    """One session's answers.
 
     ``policies`` and ``last``: the questions of today and what was last published of them, by name and hash.
-    ``questions``: (version, number of questions that later versions are asked), oldest first.
+    ``questions``: (version, number of questions that later versions are asked), oldest first. ``settings``:
+    of its window, see `WindowStart`. ``sums``: its state holds sums of bars that have left the window.
     """
 
-    symbol: str
     questions: list[tuple[int, int]]
-    settings: int = 0
-    """Of its window: see `WindowStart`."""
-    sums: bool = False
-    """Its state holds sums of bars that have left the window."""
-    versions: dict[int, _Version] = field(default_factory=dict)
-    inputs: tuple[int, list[InputRange]] = (0, [])
-    policies: dict[tuple[str, str], Question] = field(default_factory=dict)
+    settings: int
+    sums: bool
+    policies: dict[tuple[str, str], Question]
     last: dict[tuple[str, str], PublishedValue] = field(default_factory=dict)
-    newest: tuple[int, protocol.InputNumbers] | None = None
-    """The newest version that is asked, and its inputs, until its first answer."""
+    versions: dict[int, _Version] = field(default_factory=dict)
+    """Those that are not acknowledged."""
     history: set[int] = field(default_factory=set)
     """Versions that only repeat what was answered for."""
-    windows: dict[int, WindowStart] = field(default_factory=dict)
-    """Of versions that are not acknowledged yet, where it is known."""
-    bases: dict[int, Basis] = field(default_factory=dict)
-    """Of the newest versions; free text is answered late."""
     refused: list[int] = field(default_factory=list)
     """Running numbers of records whose DLQ records are not acknowledged, ascending."""
     needs_reset: bool = False
@@ -111,18 +108,14 @@ class _Published:
         """It is about to be removed and added again: until then nothing more is published of it."""
         self.needs_reset = True
         self.versions.clear()  # a late acknowledgement finds nothing
-        self.windows.clear()
 
     def forget(self) -> None:
         """The engine is gone. The next one's versions go on from the newest one that is acknowledged."""
-        # the next engine has the same numbers: what is still acknowledged of this one finds nothing
         self.versions.clear()
-        self.versions = {}
-        self.newest, self.needs_reset = None, False
+        self.needs_reset = False
         self.history.clear()
         self.questions = [(-1, self.questions[-1][1])]
-        self.inputs = 0, []
-        self.bases, self.windows, self.refused = {}, {}, []
+        self.refused = []  # DLQ records under way have the old list
 
     def ask(self, version: int, questions: Sequence[Question]) -> None:
         """Versions after this one are asked these questions."""
@@ -130,25 +123,11 @@ class _Published:
         self.policies = by_key(questions)
         self.last = {key: last for key, last in self.last.items() if key in self.policies}
 
-    def commit(self, version: int, inputs: protocol.InputNumbers) -> None:
-        """There is a version whose answers come."""
-        self.newest = version, inputs
-
-    def commit_unasked(self, version: int, inputs: protocol.InputNumbers) -> None:
-        """There is a version that acknowledges itself: not before the answers of the one that is asked."""
-        if self.newest is not None:
-            asked, of_asked = self.newest
-            self.versions[asked] = _Version(self.asked(asked), of_asked, begun=False)
-            self.newest = None
-        self.versions[version] = _Version(1, inputs)
-
     def expect(self, version: int, inputs: protocol.InputNumbers, asked: int) -> _Version:
-        """``asked`` answers and failures of this version come."""
-        if self.newest is not None and self.newest[0] <= version:
-            self.newest = None
+        """``asked`` answers and failures of this version come; older ones of which none came are skipped."""
         for skipped in [n for n, each in self.versions.items() if n < version and not each.begun]:
             del self.versions[skipped]
-        found = self.versions.setdefault(version, _Version(asked, inputs, asked))
+        found = self.versions.setdefault(version, _Version(inputs))
         found.begin(asked)
         return found
 
@@ -162,24 +141,6 @@ class _Published:
         del self.versions[oldest]
         return oldest, done
 
-    def window_of(self, version: int) -> WindowStart:
-        """Where the window of a version begins that is acknowledged, and those before it."""
-        found = self.windows.get(version, WindowStart())
-        self.windows = {n: each for n, each in self.windows.items() if n > version}
-        return found
-
-    def note_basis(self, version: int, basis: Basis) -> None:
-        """What a version was made of."""
-        self.bases[version] = basis
-        while len(self.bases) > BASES:
-            del self.bases[next(iter(self.bases))]
-
-    def inputs_of(self, version: int, find: Callable[[], list[InputRange]]) -> list[InputRange]:
-        """The ranges of a version, which ``find`` gives once."""
-        if self.inputs[0] != version:
-            self.inputs = version, find()
-        return self.inputs[1]
-
     def drops(self, version: int) -> bool:
         """Whether results of ``version`` are neither published nor acknowledged."""
         return self.needs_reset or version in self.history
@@ -190,10 +151,7 @@ class _Published:
 
 
 class Publisher:
-    """Publishes the engine's events. ``listener`` gets every message that goes to the sinks.
-
-    ``transactions``: where one sink takes messages and offsets together.
-    """
+    """Publishes the engine's events: what it makes of them goes into the ``outbox``."""
 
     def __init__(
         self,
@@ -203,37 +161,17 @@ class Publisher:
         store: MetricStore,
         *,
         progress: ProgressStore,
-        delivery: Delivery,
+        outbox: Outbox,
         standby: Standby,
         streams: Streams,
-        transactions: Transactions | None = None,
-        listener: Callable[[AnyMessage], None] = lambda message: None,
     ) -> None:
-        self.streams, self.progress, self._standby = streams, progress, standby
-        self.delivery, self.transactions, self._listener = delivery, transactions, listener
-        self._letters = DeadLetterLog(log)
+        self.streams, self.progress, self.outbox, self._standby = streams, progress, outbox, standby
         self._tracker, self._sessions, self._store = tracker, sessions, store
         self._published: dict[str, _Published] = {}
         self._fingerprints: dict[str, str] = {}
         self.configured(config)
         for session in config.sessions:
             self._open(session)
-        self._sent = 0
-
-    def start(self, tasks: Tasks) -> None:
-        """Deliver what is published, in ``tasks``."""
-        self.delivery.start(tasks, self._refused)
-        if self.transactions is not None:
-            tasks.start(TRANSACTIONS, self.transactions.run)
-
-    async def stop(self, tasks: Tasks, deadline: float) -> int:
-        """Deliver what waits until ``deadline``, monotonic seconds; returns how many messages are left."""
-        left = await self.delivery.stop(max(0.5, deadline - time.monotonic()))
-        if self.transactions is None:
-            return left
-        await tasks.stop(TRANSACTIONS)
-        await self.transactions.stop(max(0.5, deadline - time.monotonic()))
-        return self.delivery.waiting
 
     def configured(self, config: Config) -> None:
         """These are the settings from now on."""
@@ -253,14 +191,12 @@ class Publisher:
     def add(self, session: SessionConfig) -> None:
         """There is another session."""
         self._open(session)
-        self.delivery.add(session.name)
+        self.outbox.add(session.name)
 
     def remove(self, name: str) -> None:
         """A session is gone: no answer will cover what it read."""
         self._published.pop(name).versions.clear()  # a late acknowledgement finds nothing
-        self.delivery.remove(name)
-        if self.transactions is not None:
-            self.transactions.remove(name)
+        self.outbox.remove(name)
         self._tracker.forget(name)
 
     def reset_session(self, names: Iterable[str], answered: Container[str]) -> None:
@@ -270,17 +206,13 @@ class Publisher:
         """
         for name in names:
             self._published[name].reset()
-            if self.transactions is not None:
-                self.transactions.drop(name, complete=name in answered)
+            self.outbox.drop(name, complete=name in answered)
 
     def _open(self, session: SessionConfig) -> None:
         asked = self._sessions.states[session.name].questions
+        settings = window_settings(self._config, session)
         self._published[session.name] = _Published(
-            session.symbol,
-            [(-1, len(asked))],
-            settings=window_settings(self._config, session),
-            sums=bool(session.rollup),
-            policies=by_key(asked),
+            [(-1, len(asked))], settings, bool(session.rollup), by_key(asked)
         )
 
     def committed(self, event: protocol.Committed) -> None:
@@ -295,21 +227,19 @@ class Publisher:
             published.history.clear()
             published.history.add(event.version)
             return
-        window = self.streams.ranges(event.made.window)
+        ranges, window = self.streams.ranges(event.made.window), _UNKNOWN
         if event.made.known and not published.sums:
-            published.windows[event.version] = WindowStart(published.settings, tuple(map(_first_of, window)))
-        if self._is_history(event):
+            window = WindowStart(published.settings, tuple(map(_first_of, ranges)))
+        history = self._is_history(event)
+        asked = not history and published.asked(event.version) > 0
+        basis = self._basis(event, ranges) if asked else None
+        version = _Version(event.inputs, window, basis, begun=not asked)
+        version = published.versions.setdefault(event.version, version)
+        done = nothing if asked else self._acknowledging(event.session, version)
+        if history:
             published.history.add(event.version)
-            published.commit_unasked(event.version, event.inputs)
-            self._acknowledging(event.session, event.version)(DeliveryOutcome.DELIVERED)
+            done(DeliveryOutcome.DELIVERED)
             return
-        done: Done = _nothing
-        if published.asked(event.version):
-            published.note_basis(event.version, self._basis(event, window))
-            published.commit(event.version, event.inputs)
-        else:
-            published.commit_unasked(event.version, event.inputs)
-            done = self._acknowledging(event.session, event.version)
         update = DataUpdated(
             session=event.session,
             data_version=event.version,
@@ -317,7 +247,7 @@ class Publisher:
             bars=event.bars,
             epoch=self.progress.epoch,
         )
-        self._put(event.session, update, event.session, {}, done)
+        self.outbox.put(event.session, update, event.session, {}, done)
 
     def _is_history(self, event: protocol.Committed) -> bool:
         """Also where the engine did not know it: its progress is that of its start, or it cannot tell."""
@@ -345,10 +275,10 @@ class Publisher:
         published = self._published[event.answer.session]
         if published.drops(event.answer.data_version):
             return
-        answer = self._complete(event)
-        version = published.expect(answer.data_version, event.inputs, event.asked)
+        version = published.expect(event.answer.data_version, event.inputs, event.asked)
+        answer = self._complete(event, version)
         version.answered(answer.as_of)
-        acknowledge = self._acknowledging(answer.session, answer.data_version)
+        acknowledge = self._acknowledging(answer.session, version)
         key, said = (answer.question, answer.question_hash), _said(answer)
         question = published.policies.get(key)
         if reason := question and suppressed(question, said, published.last.get(key)):
@@ -360,7 +290,7 @@ class Publisher:
             version.sequences.append(answer.sequence)
             delivered = partial(self._delivered, answer, said, event.times, time.monotonic_ns())
             headers = {"answer_id": answer.answer_id.encode()}
-            self._put(answer.session, answer, answer.symbol, headers, acknowledge, delivered)
+            self.outbox.put(answer.session, answer, answer.symbol, headers, acknowledge, delivered)
         self._sessions.answered(answer, event.times)
         self._arrived(answer.session, answer.data_version, version)
 
@@ -397,7 +327,7 @@ class Publisher:
             self._store.inc("foretick_answers_failed_total", reason=reason)
         version = self._published[event.session].expect(event.version, event.inputs, event.asked)
         ended = event.code in ("stopping", "unknown_session")
-        self._acknowledging(event.session, event.version)(
+        self._acknowledging(event.session, version)(
             DeliveryOutcome.STOPPED if ended else DeliveryOutcome.REFUSED
         )
         self._arrived(event.session, event.version, version)
@@ -411,8 +341,8 @@ class Publisher:
         """A version without answers: it is acknowledged after those before it."""
         if self._published[event.session].drops(event.version):
             return
-        self._published[event.session].expect(event.version, event.inputs, 1)
-        self._acknowledging(event.session, event.version)(DeliveryOutcome.DELIVERED)
+        version = self._published[event.session].expect(event.version, event.inputs, 1)
+        self._acknowledging(event.session, version)(DeliveryOutcome.DELIVERED)
 
     def record_refused(self, dead_letter: DeadLetter, session: str, number: int) -> None:
         """A record of ``session`` could not be used.
@@ -428,39 +358,7 @@ class Publisher:
             del refused[bisect_left(refused, number)]
             self._acknowledge(session, published)  # finds no version of a session or engine that is gone
 
-        self.dead_letter(dead_letter, settle)
-
-    def dead_letter(self, dead_letter: DeadLetter, settle: Callable[[], None] = lambda: None) -> None:
-        """A message that could not be used. ``settle`` is called once its record is acknowledged, or refused.
-
-        With transactions, at once: the record is in that of the offset that covers the message, or before.
-        """
-        self._store.inc("foretick_dead_letters_total", stage=dead_letter.stage)
-        self._letters.note(dead_letter)
-        headers = {"error": dead_letter.error.encode(), "reason": dead_letter.reason.encode()}
-
-        def done(outcome: DeliveryOutcome) -> None:
-            if outcome is not DeliveryOutcome.STOPPED:
-                settle()
-
-        waits = self.transactions is None
-        self._put(
-            "",
-            dead_letter,
-            f"{dead_letter.topic}:{dead_letter.partition}",
-            headers,
-            done if waits else _nothing,
-        )
-        if not waits:
-            settle()
-
-    def _refused(self, refused: RefusedMessage, settle: Callable[[], None]) -> None:
-        """A sink refuses a message for good: an answer becomes a DLQ record, another is logged."""
-        if isinstance(refused.message, Answer):
-            self.dead_letter(unpublished(refused), settle)
-        else:
-            log.error("%s", refused.error)
-            settle()
+        self.outbox.dead_letter(dead_letter, settle)
 
     def questions_set(self, event: protocol.QuestionsSet) -> None:
         """A session's later versions are asked other questions."""
@@ -472,14 +370,12 @@ class Publisher:
         for published in self._published.values():
             published.forget()
         self.progress.go_on()
-        if self.transactions is not None:
-            self.transactions.forget()
+        self.outbox.forget()
 
-    def _complete(self, event: protocol.Answered) -> Answer:
+    def _complete(self, event: protocol.Answered, version: _Version) -> Answer:
         """Add what only the gateway knows: the inputs' offsets and the answer's age."""
-        answer, published = event.answer, self._published[event.answer.session]
-        inputs = published.inputs_of(answer.data_version, lambda: self._ranges(answer.session, event.inputs))
-        basis = published.bases.get(answer.data_version)
+        answer, basis = event.answer, version.basis
+        inputs = version.ranges_of(lambda: self._ranges(answer.session, event.inputs))
         if basis is not None and answer.basis is not None:
             basis = msgspec.structs.replace(
                 basis, config=self._fingerprint(answer.session), anchor=answer.basis.anchor
@@ -523,65 +419,33 @@ class Publisher:
                 answers=version.answers,
                 epoch=self.progress.epoch,
             )
-            self._put(session, ready, session, {}, _nothing)
+            self.outbox.put(session, ready, session, {})
 
-    def _acknowledging(self, session: str, version: int) -> Done:
+    def _acknowledging(self, session: str, version: _Version) -> Done:
         published = self._published[session]
-        versions = published.versions
 
         def acknowledge(outcome: DeliveryOutcome) -> None:
-            state = versions.get(version)
-            if state is None or outcome is DeliveryOutcome.STOPPED:
-                return
-            state.open -= 1
-            self._acknowledge(session, published)
+            if outcome is not DeliveryOutcome.STOPPED:
+                version.open -= 1
+                self._acknowledge(session, published)
 
         return acknowledge
 
     def _acknowledge(self, session: str, published: _Published) -> None:
         """In order: a version's offsets cover those of all earlier ones, whichever is acknowledged first."""
         while (found := published.acknowledged()) is not None:
-            version, done = found
-            self._tracker.acknowledge(session, done.inputs.low_watermark)
-            window, closed = published.window_of(version), done.inputs.closed
-            corrected = done.inputs.corrected
-            self.progress.acknowledge(session, version, done.sequences, closed, window, corrected)
-            if self.transactions is not None:
-                self.transactions.complete(session, version)
-
-    def _put(
-        self,
-        queue: str,
-        message: AnyMessage,
-        key: str,
-        headers: dict[str, bytes],
-        acknowledge: Done,
-        delivered: Done | None = None,
-    ) -> None:
-        """With transactions, a message that other sinks have is acknowledged before it is delivered."""
-        self._sent += 1
-        headers |= make_headers(message, "json", "foretick", self._sent)
-        self._listener(message)
-        if self.transactions is not None:
-            self.transactions.put(queue, message, key, headers, delivered or _nothing)
-            self.delivery.put(queue, message, key, headers, acknowledge)
-            return
-
-        def done(outcome: DeliveryOutcome) -> None:
-            if delivered is not None:
-                delivered(outcome)
-            acknowledge(outcome)
-
-        self.delivery.put(queue, message, key, headers, done)
+            number, version = found
+            inputs = version.inputs
+            self._tracker.acknowledge(session, inputs.low_watermark)
+            self.progress.acknowledge(
+                session, number, version.sequences, inputs.closed, version.window, inputs.corrected
+            )
+            self.outbox.complete(session, number)
 
 
 def by_key(questions: Sequence[Question]) -> dict[tuple[str, str], Question]:
     """Questions by name and hash."""
     return {(question.name, question.hash): question for question in questions}
-
-
-def _nothing(_outcome: DeliveryOutcome) -> None:
-    pass
 
 
 def _said(answer: Answer) -> PublishedValue:

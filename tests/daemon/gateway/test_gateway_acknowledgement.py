@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from daemon import protocol
 from daemon.ages import Times
 from daemon.gateway.answer_cache import Sessions
+from daemon.gateway.checkpoint.delivery import DeliveryOutcome, Done
 from daemon.gateway.checkpoint.offsets import OffsetTracker
-from daemon.gateway.checkpoint.outbox import DeliveryOutcome, Done
 from feeds.market_data import Answer, AnyMessage, DataUpdated
 from flash.evaluator import Evaluated, FlashEvaluator
 from flash.question import Question
@@ -80,7 +80,7 @@ class Rig:
         self.tracker = OffsetTracker()
         self.sessions = Sessions(config, store)
         self.publisher = make_publisher(config, self.tracker, self.sessions, store)
-        self.publisher.delivery.put = self.put  # type: ignore[method-assign] # sinks that wait
+        self.publisher.outbox.delivery.put = self.put  # type: ignore[method-assign] # sinks that wait
         self.h.scheduler.subscribe(self.committed)
         self.evaluator = FlashEvaluator(
             self.h.scheduler,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from daemon.gateway.checkpoint.outbox import Delivery, DeliveryOutcome, RefusedMessage
+from daemon.gateway.checkpoint.delivery import Delivery, DeliveryOutcome, RefusedMessage
 from daemon.supervision import Tasks
 from feeds.connector import SinkRoute
 from feeds.market_data import DataUpdated
@@ -27,8 +27,8 @@ async def test_a_sink_that_is_away_holds_up_neither_the_other_nor_its_later_mess
     away, there = MemorySink("away"), MemorySink("there")
     away.acknowledging.clear()
     outcomes: list[DeliveryOutcome] = []
-    d = Delivery([SinkRoute(away, "a", "u"), SinkRoute(there, "a", "u")], ["aaa"])
-    d.start(Tasks(), settled)
+    d = Delivery([SinkRoute(away, "a", "u"), SinkRoute(there, "a", "u")], ["aaa"], settled)
+    d.start(Tasks())
     for version in range(3):
         d.put("aaa", update(version), "aaa", {}, outcomes.append)
         await until(lambda: len(versions(there)) == version + 1)  # noqa: B023  # awaited in this round
@@ -44,8 +44,8 @@ async def test_the_worst_outcome_of_a_message_counts_once():
     refusing, there = MemorySink("refusing"), MemorySink("there")
     refusing.refuses = lambda payload: True
     outcomes: list[DeliveryOutcome] = []
-    d = Delivery([SinkRoute(refusing, "a", "u"), SinkRoute(there, "a", "u")], ["aaa"])
-    d.start(Tasks(), settled)
+    d = Delivery([SinkRoute(refusing, "a", "u"), SinkRoute(there, "a", "u")], ["aaa"], settled)
+    d.start(Tasks())
     d.put("aaa", update(1), "aaa", {}, outcomes.append)
     await until(lambda: bool(outcomes))
     assert outcomes == [DeliveryOutcome.REFUSED]
@@ -55,7 +55,7 @@ async def test_the_worst_outcome_of_a_message_counts_once():
 
 async def test_a_message_no_sink_carries_is_settled_at_once():
     outcomes: list[DeliveryOutcome] = []
-    d = Delivery([SinkRoute(MemorySink(), "a")], ["aaa"])
+    d = Delivery([SinkRoute(MemorySink(), "a")], ["aaa"], settled)
     d.put("aaa", update(1), "aaa", {}, outcomes.append)
     assert outcomes == [DeliveryOutcome.DELIVERED]
     assert d.waiting == 0
@@ -67,8 +67,8 @@ async def test_only_messages_that_cannot_be_read_again_are_dropped(lossless: boo
     sink = MemorySink()
     sink.acknowledging.clear()
     outcomes: list[DeliveryOutcome] = []
-    d = Delivery([SinkRoute(sink, "a", "u")], ["aaa"], lossless=lossless, backlog=4)
-    d.start(Tasks(), settled)
+    d = Delivery([SinkRoute(sink, "a", "u")], ["aaa"], settled, lossless=lossless, backlog=4)
+    d.start(Tasks())
     d.put("aaa", update(0), "aaa", {}, outcomes.append)
     await until(lambda: versions(sink) == [0])  # in flight: the sink has it, unacknowledged
     for version in range(1, 11):

@@ -12,9 +12,8 @@ from msgspec.structs import replace
 from daemon import protocol
 from daemon.config.fingerprint import window_settings
 from daemon.config.schema import RecoveryConfig
-from daemon.gateway.checkpoint.commits import Transactions
 from daemon.gateway.checkpoint.offsets import OffsetTracker
-from daemon.gateway.checkpoint.outbox import Delivery
+from daemon.gateway.checkpoint.outbox import Outbox
 from daemon.gateway.checkpoint.state import ProgressStore
 from daemon.progress import Position, Progress, StoredProgress, WindowStart, decode_stored
 from feeds.connector import SinkRoute
@@ -27,7 +26,7 @@ from feeds.source import (
 from ingest.ring import Ring
 from metrics.store import MetricStore
 from tests.kit import inproc_config
-from tests.kit.gateway import Broker, Commands, Log, Member, SourceEvents, inputs_of
+from tests.kit.gateway import Broker, Commands, Log, SourceEvents, inputs_of
 from tests.kit.progress import stored
 
 P, Q = ("t", 0), ("t", 1)
@@ -47,7 +46,7 @@ def told(*sessions: str, **begins: Position) -> dict[str, bytes]:
 class Rig(SourceEvents):
     """``again``: the log's past was asked for. ``address``: this daemon's.
 
-    ``transactions``: messages are put by hand; without ``exactly_once`` unused. ``silent``: sessions whose
+    ``outbox``: messages are put by hand. ``silent``: sessions whose
     messages are dropped until they are reset.
     """
 
@@ -67,9 +66,10 @@ class Rig(SourceEvents):
         self.progress = ProgressStore(store, directory, address)
         self.tracker = OffsetTracker(self.progress.describe)
         self.sent = Commands()
-        self.broker, self.member = Broker(), Member(P, Q)
-        route, delivery = SinkRoute(self.broker, "answers", "updates", "dlq"), Delivery([], [""])
-        self.transactions = Transactions(route, self.broker, self.member, self.tracker, store, delivery)
+        self.broker = Broker()
+        self.log.owns(P, Q)
+        routes = [SinkRoute(self.broker, "answers", "updates", "dlq")] if exactly_once else []
+        self.outbox = Outbox(routes, ["", "aaa", "bbb"], store, self.tracker.source_of)
         self.input, self.runner = inputs_of(
             CONFIG,
             self.log,
@@ -78,15 +78,16 @@ class Rig(SourceEvents):
             self.progress,
             self,
             send=self.sent.send,
-            transactions=self.transactions if exactly_once else None,
+            outbox=self.outbox,
+            sink=self.broker if exactly_once else None,
         )
-        self.commit = self.runner.commits.commit
+        self.commit = self.runner.checkpoint.commit
 
     def reset_session(self, names: Collection[str], answered: Collection[str]) -> None:
         super().reset_session(names, answered)
         self.silent |= set(names)
         for name in names:
-            self.transactions.drop(name, complete=name in answered)
+            self.outbox.drop(name, complete=name in answered)
 
     async def resume(self, names: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
         self.silent -= set(names)
@@ -96,10 +97,10 @@ class Rig(SourceEvents):
         """One message, of the record with the offset ``number``."""
         self.tracker.passed_on(session, number, stream, number)
         message = DataUpdated(session=session, data_version=number, as_of=0, bars=[])
-        self.transactions.put(session, message, f"{session}{number}", {}, lambda outcome: None)
+        self.outbox.put(session, message, f"{session}{number}", {})
         self.tracker.acknowledge(session, number + 1)
         self.progress.acknowledge(session, number, [self.progress.number(session)], (number,))
-        self.transactions.complete(session, number)
+        self.outbox.complete(session, number)
 
     async def start(self) -> dict[str, Progress]:
         await self.input.recover()
@@ -447,7 +448,7 @@ async def test_what_others_have_answered_is_told_from_what_is_ours(
 @asynccontextmanager
 async def committing(rig: Rig) -> AsyncIterator[Rig]:
     """A rig of both partitions, read to 100, whose transactions run."""
-    running = asyncio.create_task(rig.transactions.run())
+    running = asyncio.create_task(rig.runner.checkpoint.run())
     await rig.start()
     await rig.assign()
     rig.log.listener.begins(P, 100)
@@ -471,7 +472,7 @@ async def test_with_transactions_what_was_not_committed_of_a_partition_that_left
         rig.answer("aaa", 101, P)
         rig.answer("bbb", 101, Q)
         assert rig.progress.of("aaa") != stored
-        rig.member.owns(Q)
+        rig.log.owns(Q)
         rig.log.listener.on_revoked([P])
         assert rig.silent == {"aaa"}
         assert rig.progress.of("aaa") == stored
@@ -484,7 +485,7 @@ async def test_with_transactions_what_was_not_committed_of_a_partition_that_left
         assert rig.resumed == [{"aaa"}]
         assert rig.tracker.next_offset(P) == 0
         rig.log.listener.begins(P, 100)
-        rig.member.owns(P, Q)
+        rig.log.owns(P, Q)
         assert await rig.commit()
         assert rig.broker.got[-1][1] == {P: 100}
 
@@ -509,7 +510,7 @@ async def test_an_engine_that_began_with_what_was_then_dropped_begins_again_from
     async with committing(both()) as rig:
         rig.broker.held.clear()
         rig.answer("aaa", 101, P)
-        rig.member.owns(Q)
+        rig.log.owns(Q)
         if when == "before":
             rig.broker.held.set()
             assert await rig.commit()
@@ -533,13 +534,13 @@ async def test_leaving_does_not_wait_for_a_membership_that_nobody_renews(
 ) -> None:
     """As where the source's client was being opened again when the engine ended."""
     async with committing(both()) as rig:
-        rig.member.membership = None
+        rig.log.membership = None
         rig.answer("aaa", 101, P)
         with monkeypatch.context() as patched:
-            patched.setattr("daemon.gateway.checkpoint.commits.SETTLE_S", 0.1)
+            patched.setattr("daemon.gateway.checkpoint.checkpoint.SETTLE_S", 0.1)
             async with asyncio.timeout(60):
                 await rig.runner.leave()
-        rig.member.owns(P, Q)
+        rig.log.owns(P, Q)
         rig.answer("bbb", 101, Q)
         assert await rig.commit()
         assert rig.broker.got[-1][0] == [b"bbb101"]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from daemon.gateway.checkpoint.outbox import RefusedMessage
+from daemon.gateway.checkpoint.delivery import RefusedMessage
 from daemon.gateway.dead_letters import HEADER_BYTES, LETTER_BYTES, DeadLetterLog, unpublished, unreadable
 from daemon.gateway.originals import Originals
 from feeds.codec import MalformedRecord, decode_message, encode
@@ -98,7 +98,7 @@ async def test_a_refused_answer_is_a_dead_letter_and_another_message_is_not(
     assert {at: point.offset for at, point in r.tracker.to_commit().items()} == {
         (TOPIC, 0): 1
     }  # its inputs are done
-    assert await r.publisher.delivery.stop(60.0) == 0
+    assert await r.publisher.outbox.delivery.stop(60.0) == 0
 
 
 def holding_letters() -> MemorySink:
@@ -119,10 +119,10 @@ async def test_inputs_of_a_refused_answer_are_done_once_its_letter_is_acknowledg
     await until(lambda: len(sink.messages("dlq.v1")) == 6)
     assert r.tracker.to_commit() == {(TOPIC, 0): CommitPoint(0)}
     sink.acknowledging.set()
-    await until(lambda: r.publisher.delivery.waiting == 0)
+    await until(lambda: r.publisher.outbox.delivery.waiting == 0)
     assert r.tracker.to_commit() == {(TOPIC, 0): CommitPoint(1)}
     assert r.count("foretick_answers_failed_total", reason="publish") == 6
-    assert await r.publisher.delivery.stop(60.0) == 0
+    assert await r.publisher.outbox.delivery.stop(60.0) == 0
 
 
 async def test_versions_wait_for_the_letters_of_records_that_they_cover() -> None:
@@ -135,13 +135,13 @@ async def test_versions_wait_for_the_letters_of_records_that_they_cover() -> Non
     for version in (1, 2):
         r.committed("aaa", version, 1 + version)
         r.answer("aaa", version, 1 + version)
-    await until(lambda: r.publisher.delivery.waiting == 1)
+    await until(lambda: r.publisher.outbox.delivery.waiting == 1)
     assert progress.of("aaa").version == 1
     assert r.tracker.to_commit() == {(TOPIC, 0): CommitPoint(1)}
     sink.acknowledging.set()
     await until(lambda: progress.of("aaa").version == 2)
     assert r.tracker.to_commit() == {(TOPIC, 0): CommitPoint(2)}
-    assert await r.publisher.delivery.stop(60.0) == 0
+    assert await r.publisher.outbox.delivery.stop(60.0) == 0
 
 
 async def test_a_letter_of_an_earlier_engine_holds_nothing_back() -> None:
@@ -156,23 +156,23 @@ async def test_a_letter_of_an_earlier_engine_holds_nothing_back() -> None:
     r.publisher.record_refused(unreadable(message(), WHY), "aaa", 2)
     r.committed("aaa", 1, 3)
     r.answer("aaa", 1, 3)
-    await until(lambda: r.publisher.delivery.waiting == 2)
+    await until(lambda: r.publisher.outbox.delivery.waiting == 2)
     assert progress.of("aaa").version == 0
     sink.acknowledging.set()
     await until(lambda: progress.of("aaa").version == 1)
-    assert await r.publisher.delivery.stop(60.0) == 0
+    assert await r.publisher.outbox.delivery.stop(60.0) == 0
 
 
 async def test_a_sink_that_stops_before_it_has_a_letter_does_not_settle_it() -> None:
     sink = MemorySink()
     sink.acknowledging.clear()
     r, settled = Rig(SinkRoute(sink, "answers.v1", dead_letters="dlq.v1")), list[int]()
-    r.publisher.dead_letter(unreadable(message(), WHY), lambda: settled.append(1))
+    r.publisher.outbox.dead_letter(unreadable(message(), WHY), lambda: settled.append(1))
     await until(lambda: sink.messages("dlq.v1"))
     await sink.stop()
-    await until(lambda: r.publisher.delivery.waiting == 0)
+    await until(lambda: r.publisher.outbox.delivery.waiting == 0)
     assert settled == []
-    assert await r.publisher.delivery.stop(60.0) == 0
+    assert await r.publisher.outbox.delivery.stop(60.0) == 0
 
 
 async def test_an_answer_refused_while_the_daemon_stops_still_becomes_a_letter() -> None:
@@ -182,7 +182,7 @@ async def test_an_answer_refused_while_the_daemon_stops_still_becomes_a_letter()
     r.arrive("aaa", 0, 1)
     r.committed("aaa", 1, 2)
     r.answer("aaa", 1, 2)
-    assert await r.publisher.delivery.stop(60.0) == 0
+    assert await r.publisher.outbox.delivery.stop(60.0) == 0
     assert len(sink.messages("dlq.v1")) == 6
 
 
@@ -191,11 +191,11 @@ async def test_a_refused_letter_makes_no_letter() -> None:
     sink.refuses = lambda payload: True
     r = Rig(SinkRoute(sink, "answers.v1", dead_letters="dlq.v1"))
     settled: list[int] = []
-    r.publisher.dead_letter(unreadable(message(), WHY), lambda: settled.append(1))
-    await until(lambda: r.publisher.delivery.waiting == 0)
+    r.publisher.outbox.dead_letter(unreadable(message(), WHY), lambda: settled.append(1))
+    await until(lambda: r.publisher.outbox.delivery.waiting == 0)
     assert settled == [1]
     assert r.count("foretick_dead_letters_total", stage="read") == 1
-    assert await r.publisher.delivery.stop(60.0) == 0
+    assert await r.publisher.outbox.delivery.stop(60.0) == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 400), st.sampled_from(["json", "price"])), max_size=60))

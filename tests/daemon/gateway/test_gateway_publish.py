@@ -12,9 +12,8 @@ from daemon.ages import Times
 from daemon.config.schema import Config, QuestionConfig, RollupConfig
 from daemon.config.standing import question_of
 from daemon.gateway.answer_cache import Sessions
-from daemon.gateway.checkpoint.commits import Transactions
+from daemon.gateway.checkpoint.delivery import BACKLOG
 from daemon.gateway.checkpoint.offsets import OffsetTracker
-from daemon.gateway.checkpoint.outbox import BACKLOG, Delivery
 from daemon.progress import Position, Progress
 from daemon.supervision import Tasks
 from feeds.codec import decode_message
@@ -28,7 +27,7 @@ from metrics.catalogue import FAILURES
 from metrics.store import MetricStore
 from tests.kit import SECOND, START, TOPIC, MemorySink, inproc_config, sessions, until
 from tests.kit.engine_events import ANSWER, answered
-from tests.kit.gateway import Broker, Member, make_publisher
+from tests.kit.gateway import Broker, Member, make_checkpoint, make_publisher
 from tests.kit.progress import stored
 
 STREAM = (TOPIC, 0)
@@ -41,30 +40,24 @@ class Rig:
     def __init__(
         self, *routes: SinkRoute, config: Config | None = None, exactly_once: SinkRoute | None = None
     ) -> None:
-        """``exactly_once``: a route of `Broker`, of which `Transactions.stop` commits what is complete."""
+        """``exactly_once``: a route of `Broker`, of which `Checkpoint.stop` commits what is complete."""
         self.config = config or inproc_config(["V:AAA", "V:BBB"])
         names = [session.name for session in self.config.sessions]
         sinks = [route.sink.name for route in routes]
         self.store = MetricStore.local({"session": names, "source": [], "sink": sinks})
         self.tracker = OffsetTracker()
         self.sessions = Sessions(self.config, self.store)
-
-        def transactions(delivery: Delivery) -> Transactions:
-            assert exactly_once is not None
-            sink = cast("Broker", exactly_once.sink)
-            made = Transactions(exactly_once, sink, Member(STREAM), self.tracker, self.store, delivery)
-            made.set_rebalance_listener(lambda partitions: None, lambda: False)
-            return made
-
-        self.publisher = make_publisher(
-            self.config,
-            self.tracker,
-            self.sessions,
-            self.store,
-            *routes,
-            transactions=None if exactly_once is None else transactions,
-        )
-        self.publisher.delivery.start(Tasks(), self.publisher._refused)
+        routes = routes if exactly_once is None else (*routes, exactly_once)
+        self.publisher = make_publisher(self.config, self.tracker, self.sessions, self.store, *routes)
+        if exactly_once is not None:
+            self.checkpoint = make_checkpoint(
+                Member(STREAM),
+                self.tracker,
+                self.publisher.outbox,
+                self.store,
+                sink=cast("Broker", exactly_once.sink),
+            )
+        self.publisher.outbox.delivery.start(Tasks())
         self.numbers = 0
 
     def arrive(self, session: str, *offsets: int) -> None:
@@ -120,7 +113,7 @@ async def rig() -> AsyncIterator[Callable[..., Rig]]:
 
     yield make
     for each in made:
-        await each.publisher.delivery.stop(0.0)
+        await each.publisher.outbox.delivery.stop(0.0)
 
 
 async def test_an_answer_says_everything_about_itself(rig):
@@ -280,7 +273,7 @@ async def test_a_sink_that_breaks_in_its_own_way_does_not_end_the_queue(rig):
     sink.refuses = lambda payload: False
     r.answer("aaa", 2, 2)
     await until(lambda: len(sink.sent) == 6)
-    assert await r.publisher.delivery.stop(60.0) == 0
+    assert await r.publisher.outbox.delivery.stop(60.0) == 0
 
 
 async def test_inputs_stay_uncommitted_when_a_sink_stops_before_the_acknowledgement(rig):
@@ -291,7 +284,7 @@ async def test_inputs_stay_uncommitted_when_a_sink_stops_before_the_acknowledgem
     r.answer("aaa", 1, 3)
     await until(lambda: len(sink.sent) == 6)
     await sink.stop()
-    assert await r.publisher.delivery.stop(60.0) == 0
+    assert await r.publisher.outbox.delivery.stop(60.0) == 0
     assert r.tracker.to_commit() == {STREAM: CommitPoint(0)}
     assert r.count("foretick_answers_total", session="aaa") == 0
 
@@ -300,13 +293,13 @@ async def test_stopping_publishes_what_waits_and_says_what_is_left(rig):
     sink = MemorySink()
     r = rig(SinkRoute(sink, "answers.v1"))
     r.answer("aaa", 1, 1)
-    assert await r.publisher.delivery.stop(60.0) == 0
+    assert await r.publisher.outbox.delivery.stop(60.0) == 0
     assert len(sink.sent) == 6
     slow = MemorySink()
     r = rig(SinkRoute(slow, "answers.v1"))
     slow.acknowledging.clear()
     r.answer("aaa", 1, 1)
-    assert await r.publisher.delivery.stop(0.05) == 6
+    assert await r.publisher.outbox.delivery.stop(0.05) == 6
 
 
 async def test_the_gate_closes_on_a_backlog_and_opens_when_half_of_it_is_gone(rig):
@@ -315,13 +308,13 @@ async def test_the_gate_closes_on_a_backlog_and_opens_when_half_of_it_is_gone(ri
     sink.acknowledging.clear()
     for version in range(BACKLOG - 1):
         r.answer("aaa", version, 1, ["trend"])
-    assert r.publisher.delivery.gate.is_set()
+    assert r.publisher.outbox.delivery.gate.is_set()
     r.answer("aaa", BACKLOG, 1, ["trend"])
-    assert not r.publisher.delivery.gate.is_set()
+    assert not r.publisher.outbox.delivery.gate.is_set()
     await until(lambda: len(sink.sent) == BACKLOG)
     sink.acknowledging.set()
     await until(lambda: r.count("foretick_answers_total", session="aaa") == BACKLOG)
-    assert r.publisher.delivery.gate.is_set()
+    assert r.publisher.outbox.delivery.gate.is_set()
 
 
 async def test_a_session_without_questions_acknowledges_with_its_versions(rig):
@@ -359,7 +352,7 @@ async def test_dead_letters_go_to_their_topic_with_the_reason_in_the_headers(rig
     dead_letter = DeadLetter(
         error="json: no", reason="json", topic=TOPIC, partition=2, offset=9, payload=b"{\xff"
     )
-    r.publisher.dead_letter(dead_letter)
+    r.publisher.outbox.dead_letter(dead_letter)
     await until(lambda: sink.sent)
     assert sink.messages("dlq.v1") == [dead_letter]
     assert sink.sent[0][1] == f"{TOPIC}:2".encode()
@@ -660,7 +653,7 @@ async def test_nothing_is_published_of_a_session_until_it_has_begun_anew(rig):
     r.committed("aaa", 2, 3)
     r.answer("aaa", 2, 3, NAMES[:5])
     r.fail(NAMES[5], "unknown_session", version=2, last=2, closed=(7,))
-    await until(lambda: r.publisher.delivery.waiting == 0)
+    await until(lambda: r.publisher.outbox.delivery.waiting == 0)
     assert len(sink.sent) == 6
     assert progress.resumed("aaa") == Progress(7, 30, 180, (5,))
     assert r.tracker.outstanding() == 2
@@ -701,7 +694,7 @@ async def test_an_answer_that_was_dropped_with_its_engine_was_not_published(rig)
     r.answer("aaa", 1, 2, ["calm"], question_hash=key, asked=2)
     r.publisher.forget()
     r.answer("aaa", 1, 2, ["calm", "late"], question_hash=key, asked=2)
-    await r.publisher.transactions.stop(1.0)
+    await r.checkpoint.stop(1.0)
     ((written, _),) = sink.got
     assert len(written) == 2
 
@@ -715,7 +708,7 @@ async def test_an_answer_that_a_transaction_must_leave_out_becomes_a_dead_letter
     )
     r.arrive("aaa", 10)
     r.answer("aaa", 1, 2, ["calm"], asked=1)
-    await r.publisher.transactions.stop(1.0)
+    await r.checkpoint.stop(1.0)
     assert sink.got[0][1] == {STREAM: 11}
     ((dead_letter, topic),) = [(decode_message(each.payload), each.topic) for each in sink.messages]
     assert topic == "dlq.v1"
@@ -731,7 +724,7 @@ async def test_an_answer_that_a_transaction_must_leave_out_becomes_a_dead_letter
     assert (answer.question, answer.sequence) == ("calm", 1)
     assert r.count("foretick_answers_failed_total", reason="publish") == 1
     assert r.count("foretick_dead_letters_total", stage="produce") == 1
-    assert r.publisher.delivery.waiting == 0
+    assert r.publisher.outbox.delivery.waiting == 0
 
 
 async def test_the_first_answer_of_another_engine_tells_its_own_inputs(rig):

@@ -200,7 +200,7 @@ async def test_a_commit_under_way_ends_before_the_source_is_closed(up):
     gateway, engines, source, _ = up
     engines.answer(1, 4)
     await until(lambda: gateway.input.tracker.outstanding() == 2)
-    other = asyncio.create_task(gateway.input.runners[0].commits.commit())
+    other = asyncio.create_task(gateway.input.runners[0].checkpoint.commit())
     await asyncio.sleep(0)
     await gateway.stop()
     await other

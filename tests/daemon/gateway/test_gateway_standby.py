@@ -86,7 +86,7 @@ async def test_it_commits_nothing_and_sends_requests_to_the_one_that_answers() -
     assert rig.tracker.is_history("aaa", 2)
     assert rig.tracker.is_stored(P, 99)
     assert rig.tracker.to_commit() == {}
-    assert await rig.runner.commits.commit()
+    assert await rig.runner.checkpoint.commit()
     assert rig.log.committed == {}
     assert rig.standby.reasons() == [STANDBY, FILLING]
 
@@ -109,7 +109,7 @@ async def test_it_goes_on_where_it_has_read_behind_what_is_committed() -> None:
     # a version from before tells of older bars
     rig.progress.acknowledge("aaa", 11, [], (6,))
     assert rig.progress.of("aaa").closed == (7,)
-    assert await rig.runner.commits.commit()
+    assert await rig.runner.checkpoint.commit()
     assert rig.log.committed == {P: 130}
     assert rig.store.value("foretick_promotion_seconds") != 0
 
