@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -23,8 +22,6 @@ from metrics.store import MetricStore
 log = logging.getLogger(__name__)
 
 INGEST, COMMIT = "ingest", "commit loop"
-CLOSE_COMMIT_S = 1.0
-"""How long a failing commit is retried before the source is closed."""
 
 
 class Inputs:
@@ -171,14 +168,8 @@ class Inputs:
 
     async def close(self, deadline: float) -> None:
         """Commit once more, a transaction until ``deadline`` (monotonic, seconds), and disconnect."""
-        await self._tasks.stop(TRANSACTIONS)
-        for runner in self.runners:
-            if runner.checkpoint.exactly_once:
-                await runner.checkpoint.stop(max(0.5, deadline - time.monotonic()))
-        connected = [runner for runner in self.runners if runner.connected]
-        await asyncio.gather(*(runner.checkpoint.commit_within(CLOSE_COMMIT_S) for runner in connected))
-        await self._tasks.stop(COMMIT)
-        await asyncio.gather(*(runner.source.stop() for runner in connected))
+        await self._tasks.stop(TRANSACTIONS, COMMIT)
+        await asyncio.gather(*(runner.close(deadline) for runner in self.runners))
 
     # Sessions.
 

@@ -31,6 +31,8 @@ from metrics.store import MetricStore
 COMMIT_EVERY_S = 1.0
 REOPEN_COMMIT_S = 10.0
 """How long a failing commit is retried before the source is opened again."""
+CLOSE_COMMIT_S = 1.0
+"""The same before it is closed."""
 NOTIFY_S = 0.5
 """How often the engine learns up to when the source was read."""
 
@@ -189,6 +191,15 @@ class SourceRunner:
         if self.connected:
             await self.checkpoint.commit_before_leaving(REOPEN_COMMIT_S)
         if self.group.log is None or not self.group.log.stays:
+            await self.source.stop()
+
+    async def close(self, deadline: float) -> None:
+        """Commit, a transaction until ``deadline`` (monotonic, seconds), and disconnect."""
+        if self.checkpoint.exactly_once:
+            await self.checkpoint.stop(max(0.5, deadline - time.monotonic()))
+        elif self.connected:
+            await self.checkpoint.commit_within(CLOSE_COMMIT_S)
+        if self.connected:
             await self.source.stop()
 
     async def fail(self) -> None:

@@ -77,10 +77,11 @@ class Checkpoint:
         """What was committed last."""
         self._told: dict[Partition, CommitPoint] = {}
         self._one = asyncio.Lock()
-        """Held during a checkpoint that is no transaction, so that the source is not closed meanwhile."""
-        self._waiting: list[asyncio.Future[bool]] = []
+        """Held during a checkpoint."""
         self._under_way: asyncio.Task[bool] | None = None
-        """The newest transaction."""
+        self._next: asyncio.Task[bool] | None = None
+        """Waits for the one under way, and has not taken anything yet."""
+        self._error: Exception | None = None
         self._stopped = False
         self._rewound: set[Partition] = set()
         """Streams that are read again since the points under way were taken, which are outdated."""
@@ -125,11 +126,7 @@ class Checkpoint:
         if isinstance(self._source, LogSource):
             for partition, (read, position) in self._source.reached.items():
                 self._tracker.reached(partition, read, position)
-        if self.exactly_once:
-            done = await self._settle(SETTLE_S if within_s is None else within_s)
-        else:
-            async with self._one:
-                done = await self._commit()
+        done = await self._turn(SETTLE_S if self.exactly_once and within_s is None else within_s)
         self.notify_stored()
         return done
 
@@ -167,59 +164,44 @@ class Checkpoint:
         if progress := self._progress.news_of_stored(engine_is_new=engine_is_new):
             self._send(protocol.NoteProgress(progress))
 
-    # Exactly once: one transaction after another.
-
     async def run(self) -> None:
-        """Commit as soon as something is complete. Raises Fenced.
-
-        A transaction that is under way when this is cancelled goes on, for `stop` to wait for.
-        """
-        while True:
+        """Exactly once: commit as soon as something is complete. Raises Fenced."""
+        while self._error is None:
             await self._outbox.ready.wait()
             self._outbox.ready.clear()
-            settling = len(self._waiting)
-            try:
-                self._under_way = asyncio.create_task(self._commit())
-                done = await asyncio.shield(self._under_way)
-            except Exception:
-                self._end()
-                raise
-            self._settled(settling, done)
-
-    async def _settle(self, within_s: float) -> bool:
-        if self._stopped:
-            return True
-        done = asyncio.get_running_loop().create_future()
-        self._waiting.append(done)
-        self._outbox.ready.set()
-        await asyncio.wait([done], timeout=within_s)
-        return self._stopped or (done.done() and not done.cancelled() and done.result())
-
-    def _settled(self, count: int, done: bool) -> None:
-        """Tell the first ``count`` of those that wait."""
-        settled, self._waiting = self._waiting[:count], self._waiting[count:]
-        for each in settled:
-            each.set_result(done)
-
-    def _end(self) -> None:
-        """Nothing is committed from now on."""
-        self._stopped = True
-        self._settled(len(self._waiting), False)
+            await self._turn()
+        raise self._error
 
     async def stop(self, within_s: float) -> None:
-        """Commit what is complete, for at most so long; no transaction begins afterwards. `run` has ended.
+        """Commit what is complete, for at most so long; nothing is committed afterwards. `run` has ended.
 
         Later offsets cover the messages of the transaction under way, so they wait until it is in effect.
         """
-        try:
-            async with asyncio.timeout(within_s):
-                if not self._stopped and (self._under_way is None or await self._under_way):
-                    await self._commit()
-        except TimeoutError:
+        if not await self._turn(within_s) and self._error is None:
             log.error("a transaction was not committed within %g s", within_s)
-        except Exception:
-            log.exception("the last transaction failed")
-        self._end()
+        self._stopped = True
+        for turn in (self._under_way, self._next):
+            if turn is not None:
+                turn.cancel()
+
+    async def _turn(self, within_s: float | None = None) -> bool:
+        """Commit what is complete by now, behind the checkpoint under way; goes on where this ends first."""
+        self._next = turn = self._next or asyncio.create_task(self._after_this())
+        await asyncio.wait([turn], timeout=within_s)
+        return turn.done() and not turn.cancelled() and turn.result()
+
+    async def _after_this(self) -> bool:
+        async with self._one:
+            self._under_way, self._next = self._next, None
+            try:
+                return self._stopped or await self._commit()
+            except Exception as error:
+                if not self.exactly_once:
+                    raise
+                log.exception("a transaction failed")
+                self._error, self._stopped = error, True
+                self._outbox.ready.set()  # `run` raises it
+                return False
 
     # The steps.
 
