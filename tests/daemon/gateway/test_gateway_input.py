@@ -25,7 +25,7 @@ from feeds.source import (
 )
 from ingest.ring import Ring
 from metrics.store import MetricStore
-from tests.kit import inproc_config
+from tests.kit import inproc_config, until
 from tests.kit.gateway import Broker, Commands, Log, SourceEvents, inputs_of
 from tests.kit.progress import stored
 
@@ -270,6 +270,34 @@ async def test_what_is_committed_while_an_engine_loads_reaches_it_once_it_is_up(
     rig.input.engine_ready({})
     assert await rig.commit()
     assert rig.sent == [protocol.NoteProgress({"aaa": Progress(6, 11, 60, (6,))})]
+
+
+async def test_a_commit_goes_on_where_who_waits_for_it_is_cancelled() -> None:
+    """As an assignment that takes too long is. The next one comes behind it, and has what is new."""
+    rig = Rig({P: CommitPoint(100, told("aaa"))})
+    await rig.start()
+    await rig.assign()
+    rig.log.listener.begins(P, 100)
+    commit, acknowledged, tried = rig.log.commit, asyncio.Event(), list[int]()
+
+    async def slow(points: Mapping[Partition, CommitPoint]) -> None:
+        tried.append(points[P].offset)
+        await acknowledged.wait()
+        await commit(points)
+
+    rig.log.commit = slow  # type: ignore[method-assign]  # the test's
+    cancelled = asyncio.create_task(rig.commit())
+    await until(lambda: tried == [100])
+    cancelled.cancel()
+    await asyncio.gather(cancelled, return_exceptions=True)
+    rig.tracker.skipped(P, 109)
+    waiting = [asyncio.create_task(rig.commit()) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert rig.log.committed == {}
+    acknowledged.set()
+    assert await asyncio.gather(*waiting) == [True, True]
+    assert tried == [100, 110]
+    assert rig.log.committed == {P: 110}
 
 
 async def test_progress_that_cannot_be_written_is_not_what_a_restart_finds(tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ import pytest
 from daemon.gateway.checkpoint.delivery import DeliveryOutcome, RefusedMessage
 from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.checkpoint.outbox import Outbox
+from daemon.supervision import Tasks
 from feeds.connector import SinkRoute
 from feeds.kafka_transactions import Fenced
 from feeds.market_data import DataUpdated, DeadLetter
 from feeds.source import CommitPoint, Membership, Partition, SinkStopped
 from metrics.store import MetricStore
-from tests.kit import until
+from tests.kit import MemorySink, until
 from tests.kit.gateway import Broker, Member, make_checkpoint
 
 LABELS = {name: ["x"] for name in ("session", "source", "sink", "policy", "eviction")}
@@ -359,3 +360,21 @@ async def test_what_is_dropped_with_its_engine_is_told(running: Running) -> None
     running.outbox.forget()
     assert running.outcomes == [DeliveryOutcome.STOPPED]
     assert running.delivery.waiting == 0
+
+
+async def test_a_dead_letter_is_settled_once_the_sinks_have_it_that_take_it_by_themselves() -> None:
+    """As answers are. The transaction has it with the offset that covers its message, or before."""
+    other, settled = MemorySink("other"), list[int]()
+    other.acknowledging.clear()
+    routes = [SinkRoute(Broker(), "answers", "updates", "dlq"), SinkRoute(other, "", dead_letters="dlq")]
+    store = MetricStore.local(LABELS)
+    outbox = Outbox(routes, [""], store)
+    outbox.delivery.start(Tasks())
+    dead_letter = DeadLetter(topic="in", partition=0, offset=4, error="e", reason="json", payload=b"")
+    outbox.dead_letter(dead_letter, lambda: settled.append(1))
+    await until(lambda: other.messages("dlq"))
+    assert [each.message.topic for each in outbox.take()] == ["dlq"]
+    assert settled == []
+    other.acknowledging.set()
+    await until(lambda: settled == [1])
+    await outbox.delivery.stop(1.0)
