@@ -94,7 +94,6 @@ class Delivery:
             (name, index): asyncio.Queue() for name in queues for index in range(len(routes))
         }
         self._tasks = Tasks()
-        self._names: list[str] = []
         self._leaving: set[asyncio.Task[None]] = set()
         """They still deliver what was in queues that are closed."""
         self.waiting = 0
@@ -120,7 +119,6 @@ class Delivery:
         for index in range(len(self._routes)):
             self._queues.pop((name, index)).put_nowait(None)
             task = self._tasks.expect_end(self._named(name, index))
-            self._names.remove(self._named(name, index))
             if task is not None:
                 self._leaving.add(task)
                 task.add_done_callback(self._leaving.discard)
@@ -130,9 +128,7 @@ class Delivery:
 
     def _start(self, name: str, index: int) -> None:
         work = partial(self._deliver_all, self._routes[index].sink, self._queues[name, index])
-        task = self._named(name, index)
-        self._names.append(task)
-        self._tasks.start(task, work)
+        self._tasks.start(self._named(name, index), work)
 
     async def stop(self, drain_s: float) -> int:
         """Deliver waiting messages for at most ``drain_s`` seconds; returns how many are left."""
