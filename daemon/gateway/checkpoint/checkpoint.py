@@ -186,6 +186,8 @@ class Checkpoint:
 
     async def _turn(self, within_s: float | None = None) -> bool:
         """Commit what is complete by now, behind the checkpoint under way; goes on where this ends first."""
+        if self._stopped:
+            return True
         self._next = turn = self._next or asyncio.create_task(self._after_this())
         await asyncio.wait([turn], timeout=within_s)
         return turn.done() and not turn.cancelled() and turn.result()
