@@ -234,10 +234,10 @@ class Gateway:
 
         One that was read again as history had its record when it was read first.
         """
-        if self.input.tracker.is_history(event.session, event.offset):
+        if self.publisher.is_history(event.session, event.offset):
             return
         state = self.sessions.states[event.session]
-        found = self.input.tracker.ranges(event.session, event.offset, event.offset)
+        found = self.publisher.ranges(event.session, event.offset, event.offset)
         place = found[0] if found else InputRange("", 0, -1, -1)
         symbol = (state.symbol, *state.more_symbols)[event.leg]
         original = self.originals.find(event.offset)

@@ -8,7 +8,6 @@ from functools import partial
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.symbols import numbered, routes
 from daemon.gateway.checkpoint.checkpoint import TASK as TRANSACTIONS
-from daemon.gateway.checkpoint.offsets import AllOffsets
 from daemon.gateway.record_decoder import SequenceAllocator
 from daemon.gateway.source_runner import SourceRunner
 from daemon.gateway.standby import Standby
@@ -33,14 +32,12 @@ class Inputs:
     def __init__(
         self,
         config: Config,
-        tracker: AllOffsets,
         order: SequenceAllocator,
         standby: Standby,
         store: MetricStore,
         tasks: Tasks,
     ) -> None:
         self.runners: list[SourceRunner] = []
-        self.tracker = tracker
         self.exhausted = asyncio.Event()
         """All sources have ended (replayed files)."""
         self._order, self._standby, self._store, self._tasks = order, standby, store, tasks

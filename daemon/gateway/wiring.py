@@ -20,7 +20,7 @@ from daemon.api.zmq import AnswerQuery, QueryServer
 from daemon.config.schema import ALL, Config
 from daemon.cores import cores_of, usable
 from daemon.gateway.answer_cache import Sessions
-from daemon.gateway.checkpoint.offsets import AllOffsets, OffsetTracker
+from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.checkpoint.outbox import Outbox
 from daemon.gateway.checkpoint.publisher import Publisher
 from daemon.gateway.checkpoint.state import ProgressStore
@@ -227,7 +227,7 @@ def _data_way(base: _Base, commit_every_s: float) -> _DataWay:
     standby = Standby(store, configured=config.recovery.standby)
     several = len(sources) > 1
     trackers = [OffsetTracker(progress.describe, each.name if several else "") for each in sources]
-    tracker, streams = AllOffsets(trackers), Streams(several=several)
+    streams = Streams(several=several)
     sessions = Sessions(config, store)
     events = Events(time.time_ns(), store, max_clients=config.http.max_listeners)
     sink = _transactional(base)
@@ -241,7 +241,7 @@ def _data_way(base: _Base, commit_every_s: float) -> _DataWay:
     )
     publisher = Publisher(
         config,
-        tracker,
+        trackers,
         sessions,
         store,
         progress=progress,
@@ -250,7 +250,7 @@ def _data_way(base: _Base, commit_every_s: float) -> _DataWay:
         streams=streams,
     )
     order = SequenceAllocator()
-    inputs = Inputs(config, tracker, order, standby, store, base.tasks)
+    inputs = Inputs(config, order, standby, store, base.tasks)
     questions = Questions(sessions, pending)
     live = LiveSessions(config, sessions, questions, publisher, inputs, progress, store, pending)
     hooks = SessionHooks(

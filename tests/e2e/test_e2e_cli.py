@@ -91,7 +91,9 @@ def test_a_file_through_the_daemon_is_answered_to_its_last_bar(
     assert ("skewed_clock" in output) == (sample.form == "binance_capture")
     assert output.splitlines()[-1] == f"{len(lines)} answers, 0 malformed lines"
     assert bars(gateway) == sample.bars
-    assert gateway.input.tracker.outstanding() == 0, "an answer covers every record, the last bar's too"
+    assert gateway.input.runners[0].tracker.outstanding() == 0, (
+        "an answer covers every record, the last bar's too"
+    )
     assert ("warm_up" in lines[-1][5]) == (sample.bars <= 10)
 
 
@@ -101,7 +103,7 @@ def test_a_real_file_through_the_daemon(sample: Sample, replayed: Replay) -> Non
     lines = printed(output)
     assert {line[1] for line in lines} == {sample.symbol}
     assert bars(gateway) == sample.real_bars
-    assert gateway.input.tracker.outstanding() == 0
+    assert gateway.input.runners[0].tracker.outstanding() == 0
     assert output.splitlines()[-1] == f"{len(lines)} answers, 0 malformed lines"
 
 

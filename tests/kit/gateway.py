@@ -14,7 +14,7 @@ from daemon.config.schema import Config
 from daemon.config.symbols import SymbolRoute
 from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.checkpoint.checkpoint import Checkpoint
-from daemon.gateway.checkpoint.offsets import AllOffsets, OffsetTracker
+from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.checkpoint.outbox import Outbox
 from daemon.gateway.checkpoint.publisher import Publisher
 from daemon.gateway.checkpoint.state import ProgressStore
@@ -291,7 +291,7 @@ def inputs_of(
         "outbox": Outbox([], [], store),
         "hooks": events.hooks(),
     } | more
-    inputs = Inputs(config, AllOffsets([tracker]), parts["order"], parts["standby"], store, Tasks())
+    inputs = Inputs(config, parts["order"], parts["standby"], store, Tasks())
     runner = SourceRunner(config, source, tracker, store, **parts)
     inputs.add(runner)
     return inputs, runner
@@ -308,7 +308,7 @@ def make_publisher(
     """A publisher of one source to ``routes``; not started."""
     return Publisher(
         config,
-        AllOffsets([tracker]),
+        [tracker],
         sessions,
         store,
         progress=ProgressStore(store),

@@ -277,33 +277,3 @@ class OffsetTracker:
         self._history.clear()
         self._sources.clear()
         self._followed.clear()
-
-
-class AllOffsets:
-    """The trackers of all sources."""
-
-    def __init__(self, trackers: Sequence[OffsetTracker]) -> None:
-        self._trackers = trackers
-
-    def ranges(self, session: str, first: int, last: int) -> list[InputRange]:
-        """Offsets, by source and stream, of the session's outstanding records ``first`` to ``last``."""
-        return [found for each in self._trackers for found in each.ranges(session, first, last)]
-
-    def acknowledge(self, session: str, low_watermark: int) -> None:
-        """Mark ``session``'s records numbered below ``low_watermark`` as covered by acknowledged answers."""
-        for each in self._trackers:
-            each.acknowledge(session, low_watermark)
-
-    def is_history(self, session: str, number: int) -> bool:
-        """Whether all of a session's records up to running number ``number`` were answered for before."""
-        waits = any(each.waits(session, number) for each in self._trackers)
-        return not waits and any(each.is_history(session, number) for each in self._trackers)
-
-    def forget(self, session: str) -> None:
-        """No answer will cover what ``session`` read."""
-        for each in self._trackers:
-            each.forget(session)
-
-    def outstanding(self) -> int:
-        """Number of records that no acknowledged answer covers yet."""
-        return sum(each.outstanding() for each in self._trackers)

@@ -20,7 +20,7 @@ from daemon.config.fingerprint import fingerprint, window_settings
 from daemon.config.schema import Config, SessionConfig
 from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.checkpoint.delivery import DeliveryOutcome, Done
-from daemon.gateway.checkpoint.offsets import AllOffsets
+from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.checkpoint.outbox import Outbox, nothing
 from daemon.gateway.checkpoint.state import ProgressStore
 from daemon.gateway.standby import Standby
@@ -156,7 +156,7 @@ class Publisher:
     def __init__(
         self,
         config: Config,
-        tracker: AllOffsets,
+        trackers: Sequence[OffsetTracker],
         sessions: Sessions,
         store: MetricStore,
         *,
@@ -166,7 +166,7 @@ class Publisher:
         streams: Streams,
     ) -> None:
         self.streams, self.progress, self.outbox, self._standby = streams, progress, outbox, standby
-        self._tracker, self._sessions, self._store = tracker, sessions, store
+        self._trackers, self._sessions, self._store = trackers, sessions, store
         self._published: dict[str, _Published] = {}
         self._fingerprints: dict[str, str] = {}
         self.configured(config)
@@ -197,7 +197,8 @@ class Publisher:
         """A session is gone: no answer will cover what it read."""
         self._published.pop(name).versions.clear()  # a late acknowledgement finds nothing
         self.outbox.remove(name)
-        self._tracker.forget(name)
+        for tracker in self._trackers:
+            tracker.forget(name)
 
     def reset_session(self, names: Iterable[str], answered: Container[str]) -> None:
         """These sessions are about to be removed and added again; others have answered the ``answered`` ones.
@@ -256,7 +257,16 @@ class Publisher:
             return True
         # by its records only where nothing better is known: an empty bar has those of the bar before it
         unknown = not self.progress.knows_history(event.session)
-        return unknown and self._tracker.is_history(event.session, inputs.last)
+        return unknown and self.is_history(event.session, inputs.last)
+
+    def is_history(self, session: str, number: int) -> bool:
+        """Whether all of a session's records up to running number ``number`` were answered for before."""
+        waits = any(each.waits(session, number) for each in self._trackers)
+        return not waits and any(each.is_history(session, number) for each in self._trackers)
+
+    def ranges(self, session: str, first: int, last: int) -> list[InputRange]:
+        """Offsets, by stream, of the session's outstanding records ``first`` to ``last``."""
+        return [found for each in self._trackers for found in each.ranges(session, first, last)]
 
     def _basis(self, event: protocol.Committed, window: list[InputRange]) -> Basis:
         made = event.made
@@ -398,7 +408,7 @@ class Publisher:
 
     def _ranges(self, session: str, inputs: protocol.InputNumbers) -> list[InputRange]:
         """The offsets of an update's records: one range for each stream."""
-        numbered = self._tracker.ranges(session, inputs.first, inputs.last)
+        numbered = self.ranges(session, inputs.first, inputs.last)
         ranges: dict[tuple[str, int, str], InputRange] = {}
         for each in (*inputs.restored, *numbered):
             stream = each.topic, each.partition, each.source
@@ -436,7 +446,8 @@ class Publisher:
         while (found := published.acknowledged()) is not None:
             number, version = found
             inputs = version.inputs
-            self._tracker.acknowledge(session, inputs.low_watermark)
+            for tracker in self._trackers:
+                tracker.acknowledge(session, inputs.low_watermark)
             self.progress.acknowledge(
                 session, number, version.sequences, inputs.closed, version.window, inputs.corrected
             )

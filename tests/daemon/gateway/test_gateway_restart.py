@@ -117,7 +117,7 @@ async def up() -> AsyncIterator[tuple[Gateway, Engines, Committed, MemorySink]]:
     await until(lambda: engines.started == 1)
     engines.up()
     await asyncio.wait_for(starting, 60)
-    await until(lambda: gateway.input.tracker.outstanding() == len(RECORDS))
+    await until(lambda: gateway.input.runners[0].tracker.outstanding() == len(RECORDS))
     yield gateway, engines, source, sink
     if not gateway.stopping:  # the test has not reached this point
         await gateway.stop()
@@ -136,10 +136,10 @@ async def test_what_was_answered_when_the_engine_died_is_not_read_again(up):
     engines.up()
     await until(lambda: source.starts == 2)
     assert source.committed == {(TOPIC, 0): 3}
-    await until(lambda: gateway.input.tracker.outstanding() == 2)
-    assert gateway.input.tracker.ranges("aaa", 1, 2) == [InputRange(TOPIC, 0, 3, 4)]
+    await until(lambda: gateway.input.runners[0].tracker.outstanding() == 2)
+    assert gateway.input.runners[0].tracker.ranges("aaa", 1, 2) == [InputRange(TOPIC, 0, 3, 4)]
     engines.answer(2, 2)
-    await until(lambda: gateway.input.tracker.outstanding() == 1)
+    await until(lambda: gateway.input.runners[0].tracker.outstanding() == 1)
     assert await gateway.stop()
     assert source.committed == {(TOPIC, 0): 4}
 
@@ -148,15 +148,15 @@ async def test_a_commit_that_fails_when_the_engine_died_is_tried_again_before_th
     """Otherwise a bar that is answered and acknowledged is read and answered a second time."""
     gateway, engines, source, _ = up
     engines.answer(1, 4)
-    await until(lambda: gateway.input.tracker.outstanding() == 2)
+    await until(lambda: gateway.input.runners[0].tracker.outstanding() == 2)
     source.refusals = 2
     engines.die("killed")
     await until(lambda: engines.started == 2)
     engines.up()
     await until(lambda: source.starts == 2)
     assert source.committed == {(TOPIC, 0): 3}
-    await until(lambda: gateway.input.tracker.outstanding() == 2)
-    assert gateway.input.tracker.ranges("aaa", 1, 2) == [InputRange(TOPIC, 0, 3, 4)]
+    await until(lambda: gateway.input.runners[0].tracker.outstanding() == 2)
+    assert gateway.input.runners[0].tracker.ranges("aaa", 1, 2) == [InputRange(TOPIC, 0, 3, 4)]
 
 
 async def test_a_second_death_while_the_source_is_opened_again_opens_it_once_more_and_never_twice_at_once(up):
@@ -176,7 +176,7 @@ async def test_a_second_death_while_the_source_is_opened_again_opens_it_once_mor
     await until(lambda: source.starts == 3)
     await until(lambda: gateway.status.not_ready() == [])
     assert source.starting_at_once == 1
-    await until(lambda: gateway.input.tracker.outstanding() == len(RECORDS))
+    await until(lambda: gateway.input.runners[0].tracker.outstanding() == len(RECORDS))
 
 
 async def test_what_the_dead_engine_answered_in_part_is_read_again(up):
@@ -188,18 +188,20 @@ async def test_what_the_dead_engine_answered_in_part_is_read_again(up):
     await until(lambda: engines.started == 2)
     engines.up()
     await until(lambda: source.starts == 2)
-    await until(lambda: gateway.input.tracker.outstanding() == 3)
+    await until(lambda: gateway.input.runners[0].tracker.outstanding() == 3)
     assert source.committed == {(TOPIC, 0): 2}
-    assert gateway.input.tracker.ranges("aaa", 1, 3) == [InputRange(TOPIC, 0, 2, 4)]
+    assert gateway.input.runners[0].tracker.ranges("aaa", 1, 3) == [InputRange(TOPIC, 0, 2, 4)]
     engines.answer(3, 2)
-    await until(lambda: gateway.input.tracker.outstanding() == 2, what="nothing of version 2 is in the way")
+    await until(
+        lambda: gateway.input.runners[0].tracker.outstanding() == 2, what="nothing of version 2 is in the way"
+    )
 
 
 async def test_a_commit_under_way_ends_before_the_source_is_closed(up):
     """The one who closes the source has nothing left to commit: a commit is in progress."""
     gateway, engines, source, _ = up
     engines.answer(1, 4)
-    await until(lambda: gateway.input.tracker.outstanding() == 2)
+    await until(lambda: gateway.input.runners[0].tracker.outstanding() == 2)
     other = asyncio.create_task(gateway.input.runners[0].checkpoint.commit())
     await asyncio.sleep(0)
     await gateway.stop()
@@ -262,7 +264,11 @@ async def test_a_session_outlives_an_engine_that_dies_before_it_began_anew(up):
     assert await resuming == {}
     await until(lambda: engines.started == 2)
     engines.up()
-    await until(lambda: gateway.engine.ready.is_set() and gateway.input.tracker.outstanding() == len(RECORDS))
+    await until(
+        lambda: (
+            gateway.engine.ready.is_set() and gateway.input.runners[0].tracker.outstanding() == len(RECORDS)
+        )
+    )
     assert [each.name for each in gateway.config.sessions] == ["aaa"]
     engines.answer(1, 4)
     await until(lambda: len(sink.sent) == 6)
