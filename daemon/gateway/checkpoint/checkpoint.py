@@ -81,8 +81,8 @@ class Checkpoint:
         self._under_way: asyncio.Task[bool] | None = None
         self._next: asyncio.Task[bool] | None = None
         """Waits for the one under way, and has not taken anything yet."""
-        self._error: Exception | None = None
-        self._stopped = False
+        self._ended: Exception | None = None
+        """Why no transaction begins any more."""
         self._rewound: set[Partition] = set()
         """Streams that are read again since the points under way were taken, which are outdated."""
         self._gives_up = False
@@ -166,27 +166,27 @@ class Checkpoint:
 
     async def run(self) -> None:
         """Exactly once: commit as soon as something is complete. Raises Fenced."""
-        while self._error is None:
+        while self._ended is None:
             await self._outbox.ready.wait()
             self._outbox.ready.clear()
             await self._turn()
-        raise self._error
+        raise self._ended
 
     async def stop(self, within_s: float) -> None:
         """Commit what is complete, for at most so long; nothing is committed afterwards. `run` has ended.
 
         Later offsets cover the messages of the transaction under way, so they wait until it is in effect.
         """
-        if not await self._turn(within_s) and self._error is None:
+        if not await self._turn(within_s) and self._ended is None:
             log.error("a transaction was not committed within %g s", within_s)
-        self._stopped = True
+        self._ended = self._ended or SinkStopped("the daemon stops")
         for turn in (self._under_way, self._next):
             if turn is not None:
                 turn.cancel()
 
     async def _turn(self, within_s: float | None = None) -> bool:
         """Commit what is complete by now, behind the checkpoint under way; goes on where this ends first."""
-        if self._stopped:
+        if self._ended is not None:
             return True
         self._next = turn = self._next or asyncio.create_task(self._after_this())
         await asyncio.wait([turn], timeout=within_s)
@@ -196,12 +196,12 @@ class Checkpoint:
         async with self._one:
             self._under_way, self._next = self._next, None
             try:
-                return self._stopped or await self._commit()
+                return self._ended is not None or await self._commit()
             except Exception as error:
                 if not self.exactly_once:
                     raise
                 log.exception("a transaction failed")
-                self._error, self._stopped = error, True
+                self._ended = error
                 self._outbox.ready.set()  # `run` raises it
                 return False
 
