@@ -84,7 +84,7 @@ async def test_a_refused_answer_is_a_dead_letter_and_another_message_is_not(
     with caplog.at_level(logging.WARNING):
         r.committed("aaa", 1, 2)
         r.answer("aaa", 1, 2)
-        await until(lambda: r.publisher.delivery.waiting == 0)
+        await until(lambda: r.publisher.outbox.delivery.waiting == 0)
     dead_letters = sink.messages("dlq.v1")
     read = [decode_message(each.payload) for each in dead_letters if isinstance(each, DeadLetter)]
     assert all(isinstance(each, Answer) and each.inputs == [InputRange(TOPIC, 0, 0, 0)] for each in read)
