@@ -1,4 +1,8 @@
-"""Files with secrets: read only when other users cannot, and written so that they cannot."""
+"""Files with secrets: read only when other users cannot, and written so that they cannot.
+
+A file of root's that this process reads by its group may be readable by that group: no user but root can give
+it away, and so Kubernetes mounts secrets for a pod that does not run as root.
+"""
 
 import os
 import stat
@@ -8,20 +12,29 @@ from feeds.connector import SettingError
 
 
 def read_secret(key: str, path: str | Path) -> str:
-    """The text of a file that only its owner can read. Raises SettingError, never with the text itself."""
+    """The text of a file that other users cannot read. Raises SettingError, never with the text itself."""
     try:
         with Path(path).open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if stat.S_IMODE(mode) & 0o077 and not _from_systemd(Path(path)):
+            found = os.fstat(file.fileno())
+            mode = stat.S_IMODE(found.st_mode)
+            if is_exposed(mode, found.st_uid, os.geteuid()) and not _from_systemd(Path(path)):
                 raise SettingError(
-                    key,
-                    f"{path} has mode {stat.S_IMODE(mode):04o}: other users can use it; chmod 600 {path}",
+                    key, f"{path} has mode {mode:04o}: other users can use it; chmod 600 {path}"
                 )
             return file.read().decode()
     except OSError as error:
         raise SettingError(key, f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError:
         raise SettingError(key, f"{path} is not text in UTF-8") from None
+
+
+def is_exposed(mode: int, owner: int, user: int) -> bool:
+    """Whether others can use a file of these permission bits; ``owner`` and ``user``, who reads: user ids.
+
+    The group may read what is root's, unless it is root who reads.
+    """
+    allowed = 0o740 if owner == 0 != user else 0o700
+    return mode & ~allowed & 0o777 != 0
 
 
 def _from_systemd(path: Path) -> bool:

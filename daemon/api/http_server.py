@@ -57,7 +57,7 @@ class Tls:
 
 
 class HttpServer:
-    """`/metrics`, `/healthz` (the event loop runs) and `/readyz` (503 with reasons while not ready)."""
+    """`/metrics`, `/healthz` (503 while the engine is stuck) and `/readyz` (503 with reasons while not ready)."""
 
     def __init__(
         self,
@@ -72,10 +72,11 @@ class HttpServer:
         timeouts: Timeouts | None = None,
         access: Access | None = None,
         tls: Tls | None = None,
+        is_stuck: Callable[[], bool] = lambda: False,
     ) -> None:
         """`metrics()` renders the exposition text; `not_ready()` lists what is missing (empty: ready).
 
-        ``more``: additional routes. ``closing()``: ends replies that do not end by themselves.
+        `is_stuck()`: the daemon can do nothing until it is restarted. ``more``: additional routes. ``closing()``: ends replies that do not end by themselves.
         """
         self._metrics = metrics
         self._not_ready = not_ready
@@ -83,6 +84,7 @@ class HttpServer:
         self._asked_port = port
         self._more = more
         self._closing = closing
+        self._is_stuck = is_stuck
         self._timeouts, self._access, self._tls = timeouts or Timeouts(), access or Access(), tls
         self._connections = Connections(max_listeners + _OTHERS)
         self._max_connections = max_listeners + _OTHERS + _HEALTH
@@ -161,6 +163,8 @@ class HttpServer:
         return Response(self._metrics(), media_type=METRICS_TYPE)
 
     async def _serve_health(self, _: Request) -> Response:
+        if self._is_stuck():
+            return JSONResponse({"status": "stuck"}, 503)
         return JSONResponse({"status": "alive"})
 
     async def _serve_ready(self, _: Request) -> Response:

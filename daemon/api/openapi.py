@@ -199,7 +199,10 @@ def _fixed() -> Iterator[tuple[str, Schema]]:
     """Requests without parameters."""
     refusals = _errors(_REFUSED)
     text: Schema = {"type": "string"}
-    alive = {"type": "object", "required": ["status"], "properties": {"status": {"const": "alive"}}}
+    alive, stuck = (
+        {"type": "object", "required": ["status"], "properties": {"status": {"const": status}}}
+        for status in ("alive", "stuck")
+    )
     states = {
         "status": {"enum": ["ready", "standby", "waiting"]},
         "reasons": {"type": "array", "items": text},
@@ -212,7 +215,8 @@ def _fixed() -> Iterator[tuple[str, Schema]]:
          {"200": response("Done.", _ref("VersionInfo")), **refusals}),
         ("/openapi.json", "describe", "This document",
          {"200": response("Done.", {"type": "object"}), **refusals}),
-        ("/healthz", "alive", "The event loop runs", {"200": response("It does.", alive)}),
+        ("/healthz", "alive", "The event loop runs, and the engine goes on",
+         {"200": response("They do.", alive), "503": response("Only a restart helps.", stuck)}),
         ("/readyz", "ready", "Whether the daemon is ready",
          {"200": response("It is.", ready), "503": response("It waits.", ready)}),
         ("/v1/ws", "converse", "A WebSocket: requests of the query socket as JSON, and subscriptions",

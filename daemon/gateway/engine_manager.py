@@ -17,6 +17,8 @@ Connect = Callable[[Ring, int], EngineClient]
 
 SILENT_S = 30.0
 """After so long without an event the engine counts as hung (its heartbeat comes every second)."""
+STUCK_S = 20.0
+"""A worker that is busy for so long without progress is stuck, though its engine sends heartbeats."""
 LOADING_S = 600.0
 """An engine that is not ready after so long counts as hung, though it sends heartbeats."""
 RESTART_AFTER_S = (0.0, 0.5, 2.0, 10.0)
@@ -35,10 +37,12 @@ class Liveness:
         self._last_seen = clock()
         self._progress, self._idle = 0, True
         self._seen_progress = -1
+        self._moved = clock()
+        """When the worker was last seen idle, or with new progress."""
 
     def starts(self) -> None:
         """An engine begins to load."""
-        self._started = self._last_seen = self._clock()
+        self._started = self._last_seen = self._moved = self._clock()
 
     def ends(self) -> None:
         """The engine is gone."""
@@ -48,12 +52,18 @@ class Liveness:
         """The engine has sent this."""
         self._last_seen = self._clock()
         if isinstance(event, protocol.EngineHeartbeat):
+            if event.idle or event.progress != self._progress:
+                self._moved = self._last_seen
             self._progress, self._idle = event.progress, event.idle
 
     def is_alive(self) -> bool:
         """Whether events arrive, and the worker is idle or made progress since the last call."""
         moved, self._seen_progress = self._progress != self._seen_progress, self._progress
         return (moved or self._idle) and not self._is_silent()
+
+    def is_stuck(self) -> bool:
+        """Whether the engine is up and its worker has made no progress for `STUCK_S`, though it is busy."""
+        return self._started is not None and not self._idle and self._clock() - self._moved > STUCK_S
 
     def hung(self, *, loading: bool) -> str:
         """Why the engine counts as hung, ``loading`` or ready; empty if it does not, or before one starts."""

@@ -59,6 +59,10 @@ class Status:
         listed = visible(self._sessions.listed(0).sessions, client.tenant)
         return health_of(self.not_ready(), listed, self.model)
 
+    def is_stuck(self) -> bool:
+        """Whether a forward pass does not end: only a restart of the daemon helps."""
+        return self._engine.liveness.is_stuck()
+
     def not_ready(self) -> list[str]:
         """What is missing; empty when the daemon is ready."""
         reasons = [] if self._engine.ready.is_set() else ["the engine is not up"]

@@ -355,6 +355,7 @@ def _servers(
         max_listeners=config.http.max_listeners,
         access=base.access,
         tls=tls_of(config.http),
+        is_stuck=status.is_stuck,
     )
     if not config.query.endpoint:
         return http, None, agents

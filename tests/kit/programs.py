@@ -17,6 +17,7 @@ import pytest
 
 PACKAGES = {
     "chromium": "chromium",
+    "go": "golang-go",
     "java": "openjdk-17-jre-headless",
     "mvn": "maven",
     "node": "nodejs",

@@ -55,6 +55,18 @@ async def test_readiness_names_what_is_missing_and_liveness_does_not_care(server
     assert (ready.status, ready.json) == (200, {"status": "ready", "reasons": []})
 
 
+async def test_liveness_says_when_only_a_restart_helps(daemon):
+    stuck = [True]
+    server = HttpServer(daemon.metrics, lambda: [], is_stuck=lambda: stuck[0])
+    await server.start(Tasks())
+    found = await get(server, "/healthz")
+    assert (found.status, found.json) == (503, {"status": "stuck"})
+    stuck[0] = False
+    found = await get(server, "/healthz")
+    assert (found.status, found.json) == (200, {"status": "alive"})
+    await server.stop()
+
+
 async def test_nothing_else_is_served(server):
     assert (await get(server, "/")).status == 404
     assert (await request(server.port, "POST", "/metrics")).status == 405

@@ -60,6 +60,30 @@ class Hours:
         return self.now
 
 
+async def test_an_engine_is_stuck_once_its_worker_is_busy_for_long_without_progress() -> None:
+    client, clock = Silent(), Hours()
+    engine = EngineManager(64, "pause", clock=clock)
+    await engine.start(lambda ring, wake_fd: client, engine.note, ignore)
+    client.emit(protocol.EngineHeartbeat(7, False))
+    clock.now += 20
+    client.emit(protocol.EngineHeartbeat(7, False))
+    assert not engine.liveness.is_stuck()
+    clock.now += 1
+    assert engine.liveness.is_stuck()
+    assert engine.hung() == "", "its heartbeats come"
+    client.emit(protocol.EngineHeartbeat(8, False))
+    assert not engine.liveness.is_stuck()
+    clock.now += 21
+    client.emit(protocol.EngineHeartbeat(8, True))
+    assert not engine.liveness.is_stuck(), "it waits for work"
+    client.emit(protocol.EngineHeartbeat(8, False))
+    clock.now += 21
+    assert engine.liveness.is_stuck()
+    engine.gone()
+    assert not engine.liveness.is_stuck(), "another one is started"
+    assert await engine.stop(0.1)
+
+
 async def test_a_silent_engine_counts_as_hung_while_it_loads_again_too() -> None:
     """Not in the pause before it is started; nor while it loads with heartbeats, for ten minutes."""
     client, clock = Silent(), Hours()
