@@ -1,4 +1,4 @@
-"""The unit file, judged by systemd's own tools."""
+"""The unit files, judged by systemd's own tools: one daemon, and the template for several of a group."""
 
 import os
 import subprocess
@@ -10,15 +10,17 @@ from daemon.config.load import load_config
 from feeds.durations import parse_duration
 from tests.kit.programs import need
 
-UNIT = Path(__file__).parents[2] / "systemd" / "foretick.service"
+FOLDER = Path(__file__).parents[2] / "systemd"
+UNIT, TEMPLATE = FOLDER / "foretick.service", FOLDER / "foretick@.service"
+both = pytest.mark.parametrize("unit", [UNIT, TEMPLATE], ids=lambda unit: unit.name)
 COMMAND = "/opt/foretick/bin/foretick"
 
 
-def settings(section: str) -> dict[str, list[str]]:
+def settings(section: str, unit: Path = UNIT) -> dict[str, list[str]]:
     """The section's keys with all their values, in order."""
     found: dict[str, list[str]] = {}
     current = ""
-    for line in UNIT.read_text().splitlines():
+    for line in unit.read_text().splitlines():
         if line.startswith("["):
             current = line.strip("[]")
         elif current == section and "=" in line and not line.startswith("#"):
@@ -39,16 +41,17 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def installed(folder: Path, text: str) -> str:
+def installed(folder: Path, text: str, name: str = UNIT.name) -> str:
     """A copy to verify: verify wants a program that is there, and the file's own name."""
-    path = folder / "foretick.service"
+    path = folder / name.replace("@", "@desk-1")
     path.write_text(text.replace(COMMAND, "/bin/true"))
     return str(path)
 
 
-def test_systemd_understands_every_line(analyze, tmp_path):
+@both
+def test_systemd_understands_every_line(analyze, tmp_path, unit):
     # It exits 0 even on keys it does not know: only its silence counts.
-    assert run(analyze, "verify", installed(tmp_path, UNIT.read_text())).stderr == ""
+    assert run(analyze, "verify", installed(tmp_path, unit.read_text(), unit.name)).stderr == ""
 
 
 def test_the_silence_above_means_something(analyze, tmp_path):
@@ -56,10 +59,10 @@ def test_the_silence_above_means_something(analyze, tmp_path):
     assert "ProtectClocks" in run(analyze, "verify", installed(tmp_path, broken)).stderr
 
 
-def test_the_exposure_stays_low(analyze, tmp_path):
-    result = run(
-        analyze, "security", "--offline=true", "--threshold=20", installed(tmp_path, UNIT.read_text())
-    )
+@both
+def test_the_exposure_stays_low(analyze, tmp_path, unit):
+    path = installed(tmp_path, unit.read_text(), unit.name)
+    result = run(analyze, "security", "--offline=true", "--threshold=20", path)
     assert result.returncode == 0, result.stdout[-400:]
 
 
@@ -85,3 +88,21 @@ def test_snapshots_in_the_runtime_directory_outlive_the_process():
 
 def test_a_bad_configuration_is_not_started_again():
     assert settings("Service")["RestartPreventExitStatus"] == ["2"]
+
+
+def test_the_template_is_the_unit_but_for_what_makes_it_one_of_several():
+    """What is hardened in one is in the other."""
+    ours, of_one = ([line for line in unit.read_text().splitlines() if line] for unit in (TEMPLATE, UNIT))
+    more = [line for line in ours if line not in of_one and not line.startswith("#")]
+    assert [line.partition("=")[0] for line in more] == ["Description", "Environment", "EnvironmentFile", "User"]
+    assert "EnvironmentFile=-/etc/foretick/%i.environment" in more
+    kept = [line for line in of_one if line not in ours and not line.startswith("#")]
+    assert [line.partition("=")[0] for line in kept] == ["Description"]
+
+
+def test_each_instance_is_a_member_with_transactions_of_its_own():
+    written = settings("Service", TEMPLATE)["Environment"][0].replace("%i", "desk-1").split()
+    variables = dict(each.split("=") for each in written)
+    config = load_config(FOLDER.parent / "examples" / "kafka.toml", variables)
+    assert config.source.kafka.instance == "desk-1"
+    assert config.sink.kafka.transactional_id == "desk-1"
