@@ -57,7 +57,7 @@ class Tls:
 
 
 class HttpServer:
-    """`/metrics`, `/healthz` (503 while the engine is stuck) and `/readyz` (503 with reasons while not ready)."""
+    """`/metrics`, `/healthz` (503: only a restart helps) and `/readyz` (503 with reasons while not ready)."""
 
     def __init__(
         self,
@@ -76,7 +76,8 @@ class HttpServer:
     ) -> None:
         """`metrics()` renders the exposition text; `not_ready()` lists what is missing (empty: ready).
 
-        `is_stuck()`: the daemon can do nothing until it is restarted. ``more``: additional routes. ``closing()``: ends replies that do not end by themselves.
+        `is_stuck()`: the daemon can do nothing until it is restarted. ``more``: additional routes.
+        ``closing()``: ends replies that do not end by themselves.
         """
         self._metrics = metrics
         self._not_ready = not_ready

@@ -1,4 +1,4 @@
-"""The image: hadolint's rules, what goes into it, and who runs it. No test builds it, which takes a registry."""
+"""The image: hadolint's rules, what goes into it, who runs it. No test builds it: that takes a registry."""
 
 import re
 import subprocess
@@ -31,7 +31,7 @@ def test_hadolint_finds_nothing(tmp_path: Path) -> None:
 
 def test_no_rule_of_hadolint_is_turned_off() -> None:
     assert "hadolint ignore" not in TEXT
-    assert not [path for path in ROOT.glob(".hadolint.*")]
+    assert not list(ROOT.glob(".hadolint.*"))
 
 
 def test_the_build_copies_every_package_and_nothing_that_is_no_part_of_it() -> None:

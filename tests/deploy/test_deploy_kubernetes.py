@@ -22,6 +22,7 @@ from tests.kit.prometheus import PrometheusServer
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
+FILES = [path for path in sorted(FOLDER.rglob("*.yaml")) if path.stem not in ("kustomization", "resources")]
 VERSIONS = ("1.30", kubernetes_validate.latest_version())
 """The oldest Kubernetes that has all we use (the action `sleep`), and the newest whose schemas are here."""
 KEDA = {
@@ -159,9 +160,7 @@ def validate(resource: dict[str, Any], version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize(
-    "path", [path for path in sorted(FOLDER.rglob("*.yaml")) if path.stem not in ("kustomization", "resources")]
-)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_file_is_valid_before_it_is_rendered(path: Path, version: str) -> None:
     """A StatefulSet's selector comes from the kustomization."""
     for resource in yaml.safe_load_all(path.read_text()):
@@ -291,9 +290,7 @@ def test_probes_tell_starting_from_stuck(container: dict[str, Any], config: Conf
     assert not config.http.tls_certificate_file, "with TLS the probes need scheme: HTTPS"
 
 
-def test_a_pod_has_the_time_to_drain(
-    pod: dict[str, Any], container: dict[str, Any], config: Config
-) -> None:
+def test_a_pod_has_the_time_to_drain(pod: dict[str, Any], container: dict[str, Any], config: Config) -> None:
     """As the systemd unit's: twice the drain, in case a broker does not answer."""
     pause = parse_duration(f"{container['lifecycle']['preStop']['sleep']['seconds']}s")
     grace = parse_duration(f"{pod['terminationGracePeriodSeconds']}s")
@@ -323,3 +320,29 @@ def test_prometheus_understands_the_queries(
     misses, load = (each["metadata"]["query"] for each in find("ScaledObject")["spec"]["triggers"])
     assert [float(each["value"][1]) for each in prometheus.query(misses)] == [0.0], "no daemon, none late"
     assert prometheus.query(load) == [], "no daemon: not known, so the number stays"
+
+
+def test_the_page_applies_files_that_exist_and_makes_what_the_pods_mount(pod: dict[str, Any]) -> None:
+    text = (ROOT / "docs" / "scale-out.md").read_text()
+    named = re.findall(r"--(?:file|kustomize)[ =](\S+)", text)
+    assert {"deploy/Containerfile", "deploy/kubernetes/example"} <= set(named)
+    assert all((ROOT / path).exists() for path in named)
+    (made, key) = re.findall(r"create secret generic (\S+) .*--from-file=(\S+)", text)[0]
+    (keys,) = [each["secret"] for each in pod["volumes"] if "secret" in each]
+    assert made == keys["secretName"]
+    example = (FOLDER / "example" / "foretick.toml").read_text()
+    assert f'/{key}"' in example
+    for variable in re.findall(r"^FORETICK_\S+=\S+$", text, re.M):
+        load_config(None, dict([variable.split("=", 1)]))
+
+
+def test_prometheus_of_the_page_gives_the_label_that_the_queries_group_by(
+    find: Callable[..., dict[str, Any]],
+) -> None:
+    (block,) = re.findall(
+        r"```yaml\n(scrape_configs.*?)```", (ROOT / "docs" / "scale-out.md").read_text(), re.S
+    )
+    (job,) = yaml.safe_load(block)["scrape_configs"]
+    labels = {each.get("target_label") for each in job["relabel_configs"]}
+    queries = "".join(each["metadata"]["query"] for each in find("ScaledObject")["spec"]["triggers"])
+    assert set(re.findall(r"by \((\w+)\)", queries)) <= labels

@@ -39,7 +39,7 @@ REFERENCE = re.compile(r"\[[^\]]+\]\[([^\]]+)\]")
 DEFINITION = re.compile(r"^\[([^\]]+)\]: *<?([^\s>]+)", re.M)
 HTML_LINK = re.compile(r"<(?:a|img)\b[^>]*\b(?:href|src)=\"([^\"]+)")
 PACKAGES = (
-    "bench|daemon|dashboards|docs|engine|examples|feeds|flash|ingest|metrics|regions|scheduler|systemd"
+    "bench|daemon|dashboards|deploy|docs|engine|examples|feeds|flash|ingest|metrics|regions|scheduler|systemd"
     "|tapes|tests|training"
 )
 PATH = re.compile(rf"`((?:{PACKAGES})/[\w./-]*)`")

@@ -15,7 +15,8 @@ FOLDER = Path(__file__).resolve().parents[2] / ".cache" / "kustomize" / VERSION
 
 def rendered(overlay: Path) -> list[dict[str, Any]]:
     """The resources that an overlay makes, as a cluster would get them."""
-    done = subprocess.run([_program(), "build", overlay], capture_output=True, text=True, timeout=60, check=True)
+    command = [_program(), "build", overlay]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     return list(yaml.safe_load_all(done.stdout))
 
 

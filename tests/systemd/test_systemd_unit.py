@@ -94,7 +94,8 @@ def test_the_template_is_the_unit_but_for_what_makes_it_one_of_several():
     """What is hardened in one is in the other."""
     ours, of_one = ([line for line in unit.read_text().splitlines() if line] for unit in (TEMPLATE, UNIT))
     more = [line for line in ours if line not in of_one and not line.startswith("#")]
-    assert [line.partition("=")[0] for line in more] == ["Description", "Environment", "EnvironmentFile", "User"]
+    keys = [line.partition("=")[0] for line in more]
+    assert keys == ["Description", "Environment", "EnvironmentFile", "User"]
     assert "EnvironmentFile=-/etc/foretick/%i.environment" in more
     kept = [line for line in of_one if line not in ours and not line.startswith("#")]
     assert [line.partition("=")[0] for line in kept] == ["Description"]
