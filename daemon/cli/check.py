@@ -2,8 +2,9 @@
 
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,32 +13,38 @@ import zmq
 
 from daemon.cli.options import EXIT_CONFIG, config_option, read_config, set_option
 from daemon.config.checks import bound_endpoints, connectors_of, exposure_warnings
-from daemon.config.schema import Config
+from daemon.config.schema import Config, SessionConfig
 from daemon.config.standing import questions_of
 from daemon.cores import cores_of, usable
 from daemon.engine.build import build, register
 from daemon.gateway.credentials import query_keys, tenants_of, tls_of
 from feeds.connector import Finding, SettingError
+from feeds.connectors.kafka import KafkaSourceConnector
+from feeds.kafka_client import BrokerError
+from feeds.topic_sample import TopicSample
 from flash.registry import Registry
 
 
 @click.command("check")
 @config_option
 @set_option
-def command(config_path: Path, settings: tuple[str, ...]) -> None:
+@click.option(
+    "--group", type=click.IntRange(min=1), help="daemons of the consumer group: are there enough partitions?"
+)
+def command(config_path: Path, settings: tuple[str, ...], group: int | None) -> None:
     """Check file, model, tokenizer, topics and sockets; exit with status 2 if anything is wrong."""
     problems = 0
-    for found in check_all(read_config(config_path, settings)):
+    for found in check_all(read_config(config_path, settings), group or 1):
         click.echo(f"{'ok   ' if found.ok else 'WRONG'} {found.key}: {found.message}")
         problems += not found.ok
     sys.exit(EXIT_CONFIG if problems else 0)
 
 
-def check_all(config: Config) -> Iterator[Finding]:
-    """Check model, questions, connectors and sockets of a valid configuration."""
+def check_all(config: Config, group: int = 1) -> Iterator[Finding]:
+    """Check model, questions, connectors and sockets of a valid configuration, for ``group`` daemons."""
     for warning in exposure_warnings(config):
         yield Finding(warning.key, f"warning: {warning.message}")
-    for check in (_cores, _model, _connectors, _access, _sockets):
+    for check in (_cores, _model, _connectors, partial(_partitions, group=group), _access, _sockets):
         try:
             yield from check(config)
         except SettingError as error:
@@ -81,6 +88,39 @@ def _connectors(config: Config) -> Iterator[Finding]:
     for table, connector in connectors_of(config).items():
         for found in connector.check():
             yield replace(found, key=f"{table}.{found.key}")
+
+
+def _partitions(config: Config, group: int) -> Iterator[Finding]:
+    """Each session's symbols are in one partition, and there are enough partitions for the group."""
+    for table, (_, connector) in config.feeds.items():
+        if isinstance(connector, KafkaSourceConnector):
+            try:
+                sample = connector.sample()
+            except (BrokerError, SettingError):  # reported already
+                continue
+            yield from placement_findings(f"{table}.topics", config.sessions, sample, group)
+
+
+def placement_findings(
+    key: str, sessions: Iterable[SessionConfig], sample: TopicSample, group: int
+) -> Iterator[Finding]:
+    """What a sample of the topics says of these sessions in a group of ``group`` daemons."""
+    count, seen = len(sample.rates), set[str]()
+    if count < group:
+        why = f"{count} partitions keep {count} of {group} daemons busy: make more partitions"
+        yield Finding(key, why, ok=False)
+    for session in sessions:
+        where = {symbol: found for symbol in session.symbols if (found := sample.partitions_of(symbol))}
+        seen |= where.keys()
+        if len(set().union(*where.values())) > 1:
+            places = "; ".join(f"{symbol} in {_listed(found)}" for symbol, found in where.items())
+            why = "is split between daemons: give all its records one key"
+            yield Finding(key, f"session {session.name} {why} ({places})", ok=False)
+    yield Finding(key, f"{count} partitions; {len(seen)} symbols of the sessions are in their newest records")
+
+
+def _listed(partitions: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{topic}/{number}" for topic, number in partitions)
 
 
 def _access(config: Config) -> Iterator[Finding]:

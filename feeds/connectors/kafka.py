@@ -21,6 +21,7 @@ from feeds.timestamps import parse_instant
 
 if TYPE_CHECKING:
     from feeds.kafka_start import StartAt
+    from feeds.topic_sample import TopicSample
 
 
 class KafkaSourceConnector(SourceConnector, frozen=True):
@@ -90,6 +91,12 @@ class KafkaSourceConnector(SourceConnector, frozen=True):
             security=_options(self.security),
             progress_topic=self.progress_topic,
         )
+
+    def sample(self) -> "TopicSample":
+        """The symbols of the topics' newest records, by partition. Raises BrokerError, SettingError."""
+        from feeds.topic_sample import sample_topics
+
+        return asyncio.run(sample_topics(self.bootstrap, self.topics, options=_options(self.security)))
 
     def check(self) -> Iterator[Finding]:
         """The broker answers and has the topics; the start and packed batches can be read."""

@@ -2,13 +2,18 @@
 
 import re
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
 from daemon.cli.options import EXIT_FAILED, config_option, read_config, refuse, set_option
+from daemon.config.schema import Config
 from feeds.connector import SettingError
+from feeds.kafka_client import BrokerError
+from scheduler.costs import CostModel
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]i?B)?")
 _UNITS = {
@@ -50,6 +55,17 @@ _option = partial(click.option, show_default=True)
 @click.option(
     "--search", is_flag=True, help="find by simulation how many such sessions meet their freshness objective"
 )
+@click.option(
+    "--group",
+    type=click.IntRange(min=1),
+    help="place the partitions on N daemons: what each carries, and what one more or fewer moves",
+)
+@click.option(
+    "--partitions",
+    type=click.IntRange(min=1),
+    help="with --group: partitions of the topic, to which symbols belong by Kafka's default partitioner; "
+    "default: the newest records of the configured topic say which symbol is where, and how busy",
+)
 @_option("--seed", type=int, default=0)
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def command(
@@ -60,6 +76,8 @@ def command(
     memory: str | None,
     search: bool,
     as_json: bool,
+    group: int | None,
+    partitions: int | None,
     **load: float,
 ) -> None:
     """Say how many symbols, questions and asks a device carries, by formula and by simulation.
@@ -85,12 +103,14 @@ def command(
                 f"{profile} was measured with blocks of {costs.block_size} tokens, but pool.block_size is "
                 f"{config.pool.block_size}"
             )
+        if group is not None:
+            _place(config, costs, _rates(rates), group, partitions, as_json)
         available = bytes_of(memory) if memory else device_memory(config)
         found = [
             plan(config, Load(ticks=rate, **load), available, costs, search=search)  # type: ignore[arg-type]  # click converts each
             for rate in _rates(rates)
         ]
-    except (ValueError, SettingError) as error:
+    except (ValueError, SettingError, BrokerError) as error:
         refuse(error)
     click.echo(msgspec.json.encode(found).decode() if as_json else table(found))
     if not costs and not config.scheduler.profile:
@@ -99,6 +119,49 @@ def command(
     for line in beyond:
         click.echo(f"beyond capacity at {line}", err=True)
     sys.exit(EXIT_FAILED if beyond else 0)
+
+
+def _place(
+    config: Config,
+    costs: CostModel | None,
+    rates: Sequence[float],
+    group: int,
+    partitions: int | None,
+    as_json: bool,
+) -> NoReturn:
+    """Print the plan of a group at each rate, and exit. Raises ValueError, SettingError, BrokerError."""
+    import msgspec
+
+    from feeds.connectors.kafka import KafkaSourceConnector
+    from lab.plan.group import group_plan, group_table, keyed, sampled
+    from lab.plan.sources import sources_of
+
+    sources = sources_of(config, costs)
+    symbols = list(sources.symbols)
+    read = [each for _, each in config.feeds.values() if isinstance(each, KafkaSourceConnector)]
+    if partitions is None and len(read) != 1:
+        raise ValueError("--group needs one Kafka source, whose topic is read, or --partitions")
+    sample = read[0].sample() if partitions is None else None
+    found = []
+    for rate in rates:
+        if sample is not None:
+            where, ticks = sampled(sample, symbols, rate)
+            known = sorted(sample.rates)
+        else:
+            topic = read[0].topics[0] if read else "topic"
+            where = keyed(symbols, partitions or 1, topic)
+            ticks = dict.fromkeys(symbols, rate / len(symbols))
+            known = [(topic, number) for number in range(partitions or 1)]
+        found.append(group_plan(sources, group, known, where, ticks))
+    click.echo(
+        msgspec.json.encode(found).decode() if as_json else "\n\n".join(group_table(each) for each in found)
+    )
+    for each in found:
+        for why in each.overload:
+            click.echo(f"beyond capacity at {each.ticks:g} ticks a second, {why}", err=True)
+        for name in each.split:
+            click.echo(f"session {name} has symbols in several partitions: give them one key", err=True)
+    sys.exit(EXIT_FAILED if any(each.overload or each.split for each in found) else 0)
 
 
 def bytes_of(text: str) -> int:

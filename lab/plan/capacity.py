@@ -11,6 +11,7 @@ from math import exp
 
 import msgspec
 
+from daemon.config.schema import SessionConfig
 from lab.plan.host_costs import HostCosts
 from lab.plan.load import Load
 from lab.plan.sources import Sources
@@ -18,6 +19,8 @@ from lab.theory.equations import background_time, k_max, sessions_max
 from scheduler.costs import CostModel, Span
 from scheduler.interfaces import Limits
 
+BAR_TOKENS = 24.0
+"""Of a line, where no simulation has counted them."""
 MAX_SESSIONS = 1 << 20
 """Where the search for a limit stops: more are said to be as many."""
 
@@ -77,7 +80,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Shape:
-    """The mean session: tokens that a question reads, tokens of a bar, and its questions.
+    """A session, or the mean one: tokens that a question reads, tokens of a bar, and its questions.
 
     ``questions``: (tokens, answer tokens, times asked per bar) of each question of one session.
     """
@@ -92,6 +95,37 @@ class Shape:
     def k(self) -> float:
         """Questions of one bar."""
         return sum(times for _, _, times in self.questions)
+
+
+def standing_of(sources: Sources, session: SessionConfig) -> tuple[tuple[float, float, float], ...]:
+    """The session's standing questions: tokens, answer tokens, times asked a bar."""
+    prefix, interval = sources.prefixes.newest(session.name), session.bars(sources.config.bars).interval
+    found = []
+    for each in sources.registry.standing(session.name):
+        asked = each.question
+        times = interval / asked.ask_every_ns if asked.ask_every_ns else 1 / asked.ask_every_bars
+        tokens = len(sources.prefixes.asked(each, prefix))
+        found.append((tokens, each.prepared.answer_tokens(asked), min(1.0, times)))
+    return tuple(found)
+
+
+def ready_tokens(sources: Sources) -> int:
+    """Tokens of the ready position's header; 0 without early exit."""
+    return len(sources.prompt.ready()) if sources.config.flash.early_exit else 0
+
+
+def session_shape(sources: Sources, session: SessionConfig) -> Shape:
+    """One session by its own settings, with a full window."""
+    bar = round(BAR_TOKENS)
+    window = session.retention_records * bar if session.retention_records else session.retention_tokens
+    context = min(window, session.retention_tokens)
+    return Shape(context, bar, standing_of(sources, session), ready_tokens(sources))
+
+
+def background_s(sources: Sources, shape: Shape, together: int) -> float:
+    """Time of a bar and its questions, s, of one of ``together`` such sessions that share passes."""
+    device = _Device(HostCosts(sources.costs), sources.limits, shape)
+    return (device.ingest(together) + device.header(together) + shape.k * device.flash(together)) / together
 
 
 def capacity(sources: Sources, shape: Shape, load: Load, memory: int) -> Capacity:

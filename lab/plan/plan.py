@@ -13,7 +13,15 @@ from msgspec.structs import replace
 from daemon.config.schema import Config, SessionConfig
 from daemon.engine.capacity_metrics import sessions_estimate
 from lab.plan.arrivals import arrivals
-from lab.plan.capacity import Capacity, Shape, capacity, max_sessions
+from lab.plan.capacity import (
+    BAR_TOKENS,
+    Capacity,
+    Shape,
+    capacity,
+    max_sessions,
+    ready_tokens,
+    standing_of,
+)
 from lab.plan.load import Load
 from lab.plan.simulator import Simulator
 from lab.plan.sources import Sources, sources_of
@@ -212,19 +220,13 @@ def _shape_of(sources: Sources, simulator: Simulator | None) -> Shape:
     if simulator is not None:
         context, bar = simulator.context(), simulator.bar_tokens()
     else:
-        context, bar = sum(s.retention_tokens for s in config.sessions) / sessions, 24.0
-    questions: list[tuple[float, float, float]] = []
-    for session, interval in zip(config.sessions, sources.intervals, strict=True):
-        prefix = sources.prefixes.newest(session.name)
-        for each in sources.registry.standing(session.name):
-            asked = each.question
-            times = interval / asked.ask_every_ns if asked.ask_every_ns else 1 / asked.ask_every_bars
-            tokens = len(sources.prefixes.asked(each, prefix))
-            # of one session on average
-            answer = each.prepared.answer_tokens(asked)
-            questions.append((tokens, answer, min(1.0, times) / sessions))
-    ready = len(sources.prompt.ready()) if config.flash.early_exit else 0
-    return Shape(round(context), max(1, round(bar)), tuple(questions), ready)
+        context, bar = sum(s.retention_tokens for s in config.sessions) / sessions, BAR_TOKENS
+    questions = tuple(
+        (tokens, answer, times / sessions)  # of one session on average
+        for session in config.sessions
+        for tokens, answer, times in standing_of(sources, session)
+    )
+    return Shape(round(context), max(1, round(bar)), questions, ready_tokens(sources))
 
 
 def _search(config: Config, load: Load, costs: CostModel, about: int) -> int:
