@@ -124,7 +124,8 @@ class Inputs:
 
     async def stop_reading(self) -> None:
         """Stop reading; nothing more goes into the ring."""
-        await self._tasks.stop(*map(self._task, self.runners))
+        if self.runners:  # without names every task of the daemon would be stopped
+            await self._tasks.stop(*map(self._task, self.runners))
 
     async def hand_over(self, forget: Callable[[], None]) -> None:
         """Leave the partitions to a standby, if there may be one: it answers while an engine is started here.

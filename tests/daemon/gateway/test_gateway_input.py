@@ -15,7 +15,11 @@ from daemon.config.schema import RecoveryConfig
 from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.checkpoint.outbox import Outbox
 from daemon.gateway.checkpoint.state import ProgressStore
+from daemon.gateway.inputs import Inputs
+from daemon.gateway.record_decoder import SequenceAllocator
+from daemon.gateway.standby import Standby
 from daemon.progress import Position, Progress, StoredProgress, WindowStart, decode_stored
+from daemon.supervision import Tasks
 from feeds.connector import SinkRoute
 from feeds.market_data import DataUpdated
 from feeds.source import (
@@ -572,3 +576,13 @@ async def test_leaving_does_not_wait_for_a_membership_that_nobody_renews(
         rig.answer("bbb", 101, Q)
         assert await rig.commit()
         assert rig.broker.got[-1][0] == [b"bbb101"]
+
+
+async def test_a_daemon_without_a_source_goes_on_when_it_stops_reading() -> None:
+    """It stops its sources' tasks; the engine's own must still tell that it has drained."""
+    store, tasks = MetricStore.local({}), Tasks()
+    inputs = Inputs(inproc_config(), SequenceAllocator(), Standby(store), store, tasks)
+    tasks.start("engine events", asyncio.Event().wait)
+    await inputs.stop_reading()
+    assert tasks.names() == ["engine events"]
+    await tasks.stop()
