@@ -1,8 +1,10 @@
 """Where a session stands: what a restart goes on from."""
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from feeds.decoding import decoded
 
@@ -49,12 +51,13 @@ class StoredProgress(msgspec.Struct, frozen=True, array_like=True):
     """A session's progress as it is stored, in msgpack.
 
     ``epoch``: of the newest engine of the daemon that wrote it; ``owner``: its query address, empty if it
-    told none.
+    told none; ``event``: in the engine's record, the id of its newest event.
     """
 
     progress: Progress = Progress()
     epoch: int = 0
     owner: str = ""
+    event: Annotated[str, Meta(pattern=r"^$|^[0-9a-f]{1,16}\.[0-9]{1,19}$")] = ""
 
 
 def stored_name(writer: str, session: str) -> str:

@@ -532,6 +532,22 @@ METRICS: tuple[Metric, ...] = (
         "Replies of the query socket to clients that were gone or did not read. Worry when it grows.",
     ),
     _counter(
+        "foretick_peer_requests_total",
+        "Requests to other daemons of the group about their sessions, by outcome: answered; moved, so that "
+        "the new owner is asked; failed. Worry when failed grows: a daemon does not answer.",
+        outcome=("answered", "moved", "failed"),
+    ),
+    _gauge(
+        "foretick_peers_followed",
+        "Other daemons of the group whose events this one passes on, while clients listen.",
+    ),
+    _counter(
+        "foretick_peer_events_total",
+        "Events of other daemons, by outcome: passed on; repeated, that is published again by a session's "
+        "next engine, here or there, and dropped; lost. Worry when lost grows.",
+        outcome=("passed", "repeated", "lost"),
+    ),
+    _counter(
         "foretick_pushes_total",
         "Bodies of records that clients pushed, by outcome. Worry when busy grows: the engine is too slow.",
         outcome=("accepted", "partly", "refused", "busy"),

@@ -59,7 +59,7 @@ class ConnectionEvents:
             return ErrorReply(asked.id, "busy", f"a connection has at most {MAX_SUBSCRIPTIONS} subscriptions")
         chosen = EventFilter(frozenset(asked.sessions), frozenset(asked.questions), frozenset(asked.events))
         try:
-            newest = self._events.newest
+            newest = self._events.own if client.forwarded else self._events.newest
             made = self._events.subscribe(client, chosen, self._transport, asked.after, self._on)
         except QueryError as error:
             return error.reply(asked.id)
@@ -87,7 +87,8 @@ class ConnectionEvents:
         """Send events until the subscription or its client is gone."""
         while not subscription.closed:
             await subscription.news.wait()
-            for index, message in enumerate(self._messages(number, *subscription.take()), 1):
+            told = self._messages(number, *subscription.take(), forwarded=subscription.client.forwarded)
+            for index, message in enumerate(told, 1):
                 if not await self._send(message):
                     self.close()
                     return
@@ -98,8 +99,11 @@ class ConnectionEvents:
             self._events.unsubscribe(subscription)
             await self._send(Ended(number, "access"))
 
-    def _messages(self, number: int, lost: list[Lost], events: list[PublishedEvent]) -> Iterator[Pushed]:
+    def _messages(
+        self, number: int, lost: list[Lost], events: list[PublishedEvent], *, forwarded: bool
+    ) -> Iterator[Pushed]:
         for each in lost:
             yield LostMessage(number, *msgspec.structs.astuple(each))
         for event in events:
-            yield EventMessage(number, event.id, msgspec.Raw(self._data(event)))
+            id_ = event.own_id if forwarded else event.id
+            yield EventMessage(number, id_, msgspec.Raw(self._data(event)))

@@ -1,5 +1,8 @@
 """Events for clients that listen: answers and new data versions, numbered, with a bounded past.
 
+Each daemon numbers its own. Those of the group's other daemons, where they are followed, keep their numbers:
+an event's id, which has the newest number of each daemon, means the same at all of them.
+
 Every client has a queue of its own, which holds references to shared events. One that reads too slowly loses
 its own oldest events and learns how many; it delays no one else.
 """
@@ -8,15 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal, Protocol, get_args
 
 import msgspec
 
 from daemon.api.limits import Quota
-from daemon.api.messages import EventKind, LostReason, QueryError
+from daemon.api.messages import EventData, EventKind, LostReason, QueryError
 from daemon.tenants import ALL, Client, Tenant
 from feeds.codec import encode
 from feeds.market_data import Answer, AnyMessage, DataUpdated, FlashReady
@@ -24,22 +29,66 @@ from metrics.store import MetricStore
 
 KINDS: tuple[EventKind, ...] = get_args(EventKind)
 Transport = Literal["sse", "websocket", "zeromq", "mcp"]
-_ID = re.compile(r"([0-9a-f]{1,16})\.([0-9]{1,19})")
-"""Of an event: the daemon's start, and the event's number since then."""
+_PART = re.compile(r"([0-9a-f]{1,16})\.([0-9]{1,19})")
+"""Of an id: the start of a daemon, and the number of an event since then."""
 KEPT = 4096
-"""Events that are kept for clients that come back, and most that wait for one client."""
+"""Events of a daemon that are kept for clients that come back, and most that wait for one client."""
+MOST_DAEMONS, _GONE_DAEMONS = 64, 4
+"""In an id; and how many that are not followed any more are still known."""
+Positions = Mapping[str, int]
+"""Numbers of events, by the start of their daemon."""
+Reached = Mapping[str, tuple[int, int]]
+"""By session, epoch and data version of its newest event."""
+_NOWHERE = (1 << 63, 0)
+
+
+def positions_of(id_: str) -> dict[str, int] | None:
+    """What an event's id says; None for what is no id."""
+    found = [_PART.fullmatch(part) for part in id_.split(",", MOST_DAEMONS)]
+    return None if None in found else {part[1]: int(part[2]) for part in found if part is not None}
+
+
+def id_of(positions: Positions) -> str:
+    """The id that says this."""
+    return ",".join([f"{start}.{number}" for start, number in positions.items()])
 
 
 class PublishedEvent:
-    """One event. Its bytes are made when the first client gets it, and shared."""
+    """One event, by the ``start`` of its daemon and its ``number`` there; ``order``: of its arrival here.
 
-    __slots__ = ("_json", "_msgpack", "_sse", "id", "kind", "message", "question", "session")
+    Its bytes are made when the first client gets it, and shared.
+    """
 
-    def __init__(self, id_: str, kind: EventKind, message: Answer | DataUpdated | FlashReady) -> None:
-        self.id, self.kind, self.message = id_, kind, message
+    __slots__ = (
+        *("_json", "_msgpack", "_sse", "id", "kind", "message", "number", "order", "question", "session"),
+        "start",
+    )
+
+    def __init__(self, start: str, number: int, message: EventData, id_: str = "", order: int = 0) -> None:
+        self.start, self.number, self.message, self.id, self.order = start, number, message, id_, order
+        self.kind: EventKind = message.__struct_config__.tag  # type: ignore[assignment]  # one of them
         self.session = message.session
         self.question = message.question if isinstance(message, Answer) else ""
         self._json = self._sse = self._msgpack = b""
+
+    @property
+    def identity(self) -> int:
+        """Equal for what a session's next engine publishes again."""
+        told = self.message
+        if isinstance(told, Answer) and told.answer_id:
+            return hash((told.answer_id, self.question))
+        return hash((told.session, self.kind, self.question, told.data_version, told.as_of))
+
+    @property
+    def own_id(self) -> str:
+        """The id among its own daemon's events."""
+        return id_of({self.start: self.number})
+
+    def at(self, id_: str) -> PublishedEvent:
+        """The same under another id."""
+        if id_ == self.id:
+            return self
+        return PublishedEvent(self.start, self.number, self.message, id_, self.order)
 
     @property
     def json(self) -> bytes:
@@ -137,9 +186,18 @@ class Subscription:
         self.wanted = client.tenant, chosen
         self.news = News()
         self.closed = self.dismissed = False
+        self.began_ns = time.time_ns()
+        self.known: dict[str, int] | None = None
+        """What a client that comes back has got, where it says that."""
         self._waiting: deque[PublishedEvent] = deque()
-        self._missed: Lost | None = None
+        self._missed: list[Lost] = []
         self._dropped = 0
+
+    def expects(self, event: PublishedEvent, *, live: bool) -> bool:
+        """Whether an event is new to the client, which matches it; ``live``: it is published now."""
+        if self.known is None:
+            return live or int(event.start, 16) > self.began_ns
+        return event.number > self.known.get(event.start, 0)
 
     def matches(self, event: PublishedEvent) -> bool:
         """Whether the client may see it, and wants it."""
@@ -152,12 +210,12 @@ class Subscription:
 
     def take(self) -> tuple[list[Lost], list[PublishedEvent]]:
         """What was lost since the last call, and what waits after it."""
-        lost = [] if self._missed is None else [self._missed]
+        lost = self._missed
         if self._dropped:
             lost.append(Lost(self._dropped, True, "slow"))
         waiting = list(self._waiting)
         self._waiting.clear()
-        self._missed, self._dropped = None, 0
+        self._missed, self._dropped = [], 0
         if not self.closed:
             self.news.clear()
         return lost, waiting
@@ -167,12 +225,17 @@ class Subscription:
         self.closed, self.dismissed = True, dismissed
         self.news.set()
 
-    def begin(self, missed: Lost | None, waiting: Iterable[PublishedEvent]) -> None:
-        """What a client that comes back has missed."""
-        self._missed = missed
+    def begin(self, known: dict[str, int], waiting: Iterable[PublishedEvent]) -> None:
+        """A client comes back that has got all up to there; this is what it has not."""
+        self.known = known
         self._waiting.extend(waiting)
-        if missed is not None or self._waiting:
+        if self._waiting:
             self.news.set()
+
+    def lose(self, lost: Lost) -> None:
+        """Tell it, before all that waits."""
+        self._missed.append(lost)
+        self.news.set()
 
     def put(self, event: PublishedEvent, most: int) -> bool:
         """Append; returns whether nothing had to be dropped for it."""
@@ -202,19 +265,52 @@ class _Open:
     subscriptions: int = 0
 
 
-class Events:
-    """The daemon's events since its start. ``epoch``: names this start, ns since 1970."""
+class _Daemon:
+    """A daemon's events since a start of it: those that are kept, and the newest number that is known."""
 
-    def __init__(self, epoch: int, store: MetricStore, *, max_clients: int, kept: int = KEPT) -> None:
-        self._epoch, self._store = f"{epoch:x}", store
-        self._most = kept
-        self._kept: deque[PublishedEvent] = deque(maxlen=kept)
-        self._number = 0
+    def __init__(self, kept: int, number: int = 0) -> None:
+        self.number, self.got = number, 0
+        self.kept: deque[PublishedEvent] = deque(maxlen=kept)
+
+    @property
+    def gone(self) -> int:
+        """Number of the newest event that is not kept, nor will be."""
+        return self.kept[0].number - 1 if self.kept else self.got
+
+
+class Events:
+    """The events of this daemon since its start, and of those that it follows.
+
+    ``epoch``: its start, ns since 1970. ``in_group``: others may be followed. ``ended(start)``: number of the
+    newest event that a daemon had published when it stored its progress; None where that is not known.
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        store: MetricStore,
+        *,
+        max_clients: int,
+        kept: int = KEPT,
+        in_group: bool = False,
+        ended: Callable[[str], int | None] = lambda start: None,
+    ) -> None:
+        self.start, self._store = f"{epoch:x}", store
+        self._most, self.in_group, self._ended = kept, in_group, ended
+        self._daemons = {self.start: _Daemon(kept)}
+        self._arrived = 0
+        self._seen: dict[int, tuple[str, int]] = {}
+        """Of the newest events, the daemon and the epoch."""
+        self._reached: dict[str, tuple[int, int]] = {}
+        self._unsure: dict[Subscription, dict[str, int]] = {}
+        """Clients that came back with events of daemons that are not known yet."""
         self._groups: dict[str, dict[tuple[Tenant, EventFilter], set[Subscription]]] = {}
         """By session, "" for all of them, and by what is wanted: so often is an event matched."""
         self._clients: dict[Transport, int] = dict.fromkeys(get_args(Transport), 0)
         self._share = Quota(max_clients, "clients", "listening")
         self._closed = False
+        self.listening = asyncio.Event()
+        """Clients of this daemon listen."""
         self.connections: dict[Subscriber, _Open] = {}
         """Those that last, with or without subscriptions. One without takes the place of one with one."""
         self._dropped = {kind: store.counter("foretick_events_dropped_total", transport=kind)
@@ -223,21 +319,95 @@ class Events:
     @property
     def newest(self) -> str:
         """The id of the newest event: what comes after it is new to a client that knows it."""
-        return f"{self._epoch}.{self._number}"
+        return id_of({start: each.number for start, each in self._daemons.items()})
+
+    @property
+    def own(self) -> str:
+        """The same of this daemon's own events, which other daemons follow."""
+        return id_of({self.start: self._daemons[self.start].number})
 
     def publish(self, message: AnyMessage) -> None:
-        """Tell the clients that listen for it; DLQ records are not for them."""
-        kind = str(message.__struct_config__.tag)
-        if not isinstance(message, Answer | DataUpdated | FlashReady) or kind not in KINDS:
+        """Tell the clients that listen of an event of this daemon; DLQ records are not for them."""
+        if isinstance(message, Answer | DataUpdated | FlashReady):
+            self._tell(PublishedEvent(self.start, self._daemons[self.start].number + 1, message), live=True)
+
+    # Other daemons.
+
+    def receive(self, start: str, number: int, message: EventData, before: Reached | None = None) -> None:
+        """An event of a daemon that is followed; one that is known is skipped.
+
+        ``before``: of one that was published before it was followed, how far sessions were known then. It
+        is news for those who listen only where its session has moved there meanwhile.
+        """
+        there = self._daemon(start)
+        if number <= there.got:
             return
-        self._number += 1
-        event = PublishedEvent(self.newest, kind, message)
-        self._kept.append(event)
+        for client, known in self._unsure.items() if not there.got else ():
+            if (gone := number - 1 - known.get(start, number)) > 0:
+                client.lose(Lost(gone, False, "expired"))
+        if there.got and (gone := number - 1 - there.got) > 0:
+            there.kept.clear()
+            self._count("lost", gone)
+            if before is None:
+                self.lose(Lost(gone, False, "expired"))
+        stood = (message.epoch, message.data_version)
+        live = before is None or stood > before.get(message.session, _NOWHERE)
+        self._tell(PublishedEvent(start, number, message), live=live)
+
+    def reached(self) -> Reached:
+        """How far sessions are known."""
+        return dict(self._reached)
+
+    def lose(self, lost: Lost) -> None:
+        """Tell the clients of this daemon."""
+        for client in set(self._everyone()):
+            if not client.client.forwarded:
+                client.lose(lost)
+
+    def settle(self, followed: Collection[str]) -> None:
+        """These starts of daemons are followed, and all others that are known have ended."""
+        for client, known in self._unsure.items():
+            ended = {start: number for start, number in known.items() if start not in followed}
+            if (lost := self._missed(ended)) is not None:
+                client.lose(lost)
+        self._unsure.clear()
+        gone = [start for start in self._daemons if start not in (self.start, *followed)]
+        for start in gone[:-_GONE_DAEMONS]:
+            del self._daemons[start]
+
+    def _daemon(self, start: str, number: int = 0) -> _Daemon:
+        """What is known of a daemon; of a new one, all up to ``number``."""
+        if start not in self._daemons:
+            self._daemons[start] = _Daemon(self._most, number)
+        return self._daemons[start]
+
+    def _tell(self, event: PublishedEvent, *, live: bool) -> None:
+        """Keep an event, and tell the clients that wait for it, unless they were told before."""
+        message, there, identity = event.message, self._daemons[event.start], event.identity
+        there.got, first = event.number, self._seen.get(identity)
+        there.number = max(there.number, event.number)
+        if first not in (None, (event.start, message.epoch)):
+            self._count("repeated")
+            return
+        if event.start != self.start:
+            self._count("passed")
+        self._seen[identity] = event.start, message.epoch
+        if len(self._seen) > 2 * self._most:
+            del self._seen[next(iter(self._seen))]
+        stood = message.epoch, message.data_version
+        self._reached[event.session] = max(stood, self._reached.get(event.session, stood))
+        self._arrived += 1
+        event.id, event.order = self.newest, self._arrived
+        there.kept.append(event)
         for name in ("", event.session):
             for (tenant, chosen), clients in self._groups.get(name, {}).items():
                 for client in clients if tenant.sees(event.session) and chosen.matches(event) else ():
-                    if not client.put(event, self._most):
+                    is_own = event.start == self.start or not client.client.forwarded
+                    if is_own and client.expects(event, live=live) and not client.put(event, self._most):
                         self._dropped[client.transport].inc()
+
+    def _count(self, outcome: str, events: int = 1) -> None:
+        self._store.inc("foretick_peer_events_total", events, outcome=outcome)
 
     def connect(self, connection: Subscriber) -> None:
         """A WebSocket is there, and counts as a client that listens. Raises QueryError."""
@@ -270,13 +440,15 @@ class Events:
             self._check(tenant)
         made = Subscription(client, chosen, transport, on)
         if after:
-            made.begin(*self._since(made, after))
+            self._go_on(made, after)
         if there is not None:
             there.subscriptions += 1
         if new:
             self._enter(tenant, transport, 1)
         for name in chosen.sessions or ("",):
             self._groups.setdefault(name, {}).setdefault(made.wanted, set()).add(made)
+        if not client.forwarded:
+            self.listening.set()
         return made
 
     def unsubscribe(self, client: Subscription) -> None:
@@ -288,6 +460,9 @@ class Events:
                 del self._groups[name][client.wanted]
             if not self._groups[name]:
                 del self._groups[name]
+        self._unsure.pop(client, None)
+        if all(each.client.forwarded for each in self._everyone()):
+            self.listening.clear()
         if client.on is None:
             self._enter(client.client.tenant, client.transport, -1)
             return
@@ -327,19 +502,50 @@ class Events:
             for group in groups.values():
                 yield from group
 
-    def _since(self, made: Subscription, after: str) -> tuple[Lost | None, list[PublishedEvent]]:
-        """What is gone and what is kept of the events after the one with this id."""
-        found = _ID.fullmatch(after)
-        epoch, number = (found[1], int(found[2])) if found else ("", 0)
-        if found is None or (epoch == self._epoch and number > self._number):
-            return Lost("unknown", False, "unknown_id", self.newest), []
-        oldest = self._number - len(self._kept)
-        begins = f"{self._epoch}.{oldest}"
-        if epoch != self._epoch:
-            return Lost("unknown", False, "restarted", begins), [e for e in self._kept if made.matches(e)]
-        gone, skip = oldest - number, max(0, number - oldest)
-        kept = [event for index, event in enumerate(self._kept) if index >= skip and made.matches(event)]
-        return (Lost(gone, not made.selects, "expired", begins) if gone > 0 else None), kept
+    def _go_on(self, made: Subscription, after: str) -> None:
+        """Give a client what is kept of the events after the one with this id, and say what is not."""
+        forwarded, own = made.client.forwarded, self._daemons[self.start]
+        known = positions_of(after)
+        if known is None or known.get(self.start, 0) > own.number:
+            made.lose(Lost("unknown", False, "unknown_id", self.own if forwarded else self.newest))
+            return
+        others = {} if forwarded else {start: each for start, each in self._daemons.items() if each.got}
+        daemons = {self.start: own} | others
+        unsure = {start: number for start, number in known.items() if start not in daemons}
+        begins = {start: max(known.get(start, 0), each.gone) for start, each in daemons.items()}
+        gone = sum(number - known.get(start, 0) for start, number in begins.items())
+        pending = unsure if self.in_group and not forwarded else {}
+        exact = not made.selects and len(daemons) == 1
+        if (lost := self._missed({} if pending else unsure, gone, exact=exact)) is not None:
+            made.lose(msgspec.structs.replace(lost, after=id_of(begins | pending)))
+        if pending:
+            self._unsure[made] = pending
+            for start, number in pending.items():
+                if len(self._daemons) < MOST_DAEMONS:
+                    there = self._daemon(start, number)
+                    there.number = max(there.got, min(there.number, number))
+        kept = sorted((event for each in daemons.values() for event in each.kept), key=attrgetter("order"))
+        made.begin(known, list(self._replayed(made, kept, begins | pending)))
+
+    def _missed(self, ended: Positions, gone: int = 0, *, exact: bool = False) -> Lost | None:
+        """What is missing behind these events of daemons that have ended, and ``gone`` ones of others."""
+        ends = [(self._ended(start), number) for start, number in ended.items()]
+        if any(end is None for end, _ in ends):
+            return Lost("unknown", False, "restarted")
+        unseen = sum(max(0, (end or 0) - number) for end, number in ends)
+        if unseen:
+            return Lost(gone + unseen, False, "restarted")
+        return Lost(gone, exact, "expired") if gone else None
+
+    def _replayed(
+        self, made: Subscription, kept: Iterable[PublishedEvent], begins: dict[str, int]
+    ) -> Iterator[PublishedEvent]:
+        """Those behind ``begins`` that the client wants, under ids that say what it has then."""
+        for event in kept:
+            if event.number > begins[event.start]:
+                begins[event.start] = event.number
+                if made.matches(event):
+                    yield event.at(id_of(begins))
 
 
 def sse(kind: str, data: bytes, id_: str = "") -> bytes:

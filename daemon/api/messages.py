@@ -311,6 +311,16 @@ class Push(_Request, frozen=True, tag="push"):
     replay: bool = False
 
 
+class GenerateElsewhere(_OfSession, frozen=True, tag="generate_elsewhere"):
+    """Generations of a compatible API about a session, from one daemon of a group to its owner.
+
+    ``data``: `daemon.api.generation.Generate`s in msgpack. ``count``: only the length of the first prompt.
+    """
+
+    data: bytes
+    count: bool = False
+
+
 READY_EXIT = "ready_exit"
 """Flag of an ask's reply from the ready position."""
 
@@ -328,6 +338,7 @@ ClientRequest = (
     | Stats
     | PromptRequest
     | Push
+    | GenerateElsewhere
 )
 """What the daemon answers, whatever way it comes."""
 SocketRequest = ClientRequest | Hello | Heartbeat | Cancel | Subscribe | Unsubscribe
@@ -364,7 +375,11 @@ class AskReply(ReplyMetadata, frozen=True, kw_only=True, tag="ask_reply"):
 
 
 class SessionInfo(msgspec.Struct, frozen=True):
-    """One session: its symbols, its newest version, and the tokens and bars in its window."""
+    """One session: its symbols, its newest version, and the tokens and bars in its window.
+
+    ``owner``: query address of the daemon that serves it, empty where that has none. ``owner_failure``: why
+    it did not say this itself; then it is what the asked daemon knows.
+    """
 
     name: str
     symbol: str
@@ -383,6 +398,8 @@ class SessionInfo(msgspec.Struct, frozen=True):
     last_seen_age_ns: int = 0
     silent: bool = False
     more_symbols: tuple[str, ...] = ()
+    owner: str = ""
+    owner_failure: Code | Literal[""] = ""
 
 
 class SessionsReply(_Reply, frozen=True, tag="sessions_reply"):
@@ -604,6 +621,12 @@ class PushReply(_Reply, frozen=True, tag="push_reply"):
     pushed: Pushed
 
 
+class GeneratedElsewhere(_Reply, frozen=True, tag="generated_elsewhere"):
+    """``data``: the `daemon.api.generation.Finished`s in msgpack, or the prompt's length in tokens."""
+
+    data: bytes
+
+
 class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
     """Why a request failed; `id` is None when the request was too malformed to read it.
 
@@ -630,6 +653,7 @@ Reply = (
     | FinishReply
     | DescribeReply
     | PushReply
+    | GeneratedElsewhere
     | ErrorReply
 )
 """To what the daemon answers."""

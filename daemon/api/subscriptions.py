@@ -67,6 +67,8 @@ class Feed:
         """Id of the newest event that is known."""
         self.confirmed = False
         """Whether the daemon has confirmed a subscription, ever."""
+        self.newest = ""
+        """Id of the newest event, when that was."""
         self._chosen, self._beat_s = chosen, beat_s
         self._number = 0
         self._subscription = 0
@@ -104,7 +106,7 @@ class Feed:
                 self.last = message.after or self.last
                 return message
             case Subscribed(id=self._subscription):
-                self.last = self.last or message.newest
+                self.last, self.newest = self.last or message.newest, message.newest
                 self._live = self.confirmed = True
             case Subscribed():
                 # of an earlier try, to which another followed
@@ -128,16 +130,27 @@ class _Stream:
     """A connection with a `Feed`, and what has arrived ahead of the confirmation."""
 
     def __init__(
-        self, context: zmq.Context[Any], endpoint: str, chosen: Subscribe, keys: CurvePair | None
+        self,
+        context: zmq.Context[Any],
+        endpoint: str,
+        chosen: Subscribe,
+        keys: CurvePair | None,
+        identity: bytes = b"",
+        beat_s: float = BEAT_S,
     ) -> None:
-        self._feed, self._endpoint, self._context = Feed(chosen), endpoint, context
+        self._feed, self._endpoint, self._context = Feed(chosen, beat_s), endpoint, context
         self._ahead: list[SubscriptionUpdate | LostMessage] = []
-        self._socket: Any = connect(context, endpoint, keys)
+        self._socket: Any = connect(context, endpoint, keys, identity)
 
     @property
     def last(self) -> str:
         """Id of the newest event that was read."""
         return self._feed.last
+
+    @property
+    def newest(self) -> str:
+        """Id of the daemon's newest event when it confirmed the subscription last."""
+        return self._feed.newest
 
     def close(self) -> None:
         """End the subscription."""
@@ -209,9 +222,20 @@ class EventStream(_Stream):
 class AsyncEventStream(_Stream):
     """Events, as an asynchronous iterator. Use it from one event loop, and close it (or `async with`)."""
 
-    def __init__(self, endpoint: str, chosen: Subscribe, keys: CurvePair | None = None) -> None:
-        """`begin` waits for the daemon. Raises QueryError."""
-        super().__init__(zmq.asyncio.Context(), endpoint, chosen, keys)
+    def __init__(
+        self,
+        endpoint: str,
+        chosen: Subscribe,
+        keys: CurvePair | None = None,
+        *,
+        identity: bytes = b"",
+        beat_s: float = BEAT_S,
+    ) -> None:
+        """`begin` waits for the daemon. ``identity``: as an `AsyncQueryClient`'s. Raises QueryError.
+
+        ``beat_s``: how often it looks whether the daemon still has the subscription.
+        """
+        super().__init__(zmq.asyncio.Context(), endpoint, chosen, keys, identity, beat_s)
 
     async def begin(self, timeout_s: float) -> None:
         """Wait until the daemon has confirmed. Raises QueryError, after closing."""

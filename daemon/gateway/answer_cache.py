@@ -226,6 +226,8 @@ class Sessions:
             tuple(
                 messages.SessionInfo(
                     name=name,
+                    owner="",
+                    owner_failure="",
                     symbol=state.symbol,
                     more_symbols=state.more_symbols,
                     data_version=state.version,

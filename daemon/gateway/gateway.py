@@ -33,6 +33,7 @@ from daemon.gateway.inputs import COMMIT, Inputs
 from daemon.gateway.load_shedder import LoadShedder
 from daemon.gateway.notify import Notifier
 from daemon.gateway.originals import Originals
+from daemon.gateway.peer_events import PEER_EVENTS
 from daemon.gateway.peers import Peers
 from daemon.gateway.pending import PendingCommands
 from daemon.gateway.prompts import Prompts
@@ -79,6 +80,8 @@ class Gateway:
     events: Events
     agents: Job | None = None
     """Serves MCP clients, where `http.mcp` is on."""
+    peer_events: Job | None = None
+    """Follows the group's other daemons, where there may be some."""
     stopping: bool = False
     input_done: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -93,6 +96,8 @@ class Gateway:
         if self.query is not None:
             await self.query.start(self.tasks)
             self.publisher.progress.serve_at(self.query.endpoint)
+        if self.peer_events is not None:
+            self.tasks.start(PEER_EVENTS, self.peer_events, restarts=True)
         self.notifier.status("starting: connecting sinks")
         await self._or_failure(asyncio.gather(*(route.sink.start() for route in self.routes)))
         self.publisher.outbox.delivery.start(self.tasks)
@@ -164,6 +169,7 @@ class Gateway:
         await self.input.stop_reading()
         if self.query is not None:
             await self.query.drain(min(1.0, drain_s))
+        await self.tasks.stop(PEER_EVENTS)
         await self.peers.stop()
         clean = await self.engine.stop(drain_s)
         self.pending.engine_gone("the daemon stopped")

@@ -31,7 +31,6 @@ from daemon.api.generation import (
     Turn,
 )
 from daemon.gateway.answer_cache import ReadyAnswer, Sessions, SessionState, check_computed
-from daemon.gateway.peers import moved
 from daemon.gateway.pending import OnReply, PendingCommands, resolve
 from daemon.gateway.prompt_quota import PromptQuota
 from daemon.lru import Lru
@@ -62,7 +61,6 @@ class Generations:
         admit: Callable[[], None] = lambda: None,
         max_wait_s: float = 30.0,
         counted: Callable[[str], None] = lambda outcome: None,
-        owner: Callable[[str], str | None] = lambda session: None,
         model: Callable[[], protocol.EngineReady | None] = lambda: None,
         limits: tuple[int, int] = (0, 0),
         since: int = 0,
@@ -70,11 +68,8 @@ class Generations:
     ) -> None:
         """``limits``: longest prompt and answer in tokens. ``since``: Unix time of the start, seconds.
         ``model()``: of the newest engine.
-
-        ``owner(session)``: the query address of another daemon that serves it, None for this one.
         ``aliases``: further names of the model.
         """
-        self._owner = owner
         self._sessions, self._pending = sessions, pending
         self._room, self._access, self._admit = room, access, admit
         self._max_wait_s, self._limits, self._since = max_wait_s, limits, since
@@ -193,9 +188,6 @@ class Generations:
         self, requests: Sequence[Generate], client: Client
     ) -> AsyncGenerator[tuple[int, Event], None]:
         """See `Generator.run`."""
-        for session in {each.session for each in requests if each.session}:
-            if (address := self._owner(session)) is not None:
-                raise moved(session, address)
         found = [self._looked_up(each) for each in requests]
         self._take(len(requests), client, pool=any(not each.session for each in requests))
         inbox: Inbox = asyncio.Queue()
@@ -216,7 +208,7 @@ class Generations:
                     asked.append((_seeded(request), partial(put, index)))
                     continue
                 keys.pop(index, None)
-                for each in _events(done, stream=request.stream):
+                for each in events_of(done, stream=request.stream):
                     put(index, each)
             if asked:
                 numbers = self.start(asked, client)
@@ -364,7 +356,7 @@ def _finished(ready: ReadyAnswer, state: SessionState) -> Finished:
     )
 
 
-def _events(done: Finished, *, stream: bool) -> list[Event]:
+def events_of(done: Finished, *, stream: bool) -> list[Event]:
     """The events of an answer that is there."""
     begun = Begun(0, done.prompt_tokens, done.reused_tokens)
     if stream and (done.text or done.logprobs):

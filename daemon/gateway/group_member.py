@@ -231,6 +231,11 @@ class GroupMember:
             return self._owners.get(session, "")
         return None if self.reads(session) else self._owners.get(session)
 
+    @property
+    def peers(self) -> frozenset[str]:
+        """Addresses of the daemons that serve sessions which this one does not."""
+        return frozenset(each for name, each in self._owners.items() if each and not self.reads(name))
+
     def serves(self, session: str) -> bool:
         """Whether this daemon, and no other, may have answered the session since its engine started."""
         return self._standby.answers and (self.log is None or self.reads(session))

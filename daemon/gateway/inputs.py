@@ -204,6 +204,10 @@ class Inputs:
         owners = (runner.group.owner(session) for runner in self.runners)
         return next((owner for owner in owners if owner is not None), None)
 
+    def peers(self) -> frozenset[str]:
+        """See `GroupMember.peers`."""
+        return frozenset[str]().union(*(runner.group.peers for runner in self.runners))
+
     # Health and metrics.
 
     def missing(self) -> list[str]:

@@ -6,18 +6,22 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
-import msgspec
+from msgspec.structs import replace
 
 from daemon.api import messages
 from daemon.api.auth import Access
 from daemon.api.zmq import Answering
-from daemon.gateway.peers import Peers, moved
+from daemon.gateway.peers import MOVING, Peers, moved
 from daemon.tenants import ALL, Client, Tenant
 
 log = logging.getLogger(__name__)
 
 Begin = Callable[[messages.ClientRequest, Client], Answering]
 """A ready answer, or what to await for a reply. Raises QueryError."""
+LOOK_S = 0.05
+"""How often a request that waits for a session's owner looks who that is now."""
+UNKNOWN_S = 3.0
+"""Longest wait for an owner of which no address is known."""
 FOR_ALL = (
     messages.Ask
     | messages.ListSessions
@@ -38,8 +42,9 @@ class Queries:
 
     A session that a tenant does not see does not exist for it: it gets the same words. ``names()``: of all
     sessions. ``owner(session)``: the query address of the daemon that serves it, None for this one, empty for
-    one that has told no address. A request that was forwarded to a daemon that isn't the owner (any more) is
-    refused as `moved`, with the address, and so is every one where ``forwards`` is false.
+    one that has told no address. ``address()``: of this one. While a session moves, its requests wait for the
+    new owner. One that was forwarded to a daemon that isn't the owner (any more) is refused as `moved`, with
+    the address, and so is every one where ``forwards`` is false.
     """
 
     def __init__(
@@ -51,11 +56,12 @@ class Queries:
         peers: Peers,
         max_wait_s: float,
         *,
+        address: Callable[[], str] = lambda: "",
         forwards: bool = True,
     ) -> None:
         self._begin, self._access, self._names = begin, access, names
         self._owner, self._peers, self._forwards = owner, peers, forwards
-        self._max_wait_s = max_wait_s
+        self._max_wait_s, self._address = max_wait_s, address
 
     def answer(self, request: messages.ClientRequest, client: Client, since: int) -> Answering:
         """A ready answer, or what to await. ``client``: who asks; ``since``: its arrival, monotonic ns."""
@@ -65,20 +71,30 @@ class Queries:
             address = self._owner(session) if session else None
             if address is None:
                 found = self._begin(request, client)
-            elif not address or not self._forwards or client.forwarded:
+            elif not self._forwards or client.forwarded:
                 raise moved(session, address)
             else:
-                found = partial(self._peers.forward, request, client.tenant, address)
+                return partial(self.forward, request, client, since)
         except messages.QueryError as error:
             return error.reply(request.id)
         if callable(found):
-            return partial(self._wait, request, client.tenant, since, found, address or "")
+            if isinstance(request, messages.ListSessions):
+                found = partial(self._listed, found, client)
+            return partial(self._wait, request, client.tenant, since, found)
         return _timed(found, since)
+
+    async def forward(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply:
+        """The reply of the session's owner; ``since``: as in `answer`."""
+        work = partial(self._of_owner, request, client, since)
+        return await self._wait(request, client.tenant, since, work)
 
     def _check(self, request: messages.ClientRequest, session: str, client: Client) -> None:
         """Raises QueryError."""
         tenant = client.tenant
-        if not isinstance(request, FOR_ALL):
+        if isinstance(request, messages.GenerateElsewhere):
+            if not client.forwarded:
+                raise messages.QueryError("forbidden", "only daemons of one group ask each other this")
+        elif not isinstance(request, FOR_ALL):
             self._access.operate(client, str(request.__struct_config__.tag))
         if tenant.sessions == ALL:
             return
@@ -96,30 +112,107 @@ class Queries:
         tenant: Tenant,
         since: int,
         work: Callable[[], Awaitable[messages.Reply]],
-        address: str,
     ) -> messages.Reply:
-        """``address``: of the daemon that answers; empty for this one."""
-        deadline_ms: int | None = getattr(request, "deadline_ms", None)
-        wait_s = self._max_wait_s if deadline_ms is None else min(self._max_wait_s, deadline_ms / 1e3)
+        wait_s = self._wait_s(request)
         try:
             async with asyncio.timeout(wait_s - (time.monotonic_ns() - since) / 1e9):
                 reply = await work()
         except messages.QueryError as error:
             return error.reply(request.id)
         except TimeoutError:
-            return messages.ErrorReply(request.id, "timeout", f"no answer within {wait_s:g} s", address)
+            session = getattr(request, "session", "")
+            address = self._owner(session) if session else None
+            return messages.ErrorReply(request.id, "timeout", f"no answer within {wait_s:g} s", address or "")
         except Exception:
             log.exception("request %s failed", request)
             return messages.ErrorReply(request.id, "engine", "the daemon failed to answer; see its log")
-        if isinstance(reply, messages.SessionsReply) and tenant.sessions != ALL:
-            return msgspec.structs.replace(reply, sessions=visible(reply.sessions, tenant))
-        return reply if address else _timed(reply, since)
+        return _timed(self._told(reply, tenant), since)
+
+    def _wait_s(self, request: messages.ClientRequest) -> float:
+        deadline_ms: int | None = getattr(request, "deadline_ms", None)
+        return self._max_wait_s if deadline_ms is None else min(self._max_wait_s, deadline_ms / 1e3)
+
+    def _told(self, reply: messages.Reply, tenant: Tenant) -> messages.Reply:
+        """As the tenant sees it, and with the owners of sessions."""
+        match reply:
+            case messages.SessionsReply():
+                told = (self._with_owner(each) for each in visible(reply.sessions, tenant))
+                return replace(reply, sessions=tuple(told))
+            case messages.DescribeReply():
+                return replace(reply, session=self._with_owner(reply.session))
+            case _:
+                return reply
+
+    def _with_owner(self, info: messages.SessionInfo) -> messages.SessionInfo:
+        """As its owner has said itself, or as far as this daemon knows."""
+        if info.owner:
+            return info
+        owner = self._owner(info.name)
+        return replace(info, owner=self._address() if owner is None else owner)
+
+    # What other daemons serve.
+
+    async def _of_owner(self, request: messages.ClientRequest, client: Client, since: int) -> messages.Reply:
+        """The reply of the session's owner, which is looked for until one takes it. Raises QueryError."""
+        session: str = request.session  # type: ignore[union-attr]  # only such a request has an owner
+        until = since / 1e9 + self._wait_s(request)
+        while (address := self._owner(session)) is not None:
+            reply = None
+            if address:
+                reply = await self._while_owner(self._peers.forward(request, client.tenant, address), session)
+            else:
+                until = min(until, since / 1e9 + UNKNOWN_S)
+            is_final = not (isinstance(reply, messages.ErrorReply) and reply.code in MOVING)
+            if reply is not None and (is_final or time.monotonic() + LOOK_S > until):
+                return reply
+            if time.monotonic() + LOOK_S > until:
+                raise moved(session, address)
+            await asyncio.sleep(LOOK_S)
+        found = self._begin(request, client)
+        return await found() if callable(found) else found
+
+    async def _while_owner(self, asking: Awaitable[messages.Reply], session: str) -> messages.Reply | None:
+        """The reply, or None where another daemon serves the session before there is one."""
+        address, task = self._owner(session), asyncio.ensure_future(asking)
+        try:
+            while not task.done() and self._owner(session) == address:
+                await asyncio.wait([task], timeout=LOOK_S)
+            return task.result() if task.done() else None
+        finally:
+            task.cancel()
+
+    async def _listed(self, begin: Callable[[], Awaitable[messages.Reply]], client: Client) -> messages.Reply:
+        """All sessions, each as its owner tells it: owners are asked once, and all at once."""
+        reply = await begin()
+        if client.forwarded or not (self._forwards and isinstance(reply, messages.SessionsReply)):
+            return reply
+        owners = {each.name: self._owner(each.name) for each in reply.sessions}
+        told = await self._peers.sessions(client.tenant, sorted(filter(None, {*owners.values()})))
+        theirs = {
+            each.name: each
+            for address, found in told.items()
+            if isinstance(found, tuple)
+            for each in found
+            if each.owner == address
+        }
+
+        def seen(info: messages.SessionInfo) -> messages.SessionInfo:
+            owner = owners[info.name]
+            if owner is None or (found := theirs.pop(info.name, None)) is None:
+                why = told.get(owner or "", "moved")
+                failed = "" if owner is None else "moved" if isinstance(why, tuple) else why
+                return replace(info, owner=owner or "", owner_failure=failed)
+            return found
+
+        own = tuple(map(seen, reply.sessions))
+        only_there = (each for name, each in theirs.items() if name not in owners)
+        return replace(reply, sessions=(*own, *only_there))
 
 
 def _timed(reply: messages.Reply, since: int) -> messages.Reply:
     """With the time that it took, where it says that."""
     if isinstance(reply, messages.AskReply | messages.FinishReply):
-        return msgspec.structs.replace(reply, latency_ns=time.monotonic_ns() - since)
+        return replace(reply, latency_ns=time.monotonic_ns() - since)
     return reply
 
 

@@ -7,6 +7,7 @@ from daemon.api.pushes import Pushes
 from daemon.api.zmq import Answering
 from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.generations import Generations
+from daemon.gateway.group_generator import generated_here
 from daemon.gateway.label_requests import LabelRequests
 from daemon.gateway.prompts import Prompts
 from daemon.gateway.question_requests import Questions
@@ -71,3 +72,5 @@ class Services:
                 return partial(self._prompts.close, request, client)
             case messages.Push():
                 return partial(self._pushes.push, request, client.tenant)
+            case messages.GenerateElsewhere():
+                return partial(generated_here, self._generations, request, client)

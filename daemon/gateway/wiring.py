@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from daemon.api.auth import Access, tenant_labels
 from daemon.api.events import Events
+from daemon.api.generation import Generator
 from daemon.api.http_api import api_routes
 from daemon.api.http_requests import Requests
 from daemon.api.http_server import HttpServer
@@ -31,11 +32,13 @@ from daemon.gateway.engine_manager import RESTART_AFTER_S, Connect, EngineManage
 from daemon.gateway.engine_processes import ENGINE, SPARE_AFTER_S, EngineProcesses
 from daemon.gateway.gateway import Gateway
 from daemon.gateway.generations import Generations
+from daemon.gateway.group_generator import GroupGenerator
 from daemon.gateway.group_member import SessionHooks
 from daemon.gateway.inputs import Inputs
 from daemon.gateway.label_requests import LabelRequests
 from daemon.gateway.load_shedder import LoadShedder
 from daemon.gateway.notify import Notifier
+from daemon.gateway.peer_events import PeerEvents
 from daemon.gateway.peers import Peers
 from daemon.gateway.pending import PendingCommands
 from daemon.gateway.prompt_quota import PromptQuota
@@ -57,7 +60,7 @@ from feeds.connector import SettingError, SinkRoute
 from feeds.curve import Keys
 from feeds.kafka_transactions import KafkaTransactions
 from feeds.push_source import PushedSource
-from feeds.source import MemberSource, Source
+from feeds.source import LogSource, MemberSource, Source
 from ingest.plane import WatchBars
 from ingest.ring import Ring
 from metrics.store import MetricStore
@@ -112,9 +115,11 @@ class _RequestWay:
 
     shedder: LoadShedder
     generations: Generations
+    generator: Generator
     prompts: Prompts
     pushes: Pushes
     peers: Peers
+    peer_events: PeerEvents | None
     answer: AnswerQuery
 
 
@@ -171,6 +176,7 @@ def make_gateway(
         prompts=requests.prompts,
         generations=requests.generations,
         peers=requests.peers,
+        peer_events=None if requests.peer_events is None else requests.peer_events.run,
         http=http,
         query=query,
         agents=None if agents is None else agents.run,
@@ -223,13 +229,20 @@ def _data_way(base: _Base, commit_every_s: float) -> _DataWay:
     config, store, sources, pending = base.config, base.store, base.sources, base.pending
     keeps_no_offsets = any(each.kind == "dropping" for each in sources)
     directory = config.recovery.path if keeps_no_offsets and config.recovery.interval else None
-    progress = ProgressStore(store, directory, config.query.advertise)
+    in_group = config.query.forward and any(isinstance(each, LogSource) for each in sources)
+    events = Events(
+        time.time_ns(),
+        store,
+        max_clients=config.http.max_listeners,
+        in_group=in_group,
+        ended=lambda start: progress.newest_event(start),
+    )
+    progress = ProgressStore(store, directory, config.query.advertise, lambda: events.own)
     standby = Standby(store, configured=config.recovery.standby)
     several = len(sources) > 1
     trackers = [OffsetTracker(progress.describe, each.name if several else "") for each in sources]
     streams = Streams(several=several)
     sessions = Sessions(config, store)
-    events = Events(time.time_ns(), store, max_clients=config.http.max_listeners)
     sink = _transactional(base)
     outbox = Outbox(
         base.routes,
@@ -293,7 +306,6 @@ def _request_way(base: _Base, data: _DataWay) -> _RequestWay:
         admit=shedder.admit,
         max_wait_s=base.wait_s,
         counted=lambda outcome: store.inc("foretick_api_cache_total", cache="response", outcome=outcome),
-        owner=data.inputs.owner,
         model=lambda: base.engine.model,
         limits=(config.scheduler.max_prompt_tokens, config.scheduler.max_new_tokens),
         since=int(time.time()),
@@ -308,7 +320,7 @@ def _request_way(base: _Base, data: _DataWay) -> _RequestWay:
     )
     labels = LabelRequests(sessions, store, base.pending)
     services = Services(sessions, generations, live, data.questions, labels, prompts, pushes)
-    peers = Peers(base.wait_s, base.keys)
+    peers = Peers(base.wait_s, base.keys, store)
     queries = Queries(
         services.begin,
         base.access,
@@ -316,9 +328,22 @@ def _request_way(base: _Base, data: _DataWay) -> _RequestWay:
         data.inputs.owner,
         peers,
         base.wait_s,
+        address=lambda: data.progress.address,
         forwards=config.query.forward,
     )
-    return _RequestWay(shedder, generations, prompts, pushes, peers, queries.answer)
+    following = PeerEvents(
+        data.events, lambda: data.inputs.peers() - {data.progress.address}, store, base.keys
+    )
+    return _RequestWay(
+        shedder,
+        generations,
+        GroupGenerator(generations, queries, data.inputs.owner),
+        prompts,
+        pushes,
+        peers,
+        following if data.events.in_group else None,
+        queries.answer,
+    )
 
 
 def _servers(
@@ -348,7 +373,7 @@ def _servers(
         config.http.port,
         [
             *api_routes(requests, events, way.pushes, status.health, base.access),
-            *generation_routes(way.generations, count),
+            *generation_routes(way.generator, count),
             *([] if agents is None else [agents.route]),
         ],
         closing=close_streams,

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import secrets
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -101,10 +101,20 @@ class ProgressStore:
     """The progress of all sessions. ``directory``: of the file, None without one. One thread.
 
     ``address``: where other daemons of the group send requests about the sessions of this one.
+    ``newest_event()``: id of the newest event that this daemon has published.
     """
 
-    def __init__(self, store: MetricStore, directory: Path | None = None, address: str = "") -> None:
-        self._store, self._directory, self._address = store, directory, address
+    def __init__(
+        self,
+        store: MetricStore,
+        directory: Path | None = None,
+        address: str = "",
+        newest_event: Callable[[], str] = lambda: "",
+    ) -> None:
+        self._store, self._directory, self.address = store, directory, address
+        self._newest_event = newest_event
+        self._events: dict[str, int] = {}
+        """Numbers of the newest events that were stored, by the start of their daemon."""
         self.epoch = 0
         self._sessions: dict[str, _Session] = {}
         self._writer = secrets.token_hex(4)
@@ -115,8 +125,12 @@ class ProgressStore:
 
     def serve_at(self, endpoint: str) -> None:
         """The query socket is bound here; an address that was given, and one of all interfaces, say more."""
-        if not (self._address or "//0.0.0.0:" in endpoint or "//[::]:" in endpoint):
-            self._address = endpoint
+        if not (self.address or "//0.0.0.0:" in endpoint or "//[::]:" in endpoint):
+            self.address = endpoint
+
+    def newest_event(self, start: str) -> int | None:
+        """Number of the newest event of a start of a daemon, as it was stored last."""
+        return self._events.get(start)
 
     # What was stored.
 
@@ -145,7 +159,11 @@ class ProgressStore:
         found = []
         for name, record in state.items():
             try:
-                found.append((session_of(name), decode_stored(record)))
+                stored = decode_stored(record)
+                found.append((session_of(name), stored))
+                if stored.event:
+                    start, _, number = stored.event.partition(".")
+                    self._events[start] = max(int(number), self._events.get(start, 0))
             except Undecodable as error:
                 if counted:
                     self._store.inc("foretick_recovery_progress_refused_total")
@@ -193,7 +211,7 @@ class ProgressStore:
     def is_behind(self, point: CommitPoint) -> bool:
         """Whether another daemon wrote this, or it tells of an engine or answers that are not known here."""
         return any(
-            stored.owner not in ("", self._address)
+            stored.owner not in ("", self.address)
             or stored.epoch > self.epoch
             or (name and order(stored.progress) > order(self.of(name)))
             for name, stored in self._decoded(point.state)
@@ -264,7 +282,9 @@ class ProgressStore:
         """The records of these sessions and of the engine, by name."""
         known = {"": Progress()} | {name: self._session(name).progress for name in sorted(sessions)}
         return {
-            stored_name(self._writer, name): encode_stored(StoredProgress(each, self.epoch, self._address))
+            stored_name(self._writer, name): encode_stored(
+                StoredProgress(each, self.epoch, self.address, "" if name else self._newest_event())
+            )
             for name, each in known.items()
         }
 

@@ -598,4 +598,5 @@ def test_every_operation_of_http_is_one_of_the_query_socket() -> None:
     composed = {each.request.__name__ for each in OPERATIONS if each.perform is not None}
     assert composed == {"Describe", "FindQuestions", "FindAnswers"}
     left = {each.__name__ for each in set(get_args(messages.ClientRequest)) - direct - {messages.Push}}
-    assert left == {"Describe", "ListQuestions", "Answers"}  # what the composed ones are made of
+    # what the composed ones are made of, and what only daemons ask
+    assert left == {"Describe", "ListQuestions", "Answers", "GenerateElsewhere"}

@@ -5,28 +5,37 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
 import zmq.asyncio
 
 from daemon.api.client import AsyncQueryClient
+from daemon.api.generation import Begun, Delta, Event, Finished, Generate, Turn
 from daemon.api.messages import (
     MAX_REQUEST_BYTES,
     Ask,
     AskReply,
     ClientRequest,
     ErrorReply,
+    GenerateElsewhere,
     ListSessions,
     QueryError,
     Reply,
+    SessionInfo,
     SessionsReply,
     decode_request,
 )
-from daemon.api.zmq import Answering, QueryServer
+from daemon.api.zmq import Answering, QueryServer, forwarding_name
+from daemon.gateway import peers as peers_module
+from daemon.gateway import queries as module
+from daemon.gateway.group_generator import GroupGenerator, generated_here
 from daemon.gateway.peers import Peers
 from daemon.supervision import Tasks
 from daemon.tenants import LOCAL, Client
+from metrics.store import MetricStore
+from tests.daemon.api.generator import FakeGenerator
 from tests.kit import until
 from tests.kit.gateway import queries
 
@@ -35,20 +44,46 @@ Owner = Callable[[str], str | None]
 
 
 class Daemon:
-    """Answers every ask with its own name, one named "slow" when released."""
+    """Answers every ask with its own name, one named "slow" when released.
 
-    def __init__(self, name: str, owner: Owner, wait_s: float = 5.0, *, forwards: bool = True) -> None:
+    It knows ``sessions``, whose symbol is its name.
+    """
+
+    def __init__(
+        self, name: str, owner: Owner, wait_s: float = 5.0, *, forwards: bool = True, sessions: str = ""
+    ) -> None:
         self.name, self.release, self.given_up = name, asyncio.Event(), 0
-        self.peers = Peers(wait_s)
-        self.queries = queries(self.begin, wait_s, owner=owner, peers=self.peers, forwards=forwards)
+        self.sessions, self.listed = sessions, 0
+        self.store, self.generator = MetricStore.local({}), FakeGenerator()
+        self.peers = Peers(wait_s, store=self.store)
+        self.queries = queries(
+            self.begin,
+            wait_s,
+            owner=owner,
+            peers=self.peers,
+            forwards=forwards,
+            address=lambda: self.server.endpoint,
+        )
         self.server = QueryServer(self.queries.answer, "tcp://127.0.0.1:*")
 
+    def outcomes(self, outcome: str) -> int:
+        return int(self.store.value("foretick_peer_requests_total", outcome=outcome))
+
     def begin(self, request: ClientRequest, client: Client) -> Answering:
+        if isinstance(request, GenerateElsewhere):
+            return partial(generated_here, self.generator, request, client)
         return partial(self.reply, request)
 
     async def reply(self, request: ClientRequest) -> Reply:
         if isinstance(request, ListSessions):
-            return SessionsReply(request.id, ())
+            self.listed += 1
+            members = dict.fromkeys(
+                ("data_version", "live_tokens", "live_records", "as_of", "staleness_ns"), 0
+            )
+            return SessionsReply(
+                request.id,
+                tuple(SessionInfo(name=s, symbol=self.name, questions=(), **members) for s in self.sessions),
+            )
         assert isinstance(request, Ask)
         if request.question == "slow":
             try:
@@ -137,10 +172,11 @@ async def test_a_cancelled_request_is_given_up_by_its_owner() -> None:
 
 
 async def test_two_daemons_that_take_each_other_for_the_owner_refuse_instead_of_forwarding_for_ever() -> None:
-    first = Daemon("first", lambda session: second.server.endpoint)
+    first = Daemon("first", lambda session: second.server.endpoint, 0.3)
     second = Daemon("second", lambda session: first.server.endpoint)
     async with running(first, second), AsyncQueryClient(first.server.endpoint) as client:
         reply = await client.request(ASK)
+        assert second.outcomes("moved") == 0  # it has asked none
         assert isinstance(reply, ErrorReply)
         assert (reply.id, reply.code, reply.address) == (ASK.id, "moved", first.server.endpoint)
 
@@ -149,7 +185,7 @@ async def test_two_daemons_that_take_each_other_for_the_owner_refuse_instead_of_
 async def test_what_cannot_be_forwarded_is_refused_with_the_owners_address(
     address: str, forwards: bool
 ) -> None:
-    first = Daemon("first", lambda session: address, forwards=forwards)
+    first = Daemon("first", lambda session: address, 0.3, forwards=forwards)
     async with running(first), AsyncQueryClient(first.server.endpoint) as client:
         reply = await client.request(ASK)
         assert isinstance(reply, ErrorReply)
@@ -220,5 +256,202 @@ async def test_what_is_ready_here_is_given_at_once_and_what_is_elsewhere_is_not(
     assert found.text == "ready"
     owners["btc"] = "tcp://127.0.0.1:9"
     assert callable(asked.answer(ASK, here, 0))
-    owners["btc"] = ""
-    assert isinstance(asked.answer(ASK, here, 0), ErrorReply)
+    refuses = queries(lambda *_: ready, owner=owners.get, forwards=False)
+    assert isinstance(refuses.answer(ASK, here, 0), ErrorReply)
+
+
+# A session that moves.
+
+
+async def test_a_request_follows_its_session_to_the_new_owner() -> None:
+    """The owner that is known says `moved`, or that it stops, until it is known who serves the session."""
+    for owner_of_old in (lambda session: "tcp://127.0.0.1:9", lambda session: None):
+        owners: dict[str, str] = {}
+        first, new = Daemon("first", owners.get), Daemon("new", lambda session: None)
+        old = Daemon("old", owner_of_old)
+        async with running(first, old, new):
+            owners["btc"] = old.server.endpoint
+            await old.server.drain() if owner_of_old("") is None else None
+            asked = asyncio.create_task(answered(first, ASK, Client(LOCAL, "here")))
+            await until(lambda daemon=first: daemon.outcomes("moved") > 1)
+            assert not asked.done()
+            owners["btc"] = new.server.endpoint
+            reply = await asked
+        assert isinstance(reply, AskReply)
+        assert reply.text == "new"
+        assert first.outcomes("answered") == 1
+
+
+@pytest.mark.parametrize("here", [False, True])
+async def test_a_request_does_not_wait_for_an_owner_that_is_gone(here: bool) -> None:
+    owners: dict[str, str | None] = {"btc": "tcp://127.0.0.1:9"}
+    first, new = Daemon("first", owners.get), Daemon("new", lambda session: None)
+    async with running(first, new):
+        asked = asyncio.create_task(answered(first, ASK, Client(LOCAL, "here")))
+        await asyncio.sleep(0)
+        owners["btc"] = None if here else new.server.endpoint
+        reply = await asked
+    assert isinstance(reply, AskReply)
+    assert reply.text == ("first" if here else "new")
+
+
+async def test_an_owner_without_an_address_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    owners = {"btc": ""}
+    first, new = Daemon("first", owners.get), Daemon("new", lambda session: None)
+    async with running(first, new):
+        asked = asyncio.create_task(answered(first, ASK, Client(LOCAL, "here")))
+        await asyncio.sleep(0)
+        owners["btc"] = new.server.endpoint
+        assert isinstance(await asked, AskReply)
+        owners["btc"] = ""
+        monkeypatch.setattr(module, "UNKNOWN_S", 0.1)
+        refused = await answered(first, ASK, Client(LOCAL, "here"))
+    assert isinstance(refused, ErrorReply)
+    assert (refused.code, refused.address) == ("moved", "")
+
+
+# The list of all sessions.
+
+
+async def test_any_daemon_lists_all_sessions_as_their_owners_tell_them() -> None:
+    owners: dict[str, dict[str, str]] = {"one": {}, "two": {}}
+    one, two = (Daemon(name, found.get, sessions="ab") for name, found in owners.items())
+    async with running(one, two):
+        owners["one"]["b"], owners["two"]["a"] = two.server.endpoint, one.server.endpoint
+        for daemon in (one, two):
+            async with AsyncQueryClient(daemon.server.endpoint) as client:
+                found = await client.sessions()
+            assert [(each.name, each.symbol, each.owner, each.owner_failure) for each in found.sessions] == [
+                ("a", "one", one.server.endpoint, ""),
+                ("b", "two", two.server.endpoint, ""),
+            ]
+        # each was asked by its client and by the other daemon, and no list was forwarded again
+        assert (one.listed, two.listed) == (2, 2)
+
+
+@pytest.mark.parametrize("failure", ["timeout", "moved", "bad_request", "unknown"])
+async def test_a_session_whose_owner_says_nothing_is_listed_with_what_is_known(
+    failure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers_module, "LIST_WAIT_S", 0.2)
+    owners: dict[str, str] = {}
+    one = Daemon("one", owners.get, sessions="ab")
+    two = Daemon("two", lambda session: "tcp://elsewhere:1", sessions="ab")
+    where = {"timeout": "tcp://127.0.0.1:9", "bad_request": "nowhere", "unknown": ""}
+    async with running(one, two), AsyncQueryClient(one.server.endpoint) as client:
+        owners["b"] = where.get(failure, two.server.endpoint)  # which says that another one serves it
+        found = (await client.sessions()).sessions
+    code = "moved" if failure == "unknown" else failure
+    assert [(each.name, each.symbol, each.owner, each.owner_failure) for each in found] == [
+        ("a", "one", one.server.endpoint, ""),
+        ("b", "one", owners["b"], code),
+    ]
+    assert one.outcomes("failed") == (failure in ("timeout", "bad_request"))
+
+
+async def test_a_daemon_that_does_not_forward_lists_what_it_knows_and_who_serves_it() -> None:
+    one = Daemon("one", lambda session: "tcp://127.0.0.1:9", forwards=False, sessions="a")
+    async with running(one), AsyncQueryClient(one.server.endpoint) as client:
+        (found,) = (await client.sessions()).sessions
+    assert (found.symbol, found.owner, found.owner_failure) == ("one", "tcp://127.0.0.1:9", "")
+
+
+async def test_a_session_that_only_another_daemon_has_is_listed_behind_the_others() -> None:
+    owners: dict[str, str] = {}
+    one, two = Daemon("one", owners.get, sessions="ab"), Daemon("two", lambda session: None, sessions="bc")
+    async with running(one, two), AsyncQueryClient(one.server.endpoint) as client:
+        owners["b"] = two.server.endpoint
+        found = (await client.sessions()).sessions
+    assert [(each.name, each.symbol) for each in found] == [("a", "one"), ("b", "two"), ("c", "two")]
+
+
+# Generations.
+
+
+def chat(text: str, *, stream: bool = False, **more: Any) -> Generate:
+    return Generate(session="btc", turns=(Turn("user", text),), stream=stream, **more)
+
+
+class Chats:
+    """Two daemons of a group; a client of the first asks a session of the second."""
+
+    def __init__(self) -> None:
+        self.here, self.there = FakeGenerator(), FakeGenerator()
+        self.owners: dict[str, str] = {}
+        self.first = Daemon("first", self.owners.get)
+        self.second = Daemon("second", lambda session: None)
+        self.second.generator = self.there
+        self.first.generator = self.here
+        self.generator = GroupGenerator(self.here, self.first.queries, self.owners.get)
+
+    async def run(self, *requests: Generate) -> list[tuple[int, Event]]:
+        return [each async for each in self.generator.run(requests, Client(LOCAL, "here"))]
+
+    async def count(self, request: Generate) -> int:
+        return await self.generator.count(request, Client(LOCAL, "here"))
+
+
+@pytest.fixture
+async def chats() -> AsyncIterator[Chats]:
+    made = Chats()
+    async with running(made.first, made.second):
+        made.owners["btc"] = made.second.server.endpoint
+        yield made
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_chats_with_a_session_of_another_daemon_are_answered_there(chats: Chats, stream: bool) -> None:
+    asked = [chat("Up?", stream=stream, top_logprobs=1), chat("Down?", stream=stream, stop=(".",))]
+    own = Chats()
+    expected = [each async for each in own.here.run(asked, Client(LOCAL, "here"))]
+    found = await chats.run(*asked)
+    assert chats.here.asked == []
+    assert [each.turns for each in chats.there.asked] == [each.turns for each in asked]
+    done = {index: event for index, event in found if isinstance(event, Finished)}
+    assert done == {index: event for index, event in expected if isinstance(event, Finished)}
+    for index in (0, 1):
+        kinds = [type(event) for number, event in found if number == index]
+        assert kinds == [Begun, Delta, Finished] if stream else [Begun, Finished]
+    assert "".join(e.text for n, e in found if n == 0 and isinstance(e, Delta)) == "Up we go" * stream
+    assert await chats.count(chat("Up?")) == 3
+
+
+async def test_a_chat_without_a_session_and_one_with_an_own_session_stay(chats: Chats) -> None:
+    await chats.run(Generate(text="Up?"))
+    chats.owners.clear()
+    await chats.run(chat("Down?"))
+    assert await chats.count(chat("Up?")) == 3
+    assert (len(chats.here.asked), len(chats.there.asked)) == (2, 0)
+
+
+async def test_what_the_owner_refuses_is_refused(chats: Chats) -> None:
+    for code in ("busy", "unknown_session", "late engine"):
+        with pytest.raises(QueryError) as refused:
+            await chats.run(chat(code))
+        assert refused.value.code == code.removeprefix("late ")
+    with pytest.raises(QueryError, match="64 bits"):
+        await chats.run(chat("Up?", schema={"minimum": 1 << 70}))
+
+
+async def test_a_client_that_leaves_ends_its_generation_at_the_owner(chats: Chats) -> None:
+    asked = asyncio.create_task(chats.run(chat("slow")))
+    await until(lambda: chats.there.running == 1)
+    asked.cancel()
+    await until(lambda: chats.there.cancelled == 1)
+    await asyncio.gather(asked, return_exceptions=True)
+
+
+@pytest.mark.parametrize("data", [b"\xc1", msgspec.msgpack.encode([]), msgspec.msgpack.encode([chat("x")])])
+async def test_generations_are_forwarded_by_daemons_only_and_of_the_named_session_only(
+    chats: Chats, data: bytes
+) -> None:
+    request = GenerateElsewhere(3, "eth", data)
+    endpoint = chats.second.server.endpoint
+    async with AsyncQueryClient(endpoint) as client:
+        refused = await client.request(request)
+    assert isinstance(refused, ErrorReply)
+    assert refused.code == "forbidden"
+    async with AsyncQueryClient(endpoint, identity=forwarding_name("")) as client:
+        bad = await client.request(request)
+    assert isinstance(bad, ErrorReply)
+    assert bad.code == "bad_request"
