@@ -33,7 +33,7 @@ _PART = re.compile(r"([0-9a-f]{1,16})\.([0-9]{1,19})")
 """Of an id: the start of a daemon, and the number of an event since then."""
 KEPT = 4096
 """Events of a daemon that are kept for clients that come back, and most that wait for one client."""
-MOST_DAEMONS, _GONE_DAEMONS = 64, 4
+DAEMON_LIMIT, _GONE_DAEMONS = 64, 4
 """In an id; and how many that are not followed any more are still known."""
 Positions = Mapping[str, int]
 """Numbers of events, by the start of their daemon."""
@@ -44,7 +44,7 @@ _NOWHERE = (1 << 63, 0)
 
 def positions_of(id_: str) -> dict[str, int] | None:
     """What an event's id says; None for what is no id."""
-    found = [_PART.fullmatch(part) for part in id_.split(",", MOST_DAEMONS)]
+    found = [_PART.fullmatch(part) for part in id_.split(",", DAEMON_LIMIT)]
     return None if None in found else {part[1]: int(part[2]) for part in found if part is not None}
 
 
@@ -302,7 +302,7 @@ class Events:
         self._seen: dict[int, tuple[str, int]] = {}
         """Of the newest events, the daemon and the epoch."""
         self._reached: dict[str, tuple[int, int]] = {}
-        self._unsure: dict[Subscription, dict[str, int]] = {}
+        self._unsettled: dict[Subscription, dict[str, int]] = {}
         """Clients that came back with events of daemons that are not known yet."""
         self._groups: dict[str, dict[tuple[Tenant, EventFilter], set[Subscription]]] = {}
         """By session, "" for all of them, and by what is wanted: so often is an event matched."""
@@ -342,7 +342,7 @@ class Events:
         there = self._daemon(start)
         if number <= there.got:
             return
-        for client, known in self._unsure.items() if not there.got else ():
+        for client, known in self._unsettled.items() if not there.got else ():
             if (gone := number - 1 - known.get(start, number)) > 0:
                 client.lose(Lost(gone, False, "expired"))
         if there.got and (gone := number - 1 - there.got) > 0:
@@ -366,11 +366,11 @@ class Events:
 
     def settle(self, followed: Collection[str]) -> None:
         """These starts of daemons are followed, and all others that are known have ended."""
-        for client, known in self._unsure.items():
+        for client, known in self._unsettled.items():
             ended = {start: number for start, number in known.items() if start not in followed}
             if (lost := self._missed(ended)) is not None:
                 client.lose(lost)
-        self._unsure.clear()
+        self._unsettled.clear()
         gone = [start for start in self._daemons if start not in (self.start, *followed)]
         for start in gone[:-_GONE_DAEMONS]:
             del self._daemons[start]
@@ -460,7 +460,7 @@ class Events:
                 del self._groups[name][client.wanted]
             if not self._groups[name]:
                 del self._groups[name]
-        self._unsure.pop(client, None)
+        self._unsettled.pop(client, None)
         if all(each.client.forwarded for each in self._everyone()):
             self.listening.clear()
         if client.on is None:
@@ -511,17 +511,17 @@ class Events:
             return
         others = {} if forwarded else {start: each for start, each in self._daemons.items() if each.got}
         daemons = {self.start: own} | others
-        unsure = {start: number for start, number in known.items() if start not in daemons}
+        unknown = {start: number for start, number in known.items() if start not in daemons}
         begins = {start: max(known.get(start, 0), each.gone) for start, each in daemons.items()}
         gone = sum(number - known.get(start, 0) for start, number in begins.items())
-        pending = unsure if self.in_group and not forwarded else {}
+        pending = unknown if self.in_group and not forwarded else {}
         exact = not made.selects and len(daemons) == 1
-        if (lost := self._missed({} if pending else unsure, gone, exact=exact)) is not None:
+        if (lost := self._missed({} if pending else unknown, gone, exact=exact)) is not None:
             made.lose(msgspec.structs.replace(lost, after=id_of(begins | pending)))
         if pending:
-            self._unsure[made] = pending
+            self._unsettled[made] = pending
             for start, number in pending.items():
-                if len(self._daemons) < MOST_DAEMONS:
+                if len(self._daemons) < DAEMON_LIMIT:
                     there = self._daemon(start, number)
                     there.number = max(there.got, min(there.number, number))
         kept = sorted((event for each in daemons.values() for event in each.kept), key=attrgetter("order"))

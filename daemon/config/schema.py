@@ -585,8 +585,8 @@ class QueryConfig(Table, frozen=True):
     forward: Annotated[
         bool,
         about(
-            "a request about a session that another daemon of the group serves is forwarded to it; otherwise "
-            "it is refused with that daemon's address"
+            "a request about a session that another daemon of the group serves is forwarded to it, and its "
+            "events are passed on; otherwise a request is refused with that daemon's address"
         ),
     ] = True
     secret_key_file: Annotated[

@@ -227,17 +227,7 @@ def _base(
 
 def _data_way(base: _Base, commit_every_s: float) -> _DataWay:
     config, store, sources, pending = base.config, base.store, base.sources, base.pending
-    keeps_no_offsets = any(each.kind == "dropping" for each in sources)
-    directory = config.recovery.path if keeps_no_offsets and config.recovery.interval else None
-    in_group = config.query.forward and any(isinstance(each, LogSource) for each in sources)
-    events = Events(
-        time.time_ns(),
-        store,
-        max_clients=config.http.max_listeners,
-        in_group=in_group,
-        ended=lambda start: progress.newest_event(start),
-    )
-    progress = ProgressStore(store, directory, config.query.advertise, lambda: events.own)
+    events, progress = _events_and_progress(base)
     standby = Standby(store, configured=config.recovery.standby)
     several = len(sources) > 1
     trackers = [OffsetTracker(progress.describe, each.name if several else "") for each in sources]
@@ -292,6 +282,23 @@ def _data_way(base: _Base, commit_every_s: float) -> _DataWay:
         )
         inputs.add(runner)
     return _DataWay(sessions, questions, events, progress, publisher, order, inputs, live)
+
+
+def _events_and_progress(base: _Base) -> tuple[Events, ProgressStore]:
+    """With each session's progress it is stored which events were published."""
+    config, store, sources = base.config, base.store, base.sources
+    keeps_no_offsets = any(each.kind == "dropping" for each in sources)
+    directory = config.recovery.path if keeps_no_offsets and config.recovery.interval else None
+    in_group = config.query.forward and any(isinstance(each, LogSource) for each in sources)
+    events = Events(
+        time.time_ns(),
+        store,
+        max_clients=config.http.max_listeners,
+        in_group=in_group,
+        ended=lambda start: progress.newest_event(start),
+    )
+    progress = ProgressStore(store, directory, config.query.advertise, lambda: events.own)
+    return events, progress
 
 
 def _request_way(base: _Base, data: _DataWay) -> _RequestWay:

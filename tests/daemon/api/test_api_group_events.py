@@ -205,7 +205,7 @@ def test_a_client_of_a_daemon_that_ended_is_told_what_it_missed_there(
     client = hubs.all[0].subscribe(ME, ALL, "sse", "9.5,1.0")
     assert [event.id for event in client._waiting] == ["1.1,9.5"]
     hubs.all[0].settle(())
-    assert (client.take()[0], hubs.all[0]._unsure) == (lost, {})
+    assert (client.take()[0], hubs.all[0]._unsettled) == (lost, {})
     # told once
     hubs.all[0].settle(())
     assert client.take() == ([], [])
