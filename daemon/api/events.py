@@ -384,9 +384,10 @@ class Events:
     def _tell(self, event: PublishedEvent, *, live: bool) -> None:
         """Keep an event, and tell the clients that wait for it, unless they were told before."""
         message, there, identity = event.message, self._daemons[event.start], event.identity
-        there.got, first = event.number, self._seen.get(identity)
-        there.number = max(there.number, event.number)
-        if first not in (None, (event.start, message.epoch)):
+        is_new = self._seen.get(identity) in (None, (event.start, message.epoch))
+        if is_new or event.start != self.start:  # numbers of own events have no gaps
+            there.got, there.number = event.number, max(there.number, event.number)
+        if not is_new:
             self._count("repeated")
             return
         if event.start != self.start:

@@ -149,6 +149,19 @@ def test_what_the_next_owner_publishes_again_is_dropped_whichever_comes_first() 
     assert len(again.take()[1]) == 2
 
 
+def test_what_the_next_engine_of_a_daemon_publishes_again_leaves_no_gap_in_its_numbers() -> None:
+    hubs = Hubs(2)
+    hubs.follow(0, 1)
+    clients = [each.subscribe(ME, ALL, "sse") for each in hubs.all]
+    for version, epoch in ((1, 1), (2, 1), (2, 2), (3, 2)):
+        hubs.all[0].publish(update(version, epoch=epoch))
+    hubs.pass_on(0, 1)
+    for client in clients:
+        lost, events = client.take()
+        assert (lost, [event.message.data_version for event in events]) == ([], [1, 2, 3])
+    assert (hubs.all[0].own, hubs.repeated(0), hubs.repeated(1)) == ("1.3", 1, 0)
+
+
 def test_a_session_that_moved_to_a_daemon_not_known_before_misses_nothing() -> None:
     """What that one has published earlier, when the session was there before, is not sent again."""
     hubs = Hubs(3)
