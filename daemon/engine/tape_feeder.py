@@ -189,8 +189,8 @@ class TapeFeeder(BarConsumer):
     ) -> None:
         """``credits``: bars of a session that the scheduler has at a time, by default `CREDITS` say.
 
-        ``standby``: another daemon answers all sessions, until `promote`. ``watch`` sees (session, its closed bars and
-        corrections) before they are appended.
+        ``standby``: another daemon answers all sessions, until `promote`. ``watch`` sees (session, its closed
+        bars and corrections) before they are appended.
         """
         self._clock = clock
         self._config, self._built, self._scheduler = config, built, scheduler
@@ -242,10 +242,10 @@ class TapeFeeder(BarConsumer):
         *,
         follows: bool = False,
     ) -> None:
-        """Add a session, or change one that stays; ``symbols``: numbers of new ones. ``follows``: see `History`.
+        """Add a session, or change one that stays; ``symbols``: numbers of new ones.
 
         ``done`` is called before the first record of a new session, on the data plane's thread. What is in
-        the ring already is not a new session's.
+        the ring already is not a new session's. ``follows``: see `History`.
         """
         with self._changing:
             self._symbols |= symbols or {}
@@ -287,7 +287,7 @@ class TapeFeeder(BarConsumer):
         self._fed[session].restore(state, self._progress(session), follows=self.follows(session))
 
     def follows(self, session: str) -> bool:
-        """Whether another daemon answers the session, and bars behind its answers are read here. Any thread."""
+        """Whether another daemon answers the session, and this one reads behind it. Any thread."""
         return self._fed[session].history.follows
 
     def partitions_assigned(self, sessions: Collection[str]) -> None:
@@ -303,7 +303,7 @@ class TapeFeeder(BarConsumer):
             self.plane.change(list(self._specs.values()), done)
 
     def promote(self, progress: Mapping[str, Progress], done: Callable[[], None]) -> None:
-        """Another daemon has answered these sessions up to ``progress``, and they are answered here from now on.
+        """Another daemon has answered these sessions up to ``progress``; from now on they are answered here.
 
         Then ``done`` is called, on the data plane's thread, before the next record.
         """
