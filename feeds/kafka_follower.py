@@ -210,6 +210,9 @@ class WarmUps:
         await self._forget(follower, self._followed.keys() - warm)
         if not warm:
             return
+        if not self._start.resumes:  # nothing to be warm for
+            self._note_ready(consumer, warm)
+            return
         behind = await follower.behind()
         level = {each for each, (at, limit) in behind.items() if each in self._followed and limit <= at}
         async with asyncio.timeout(PLACE_S + PLACE_EACH_S * len(warm)) as limit:

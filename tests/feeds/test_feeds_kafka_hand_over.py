@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
@@ -61,9 +62,11 @@ class Reader(Notes):
 
     @classmethod
     @asynccontextmanager
-    async def opened(cls, kafka: KafkaClients, name: str, *, static: bool = False) -> AsyncIterator[Reader]:
+    async def opened(
+        cls, kafka: KafkaClients, name: str, *, static: bool = False, **settings: Any
+    ) -> AsyncIterator[Reader]:
         options = {"group_instance_id": name} if static else {}
-        made = cls(kafka.source(kafka.topic, name=name, options=options), name)
+        made = cls(kafka.source(kafka.topic, name=name, options=options, **settings), name)
         await made.source.start()
         kafka.run(made.read())
         try:
@@ -142,6 +145,15 @@ async def test_a_member_takes_over_warm_and_hands_over_when_it_leaves(
     real: KafkaClients, static: bool
 ) -> None:
     await hand_over_and_back(real, static=static)
+
+
+@pytest.mark.kafka
+async def test_one_that_asks_for_another_start_has_nothing_to_be_warm_for(real: KafkaClients) -> None:
+    async with trading(real), Reader.opened(real, "one") as one:
+        await until(lambda: len(one.began) == PARTITIONS)
+        async with Reader.opened(real, "two", start_at="latest") as two:
+            await until(lambda: bool(two.began))
+            assert two.followed == {}
 
 
 @pytest.mark.kafka

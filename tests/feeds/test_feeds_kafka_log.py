@@ -61,7 +61,8 @@ class Notes:
         read = {(m.topic, m.partition): CommitPoint(m.offset + 1, record(self.text)) for m in self.got}
         owned = {p: point for p, point in read.items() if p not in self.gone and self.commits}
         try:
-            await self.source.commit(owned)
+            if owned:
+                await self.source.commit(owned)
         except CommitFailed:
             return False
         return True
