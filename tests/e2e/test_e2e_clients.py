@@ -118,6 +118,7 @@ async def test_deadlines_and_cancelled_asks_end_in_the_engine_too(
     with pytest.raises(QueryError, match=r"0\.1 s") as late:
         await client.ask(**long, deadline_ms=100)
     assert late.value.code == "timeout"
+    await until(lambda: not len(desk.gateway.pending))
     asking = asyncio.create_task(client.ask(**long))
     await until(lambda: len(desk.gateway.pending))
     asking.cancel()

@@ -132,9 +132,14 @@ def answering(backend: Backend, prompts: FakePrompts, max_wait_s: float = 1.0) -
 
 
 @pytest.fixture
-async def server(backend, prompts, observed) -> AsyncIterator[QueryServer]:
+def max_wait_s() -> float:
+    return 0.5
+
+
+@pytest.fixture
+async def server(backend, prompts, observed, max_wait_s) -> AsyncIterator[QueryServer]:
     made = QueryServer(
-        answering(backend, prompts, 0.5),
+        answering(backend, prompts, max_wait_s),
         "tcp://127.0.0.1:0",
         max_request_bytes=1000,
         observe=lambda request, reply, latency_ns: observed.append(
@@ -304,6 +309,7 @@ async def test_the_client_raises_what_the_server_refuses(server):
     assert late.value.code == "timeout"
 
 
+@pytest.mark.parametrize("max_wait_s", [60.0])
 async def test_the_client_survives_its_own_timeout_and_ignores_the_late_reply(server, backend):
     loop = asyncio.get_running_loop()
 
