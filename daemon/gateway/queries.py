@@ -157,6 +157,8 @@ class Queries:
         session: str = request.session  # type: ignore[union-attr]  # only such a request has an owner
         until = since / 1e9 + self._wait_s(request)
         while (address := self._owner(session)) is not None:
+            if not self._forwards:
+                raise moved(session, address)
             reply = None
             if address:
                 reply = await self._while_owner(self._peers.forward(request, client.tenant, address), session)

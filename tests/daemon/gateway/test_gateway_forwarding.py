@@ -433,6 +433,15 @@ async def test_what_the_owner_refuses_is_refused(chats: Chats) -> None:
         await chats.run(chat("Up?", schema={"minimum": 1 << 70}))
 
 
+async def test_a_daemon_that_does_not_forward_refuses_chats_with_the_owners_address(chats: Chats) -> None:
+    quiet = Daemon("quiet", chats.owners.get, forwards=False)
+    generator = GroupGenerator(chats.here, quiet.queries, chats.owners.get)
+    with pytest.raises(QueryError) as refused:
+        await anext(generator.run([chat("Up?")], Client(LOCAL, "here")))
+    assert (refused.value.code, refused.value.address) == ("moved", chats.second.server.endpoint)
+    assert chats.there.asked == []
+
+
 async def test_a_client_that_leaves_ends_its_generation_at_the_owner(chats: Chats) -> None:
     asked = asyncio.create_task(chats.run(chat("slow")))
     await until(lambda: chats.there.running == 1)
