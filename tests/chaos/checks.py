@@ -37,6 +37,26 @@ def missing(found: Sequence[Published], questions: Iterable[str], bars: int) -> 
     ]
 
 
+def unread(
+    found: Sequence[Published], questions: Iterable[str], offsets: Mapping[str, Iterable[int]]
+) -> list[str]:
+    """Every question read all records of its session, ``offsets`` by session, in some answer or other.
+
+    For a feed that waits for no answer: versions of a busy session are skipped, and pass their records on.
+    """
+    read: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for each in found:
+        for of in each.answer.inputs:
+            key = each.answer.session, each.answer.question
+            read[key].update(range(of.first_offset, of.last_offset + 1))
+    problems = []
+    for session, question in ((s, q) for s in offsets for q in questions):
+        left = sorted(set(offsets[session]) - read[session, question])
+        if left:
+            problems.append(f"{session}, {question}: {len(left)} records in no answer, from {left[0]} on")
+    return problems
+
+
 def repeats(found: Sequence[Published], *, allowed: bool) -> list[str]:
     """Answers to the same question of the same data have one id, other answers another.
 

@@ -1,5 +1,6 @@
 """A feed that is the same in every run: three symbols, one bar a second of event time."""
 
+from collections.abc import Mapping
 from random import Random
 
 from tests.kit import SECOND, START, trade
@@ -10,12 +11,12 @@ TRADES = 3
 """Trades of a symbol in each bar."""
 
 
-def bar(n: int) -> list[tuple[str, bytes]]:
+def bar(n: int, symbols: Mapping[str, str] = SYMBOLS) -> list[tuple[str, bytes]]:
     """Records of all symbols in second ``n``, as (key, payload)."""
     return [
         (symbol, trade(symbol, START + n * SECOND + i * 1000, _price(symbol, n, i), str(1 + (n + i) % 5)))
         for i in range(TRADES)
-        for symbol in SYMBOLS.values()
+        for symbol in symbols.values()
     ]
 
 

@@ -34,6 +34,8 @@ class Tail:
         self._source = KafkaSource("test-answers", bootstrap, [topic], None, options=at_once)
         self._reading: asyncio.Task[None] | None = None
         self.found: dict[int, Published] = {}
+        self.ordered: list[Published] = []
+        """The same, as it came."""
 
     async def start(self) -> None:
         await self._source.start()
@@ -49,8 +51,9 @@ class Tail:
         async for batch in self._source.batches():
             for each in batch:
                 one = published(each.offset, each.payload, dict(each.headers))
-                if one is not None:
+                if one is not None and each.offset not in self.found:
                     self.found[each.offset] = one
+                    self.ordered.append(one)
 
 
 async def read_to_end(bootstrap: str, topic: str) -> list[Published]:

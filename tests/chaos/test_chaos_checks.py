@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from feeds.market_data import Answer, InputRange, Latency
-from tests.chaos.checks import ahead, by_key, conflicts, different, gaps, missing, repeats
+from tests.chaos.checks import ahead, by_key, conflicts, different, gaps, missing, repeats, unread
 from tests.chaos.feed import SYMBOLS, as_of
 from tests.chaos.reading import Published
 from tests.chaos.rig import WINDOW_BARS, damage
@@ -54,6 +54,18 @@ def test_a_missing_answer_and_one_to_nothing_are_found() -> None:
     strange = msgspec.structs.replace(strange, as_of=strange.as_of + 1)
     problems = missing([*found[:4], found[4]._replace(answer=strange), *found[5:]], QUESTIONS, BARS)
     assert [line.partition(":")[0] for line in problems] == ["no answer", "an answer to nothing"]
+
+
+def test_records_in_no_answer_are_found() -> None:
+    found = everything()
+    offsets = {session: range(RECORDS * BARS) for session in SYMBOLS}
+    assert unread(found, QUESTIONS, offsets) == []
+    late = [each for each in found if each.answer.as_of != as_of(1) or each.answer.question != "jump"]
+    first, *others = unread(late, QUESTIONS, offsets)
+    assert (first, len(others)) == ("aaa, jump: 10 records in no answer, from 10 on", 2)
+    skipping = late[-1].answer  # it has the records of the one before, too
+    skipping = msgspec.structs.replace(skipping, inputs=[InputRange("t", 2, RECORDS, 3 * RECORDS - 1)])
+    assert len(unread([*late, found[-1]._replace(answer=skipping)], QUESTIONS, offsets)) == 2
 
 
 def test_repeats_are_found() -> None:
