@@ -254,7 +254,7 @@ class SourceEvents:
         self.resumed.append(set(names))
         return {name: self.places[name] for name in names if name in self.places}
 
-    async def promote(self, names: Collection[str]) -> None:
+    async def promote(self) -> None:
         pass
 
     def reset_session(self, names: Collection[str], answered: Collection[str]) -> None:
@@ -265,7 +265,7 @@ class SourceEvents:
         return SessionHooks(
             self.reset_session,
             lambda names: self.resume(names),
-            lambda names: self.promote(names),
+            self.promote,
             lambda names: self.assigned.append(set(names)),
             lambda names: self.revoked.append(set(names)),
         )

@@ -224,8 +224,7 @@ class Publisher:
         published = self._published[event.session]
         if published.needs_reset:
             return
-        if self._standby.follows(event.session):
-            # another daemon has published it; how far is read from its commits
+        if not self._standby.answers:  # another daemon has published it; how far is read from its commits
             published.history.clear()
             published.history.add(event.version)
             return

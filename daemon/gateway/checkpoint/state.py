@@ -222,16 +222,11 @@ class ProgressStore:
         self.epoch += 1
 
     def owners(self, points: Iterable[CommitPoint]) -> dict[str, str]:
-        """By session, the address of another daemon that wrote its record; empty if that told none.
-
-        Our own records stay until the new owner of their partition has written its first ones.
-        """
+        """By session, the address of the daemon that wrote its record; empty if that told none."""
         found: dict[str, StoredProgress] = {}
         for point in points:
             for name, stored in self._decoded(point.state):
                 known = found.get(name)
-                if stored.owner and stored.owner == self.address:
-                    continue
                 if name and (known is None or order(stored.progress) > order(known.progress)):
                     found[name] = stored
         return {name: stored.owner for name, stored in found.items()}

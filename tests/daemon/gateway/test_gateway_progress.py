@@ -133,16 +133,6 @@ def test_an_engine_that_answered_nothing_has_an_epoch_of_its_own(store: MetricSt
     assert second.owners([CommitPoint(0, first.describe([]))]) == {}
 
 
-def test_our_own_records_name_no_other_owner(store: MetricStore) -> None:
-    """They stay for a moment where a partition went to another daemon."""
-    ours = ProgressStore(store, address="tcp://here")
-    theirs = ProgressStore(store, address="tcp://there")
-    assert ours.owners([CommitPoint(0, ours.describe(["aaa"]))]) == {}
-    both = {**ours.describe(["aaa"]), **theirs.describe(["aaa"])}
-    assert ours.owners([CommitPoint(0, both)]) == {"aaa": "tcp://there"}
-    assert theirs.owners([CommitPoint(0, both)]) == {"aaa": "tcp://here"}
-
-
 def test_another_owner_s_progress_begins_another_epoch_and_our_own_does_not(store: MetricStore) -> None:
     ours = ProgressStore(store)
     ours.start(["aaa", "bbb"])
