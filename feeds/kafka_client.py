@@ -25,7 +25,7 @@ from feeds.source import CommitPoint
 
 log = logging.getLogger(__name__)
 
-SILENCE_S, LOGIN_S = 1.0, 10.0
+SILENCE_S, LOGIN_S = 1.0, 4.0
 """How long a broker is silent until it seems to want TLS or a login, and may be where it has both."""
 PROBE_S = 2.0
 """Interval for checking a silent connection: an idle topic and a dead broker look alike."""
@@ -79,17 +79,15 @@ class Clients:
                     return client
             except (KafkaError, OSError) as error:
                 await self.close(client)
-                await until(self.stop, self._wait_before_retry(settings, error))
+                # to its end: a connection that is cancelled while it opens stays open
+                why = await why_closed(settings) if isinstance(error, KafkaConnectionError) else ""
+                await until(self.stop, self.connection.wait_before_retry(why or repr(error)))
             except BaseException:
                 await self.close(client)
                 raise
             else:
                 await self.close(client)
         return None
-
-    async def _wait_before_retry(self, settings: Mapping[str, Any], error: Exception) -> None:
-        why = await why_closed(settings) if isinstance(error, KafkaConnectionError) else ""
-        await self.connection.wait_before_retry(why or repr(error))
 
     async def close(self, client: Any) -> None:
         """Close, in bounded time, if there is one."""

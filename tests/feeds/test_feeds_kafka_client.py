@@ -1,7 +1,5 @@
 """What `feeds.kafka_client` takes of aiokafka without a public way to it; and why a broker is silent."""
 
-import asyncio
-import logging
 import socket
 import ssl
 from typing import Any
@@ -15,8 +13,7 @@ from aiokafka.errors import KafkaConnectionError
 from aiokafka.producer.sender import Sender
 
 from feeds import kafka_client
-from feeds.backoff import ConnectionLog
-from feeds.kafka_client import Clients, close_client, connections_of, why_closed
+from feeds.kafka_client import close_client, connections_of, why_closed
 
 NOWHERE = "127.0.0.1:1"
 
@@ -66,23 +63,3 @@ async def test_what_a_silent_broker_wants_is_guessed_where_it_was_not_given(
         found = await why_closed({"bootstrap_servers": f"127.0.0.1:{port}", **settings})
     assert says in found
     assert bool(found) is bool(says)
-
-
-async def test_a_stop_does_not_wait_to_learn_why_a_connection_was_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked = asyncio.Event()
-
-    async def never(settings: object) -> str:
-        asked.set()
-        await asyncio.sleep(3600)
-        return ""
-
-    monkeypatch.setattr(kafka_client, "why_closed", never)
-    connection = ConnectionLog("in", NOWHERE, logging.getLogger("feeds.test"))
-    clients = Clients(AIOKafkaConsumer, connection, {"bootstrap_servers": NOWHERE}, 1.0)
-    opening = asyncio.create_task(clients.open())
-    async with asyncio.timeout(60):
-        await asked.wait()
-        clients.stop.set()
-        assert await opening is None
