@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from daemon.api.events import positions_of
 from daemon.progress import (
     Progress,
     StoredProgress,
@@ -161,9 +162,8 @@ class ProgressStore:
             try:
                 stored = decode_stored(record)
                 found.append((session_of(name), stored))
-                if stored.event:
-                    start, _, number = stored.event.partition(".")
-                    self._events[start] = max(int(number), self._events.get(start, 0))
+                for start, number in (positions_of(stored.event) or {}).items():
+                    self._events[start] = max(number, self._events.get(start, 0))
             except Undecodable as error:
                 if counted:
                     self._store.inc("foretick_recovery_progress_refused_total")
