@@ -5,7 +5,7 @@ passes over all sessions: what one more session or question costs depends on how
 the mean over the questions of one update.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
 
@@ -179,11 +179,17 @@ def capacity(sources: Sources, shape: Shape, load: Load, memory: int) -> Capacit
 
 def bars_per_s(sources: Sources, ticks: float) -> list[float]:
     """Bars a second of each session at a rate of ticks a second: intervals without a tick make none."""
-    each = ticks / len(sources.symbols)
+    rates = dict.fromkeys(sources.symbols, ticks / len(sources.symbols))
     return [
-        len(session.symbols) * (1 - exp(-each * ns * 1e-9)) / (ns * 1e-9)
+        session_bars_per_s(session, ns, rates)
         for session, ns in zip(sources.config.sessions, sources.intervals, strict=True)
     ]
+
+
+def session_bars_per_s(session: SessionConfig, interval_ns: int, rates: Mapping[str, float]) -> float:
+    """Bars a second of a session; ``rates``: ticks a second, by symbol."""
+    seconds = interval_ns * 1e-9
+    return sum((1 - exp(-rates[symbol] * seconds)) / seconds for symbol in session.symbols)
 
 
 def max_sessions(fits: Callable[[int], bool]) -> int | None:

@@ -5,15 +5,14 @@ time of a bar with its questions where the sessions of a daemon share passes. Ea
 """
 
 from collections.abc import Mapping, Sequence
-from math import ceil, exp
+from math import ceil
 
 import msgspec
 
-from daemon.config.schema import SessionConfig
 from feeds.placement import loads_of, moves, place
 from feeds.source import Partition
 from feeds.topic_sample import TopicSample
-from lab.plan.capacity import background_s, session_shape
+from lab.plan.capacity import background_s, session_bars_per_s, session_shape
 from lab.plan.sources import Sources
 
 FULL = 1.0
@@ -79,7 +78,7 @@ def group_plan(
     sessions = sources.config.sessions
     together = ceil(len(sessions) / daemons)
     costs = {
-        session.name: bars_of(session, interval, rates)
+        session.name: session_bars_per_s(session, interval, rates)
         * background_s(sources, session_shape(sources, session), together)
         for session, interval in zip(sessions, sources.intervals, strict=True)
     }
@@ -109,12 +108,6 @@ def group_plan(
         split=tuple(s.name for s in sessions if len({where[symbol] for symbol in s.symbols}) > 1),
         overload=tuple(_overload(found, len(partitions), weights)),
     )
-
-
-def bars_of(session: SessionConfig, interval_ns: int, rates: Mapping[str, float]) -> float:
-    """Bars a second of a session: intervals without a tick make none."""
-    seconds = interval_ns * 1e-9
-    return sum((1 - exp(-rates[symbol] * seconds)) / seconds for symbol in session.symbols)
 
 
 def group_table(plan: GroupPlan) -> str:

@@ -17,7 +17,8 @@ from daemon.config.schema import (
 )
 from feeds.source import Partition
 from feeds.topic_sample import TopicSample
-from lab.plan.group import GroupPlan, bars_of, group_plan, group_table, keyed, sampled
+from lab.plan.capacity import session_bars_per_s
+from lab.plan.group import GroupPlan, group_plan, group_table, keyed, sampled
 from lab.plan.sources import Sources, sources_of
 
 TOPIC = "md.trades.v1"
@@ -80,9 +81,11 @@ def test_fewer_partitions_than_daemons_and_a_full_device_are_overload() -> None:
 
 def test_bars_come_as_often_as_intervals_have_ticks() -> None:
     session = SessionConfig("a", "V:A", ("V:B",))
-    assert bars_of(session, SECOND, {"V:A": 1000.0, "V:B": 0.0}) == pytest.approx(1.0)
-    assert bars_of(session, SECOND, {"V:A": 1000.0, "V:B": 1000.0}) == pytest.approx(2.0)
-    assert bars_of(session, 60 * SECOND, {"V:A": 1e-6, "V:B": 0.0}) == pytest.approx(1e-6, rel=1e-3)
+    assert session_bars_per_s(session, SECOND, {"V:A": 1000.0, "V:B": 0.0}) == pytest.approx(1.0)
+    assert session_bars_per_s(session, SECOND, {"V:A": 1000.0, "V:B": 1000.0}) == pytest.approx(2.0)
+    assert session_bars_per_s(session, 60 * SECOND, {"V:A": 1e-6, "V:B": 0.0}) == pytest.approx(
+        1e-6, rel=1e-3
+    )
 
 
 def test_a_sample_gives_partitions_and_shares_of_the_rate() -> None:
