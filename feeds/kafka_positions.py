@@ -30,10 +30,10 @@ class KafkaPositions:
         self._marks: dict[TopicPartition, tuple[int, int]] = {}
         """An end of each partition that is behind, and when it was the end, monotonic, ns."""
         self._caught_up: dict[TopicPartition, int] = {}
-        self._polled: dict[TopicPartition, tuple[int, int]] = {}
-        """When the broker answered last about a partition: ms of the system's clock, and ns, monotonic."""
-        self._asked: dict[TopicPartition, int] = {}
-        """The broker was asked for that answer after this time, monotonic, ns."""
+        self._polled: dict[TopicPartition, tuple[int, int, int]] = {}
+        """When the broker answered last about a partition: ms of the system's clock, and ns, monotonic. And
+        when it had answered before: it was asked after that.
+        """
 
     def begin(self, partition: TopicPartition, start: int) -> None:
         """Reading begins at ``start``."""
@@ -97,8 +97,7 @@ class KafkaPositions:
 
         It was so when the broker was asked. The answer may have waited here, and records came meanwhile.
         """
-        self.polled_ns(partition, polled_ms)
-        asked_ns = self._asked[partition]
+        _, asked_ns = self._polled_and_asked_ns(partition, polled_ms)
         marked, since_ns = self._marks.get(partition, (end, asked_ns))
         if position >= min(marked, end):
             self._caught_up[partition] = asked_ns if position >= end else since_ns
@@ -108,9 +107,12 @@ class KafkaPositions:
 
     def polled_ns(self, partition: TopicPartition, polled_ms: int) -> int:
         """When the broker answered last, ``polled_ms`` of the system's clock, on the monotonic clock, ns."""
-        known_ms, polled_ns = self._polled.get(partition, (0, 0))
+        return self._polled_and_asked_ns(partition, polled_ms)[0]
+
+    def _polled_and_asked_ns(self, partition: TopicPartition, polled_ms: int) -> tuple[int, int]:
+        known_ms, polled_ns, asked_ns = self._polled.get(partition, (0, 0, 0))
         if known_ms != polled_ms:  # once for each answer: the system's clock may be set meanwhile
-            self._asked[partition] = polled_ns  # asks for one thing at a time
+            asked_ns = polled_ns  # the client asks for one thing at a time
             polled_ns = time.monotonic_ns() - max(0, time.time_ns() - polled_ms * 1_000_000)
-            self._polled[partition] = polled_ms, polled_ns
-        return polled_ns
+            self._polled[partition] = polled_ms, polled_ns, asked_ns
+        return polled_ns, asked_ns

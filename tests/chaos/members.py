@@ -35,7 +35,7 @@ QUESTIONS = {"up": ("YES", "NO"), "calm": ("YES", "NO")}
 SETTLED_S = 240.0
 """Longest wait for a group: daemons start, sessions time out, a broker comes back meanwhile."""
 STOP_S = 60.0
-MOST_EXITS = 10
+EXIT_LIMIT = 10
 PACE_S = 0.25
 """From one bar to the next."""
 AHEAD = 24
@@ -214,7 +214,7 @@ class Members:
         """Replace what ended by itself."""
         for each in [each for each in self.daemons if each.poll() is not None]:
             self.exits.append(f"{each.poll()}: {each.log[-2000:]}")
-            assert len(self.exits) <= MOST_EXITS, self.exits[-1]
+            assert len(self.exits) <= EXIT_LIMIT, self.exits[-1]
             self.daemons.remove(each)
             self.add()
 

@@ -15,7 +15,7 @@ Leave = Literal["terminate", "kill"]
 Phase = Literal["growth", "shrinking"]
 TROUBLES: tuple[Trouble, ...] = ("none", "kill", "hang", "stop broker", "kill broker")
 RUNS = 2 * len(TROUBLES)
-"""After so many seeds in a row each delivery has met all troubles."""
+"""Seeds in a row in which each delivery meets all troubles."""
 LATEST_MS = 3000
 """Trouble strikes up to so long after a move began: while daemons load, join, or take sessions over."""
 FEW, MANY, LEFT = 2, 5, 3

@@ -120,7 +120,7 @@ class Run:
             await until(lambda old=old: self._ends or reader.to() >= old, 600.0, "answers to what was sent")
 
     async def settled(self, count: int) -> None:
-        """Wait until so many daemons share the partitions, and all sessions are answered."""
+        """Wait until ``count`` daemons share the partitions, and all sessions are answered."""
         assert len(self._moving.daemons) == count
         await until_slowly(self._moving.all_hold, 240.0, f"{count} owners")
         await self._moving.answered(lambda: self._groups.sent)
@@ -160,7 +160,7 @@ class Run:
 
 
 async def found_wrong(moving: Members, still: Members, sent: int) -> tuple[list[str], list[Published]]:
-    """What is wrong after so many bars, of which the last is open; and all answers of the moving group."""
+    """What is wrong after ``sent`` bars, of which the last is open; and all answers of the moving group."""
     bootstrap, names = moving.broker.bootstrap, list(QUESTIONS)
     offsets, newest = offsets_of(moving.sessions, sent - 1), as_of(sent - 2)
     open_for_ever = await asyncio.to_thread(hanging, moving.broker) if moving.exactly_once else []

@@ -139,11 +139,6 @@ class Outbox:
 
     # What is staged.
 
-    @property
-    def exactly_once(self) -> bool:
-        """Whether messages are staged."""
-        return self._route is not None
-
     def _stage(
         self,
         topic: str,
