@@ -266,7 +266,9 @@ async def test_kafka_and_encrypted_zeromq_from_one_configuration(
                 await asyncio.sleep(0.02)
                 if daemon.answers("bbb"):
                     break
-        await until(daemon.answers)
+        state = daemon.state("aaa")
+        await until(lambda: state.times is not None and state.times.as_of >= START + 4 * SECOND)
+        await until(lambda: daemon.answered("aaa", state.version))
         metrics = daemon.gateway.status.metrics
         await until(lambda: b'handshakes_failed_total{source="desk"} 0.0' not in metrics())
         assert (sources_of(daemon, "aaa"), sources_of(daemon, "bbb")) == ({"exchange"}, {"desk"})

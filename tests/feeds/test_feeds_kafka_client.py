@@ -1,5 +1,6 @@
 """What `feeds.kafka_client` takes of aiokafka without a public way to it; and why a broker is silent."""
 
+import asyncio
 import socket
 import ssl
 from typing import Any
@@ -21,6 +22,7 @@ NOWHERE = "127.0.0.1:1"
 async def test_clients_have_connections_and_a_producer_a_sender() -> None:
     for client in (AIOKafkaConsumer(bootstrap_servers=NOWHERE), AIOKafkaProducer(bootstrap_servers=NOWHERE)):
         assert isinstance(connections_of(client), AIOKafkaClient)
+        assert isinstance(connections_of(client)._get_conn_lock, asyncio.Lock)
         if isinstance(client, AIOKafkaProducer):
             assert isinstance(client._sender, Sender)
         with pytest.raises(KafkaConnectionError):
