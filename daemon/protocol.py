@@ -34,8 +34,9 @@ class SetQuestions(msgspec.Struct, frozen=True, tag="set_questions"):
 class OpenSession(msgspec.Struct, frozen=True, tag="open_session"):
     """Open a session, with all its `bars` settings; it goes on from ``progress``.
 
-    ``symbols``: numbers of its symbols in the ring; ``metrics``: the block of its series. Answered by
-    `SessionAdded`, before anything else of this session, or `Failed`.
+    ``symbols``: numbers of its symbols in the ring; ``metrics``: the block of its series. ``follows``:
+    another daemon answers it, until `TakeOver`. Answered by `SessionAdded`, before anything else of this
+    session, or `Failed`.
     """
 
     id: int
@@ -44,6 +45,7 @@ class OpenSession(msgspec.Struct, frozen=True, tag="open_session"):
     symbols: dict[str, int]
     progress: Progress
     metrics: str
+    follows: bool = False
 
 
 class ReconfigureSession(msgspec.Struct, frozen=True, tag="reconfigure_session"):
@@ -67,7 +69,7 @@ class CloseSession(msgspec.Struct, frozen=True, tag="close_session"):
 
 
 class TakeOver(msgspec.Struct, frozen=True, tag="promote"):
-    """A standby engine: answer from now on, about bars behind the ``progress`` of each session.
+    """Answer these sessions from now on, about bars behind the ``progress`` of each.
 
     Answered by `Done`, before a record that comes after it, or `Failed`.
     """

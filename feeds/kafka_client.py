@@ -166,6 +166,21 @@ def generation_of(consumer: AIOKafkaConsumer) -> tuple[int, str]:
     return consumer._coordinator.generation, consumer._coordinator.member_id
 
 
+def request_rejoin(consumer: AIOKafkaConsumer) -> None:
+    """Have the group formed again; the consumer keeps its assignment until the next one."""
+    consumer._coordinator.request_rejoin()
+
+
+def check_membership(consumer: AIOKafkaConsumer) -> None:
+    """Raise the KafkaError that keeps it from joining its group, if any: it waits until that is taken."""
+    consumer._coordinator.check_errors()
+
+
+def leave_at_close(consumer: AIOKafkaConsumer) -> None:
+    """Have a static member leave the group when it is closed, as one without an instance does."""
+    consumer._coordinator._group_instance_id = None
+
+
 def has_stopped_fetching(consumer: AIOKafkaConsumer) -> bool:
     """Whether nothing is fetched any more; only its log says so."""
     return bool(consumer._fetcher.error_future.done())

@@ -37,19 +37,23 @@ class KafkaFetcher:
         """Records whose time is unknown, because it is outside the years 1990 to 2099."""
 
     async def fetch(
-        self, consumer: AIOKafkaConsumer, reached: Mapping[Partition, tuple[int, int]]
+        self,
+        consumer: AIOKafkaConsumer,
+        reached: Mapping[Partition, tuple[int, int]],
+        *,
+        waits: bool = True,
     ) -> Fetched:
-        """Messages by partition; waits for the first. Raises DataUnreadable where the settings say so."""
+        """Messages by partition; ``waits`` for the first. Raises DataUnreadable where the settings say so."""
         try:
-            return await self._fetch(consumer)
+            return await self._fetch(consumer, self._poll_ms if waits else 0)
         except Exception as error:
             if not is_of_data(error):
                 raise
             why = repr(error)
         return await self._fetch_carefully(consumer, reached, why)
 
-    async def _fetch(self, consumer: AIOKafkaConsumer) -> Fetched:
-        fetched = await consumer.getmany(timeout_ms=self._poll_ms, max_records=1)
+    async def _fetch(self, consumer: AIOKafkaConsumer, timeout_ms: int) -> Fetched:
+        fetched = await consumer.getmany(timeout_ms=timeout_ms, max_records=1)
         if not fetched and has_stopped_fetching(consumer) and not self._stop.is_set():
             raise KafkaError("the client has stopped fetching")
         if fetched and self._max_records > 1:

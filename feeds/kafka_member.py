@@ -1,18 +1,24 @@
 """A consumer's part in its group: which partitions it has, and what becomes of those that come and go."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, NamedTuple
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import KafkaError
 
-from feeds.kafka_client import committed_points, generation_of
+from feeds.kafka_assignor import WarmUpAssignor
+from feeds.kafka_client import committed_points, generation_of, request_rejoin
 from feeds.kafka_positions import KafkaPositions
 from feeds.kafka_progress import ProgressTopic
 from feeds.kafka_start import KafkaStart
 from feeds.source import (
+    CommitFailed,
     CommitPoint,
     Membership,
     OffsetsUnknown,
@@ -22,12 +28,34 @@ from feeds.source import (
     StartPosition,
 )
 
+if TYPE_CHECKING:
+    from feeds.kafka_follower import KafkaFollower
+
 log = logging.getLogger(__name__)
 
 PLACE_S, PLACE_EACH_S = 30.0, 2.0
 """Longest wait for the offsets of new partitions, and more for each; then the client is opened again."""
+_FORMED_S = 1.0
+"""A group is formed again sooner, unless a member hangs."""
+_REFUSED_S = 0.05
+"""Until partitions are tried again that could not begin."""
 _REJOIN_S = 4.0
 """The same while a member that joins again sends no heartbeats: less than any session timeout."""
+
+
+class BegunPartition(NamedTuple):
+    """Where reading begins, whether another member has committed it before, and as of which assignment."""
+
+    start: int
+    was_others: bool
+    term: Term | None
+
+
+class Term(NamedTuple):
+    """Since which generation a partition is ours without a break, and whether its owner handed it over."""
+
+    generation: int
+    planned: bool
 
 
 class KafkaMember:
@@ -41,9 +69,11 @@ class KafkaMember:
         start: KafkaStart,
         positions: KafkaPositions,
         progress: ProgressTopic | None,
+        assignor: WarmUpAssignor,
     ) -> None:
-        self._progress = progress
-        self._name, self._group, self._instance = name, group, instance
+        self._progress, self._assignor = progress, assignor
+        self._name = name
+        self._identity = None if group is None else Membership(group, instance=instance)
         self._start, self._positions = start, positions
         self.listener: RebalanceListener | None = None
         self._read_committed: ReadCommitted | None = None
@@ -51,16 +81,27 @@ class KafkaMember:
         self.moved = 0
         self.serves = False
         """It was given partitions."""
-        self._assigned: set[TopicPartition] = set()
-        """Partitions that are begun."""
+        self._begun: set[TopicPartition] = set()
+        """Partitions that are read."""
         self._lost: set[TopicPartition] = set()
         """Partitions that somebody else may have read meanwhile, though they are assigned to us again."""
         self.rejoined = False
-        """The group was formed again: until `place`, the client stands at the committed offsets."""
+        """There is another assignment, until `part`."""
+        self.joining = False
+        """The group is formed again: the coordinator keeps a commit waiting, and then refuses it."""
         self._joining = asyncio.Lock()
         """Held until it is known what is lost."""
+        self._terms: dict[TopicPartition, Term] = {}
+        """Of the partitions that are assigned."""
+        self._joining_since_ns = 0
+        self.left = asyncio.Event()
+        """All is handed over that others take, of a member that is about to leave."""
         self._membership: Membership | None = None
         """Ours by the newest assignment, with the partitions that were begun."""
+
+    @property
+    def _group(self) -> str | None:
+        return None if self._identity is None else self._identity.group
 
     def set_listener(self, listener: RebalanceListener) -> None:
         """Tell ``listener`` which partitions come and go, and begin where it says."""
@@ -76,26 +117,79 @@ class KafkaMember:
 
     def start(self) -> None:
         """Begin all partitions again."""
-        self._assigned, self._lost = set(), set()
+        self._begun, self._lost = set(), set()
         self.serves = False
+        self._tell_ready(frozenset())
 
     def lose_all(self) -> None:
         """Begin those again that come with the next assignment."""
-        self._lost |= self._assigned
+        self._lost |= self._begun
+        self.rejoined, self.joining = True, False
+        self._tell_ready(frozenset())
 
-    def subscribe(self, consumer: AIOKafkaConsumer, topics: Sequence[str]) -> None:
-        """Let ``consumer`` join the group."""
-        consumer.subscribe(topics, listener=_Rebalance(self, consumer))
+    # What others have, or are to have.
+
+    @property
+    def warm(self) -> Set[TopicPartition]:
+        """Partitions of others that this one is to be ready for."""
+        return {TopicPartition(*each) for each in self._assignor.plan.warm}
+
+    @property
+    def leaves(self) -> Set[TopicPartition]:
+        """Ours that go to others once those are ready."""
+        return {TopicPartition(*each) for each in self._assignor.plan.leaves}
+
+    def _note_left(self) -> None:
+        plan = self._assignor.plan
+        if plan.leaving and not (plan.others and (plan.partitions or self._begun)):
+            self.left.set()
+
+    @property
+    def others(self) -> bool:
+        """Whether another member could take over, as far as is known."""
+        return self._assignor.plan.others
+
+    def leave(self, consumer: AIOKafkaConsumer) -> None:
+        """Give all partitions to others that are ready; `left` says when it has none."""
+        self._assignor.leave(True)
+        request_rejoin(consumer)
+
+    def note_ready(self, consumer: AIOKafkaConsumer, partitions: Set[TopicPartition]) -> None:
+        """It is ready for these. A standby waits until it is asked."""
+        self._tell_ready(partitions)
+        if partitions and not self._assignor.is_standby:
+            log.info("%s: ready to take over %s", self._name, _names(partitions))
+            request_rejoin(consumer)
+
+    @property
+    def ready(self) -> Set[TopicPartition]:
+        """Partitions of others that it is ready for, as the group knows or is about to."""
+        return {TopicPartition(*each) for each in self._assignor.ready}
+
+    def _tell_ready(self, partitions: Set[TopicPartition]) -> None:
+        self._assignor.note_ready([tuple(each) for each in partitions])
+
+    def subscribe(
+        self, consumer: AIOKafkaConsumer, topics: Sequence[str], before_rebalance: Callable[[], None]
+    ) -> None:
+        """Let ``consumer`` join the group; it reads nothing. ``before_rebalance``: called as one begins."""
+        consumer.subscribe(topics, listener=_Rebalance(self, consumer, before_rebalance))
 
     def of(self, consumer: AIOKafkaConsumer | None) -> Membership | None:
         """Ours, as the group's coordinator told it; None while there is none.
 
         A new generation has no partitions until they are assigned: those known before may be others' now.
+        While the group is formed again there is none for a moment, for a transaction under way would be
+        refused as soon as it is. Where a member keeps the others waiting, the old one counts until then.
         """
         known = self._membership
-        if known is None or consumer is None:
+        if known is None or consumer is None or self._is_about_to_join:
             return None
         return known if generation_of(consumer) == (known.generation, known.member) else None
+
+    @property
+    def _is_about_to_join(self) -> bool:
+        return self.joining and time.monotonic_ns() - self._joining_since_ns < _FORMED_S * 1e9
 
     @property
     def is_new(self) -> bool:
@@ -119,87 +213,180 @@ class KafkaMember:
     async def _with_records(self, points: Mapping[Partition, CommitPoint]) -> Mapping[Partition, CommitPoint]:
         return points if self._progress is None else await self._progress.join(points)
 
-    async def place(self, consumer: AIOKafkaConsumer) -> None:
-        """Seek in partitions that are new to us, and count those that went elsewhere. Raises TimeoutError."""
-        async with asyncio.timeout(PLACE_S + PLACE_EACH_S * len(consumer.assignment())) as limit:
-            await self._place(consumer, limit)
+    # Partitions come and go.
 
-    async def _place(self, consumer: AIOKafkaConsumer, limit: asyncio.Timeout) -> None:
-        async with self._joining:
-            rejoined, self.rejoined = self.rejoined, False
-            lost, self._lost = self._lost, set()
-        assigned = set(consumer.assignment())
-        gone = self._assigned - assigned
+    def assigned(self, consumer: AIOKafkaConsumer) -> set[TopicPartition]:
+        """Ours by the newest assignment."""
+        return set(consumer.assignment())
+
+    @property
+    def has_rejoined(self) -> bool:
+        """Whether there is another assignment, of which it is known what others may have had."""
+        return self.rejoined and not self._joining.locked()
+
+    def may_read(self, consumer: AIOKafkaConsumer) -> bool:
+        """Whether what is begun is ours, for all that is known: not where it missed a generation."""
+        if self._group is None:
+            return True
+        (generation, member), known = generation_of(consumer), self._membership
+        if known is None or not self._joining.locked():
+            return generation >= 0
+        return generation in (known.generation, known.generation + 1) and member == known.member
+
+    def part(self, consumer: AIOKafkaConsumer) -> set[TopicPartition]:
+        """What to read no longer: partitions that are not ours any more, or may have been somebody else's."""
+        self.rejoined = False
+        lost, self._lost = self._lost, set()
+        gone = self._begun - self.assigned(consumer)
         self.moved += len(gone)
         if gone and self.listener is not None:
             self.listener.on_revoked([tuple(partition) for partition in gone])
-        self._assigned -= gone | lost
-        new = assigned - self._assigned
-        starts = await self._begin(consumer, sorted(new), limit) if new else {}
-        for partition in assigned - new if rejoined else ():
-            # the client goes on from the committed offset, we from where we were
-            consumer.seek(partition, self._positions.reached[partition][1])
-        if self.rejoined:  # what was new may have been somebody else's again
-            return
-        # all at once: what is begun is also ours, by the membership
-        for partition, start in starts.items():
-            self._positions.begin(partition, start)
-            if self.listener is not None:
-                self.listener.begins(tuple(partition), start)
-        if assigned:
-            self._start.note_begun()
-        self._assigned = assigned
-        if self._membership is not None:
-            self._membership = self._membership._replace(partitions=frozenset(assigned), placing=frozenset())
-        if new and self.listener is not None:
-            await self.listener.commit()
+        stopped = self._begun & (gone | lost)
+        self._begun -= stopped
+        self._note_left()
+        return stopped
 
-    async def _begin(
-        self, consumer: AIOKafkaConsumer, new: list[TopicPartition], limit: asyncio.Timeout
-    ) -> dict[TopicPartition, int]:
-        """Seek to where these begin, and return that."""
+    def new(self, consumer: AIOKafkaConsumer) -> set[TopicPartition]:
+        """Ours that are not begun; none while it is not known which others may have had."""
+        return set() if self._joining.locked() else self.assigned(consumer) - self._begun
+
+    async def place(
+        self, consumer: AIOKafkaConsumer, new: Collection[TopicPartition], follower: KafkaFollower
+    ) -> dict[TopicPartition, BegunPartition]:
+        """Where to begin these. Other partitions are read meanwhile. Raises TimeoutError.
+
+        ``follower`` looks for the places.
+        """
+        async with asyncio.timeout(PLACE_S + PLACE_EACH_S * len(new)) as limit:
+            return await self._place(consumer, sorted(new), follower, limit)
+
+    async def _place(
+        self,
+        consumer: AIOKafkaConsumer,
+        new: list[TopicPartition],
+        follower: KafkaFollower,
+        limit: asyncio.Timeout,
+    ) -> dict[TopicPartition, BegunPartition]:
         if self._before_serving is not None and not self.serves:
             await self._before_serving()
         stored = {} if self._group is None else await self.committed(consumer, new)
         points = {p: stored.get(p, CommitPoint(0)) for p in new}
         if self._progress is not None:
             self._progress.note(points)
+        if not await self._claim(consumer, points, stored.keys(), follower):
+            await asyncio.sleep(_REFUSED_S)
+            return {}
         wanted: Mapping[Partition, StartPosition] = {}
+        others: Set[Partition] = frozenset()
         if self.listener is not None:
+            others = self.listener.answered_elsewhere(points)
             with not_counted(limit):
                 wanted = await self.listener.on_assigned(points)
         self.serves = True  # the listener answers from now on, whatever fails below
+        begun: dict[TopicPartition, BegunPartition] = {}
+        terms = dict(self._terms)
+
+        async def begin(reading: AIOKafkaConsumer, partition: TopicPartition) -> None:
+            offset = stored[partition].offset if partition in stored else None
+            start = await self._start.begin(reading, partition, offset, wanted.get(partition))
+            begun[partition] = BegunPartition(start, tuple(partition) in others, terms.get(partition))
+
+        await follower.add(new, begin)
+        return begun
+
+    async def _claim(
+        self,
+        consumer: AIOKafkaConsumer,
+        points: Mapping[Partition, CommitPoint],
+        committed: Set[Partition],
+        follower: KafkaFollower,
+    ) -> bool:
+        """Store that we answer these from now on; False where the broker refuses it.
+
+        It does so where they are another member's by now: then that one has not seen it, and may be at the
+        same number. Where nothing is committed, the log's begin is from now on.
+        """
+        claims = {} if self.listener is None else self.listener.claims(points)
+        if self._progress is None or not claims:
+            return True
+        if self.joining:
+            return False
+        unknown = [TopicPartition(*p) for p in claims if p not in committed]
+        begins = await follower.consumer.beginning_offsets(unknown) if unknown else {}
+        offsets = {TopicPartition(*p): begins.get(p, each.offset) for p, each in claims.items()}
+        try:
+            await self._progress.write(claims, PLACE_S)
+            await consumer.commit(offsets)
+        except (CommitFailed, KafkaError) as error:
+            log.info("%s: partitions do not begin yet: %r", self._name, error)
+            return False
+        return True
+
+    def still(self, starts: Mapping[TopicPartition, BegunPartition]) -> dict[TopicPartition, BegunPartition]:
+        """Those of these that are ours without a break since, and not begun."""
         return {
-            partition: await self._start.begin(
-                consumer,
-                partition,
-                stored[partition].offset if partition in stored else None,
-                wanted.get(partition),
-            )
-            for partition in new
+            partition: found
+            for partition, found in starts.items()
+            if partition not in self._begun
+            and (self._group is None or self._terms.get(partition) == found.term is not None)
         }
+
+    def begin(self, starts: Mapping[TopicPartition, BegunPartition]) -> None:
+        """These are read from now on: what is begun is also ours, by the membership."""
+        for partition, found in starts.items():
+            self._positions.begin(partition, found.start)
+            if self.listener is not None:
+                self.listener.begins(tuple(partition), found.start)
+                self._note_handed_over(partition, found)
+        self._begun |= starts.keys()
+        self._start.note_begun()
+        if self._membership is not None:
+            known, begun = self._membership, frozenset(starts)
+            self._membership = known._replace(
+                partitions=known.partitions | (begun & known.placing), placing=known.placing - begun
+            )
+
+    def _note_handed_over(self, partition: TopicPartition, found: BegunPartition) -> None:
+        planned = found.term is not None and found.term.planned
+        if self.listener is not None and (planned or found.was_others):
+            silent_ns = time.monotonic_ns() - self._joining_since_ns
+            self.listener.handed_over(tuple(partition), planned=planned, silent_ns=silent_ns)
+
+    async def revoke(self) -> None:
+        """The group is about to be formed again: commit while the coordinator takes it."""
+        self._joining_since_ns = time.monotonic_ns()
+        if self._begun and self.listener is not None:
+            await self.listener.commit()
+        self.joining = True
 
     async def joined(self, consumer: AIOKafkaConsumer) -> None:
         """There is another assignment. Partitions that we had may have been somebody else's in between.
 
         aiokafka does not tell: a member that hung past its session still has them until it has joined again.
         """
-        self.rejoined = True
+        generation, member = generation_of(consumer)
+        self._assignor.note_joined(generation)
+        known = self._membership
+        unbroken = known is not None and (generation, member) == (known.generation + 1, known.member)
+        before, moved = self._terms if unbroken else {}, self._assignor.plan.moved
+        self._terms = {
+            each: before.get(each, Term(generation, tuple(each) in moved)) for each in self.assigned(consumer)
+        }
+        self._tell_ready(self.ready & self.warm)
+        self.rejoined, self.joining = True, False
         async with self._joining:
-            assigned = set(consumer.assignment())
-            kept = self._assigned & assigned
-            self._lost |= self._assigned - kept  # the next assignment may bring them back
+            assigned = frozenset(self.assigned(consumer))
+            kept = self._begun & assigned
+            self._lost |= self._begun - kept  # the next assignment may bring them back
             if kept and self.listener is not None:
                 self._lost |= await self._look_back(consumer, kept, self.listener)
-            if self._group is not None:
-                owned = kept - self._lost
-                self._membership = Membership(
-                    self._group,
-                    *generation_of(consumer),
-                    self._instance,
-                    frozenset(owned),
-                    frozenset(assigned - owned),
+            if self._identity is not None:
+                owned = frozenset(kept - self._lost)
+                generation, member = generation_of(consumer)
+                self._membership = self._identity._replace(
+                    generation=generation, member=member, partitions=owned, placing=assigned - owned
                 )
+        self._note_left()
 
     async def _look_back(
         self, consumer: AIOKafkaConsumer, kept: set[TopicPartition], listener: RebalanceListener
@@ -214,6 +401,10 @@ class KafkaMember:
         return {TopicPartition(*partition) for partition in listener.answered_elsewhere(stored)}
 
 
+def _names(partitions: Iterable[TopicPartition]) -> str:
+    return ", ".join(f"{topic}/{number}" for topic, number in sorted(partitions))
+
+
 @contextlib.contextmanager
 def not_counted(limit: asyncio.Timeout) -> Iterator[None]:
     """Within ``limit``, which is the broker's: the listener may take long to bring sessions back."""
@@ -225,14 +416,18 @@ def not_counted(limit: asyncio.Timeout) -> Iterator[None]:
 
 
 class _Rebalance(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
-    """Commits before partitions are revoked; reports each assignment as soon as there is one."""
+    """Tells when the group is about to be formed again, and reports each assignment as soon as there is one.
 
-    def __init__(self, member: KafkaMember, consumer: AIOKafkaConsumer) -> None:
-        self._member, self._consumer = member, consumer
+    ``before``: is called before the commit at the begin of a rebalance.
+    """
+
+    def __init__(self, member: KafkaMember, consumer: AIOKafkaConsumer, before: Callable[[], None]) -> None:
+        self._member, self._consumer, self._before = member, consumer, before
 
     async def on_partitions_revoked(self, revoked: list[TopicPartition]) -> None:
-        if revoked and self._member.listener is not None:
-            await self._member.listener.commit()
+        self._before()
+        await self._member.revoke()
 
     async def on_partitions_assigned(self, assigned: list[TopicPartition]) -> None:
+        self._consumer.pause(*assigned)  # others read
         await self._member.joined(self._consumer)

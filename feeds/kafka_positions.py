@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Set
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import IllegalStateError, KafkaError
@@ -26,6 +26,8 @@ class KafkaPositions:
         """Time of the newest record that was read, ns."""
         self._ends: Mapping[TopicPartition, tuple[int, int]] = {}
         """Position and end."""
+        self._followed_ends: Mapping[TopicPartition, tuple[int, int]] = {}
+        """The same of those that are read behind another member."""
         self._looked = 0.0
         self._marks: dict[TopicPartition, tuple[int, int]] = {}
         """An end of each partition that is behind, and when it was the end, monotonic, ns."""
@@ -51,34 +53,29 @@ class KafkaPositions:
             self._read[partition] = messages[-1].ts_source_ns
 
     def note_ends(self, ends: Mapping[TopicPartition, tuple[int, int]]) -> None:
-        """Position and end of each partition are these."""
-        self._ends = ends
+        """Position and end of each partition that is read behind another member are these."""
+        self._followed_ends = ends
 
     def lags(self, now_ns: int) -> dict[Partition, Lag]:
-        """Of the partitions that are assigned, as of the last second; while paused, too."""
+        """Of the partitions that are read, as of the last second; while paused, too."""
         found: dict[Partition, Lag] = {}
-        for partition, (position, end) in self._ends.items():
+        for partition, (position, end) in {**self._followed_ends, **self._ends}.items():
             waiting, read = max(0, end - position), self._read.get(partition, 0)
             found[partition] = Lag(waiting, max(0, now_ns - read) if waiting and read else 0)
         return found
 
     async def look(
-        self, consumer: AIOKafkaConsumer, member: Membership | None, has_rejoined: Callable[[], bool]
+        self, consumer: AIOKafkaConsumer, partitions: Set[TopicPartition], member: Membership | None
     ) -> None:
-        """Note how far each partition is read, twice a second: its position also counts control batches.
-
-        ``has_rejoined``: the client goes on from the committed offsets.
-        """
+        """Note how far each partition is read, twice a second: its position also counts control batches."""
         if time.monotonic() - self._looked < LOOK_S:
             return
         self._looked = time.monotonic()
         ends = {}
-        for partition in consumer.assignment():
+        for partition in partitions:
             with contextlib.suppress(KafkaError, TimeoutError, IllegalStateError):
                 async with asyncio.timeout(POSITION_S):
                     position = await consumer.position(partition)
-                if has_rejoined():
-                    return
                 read, before = self.reached.get(partition, (position, 0))
                 self.reached[partition] = read, max(before, position)
                 end = consumer.highwater(partition)
@@ -86,8 +83,8 @@ class KafkaPositions:
                     ends[partition] = position, end
                     self._note_caught_up(partition, position, end, consumer.last_poll_timestamp(partition))
         self._ends = ends
-        if consumer.assignment():
-            reached = min(self._caught_up.get(partition, 0) for partition in consumer.assignment())
+        if partitions:
+            reached = min(self._caught_up.get(partition, 0) for partition in partitions)
             self.caught_up_ns = max(self.caught_up_ns, reached)
         elif member and not (member.partitions or member.placing):  # nothing to read
             self.caught_up_ns = time.monotonic_ns()

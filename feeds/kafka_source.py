@@ -2,31 +2,36 @@
 
 It overrides aiokafka's defaults that trade correctness for throughput: no automatic commits, only committed
 records are read, partitions stay with their owner. It waits for a broker that is down.
+
+One client is the member of the group and fetches nothing; another one reads, also while the group is formed
+again. A third one reads, behind their owners, the partitions that this member is to take over.
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, Literal
 
 from aiokafka import AIOKafkaConsumer, ConsumerStoppedError, TopicPartition
-from aiokafka.errors import IllegalStateError, KafkaError
+from aiokafka.errors import KafkaError
 
 from feeds.backoff import ConnectionLog
-from feeds.kafka_assignor import assignor_of
+from feeds.kafka_assignor import WarmUpAssignor
 from feeds.kafka_client import (
     PROBE_S,
     Clients,
+    check_membership,
     connections_of,
+    leave_at_close,
     partitions_of,
 )
 from feeds.kafka_fetcher import KafkaFetcher
-from feeds.kafka_follower import KafkaStandby
+from feeds.kafka_follower import WarmUps
 from feeds.kafka_member import PLACE_S, KafkaMember
 from feeds.kafka_positions import KafkaPositions
 from feeds.kafka_progress import TOPIC, ProgressTopic
+from feeds.kafka_reading import KafkaReading
 from feeds.kafka_start import READ_WHOLE, KafkaStart, StartAt
 from feeds.source import (
     CommitFailed,
@@ -48,8 +53,8 @@ log = logging.getLogger(__name__)
 
 OnUnreadable = Literal["skip", "stop"]
 
-_STANDBY_HEARTBEAT_MS = 300
-"""A member hears of a rebalance by its heartbeat, so a standby's is frequent."""
+_HEARTBEAT_MS = 100
+"""A member hears of a rebalance by its heartbeat, and all wait for the last one."""
 _NEVER_MS = 10**12
 UNREAD_S = 10.0
 """A partition of which the broker has said nothing for so long cannot be read: with records or without, it
@@ -65,8 +70,8 @@ class KafkaSource:
     assignments, begins where its listener says, else as far before the committed offset as windows span:
     those records are history. `set_retention` says what windows hold. Times are those of Kafka's records.
 
-    A standby is a member without partitions, and reads what the others have committed. When it is
-    given partitions, it goes on there.
+    What it is to take over it first reads behind its owner, up to what that has committed. A standby does so
+    with all partitions, and is given none while others serve.
     """
 
     kind: Kind = "pausing"
@@ -90,19 +95,7 @@ class KafkaSource:
         start_at: StartAt = "committed",
         on_unreadable: OnUnreadable = "skip",
     ) -> None:
-        settings = {
-            "bootstrap_servers": bootstrap,
-            "group_id": group,
-            "auto_offset_reset": "earliest",
-            "enable_auto_commit": False,
-            "isolation_level": "read_committed",
-            # While paused nothing is fetched. One that left the group then would join again only with a
-            # fetch, which may wait for a commit, which needs a member.
-            "max_poll_interval_ms": _NEVER_MS,
-            "partition_assignment_strategy": (assignor_of(),),
-            **(security or {}),
-            **(options or {}),
-        }
+        settings = _client_settings(bootstrap, group, security or {}, options or {})
         self.name = name
         self.connection = ConnectionLog(name, bootstrap, log)
         self.read_until_ns = 0
@@ -110,7 +103,9 @@ class KafkaSource:
         self._commit_timeout_s = commit_timeout_s
         self._clock_ns = clock_ns
         self._clients = Clients(AIOKafkaConsumer, self.connection, settings, stop_timeout_s)
+        self._assignor = WarmUpAssignor()
         self._consumer: AIOKafkaConsumer | None = None
+        """The member of the group."""
         self._fetcher = KafkaFetcher(
             name, max_records, poll_ms, clock_ns, self._clients.stop, on_unreadable == "stop"
         )
@@ -121,13 +116,17 @@ class KafkaSource:
             self._progress = ProgressTopic(progress_topic, group, brokers, self._clients)
         self._start = KafkaStart(name, start_at, group is not None, clock_ns)
         self._member = KafkaMember(
-            name, group, settings.get("group_instance_id"), self._start, self._positions, self._progress
+            name,
+            group,
+            settings.get("group_instance_id"),
+            self._start,
+            self._positions,
+            self._progress,
+            self._assignor,
         )
-        self._standby = KafkaStandby(
-            topics, max_records, self._clients, self._fetcher, self._positions, self._start, self._member
-        )
-        self._is_standby = False
-        self._paused = False
+        of_all = self._fetcher, self._positions, self._start, self._member
+        self._warm_ups = WarmUps(topics, max_records, self._clients, *of_all)
+        self._reading = KafkaReading(self._clients, *of_all, self._warm_ups)
         self._quiet_since = 0.0
         self._waits_since: int | None = None
         """Since when records are waited for, monotonic, ns; None while those that came are taken."""
@@ -160,11 +159,7 @@ class KafkaSource:
 
     def stand_by(self, before_serving: Callable[[], Awaitable[None]] | None = None) -> None:
         """Be a standby from the next `start` on: see the class."""
-        self._is_standby = True
-        settings = self._clients.settings
-        settings["partition_assignment_strategy"] = (assignor_of(standby=True),)
-        heartbeat_ms = min(_STANDBY_HEARTBEAT_MS, settings.get("heartbeat_interval_ms", 3000))
-        settings["heartbeat_interval_ms"] = heartbeat_ms
+        self._assignor.stand_by()
         if before_serving is not None:
             self._member.serve_after(before_serving)
 
@@ -178,7 +173,7 @@ class KafkaSource:
     @property
     def stays(self) -> bool:
         """A member reads its partitions again without a rebalance; a standby waits for one that leaves."""
-        return self._consumer is not None and not self._is_standby
+        return self._consumer is not None and not self._assignor.is_standby
 
     @property
     def reached(self) -> Mapping[Partition, tuple[int, int]]:
@@ -188,7 +183,7 @@ class KafkaSource:
     @property
     def behind(self) -> Mapping[Partition, int] | None:
         """See `StandbySource`."""
-        return self._standby.behind
+        return self._warm_ups.behind
 
     @property
     def skipped(self) -> Mapping[Partition, int]:
@@ -222,13 +217,14 @@ class KafkaSource:
             down = self.connection.state is ConnectionState.DOWN
             return [f"{self.name} cannot be read: {self.connection.why}"] if down else []
         assigned = consumer.assignment()
-        if not assigned and self._group is not None and self._member.is_new and not self._is_standby:
+        if not assigned and self._group is not None and self._member.is_new and not self._assignor.is_standby:
             return [f"{self.name} waits for its partitions"]
-        if self._paused:
-            return []
-        now, found = time.monotonic_ns(), []
-        for partition in sorted(assigned - consumer.paused()):
-            polled_ms = consumer.last_poll_timestamp(partition)
+        now, found, reader = time.monotonic_ns(), [], self._reading.reader
+        begun = self._reading.partitions
+        for partition in sorted(assigned - self._reading.paused):
+            polled_ms = (
+                reader.consumer.last_poll_timestamp(partition) if reader and partition in begun else None
+            )
             if polled_ms is None:
                 found.append(f"{partition.topic}/{partition.partition} is not read yet")
                 continue
@@ -257,7 +253,7 @@ class KafkaSource:
                     # without a subscription it is no member of the group
                     cluster = await connections_of(consumer).fetch_all_metadata()
                     partitions = partitions_of(cluster, self._topics)
-                    if self._is_standby:  # it is read again when we have the partitions
+                    if self._assignor.is_standby:  # it is read again when we have the partitions
                         return await self._member.offsets(consumer, partitions)
                     return await self._member.committed(consumer, partitions)
             except (KafkaError, OffsetsUnknown, TimeoutError) as error:
@@ -293,10 +289,8 @@ class KafkaSource:
         if consumer is None or self._group is None:
             raise CommitFailed(f"{self.name}: cannot commit: not a started member of a consumer group")
         member = self.membership
-        if member is None or not member.partitions:
-            raise CommitFailed(
-                f"{self.name}: cannot commit: no partition is assigned while the group rebalances"
-            )
+        if member is None or not member.partitions or self._member.joining:
+            raise CommitFailed(f"{self.name}: cannot commit while the group rebalances")
         ours = {TopicPartition(*p): each for p, each in points.items() if p in member.partitions}
         if not ours:
             return
@@ -317,7 +311,7 @@ class KafkaSource:
         """
         self._clients.stop.clear()
         self._member.start()
-        self._standby.forget()
+        await self._reading.restart()
         if self._consumer is None:
             self.connection.connecting()
             await self._open()
@@ -329,68 +323,66 @@ class KafkaSource:
         Raises PartitionsLost where one that stood by had partitions, and others have them all now.
         """
         self._waits_since = time.monotonic_ns()
-        while (consumer := self._consumer) is not None and not self._clients.stop.is_set():
-            self.read_until_ns = self._positions.caught_up_ns
-            try:
-                messages = await self._next(consumer)
-            except ConsumerStoppedError:
-                if self._clients.stop.is_set():
-                    return
-                raise
-            except IllegalStateError:  # a partition was revoked meanwhile
-                continue
-            except (KafkaError, OffsetsUnknown, TimeoutError) as error:
-                await self._reopen(error)
-                continue
-            if messages:
-                self._waits_since = None
-                yield messages
-                self._waits_since = time.monotonic_ns()
+        try:
+            while (consumer := self._consumer) is not None and not self._clients.stop.is_set():
+                self.read_until_ns = self._positions.caught_up_ns
+                try:
+                    messages = await self._next(consumer)
+                except ConsumerStoppedError:
+                    if self._clients.stop.is_set():
+                        return
+                    raise
+                except (KafkaError, OffsetsUnknown, TimeoutError) as error:
+                    await self._reopen(error)
+                    continue
+                if messages:
+                    self._waits_since = None
+                    yield messages
+                    self._waits_since = time.monotonic_ns()
+        finally:
+            await self._reading.rest()
 
     async def _next(self, consumer: AIOKafkaConsumer) -> list[Incoming]:
         """The next messages; none after a pause without any."""
-        if self._is_standby and not consumer.assignment():
-            if self._member.serves:
-                raise PartitionsLost(
-                    f"{self.name}: another member of the group owns all partitions; start again as its "
-                    "standby"
-                )
-            return await self._standby.read(consumer)
-        await self._member.place(consumer)
-        await self._standby.stop()
-        self._pause_assigned(consumer)
-        fetched = await self._fetcher.fetch(consumer, self._positions.reached)
-        if self._member.rejoined:  # the client went on from the committed offsets
-            return []
-        async with asyncio.timeout(PLACE_S):
-            fetched = await self._start.skip(consumer, fetched)
-        self._positions.note(fetched)
-        await self._positions.look(consumer, self.membership, lambda: self._member.rejoined)
+        if self._assignor.is_standby and self._member.serves and not consumer.assignment():
+            raise PartitionsLost(
+                f"{self.name}: another member of the group owns all partitions; start again as its standby"
+            )
+        if self._group is not None:
+            check_membership(consumer)
+        fetched, warm = await self._reading.next(consumer)
         if fetched:
             self.connection.up()
             self._quiet_since = time.monotonic()
-        else:
+        elif self._reading.partitions:
             await self._probe(consumer)
-        return [message for messages in fetched.values() for message in messages]
+        return [message for found in (fetched, warm) for messages in found.values() for message in messages]
+
+    async def hand_over(self, within_s: float) -> bool:
+        """See `HandingOverSource`."""
+        consumer = self._consumer
+        if consumer is None or self._assignor.is_standby or not self._member.others:
+            return False
+        self._member.leave(consumer)
+        try:
+            async with asyncio.timeout(within_s):
+                await self._member.left.wait()
+        except TimeoutError:
+            log.warning("%s: not all partitions were handed over within %g s", self.name, within_s)
+        has_left = self._member.left.is_set()
+        if has_left and self._clients.settings.get("group_instance_id"):
+            leave_at_close(consumer)
+        return has_left
 
     def pause(self) -> None:
         """Stop fetching from every partition, including those assigned later. The membership stays alive."""
-        self._paused = True
-        if self._consumer is not None:
-            self._pause_assigned(self._consumer)
+        self._reading.pause(True)
 
     def resume(self) -> None:
         """Fetch again."""
-        self._paused = False
         if self._waits_since is not None:
             self._waits_since = time.monotonic_ns()
-        if self._consumer is not None:
-            self._consumer.resume(*self._consumer.paused())
-
-    def _pause_assigned(self, consumer: AIOKafkaConsumer) -> None:
-        if self._paused:
-            with contextlib.suppress(IllegalStateError):  # revoked meanwhile: nothing to pause
-                consumer.pause(*(consumer.assignment() - consumer.paused()))
+        self._reading.pause(False)
 
     async def _probe(self, consumer: AIOKafkaConsumer) -> None:
         """See whether a silent broker answers."""
@@ -408,22 +400,46 @@ class KafkaSource:
     async def stop(self) -> None:
         """Leave the group within ``stop_timeout_s``."""
         self._clients.stop.set()
-        consumer, self._consumer = self._consumer, None
-        await self._standby.stop()
-        await self._clients.close(consumer)
+        await self._close()
         if self._progress is not None:
             await self._progress.stop()
         self.connection.stopped()
 
     async def _open(self) -> None:
         self._consumer = await self._clients.open(
-            lambda consumer: self._member.subscribe(consumer, self._topics)
+            lambda consumer: self._member.subscribe(consumer, self._topics, self._reading.hold),
+            partition_assignment_strategy=(self._assignor,),
+            auto_offset_reset="latest",  # it reads nothing
         )
+
+    async def _close(self) -> None:
+        await self._reading.rest()
+        consumer, self._consumer = self._consumer, None
+        await self._clients.close(consumer)
+        await self._reading.close()
 
     async def _reopen(self, error: KafkaError | OffsetsUnknown | TimeoutError) -> None:
         """Restart from the committed offsets after an error that the client cannot recover from."""
         await self.connection.wait_before_retry(repr(error))
-        consumer, self._consumer = self._consumer, None
-        await self._clients.close(consumer)
+        await self._close()
         self._member.lose_all()
         await self._open()
+
+
+def _client_settings(
+    bootstrap: str, group: str | None, security: Mapping[str, Any], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Of a client that is a member of the group."""
+    found = {
+        "bootstrap_servers": bootstrap,
+        "group_id": group,
+        "auto_offset_reset": "earliest",
+        "enable_auto_commit": False,
+        "isolation_level": "read_committed",
+        # A member fetches nothing, and is one all the same.
+        "max_poll_interval_ms": _NEVER_MS,
+        **security,
+        **options,
+    }
+    heartbeat_ms = min(_HEARTBEAT_MS, found.get("heartbeat_interval_ms", _HEARTBEAT_MS))
+    return {**found, "heartbeat_interval_ms": heartbeat_ms}

@@ -44,6 +44,11 @@ class KafkaStart:
         return not self._began and self._asks
 
     @property
+    def resumes(self) -> bool:
+        """Whether the next assignment begins at what is committed."""
+        return self._began or self._start_at == "committed"
+
+    @property
     def _asks(self) -> bool:
         return self._start_at == "earliest" or isinstance(self._start_at, int)
 

@@ -226,6 +226,11 @@ class StartPosition(NamedTuple):
 class RebalanceListener(Protocol):
     """What reads a log: it learns which partitions come and go."""
 
+    def claims(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, CommitPoint]:
+        """What to store before anything of these partitions, which come, is answered: with what is stored,
+        who answers. Before `on_assigned`; empty where that may wait for the first answers.
+        """
+
     async def on_assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, StartPosition]:
         """These partitions come, with what was committed last; `CommitPoint` (0) where nothing was.
 
@@ -234,7 +239,7 @@ class RebalanceListener(Protocol):
         """
 
     async def follows(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, StartPosition]:
-        """Others have committed this, and what is below is read next by a standby.
+        """Others have committed this, and what is below is read next: to be warm, and no further.
 
         Returns as `on_assigned`.
         """
@@ -246,10 +251,22 @@ class RebalanceListener(Protocol):
         """Reading begins at ``start``: after `on_assigned`, before its first record."""
 
     async def commit(self) -> bool:
-        """Partitions have come, before their first record is read, or are about to go: commit now."""
+        """Partitions have come, or are about to go: commit now."""
 
     def on_revoked(self, partitions: Collection[Partition]) -> None:
         """These partitions are somebody else's."""
+
+    def follows_no_longer(self, partitions: Collection[Partition]) -> None:
+        """What others commit in these is not read any more; they may come back, or be given to us."""
+
+    def is_level(self) -> bool:
+        """Whether all is taken that was read so far, but for a little."""
+
+    def handed_over(self, partition: Partition, *, planned: bool, silent_ns: int) -> None:
+        """Reading began of one that another member had; ``planned``: which handed it over.
+
+        ``silent_ns``: since the group began to be formed again, as far as this member knows.
+        """
 
 
 @runtime_checkable
@@ -311,6 +328,17 @@ class StandbySource(Protocol):
         """Wait so from the next start on.
 
         ``before_serving`` is called when it is given partitions, before it reads what is committed.
+        """
+
+
+@runtime_checkable
+class HandingOverSource(Protocol):
+    """A source whose partitions others can take over while they are still read here."""
+
+    async def hand_over(self, within_s: float) -> bool:
+        """Leave them to other readers, which warm up first; whether all are theirs, within that time.
+
+        False at once where there are no others. It is stopped next.
         """
 
 

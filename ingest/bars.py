@@ -288,9 +288,9 @@ class BarBuilder:
         closed["ts_closed"] = now_ns
         return closed
 
-    def restart_idle_clock(self, now_ns: int, sessions: Sequence[int] | None = None) -> None:
-        """Idle times of these sessions (all) count from now, on the monotonic clock."""
-        self._sessions["last_ring"][slice(None) if sessions is None else list(sessions)] = now_ns
+    def restart_idle_clock(self, now_ns: int, sessions: Sequence[int]) -> None:
+        """Idle times of these sessions count from now, on the monotonic clock."""
+        self._sessions["last_ring"][list(sessions)] = now_ns
 
     def flush(self, until_ns: int = 0) -> Bars:
         """Close every open bar, BAR [m], at the end of the input; ``until_ns``: see `close`."""

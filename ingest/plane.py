@@ -144,8 +144,8 @@ class BarConsumer:
         """How the session's next bars are to come."""
         return Phase.LIVE
 
-    def may_close_idle(self) -> bool:
-        """Whether open bars of idle sessions are closed now."""
+    def may_close_idle(self, session: str) -> bool:
+        """Whether its open bars are closed when it is idle; until then it is not idle."""
         return True
 
     def watch(self, session: str, bars: Bars) -> None:
@@ -412,12 +412,10 @@ class DataPlane:
             self._change(*self._changes.popleft())
         until = self._ring.read_until or sys.maxsize  # before the ring is read: it has all up to there
         drained = 0 if self.full else self._drain()
-        if self._builder.closes_idle and self._consumer.may_close_idle():
+        if self._builder.closes_idle:
             now_ns = self._drained_until
             with self._building:
-                self._builder.restart_idle_clock(
-                    now_ns, [n for n, each in enumerate(self._sessions) if each.restored]
-                )
+                self._builder.restart_idle_clock(now_ns, self._held_open())
                 self._accept(self._builder.close_idle(min(now_ns, until)), 0)
         self._release()
         now_ns = self._clock()
@@ -515,11 +513,6 @@ class DataPlane:
             self._builder.restore(number, cut.builder, reread, now_ns)
             self._by_name[session].restore(cut, number, now_ns)
 
-    def restart_idle_clock(self) -> None:
-        """Reading begins again: no session is idle yet. On the thread that steps."""
-        with self._building:
-            self._builder.restart_idle_clock(self._clock())
-
     def go_on(self, sessions: Collection[str]) -> None:
         """These sessions are read from now on. On the thread that steps."""
         now_ns = self._clock()
@@ -555,6 +548,11 @@ class DataPlane:
             self._sessions = sessions
             self._by_name = {session.spec.name: session for session in sessions}
         done()
+
+    def _held_open(self) -> list[int]:
+        """Sessions that are not idle, however long they have no record."""
+        may_close = self._consumer.may_close_idle
+        return [n for n, each in enumerate(self._sessions) if each.restored or not may_close(each.spec.name)]
 
     def _drain(self) -> int:
         self._fill.set(self._ring.fill)

@@ -34,6 +34,7 @@ MEANS: tuple[str, ...] = (
     "tokenise",
     "foretick_tenant_wait_seconds",
     "foretick_transaction_seconds",
+    "foretick_hand_over_seconds",
 )
 CLASSES: tuple[str, ...] = ("flash", "session", "pool", "stream")
 # The classes of asks, free text and prompts: those that clients see the tokens of.
@@ -317,7 +318,25 @@ METRICS: tuple[Metric, ...] = (
     ),
     _gauge(
         "foretick_promotion_seconds",
-        "Time from being given the partitions until this standby answered; 0 before that.",
+        "Time from being given partitions until this daemon answered the sessions that it had followed; 0 "
+        "before that.",
+    ),
+    _gauge(
+        "foretick_partitions_warming",
+        "Partitions that this daemon reads behind their owner, to take them over. Worry when it stays above "
+        "0 in a daemon that is no standby: it does not catch up.",
+        "source",
+    ),
+    _counter(
+        "foretick_hand_overs_total",
+        "Partitions that another daemon had and this one reads now: planned where their owner handed them "
+        "over, unplanned where that was gone. Worry when unplanned grows: daemons die or hang.",
+        kind=("planned", "unplanned"),
+    ),
+    _histogram(
+        "foretick_hand_over_seconds",
+        "Time from when this daemon noticed that the group changes until it read a partition that another "
+        "one had. Its sessions are silent meanwhile.",
     ),
     _counter(
         "foretick_records_skipped_total",

@@ -30,6 +30,11 @@ class History:
         """Bars that were answered are still to come."""
 
     @property
+    def follows(self) -> bool:
+        """Whether another daemon answers."""
+        return self._follows
+
+    @property
     def seen(self) -> tuple[int, ...]:
         """Opening of the newest bar of each symbol that was taken or restored; -1: none."""
         return tuple(self._seen)

@@ -145,7 +145,7 @@ class EngineSessions:
         self.snapshots.set(session, tape)
         opened = self.snapshots.resume(session.name)
         # in this order: a record that comes after the reply is the session's, too
-        self.input.set(session, line, command.symbols, opened)
+        self.input.set(session, line, command.symbols, opened, follows=command.follows)
         self.emit(protocol.SessionAdded(command.id, *self.snapshots.resumed(session)))
 
     def _forget(self, name: str) -> None:

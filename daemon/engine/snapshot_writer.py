@@ -174,7 +174,7 @@ class Snapshots:
         """The worker's idle hook: begin the next snapshot; seconds until another one is due."""
         now = self.clock()
         waiting = self._next()
-        if waiting is None or self._writing is not None or self.input.standby:
+        if waiting is None or self._writing is not None:
             return None
         due = self._sessions[waiting].due
         if due > now:
@@ -187,7 +187,7 @@ class Snapshots:
         if tape is self._wanted:
             self.scheduler.run_between(self._try)
             return
-        if self._wanted is None and self._writing is None and not self.input.standby:
+        if self._wanted is None and self._writing is None:
             waiting = self._next()
             if waiting is not None and self._sessions[waiting].due <= self.clock():
                 self.scheduler.run_between(partial(self._want, waiting))
@@ -208,12 +208,7 @@ class Snapshots:
                 self.store.set("foretick_snapshot_age_seconds", age, session=session.config.name)
 
     def close(self, within_s: float) -> None:
-        """Write what changed, after the scheduler and the data plane have ended.
-
-        A standby writes none: the files are those of the daemon that answers.
-        """
-        if self.input.standby:
-            return
+        """Write what changed, after the scheduler and the data plane have ended."""
         deadline = time.monotonic() + within_s
         if self._writing is not None:
             self._writing.join(max(0.0, within_s))
@@ -231,7 +226,8 @@ class Snapshots:
 
     def _changed(self, tape: Tape) -> bool:
         """Whether the session has something to write that is this daemon's to write."""
-        return tape.version != self._sessions[tape].saved and tape.name not in self._elsewhere
+        elsewhere = tape.name in self._elsewhere or self.input.follows(tape.name)
+        return tape.version != self._sessions[tape].saved and not elsewhere
 
     def _want(self, tape: Tape) -> None:
         if tape not in self._sessions or self._wanted is not None or self._writing is not None:

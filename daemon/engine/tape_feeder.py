@@ -189,10 +189,10 @@ class TapeFeeder(BarConsumer):
     ) -> None:
         """``credits``: bars of a session that the scheduler has at a time, by default `CREDITS` say.
 
-        ``standby``: another daemon answers, until `promote`. ``watch`` sees (session, its closed bars and
-        corrections) before they are appended.
+        ``standby``: another daemon answers all sessions, until `promote`. ``watch`` sees (session, its closed
+        bars and corrections) before they are appended.
         """
-        self.standby, self._clock = standby, clock
+        self._clock = clock
         self._config, self._built, self._scheduler = config, built, scheduler
         self._ring, self._store = ring, store
         self._emit, self._watch = emit, watch
@@ -206,7 +206,7 @@ class TapeFeeder(BarConsumer):
         self._changing = threading.Lock()
         self._symbols = dict(symbols)
         self._specs = {each.name: self._spec(each, built.lines[each.name]) for each in config.sessions}
-        self._fed = {session.name: self._follow(session) for session in config.sessions}
+        self._fed = {session.name: self._feed(session, follows=standby) for session in config.sessions}
         self._most = credits or (CREDITS if config.skips else 4 * CREDITS)
         tokeniser, specs = Tokeniser(built.prompt.encode), list(self._specs.values())
         self.plane = DataPlane(ring, source, tokeniser, specs, self, store, clock=clock, skips=config.skips)
@@ -239,18 +239,20 @@ class TapeFeeder(BarConsumer):
         line: LineSpec | CompactSpec,
         symbols: Mapping[str, int] | None = None,
         done: Callable[[], None] | None = None,
+        *,
+        follows: bool = False,
     ) -> None:
         """Add a session, or change one that stays; ``symbols``: numbers of new ones.
 
         ``done`` is called before the first record of a new session, on the data plane's thread. What is in
-        the ring already is not a new session's.
+        the ring already is not a new session's. ``follows``: see `History`.
         """
         with self._changing:
             self._symbols |= symbols or {}
             since_ns = 0
             if session.name not in self._specs:
                 since_ns = self._clock()
-                self._fed[session.name] = self._follow(session)
+                self._fed[session.name] = self._feed(session, follows=follows)
             self._specs[session.name] = self._spec(session, line, since_ns)
             self.plane.change(list(self._specs.values()), done or (lambda: None))
 
@@ -282,7 +284,11 @@ class TapeFeeder(BarConsumer):
         """Go on from a snapshot, before the first record."""
         reread = [state.has_log] * len(state.positions)
         self.plane.restore(session, state.plane, reread)
-        self._fed[session].restore(state, self._progress(session), follows=self.standby)
+        self._fed[session].restore(state, self._progress(session), follows=self.follows(session))
+
+    def follows(self, session: str) -> bool:
+        """Whether another daemon answers the session, and this one reads behind it. Any thread."""
+        return self._fed[session].history.follows
 
     def partitions_assigned(self, sessions: Collection[str]) -> None:
         """The records of these sessions are read from now on: see `DataPlane.restore`."""
@@ -297,19 +303,17 @@ class TapeFeeder(BarConsumer):
             self.plane.change(list(self._specs.values()), done)
 
     def promote(self, progress: Mapping[str, Progress], done: Callable[[], None]) -> None:
-        """Another daemon has answered up to ``progress``, and no other daemon continues.
+        """Another daemon has answered these sessions up to ``progress``; from now on they are answered here.
 
         Then ``done`` is called, on the data plane's thread, before the next record.
         """
 
         def go_on() -> None:
             with self._lock:
-                self.standby = False
                 self._built.progress.update(progress)
-                for name, fed in self._fed.items():
-                    known = progress.get(name, Progress())
-                    fed.history.promote(known.closed, known.corrected)
-            self.plane.restart_idle_clock()
+                for name, known in progress.items():
+                    if name in self._fed:
+                        self._fed[name].history.promote(known.closed, known.corrected)
             done()
 
         with self._changing:
@@ -371,9 +375,9 @@ class TapeFeeder(BarConsumer):
             return Phase.REBUILDING
         return Phase.IN_ORDER if self._rereads and fed.unanswered < IN_ORDER else Phase.LIVE
 
-    def may_close_idle(self) -> bool:
+    def may_close_idle(self, session: str) -> bool:
         """Records of the open bars may wait behind what the other daemon has committed."""
-        return not self.standby
+        return not self.follows(session)
 
     def watch(self, session: str, bars: Bars) -> None:
         """Pass the bars on to who watches."""
@@ -406,10 +410,10 @@ class TapeFeeder(BarConsumer):
     def _progress(self, session: str) -> Progress:
         return self._built.progress.get(session, Progress())
 
-    def _follow(self, session: SessionConfig) -> _Fed:
+    def _feed(self, session: SessionConfig, *, follows: bool) -> _Fed:
         known = self._progress(session.name)
         symbols = len(session.symbols)
-        return _Fed(History(symbols, known.closed, corrected=known.corrected, follows=self.standby))
+        return _Fed(History(symbols, known.closed, corrected=known.corrected, follows=follows))
 
     def _leave(self) -> None:
         self._leave_ring.set()

@@ -48,6 +48,8 @@ from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
 
+_HANDS_OVER = 0.5
+"""Of the time to stop, for others to take over; the rest is for answers that are under way."""
 RESTART, ENGINE_WATCH, WATCHDOG, AGENTS = "engine restart", "engine watch", "watchdog", "http agents"
 
 
@@ -166,12 +168,14 @@ class Gateway:
         drain_s = self.config.process.drain / 1e9
         deadline = time.monotonic() + drain_s
         await self.tasks.stop(RESTART, ENGINE_WATCH, WATCHDOG)
+        if not self.failed.done():
+            await self.input.drain(drain_s * _HANDS_OVER)
         await self.input.stop_reading()
         if self.query is not None:
             await self.query.drain(min(1.0, drain_s))
         await self.tasks.stop(PEER_EVENTS)
         await self.peers.stop()
-        clean = await self.engine.stop(drain_s)
+        clean = await self.engine.stop(max(0.5, deadline - time.monotonic()))
         self.pending.engine_gone("the daemon stopped")
         outgoing = self.publisher.outbox.delivery
         await outgoing.stop(max(0.5, deadline - time.monotonic()))

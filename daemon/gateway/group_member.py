@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Awaitable, Callable, Collection, Mapping, Set
 from dataclasses import dataclass
 
 from daemon.config.schema import RecoveryConfig
@@ -28,8 +28,8 @@ class SessionHooks:
     """
     resume: Callable[[Collection[str]], Awaitable[Mapping[str, Mapping[str, Position]]]]
     """Resets sessions to their progress; returns where they read on, by session and symbol."""
-    promote: Callable[[], Awaitable[None]]
-    """Has the engine ask about bars behind the sessions' progress, which until then are history."""
+    promote: Callable[[Collection[str]], Awaitable[None]]
+    """Has the engine ask about bars behind these sessions' progress, which until then are history."""
     assigned: Callable[[Collection[str]], None]
     """Tells the engine whose records are read from now on."""
     revoked: Callable[[Collection[str]], None]
@@ -49,7 +49,10 @@ class GroupMember:
         standby: Standby,
         hooks: SessionHooks,
         recovery: RecoveryConfig,
+        is_level: Callable[[], bool],
     ) -> None:
+        """``is_level``: all that was read is with the engine, but for a little."""
+        self.is_level = is_level
         self.log = source if isinstance(source, LogSource) else None
         self._tracker, self._progress, self._starts = tracker, progress, starts
         self._checkpoint, self._standby, self._hooks = checkpoint, standby, hooks
@@ -59,15 +62,19 @@ class GroupMember:
         """Sessions that another daemon has answered further than this engine knows, or may have."""
         self._unrestored: set[str] = set()
         """Sessions that came back from no snapshot, and were not read yet by a standby engine."""
+        self._following: dict[Partition, set[str]] = {}
+        """Sessions of the partitions that are read behind their owner."""
         self._left: dict[Partition, set[str]] = {}
         """Sessions that partitions took with them, as this engine knows."""
         self._owners: Mapping[str, str] = {}
         """By session, the addresses of daemons that have committed other partitions."""
-        self._follower = source if recovery.standby and isinstance(source, StandbySource) else None
+        self._follower = source if isinstance(source, StandbySource) else None
+        self.is_standby = recovery.standby and self._follower is not None
+        """It is one until it gets partitions."""
         self._has_snapshots = recovery.interval > 0
         if self.log is not None:
             self.log.set_rebalance_listener(self)
-        if self._follower is not None:
+        if self._follower is not None and recovery.standby:
             checkpoint.stand_by(self._follower)
 
     # An engine's life.
@@ -89,8 +96,10 @@ class GroupMember:
         self._checkpoint.notify_stored(engine_is_new=True)
 
     def engine_starts(self) -> None:
-        """A new engine begins with what is known."""
+        """A new engine begins with what is known, and follows no other daemon yet."""
         self._elsewhere_answered.clear()
+        self._following.clear()
+        self._standby.lead(self._starts.sessions)
 
     def clear(self) -> None:
         """The source will be read again."""
@@ -98,15 +107,32 @@ class GroupMember:
 
     # Partitions come and go: see `RebalanceListener`.
 
+    def claims(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, CommitPoint]:
+        """Our epoch, newer than those of whoever has answered these; a transaction stores it with answers."""
+        changed = self._progress.promote(stored)
+        cold = (self._progress.readers(point) for p, point in stored.items() if not self._is_warm(p))
+        self._elsewhere_answered |= changed.intersection(set[str]().union(*cold))
+        if self._checkpoint.exactly_once:
+            return {}
+        return {partition: self._progress.claim(point) for partition, point in stored.items()}
+
     async def on_assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, StartPosition]:
         """Where to begin: at what is missing from windows, where that is known.
 
-        Sessions that another daemon has answered meanwhile go on from where that stands.
+        Those that were read behind their owner go on behind what it has committed, where tapes are already.
         """
-        if not self._standby.answers:
-            return await self._promote(stored)
-        changed = self._progress.promote(stored)
-        self._elsewhere_answered |= changed  # until they are reset: this may be cancelled before
+        if warm := {p: point for p, point in stored.items() if self._is_warm(p)}:
+            await self._promote(warm)
+        if cold := {p: point for p, point in stored.items() if p not in warm}:
+            await self._begin_from(cold)
+        self._stored.update(stored)
+        return self._starts.after(stored)
+
+    def _is_warm(self, partition: Partition) -> bool:
+        return not self._standby.answers or partition in self._following
+
+    async def _begin_from(self, stored: Mapping[Partition, CommitPoint]) -> None:
+        """Sessions that another daemon has answered meanwhile go on from where that stands."""
         resets = {
             partition: self._starts.sessions
             & (self._progress.readers(point) | self._tracker.read_from(partition))
@@ -119,21 +145,21 @@ class GroupMember:
             self._hooks.reset(names, self._elsewhere_answered)
             self._checkpoint.rewind(partition)
         for names in resets.values():
+            self._standby.lead(names)
             self._starts.resume(names, await self._hooks.resume(names))
         self._elsewhere_answered.difference_update(*resets.values())
-        self._stored.update(stored)
-        return self._starts.after(stored)
 
-    async def _promote(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, StartPosition]:
-        """No other daemon answers: go on behind what was committed last, where the tapes are already."""
-        since_ns = time.monotonic_ns()
-        self._progress.read(stored)
-        await self._look_for_snapshots(stored.values())
-        self._progress.begin_epoch()
-        await self._hooks.promote()
-        self._standby.promoted(since_ns)
-        self._stored.update(stored)
-        return self._starts.after(stored)
+    async def _promote(self, stored: Mapping[Partition, CommitPoint]) -> None:
+        """No other daemon answers what is read in these."""
+        since_ns, whole = time.monotonic_ns(), not self._standby.answers
+        await self._follow(stored)
+        ours = set[str]().union(*(self._following[each] for each in stored))
+        names = set(self._starts.sessions) if whole else ours & self._starts.sessions
+        self._owners = {name: each for name, each in self._owners.items() if name not in ours}
+        await self._hooks.promote(names)
+        self._standby.promoted(names, since_ns)
+        for partition in list(self._following) if whole else stored:
+            del self._following[partition]
 
     def answered_elsewhere(self, stored: Mapping[Partition, CommitPoint]) -> Set[Partition]:
         """Those of our partitions that others have had in between and committed."""
@@ -143,22 +169,44 @@ class GroupMember:
         """Read what another daemon has answered, up to there: to be warm, and no further."""
         self._progress.read(stored)
         self._owners = {**self._owners, **self._progress.owners(stored.values())}
-        await self._look_for_snapshots(stored.values())
+        await self._follow(stored)
         for partition, point in stored.items():
             self._tracker.follow(partition, point.offset, self._progress.readers(point))
         return self._starts.after(stored)
 
-    async def _look_for_snapshots(self, points: Iterable[CommitPoint]) -> None:
-        """Reset sessions that came back from no snapshot, before anything of them is read.
+    def follows_no_longer(self, partitions: Collection[Partition]) -> None:
+        """If they come to us, their sessions begin from what is committed."""
+        for partition in partitions:
+            self._elsewhere_answered |= self._following.pop(partition, set())
 
-        While the engine loaded, the daemon that answers wrote on: all its files may have been newer than what
-        the engine knew as acknowledged.
+    async def _follow(self, stored: Mapping[Partition, CommitPoint]) -> None:
+        """Reset sessions to their owner's snapshot, before anything of them is read here.
+
+        The engine of a standby follows from its start, and has restored what it could. But while
+        it loaded, the daemon that answers wrote on: all its files may have been newer than what the engine
+        knew as acknowledged.
         """
-        answered = set[str]().union(*map(self._progress.readers, points))
-        unread = {name for name in self._unrestored if self._tracker.source_of(name) is None}
-        if names := unread & answered:
+        found = {p: set(self._progress.readers(point) & self._starts.sessions) for p, point in stored.items()}
+        answered = set[str]().union(*found.values())
+        if self._standby.answers:
+            for partition in found.keys() - self._following.keys():
+                self._tracker.rewind(partition)  # we may have had it before
+            known = set[str]().union(*self._following.values())
+            names = {name for name in answered - known if not self.reads(name)}
+            self._standby.follow(names)
+        else:
+            names = {name for name in self._unrestored & answered if self._tracker.source_of(name) is None}
+        if names:
             self._starts.resume(names, await self._hooks.resume(names))
             self._unrestored -= names
+        for partition, readers in found.items():
+            self._following[partition] = self._following.get(partition, set()) | readers
+
+    def handed_over(self, partition: Partition, *, planned: bool, silent_ns: int) -> None:
+        """Another daemon had the partition before."""
+        how = "handed over" if planned else "taken over"
+        log.info("%s/%d was %s %.0f ms after the group was to change", *partition, how, silent_ns / 1e6)
+        self._standby.handed_over(planned=planned, silent_ns=silent_ns)
 
     def begins(self, partition: Partition, start: int) -> None:
         """Reading begins at ``start``; what is committed is history, unless it was asked for."""
@@ -211,13 +259,8 @@ class GroupMember:
             self._standby.caught_up |= not any(self.behind.values())
 
     @property
-    def is_standby(self) -> bool:
-        """Whether it is one until it gets partitions."""
-        return self._follower is not None
-
-    @property
     def behind(self) -> Mapping[Partition, int]:
-        """Records that another daemon has answered, and that a standby has not read."""
+        """Records that another daemon has answered, and that this one, which follows it, has not read."""
         return {} if self._follower is None else self._follower.behind or {}
 
     @property

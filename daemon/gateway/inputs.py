@@ -14,7 +14,7 @@ from daemon.gateway.standby import Standby
 from daemon.progress import Position
 from daemon.supervision import Tasks, reason_of
 from feeds.backoff import delay_s
-from feeds.source import DataUnreadable
+from feeds.source import DataUnreadable, HandingOverSource
 from ingest.ring import Ring
 from metrics.store import MetricStore
 
@@ -127,6 +127,12 @@ class Inputs:
         if self.runners:  # without names every task of the daemon would be stopped
             await self._tasks.stop(*map(self._task, self.runners))
 
+    async def drain(self, within_s: float) -> None:
+        """Hand partitions over to other daemons that warm up, while they are read and answered here."""
+        sources = [each.source for each in self.runners if each.connected]
+        draining = [each.hand_over(within_s) for each in sources if isinstance(each, HandingOverSource)]
+        await asyncio.gather(*draining)
+
     async def hand_over(self, forget: Callable[[], None]) -> None:
         """Leave the partitions to a standby, if there may be one: it answers while an engine is started here.
 
@@ -192,6 +198,10 @@ class Inputs:
     def serves(self, session: str) -> bool:
         """See `GroupMember.serves`. Without a source all sessions are ours."""
         return not self.runners or any(runner.group.serves(session) for runner in self.runners)
+
+    def follows(self, session: str) -> bool:
+        """Whether another daemon answers the session, and it is read behind that."""
+        return self._standby.follows(session)
 
     def reads(self, session: str) -> bool:
         """Whether any source reads the session here."""

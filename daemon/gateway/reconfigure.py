@@ -99,13 +99,13 @@ class LiveSessions:
                 await self._logged(session.name, self._again(session))
         return {name: found for name in names if (found := self._positions.pop(name, {}))}
 
-    async def promote(self) -> None:
-        """Have the standby engine answer behind what others have acknowledged of all sessions.
+    async def promote(self, names: Collection[str]) -> None:
+        """Have the engine answer these behind what others have acknowledged, where it has only followed.
 
         One that is gone meanwhile is waited for.
         """
         async with self._changing:
-            progress = {name: self._progress.resumed(name) for name in self._sessions.states}
+            progress = {name: self._progress.resumed(name) for name in names if name in self._sessions.states}
             while True:
                 try:
                     await self._command(lambda number: protocol.TakeOver(number, progress))
@@ -265,7 +265,10 @@ class LiveSessions:
             raise messages.QueryError("engine", f"no shared memory for its metrics: {error}") from None
         symbols = {symbol: numbers[symbol] for symbol in session.symbols}
         progress = progress or self._progress.added(session.name)
-        await self._command(lambda n: protocol.OpenSession(n, session, asked, symbols, progress, block.name))
+        follows = self._inputs.follows(session.name)
+        await self._command(
+            lambda n: protocol.OpenSession(n, session, asked, symbols, progress, block.name, follows)
+        )
 
     async def _put_back(self, session: SessionConfig) -> None:
         """Add a session that was removed to begin again: to the next engine, if this one dies meanwhile."""

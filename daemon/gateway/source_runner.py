@@ -33,6 +33,8 @@ REOPEN_COMMIT_S = 10.0
 """How long a failing commit is retried before the source is opened again."""
 CLOSE_COMMIT_S = 1.0
 """The same before it is closed."""
+LEVEL = 0.05
+"""Of the ring: so much may wait there in a daemon that is level with the one that it follows."""
 NOTIFY_S = 0.5
 """How often the engine learns up to when the source was read."""
 
@@ -82,9 +84,8 @@ class SourceRunner:
             on_revoked=lambda partitions: self.group.on_revoked(partitions),
             is_held=self.is_held,
         )
-        self.group = GroupMember(
-            source, tracker, progress, self._starts, self.checkpoint, standby, hooks, config.recovery
-        )
+        parts = source, tracker, progress, self._starts, self.checkpoint, standby, hooks
+        self.group = GroupMember(*parts, config.recovery, self.is_level)
 
         self._new_decoder = partial(
             RecordDecoder,
@@ -140,17 +141,22 @@ class SourceRunner:
         connection = getattr(self.source, "connection", None)
         up = self.connected and (connection is None or connection.state is ConnectionState.UP)
         self._store.set("foretick_source_up", float(up), source=self.source.name)
+        self._store.set("foretick_partitions_warming", len(self.group.behind), source=self.source.name)
 
     def lags(self) -> dict[str, dict[str, float]]:
         """Gauges of a Kafka source's partitions."""
         lags: Mapping[Partition, Lag] = getattr(self.source, "lags", {})
         named = {f"{topic}/{number}": lag for (topic, number), lag in lags.items()}
-        behind = {} if self._standby.answers else self.group.behind
+        behind = self.group.behind
         return {
             "foretick_standby_lag_records": {f"{p}/{n}": float(each) for (p, n), each in behind.items()},
             "foretick_consumer_lag_records": {name: float(lag.records) for name, lag in named.items()},
             "foretick_consumer_lag_seconds": {name: lag.age_ns / 1e9 for name, lag in named.items()},
         }
+
+    def is_level(self) -> bool:
+        """Whether the engine has taken all that was read, but for a little."""
+        return self._decoder is None or self._decoder.flow.ring.fill <= LEVEL
 
     def is_held(self) -> bool:
         """Whether the source is not read because the gate is closed."""

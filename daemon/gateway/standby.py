@@ -1,8 +1,8 @@
-"""Whether this daemon answers, or is a standby: reads behind the one that answers, and publishes nothing."""
+"""Which sessions another daemon answers while this one reads behind it, and publishes nothing of them."""
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from daemon.api.health import FILLING, STANDBY
 from metrics.store import MetricStore
@@ -11,9 +11,9 @@ log = logging.getLogger(__name__)
 
 
 class Standby:
-    """``configured``: it is a standby whenever it begins to read, until it is given partitions.
+    """``configured``: whenever it begins to read all sessions are another's, until it is given partitions.
 
-    ``clock``: monotonic, ns.
+    Without that, those of some partitions may be. ``clock``: monotonic, ns.
     """
 
     def __init__(
@@ -21,23 +21,46 @@ class Standby:
     ) -> None:
         self._store, self._configured, self._clock = store, configured, clock
         self.answers = not configured
-        """This daemon answers."""
+        """This daemon answers what is not `follow`ed."""
         self.caught_up = False
         """It has read all that was committed, at least once."""
+        self._followed = set[str]()
         self._note()
 
     def wait(self) -> None:
         """The source begins to read."""
         self.answers, self.caught_up = not self._configured, False
+        self._followed.clear()
         self._note()
 
-    def promoted(self, since_ns: int) -> None:
-        """This daemon answers now; the partitions came at ``since_ns``."""
+    def follow(self, sessions: Collection[str]) -> None:
+        """Another daemon answers these."""
+        self._followed.update(sessions)
+
+    def lead(self, sessions: Collection[str]) -> None:
+        """No other daemon answers these."""
+        self._followed.difference_update(sessions)
+
+    def follows(self, session: str) -> bool:
+        """Whether another daemon answers the session, and this one reads behind it."""
+        return not self.answers or session in self._followed
+
+    def promoted(self, sessions: Collection[str], since_ns: int) -> None:
+        """This daemon answers these now; their partitions came at ``since_ns``."""
         self.answers = True
+        self.lead(sessions)
         took_ns = self._clock() - since_ns
         self._store.set("foretick_promotion_seconds", took_ns / 1e9)
         self._note()
-        log.info("this daemon answers now; taking over took %.0f ms", took_ns / 1e6)
+        log.info(
+            "this daemon answers %d sessions now; taking over took %.0f ms", len(sessions), took_ns / 1e6
+        )
+
+    def handed_over(self, *, planned: bool, silent_ns: int) -> None:
+        """A partition that another daemon had is read here, ``silent_ns`` after the group was to change."""
+        kind = "planned" if planned else "unplanned"
+        self._store.inc("foretick_hand_overs_total", kind=kind)
+        self._store.observe("foretick_hand_over_seconds", silent_ns)
 
     def reasons(self) -> list[str]:
         """Why this daemon does not answer, though nothing is missing."""

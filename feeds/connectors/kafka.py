@@ -41,8 +41,8 @@ class KafkaSourceConnector(SourceConnector, frozen=True):
     instance: Annotated[
         str,
         about(
-            "name of this member of the group, one for each daemon: with it, a restart within "
-            "session_timeout moves no partition to another daemon (static membership)"
+            "name of this member of the group, one for each daemon: with it, one that died and is back "
+            "within session_timeout has its partitions as before (static membership)"
         ),
     ] = ""
     session_timeout: Annotated[

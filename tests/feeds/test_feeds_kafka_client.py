@@ -32,8 +32,9 @@ async def test_clients_have_connections_and_a_producer_a_sender() -> None:
 
 def test_a_consumer_has_a_coordinator_and_a_fetcher() -> None:
     assert {"_coordinator", "_fetcher"} <= vars_of(AIOKafkaConsumer)
-    assert callable(GroupCoordinator.fetch_committed_offsets)
-    assert {"generation", "member_id"} <= vars_of(GroupCoordinator)
+    for call in ("fetch_committed_offsets", "request_rejoin", "check_errors"):
+        assert callable(getattr(GroupCoordinator, call))
+    assert {"generation", "member_id", "_group_instance_id"} <= vars_of(GroupCoordinator)
     assert isinstance(Fetcher.error_future, property)
 
 

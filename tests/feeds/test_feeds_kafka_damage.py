@@ -11,6 +11,7 @@ from confluent_kafka import Producer
 
 from feeds import kafka_batches, kafka_reader
 from feeds.connectors.kafka import KafkaSourceConnector
+from feeds.kafka_follower import PartitionReader
 from feeds.kafka_range import KafkaRange, Span
 from feeds.kafka_source import KafkaSource
 from feeds.mock_broker import MockBroker
@@ -186,7 +187,7 @@ async def test_a_client_that_stopped_fetching_is_read_on_without(kafka):
     source = await kafka.open_source()
     async with asyncio.timeout(25), aclosing(source.batches()) as batches:
         assert spans(await anext(batches)) == [0, 1]
-        fetching = source._consumer._fetcher._fetch_task  # type: ignore[union-attr]
+        fetching = source._reading.reader.consumer._fetcher._fetch_task  # type: ignore[union-attr]
         fetching.cancel()
         await asyncio.wait([fetching])
         await store(kafka.bootstrap, T, 0, batch([Rec()] * 2))
@@ -196,9 +197,9 @@ async def test_a_client_that_stopped_fetching_is_read_on_without(kafka):
 async def test_ready_is_what_was_fetched(broker, kafka):
     source = await kafka.open_source()
     assert isinstance(source, PartitionedSource)
+    reading = asyncio.create_task(read(source, 1))
     await until(lambda: source.unread() == [])  # nothing is in the topic, and the broker says so
     broker.set_down()
-    reading = asyncio.create_task(read(source, 1))
     await until(lambda: len(source.unread()) == 2 or "cannot be read" in str(source.unread()), 40)
     assert "in cannot be read" in source.unread()[0] or f"{T}/0" in source.unread()[0]
     broker.set_up()
@@ -225,11 +226,17 @@ class Polled:
         return self._polled_ms[partition.partition]
 
 
+def reads(source, consumer):
+    """Let the source read all that the consumer has."""
+    source._consumer, source._reading.reader = consumer, PartitionReader(consumer)
+    source._reading.reader.partitions = consumer.assignment()
+
+
 def test_a_partition_is_named_while_nothing_of_it_comes():
     source = KafkaSource("in", "127.0.0.1:1", [T], None)
     now_ms, long_ago = time.time_ns() // 10**6, time.monotonic_ns() - 60 * 10**9
     old_ms = now_ms - 30_000
-    source._consumer = Polled({0: now_ms, 1: None, 2: old_ms}, set())
+    reads(source, Polled({0: now_ms, 1: None, 2: old_ms}, set()))
     source._waits_since = long_ago
     first, second = source.unread()
     assert first == f"{T}/1 is not read yet"
@@ -239,10 +246,9 @@ def test_a_partition_is_named_while_nothing_of_it_comes():
     source._waits_since = time.monotonic_ns()  # it was, until now
     assert source.unread() == [first]
     source._waits_since = long_ago
-    source._consumer = Polled({0: now_ms, 1: None, 2: old_ms}, {1, 2})
+    reads(source, Polled({0: now_ms, 1: None, 2: old_ms}, {1, 2}))
     assert source.unread() == [], "a partition that is paused could be read"
-    source._consumer = Polled({0: None}, set())
-    source._paused = True
+    reads(source, Polled({0: None}, {0}))
     assert source.unread() == []
 
 

@@ -11,7 +11,7 @@ from aiokafka.errors import KafkaError
 
 from feeds import kafka_member
 from feeds.kafka_source import KafkaSource
-from feeds.source import CommitPoint, Incoming, LogSource, Partition, StartPosition
+from feeds.source import CommitFailed, CommitPoint, Incoming, LogSource, Partition, StartPosition
 from tests.kit import until
 from tests.kit.kafka_clients import KafkaClients
 from tests.kit.records import TOPIC as T
@@ -28,14 +28,25 @@ class Notes:
     """A reader that notes what it learns, and commits what it has read, with a record."""
 
     def __init__(
-        self, source: KafkaSource, text: str, begin: Mapping[Partition, StartPosition] | None = None
+        self,
+        source: KafkaSource,
+        text: str,
+        begin: Mapping[Partition, StartPosition] | None = None,
+        *,
+        commits: bool = True,
     ) -> None:
-        self.source, self.text, self.begin = source, text, begin or {}
+        self.source, self.text, self.begin, self.commits = source, text, begin or {}, commits
         self.stored: dict[Partition, CommitPoint] = {}
         self.began: dict[Partition, int] = {}
         self.gone: list[Partition] = []
         self.got: list[Incoming] = []
+        self.followed: dict[Partition, CommitPoint] = {}
+        self.came: dict[Partition, bool] = {}
+        """Partitions that others had, and whether those handed them over."""
         source.set_rebalance_listener(self)
+
+    def claims(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, CommitPoint]:
+        return {}
 
     async def on_assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, StartPosition]:
         self.stored.update(stored)
@@ -51,13 +62,30 @@ class Notes:
 
     async def commit(self) -> bool:
         read = {(m.topic, m.partition): CommitPoint(m.offset + 1, record(self.text)) for m in self.got}
-        owned = {p: point for p, point in read.items() if p not in self.gone}
-        if owned:
-            await self.source.commit(owned)
+        owned = {p: point for p, point in read.items() if p not in self.gone and self.commits}
+        try:
+            if owned:
+                await self.source.commit(owned)
+        except CommitFailed:
+            return False
         return True
 
     def on_revoked(self, partitions: Collection[Partition]) -> None:
         self.gone += partitions
+
+    async def follows(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, StartPosition]:
+        self.followed.update(stored)
+        return self.begin
+
+    def follows_no_longer(self, partitions: Collection[Partition]) -> None:
+        for each in partitions:
+            del self.followed[each]
+
+    def is_level(self) -> bool:
+        return True
+
+    def handed_over(self, partition: Partition, *, planned: bool, silent_ns: int) -> None:
+        self.came[partition] = planned
 
     async def read(self) -> None:
         async for batch in self.source.batches():
@@ -102,7 +130,7 @@ async def test_the_embedded_broker_keeps_texts_and_begins_again_before_what_is_c
         again = kafka.source("g")
         again.set_retention(10**9, skips=False)
         assert await again.stored() == {(T, 0): CommitPoint(6, record("text"))}
-        notes = Notes(again, "other", {(T, 0): begin} if begin else {})
+        notes = Notes(again, "other", {(T, 0): begin} if begin else {}, commits=False)
         await again.start()
         kafka.run(notes.read())
         await until(lambda notes=notes, n=expected: len(notes.got) == 9 - n)
@@ -242,7 +270,7 @@ async def test_partitions_that_went_elsewhere_while_the_client_was_opened_again_
         raise KafkaError("cannot go on")
 
     notes.began.clear()
-    monkeypatch.setattr(source, "_pause_assigned", fails)
+    monkeypatch.setattr(source._reading, "next", fails)
     await until(lambda: bool(notes.began))
     assert (notes.gone, notes.began) == ([(T, 1)], {(T, 0): 0})
 

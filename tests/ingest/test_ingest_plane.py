@@ -62,7 +62,7 @@ class Harness(Consumer):
     def phase(self, session: str) -> Phase:
         return Phase.REBUILDING if self.rebuilding else Phase.LIVE
 
-    def may_close_idle(self) -> bool:
+    def may_close_idle(self, session: str) -> bool:
         return self.closes_idle
 
     def submit(self, made: Made) -> None:
@@ -242,7 +242,6 @@ def test_idle_bars_stay_open_while_they_must_and_then_count_from_there(make: Mak
     harness.take(trade(0, 1, 10))
     harness.take(after_ns=10_000)
     harness.closes_idle = True
-    harness.plane.restart_idle_clock()
     harness.plane.step()
     assert harness.texts() == []
     harness.take(after_ns=500)

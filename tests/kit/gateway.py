@@ -49,6 +49,7 @@ from feeds.source import (
     ReadCommitted,
     RebalanceListener,
     Source,
+    StartPosition,
 )
 from ingest.record import RECORD, Records
 from ingest.ring import Ring
@@ -155,6 +156,14 @@ class Member(QueueSource):
         pass
 
 
+async def assigned(
+    listener: RebalanceListener, points: Mapping[Partition, CommitPoint]
+) -> Mapping[Partition, StartPosition]:
+    """Where partitions begin that come, once it is stored whose they are."""
+    listener.claims(points)
+    return await listener.on_assigned(points)
+
+
 class Log(Member):
     """A log with commit points; the test assigns its partitions."""
 
@@ -254,7 +263,7 @@ class SourceEvents:
         self.resumed.append(set(names))
         return {name: self.places[name] for name in names if name in self.places}
 
-    async def promote(self) -> None:
+    async def promote(self, names: Collection[str]) -> None:
         pass
 
     def reset_session(self, names: Collection[str], answered: Collection[str]) -> None:
@@ -265,7 +274,7 @@ class SourceEvents:
         return SessionHooks(
             self.reset_session,
             lambda names: self.resume(names),
-            self.promote,
+            lambda names: self.promote(names),
             lambda names: self.assigned.append(set(names)),
             lambda names: self.revoked.append(set(names)),
         )

@@ -224,7 +224,8 @@ class Publisher:
         published = self._published[event.session]
         if published.needs_reset:
             return
-        if not self._standby.answers:  # another daemon has published it; how far is read from its commits
+        if self._standby.follows(event.session):
+            # another daemon has published it; how far is read from its commits
             published.history.clear()
             published.history.add(event.version)
             return

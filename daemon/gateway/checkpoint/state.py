@@ -193,14 +193,25 @@ class ProgressStore:
     def promote(self, points: Mapping[Partition, CommitPoint]) -> set[str]:
         """Like `read`, while an engine runs; returns the sessions that others have answered meanwhile.
 
-        If there are any, another epoch begins.
+        Another epoch begins unless ours is newer than theirs: they may have published more than they stored.
         """
-        epoch, before = self.epoch, {name: each.progress for name, each in self._sessions.items()}
+        before = {name: each.progress for name, each in self._sessions.items()}
+        ours = f"{self._writer}/"
+        others = {
+            name: value
+            for point in points.values()
+            for name, value in point.state.items()
+            if not name.startswith(ours)
+        }
+        theirs = max((stored.epoch for _, stored in self._decoded(others)), default=-1)
+        if theirs >= self.epoch:
+            self.epoch = theirs + 1
         self.read(points)
-        changed = {name for name, each in self._sessions.items() if each.progress != before.get(name)}
-        if changed or self.epoch > epoch:
-            self.epoch += 1
-        return changed
+        return {name for name, each in self._sessions.items() if each.progress != before.get(name)}
+
+    def claim(self, point: CommitPoint) -> CommitPoint:
+        """The point, which somebody has stored, with our epoch."""
+        return point._replace(state={**point.state, **self.describe(())})
 
     def take_back(self, names: Iterable[str]) -> None:
         """What is not stored of these sessions' progress is void: it is made again from there."""
@@ -217,16 +228,17 @@ class ProgressStore:
             for name, stored in self._decoded(point.state)
         )
 
-    def begin_epoch(self) -> None:
-        """This daemon answers from now on, as another one did before."""
-        self.epoch += 1
-
     def owners(self, points: Iterable[CommitPoint]) -> dict[str, str]:
-        """By session, the address of the daemon that wrote its record; empty if that told none."""
+        """By session, the address of another daemon that wrote its record; empty if that told none.
+
+        Our own records stay until the new owner of their partition has written its first ones.
+        """
         found: dict[str, StoredProgress] = {}
         for point in points:
             for name, stored in self._decoded(point.state):
                 known = found.get(name)
+                if stored.owner and stored.owner == self.address:
+                    continue
                 if name and (known is None or order(stored.progress) > order(known.progress)):
                     found[name] = stored
         return {name: stored.owner for name, stored in found.items()}

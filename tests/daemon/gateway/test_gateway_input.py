@@ -30,7 +30,7 @@ from feeds.source import (
 from ingest.ring import Ring
 from metrics.store import MetricStore
 from tests.kit import inproc_config, until
-from tests.kit.gateway import Broker, Commands, Log, SourceEvents, inputs_of
+from tests.kit.gateway import Broker, Commands, Log, SourceEvents, assigned, inputs_of
 from tests.kit.progress import stored
 
 P, Q = ("t", 0), ("t", 1)
@@ -111,7 +111,7 @@ class Rig(SourceEvents):
         return self.progress.start(["aaa", "bbb"], again=self.input.again)
 
     async def assign(self) -> Mapping[Partition, StartPosition]:
-        begin = await self.log.listener.on_assigned(self.log.points)
+        begin = await assigned(self.log.listener, self.log.points)
         self.answered_ns = {partition: each.answered_ns for partition, each in begin.items()}
         return {partition: each._replace(answered_ns=0) for partition, each in begin.items()}
 
@@ -528,9 +528,9 @@ async def test_a_session_waits_for_its_own_partition_to_come_back() -> None:
         rig.answer("bbb", 101, Q)
         rig.log.listener.on_revoked([P, Q])
         stored = rig.log.points
-        await rig.log.listener.on_assigned({P: stored[P]})
+        await assigned(rig.log.listener, {P: stored[P]})
         assert (rig.resumed, rig.silent) == ([{"aaa"}], {"bbb"})
-        await rig.log.listener.on_assigned({Q: CommitPoint(0)})
+        await assigned(rig.log.listener, {Q: CommitPoint(0)})
         assert (rig.resumed[1:], rig.silent) == ([{"bbb"}], set())
 
 

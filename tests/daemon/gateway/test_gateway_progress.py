@@ -133,6 +133,16 @@ def test_an_engine_that_answered_nothing_has_an_epoch_of_its_own(store: MetricSt
     assert second.owners([CommitPoint(0, first.describe([]))]) == {}
 
 
+def test_our_own_records_name_no_other_owner(store: MetricStore) -> None:
+    """They stay for a moment where a partition went to another daemon."""
+    ours = ProgressStore(store, address="tcp://here")
+    theirs = ProgressStore(store, address="tcp://there")
+    assert ours.owners([CommitPoint(0, ours.describe(["aaa"]))]) == {}
+    both = {**ours.describe(["aaa"]), **theirs.describe(["aaa"])}
+    assert ours.owners([CommitPoint(0, both)]) == {"aaa": "tcp://there"}
+    assert theirs.owners([CommitPoint(0, both)]) == {"aaa": "tcp://here"}
+
+
 def test_another_owner_s_progress_begins_another_epoch_and_our_own_does_not(store: MetricStore) -> None:
     ours = ProgressStore(store)
     ours.start(["aaa", "bbb"])
@@ -144,6 +154,21 @@ def test_another_owner_s_progress_begins_another_epoch_and_our_own_does_not(stor
     assert ours.number("bbb") == 301
     assert ours.number("aaa") == 2
     assert ours.is_history("bbb", (40,))
+
+
+def test_of_two_that_start_at_once_the_later_owner_has_the_newer_epoch(store: MetricStore) -> None:
+    """The first one may have published what it has not stored; it stores its epoch before that."""
+    first, second = ProgressStore(store), ProgressStore(store)
+    for each in (first, second):
+        each.start(["aaa"])
+    claimed = first.claim(CommitPoint(3))
+    assert second.promote({("t", 0): claimed}) == set()
+    assert (first.epoch, second.epoch) == (1, 2)
+    claimed = second.claim(claimed)
+    assert first.promote({("t", 0): claimed}) == set()
+    assert (first.epoch, second.epoch) == (3, 2)
+    first.promote({("t", 0): first.claim(claimed)})
+    assert first.epoch == 3, "its own record"
 
 
 def test_thousands_of_sessions_are_stored_each_under_a_name_of_this_daemon(store: MetricStore) -> None:

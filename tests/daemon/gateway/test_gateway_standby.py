@@ -1,7 +1,8 @@
 """A daemon that stands by: what it notes of the one that answers, and where it goes on."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from feeds.source import CommitPoint, Partition, StartPosition
 from ingest.ring import Ring
 from metrics.store import MetricStore
 from tests.kit import SECOND, inproc_config
-from tests.kit.gateway import Log, SourceEvents, inputs_of
+from tests.kit.gateway import Log, SourceEvents, assigned, inputs_of
 from tests.kit.progress import stored
 
 P, Q = ("t", 0), ("t", 1)
@@ -37,16 +38,18 @@ class Waiting(Log):
 class Rig(SourceEvents):
     """``told``: progress that the engine was given at a take-over."""
 
-    def __init__(self, points: Mapping[Partition, CommitPoint], interval: int = SECOND) -> None:
+    def __init__(
+        self, points: Mapping[Partition, CommitPoint], interval: int = SECOND, *, standby: bool = True
+    ) -> None:
         super().__init__()
         self.store = MetricStore.local({"session": ["aaa", "bbb"], "source": ["kafka"], "sink": []})
         self.log = Waiting(points)
         self.progress = ProgressStore(self.store)
         self.tracker = OffsetTracker(self.progress.describe)
-        self.standby = Standby(self.store, configured=True, clock=lambda: 0)
+        self.standby = Standby(self.store, configured=standby, clock=lambda: 0)
         self.told: list[dict[str, Progress]] = []
         self.places = {name: {f"V:{name.upper()}": Position("kafka", *P, 90)} for name in ("aaa", "bbb")}
-        recovery = RecoveryConfig(Duration(interval), standby=True)
+        recovery = RecoveryConfig(Duration(interval), standby=standby)
         self.input, self.runner = inputs_of(
             inproc_config(["V:AAA", "V:BBB"], recovery=recovery),
             self.log,
@@ -57,8 +60,8 @@ class Rig(SourceEvents):
             standby=self.standby,
         )
 
-    async def promote(self) -> None:
-        self.told.append({name: self.progress.resumed(name) for name in ("aaa", "bbb")})
+    async def promote(self, names: Collection[str]) -> None:
+        self.told.append({name: self.progress.resumed(name) for name in sorted(names)})
 
     async def start(self, restored: Mapping[str, Mapping[str, Position]] | None = None) -> None:
         """``restored``: sessions that the engine found a snapshot of, by default both."""
@@ -98,7 +101,7 @@ async def test_it_goes_on_where_it_has_read_behind_what_is_committed() -> None:
     rig.tracker.all_passed_on("aaa", [1, 2], P, [97, 98])
     # the other one answered two more bars, after an engine of its own died
     rig.log.points[P] = CommitPoint(130, told(6, 12, 72, 7))
-    assert await rig.log.listener.on_assigned(rig.log.points) == {P: StartPosition(99, None, 7)}
+    assert await assigned(rig.log.listener, rig.log.points) == {P: StartPosition(99, None, 7)}
     assert rig.told == [{"aaa": Progress(7, 12, 72, (7,)), "bbb": Progress(7)}]
     rig.log.listener.begins(P, 99)
     assert rig.standby.answers
@@ -123,14 +126,14 @@ async def test_a_session_without_a_snapshot_begins_anew_before_it_is_read() -> N
     rig.log.points[P] = CommitPoint(130, told(4, 12, 72, 7))
     await rig.log.listener.follows(rig.log.points)
     assert rig.resumed == [{"aaa"}]
-    assert await rig.log.listener.on_assigned(rig.log.points) == {P: StartPosition(90, 130, 7)}
+    assert await assigned(rig.log.listener, rig.log.points) == {P: StartPosition(90, 130, 7)}
     assert rig.resumed == [{"aaa"}]
 
 
 async def test_nor_does_it_take_over_without_having_looked_for_one() -> None:
     rig = Rig({P: CommitPoint(100, told(4, 10, 60, 5))})
     await rig.start({})
-    await rig.log.listener.on_assigned(rig.log.points)
+    await assigned(rig.log.listener, rig.log.points)
     assert rig.resumed == [{"aaa"}], "nothing was ever answered of the other one"
     assert len(rig.told) == 1
 
@@ -152,7 +155,7 @@ async def test_it_serves_what_it_reads_once_it_answers() -> None:
     await rig.log.listener.follows(rig.log.points)
     rig.tracker.all_passed_on("aaa", [1, 2], P, [97, 98])
     assert not rig.input.serves("aaa")
-    await rig.log.listener.on_assigned(rig.log.points)
+    await assigned(rig.log.listener, rig.log.points)
     rig.log.listener.begins(P, 99)
     assert (rig.input.serves("aaa"), rig.input.serves("bbb")) == (True, False)
 
@@ -185,7 +188,7 @@ async def test_whatever_the_other_one_commits_nothing_is_left_out_or_outstanding
                 rig.tracker.passed_on("aaa", number, P, offset)
                 assert rig.tracker.is_history("aaa", number)
             read = committed
-    at = (await rig.log.listener.on_assigned(rig.log.points))[P]
+    at = (await assigned(rig.log.listener, rig.log.points))[P]
     begin = at.offset if at.lookback_end is None else 0  # the window's beginning
     assert begin == read
     rig.log.listener.begins(P, begin)
@@ -197,10 +200,87 @@ async def test_whatever_the_other_one_commits_nothing_is_left_out_or_outstanding
     assert rig.progress.number("aaa") == committed + 1
 
 
+BBB = CommitPoint(50, stored(4, {"bbb": Progress(4, 7, 42, (3,))}))
+
+
+async def following() -> Rig:
+    """A daemon that answers ``bbb`` of Q, and follows the owner of P, which has ``aaa``."""
+    rig = Rig({P: CommitPoint(100, told(4, 10, 60, 5)), Q: BBB}, standby=False)
+    await rig.start()
+    assert not rig.log.is_standby
+    await assigned(rig.log.listener, {Q: BBB})
+    rig.log.listener.begins(Q, 50)
+    assert await rig.log.listener.follows({P: rig.log.points[P]}) == {P: StartPosition(90, None, 5)}
+    return rig
+
+
+async def test_one_that_answers_follows_the_sessions_of_single_partitions() -> None:
+    rig = await following()
+    assert rig.resumed == [{"aaa"}], "it begins at the owner's snapshot"
+    assert [rig.input.follows(name) for name in ("aaa", "bbb")] == [True, False]
+    assert [rig.input.owner(name) for name in ("aaa", "bbb")] == ["tcp://other", None]
+    rig.tracker.all_passed_on("aaa", [1, 2], P, [97, 98])
+    rig.tracker.all_passed_on("bbb", [3], Q, [50])
+    assert rig.tracker.is_history("aaa", 2)
+    assert await rig.runner.checkpoint.commit()
+    assert rig.log.committed == {Q: 50}
+    rig.log.points[P] = CommitPoint(130, told(4, 12, 72, 7))
+    await rig.log.listener.follows({P: rig.log.points[P]})
+    assert rig.resumed == [{"aaa"}], "and goes on from there"
+    epoch = rig.progress.epoch
+    assert epoch > 4, "theirs"
+    assert await assigned(rig.log.listener, {P: rig.log.points[P]}) == {P: StartPosition(99, None, 7)}
+    assert rig.told == [{"aaa": Progress(epoch, 12, 72, (7,))}]
+    assert rig.resumed == [{"aaa"}], "where its tape is already"
+    rig.log.listener.begins(P, 99)
+    assert [rig.input.owner(name) for name in ("aaa", "bbb")] == [None, None]
+    assert not rig.input.follows("aaa")
+    rig.tracker.all_passed_on("aaa", [4, 5], P, [129, 130])
+    assert [rig.tracker.is_history("aaa", number) for number in (4, 5)] == [True, False]
+    assert await rig.runner.checkpoint.commit()
+    assert rig.log.committed == {Q: 50, P: 130}
+
+
+async def test_what_is_followed_no_longer_begins_from_what_is_committed() -> None:
+    rig = await following()
+    rig.log.listener.follows_no_longer([P])
+    assert rig.input.follows("aaa"), "its engine does not answer it yet"
+    assert await assigned(rig.log.listener, {P: rig.log.points[P]}) == {P: StartPosition(90, None, 5)}
+    assert (rig.resumed, rig.told) == ([{"aaa"}, {"aaa"}], [])
+    assert not rig.input.follows("aaa")
+
+
+async def test_a_partition_that_was_left_is_followed_from_its_owner_s_snapshot() -> None:
+    rig = await following()
+    await assigned(rig.log.listener, {P: rig.log.points[P]})
+    rig.log.listener.begins(P, 90)
+    rig.tracker.all_passed_on("aaa", [1, 2], P, [100, 220])
+    rig.log.listener.on_revoked([P])
+    rig.log.points[P] = CommitPoint(150, told(9, 14, 84, 8))
+    assert await rig.log.listener.follows({P: rig.log.points[P]}) == {P: StartPosition(90, None, 8)}
+    assert rig.resumed == [{"aaa"}, {"aaa"}]
+    assert rig.input.follows("aaa")
+
+
+async def test_another_engine_follows_nobody_yet() -> None:
+    rig = await following()
+    rig.input.engine_starts()
+    assert not rig.input.follows("aaa")
+    await rig.log.listener.follows({P: rig.log.points[P]})
+    assert rig.resumed == [{"aaa"}, {"aaa"}]
+
+
+@pytest.mark.parametrize(("planned", "kind"), [(True, "planned"), (False, "unplanned")])
+async def test_hand_overs_are_counted_by_their_kind(planned: bool, kind: str) -> None:
+    rig = await following()
+    rig.log.listener.handed_over(P, planned=planned, silent_ns=SECOND)
+    assert rig.store.value("foretick_hand_overs_total", kind=kind) == 1
+
+
 async def test_it_stands_by_again_when_it_begins_to_read_again() -> None:
     rig = Rig({P: CommitPoint(100, told(4, 10, 60, 5)), Q: CommitPoint(7)})
     await rig.start()
-    await rig.log.listener.on_assigned(rig.log.points)
+    await assigned(rig.log.listener, rig.log.points)
     assert rig.store.value("foretick_standby") == 0
     rig.standby.wait()
     assert rig.store.value("foretick_standby") == 1
