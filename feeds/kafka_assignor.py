@@ -8,8 +8,8 @@ are ready.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Set
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 import msgspec
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
@@ -25,7 +25,10 @@ _NONE: frozenset[Partition] = frozenset()
 
 @dataclass(frozen=True)
 class AssignedMember:
-    """``owns``: what it had by its newest assignment, of ``generation``. ``topics`` None: all."""
+    """``owns``: what it had by its newest assignment, of ``generation``. ``topics`` None: all.
+
+    ``costs``: what it measured of its partitions, in answers a second.
+    """
 
     standby: bool = False
     leaving: bool = False
@@ -33,6 +36,7 @@ class AssignedMember:
     generation: int = NEVER
     ready: frozenset[Partition] = _NONE
     topics: frozenset[str] | None = None
+    costs: Mapping[Partition, float] = field(default_factory=dict)
 
     def reads(self, partition: Partition) -> bool:
         """Whether it subscribes to the partition's topic."""
@@ -79,19 +83,20 @@ def serving(members: Mapping[str, AssignedMember]) -> Set[str]:
 
 
 def decide(
-    members: Mapping[str, AssignedMember],
-    partitions: Collection[Partition],
-    weights: Mapping[Partition, float] | None = None,
+    members: Mapping[str, AssignedMember], partitions: Collection[Partition]
 ) -> dict[str, AssignmentPlan]:
-    """A plan for each member. ``weights``: what each partition costs, by default 1.
+    """A plan for each member.
 
     A partition with a living owner stays with it until its target is ready. Without one it goes to a member
-    that is ready, else to its target. Targets are balanced, and change as little as that allows.
+    that is ready, else to its target. Targets are balanced by what owners have measured, and change as little
+    as that allows.
     """
     serves = serving(members)
     living = _held(members, partitions)
-    held = {**living, **_ready(members, serves, [each for each in partitions if each not in living])}
-    targets = _targets(members, serves, partitions, weights or {}, held)
+    ready = _ready(members, serves, partitions)
+    held = {**ready, **living}
+    # whoever has warmed up is the target still, though costs may have changed meanwhile
+    targets = _targets(members, serves, _costs(members, partitions, living), {**held, **ready})
     has, warm, leaves, moved = ({name: set[Partition]() for name in members} for _ in range(4))
     for partition, target in targets.items():
         owner = held.get(partition, target)
@@ -131,10 +136,19 @@ def _held(members: Mapping[str, AssignedMember], partitions: Collection[Partitio
     }
 
 
+def _costs(
+    members: Mapping[str, AssignedMember], partitions: Collection[Partition], living: Mapping[Partition, str]
+) -> dict[Partition, float]:
+    """As owners measured them; one that is not measured is taken for an average one."""
+    known = {p: members[name].costs[p] for p, name in living.items() if p in members[name].costs}
+    usual = sum(known.values()) / len(known) if known else 1.0
+    return {partition: known.get(partition, usual) for partition in partitions}
+
+
 def _ready(
     members: Mapping[str, AssignedMember], serves: Set[str], partitions: Collection[Partition]
 ) -> dict[Partition, str]:
-    """Of these, which have no owner, those that a serving member is ready for, spread by number."""
+    """Of these, those that a serving member is ready for, spread by number."""
     found: dict[Partition, str] = {}
     counts = dict.fromkeys(sorted(serves), 0)
     for partition in sorted(partitions):
@@ -148,8 +162,7 @@ def _ready(
 def _targets(
     members: Mapping[str, AssignedMember],
     serves: Set[str],
-    partitions: Collection[Partition],
-    weights: Mapping[Partition, float],
+    costs: Mapping[Partition, float],
     held: Mapping[Partition, str],
 ) -> dict[Partition, str]:
     """By partition, who is to have it in the end; where all are leaving, owners keep theirs."""
@@ -157,7 +170,7 @@ def _targets(
     if all(each.leaving for each in members.values()):
         targets = dict(held)
     by_readers: dict[tuple[str, ...], list[Partition]] = {}
-    for partition in partitions:
+    for partition in costs:
         if partition not in targets:
             readers = tuple(sorted(name for name in serves if members[name].reads(partition)))
             by_readers.setdefault(readers, []).append(partition)
@@ -165,8 +178,7 @@ def _targets(
         if partition in held:
             targets[partition] = held[partition]
     for readers, found in by_readers.items():
-        costs = {partition: weights.get(partition, 1.0) for partition in found}
-        targets |= place(costs, readers, {p: held[p] for p in found if p in held})
+        targets |= place({p: costs[p] for p in found}, readers, {p: held[p] for p in found if p in held})
     return targets
 
 
@@ -178,6 +190,7 @@ class _Claims(msgspec.Struct, frozen=True, array_like=True):
     generation: int
     owns: frozenset[Partition]
     ready: frozenset[Partition]
+    costs: tuple[tuple[Partition, Annotated[float, msgspec.Meta(ge=0.0, lt=1e12)]], ...] = ()
 
 
 class _News(msgspec.Struct, frozen=True, array_like=True):
@@ -204,6 +217,7 @@ class WarmUpAssignor:
         self.is_standby = self._leaving = False
         self._generation = NEVER
         self.ready = _NONE
+        self._costs: Mapping[Partition, float] = {}
 
     def stand_by(self) -> None:
         """Ask for no partitions while others serve."""
@@ -217,6 +231,10 @@ class WarmUpAssignor:
         """From the next rebalance on, we are ready for these."""
         self.ready = frozenset(partitions)
 
+    def note_costs(self, costs: Mapping[Partition, float]) -> None:
+        """From the next rebalance on, our partitions cost this."""
+        self._costs = costs
+
     def note_joined(self, generation: int) -> None:
         """Our newest assignment is of this generation of the group: aiokafka does not tell it here."""
         self._generation = generation
@@ -225,7 +243,14 @@ class WarmUpAssignor:
 
     def metadata(self, topics: Iterable[str]) -> Any:
         """What we send to the leader."""
-        claims = _Claims(self.is_standby, self._leaving, self._generation, self.plan.partitions, self.ready)
+        claims = _Claims(
+            self.is_standby,
+            self._leaving,
+            self._generation,
+            self.plan.partitions,
+            self.ready,
+            tuple(self._costs.items()),
+        )
         return ConsumerProtocolMemberMetadata(_VERSION, list(topics), msgspec.msgpack.encode(claims))
 
     def on_assignment(self, assignment: Any) -> None:
@@ -254,7 +279,13 @@ def _member(metadata: Any) -> AssignedMember:
     except msgspec.DecodeError:
         return AssignedMember(topics=topics)
     return AssignedMember(
-        found.standby, found.leaving, found.owns, found.generation, found.ready, topics=topics
+        found.standby,
+        found.leaving,
+        found.owns,
+        found.generation,
+        found.ready,
+        topics,
+        dict(found.costs),
     )
 
 

@@ -356,6 +356,7 @@ class KafkaMember:
         """The group is about to be formed again: commit while the coordinator takes it."""
         self._joining_since_ns = time.monotonic_ns()
         if self._begun and self.listener is not None:
+            self._assignor.note_costs(self.listener.costs())
             await self.listener.commit()
         self.joining = True
 

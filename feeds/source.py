@@ -262,6 +262,9 @@ class RebalanceListener(Protocol):
     def is_level(self) -> bool:
         """Whether all is taken that was read so far, but for a little."""
 
+    def costs(self) -> Mapping[Partition, float]:
+        """What our partitions cost, in answers a second; those that are too new to tell are left out."""
+
     def handed_over(self, partition: Partition, *, planned: bool, silent_ns: int) -> None:
         """Reading began of one that another member had; ``planned``: which handed it over.
 

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from daemon.config.schema import RecoveryConfig
 from daemon.gateway.checkpoint.checkpoint import Checkpoint
@@ -36,6 +37,22 @@ class SessionHooks:
     """Tells the engine whose records another daemon reads from now on."""
 
 
+MEASURED_S = 30.0
+"""What a partition costs is known that long after it has begun."""
+
+
+class _Begun(NamedTuple):
+    """When a partition of ours began, monotonic, s, and the number of each session's newest answer then."""
+
+    since_s: float
+    numbers: Mapping[str, int]
+
+    def answers_a_second(self, numbers: Mapping[str, int], now_s: float) -> float:
+        """To two digits, so that equal loads look equal; ``numbers``: now."""
+        answers = sum(max(0, number - self.numbers.get(name, 0)) for name, number in numbers.items())
+        return float(f"{answers / (now_s - self.since_s):.2g}")
+
+
 class GroupMember:
     """The rebalance listener of a source that is a log; of any other one it knows nothing to tell."""
 
@@ -57,7 +74,7 @@ class GroupMember:
         self._tracker, self._progress, self._starts = tracker, progress, starts
         self._checkpoint, self._standby, self._hooks = checkpoint, standby, hooks
         self._stored: dict[Partition, CommitPoint] = {}
-        self._mine: set[Partition] = set()
+        self._mine: dict[Partition, _Begun] = {}
         self._elsewhere_answered: set[str] = set()
         """Sessions that another daemon has answered further than this engine knows, or may have."""
         self._unrestored: set[str] = set()
@@ -212,7 +229,8 @@ class GroupMember:
         """Reading begins at ``start``; what is committed is history, unless it was asked for."""
         point = self._stored.get(partition, CommitPoint(0))
         readers = self._starts.sessions & self._progress.readers(point)
-        self._mine.add(partition)
+        numbers = {name: self._progress.of(name).sequence for name in readers}
+        self._mine[partition] = _Begun(time.monotonic(), numbers)
         again = (self.log is not None and self.log.again) or partition in self._tracker.asked_for()
         self._tracker.begin(partition, start, point.offset, readers, again=again)
         self._hooks.assigned(readers | self._left.pop(partition, set()))
@@ -228,7 +246,8 @@ class GroupMember:
         With transactions, what is not committed of their sessions is dropped. If they come back, they begin
         again from what is committed.
         """
-        self._mine.difference_update(partitions)
+        for partition in partitions:
+            self._mine.pop(partition, None)
         gone = set[str]()
         known = self._starts.sessions
         for partition in partitions:
@@ -243,6 +262,16 @@ class GroupMember:
             self._left[partition] = {name for name in names if not self.reads(name)}
             gone |= self._left[partition]
         self._hooks.revoked(gone)
+
+    def costs(self) -> Mapping[Partition, float]:
+        """What our partitions cost, in answers a second; those that are too new to tell are left out."""
+        now, known, found = time.monotonic(), self._starts.sessions, {}
+        for partition, begun in self._mine.items():
+            if now - begun.since_s >= MEASURED_S:
+                names = (name for name in known if self._tracker.reads(name, (partition,)))
+                numbers = {name: self._progress.of(name).sequence for name in names}
+                found[partition] = begun.answers_a_second(numbers, now)
+        return found
 
     # Who reads what.
 

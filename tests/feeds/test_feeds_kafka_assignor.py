@@ -167,13 +167,30 @@ def test_it_converges_in_a_bounded_number_of_rounds_to_equal_shares(
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(1, 4))
 def test_loads_are_equal_but_for_one_partition(weights: list[int], members: int) -> None:
-    cost = {(TOPIC, n): float(weight) for n, weight in enumerate(weights)}
-    plans = decide({f"m{n}": AssignedMember() for n in range(members)}, list(cost), cost)
-    loads = {name: sum(cost[each] for each in plan.partitions) for name, plan in plans.items()}
+    costs = {(TOPIC, n): float(weight) for n, weight in enumerate(weights)}
+    owner = AssignedMember(leaving=True, owns=frozenset(costs), generation=1, costs=costs)
+    plans = decide({f"m{n}": AssignedMember() for n in range(members)} | {"owner": owner}, list(costs))
+    loads = {name: sum(costs[each] for each in plan.warm) for name, plan in plans.items() if name != "owner"}
+    assert sum(loads.values()) == sum(costs.values())
     least = min(loads.values())
     for name, load in loads.items():
-        lightest = min((cost[each] for each in plans[name].partitions), default=0.0)
+        lightest = min((costs[each] for each in plans[name].warm), default=0.0)
         assert load - lightest <= least
+
+
+def test_hot_partitions_part_and_whoever_warmed_one_gets_it_though_costs_have_changed() -> None:
+    group = Group(4)
+    group.join("a")
+    group.rebalance()
+    group.join("b")
+    group.members["a"].note_costs({(TOPIC, 0): 90.0, (TOPIC, 1): 80.0, (TOPIC, 2): 2.0})
+    group.rebalance()
+    warm = group.members["b"].plan.warm
+    assert len(warm & parts(0, 1)) == 1, "not both, and one that is not measured costs as the others do"
+    group.warm()
+    group.members["a"].note_costs({(TOPIC, n): cost for n, cost in enumerate((2.0, 3.0, 90.0, 70.0))})
+    group.rebalance()
+    assert group.has["b"] == warm
 
 
 def test_a_claim_of_an_outdated_assignment_does_not_count() -> None:

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Collection, Mapping
 
 import pytest
-from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.errors import KafkaError
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.errors import CommitFailedError, KafkaError
 
 from feeds import kafka_member
 from feeds.kafka_source import KafkaSource
@@ -83,6 +83,9 @@ class Notes:
 
     def is_level(self) -> bool:
         return True
+
+    def costs(self) -> Mapping[Partition, float]:
+        return {}
 
     def handed_over(self, partition: Partition, *, planned: bool, silent_ns: int) -> None:
         self.came[partition] = planned
@@ -239,6 +242,57 @@ async def test_the_broker_s_time_is_not_used_up_by_its_listener(
     notes = await Notes.open(kafka)
     await until(lambda: len(notes.got) == 3)
     assert (calls, notes.source.connection.retries) == (1, 0)
+
+
+class Claiming(Notes):
+    """It stores whose partitions are before it begins them."""
+
+    def __init__(self, kafka: KafkaClients, text: str = "ours") -> None:
+        super().__init__(kafka.source("g", poll_ms=50), text)
+        self._kafka, self.claimed, self.found = kafka, 0, dict[Partition, CommitPoint]()
+
+    def claims(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, CommitPoint]:
+        self.claimed += 1
+        return {
+            p: CommitPoint(each.offset, {**each.state, **record(self.text)}) for p, each in stored.items()
+        }
+
+    async def on_assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, StartPosition]:
+        self.found.update(await self._kafka.source("g").stored())
+        return await super().on_assigned(stored)
+
+
+async def test_whose_a_partition_is_is_stored_before_anything_of_it_begins(kafka: KafkaClients) -> None:
+    await produce(kafka.bootstrap, T, 3)
+    notes = Claiming(kafka)
+    await notes.source.start()
+    kafka.run(notes.read())
+    await until(lambda: len(notes.got) == 3)
+    assert notes.found == {(T, 0): CommitPoint(0, record("ours"))}
+    assert (notes.stored, notes.claimed) == ({(T, 0): CommitPoint(0)}, 1)
+
+
+async def test_a_partition_does_not_begin_while_the_broker_refuses_to_store_whose_it_is(
+    kafka: KafkaClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As to a member that was left behind, while another one has begun."""
+    await produce(kafka.bootstrap, T, 3)
+    notes = Claiming(kafka)
+    refused = True
+    commit = AIOKafkaConsumer.commit
+
+    async def left_behind(self: AIOKafkaConsumer, offsets: object) -> None:
+        if refused:
+            raise CommitFailedError
+        await commit(self, offsets)
+
+    monkeypatch.setattr(AIOKafkaConsumer, "commit", left_behind)
+    await notes.source.start()
+    kafka.run(notes.read())
+    await until(lambda: notes.claimed > 2)
+    assert (notes.stored, notes.began, notes.got) == ({}, {}, [])
+    refused = False
+    await until(lambda: len(notes.got) == 3)
 
 
 async def test_a_new_generation_has_no_partitions_until_they_are_assigned(kafka: KafkaClients) -> None:

@@ -10,6 +10,7 @@ from daemon.api.health import FILLING, STANDBY, health_of, state_of
 from daemon.config.schema import RecoveryConfig
 from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.checkpoint.state import ProgressStore
+from daemon.gateway.group_member import MEASURED_S, GroupMember
 from daemon.gateway.standby import Standby
 from daemon.progress import Position, Progress
 from feeds.durations import Duration
@@ -198,6 +199,22 @@ async def test_whatever_the_other_one_commits_nothing_is_left_out_or_outstanding
     assert rig.tracker.outstanding() == 5
     assert rig.tracker.to_commit()[P].offset == committed
     assert rig.progress.number("aaa") == committed + 1
+
+
+async def test_a_partition_costs_what_was_answered_since_it_began_once_that_is_known() -> None:
+    rig = Rig({P: CommitPoint(100, told(4, 10, 60, 5)), Q: BBB}, standby=False)
+    await rig.start()
+    await assigned(rig.log.listener, rig.log.points)
+    for partition in (P, Q):
+        rig.log.listener.begins(partition, 0)
+    listener = rig.log.listener
+    assert isinstance(listener, GroupMember)
+    assert listener.costs() == {}, "it has just begun"
+    for partition, begun in listener._mine.items():
+        listener._mine[partition] = begun._replace(since_s=begun.since_s - 2 * MEASURED_S)
+    answers = [rig.progress.number("aaa") for _ in range(90)]
+    rig.progress.acknowledge("aaa", 11, answers, (6,))
+    assert listener.costs() == {P: 1.5, Q: 0.0}
 
 
 BBB = CommitPoint(50, stored(4, {"bbb": Progress(4, 7, 42, (3,))}))
