@@ -1,6 +1,7 @@
 """Inputs near valid ones: a member changed for an odd value, or bytes damaged."""
 
 import json
+from copy import deepcopy
 from typing import Any
 
 import msgspec
@@ -20,7 +21,8 @@ def near(draw: st.DrawFn, seeds: tuple[bytes, ...]) -> bytes:
     if tree is not None and draw(st.booleans()):
         places = list(_places(tree))
         for place in draw(st.lists(st.sampled_from(places), min_size=1, max_size=3)) if places else []:
-            _change(tree, place, draw(st.sampled_from(ODD)), drop=draw(st.integers(0, 4)) == 0)
+            odd = deepcopy(draw(st.sampled_from(ODD)))  # the next change may be within it
+            _change(tree, place, odd, drop=draw(st.integers(0, 4)) == 0)
         try:
             return msgspec.msgpack.encode(tree) if packed else json.dumps(tree, default=repr).encode()
         except (OverflowError, ValueError, msgspec.MsgspecError):
