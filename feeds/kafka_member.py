@@ -320,7 +320,8 @@ class KafkaMember:
         except (CommitFailed, KafkaError) as error:
             log.info("%s: partitions do not begin yet: %r", self._name, error)
             return False
-        return True
+        # what is answered of the others is of the same epoch
+        return not self._begun or self.listener is None or await self.listener.commit()
 
     def still(self, starts: Mapping[TopicPartition, BegunPartition]) -> dict[TopicPartition, BegunPartition]:
         """Those of these that are ours without a break since, and not begun."""

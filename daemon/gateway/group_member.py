@@ -125,10 +125,17 @@ class GroupMember:
     # Partitions come and go: see `RebalanceListener`.
 
     def claims(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, CommitPoint]:
-        """Our epoch, newer than those of whoever has answered these; a transaction stores it with answers."""
+        """Our epoch, newer than those of whoever has answered these; a transaction stores it with answers.
+
+        From now on, nothing more is published of sessions that others have answered meanwhile.
+        """
         changed = self._progress.promote(stored)
-        cold = (self._progress.readers(point) for p, point in stored.items() if not self._is_warm(p))
-        self._elsewhere_answered |= changed.intersection(set[str]().union(*cold))
+        cold = self._cold(stored)
+        self._elsewhere_answered |= changed.intersection(set[str]().union(*cold.values()))
+        for partition, names in cold.items():
+            if names & self._elsewhere_answered:
+                self._hooks.reset(names, self._elsewhere_answered)
+                self._checkpoint.rewind(partition)
         if self._checkpoint.exactly_once:
             return {}
         return {partition: self._progress.claim(point) for partition, point in stored.items()}
@@ -137,34 +144,32 @@ class GroupMember:
         """Where to begin: at what is missing from windows, where that is known.
 
         Those that were read behind their owner go on behind what it has committed, where tapes are already.
+        Sessions of others that another daemon has answered meanwhile go on from where that stands.
         """
-        if warm := {p: point for p, point in stored.items() if self._is_warm(p)}:
+        self._progress.begin_epoch()
+        cold = self._cold(stored)
+        if warm := {p: point for p, point in stored.items() if p not in cold}:
             await self._promote(warm)
-        if cold := {p: point for p, point in stored.items() if p not in warm}:
-            await self._begin_from(cold)
+        ours = set[str]().union(*cold.values())
+        self._owners = {name: each for name, each in self._owners.items() if name not in ours}
+        for names in [names for names in cold.values() if names & self._elsewhere_answered]:
+            self._standby.lead(names)
+            self._starts.resume(names, await self._hooks.resume(names))
+        self._elsewhere_answered -= ours
         self._stored.update(stored)
         return self._starts.after(stored)
 
-    def _is_warm(self, partition: Partition) -> bool:
-        return not self._standby.answers or partition in self._following
-
-    async def _begin_from(self, stored: Mapping[Partition, CommitPoint]) -> None:
-        """Sessions that another daemon has answered meanwhile go on from where that stands."""
-        resets = {
+    def _cold(self, stored: Mapping[Partition, CommitPoint]) -> dict[Partition, Set[str]]:
+        """The sessions of those partitions that were not read behind their owner."""
+        return {
             partition: self._starts.sessions
             & (self._progress.readers(point) | self._tracker.read_from(partition))
             for partition, point in stored.items()
+            if not self._is_warm(partition)
         }
-        ours = set[str]().union(*resets.values())
-        self._owners = {name: each for name, each in self._owners.items() if name not in ours}
-        resets = {partition: names for partition, names in resets.items() if names & self._elsewhere_answered}
-        for partition, names in resets.items():  # all of them before the engine's next event
-            self._hooks.reset(names, self._elsewhere_answered)
-            self._checkpoint.rewind(partition)
-        for names in resets.values():
-            self._standby.lead(names)
-            self._starts.resume(names, await self._hooks.resume(names))
-        self._elsewhere_answered.difference_update(*resets.values())
+
+    def _is_warm(self, partition: Partition) -> bool:
+        return not self._standby.answers or partition in self._following
 
     async def _promote(self, stored: Mapping[Partition, CommitPoint]) -> None:
         """No other daemon answers what is read in these."""
@@ -216,6 +221,7 @@ class GroupMember:
         if names:
             self._starts.resume(names, await self._hooks.resume(names))
             self._unrestored -= names
+            self._elsewhere_answered -= names
         for partition, readers in found.items():
             self._following[partition] = self._following.get(partition, set()) | readers
 
@@ -243,20 +249,19 @@ class GroupMember:
     def on_revoked(self, partitions: Collection[Partition]) -> None:
         """These partitions are somebody else's.
 
-        With transactions, what is not committed of their sessions is dropped. If they come back, they begin
-        again from what is committed.
+        What is not committed of their sessions is dropped: the new owner makes it again. If they come back,
+        they begin again from what is committed.
         """
         for partition in partitions:
             self._mine.pop(partition, None)
         gone = set[str]()
         known = self._starts.sessions
         for partition in partitions:
-            if self._checkpoint.exactly_once:
-                names = known & self._tracker.read_from(partition)
-                self._progress.stored(self._checkpoint.stored.values())
-                self._progress.take_back(names)
-                self._elsewhere_answered |= names
-                self._hooks.reset(names, names)
+            names = known & self._tracker.read_from(partition)
+            self._progress.stored(self._checkpoint.stored.values())
+            self._progress.take_back(names)
+            self._elsewhere_answered |= names
+            self._hooks.reset(names, names)
             self._tracker.leave(partition)
             names = {name for name in known if self._tracker.reads(name, (partition,))}
             self._left[partition] = {name for name in names if not self.reads(name)}

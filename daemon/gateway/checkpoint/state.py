@@ -117,6 +117,11 @@ class ProgressStore:
         self._events: dict[str, int] = {}
         """Numbers of the newest events that were stored, by the start of their daemon."""
         self.epoch = 0
+        """Of what is answered here. No owner before had it in any of our partitions: see `promote`."""
+        self._claimed = 0
+        """The next one, once it is stored everywhere."""
+        self._seen = 0
+        """The newest that anybody stored, as of the start."""
         self._sessions: dict[str, _Session] = {}
         self._writer = secrets.token_hex(4)
         self._saved = b""
@@ -145,7 +150,7 @@ class ProgressStore:
 
     def _read(self, state: Mapping[str, bytes]) -> None:
         for name, stored in self._decoded(state, counted=True):
-            self.epoch = max(self.epoch, stored.epoch)
+            self._seen = max(self._seen, stored.epoch)
             if not name:
                 continue
             known = self._session(name)
@@ -193,7 +198,9 @@ class ProgressStore:
     def promote(self, points: Mapping[Partition, CommitPoint]) -> set[str]:
         """Like `read`, while an engine runs; returns the sessions that others have answered meanwhile.
 
-        Another epoch begins unless ours is newer than theirs: they may have published more than they stored.
+        Another epoch begins if there are any, and unless ours is newer than theirs: they may have published
+        more than they stored.
+        Records have it at once, and answers from `begin_epoch` on, for which all our partitions must have it.
         """
         before = {name: each.progress for name, each in self._sessions.items()}
         ours = f"{self._writer}/"
@@ -204,17 +211,22 @@ class ProgressStore:
             if not name.startswith(ours)
         }
         theirs = max((stored.epoch for _, stored in self._decoded(others)), default=-1)
-        if theirs >= self.epoch:
-            self.epoch = theirs + 1
         self.read(points)
-        return {name for name, each in self._sessions.items() if each.progress != before.get(name)}
+        changed = {name for name, each in self._sessions.items() if each.progress != before.get(name)}
+        self._claimed = max(self._claimed, theirs + 1, self.epoch + bool(changed))
+        return changed
 
     def claim(self, point: CommitPoint) -> CommitPoint:
-        """The point, which somebody has stored, with our epoch."""
+        """The point, which somebody has stored, with our next epoch."""
         return point._replace(state={**point.state, **self.describe(())})
 
+    def begin_epoch(self) -> None:
+        """The next epoch is stored in all our partitions."""
+        self.epoch = self._claimed
+
     def take_back(self, names: Iterable[str]) -> None:
-        """What is not stored of these sessions' progress is void: it is made again from there."""
+        """What is not stored of these sessions' progress is void: it is made again, in the next epoch."""
+        self._claimed = max(self._claimed, self.epoch + 1)
         for name in names:
             known = self._session(name)
             known.go_on(known.stored)
@@ -295,7 +307,7 @@ class ProgressStore:
         known = {"": Progress()} | {name: self._session(name).progress for name in sorted(sessions)}
         return {
             stored_name(self._writer, name): encode_stored(
-                StoredProgress(each, self.epoch, self.address, "" if name else self._newest_event())
+                StoredProgress(each, self._claimed, self.address, "" if name else self._newest_event())
             )
             for name, each in known.items()
         }
@@ -307,7 +319,7 @@ class ProgressStore:
 
         ``again``: the past was asked for, so that its bars are answered again.
         """
-        self.epoch += 1
+        self.epoch = self._claimed = max(self._claimed, self._seen) + 1
         found = {}
         for name in names:
             session = self._session(name)

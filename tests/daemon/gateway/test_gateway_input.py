@@ -391,14 +391,17 @@ async def test_a_past_that_was_asked_for_goes_on_where_the_source_is_opened_agai
     assert not rig.tracker.is_stored(P, 40)
 
 
-async def test_a_partition_that_comes_back_unanswered_is_read_on_from_where_it_was_left() -> None:
+async def test_a_partition_that_comes_back_unanswered_begins_again_in_another_epoch() -> None:
+    """What was published and not committed has numbers that are given once more."""
     rig = Rig({P: CommitPoint(100, told("aaa"))})
     await rig.start()
     await rig.assign()
+    epoch, number = rig.progress.epoch, rig.progress.number("aaa")
     rig.log.listener.begins(P, 100)
     rig.tracker.passed_on("aaa", 1, P, 119)
     rig.log.listener.on_revoked([P])
-    assert await rig.assign() == {P: StartPosition(120)}
+    assert await rig.assign() == {P: StartPosition(100, lookback_end=100)}
+    assert (rig.progress.epoch, rig.progress.number("aaa")) == (epoch + 1, number)
 
 
 @pytest.mark.parametrize(
@@ -425,7 +428,7 @@ async def test_sessions_that_others_answered_begin_anew(
     rig.log.points[P] = CommitPoint(300, stored(6, {"aaa": Progress(6, 30, 180, (9,))}))
     assert await rig.assign() == begin
     assert resumed == [{"aaa"}]
-    assert rig.was_reset == [({"aaa"}, {"aaa"})]
+    assert rig.was_reset == [({"aaa"}, {"aaa"})] * 2, "as it went, and as it came"
     rig.log.listener.begins(P, 110)
     assert rig.tracker.next_offset(P) == 110  # behind what was read before
     assert rig.tracker.is_stored(P, 299)

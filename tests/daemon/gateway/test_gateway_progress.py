@@ -148,12 +148,21 @@ def test_another_owner_s_progress_begins_another_epoch_and_our_own_does_not(stor
     ours.start(["aaa", "bbb"])
     ours.acknowledge("aaa", 4, [ours.number("aaa")], (9,))
     ours.promote(at(ours.describe(["aaa"])))
+    ours.begin_epoch()
     assert ours.epoch == 1
     ours.promote(at(stored(6, {"bbb": Progress(6, 50, 300, (40,))})))
+    assert ours.epoch == 1, "until it is stored in all partitions"
+    ours.begin_epoch()
     assert ours.epoch == 7
-    assert ours.number("bbb") == 301
+    ours.promote(at(stored(3, {"bbb": Progress(6, 51, 306, (41,))})))
+    ours.begin_epoch()
+    assert ours.epoch == 8, "theirs is older, and we may have published what they did since"
+    ours.read(at(stored(30, {"ccc": Progress(30, 1, 6, (1,))})))
+    ours.begin_epoch()
+    assert ours.epoch == 8, "what others answer elsewhere is theirs"
+    assert ours.number("bbb") == 307
     assert ours.number("aaa") == 2
-    assert ours.is_history("bbb", (40,))
+    assert ours.is_history("bbb", (41,))
 
 
 def test_of_two_that_start_at_once_the_later_owner_has_the_newer_epoch(store: MetricStore) -> None:
@@ -161,14 +170,12 @@ def test_of_two_that_start_at_once_the_later_owner_has_the_newer_epoch(store: Me
     first, second = ProgressStore(store), ProgressStore(store)
     for each in (first, second):
         each.start(["aaa"])
-    claimed = first.claim(CommitPoint(3))
-    assert second.promote({("t", 0): claimed}) == set()
-    assert (first.epoch, second.epoch) == (1, 2)
-    claimed = second.claim(claimed)
-    assert first.promote({("t", 0): claimed}) == set()
-    assert (first.epoch, second.epoch) == (3, 2)
-    first.promote({("t", 0): first.claim(claimed)})
-    assert first.epoch == 3, "its own record"
+    point = CommitPoint(3)
+    for each, epochs in ((first, (1, 1)), (second, (1, 2)), (first, (3, 2)), (first, (3, 2))):
+        assert each.promote({("t", 0): point}) == set()
+        point = each.claim(point)
+        each.begin_epoch()
+        assert (first.epoch, second.epoch) == epochs
 
 
 def test_thousands_of_sessions_are_stored_each_under_a_name_of_this_daemon(store: MetricStore) -> None:

@@ -648,6 +648,7 @@ async def test_nothing_is_published_of_a_session_until_it_has_begun_anew(rig):
     await until(lambda: len(sink.sent) == 6)
     progress = r.publisher.progress
     progress.promote({("t", 0): CommitPoint(0, stored(6, {"aaa": Progress(6, 30, 180, (5,))}))})
+    progress.begin_epoch()
     r.publisher.reset_session(["aaa"], ["aaa"])
     sink.acknowledging.set()
     r.committed("aaa", 2, 3)
