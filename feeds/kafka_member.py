@@ -131,8 +131,8 @@ class KafkaMember:
 
     @property
     def warm(self) -> Set[TopicPartition]:
-        """Partitions of others that this one is to be ready for."""
-        return {TopicPartition(*each) for each in self._assignor.plan.warm}
+        """Partitions of others that this one is to be ready for. What it lost counts from `part` on."""
+        return {TopicPartition(*each) for each in self._assignor.plan.warm} - self._begun
 
     @property
     def leaves(self) -> Set[TopicPartition]:

@@ -8,7 +8,7 @@ from typing import Any
 from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
-from feeds.kafka_assignor import WarmUpAssignor
+from feeds.kafka_assignor import AssignmentPlan, WarmUpAssignor
 from feeds.kafka_client import generation_of
 from feeds.kafka_member import BegunPartition, KafkaMember
 from feeds.kafka_positions import KafkaPositions
@@ -46,7 +46,8 @@ class Rig:
 
     def __init__(self) -> None:
         start = KafkaStart("in", "committed", True, lambda: 0)
-        self.member = KafkaMember("in", "g", None, start, KafkaPositions(), None, WarmUpAssignor())
+        self.assignor = WarmUpAssignor()
+        self.member = KafkaMember("in", "g", None, start, KafkaPositions(), None, self.assignor)
         self.consumer: Any = Joined()
         source: Any = SimpleNamespace(set_rebalance_listener=self.member.set_listener)
         self.notes = Notes(source, "text", commits=False)
@@ -114,6 +115,18 @@ async def test_a_place_that_was_found_counts_unless_others_may_have_had_the_part
         assert rig.member.still(found) == {}
         rig.consumer.is_given(P, generation=1)
         await rig.member.joined(rig.consumer)
+
+
+async def test_a_partition_that_has_just_gone_is_warmed_once_nothing_more_of_it_is_answered_here() -> None:
+    rig = Rig()
+    await rig.begun()
+    rig.consumer.is_given(generation=2)
+    rig.assignor.plan = AssignmentPlan(warm=frozenset({tuple(P)}))
+    joining = asyncio.create_task(rig.member.joined(rig.consumer))
+    assert rig.member.warm == set()
+    await joining
+    assert (rig.member.part(rig.consumer), rig.notes.gone) == ({P}, [tuple(P)])
+    assert rig.member.warm == {P}
 
 
 async def test_while_the_group_is_formed_there_is_no_membership_for_a_moment() -> None:

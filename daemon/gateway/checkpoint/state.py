@@ -203,18 +203,17 @@ class ProgressStore:
         Records have it at once, and answers from `begin_epoch` on, for which all our partitions must have it.
         """
         before = {name: each.progress for name, each in self._sessions.items()}
-        ours = f"{self._writer}/"
-        others = {
-            name: value
-            for point in points.values()
-            for name, value in point.state.items()
-            if not name.startswith(ours)
-        }
-        theirs = max((stored.epoch for _, stored in self._decoded(others)), default=-1)
+        others = [each for point in points.values() for each in self._decoded(self._others(point))]
+        theirs = max((stored.epoch for _, stored in others), default=-1)
         self.read(points)
         changed = {name for name, each in self._sessions.items() if each.progress != before.get(name)}
         self._claimed = max(self._claimed, theirs + 1, self.epoch + bool(changed))
         return changed
+
+    def _others(self, point: CommitPoint) -> dict[str, bytes]:
+        """The records that are not ours."""
+        ours = f"{self._writer}/"
+        return {name: value for name, value in point.state.items() if not name.startswith(ours)}
 
     def claim(self, point: CommitPoint) -> CommitPoint:
         """The point, which somebody has stored, with our next epoch."""
@@ -232,13 +231,8 @@ class ProgressStore:
             known.go_on(known.stored)
 
     def is_behind(self, point: CommitPoint) -> bool:
-        """Whether another daemon wrote this, or it tells of an engine or answers that are not known here."""
-        return any(
-            stored.owner not in ("", self.address)
-            or stored.epoch > self.epoch
-            or (name and order(stored.progress) > order(self.of(name)))
-            for name, stored in self._decoded(point.state)
-        )
+        """Whether another daemon has claimed this since we did: its epoch is newer then."""
+        return any(stored.epoch >= self.epoch for _, stored in self._decoded(self._others(point)))
 
     def owners(self, points: Iterable[CommitPoint]) -> dict[str, str]:
         """By session, the address of another daemon that wrote its record; empty if that told none.

@@ -463,20 +463,21 @@ async def test_a_session_is_asked_here_as_soon_as_its_partition_is_ours() -> Non
     ("found", "elsewhere"),
     [
         (told("aaa"), False),
-        (stored(5, {"aaa": Progress(5, 11, 66, (6,))}, owner="tcp://here"), False),
-        (stored(5, {"aaa": Progress(5, 13, 78, (8,))}), True),
-        (stored(6, {"aaa": Progress(5, 11, 66, (6,))}), True),
-        (stored(5, {"aaa": Progress(5, 11, 66, (6,))}, owner="tcp://there"), True),
+        (stored(4, {"aaa": Progress(4, 13, 78, (8,))}, owner="tcp://there"), False),
+        (stored(5, {"aaa": Progress(5, 11, 66, (6,))}), True),
+        (stored(6, {"bbb": Progress(2, 1, 6, (1,))}, owner="tcp://there"), True),
         (FOREIGN, False),
     ],
-    ids=["earlier", "ours", "further", "epoch", "owner", "foreign"],
+    ids=["earlier", "before our claim", "at the same number", "since our claim", "foreign"],
 )
 async def test_what_others_have_answered_is_told_from_what_is_ours(
     found: dict[str, bytes], elsewhere: bool
 ) -> None:
     rig = Rig({P: CommitPoint(100, told("aaa"))}, address="tcp://here")
     await rig.start()
+    assert rig.progress.epoch == 5
     rig.progress.acknowledge("aaa", 12, range(61, 73), (7,))
+    found |= rig.progress.describe(["aaa"])
     assert rig.log.listener.answered_elsewhere({P: CommitPoint(110, found)}) == ({P} if elsewhere else set())
 
 
