@@ -321,6 +321,10 @@ class GenerateElsewhere(_OfSession, frozen=True, tag="generate_elsewhere"):
     count: bool = False
 
 
+class KeptAnswers(_OfSession, frozen=True, tag="kept_answers"):
+    """The answers that a daemon of a group gave last of a session, asked by the one that answers it now."""
+
+
 READY_EXIT = "ready_exit"
 """Flag of an ask's reply from the ready position."""
 
@@ -339,6 +343,7 @@ ClientRequest = (
     | PromptRequest
     | Push
     | GenerateElsewhere
+    | KeptAnswers
 )
 """What the daemon answers, whatever way it comes."""
 SocketRequest = ClientRequest | Hello | Heartbeat | Cancel | Subscribe | Unsubscribe

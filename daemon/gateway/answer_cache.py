@@ -272,6 +272,11 @@ class Sessions:
             ) from None
         return messages.AnswersReply(request.id, request.session, tuple(state.answers_of(wanted)))
 
+    def kept(self, request: messages.KeptAnswers) -> messages.AnswersReply:
+        """The answers given last, of a session that another daemon answers now."""
+        state = self.state(request.session)
+        return messages.AnswersReply(request.id, request.session, tuple(state.answers_of(state.questions)))
+
     async def stats(self, request: messages.Stats, tenant: Tenant) -> messages.StatsReply:
         """Every counter and gauge, and the stages' quantiles; for one who is no operator, only those of the
         sessions that it sees, and its own.

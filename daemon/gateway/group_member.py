@@ -85,6 +85,8 @@ class GroupMember:
         """Sessions that partitions took with them, as this engine knows."""
         self._owners: Mapping[str, str] = {}
         """By session, the addresses of daemons that have committed other partitions."""
+        self._former: dict[str, str] = {}
+        """The same of sessions that have come to us."""
         self._follower = source if isinstance(source, StandbySource) else None
         self.is_standby = recovery.standby and self._follower is not None
         """It is one until it gets partitions."""
@@ -99,7 +101,9 @@ class GroupMember:
     async def recover(self) -> None:
         """Read where sessions stand, before an engine goes on from there."""
         if self.log is not None:
-            self._progress.read(await self.log.stored())
+            points = await self.log.stored()
+            self._progress.read(points)
+            self._owners = self._progress.owners(points.values())
 
     def engine_ready(self, positions: Mapping[str, Mapping[str, Position]]) -> None:
         """An engine is up: tell it what is committed, for what was sent while it loaded is lost.
@@ -151,7 +155,7 @@ class GroupMember:
         if warm := {p: point for p, point in stored.items() if p not in cold}:
             await self._promote(warm)
         ours = set[str]().union(*cold.values())
-        self._owners = {name: each for name, each in self._owners.items() if name not in ours}
+        self._come(ours)
         for names in [names for names in cold.values() if names & self._elsewhere_answered]:
             self._standby.lead(names)
             self._starts.resume(names, await self._hooks.resume(names))
@@ -168,6 +172,11 @@ class GroupMember:
             if not self._is_warm(partition)
         }
 
+    def _come(self, names: Collection[str]) -> None:
+        """No other daemon has these sessions any more."""
+        self._former |= {name: each for name, each in self._owners.items() if name in names}
+        self._owners = {name: each for name, each in self._owners.items() if name not in names}
+
     def _is_warm(self, partition: Partition) -> bool:
         return not self._standby.answers or partition in self._following
 
@@ -177,7 +186,7 @@ class GroupMember:
         await self._follow(stored)
         ours = set[str]().union(*(self._following[each] for each in stored))
         names = set(self._starts.sessions) if whole else ours & self._starts.sessions
-        self._owners = {name: each for name, each in self._owners.items() if name not in ours}
+        self._come(ours)
         await self._hooks.promote(names)
         self._standby.promoted(names, since_ns)
         for partition in list(self._following) if whole else stored:
@@ -307,6 +316,10 @@ class GroupMember:
         if not self._standby.answers:
             return self._owners.get(session, "")
         return None if self.reads(session) else self._owners.get(session)
+
+    def former(self, session: str) -> str:
+        """The address of the daemon that answered a session of ours before; empty if none is known."""
+        return self._former.get(session, "")
 
     @property
     def peers(self) -> frozenset[str]:

@@ -214,6 +214,10 @@ class Inputs:
         owners = (runner.group.owner(session) for runner in self.runners)
         return next((owner for owner in owners if owner is not None), None)
 
+    def former(self, session: str) -> str:
+        """See `GroupMember.former`."""
+        return next(filter(None, (runner.group.former(session) for runner in self.runners)), "")
+
     def peers(self) -> frozenset[str]:
         """See `GroupMember.peers`."""
         return frozenset[str]().union(*(runner.group.peers for runner in self.runners))

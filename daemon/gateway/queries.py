@@ -43,7 +43,8 @@ class Queries:
     A session that a tenant does not see does not exist for it: it gets the same words. ``names()``: of all
     sessions. ``owner(session)``: the query address of the daemon that serves it, None for this one, empty for
     one that has told no address. ``address()``: of this one. While a session moves, its requests wait for the
-    new owner. One that was forwarded to a daemon that isn't the owner (any more) is refused as `moved`, with
+    new owner. ``former(session)``: who answered a session of ours before, where that is known. One that was
+    forwarded to a daemon that isn't the owner (any more) is refused as `moved`, with
     the address, and so is every one where ``forwards`` is false.
     """
 
@@ -57,18 +58,20 @@ class Queries:
         max_wait_s: float,
         *,
         address: Callable[[], str] = lambda: "",
+        former: Callable[[str], str] = lambda session: "",
         forwards: bool = True,
     ) -> None:
         self._begin, self._access, self._names = begin, access, names
         self._owner, self._peers, self._forwards = owner, peers, forwards
-        self._max_wait_s, self._address = max_wait_s, address
+        self._max_wait_s, self._address, self._former = max_wait_s, address, former
 
     def answer(self, request: messages.ClientRequest, client: Client, since: int) -> Answering:
         """A ready answer, or what to await. ``client``: who asks; ``since``: its arrival, monotonic ns."""
         session: str = getattr(request, "session", "")
         try:
             self._check(request, session, client)
-            address = self._owner(session) if session else None
+            kept = isinstance(request, messages.KeptAnswers)
+            address = self._owner(session) if session and not kept else None
             if address is None:
                 found = self._begin(request, client)
             elif not self._forwards or client.forwarded:
@@ -80,6 +83,8 @@ class Queries:
         if callable(found):
             if isinstance(request, messages.ListSessions):
                 found = partial(self._listed, found, client)
+            elif isinstance(request, messages.Answers):
+                found = partial(self._handed_over, found, request, client)
             return partial(self._wait, request, client.tenant, since, found)
         return _timed(found, since)
 
@@ -91,7 +96,7 @@ class Queries:
     def _check(self, request: messages.ClientRequest, session: str, client: Client) -> None:
         """Raises QueryError."""
         tenant = client.tenant
-        if isinstance(request, messages.GenerateElsewhere):
+        if isinstance(request, messages.GenerateElsewhere | messages.KeptAnswers):
             if not client.forwarded:
                 raise messages.QueryError("forbidden", "only daemons of one group ask each other this")
         elif not isinstance(request, FOR_ALL):
@@ -182,6 +187,24 @@ class Queries:
             return task.result() if task.done() else None
         finally:
             task.cancel()
+
+    async def _handed_over(
+        self, begin: Callable[[], Awaitable[messages.Reply]], request: messages.Answers, client: Client
+    ) -> messages.Reply:
+        """Of a session that came to us just now, what its former owner answered last."""
+        reply, address = await begin(), self._former(request.session)
+        if not address or not isinstance(reply, messages.AnswersReply) or reply.answers:
+            return reply
+        asked = messages.KeptAnswers(request.id, request.session)
+        try:
+            async with asyncio.timeout(LOOK_S * 4):
+                kept = await self._peers.forward(asked, client.tenant, address)
+        except (TimeoutError, messages.QueryError):
+            return reply
+        if not isinstance(kept, messages.AnswersReply):
+            return reply
+        wanted = request.question
+        return replace(kept, answers=tuple(a for a in kept.answers if wanted in ("", a.question)))
 
     async def _listed(self, begin: Callable[[], Awaitable[messages.Reply]], client: Client) -> messages.Reply:
         """All sessions, each as its owner tells it: owners are asked once, and all at once."""

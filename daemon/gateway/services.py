@@ -72,5 +72,7 @@ class Services:
                 return partial(self._prompts.close, request, client)
             case messages.Push():
                 return partial(self._pushes.push, request, client.tenant)
+            case messages.KeptAnswers():
+                return self._sessions.kept(request)
             case messages.GenerateElsewhere():
                 return partial(generated_here, self._generations, request, client)

@@ -336,6 +336,7 @@ def _request_way(base: _Base, data: _DataWay) -> _RequestWay:
         peers,
         base.wait_s,
         address=lambda: data.progress.address,
+        former=data.inputs.former,
         forwards=config.query.forward,
     )
     following = PeerEvents(

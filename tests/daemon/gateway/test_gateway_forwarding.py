@@ -10,16 +10,20 @@ from typing import Any
 import msgspec
 import pytest
 import zmq.asyncio
+from msgspec.structs import replace
 
 from daemon.api.client import AsyncQueryClient
 from daemon.api.generation import Begun, Delta, Event, Finished, Generate, Turn
 from daemon.api.messages import (
     MAX_REQUEST_BYTES,
+    Answers,
+    AnswersReply,
     Ask,
     AskReply,
     ClientRequest,
     ErrorReply,
     GenerateElsewhere,
+    KeptAnswers,
     ListSessions,
     QueryError,
     Reply,
@@ -34,9 +38,11 @@ from daemon.gateway.group_generator import GroupGenerator, generated_here
 from daemon.gateway.peers import Peers
 from daemon.supervision import Tasks
 from daemon.tenants import LOCAL, Client
+from feeds.market_data import Answer
 from metrics.store import MetricStore
 from tests.daemon.api.generator import FakeGenerator
 from tests.kit import until
+from tests.kit.engine_events import ANSWER
 from tests.kit.gateway import queries
 
 ASK = Ask(5, "btc", "Up?", choices=("Yes", "No"))
@@ -54,6 +60,8 @@ class Daemon:
     ) -> None:
         self.name, self.release, self.given_up = name, asyncio.Event(), 0
         self.sessions, self.listed = sessions, 0
+        self.answers: list[Answer] = []
+        self.former: dict[str, str] = {}
         self.store, self.generator = MetricStore.local({}), FakeGenerator()
         self.peers = Peers(wait_s, store=self.store)
         self.queries = queries(
@@ -63,6 +71,7 @@ class Daemon:
             peers=self.peers,
             forwards=forwards,
             address=lambda: self.server.endpoint,
+            former=lambda session: self.former.get(session, ""),
         )
         self.server = QueryServer(self.queries.answer, "tcp://127.0.0.1:*")
 
@@ -70,6 +79,8 @@ class Daemon:
         return int(self.store.value("foretick_peer_requests_total", outcome=outcome))
 
     def begin(self, request: ClientRequest, client: Client) -> Answering:
+        if isinstance(request, KeptAnswers):
+            return AnswersReply(request.id, request.session, tuple(self.answers))
         if isinstance(request, GenerateElsewhere):
             return partial(generated_here, self.generator, request, client)
         return partial(self.reply, request)
@@ -84,6 +95,8 @@ class Daemon:
                 request.id,
                 tuple(SessionInfo(name=s, symbol=self.name, questions=(), **members) for s in self.sessions),
             )
+        if isinstance(request, Answers):
+            return AnswersReply(request.id, request.session, ())
         assert isinstance(request, Ask)
         if request.question == "slow":
             try:
@@ -464,3 +477,23 @@ async def test_generations_are_forwarded_by_daemons_only_and_of_the_named_sessio
         bad = await client.request(request)
     assert isinstance(bad, ErrorReply)
     assert bad.code == "bad_request"
+
+
+async def test_until_a_session_that_came_is_answered_here_its_former_owner_tells_what_it_answered_last() -> (
+    None
+):
+    first = Daemon("first", lambda session: None)
+    second = Daemon("second", lambda session: first.server.endpoint)
+    async with running(first, second), AsyncQueryClient(first.server.endpoint) as client:
+        assert await client.request(Answers(1, "btc")) == AnswersReply(1, "btc", ())
+        first.former["btc"] = second.server.endpoint
+        second.answers = [replace(ANSWER, question=each) for each in ("up", "calm")]
+        assert await client.request(Answers(2, "btc")) == AnswersReply(2, "btc", tuple(second.answers))
+        assert await client.request(Answers(3, "btc", "calm")) == AnswersReply(3, "btc", (second.answers[1],))
+        first.former["btc"] = "tcp://127.0.0.1:9"
+        began = time.monotonic()
+        assert await client.request(Answers(4, "btc")) == AnswersReply(4, "btc", ()), "it is gone"
+        assert time.monotonic() - began < 4.0
+        refused = await client.request(KeptAnswers(5, "btc"))
+        assert isinstance(refused, ErrorReply)
+        assert refused.code == "forbidden"

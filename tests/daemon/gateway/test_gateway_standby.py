@@ -82,7 +82,7 @@ async def test_it_commits_nothing_and_sends_requests_to_the_one_that_answers() -
     rig = Rig({P: CommitPoint(100, told(4, 10, 60, 5))})
     await rig.start()
     assert rig.log.is_standby
-    assert rig.input.owner("aaa") == "", "nobody has told an address yet"
+    assert rig.input.owner("aaa") == "tcp://other", "as it is stored"
     offset = rig.log.points[P].offset
     assert await rig.log.listener.follows(rig.log.points) == {P: StartPosition(offset, offset, 5)}
     assert (rig.input.owner("aaa"), rig.input.owner("bbb")) == ("tcp://other", "")
