@@ -154,8 +154,9 @@ class GroupMember:
         cold = self._cold(stored)
         if warm := {p: point for p, point in stored.items() if p not in cold}:
             await self._promote(warm)
+        self._former |= self._progress.owners(stored.values())
         ours = set[str]().union(*cold.values())
-        self._come(ours)
+        self._owners = {name: each for name, each in self._owners.items() if name not in ours}
         for names in [names for names in cold.values() if names & self._elsewhere_answered]:
             self._standby.lead(names)
             self._starts.resume(names, await self._hooks.resume(names))
@@ -172,11 +173,6 @@ class GroupMember:
             if not self._is_warm(partition)
         }
 
-    def _come(self, names: Collection[str]) -> None:
-        """No other daemon has these sessions any more."""
-        self._former |= {name: each for name, each in self._owners.items() if name in names}
-        self._owners = {name: each for name, each in self._owners.items() if name not in names}
-
     def _is_warm(self, partition: Partition) -> bool:
         return not self._standby.answers or partition in self._following
 
@@ -186,7 +182,7 @@ class GroupMember:
         await self._follow(stored)
         ours = set[str]().union(*(self._following[each] for each in stored))
         names = set(self._starts.sessions) if whole else ours & self._starts.sessions
-        self._come(ours)
+        self._owners = {name: each for name, each in self._owners.items() if name not in ours}
         await self._hooks.promote(names)
         self._standby.promoted(names, since_ns)
         for partition in list(self._following) if whole else stored:

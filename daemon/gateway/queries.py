@@ -20,6 +20,8 @@ Begin = Callable[[messages.ClientRequest, Client], Answering]
 """A ready answer, or what to await for a reply. Raises QueryError."""
 LOOK_S = 0.05
 """How often a request that waits for a session's owner looks who that is now."""
+FORMER_S = 0.5
+"""Longest wait for a session's former owner, which may be gone."""
 UNKNOWN_S = 3.0
 """Longest wait for an owner of which no address is known."""
 FOR_ALL = (
@@ -176,7 +178,11 @@ class Queries:
                 raise moved(session, address)
             await asyncio.sleep(LOOK_S)
         found = self._begin(request, client)
-        return await found() if callable(found) else found
+        if not callable(found):
+            return found
+        if isinstance(request, messages.Answers):
+            return await self._handed_over(found, request, client)
+        return await found()
 
     async def _while_owner(self, asking: Awaitable[messages.Reply], session: str) -> messages.Reply | None:
         """The reply, or None where another daemon serves the session before there is one."""
@@ -197,7 +203,7 @@ class Queries:
             return reply
         asked = messages.KeptAnswers(request.id, request.session)
         try:
-            async with asyncio.timeout(LOOK_S * 4):
+            async with asyncio.timeout(FORMER_S):
                 kept = await self._peers.forward(asked, client.tenant, address)
         except (TimeoutError, messages.QueryError):
             return reply

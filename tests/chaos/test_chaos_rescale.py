@@ -22,7 +22,6 @@ from tests.chaos.feed import as_of
 from tests.chaos.members import AHEAD, PACE_S, PARTITIONS, QUESTIONS, Asked, Members, offsets_of, symbols_of
 from tests.chaos.moves import FEW, LEFT, MANY, RUNS, HandOver, Rescale, draw, hand_overs, summary
 from tests.chaos.reading import Published, read_to_end
-from tests.chaos.rig import BROKER
 from tests.kit import until, until_slowly
 from tests.kit.daemon import committed
 from tests.kit.kafka import KafkaServer
@@ -69,7 +68,7 @@ class Groups:
 @pytest.fixture(scope="module")
 def broker() -> Iterator[KafkaServer]:
     quiet_client_log()
-    with KafkaServer(more=BROKER) as running:
+    with KafkaServer() as running:
         yield running
 
 
