@@ -328,6 +328,12 @@ METRICS: tuple[Metric, ...] = (
         "source",
     ),
     _counter(
+        "foretick_session_transitions_refused_total",
+        "Events of a session that cannot happen in its state, by the process that saw them. The log "
+        "names both, and the session stays as it is. Worry when it grows: it is a defect.",
+        process=("gateway", "engine"),
+    ),
+    _counter(
         "foretick_hand_overs_total",
         "Partitions that another daemon had and this one reads now: planned where their owner handed them "
         "over, unplanned where that was gone. Worry when unplanned grows: daemons die or hang.",

@@ -28,6 +28,7 @@ from daemon.engine.snapshot_store import SavedSession, UsableSnapshot
 from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.record_decoder import RecordDecoder, SequenceAllocator
 from daemon.progress import Progress
+from daemon.session_life import Life, State
 from engine.device import use_threads
 from engine.rounding import of_gap
 from engine.step import Chunk, Executor, SampledToken
@@ -203,7 +204,8 @@ class Replay:
 
         await self._read(batches, step)
         plane.flush(self._until_ns)
-        history = History(len(self._session.symbols), restored=() if state is None else state.closed)
+        life = Life(name, state=State.LIVE)
+        history = History(life, len(self._session.symbols), restored=() if state is None else state.closed)
         ends, newest = list[End](), dict[int, int]()
         for record in made.records:
             if not record.flags & AMENDS:

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from daemon.session_life import FOLLOWING, REBUILDING, Event, Life, State
+
 
 class History:
     """Follows the bars of one session, in order, after the engine's start.
@@ -9,30 +11,29 @@ class History:
     ``acknowledged``: opening (ns) of the newest bar of each symbol whose answers are acknowledged
     (`daemon.progress.Progress`); unless it has ``legs`` members nothing is. ``restored``: the same of the
     bars that came back from a snapshot. ``corrected``, ``restored_corrected``: the newest corrections of
-    both, as in `Progress`. ``follows``: another daemon answers, and every bar is one that it has answered,
-    until `promote`.
+    both, as in `Progress`. ``life``: where the session stands; while it is followed, another daemon answers,
+    and every bar is one that it has answered.
     """
 
     def __init__(
         self,
+        life: Life,
         legs: int,
         acknowledged: Sequence[int] = (),
         restored: Sequence[int] = (),
         *,
         corrected: Sequence[int] = (),
         restored_corrected: Sequence[int] = (),
-        follows: bool = False,
     ) -> None:
-        self._follows = follows
+        self.life = life
         self._until, self._corrected = _by_leg(acknowledged, legs), _by_leg(corrected, legs)
         self._seen, self._seen_corrected = _by_leg(restored, legs), _by_leg(restored_corrected, legs)
-        self.rebuilding = follows or self._missing()
-        """Bars that were answered are still to come."""
+        self.settle()
 
     @property
-    def follows(self) -> bool:
-        """Whether another daemon answers."""
-        return self._follows
+    def rebuilding(self) -> bool:
+        """Whether bars that were answered are still to come."""
+        return self.life.state in REBUILDING
 
     @property
     def seen(self) -> tuple[int, ...]:
@@ -59,22 +60,28 @@ class History:
         """The next bar; returns whether it was answered. ``late``: offset of the record that corrects it."""
         if late is not None:
             self._seen_corrected[leg] = max(self._seen_corrected[leg], late)
-            return self._follows or 0 <= late <= self._corrected[leg]
+            return self.life.state in FOLLOWING or 0 <= late <= self._corrected[leg]
         self._seen[leg] = max(self._seen[leg], ts_open)
-        if self._follows:
+        if self.life.state in FOLLOWING:
             return True
         answered = ts_open <= self._until[leg]
-        self.rebuilding = self.rebuilding and answered and self._missing()
+        if self.life.state is State.REPLAYING and not (answered and self._missing()):
+            self.life.on(Event.CAUGHT_UP)
         return answered
 
     def promote(self, acknowledged: Sequence[int], corrected: Sequence[int] = ()) -> None:
         """The other daemon has answered up to here; bars behind are asked."""
-        self._follows = False
         if len(acknowledged) == len(self._until):
             self._until = list(acknowledged)
         if len(corrected) == len(self._until):
             self._corrected = list(corrected)
-        self.rebuilding = self._missing()
+        self.life.on(Event.PROMOTED)
+        self.settle()
+
+    def settle(self) -> None:
+        """The session is answered here: is any bar missing that was answered before?"""
+        if self.life.state is State.REPLAYING and not self._missing():
+            self.life.on(Event.CAUGHT_UP)
 
     def _missing(self) -> bool:
         return any(seen < until for seen, until in zip(self._seen, self._until, strict=True))

@@ -89,10 +89,9 @@ class EngineHost:
                 case Label():
                     self.questions.label(command)
                 case protocol.PartitionsAssigned():
-                    self.snapshots.read_here(command.sessions)
                     self.input.partitions_assigned(command.sessions)
                 case protocol.PartitionsRevoked():
-                    self.snapshots.partitions_revoked(command.sessions)
+                    self.input.partitions_revoked(command.sessions)
                 case protocol.NameStream():
                     self.snapshots.name_stream(command)
                 case protocol.NoteProgress():

@@ -17,6 +17,7 @@ from daemon.engine.request_runner import SESSION_RESET, failed
 from daemon.engine.session_parts import SessionParts
 from daemon.engine.snapshot_writer import Snapshots
 from daemon.engine.tape_feeder import TapeFeeder, policy_of
+from daemon.session_life import ELSEWHERE, REPLACED, Event, State
 from engine.model.architectures import ModelError
 from engine.step import OutOfMemory
 from feeds.connector import SettingError
@@ -51,10 +52,6 @@ class EngineSessions:
     store: MetricStore
     emit: Emit
     _sessions: dict[str, SessionConfig] = field(init=False)
-    _kept: dict[str, Tape] = field(default_factory=dict)
-    """Old tapes of sessions that take no records until they are added again; they answer questions."""
-    _opening: set[str] = field(default_factory=set)
-    """Sessions whose tape is about to be replaced by another one."""
 
     def __post_init__(self) -> None:
         self._sessions = {session.name: session for session in self.config.sessions}
@@ -76,7 +73,7 @@ class EngineSessions:
 
     def needs_reset(self, name: str) -> bool:
         """Whether the session is asked as it was, and nothing about it can be changed."""
-        return name in self._kept or name in self._opening
+        return self.input.lives.state(name) in REPLACED
 
     def replaces(self, command: protocol.Command) -> bool:
         """Whether a question is about a session whose tape is about to be replaced: ask it between two
@@ -84,18 +81,22 @@ class EngineSessions:
         """
         match command:
             case GenerateAll():
-                return any(each.session in self._opening for each in command.requests)
+                return any(self._restores(each.session) for each in command.requests)
             case CountTokens():
-                return command.request.session in self._opening
+                return self._restores(command.request.session)
         return False
 
+    def _restores(self, name: str) -> bool:
+        return self.input.lives.state(name) is State.RESTORING
+
     def _add(self, command: protocol.OpenSession) -> None:
-        session = command.session
-        if session.name in self._kept:
-            self._opening.add(session.name)
+        session, life = command.session, self.input.lives.of(command.session.name)
+        if life.state is State.RESETTING:
+            life.on(Event.REOPENING)
             self._between(command, self._reset_session, command)
             return
         line, standing = self._prepare(command)
+        life.on(Event.ADDED)
         if not self._between(command, self._open, command, line, standing):
             self._forget(session.name)
 
@@ -103,17 +104,18 @@ class EngineSessions:
         """Between two batches. What the old tape was asked and has not answered is asked of the new one."""
         name = command.session.name
         try:
-            del self.built.tapes[name], self._sessions[name]
-            self._end(self._kept.pop(name), SESSION_RESET, keeps=True)
+            tape = self.built.tapes.pop(name)
+            del self._sessions[name]
+            self._end(tape, SESSION_RESET, keeps=True)
             line, standing = self._prepare(command)
         except (SettingError, ValueError) as error:
+            self._forget(name)
             self._refuse(command, error)
         else:
             self._open(command, line, standing)
         finally:
             if name not in self.built.tapes:
                 self.store.remove_session(name)
-            self._opening.discard(name)
         self.parts.requests.ask_again()
 
     def _prepare(self, command: protocol.OpenSession) -> tuple[LineSpec | CompactSpec, tuple[Standing, ...]]:
@@ -144,12 +146,14 @@ class EngineSessions:
         self.parts.add(session, tape, standing)
         self.snapshots.set(session, tape)
         opened = self.snapshots.resume(session.name)
+        self.input.lives.on(Event.FOLLOWED if command.follows else Event.OPENED, [session.name])
         # in this order: a record that comes after the reply is the session's, too
-        self.input.set(session, line, command.symbols, opened, follows=command.follows)
+        self.input.set(session, line, command.symbols, opened)
         self.emit(protocol.SessionAdded(command.id, *self.snapshots.resumed(session)))
 
     def _forget(self, name: str) -> None:
         """Undo `_add`."""
+        self.input.lives.on(Event.FAILED, [name])
         self._sessions.pop(name, None)
         self.built.lines.pop(name, None)
         self.built.prefixes.remove(name)
@@ -157,7 +161,7 @@ class EngineSessions:
     def _change(self, command: protocol.ReconfigureSession) -> None:
         session = command.session
         tape = self.built.tapes.get(session.name)
-        if tape is None or session.name in self._kept:
+        if tape is None or self.needs_reset(session.name):
             raise ValueError(f"there is no session {session.name!r}")
         self._between(command, self._apply, command, tape, self._line(session))
 
@@ -181,22 +185,24 @@ class EngineSessions:
         tape = self.built.tapes.get(command.name)
         if tape is None:
             raise ValueError(f"there is no session {command.name!r}")
+        life = self.input.lives.of(command.name)
         if command.keeps:
-            self._kept[command.name] = tape
+            life.on(Event.RESET)
             self.input.remove(command.name, partial(self.emit, protocol.Done(command.id)))
             return
-        self._kept.pop(command.name, None)
+        keeps = not command.serves or life.state in ELSEWHERE
+        life.on(Event.REMOVED)
         del self.built.tapes[command.name], self._sessions[command.name]  # from now on it cannot be asked
 
         def close() -> None:
             """On the data plane's thread, after the last record."""
-            self._between(command, self._close, command, tape)
+            self._between(command, self._close, command, tape, keeps)
 
         self.input.remove(command.name, close)
 
-    def _close(self, command: protocol.CloseSession, tape: Tape) -> None:
+    def _close(self, command: protocol.CloseSession, tape: Tape, keeps: bool) -> None:
         """Between two batches, after the last append."""
-        self._end(tape, REMOVED, keeps=not command.serves)
+        self._end(tape, REMOVED, keeps=keeps)
         self.store.remove_session(command.name)
         self.emit(protocol.Done(command.id))
 

@@ -9,7 +9,7 @@ the file. All else runs on the thread that steps the scheduler.
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,6 +22,7 @@ from daemon.engine.session_parts import SessionParts
 from daemon.engine.snapshot_store import SavedSession, SnapshotNoRoom, reason_of
 from daemon.engine.tape_feeder import TapeFeeder
 from daemon.progress import Position, Progress
+from daemon.session_life import ELSEWHERE
 from ingest.plane_state import Taken
 from ingest.record import stream_number
 from metrics.store import MetricStore
@@ -102,8 +103,6 @@ class Snapshots:
     _writing: threading.Thread | None = None
     _keeping: set[Tape] = field(default_factory=set)
     """Of removed sessions that may have a file written now, and keep theirs."""
-    _elsewhere: set[str] = field(default_factory=set)
-    """Sessions whose files another daemon writes."""
 
     def __post_init__(self) -> None:
         for session in self.config.sessions:
@@ -121,9 +120,7 @@ class Snapshots:
             self._sessions[tape] = _Session(session, due, saved=tape.version)
 
     def forget(self, tape: Tape, *, keeps: bool = False) -> None:
-        """A session is removed, and its files with it, unless it ``keeps`` them or they are another's."""
-        keeps = keeps or tape.name in self._elsewhere
-        self._elsewhere.discard(tape.name)
+        """A session is removed, and its files with it, unless it ``keeps`` them."""
         if self._sessions.pop(tape, None) is not None and not keeps:
             self.built.recovery.files.remove(tape.name)
         if keeps and self._writing is not None:
@@ -138,14 +135,6 @@ class Snapshots:
     def note_progress(self, progress: dict[str, Progress]) -> None:
         """A restart of the daemon would go on from there. Any thread."""
         self._progress.update(progress)
-
-    def read_here(self, sessions: Collection[str]) -> None:
-        """This daemon answers these sessions. Any thread."""
-        self._elsewhere.difference_update(sessions)
-
-    def partitions_revoked(self, sessions: Collection[str]) -> None:
-        """Another daemon answers these sessions, and writes their files, until `read_here`. Any thread."""
-        self._elsewhere.update(sessions)
 
     def resume(self, name: str) -> Callable[[], None] | None:
         """Have all of a session but its input go on from the snapshot that its tape came back from.
@@ -226,7 +215,7 @@ class Snapshots:
 
     def _changed(self, tape: Tape) -> bool:
         """Whether the session has something to write that is this daemon's to write."""
-        elsewhere = tape.name in self._elsewhere or self.input.follows(tape.name)
+        elsewhere = self.input.lives.state(tape.name) in ELSEWHERE
         return tape.version != self._sessions[tape].saved and not elsewhere
 
     def _want(self, tape: Tape) -> None:

@@ -14,6 +14,7 @@ from daemon.engine.snapshot_store import SavedSession
 from daemon.progress import Position, Progress
 from daemon.protocol import InputNumbers, RecordRefused
 from daemon.ring_numbers import values_in_ring
+from daemon.session_life import FOLLOWING, Event, Lives, count_illegal
 from feeds.market_data import InputRange
 from ingest.backlog import TapeWindow
 from ingest.bar_kernel import AMENDS, EMPTY, GAP, Bars
@@ -128,18 +129,18 @@ class _Fed:
         """It has a new version."""
         self.anchor = anchor
 
-    def restore(self, state: SavedSession, known: Progress, *, follows: bool) -> None:
-        """Go on from a snapshot. ``follows``: see `History`."""
+    def restore(self, state: SavedSession, known: Progress) -> None:
+        """Go on from a snapshot."""
         self.positions, self.bars, self.anchor = state.positions, state.bars, state.parts.newest.anchor
         # without a log there is nothing to read again
         known_closed = known.closed if state.has_log else ()
         self.history = History(
+            self.history.life,
             len(state.positions),
             known_closed,
             state.closed,
             corrected=known.corrected,
             restored_corrected=state.corrected,
-            follows=follows,
         )
 
     def take(self, record: TapeRecord, several: bool) -> TapeItem[TapeRecord]:
@@ -206,7 +207,12 @@ class TapeFeeder(BarConsumer):
         self._changing = threading.Lock()
         self._symbols = dict(symbols)
         self._specs = {each.name: self._spec(each, built.lines[each.name]) for each in config.sessions}
-        self._fed = {session.name: self._feed(session, follows=standby) for session in config.sessions}
+        self.lives = Lives(count_illegal(store, "engine"))
+        names = [session.name for session in config.sessions]
+        self.lives.on(Event.ENGINE_STARTED, names)
+        if standby:
+            self.lives.on(Event.STANDBY, names)
+        self._fed = {session.name: self._feed(session) for session in config.sessions}
         self._most = credits or (CREDITS if config.skips else 4 * CREDITS)
         tokeniser, specs = Tokeniser(built.prompt.encode), list(self._specs.values())
         self.plane = DataPlane(ring, source, tokeniser, specs, self, store, clock=clock, skips=config.skips)
@@ -239,20 +245,18 @@ class TapeFeeder(BarConsumer):
         line: LineSpec | CompactSpec,
         symbols: Mapping[str, int] | None = None,
         done: Callable[[], None] | None = None,
-        *,
-        follows: bool = False,
     ) -> None:
         """Add a session, or change one that stays; ``symbols``: numbers of new ones.
 
         ``done`` is called before the first record of a new session, on the data plane's thread. What is in
-        the ring already is not a new session's. ``follows``: see `History`.
+        the ring already is not a new session's.
         """
         with self._changing:
             self._symbols |= symbols or {}
             since_ns = 0
             if session.name not in self._specs:
                 since_ns = self._clock()
-                self._fed[session.name] = self._feed(session, follows=follows)
+                self._fed[session.name] = self._feed(session)
             self._specs[session.name] = self._spec(session, line, since_ns)
             self.plane.change(list(self._specs.values()), done or (lambda: None))
 
@@ -284,17 +288,21 @@ class TapeFeeder(BarConsumer):
         """Go on from a snapshot, before the first record."""
         reread = [state.has_log] * len(state.positions)
         self.plane.restore(session, state.plane, reread)
-        self._fed[session].restore(state, self._progress(session), follows=self.follows(session))
-
-    def follows(self, session: str) -> bool:
-        """Whether another daemon answers the session, and this one reads behind it. Any thread."""
-        return self._fed[session].history.follows
+        self._fed[session].restore(state, self._progress(session))
 
     def partitions_assigned(self, sessions: Collection[str]) -> None:
         """The records of these sessions are read from now on: see `DataPlane.restore`."""
+        self.lives.on(Event.ASSIGNED, sessions)
+        for name in sessions:
+            if name in self._fed:
+                self._fed[name].history.settle()
         with self._changing:
             go_on = partial(self.plane.go_on, sessions)
             self.plane.change(list(self._specs.values()), go_on)
+
+    def partitions_revoked(self, sessions: Collection[str]) -> None:
+        """Another daemon owns these sessions, and writes their files, until `partitions_assigned`."""
+        self.lives.on(Event.REVOKED, sessions)
 
     def remove(self, name: str, done: Callable[[], None]) -> None:
         """Stop taking records for a session; then ``done`` is called, on the data plane's thread."""
@@ -377,7 +385,7 @@ class TapeFeeder(BarConsumer):
 
     def may_close_idle(self, session: str) -> bool:
         """Records of the open bars may wait behind what the other daemon has committed."""
-        return not self.follows(session)
+        return self.lives.state(session) not in FOLLOWING
 
     def watch(self, session: str, bars: Bars) -> None:
         """Pass the bars on to who watches."""
@@ -410,10 +418,11 @@ class TapeFeeder(BarConsumer):
     def _progress(self, session: str) -> Progress:
         return self._built.progress.get(session, Progress())
 
-    def _feed(self, session: SessionConfig, *, follows: bool) -> _Fed:
+    def _feed(self, session: SessionConfig) -> _Fed:
         known = self._progress(session.name)
         symbols = len(session.symbols)
-        return _Fed(History(symbols, known.closed, corrected=known.corrected, follows=follows))
+        life = self.lives.of(session.name)
+        return _Fed(History(life, symbols, known.closed, corrected=known.corrected))
 
     def _leave(self) -> None:
         self._leave_ring.set()

@@ -2,9 +2,8 @@
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Set
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping, Set
+from typing import NamedTuple, Protocol
 
 from daemon.config.schema import RecoveryConfig
 from daemon.gateway.checkpoint.checkpoint import Checkpoint
@@ -13,28 +12,32 @@ from daemon.gateway.checkpoint.state import ProgressStore
 from daemon.gateway.standby import Standby
 from daemon.gateway.start_positions import StartPositions
 from daemon.progress import Position
+from daemon.session_life import STALE, VOID, Action, Event, State
 from feeds.source import CommitPoint, LogSource, Partition, Source, StandbySource, StartPosition
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class SessionHooks:
-    """What becomes of sessions when partitions come and go."""
+class SessionCommands(Protocol):
+    """What becomes of sessions when partitions come and go: the actions of `daemon.session_life`."""
 
-    reset: Callable[[Collection[str], Collection[str]], None]
-    """Events still under way for these sessions are dropped until `resume`.
+    def drop(self, sessions: Collection[str], *, complete: bool) -> None:
+        """Drop what is under way of them, ``complete`` versions too; it will be made again."""
 
-    The second ones are those that another daemon has answered.
-    """
-    resume: Callable[[Collection[str]], Awaitable[Mapping[str, Mapping[str, Position]]]]
-    """Resets sessions to their progress; returns where they read on, by session and symbol."""
-    promote: Callable[[Collection[str]], Awaitable[None]]
-    """Has the engine ask about bars behind these sessions' progress, which until then are history."""
-    assigned: Callable[[Collection[str]], None]
-    """Tells the engine whose records are read from now on."""
-    revoked: Callable[[Collection[str]], None]
-    """Tells the engine whose records another daemon reads from now on."""
+    async def resume(self, sessions: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
+        """Reset them to their progress; returns where they read on, by session and symbol."""
+
+    async def promote(self, sessions: Collection[str]) -> None:
+        """Have the engine ask about bars behind their progress, which until then are history."""
+
+    def partitions_assigned(self, sessions: Collection[str]) -> None:
+        """Tell the engine whose records are read from now on."""
+
+    def partitions_revoked(self, sessions: Collection[str]) -> None:
+        """Tell the engine whose records another daemon reads from now on."""
+
+    def reads(self, session: str) -> bool:
+        """Whether any source reads the session here."""
 
 
 MEASURED_S = 30.0
@@ -64,7 +67,7 @@ class GroupMember:
         starts: StartPositions,
         checkpoint: Checkpoint,
         standby: Standby,
-        hooks: SessionHooks,
+        sessions: SessionCommands,
         recovery: RecoveryConfig,
         is_level: Callable[[], bool],
     ) -> None:
@@ -72,17 +75,12 @@ class GroupMember:
         self.is_level = is_level
         self.log = source if isinstance(source, LogSource) else None
         self._tracker, self._progress, self._starts = tracker, progress, starts
-        self._checkpoint, self._standby, self._hooks = checkpoint, standby, hooks
+        self._checkpoint, self._standby, self._sessions = checkpoint, standby, sessions
+        self._lives = standby.lives
         self._stored: dict[Partition, CommitPoint] = {}
         self._mine: dict[Partition, _Begun] = {}
-        self._elsewhere_answered: set[str] = set()
-        """Sessions that another daemon has answered further than this engine knows, or may have."""
-        self._unrestored: set[str] = set()
-        """Sessions that came back from no snapshot, and were not read yet by a standby engine."""
         self._following: dict[Partition, set[str]] = {}
         """Sessions of the partitions that are read behind their owner."""
-        self._left: dict[Partition, set[str]] = {}
-        """Sessions that partitions took with them, as this engine knows."""
         self._owners: Mapping[str, str] = {}
         """By session, the addresses of daemons that have committed other partitions."""
         self._former: dict[str, str] = {}
@@ -111,16 +109,13 @@ class GroupMember:
         ``positions``: where sessions that came back from a snapshot read on, by session and symbol.
         """
         self._starts.restore(positions)
-        self._left.clear()
-        looks = self.is_standby and self._has_snapshots
-        self._unrestored = set(self._starts.sessions - positions.keys()) if looks else set()
+        if self.is_standby and self._has_snapshots:
+            self._lives.on(Event.NOT_RESTORED, self._starts.sessions - positions.keys())
         self._checkpoint.notify_stored(engine_is_new=True)
 
     def engine_starts(self) -> None:
         """A new engine begins with what is known, and follows no other daemon yet."""
-        self._elsewhere_answered.clear()
         self._following.clear()
-        self._standby.lead(self._starts.sessions)
 
     def clear(self) -> None:
         """The source will be read again."""
@@ -135,10 +130,10 @@ class GroupMember:
         """
         changed = self._progress.promote(stored)
         cold = self._cold(stored)
-        self._elsewhere_answered |= changed.intersection(set[str]().union(*cold.values()))
+        self._lives.on(Event.OVERTAKEN, changed & set[str]().union(*cold.values()))
         for partition, names in cold.items():
-            if names & self._elsewhere_answered:
-                self._hooks.reset(names, self._elsewhere_answered)
+            if self._lives.among(names, STALE):
+                self._on(Event.RESET, names)
                 self._checkpoint.rewind(partition)
         if self._checkpoint.exactly_once:
             return {}
@@ -157,10 +152,10 @@ class GroupMember:
         self._former |= self._progress.owners(stored.values())
         ours = set[str]().union(*cold.values())
         self._owners = {name: each for name, each in self._owners.items() if name not in ours}
-        for names in [names for names in cold.values() if names & self._elsewhere_answered]:
-            self._standby.lead(names)
-            self._starts.resume(names, await self._hooks.resume(names))
-        self._elsewhere_answered -= ours
+        for partition, names in cold.items():
+            self._following.pop(partition, None)
+            if reopened := self._lives.among(names, {State.RESETTING}):
+                self._starts.resume(reopened, await self._sessions.resume(reopened))
         self._stored.update(stored)
         return self._starts.after(stored)
 
@@ -174,19 +169,23 @@ class GroupMember:
         }
 
     def _is_warm(self, partition: Partition) -> bool:
-        return not self._standby.answers or partition in self._following
+        if not self._standby.answers:
+            return True
+        followed = self._following.get(partition)
+        return followed is not None and not self._lives.among(followed, VOID)
 
     async def _promote(self, stored: Mapping[Partition, CommitPoint]) -> None:
         """No other daemon answers what is read in these."""
         since_ns, whole = time.monotonic_ns(), not self._standby.answers
         await self._follow(stored)
-        ours = set[str]().union(*(self._following[each] for each in stored))
+        ours = set[str]().union(*(self._following.get(each, ()) for each in stored))
         names = set(self._starts.sessions) if whole else ours & self._starts.sessions
         self._owners = {name: each for name, each in self._owners.items() if name not in ours}
-        await self._hooks.promote(names)
+        await self._sessions.promote(self._on(Event.TAKEN_OVER, names)[Action.TAKE_OVER])
+        self._on(Event.PROMOTED, names)
         self._standby.promoted(names, since_ns)
         for partition in list(self._following) if whole else stored:
-            del self._following[partition]
+            self._following.pop(partition, None)
 
     def answered_elsewhere(self, stored: Mapping[Partition, CommitPoint]) -> Set[Partition]:
         """Those of our partitions that others have had in between and committed."""
@@ -204,7 +203,9 @@ class GroupMember:
     def follows_no_longer(self, partitions: Collection[Partition]) -> None:
         """If they come to us, their sessions begin from what is committed."""
         for partition in partitions:
-            self._elsewhere_answered |= self._following.pop(partition, set())
+            followed = self._following.pop(partition, set())
+            if self._standby.answers:  # otherwise they go on wherever they are read next
+                self._lives.on(Event.OVERTAKEN, followed)
 
     async def _follow(self, stored: Mapping[Partition, CommitPoint]) -> None:
         """Reset sessions to their owner's snapshot, before anything of them is read here.
@@ -214,19 +215,18 @@ class GroupMember:
         knew as acknowledged.
         """
         found = {p: set(self._progress.readers(point) & self._starts.sessions) for p, point in stored.items()}
+        for partition in found.keys() - self._following.keys():
+            self._tracker.rewind(partition)  # we may have had it before
         answered = set[str]().union(*found.values())
-        if self._standby.answers:
-            for partition in found.keys() - self._following.keys():
-                self._tracker.rewind(partition)  # we may have had it before
-            known = set[str]().union(*self._following.values())
-            names = {name for name in answered - known if not self.reads(name)}
-            self._standby.follow(names)
-        else:
-            names = {name for name in self._unrestored & answered if self._tracker.source_of(name) is None}
-        if names:
-            self._starts.resume(names, await self._hooks.resume(names))
-            self._unrestored -= names
-            self._elsewhere_answered -= names
+        known = set[str]().union(*self._following.values())
+        names = {name for name in answered - known if not self.reads(name)}
+        cold = self._lives.among(answered, {State.COLD})
+        read = set[str]()
+        if not self._standby.answers:
+            read = {name for name in cold if self._tracker.source_of(name) is not None}
+        self._lives.on(Event.READ, read)
+        if reopened := self._on(Event.FOLLOWED, (names | cold) - read)[Action.REOPEN]:
+            self._starts.resume(reopened, await self._sessions.resume(reopened))
         for partition, readers in found.items():
             self._following[partition] = self._following.get(partition, set()) | readers
 
@@ -241,10 +241,11 @@ class GroupMember:
         point = self._stored.get(partition, CommitPoint(0))
         readers = self._starts.sessions & self._progress.readers(point)
         numbers = {name: self._progress.of(name).sequence for name in readers}
+        earlier = self._reads_from(partition)
         self._mine[partition] = _Begun(time.monotonic(), numbers)
         again = (self.log is not None and self.log.again) or partition in self._tracker.asked_for()
         self._tracker.begin(partition, start, point.offset, readers, again=again)
-        self._hooks.assigned(readers | self._left.pop(partition, set()))
+        self._on(Event.ASSIGNED, readers | earlier)
         self._checkpoint.notify_stored()
 
     async def commit(self) -> bool:
@@ -260,18 +261,34 @@ class GroupMember:
         for partition in partitions:
             self._mine.pop(partition, None)
         gone = set[str]()
-        known = self._starts.sessions
         for partition in partitions:
-            names = known & self._tracker.read_from(partition)
+            names = self._starts.sessions & self._tracker.read_from(partition)
             self._progress.stored(self._checkpoint.stored.values())
             self._progress.take_back(names)
-            self._elsewhere_answered |= names
-            self._hooks.reset(names, names)
+            self._on(Event.VOIDED, names)
             self._tracker.leave(partition)
-            names = {name for name in known if self._tracker.reads(name, (partition,))}
-            self._left[partition] = {name for name in names if not self.reads(name)}
-            gone |= self._left[partition]
-        self._hooks.revoked(gone)
+            gone |= self._reads_from(partition)
+        self._on(
+            Event.REVOKED, {name for name in gone if not (self.reads(name) or self._sessions.reads(name))}
+        )
+
+    def _reads_from(self, partition: Partition) -> set[str]:
+        """Sessions whose records came from a partition, as far as this daemon has read them."""
+        newest = self._tracker.read_from(partition)
+        return {n for n in self._starts.sessions if n in newest or self._tracker.reads(n, (partition,))}
+
+    def _on(self, event: Event, sessions: Collection[str]) -> Mapping[Action, set[str]]:
+        """This happens to sessions; does what can be done at once, and returns all actions."""
+        found = self._lives.on(event, sessions)
+        for action, names in found.items():
+            match action:
+                case Action.DROP | Action.DROP_ALL:
+                    self._sessions.drop(names, complete=action is Action.DROP_ALL)
+                case Action.NOTIFY_ASSIGNED:
+                    self._sessions.partitions_assigned(names)
+                case Action.NOTIFY_REVOKED:
+                    self._sessions.partitions_revoked(names)
+        return found
 
     def costs(self) -> Mapping[Partition, float]:
         """What our partitions cost, in answers a second; those that are too new to tell are left out."""

@@ -69,6 +69,7 @@ class Inputs:
 
     def engine_starts(self) -> dict[str, int]:
         """A new engine begins with what is known; returns the numbers of the symbols in its ring."""
+        self._standby.engine_starts([session.name for session in self._sessions])
         for runner in self.runners:
             runner.group.engine_starts()
         self._symbols = numbered(self._sessions)
@@ -198,10 +199,6 @@ class Inputs:
     def serves(self, session: str) -> bool:
         """See `GroupMember.serves`. Without a source all sessions are ours."""
         return not self.runners or any(runner.group.serves(session) for runner in self.runners)
-
-    def follows(self, session: str) -> bool:
-        """Whether another daemon answers the session, and it is read behind that."""
-        return self._standby.follows(session)
 
     def reads(self, session: str) -> bool:
         """Whether any source reads the session here."""

@@ -27,7 +27,9 @@ from daemon.gateway.checkpoint.state import ProgressStore
 from daemon.gateway.inputs import Inputs
 from daemon.gateway.pending import PendingCommands
 from daemon.gateway.question_requests import Questions
+from daemon.gateway.standby import Standby
 from daemon.progress import Position, Progress
+from daemon.session_life import FOLLOWING, Event, State
 from flash.question import Question
 from metrics.store import MetricStore
 
@@ -53,8 +55,9 @@ class LiveSessions:
         progress: ProgressStore,
         store: MetricStore,
         pending: PendingCommands,
+        standby: Standby,
     ) -> None:
-        self._progress = progress
+        self._progress, self._standby, self._lives = progress, standby, standby.lives
         self.config = config
         self._sessions, self._questions, self._publisher = sessions, questions, publisher
         self._inputs, self._store, self._pending = inputs, store, pending
@@ -96,8 +99,17 @@ class LiveSessions:
         """Reset these sessions to what others have acknowledged; returns where they read on."""
         async with self._changing:
             for session in [each for each in self.config.sessions if each.name in names]:
-                await self._logged(session.name, self._again(session))
+                if not await self._logged(session.name, self._again(session)):
+                    self._lives.on(Event.FAILED, [session.name])
         return {name: found for name in names if (found := self._positions.pop(name, {}))}
+
+    def drop(self, names: Collection[str], *, complete: bool) -> None:
+        """What is under way of these sessions, also of ``complete`` versions, is made again."""
+        self._publisher.drop(names, complete=complete)
+
+    def reads(self, session: str) -> bool:
+        """Whether any source reads the session here."""
+        return self._inputs.reads(session)
 
     async def promote(self, names: Collection[str]) -> None:
         """Have the engine answer these behind what others have acknowledged, where it has only followed.
@@ -120,9 +132,8 @@ class LiveSessions:
         self._pending.send(protocol.PartitionsAssigned(tuple(sessions)))
 
     def partitions_revoked(self, sessions: Collection[str]) -> None:
-        """Another daemon reads these sessions' records from now on, unless another source of ours does."""
-        gone = tuple(name for name in sessions if not self._inputs.reads(name))
-        self._pending.send(protocol.PartitionsRevoked(gone))
+        """Another daemon reads these sessions' records from now on."""
+        self._pending.send(protocol.PartitionsRevoked(tuple(sessions)))
 
     async def _again(self, session: SessionConfig) -> None:
         """Remove a session from the engine, and add it again.
@@ -148,6 +159,7 @@ class LiveSessions:
                     self._gone(name)
                 if name not in self._sessions.states:
                     self._store.remove_session(name)
+                    self._lives.on(Event.FAILED, [name])
             case _ if isinstance(event, Failed):
                 pass
             case protocol.OpenSession():
@@ -169,6 +181,7 @@ class LiveSessions:
             self._forget_answers(name)
         self._sessions.add(command.session, command.questions, command.progress.version)
         self._publisher.add(command.session)
+        self._lives.on(Event.OPENED, [name])
         if before is not None:
             state = self._sessions.states[name]
             state.ask_these(state.questions, before.paused)
@@ -182,6 +195,7 @@ class LiveSessions:
             return
         serves = self._inputs.serves(name)
         version = self._forget_answers(name)
+        self._lives.on(Event.REMOVED, [name])
         if serves:  # otherwise its progress is what another daemon commits
             self._progress.removed(name, version)
         self._store.remove_session(name)
@@ -265,7 +279,11 @@ class LiveSessions:
             raise messages.QueryError("engine", f"no shared memory for its metrics: {error}") from None
         symbols = {symbol: numbers[symbol] for symbol in session.symbols}
         progress = progress or self._progress.added(session.name)
-        follows = self._inputs.follows(session.name)
+        if self._lives.state(session.name) is State.ABSENT:
+            self._lives.on(Event.ADDED, [session.name])
+            if not self._standby.answers:
+                self._lives.on(Event.FOLLOWED, [session.name])
+        follows = self._lives.state(session.name) in FOLLOWING
         await self._command(
             lambda n: protocol.OpenSession(n, session, asked, symbols, progress, block.name, follows)
         )

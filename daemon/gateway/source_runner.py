@@ -16,7 +16,7 @@ from daemon.gateway.checkpoint.checkpoint import Checkpoint
 from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.checkpoint.outbox import Outbox
 from daemon.gateway.checkpoint.state import ProgressStore
-from daemon.gateway.group_member import GroupMember, SessionHooks
+from daemon.gateway.group_member import GroupMember, SessionCommands
 from daemon.gateway.record_decoder import RecordDecoder, SequenceAllocator
 from daemon.gateway.ring_flow import RingFlow
 from daemon.gateway.standby import Standby
@@ -53,7 +53,7 @@ class SourceRunner:
         tracker: OffsetTracker,
         store: MetricStore,
         outbox: Outbox,
-        hooks: SessionHooks,
+        sessions: SessionCommands,
         *,
         progress: ProgressStore,
         send: Callable[[protocol.Command], None],
@@ -68,7 +68,7 @@ class SourceRunner:
         self.connected = False
         self.exhausted = asyncio.Event()
         """The source has ended (a replayed file)."""
-        self._store, self._order, self._standby, self._hooks = store, order, standby, hooks
+        self._store, self._order, self._standby, self._sessions = store, order, standby, sessions
         self._outbox, self._streams, self._send = outbox, streams, send
         self._commit_every_s = commit_every_s
         self._starts = StartPositions(config, source.name, tracker, progress)
@@ -84,7 +84,7 @@ class SourceRunner:
             on_revoked=lambda partitions: self.group.on_revoked(partitions),
             is_held=self.is_held,
         )
-        parts = source, tracker, progress, self._starts, self.checkpoint, standby, hooks
+        parts = source, tracker, progress, self._starts, self.checkpoint, standby, sessions
         self.group = GroupMember(*parts, config.recovery, self.is_level)
 
         self._new_decoder = partial(
@@ -122,7 +122,7 @@ class SourceRunner:
         self._decoder = self._new_decoder(ring=ring, routes=by_symbol)
         self.connected = True
         if self.group.log is None:
-            self._hooks.assigned(self._starts.unrestored)  # the others are read from a log
+            self._sessions.partitions_assigned(self._starts.unrestored)  # the others are read from a log
 
     def change(self, sessions: Sequence[SessionConfig], by_symbol: Mapping[str, SymbolRoute]) -> None:
         """Let these sessions read the records from now on."""

@@ -1,18 +1,20 @@
-"""Which sessions another daemon answers while this one reads behind it, and publishes nothing of them."""
+"""Whether this daemon answers, or reads behind another one and publishes nothing."""
 
 import logging
 import time
 from collections.abc import Callable, Collection
 
 from daemon.api.health import FILLING, STANDBY
+from daemon.session_life import Event, Lives, count_illegal
 from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
 
 
 class Standby:
-    """``configured``: whenever it begins to read all sessions are another's, until it is given partitions.
+    """Whether this daemon answers, and where each of its sessions stands.
 
+    ``configured``: whenever it begins to read all sessions are another's, until it is given partitions.
     Without that, those of some partitions may be. ``clock``: monotonic, ns.
     """
 
@@ -20,35 +22,29 @@ class Standby:
         self, store: MetricStore, *, configured: bool = False, clock: Callable[[], int] = time.monotonic_ns
     ) -> None:
         self._store, self._configured, self._clock = store, configured, clock
+        self.lives = Lives(count_illegal(store, "gateway"))
         self.answers = not configured
-        """This daemon answers what is not `follow`ed."""
+        """This daemon answers whatever it reads, but for sessions that it follows."""
         self.caught_up = False
         """It has read all that was committed, at least once."""
-        self._followed = set[str]()
         self._note()
+
+    def engine_starts(self, sessions: Collection[str]) -> None:
+        """An engine starts with these sessions, from what is known."""
+        self.lives.on(Event.ENGINE_STARTED, sessions)
+        if self._configured:
+            self.lives.on(Event.STANDBY, sessions)
 
     def wait(self) -> None:
         """The source begins to read."""
         self.answers, self.caught_up = not self._configured, False
-        self._followed.clear()
+        if self._configured:
+            self.lives.on(Event.STANDBY, self.lives.open)
         self._note()
-
-    def follow(self, sessions: Collection[str]) -> None:
-        """Another daemon answers these."""
-        self._followed.update(sessions)
-
-    def lead(self, sessions: Collection[str]) -> None:
-        """No other daemon answers these."""
-        self._followed.difference_update(sessions)
-
-    def follows(self, session: str) -> bool:
-        """Whether another daemon answers the session, and this one reads behind it."""
-        return not self.answers or session in self._followed
 
     def promoted(self, sessions: Collection[str], since_ns: int) -> None:
         """This daemon answers these now; their partitions came at ``since_ns``."""
         self.answers = True
-        self.lead(sessions)
         took_ns = self._clock() - since_ns
         self._store.set("foretick_promotion_seconds", took_ns / 1e9)
         self._note()

@@ -33,7 +33,6 @@ from daemon.gateway.engine_processes import ENGINE, SPARE_AFTER_S, EngineProcess
 from daemon.gateway.gateway import Gateway
 from daemon.gateway.generations import Generations
 from daemon.gateway.group_generator import GroupGenerator
-from daemon.gateway.group_member import SessionHooks
 from daemon.gateway.inputs import Inputs
 from daemon.gateway.label_requests import LabelRequests
 from daemon.gateway.load_shedder import LoadShedder
@@ -255,14 +254,7 @@ def _data_way(base: _Base, commit_every_s: float) -> _DataWay:
     order = SequenceAllocator()
     inputs = Inputs(config, order, standby, store, base.tasks)
     questions = Questions(sessions, pending)
-    live = LiveSessions(config, sessions, questions, publisher, inputs, progress, store, pending)
-    hooks = SessionHooks(
-        reset=publisher.reset_session,
-        resume=live.resume,
-        promote=live.promote,
-        assigned=live.partitions_assigned,
-        revoked=live.partitions_revoked,
-    )
+    live = LiveSessions(config, sessions, questions, publisher, inputs, progress, store, pending, standby)
     for source, of_source in zip(sources, trackers, strict=True):
         runner = SourceRunner(
             config,
@@ -270,7 +262,7 @@ def _data_way(base: _Base, commit_every_s: float) -> _DataWay:
             of_source,
             store,
             outbox,
-            hooks,
+            live,
             progress=progress,
             send=pending.send,
             standby=standby,

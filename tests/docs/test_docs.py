@@ -12,6 +12,7 @@ import click
 import msgspec
 import pytest
 
+from daemon import session_life
 from daemon.api import messages as query_messages
 from daemon.api.messages import Code, decode_reply, decode_request
 from daemon.cli.main import main
@@ -175,6 +176,12 @@ def test_tables_list_exactly_the_members(name: str, rows: str) -> None:
     members = {f.name for f in msgspec.structs.fields(struct)} - common
     listed = [name for row in rows.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
     assert sorted(listed) == sorted(members)
+
+
+def test_the_table_of_a_session_s_life_is_the_one_that_runs() -> None:
+    """`python -m daemon.session_life` prints it."""
+    shown = page("docs/lifecycle.md").partition("<!-- session:begin -->\n")[2]
+    assert shown.partition("<!-- session:end -->")[0] == session_life.table()
 
 
 def test_the_table_of_metrics_is_the_catalogue() -> None:

@@ -19,7 +19,6 @@ from daemon.gateway.checkpoint.outbox import Outbox
 from daemon.gateway.checkpoint.publisher import Publisher
 from daemon.gateway.checkpoint.state import ProgressStore
 from daemon.gateway.generations import Generations
-from daemon.gateway.group_member import SessionHooks
 from daemon.gateway.inputs import Inputs
 from daemon.gateway.peers import Peers
 from daemon.gateway.pending import PendingCommands
@@ -31,6 +30,7 @@ from daemon.gateway.standby import Standby
 from daemon.gateway.stream_names import Streams
 from daemon.ledger import ledger
 from daemon.progress import Position
+from daemon.session_life import Event, Lives, refuse
 from daemon.supervision import Tasks
 from feeds.connector import SinkRoute
 from feeds.kafka_transactions import (
@@ -256,28 +256,30 @@ class SourceEvents:
         self.assigned: list[set[str]] = []
         self.revoked: list[set[str]] = []
         self.resumed: list[set[str]] = []
-        self.was_reset: list[tuple[set[str], set[str]]] = []
+        self.dropped: list[tuple[set[str], bool]] = []
         self.places: dict[str, Mapping[str, Position]] = {}
+        self.lives = Lives(refuse)
+        """Of the runner, once there is one."""
 
-    async def resume(self, names: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
-        self.resumed.append(set(names))
-        return {name: self.places[name] for name in names if name in self.places}
+    async def resume(self, sessions: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
+        self.resumed.append(set(sessions))
+        self.lives.on(Event.OPENED, sessions)
+        return {name: self.places[name] for name in sessions if name in self.places}
 
-    async def promote(self, names: Collection[str]) -> None:
+    async def promote(self, sessions: Collection[str]) -> None:
         pass
 
-    def reset_session(self, names: Collection[str], answered: Collection[str]) -> None:
-        self.was_reset.append((set(names), set(answered)))
+    def drop(self, sessions: Collection[str], *, complete: bool) -> None:
+        self.dropped.append((set(sessions), complete))
 
-    def hooks(self) -> SessionHooks:
-        """For a runner; a test may replace `resume` later."""
-        return SessionHooks(
-            self.reset_session,
-            lambda names: self.resume(names),
-            lambda names: self.promote(names),
-            lambda names: self.assigned.append(set(names)),
-            lambda names: self.revoked.append(set(names)),
-        )
+    def partitions_assigned(self, sessions: Collection[str]) -> None:
+        self.assigned.append(set(sessions))
+
+    def partitions_revoked(self, sessions: Collection[str]) -> None:
+        self.revoked.append(set(sessions))
+
+    def reads(self, session: str) -> bool:
+        return False
 
 
 def inputs_of(
@@ -298,11 +300,13 @@ def inputs_of(
         "clocks": defaultdict(VenueClock),
         "send": lambda command: None,
         "outbox": Outbox([], [], store),
-        "hooks": events.hooks(),
+        "sessions": events,
     } | more
+    events.lives = parts["standby"].lives
     inputs = Inputs(config, parts["order"], parts["standby"], store, Tasks())
     runner = SourceRunner(config, source, tracker, store, **parts)
     inputs.add(runner)
+    inputs.engine_starts()
     return inputs, runner
 
 
@@ -313,6 +317,7 @@ def make_publisher(
     store: MetricStore,
     *routes: SinkRoute,
     lossless: bool = True,
+    standby: Standby | None = None,
 ) -> Publisher:
     """A publisher of one source to ``routes``; not started."""
     return Publisher(
@@ -322,7 +327,7 @@ def make_publisher(
         store,
         progress=ProgressStore(store),
         outbox=Outbox(routes, sessions.states, store, tracker.source_of, lossless=lossless),
-        standby=Standby(store),
+        standby=standby or Standby(store),
         streams=Streams(),
     )
 

@@ -7,7 +7,7 @@ committed after the answers that depend on them (at-least-once).
 import logging
 import time
 from bisect import bisect_left, insort
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
@@ -26,6 +26,7 @@ from daemon.gateway.checkpoint.state import ProgressStore
 from daemon.gateway.standby import Standby
 from daemon.gateway.stream_names import Streams
 from daemon.progress import Position, WindowStart
+from daemon.session_life import FOLLOWING, VOID, Event, State
 from feeds.market_data import Answer, Basis, DataUpdated, DeadLetter, FlashReady, InputRange
 from flash.publishing import PublishedValue, suppressed
 from flash.question import Question
@@ -97,22 +98,18 @@ class _Published:
     """Versions that only repeat what was answered for."""
     refused: list[int] = field(default_factory=list)
     """Running numbers of records whose DLQ records are not acknowledged, ascending."""
-    needs_reset: bool = False
-    """Another daemon has answered: what this engine still says of its window is dropped."""
 
     def configured(self, settings: int) -> None:
         """Its window has these settings from now on."""
         self.settings = settings
 
     def reset(self) -> None:
-        """It is about to be removed and added again: until then nothing more is published of it."""
-        self.needs_reset = True
+        """What is under way is made again."""
         self.versions.clear()  # a late acknowledgement finds nothing
 
     def forget(self) -> None:
         """The engine is gone. The next one's versions go on from the newest one that is acknowledged."""
         self.versions.clear()
-        self.needs_reset = False
         self.history.clear()
         self.questions = [(-1, self.questions[-1][1])]
         self.refused = []  # DLQ records under way have the old list
@@ -140,10 +137,6 @@ class _Published:
             return None
         del self.versions[oldest]
         return oldest, done
-
-    def drops(self, version: int) -> bool:
-        """Whether results of ``version`` are neither published nor acknowledged."""
-        return self.needs_reset or version in self.history
 
     def asked(self, version: int) -> int:
         """Number of questions that ``version`` is asked."""
@@ -200,14 +193,14 @@ class Publisher:
         for tracker in self._trackers:
             tracker.forget(name)
 
-    def reset_session(self, names: Iterable[str], answered: Container[str]) -> None:
-        """These sessions are about to be removed and added again; others have answered the ``answered`` ones.
+    def drop(self, names: Iterable[str], *, complete: bool) -> None:
+        """What is under way of these sessions, also of ``complete`` versions, is made again.
 
-        Until then nothing more is published of them: it will be made again, with the same numbers.
+        It will have the same numbers.
         """
         for name in names:
             self._published[name].reset()
-            self.outbox.drop(name, complete=name in answered)
+            self.outbox.drop(name, complete=complete)
 
     def _open(self, session: SessionConfig) -> None:
         asked = self._sessions.states[session.name].questions
@@ -221,10 +214,10 @@ class Publisher:
 
         One of bars that were answered for before is acknowledged at once, and nothing is published.
         """
-        published = self._published[event.session]
-        if published.needs_reset:
+        published, life = self._published[event.session], self._standby.lives.of(event.session)
+        if life.state in VOID:
             return
-        if self._standby.follows(event.session):
+        if life.state in FOLLOWING:
             # another daemon has published it; how far is read from its commits
             published.history.clear()
             published.history.add(event.version)
@@ -242,6 +235,8 @@ class Publisher:
             published.history.add(event.version)
             done(DeliveryOutcome.DELIVERED)
             return
+        if life.state is State.REPLAYING:
+            life.on(Event.CAUGHT_UP)
         update = DataUpdated(
             session=event.session,
             data_version=event.version,
@@ -284,7 +279,7 @@ class Publisher:
     def answered(self, event: protocol.Answered) -> None:
         """A standing question's answer."""
         published = self._published[event.answer.session]
-        if published.drops(event.answer.data_version):
+        if self._drops(event.answer.session, event.answer.data_version):
             return
         version = published.expect(event.answer.data_version, event.inputs, event.asked)
         answer = self._complete(event, version)
@@ -328,7 +323,7 @@ class Publisher:
 
         So it is where the engine stops, or its session is removed: it may be reset, and is asked again.
         """
-        if self._published[event.session].drops(event.version):
+        if self._drops(event.session, event.version):
             return
         if event.code in _UNASKED:
             self._store.inc("foretick_answers_suppressed_total", reason=_UNASKED[event.code])
@@ -345,12 +340,12 @@ class Publisher:
 
     def texts_asked(self, event: protocol.TextsAsked) -> None:
         """A version whose answers may come late: later versions must not acknowledge its inputs."""
-        if not self._published[event.session].drops(event.version):
+        if not self._drops(event.session, event.version):
             self._published[event.session].expect(event.version, event.inputs, event.asked)
 
     def not_due(self, event: protocol.NotDue) -> None:
         """A version without answers: it is acknowledged after those before it."""
-        if self._published[event.session].drops(event.version):
+        if self._drops(event.session, event.version):
             return
         version = self._published[event.session].expect(event.version, event.inputs, 1)
         self._acknowledging(event.session, version)(DeliveryOutcome.DELIVERED)
@@ -370,6 +365,10 @@ class Publisher:
             self._acknowledge(session, published)  # finds no version of a session or engine that is gone
 
         self.outbox.dead_letter(dead_letter, settle)
+
+    def _drops(self, session: str, version: int) -> bool:
+        """Whether results of ``version`` are neither published nor acknowledged."""
+        return self._standby.lives.state(session) in VOID or version in self._published[session].history
 
     def questions_set(self, event: protocol.QuestionsSet) -> None:
         """A session's later versions are asked other questions."""

@@ -6,9 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.engine.replayed_bars import History
+from daemon.session_life import Life, State
 
 bars = st.lists(st.tuples(st.integers(0, 1), st.integers(1, 3)), max_size=30)
 """Each one's leg, and how much later than the leg's last one it opens."""
+
+
+def followed() -> Life:
+    """A session that another daemon answers."""
+    return Life("aaa", state=State.WARMING)
 
 
 def opened(script: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -31,7 +37,7 @@ def test_a_standby_asks_exactly_what_the_one_before_left(
     begins = data.draw(st.integers(0, taken))
     until = tuple(max((at for of, at in made[:answered] if of == leg), default=-1) for leg in (0, 1))
     known = data.draw(st.sampled_from([(), (-1, -1), until]))  # what its own start has read
-    history = History(2, known, follows=True)
+    history = History(followed(), 2, known)
     assert all(history.take(*bar) for bar in made[begins:taken])
     assert history.rebuilding
     history.promote(until)
@@ -67,13 +73,14 @@ def test_each_correction_is_asked_once(script: list[tuple[int, int]], data: st.D
     restored = until(steps[:begins]) if how == "snapshot" else ((), ())
     again = [step for step in steps[begins:answered] if step[2] is None or data.draw(st.booleans())]
     if how == "standby":
-        history = History(2, follows=True)
+        history = History(followed(), 2)
         read = data.draw(st.integers(0, len(again)))
         assert all(history.take(*step) for step in again[:read])
         history.promote(closed, corrected)
         again = again[read:]
     else:
-        history = History(2, closed, restored[0], corrected=corrected, restored_corrected=restored[1])
+        life = Life("aaa", state=State.REPLAYING)
+        history = History(life, 2, closed, restored[0], corrected=corrected, restored_corrected=restored[1])
     assert [history.take(*step) for step in again] == [True] * len(again)
     assert (history.closed, history.corrected) == (closed, corrected)
     assert [step for step in steps[answered:] if not history.take(*step)] == steps[answered:]
@@ -81,7 +88,7 @@ def test_each_correction_is_asked_once(script: list[tuple[int, int]], data: st.D
 
 
 def test_a_take_over_without_anything_acknowledged_asks_all() -> None:
-    history = History(1, follows=True)
+    history = History(followed(), 1)
     history.promote(())
     assert not history.rebuilding
     assert not history.take(0, 5)

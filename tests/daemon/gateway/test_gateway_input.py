@@ -19,6 +19,7 @@ from daemon.gateway.inputs import Inputs
 from daemon.gateway.record_decoder import SequenceAllocator
 from daemon.gateway.standby import Standby
 from daemon.progress import Position, Progress, StoredProgress, WindowStart, decode_stored
+from daemon.session_life import VOID
 from daemon.supervision import Tasks
 from feeds.connector import SinkRoute
 from feeds.market_data import DataUpdated
@@ -66,7 +67,6 @@ class Rig(SourceEvents):
         store = MetricStore.local({"session": ["aaa", "bbb"], "source": ["kafka"], "sink": ["kafka"]})
         self.log = Log(points)
         self.log.again = again
-        self.silent: set[str] = set()
         self.progress = ProgressStore(store, directory, address)
         self.tracker = OffsetTracker(self.progress.describe)
         self.sent = Commands()
@@ -87,15 +87,14 @@ class Rig(SourceEvents):
         )
         self.commit = self.runner.checkpoint.commit
 
-    def reset_session(self, names: Collection[str], answered: Collection[str]) -> None:
-        super().reset_session(names, answered)
-        self.silent |= set(names)
-        for name in names:
-            self.outbox.drop(name, complete=name in answered)
+    @property
+    def silent(self) -> set[str]:
+        return self.lives.among(("aaa", "bbb"), VOID)
 
-    async def resume(self, names: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
-        self.silent -= set(names)
-        return await super().resume(names)
+    def drop(self, sessions: Collection[str], *, complete: bool) -> None:
+        super().drop(sessions, complete=complete)
+        for name in sessions:
+            self.outbox.drop(name, complete=complete)
 
     def answer(self, session: str, number: int, stream: Partition) -> None:
         """One message, of the record with the offset ``number``."""
@@ -230,13 +229,14 @@ async def test_the_engine_hears_which_sessions_left_until_their_partition_comes_
     rig.log.listener.on_revoked([P])
     assert rig.revoked[1:] == [{"aaa"}]
     rig.log.listener.begins(Q, 8)
-    assert rig.assigned == [{"bbb"}]
+    assert rig.assigned == [{"aaa", "bbb"}]
     rig.log.listener.begins(P, 70)
     assert rig.assigned[1:] == [{"aaa"}]
     rig.log.listener.on_revoked([Q])
+    rig.tracker.clear()
     rig.input.engine_ready({})
     rig.log.listener.begins(Q, 8)
-    assert rig.assigned[2:] == [set()]
+    assert rig.assigned[2:] == []
 
 
 async def test_an_engine_knows_what_a_restart_of_the_daemon_would_find() -> None:
@@ -329,11 +329,11 @@ async def test_a_session_that_could_not_begin_anew_in_time_does_at_the_next_assi
     rig.log.points = {P: CommitPoint(120, stored(6, {"aaa": Progress(6, 12, 72, (7,))}))}
     resume = rig.resume
 
-    async def first_fails(names: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
-        await resume(names)
-        if len(rig.resumed) == 1:
+    async def first_fails(sessions: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
+        if not rig.resumed:
+            rig.resumed.append(set(sessions))
             raise TimeoutError
-        return {}
+        return await resume(sessions)
 
     rig.resume = first_fails  # type: ignore[method-assign]  # the test's
     with pytest.raises(TimeoutError):
@@ -428,7 +428,7 @@ async def test_sessions_that_others_answered_begin_anew(
     rig.log.points[P] = CommitPoint(300, stored(6, {"aaa": Progress(6, 30, 180, (9,))}))
     assert await rig.assign() == begin
     assert resumed == [{"aaa"}]
-    assert rig.was_reset == [({"aaa"}, {"aaa"})] * 2, "as it went, and as it came"
+    assert rig.dropped == [({"aaa"}, True)] * 2, "as it went, and as it came"
     rig.log.listener.begins(P, 110)
     assert rig.tracker.next_offset(P) == 110  # behind what was read before
     assert rig.tracker.is_stored(P, 299)

@@ -14,7 +14,9 @@ from daemon.config.standing import question_of
 from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.checkpoint.delivery import BACKLOG
 from daemon.gateway.checkpoint.offsets import OffsetTracker
+from daemon.gateway.standby import Standby
 from daemon.progress import Position, Progress
+from daemon.session_life import Event
 from daemon.supervision import Tasks
 from feeds.codec import decode_message
 from feeds.connector import SinkRoute
@@ -48,7 +50,11 @@ class Rig:
         self.tracker = OffsetTracker()
         self.sessions = Sessions(self.config, self.store)
         routes = routes if exactly_once is None else (*routes, exactly_once)
-        self.publisher = make_publisher(self.config, self.tracker, self.sessions, self.store, *routes)
+        self.standby = Standby(self.store)
+        self.standby.engine_starts(names)
+        self.publisher = make_publisher(
+            self.config, self.tracker, self.sessions, self.store, *routes, standby=self.standby
+        )
         if exactly_once is not None:
             self.checkpoint = make_checkpoint(
                 Member(STREAM),
@@ -649,7 +655,8 @@ async def test_nothing_is_published_of_a_session_until_it_has_begun_anew(rig):
     progress = r.publisher.progress
     progress.promote({("t", 0): CommitPoint(0, stored(6, {"aaa": Progress(6, 30, 180, (5,))}))})
     progress.begin_epoch()
-    r.publisher.reset_session(["aaa"], ["aaa"])
+    r.standby.lives.on(Event.VOIDED, ["aaa"])
+    r.publisher.drop(["aaa"], complete=True)
     sink.acknowledging.set()
     r.committed("aaa", 2, 3)
     r.answer("aaa", 2, 3, NAMES[:5])
@@ -660,6 +667,8 @@ async def test_nothing_is_published_of_a_session_until_it_has_begun_anew(rig):
     assert r.tracker.outstanding() == 2
     r.publisher.remove("aaa")
     r.publisher.add(r.config.sessions[0])
+    r.standby.lives.on(Event.RESET, ["aaa"])
+    r.standby.lives.on(Event.OPENED, ["aaa"])
     r.arrive("aaa", 12)
     r.answer("aaa", 31, 4)
     await until(lambda: len(sink.sent) == 12)

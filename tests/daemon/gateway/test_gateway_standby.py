@@ -13,6 +13,7 @@ from daemon.gateway.checkpoint.state import ProgressStore
 from daemon.gateway.group_member import MEASURED_S, GroupMember
 from daemon.gateway.standby import Standby
 from daemon.progress import Position, Progress
+from daemon.session_life import State
 from feeds.durations import Duration
 from feeds.source import CommitPoint, Partition, StartPosition
 from ingest.ring import Ring
@@ -61,8 +62,11 @@ class Rig(SourceEvents):
             standby=self.standby,
         )
 
-    async def promote(self, names: Collection[str]) -> None:
-        self.told.append({name: self.progress.resumed(name) for name in sorted(names)})
+    async def promote(self, sessions: Collection[str]) -> None:
+        self.told.append({name: self.progress.resumed(name) for name in sorted(sessions)})
+
+    def states(self) -> list[State]:
+        return [self.standby.lives.state(name) for name in ("aaa", "bbb")]
 
     async def start(self, restored: Mapping[str, Mapping[str, Position]] | None = None) -> None:
         """``restored``: sessions that the engine found a snapshot of, by default both."""
@@ -234,7 +238,7 @@ async def following() -> Rig:
 async def test_one_that_answers_follows_the_sessions_of_single_partitions() -> None:
     rig = await following()
     assert rig.resumed == [{"aaa"}], "it begins at the owner's snapshot"
-    assert [rig.input.follows(name) for name in ("aaa", "bbb")] == [True, False]
+    assert rig.states() == [State.WARMING, State.REPLAYING]
     assert [rig.input.owner(name) for name in ("aaa", "bbb")] == ["tcp://other", None]
     rig.tracker.all_passed_on("aaa", [1, 2], P, [97, 98])
     rig.tracker.all_passed_on("bbb", [3], Q, [50])
@@ -251,7 +255,7 @@ async def test_one_that_answers_follows_the_sessions_of_single_partitions() -> N
     assert rig.resumed == [{"aaa"}], "where its tape is already"
     rig.log.listener.begins(P, 99)
     assert [rig.input.owner(name) for name in ("aaa", "bbb")] == [None, None]
-    assert not rig.input.follows("aaa")
+    assert rig.states() == [State.REPLAYING] * 2
     rig.tracker.all_passed_on("aaa", [4, 5], P, [129, 130])
     assert [rig.tracker.is_history("aaa", number) for number in (4, 5)] == [True, False]
     assert await rig.runner.checkpoint.commit()
@@ -261,10 +265,10 @@ async def test_one_that_answers_follows_the_sessions_of_single_partitions() -> N
 async def test_what_is_followed_no_longer_begins_from_what_is_committed() -> None:
     rig = await following()
     rig.log.listener.follows_no_longer([P])
-    assert rig.input.follows("aaa"), "its engine does not answer it yet"
+    assert rig.states()[0] is State.OUTDATED, "its engine does not answer it yet"
     assert await assigned(rig.log.listener, {P: rig.log.points[P]}) == {P: StartPosition(90, None, 5)}
     assert (rig.resumed, rig.told) == ([{"aaa"}, {"aaa"}], [])
-    assert not rig.input.follows("aaa")
+    assert rig.states()[0] is State.REPLAYING
 
 
 async def test_a_partition_that_was_left_is_followed_from_its_owner_s_snapshot() -> None:
@@ -276,13 +280,13 @@ async def test_a_partition_that_was_left_is_followed_from_its_owner_s_snapshot()
     rig.log.points[P] = CommitPoint(150, told(9, 14, 84, 8))
     assert await rig.log.listener.follows({P: rig.log.points[P]}) == {P: StartPosition(90, None, 8)}
     assert rig.resumed == [{"aaa"}, {"aaa"}]
-    assert rig.input.follows("aaa")
+    assert rig.states()[0] is State.WARMING
 
 
 async def test_another_engine_follows_nobody_yet() -> None:
     rig = await following()
     rig.input.engine_starts()
-    assert not rig.input.follows("aaa")
+    assert rig.states()[0] is State.REPLAYING
     await rig.log.listener.follows({P: rig.log.points[P]})
     assert rig.resumed == [{"aaa"}, {"aaa"}]
 
