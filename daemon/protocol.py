@@ -16,8 +16,9 @@ from daemon.config.schema import SessionConfig
 from daemon.progress import Position, Progress
 from daemon.ring_numbers import RingValues
 from feeds.decoding import decoded
-from feeds.market_data import Answer, InputRange
+from feeds.market_data import Answer
 from flash.question import Question
+from ingest.record import LowWatermarks, ReadRange
 
 
 class SetQuestions(msgspec.Struct, frozen=True, tag="set_questions"):
@@ -152,29 +153,19 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
     streams: tuple[NameStream, ...] = ()
 
 
-class InputNumbers(msgspec.Struct, frozen=True):
-    """The records behind an update, by the feed's own running numbers.
+class VersionInputs(msgspec.Struct, frozen=True):
+    """The records behind an update.
 
-    Every record of the session numbered below ``low_watermark`` is in a closed bar or was dropped.
-    ``closed``: opening (ns) of the newest bar of each of its symbols, as in `Progress`; -1 before the first.
-    ``restored``: offsets of bars that were begun before this engine's start, whose records it did not number.
+    ``reads``: those of its bars; an empty bar has those of the bar before it. ``low_watermarks``: pairs of a
+    stream and an offset: every record of the session below it is in a closed bar or was dropped. ``closed``:
+    opening (ns) of the newest bar of each of its symbols, as in `Progress`; -1 before the first.
     ``corrected``: as in `Progress`.
     """
 
-    first: int
-    last: int
-    low_watermark: int
+    reads: tuple[ReadRange, ...] = ()
+    low_watermarks: LowWatermarks = ()
     closed: tuple[int, ...] = ()
-    restored: tuple[InputRange, ...] = ()
     corrected: tuple[int, ...] = ()
-
-
-class ReadRange(msgspec.Struct, frozen=True, array_like=True):
-    """Records of one stream, by its number in the ring: first to last offset."""
-
-    stream: int
-    first: int
-    last: int
 
 
 class Provenance(msgspec.Struct, frozen=True):
@@ -204,7 +195,7 @@ class Committed(msgspec.Struct, frozen=True, tag="committed"):
     live_tokens: int
     live_records: int
     times: Times
-    inputs: InputNumbers
+    inputs: VersionInputs
     late: int = 0
     history: bool = False
     made: Provenance = Provenance()
@@ -217,7 +208,7 @@ class Answered(msgspec.Struct, frozen=True, tag="answered"):
     """
 
     answer: Answer
-    inputs: InputNumbers
+    inputs: VersionInputs
     times: Times
     asked: int
 
@@ -230,7 +221,7 @@ class AnswerFailed(msgspec.Struct, frozen=True, tag="answer_failed"):
     version: int
     code: str
     message: str
-    inputs: InputNumbers
+    inputs: VersionInputs
     asked: int
 
 
@@ -242,7 +233,7 @@ class TextsAsked(msgspec.Struct, frozen=True, tag="texts_asked"):
 
     session: str
     version: int
-    inputs: InputNumbers
+    inputs: VersionInputs
     asked: int
 
 
@@ -251,20 +242,22 @@ class NotDue(msgspec.Struct, frozen=True, tag="not_due"):
 
     session: str
     version: int
-    inputs: InputNumbers
+    inputs: VersionInputs
 
 
 class RecordRefused(msgspec.Struct, frozen=True, tag="record_refused"):
     """A session refused a usable record.
 
-    ``leg``: number of its symbol among the session's; ``offset``: its running number; ``seq``, ``ts_event``,
-    ``ts_recv``, ``values``: as in the ring (`ingest.record`).
+    ``leg``: number of its symbol among the session's; ``stream``, ``offset``, ``part``, ``seq``,
+    ``ts_event``, ``ts_recv``, ``values``: as in the ring (`ingest.record`).
     """
 
     session: str
     leg: int
     reason: str
+    stream: int
     offset: int
+    part: int
     seq: int
     ts_event: int
     ts_recv: int

@@ -28,6 +28,10 @@ LACKS_LATE, INCOMPLETE = 256, 512
 """The bar, or a window that ends with it, lacks records: late ones that were dropped, or refused ones."""
 OTHER_INTERVAL = 1024
 """With REFUSED: a ready-made bar of another interval than the session's."""
+SPREAD = 2048
+"""The bar has records of more than `SPANS` streams: where those of the others were read is not known."""
+SPANS = 4
+"""Streams that a bar, and a feed, remember."""
 _OF_RECORD = SKEWED | REPLAYED
 DROP, AMEND, REFUSE = 0, 1, 2
 """What becomes of a late record."""
@@ -54,13 +58,11 @@ BAR = np.dtype(
         ("ts_ring", "i8"),
         ("ts_closed", "i8"),  # when the record that closed it entered the ring
         ("ring_wait", "i8"),
-        ("first_offset", "i8"),
-        ("last_offset", "i8"),
-        ("low_watermark", "i8"),
-        ("closed_by", "i8"),  # number of the record that closed it
-        ("first_read", "i8"),  # offsets of its records in their stream; see `ingest.record`
-        ("last_read", "i8"),
-        ("stream", "u8"),  # 0: not known, or several
+        ("closed_by", "i8"),  # which of the session's records closed it
+        # first and last offset of its records by stream, see `ingest.record`; stream 0: no more
+        ("streams", "u8", (SPANS,)),
+        ("firsts", "i8", (SPANS,)),
+        ("lasts", "i8", (SPANS,)),
         # openings of the newest closed intervals of the session that lack records: late ones, refused ones
         ("late_open", "i8"),
         ("refused_open", "i8"),
@@ -93,7 +95,7 @@ SESSION = np.dtype(
         ("late_open", "i8"),  # as in BAR; NEVER: none
         ("refused_open", "i8"),
         ("late_event", "i8"),  # time of the newest late record
-        ("last_offset", "i8"),
+        ("records", "i8"),  # that it had so far
         ("last_ring", "i8"),
     ]
 )
@@ -124,10 +126,10 @@ FEED = np.dtype(
         ("price", "i8"),  # the newest one taken; 0: none
         ("refused_price", "i8"),  # the newest one refused
         ("refused_run", "i8"),  # refused in a row, each near the one before
-        # where its newest record was read, but for heartbeats; see `ingest.record`
-        ("stream", "u8"),
-        ("stream_offset", "i8"),
-        ("part", "i8"),
+        # streams and offset of the newest record of each, but for heartbeats: the newest one comes first
+        ("streams", "u8", (SPANS,)),
+        ("offsets", "i8", (SPANS,)),
+        ("part", "i8"),  # of the newest record of all
         ("more", "i8"),  # that message has more records
         # the same of the newest record that it had taken before it was restored
         ("had_stream", "u8"),  # 0: none
@@ -147,16 +149,6 @@ Row = Any  # one element of a structured array
 
 
 @kernel
-def _low_watermark(slots: Slots, fallback: int) -> int:
-    """Smallest offset an open bar depends on, at most `fallback`."""
-    lowest = fallback
-    for slot in range(slots.shape[0]):
-        if slots[slot].index != NEVER:
-            lowest = min(lowest, slots[slot].bar.first_offset)
-    return lowest
-
-
-@kernel
 def _close(session: Row, bar: Row) -> None:
     """Note in a bar that closes, and in its session, which of the bars so far lack records."""
     if bar["flags"] & np.uint32(INCOMPLETE):
@@ -166,9 +158,7 @@ def _close(session: Row, bar: Row) -> None:
 
 
 @kernel
-def _emit_empty(
-    session: Row, feed: Row, index: int, marks: int, low_watermark: int, out: Bars, at: int
-) -> None:
+def _emit_empty(session: Row, feed: Row, index: int, marks: int, out: Bars, at: int) -> None:
     """A flat bar at the last close for an interval without ticks."""
     last = feed["last"]
     last["ts_open"] = index * last["interval"]
@@ -178,12 +168,14 @@ def _emit_empty(
     no_volume(last)
     last["n_ticks"] = 0
     last["flags"] = (
-        EMPTY | (GAP if feed["gap"] else 0) | np.uint32(marks) | (last["flags"] & np.uint32(REPLAYED))
+        EMPTY
+        | (GAP if feed["gap"] else 0)
+        | np.uint32(marks)
+        | (last["flags"] & np.uint32(REPLAYED | SPREAD))
     )
     _close(session, last)
-    last["low_watermark"] = low_watermark
     last["ts_closed"] = session["last_ring"]
-    last["closed_by"] = session["last_offset"]
+    last["closed_by"] = session["records"]
     out[at] = last
 
 
@@ -229,14 +221,14 @@ def _unmark(session: Row, slot: Row, end: int) -> None:
 
 
 @kernel
-def _fill(session: Row, feed: Row, slots: Slots, end: int, low_watermark: int, out: Bars, at: int) -> int:
+def _fill(session: Row, feed: Row, slots: Slots, end: int, out: Bars, at: int) -> int:
     """Close the feed's intervals below number `end`, which have no ticks."""
     own = slots[feed["first_slot"] : feed["end_slot"]]
     if feed["closed_any"]:
         index = feed["next_index"]
         while index < end and feed["empty_run"] < session["max_fill"]:
             marks = INCOMPLETE if own[index % own.shape[0]].marked == index else 0
-            _emit_empty(session, feed, index, marks, low_watermark, out, at)
+            _emit_empty(session, feed, index, marks, out, at)
             feed["empty_run"] += 1
             index += 1
             at += 1
@@ -247,9 +239,7 @@ def _fill(session: Row, feed: Row, slots: Slots, end: int, low_watermark: int, o
 
 
 @kernel
-def close_below(
-    session: Row, feeds: Slots, slots: Slots, limit: int, fallback: int, out: Bars, at: int
-) -> int:
+def close_below(session: Row, feeds: Slots, slots: Slots, limit: int, out: Bars, at: int) -> int:
     """Close the session's intervals below number `limit`, in order; returns the new end of `out`.
 
     Bars of one interval come in the order of the session's symbols. Empty ones are filled in.
@@ -261,18 +251,16 @@ def close_below(
             index = own[candidate].index
             if index != NEVER and index < limit and (slot < 0 or index < own[slot].index):
                 slot = candidate
-        low = _low_watermark(own, fallback)
         if slot < 0:
             break
         feed = feeds[session["first_feed"] + own[slot].bar.leg]
         end = own[slot].index
-        at = _fill(session, feed, slots, end, low, out, at)
+        at = _fill(session, feed, slots, end, out, at)
         bar = own[slot]["bar"]
         own[slot]["index"] = NEVER
         _close(session, bar)
-        bar["low_watermark"] = _low_watermark(own, fallback)
         bar["ts_closed"] = session["last_ring"]
-        bar["closed_by"] = session["last_offset"]
+        bar["closed_by"] = session["records"]
         out[at] = bar
         feed["last"] = bar
         feed["closed_any"] = 1
@@ -280,8 +268,17 @@ def close_below(
         feed["empty_run"] = 0
         feed["next_index"] = end + 1
     for number in range(session["first_feed"], session["end_feed"]):
-        at = _fill(session, feeds[number], slots, limit, low, out, at)
+        at = _fill(session, feeds[number], slots, limit, out, at)
     return at
+
+
+@kernel
+def _forget_reads(bar: Row) -> None:
+    """The bar has no record yet."""
+    for at in range(SPANS):
+        bar["streams"][at] = 0
+        bar["firsts"][at] = 0
+        bar["lasts"][at] = 0
 
 
 @kernel
@@ -298,11 +295,44 @@ def _start(slot: Row, feed: Row, index: int, interval: int) -> None:
     bar["interval"] = interval
     no_volume(bar)
     bar["ts_last_event"] = NEVER
-    bar["first_offset"] = _MOST
-    bar["last_offset"] = NEVER
-    bar["first_read"] = _MOST
-    bar["last_read"] = NEVER
-    bar["stream"] = 0
+    _forget_reads(bar)
+
+
+@kernel
+def _note_read(bar: Row, record: Row) -> None:
+    """Widen a bar's span of the record's stream."""
+    stream, offset = record["stream"], record["offset"]
+    streams, firsts, lasts = bar["streams"], bar["firsts"], bar["lasts"]
+    at = 0
+    while at < SPANS and streams[at] != stream and streams[at] != 0:
+        at += 1
+    if at == SPANS:
+        bar["flags"] |= np.uint32(SPREAD)
+    elif streams[at] == 0:
+        streams[at] = stream
+        firsts[at] = offset
+        lasts[at] = offset
+    else:
+        firsts[at] = min(firsts[at], offset)
+        lasts[at] = max(lasts[at], offset)
+
+
+@kernel
+def _note_newest(feed: Row, record: Row) -> None:
+    """Note in a feed where its newest record was read."""
+    stream, streams, offsets = record["stream"], feed["streams"], feed["offsets"]
+    if streams[0] != stream:
+        at = 1
+        while at < SPANS - 1 and streams[at] != stream and streams[at] != 0:
+            at += 1
+        while at > 0:
+            streams[at] = streams[at - 1]
+            offsets[at] = offsets[at - 1]
+            at -= 1
+        streams[0] = stream
+    offsets[0] = record["offset"]
+    feed["part"] = record["part"]
+    feed["more"] = record["flags"] & FLAG_MORE
 
 
 @kernel
@@ -313,9 +343,6 @@ def _add(slot: Row, record: Row, price: int, volume: int, now: int) -> None:
     if bar["n_ticks"] == 0:
         bar["h"] = price
         bar["l"] = price
-        bar["stream"] = record["stream"]
-    elif bar["stream"] != record["stream"]:
-        bar["stream"] = 0
     if event < bar["ts_first_event"]:
         bar["ts_first_event"] = event
         bar["o"] = price
@@ -330,10 +357,7 @@ def _add(slot: Row, record: Row, price: int, volume: int, now: int) -> None:
     bar["ts_source"] = np.int64(record["ts_source"])
     bar["ts_ring"] = np.int64(record["ts_ring"])
     bar["ring_wait"] = now - np.int64(record["ts_ring"])
-    bar["first_offset"] = min(bar["first_offset"], record["offset"])
-    bar["last_offset"] = max(bar["last_offset"], record["offset"])
-    bar["first_read"] = min(bar["first_read"], record["stream_offset"])
-    bar["last_read"] = max(bar["last_read"], record["stream_offset"])
+    _note_read(bar, record)
 
 
 @kernel
@@ -349,28 +373,24 @@ def _copy_ready(bar: Row, record: Row) -> None:
 
 
 @kernel
-def _copy_origin(bar: Row, record: Row, own: Slots, now: int) -> None:
-    """Say of a row that one record makes where that came from. `own`: the open bars of the session."""
+def _copy_origin(session: Row, bar: Row, record: Row, now: int) -> None:
+    """Say of a row that one record makes where that came from."""
     bar["ts_source"] = np.int64(record["ts_source"])
     bar["ts_ring"] = np.int64(record["ts_ring"])
     bar["ts_closed"] = np.int64(record["ts_ring"])
     bar["ring_wait"] = now - np.int64(record["ts_ring"])
-    bar["first_offset"] = record["offset"]
-    bar["last_offset"] = record["offset"]
-    bar["first_read"] = record["stream_offset"]
-    bar["last_read"] = record["stream_offset"]
-    bar["stream"] = record["stream"]
-    bar["low_watermark"] = _low_watermark(own, record["offset"] + 1)
-    bar["closed_by"] = record["offset"]
+    _forget_reads(bar)
+    _note_read(bar, record)
+    bar["closed_by"] = session["records"]
 
 
 @kernel
 def _put_aside(
-    session: Row, feed: Row, own: Slots, record: Row, number: int, marks: int, now: int, out: Bars, at: int
+    session: Row, feed: Row, record: Row, number: int, marks: int, now: int, out: Bars, at: int
 ) -> int:
     """Put a late or refused record, as its `marks` say, among the bars; returns the new end of `out`.
 
-    `own`: the open bars of the session. `number`: the record's index in the batch.
+    `number`: the record's index in the batch.
     """
     row = out[at]
     row["session"] = feed["session"]
@@ -393,15 +413,13 @@ def _put_aside(
         add_volume(row, 0 if record["kind"] == QUOTE else record["b"], record["size_finer"])
     row["ts_first_event"] = np.int64(record["ts_event"])
     row["ts_last_event"] = feed["last"]["ts_last_event"]  # the version's newest event stays what it was
-    _copy_origin(row, record, own, now)
+    _copy_origin(session, row, record, now)
     _close(session, row)
     return at + 1
 
 
 @kernel
-def _late(
-    session: Row, feed: Row, own: Slots, record: Row, number: int, marks: int, now: int, out: Bars, at: int
-) -> int:
+def _late(session: Row, feed: Row, record: Row, number: int, marks: int, now: int, out: Bars, at: int) -> int:
     """Count a late record, and do with it what the policy says."""
     event: Any = np.int64(record["ts_event"])
     feed["late"] += np.uint64(1)
@@ -412,9 +430,9 @@ def _late(
         return at
     if session["late"] == REFUSE:
         session["refused_open"] = max(session["refused_open"], opened)
-        return _put_aside(session, feed, own, record, number, marks | LATE | REFUSED, now, out, at)
+        return _put_aside(session, feed, record, number, marks | LATE | REFUSED, now, out, at)
     marks |= LATE
-    return _put_aside(session, feed, own, record, number, marks, now, out, at)
+    return _put_aside(session, feed, record, number, marks, now, out, at)
 
 
 @kernel
@@ -475,18 +493,15 @@ def _is_same(bar: Row, record: Row) -> bool:
 
 @kernel
 def _pass_through(
-    session: Row, feed: Row, own: Slots, record: Row, number: int, marks: int, now: int, out: Bars, at: int
+    session: Row, feed: Row, record: Row, number: int, marks: int, now: int, out: Bars, at: int
 ) -> int:
-    """Pass a ready-made bar through if it opens after the one before it; else it is late.
-
-    `own`: the open bars of the session.
-    """
+    """Pass a ready-made bar through if it opens after the one before it; else it is late."""
     opened = np.int64(record["ts_event"])
     if feed["closed_any"] and opened <= feed["last"]["ts_open"]:
         if opened == feed["last"]["ts_open"] and _is_same(feed["last"], record):
             feed["duplicates"] += np.uint64(1)
             return at
-        return _late(session, feed, own, record, number, marks, now, out, at)
+        return _late(session, feed, record, number, marks, now, out, at)
     bar = feed["last"]
     bar["session"] = feed["session"]
     bar["leg"] = feed["leg"]
@@ -498,7 +513,7 @@ def _pass_through(
     _copy_ready(bar, record)
     bar["ts_first_event"] = opened
     bar["ts_last_event"] = opened
-    _copy_origin(bar, record, own, now)
+    _copy_origin(session, bar, record, now)
     feed["closed_any"] = 1
     feed["gap"] = feed["incomplete"] = 0
     feed["taken"] += np.uint64(1)
@@ -514,7 +529,7 @@ def _advance(session: Row, feeds: Slots, slots: Slots, record: Row, out: Bars, a
     if event > session["newest_event"]:
         session["newest_event"] = event
         limit = (event - session["lateness"]) // session["interval"]
-        at = close_below(session, feeds, slots, limit, record["offset"], out, at)
+        at = close_below(session, feeds, slots, limit, out, at)
     return at
 
 
@@ -529,8 +544,7 @@ def _tick(
     at = _advance(session, feeds, slots, record, out, at)
     index = event // interval
     if index < feed["next_index"]:
-        own = slots[session["first_slot"] : session["end_slot"]]
-        return _late(session, feed, own, record, number, marks, now, out, at)
+        return _late(session, feed, record, number, marks, now, out, at)
     slot = slots[feed["first_slot"] + index % (feed["end_slot"] - feed["first_slot"])]
     if slot["index"] == NEVER:
         _start(slot, feed, index, interval)
@@ -550,7 +564,7 @@ def _tick(
 @kernel
 def _had(feed: Row, record: Row) -> bool:
     """Whether the feed had taken this record before it was restored."""
-    offset, before = record["stream_offset"], feed["had_offset"]
+    offset, before = record["offset"], feed["had_offset"]
     had: bool = (
         feed["had_stream"] != 0
         and feed["had_stream"] == record["stream"]
@@ -570,13 +584,10 @@ def _take(
         feed["repeated"] += np.uint64(kind != REFUSAL)
         return at
     if kind < HEARTBEAT:
-        feed["stream"] = record["stream"]
-        feed["stream_offset"] = record["stream_offset"]
-        feed["part"] = record["part"]
-        feed["more"] = record["flags"] & FLAG_MORE
+        _note_newest(feed, record)
     if feed["kind"] == 0 and kind < HEARTBEAT:
         feed["kind"] = kind
-    session["last_offset"] = record["offset"]
+    session["records"] += 1
     session["last_ring"] = np.int64(record["ts_ring"])
     if record["flags"] & FLAG_GAP:
         mark_gap(feed, slots)
@@ -592,16 +603,15 @@ def _take(
     if is_known(feed, tables, own_tables, record, identity):
         feed["duplicates"] += np.uint64(1)
         return at
-    own = slots[session["first_slot"] : session["end_slot"]]
     marks = OTHER_INTERVAL | REFUSED
     if kind != READY_BAR or session["any_interval"] or record["x"] == session["interval"]:
         marks = _judge_price(session, feed, record)
     if marks & REFUSED:
         mark_refused(session, feed, slots, np.int64(record["ts_event"]))
-        return _put_aside(session, feed, own, record, number, marks, now, out, at)
+        return _put_aside(session, feed, record, number, marks, now, out, at)
     late = feed["late"]
     if kind == READY_BAR:
-        at = _pass_through(session, feed, own, record, number, marks, now, out, at)
+        at = _pass_through(session, feed, record, number, marks, now, out, at)
     else:
         at = _tick(session, feed, feeds, slots, record, number, marks, now, out, at)
     if feed["late"] == late or session["late"] == AMEND:  # it was taken

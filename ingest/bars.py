@@ -14,8 +14,9 @@ flat at the last close. A ready-made bar passes through if it opens after the on
 own times and interval stay. A symbol's first record decides which kind makes its bars in a session; other
 kinds are ignored and counted.
 
-The records of a symbol come from one partition. Offsets are running numbers over all records. Event times are
-trusted: one tick stamped far in the future makes the following ones late.
+A record is known by its stream and its offset there; those of a stream come in order. A bar remembers its
+records' spans of offsets in up to `SPANS` streams: several where a symbol comes from several sources or
+topics. Event times are trusted: one tick stamped far in the future makes the following ones late.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,6 +30,7 @@ from ingest.bar_kernel import (
     AMEND,
     BAR,
     DROP,
+    EMPTY,
     FEED,
     LATE,
     NEVER,
@@ -37,11 +39,12 @@ from ingest.bar_kernel import (
     REFUSE,
     REFUSED,
     SESSION,
+    SPREAD,
     Bars,
 )
 from ingest.identity import IDENTITY, no_tables, packed_tables, unpacked_tables
 from ingest.plane_state import BuilderState, Rows, Taken
-from ingest.record import Records
+from ingest.record import ReadRange, Records
 
 _MAX_OPEN = 4096
 _POLICY = (
@@ -135,14 +138,38 @@ class RefusedRecord:
 def received_before(bars: Bars, session: int, now_ns: int) -> None:
     """Change bars of records that an earlier engine had, in place.
 
-    Records are numbered again from 1: those have number 0. ``now_ns``, of the monotonic clock, is when they
-    all came: the earlier one's may be another.
+    ``now_ns``, of the monotonic clock, is when they all came: the earlier one's may be another.
     """
     bars["session"] = session
-    for name in ("first_offset", "last_offset", "low_watermark"):
-        bars[name] = 0
     for name in ("ts_ring", "ts_closed"):
         bars[name] = now_ns
+
+
+def reads_of(bars: Bars) -> list[tuple[ReadRange, ...]]:
+    """Where the records of each bar were read; of an empty bar, those of the bar before it."""
+    rows = zip(bars["streams"].tolist(), bars["firsts"].tolist(), bars["lasts"].tolist(), strict=True)
+    return [tuple(ReadRange(*each) for each in zip(*row, strict=True) if each[0]) for row in rows]
+
+
+def hold_back(lows: dict[int, int], reads: Iterable[ReadRange], flags: int) -> None:
+    """Take low watermarks, in place, below the records of a bar that is not closed, or not on the tape.
+
+    A stream is left out where the bar may have records of it that it does not remember.
+    """
+    if flags & EMPTY:
+        return
+    firsts = {each.stream: each.first for each in reads}
+    for stream in list(lows):
+        if stream in firsts:
+            lows[stream] = min(lows[stream], firsts[stream])
+        elif flags & SPREAD:
+            del lows[stream]
+
+
+def hold_all_back(lows: dict[int, int], bars: Bars) -> None:
+    """As `hold_back`, for all of these bars."""
+    for reads, flags in zip(reads_of(bars), bars["flags"].tolist(), strict=True):
+        hold_back(lows, reads, flags)
 
 
 def one_each(n: int, policy: BarPolicy) -> list[Feeds]:
@@ -195,7 +222,7 @@ class BarBuilder:
                 theirs = feeds_before[was["first_feed"] : was["end_feed"]]
                 if was["interval"] != policy.interval_ns or len(theirs) != len(mine):
                     raise ValueError("a session that is kept has the same symbols and interval")
-                for name in ("since", "newest_event", "last_offset", "last_ring", *_LACKING):
+                for name in ("since", "newest_event", "records", "last_ring", *_LACKING):
                     row[name] = was[name]
                 mine[:] = theirs
                 mine["last"]["session"] = number
@@ -307,8 +334,7 @@ class BarBuilder:
             own = self._slots[session["first_slot"] : session["end_slot"]]
             if (own["index"] != NEVER).any():
                 newest = max(int(own["index"].max()), until_ns // int(session["interval"]))
-                limit, after = newest + 1, int(session["last_offset"]) + 1
-                n = bar_kernel.close_below(session, self._feeds, self._slots, limit, after, self._out, 0)
+                n = bar_kernel.close_below(session, self._feeds, self._slots, newest + 1, self._out, 0)
                 closed.append(self._out[:n].copy())
         return np.concatenate(closed)
 
@@ -319,6 +345,27 @@ class BarBuilder:
         bars: Bars = own["bar"][own["index"] != NEVER]
         ordered: Bars = bars[np.lexsort((bars["leg"], bars["ts_open"]))]
         return ordered
+
+    def low_watermarks(self, session: int) -> dict[int, int]:
+        """By stream, the offset below which each record so far is in no open bar of the session.
+
+        Streams are left out where that is not known: see `hold_back`.
+        """
+        row = self._sessions[session]
+        feeds = self._feeds[row["first_feed"] : row["end_feed"]]
+        ends = feeds["offsets"] + 1
+        # of the message before a cut other records may be still to come
+        cut = (feeds["had_stream"] == feeds["streams"][:, 0]) & (
+            feeds["had_offset"] == feeds["offsets"][:, 0]
+        )
+        ends[cut & (feeds["more"] != 0), 0] -= 1
+        lows: dict[int, int] = {}
+        for stream, end in zip(feeds["streams"].ravel().tolist(), ends.ravel().tolist(), strict=True):
+            if stream:
+                lows[stream] = max(end, lows.get(stream, 0))
+        own = self._slots[row["first_slot"] : row["end_slot"]]
+        hold_all_back(lows, own["bar"][own["index"] != NEVER])
+        return lows
 
     def cut(self, session: int) -> BuilderState:
         """A session's rows as they are now."""
@@ -332,7 +379,7 @@ class BarBuilder:
         """Where the newest record of each of its symbols was read."""
         row = self._sessions[session]
         return [
-            Taken(int(feed["stream"]), int(feed["stream_offset"]), int(feed["part"]), bool(feed["more"]))
+            Taken(int(feed["streams"][0]), int(feed["offsets"][0]), int(feed["part"]), bool(feed["more"]))
             for feed in self._feeds[row["first_feed"] : row["end_feed"]]
         ]
 
@@ -351,7 +398,7 @@ class BarBuilder:
         if not same or any(was[0][name] != row[name] for name in _POLICY):
             raise ValueError("the stored session had other symbols or another policy")
         row["last_ring"] = now_ns
-        for name in ("newest_event", *_LACKING):
+        for name in ("newest_event", "records", *_LACKING):
             row[name] = was[0][name]
         for name in ("session", "leg", "first_slot", "end_slot"):
             feeds[name] = mine[name]
@@ -360,11 +407,12 @@ class BarBuilder:
         for bars in (own["bar"], mine["last"]):
             received_before(bars, session, now_ns)
         again = np.asarray(reread)
-        for name, origin in (("stream", "stream"), ("offset", "stream_offset"), ("part", "part")):
-            mine[f"had_{name}"] = np.where(again, mine[origin], 0)
+        newest = {"stream": mine["streams"][:, 0], "offset": mine["offsets"][:, 0], "part": mine["part"]}
+        for name, values in newest.items():
+            mine[f"had_{name}"] = np.where(again, values, 0)
         for name in ("late", "ignored", "jumps", "repeated", "duplicates", "taken"):
             mine[name] = 0
-        for number in np.flatnonzero(~again & (mine["stream"] != 0)).tolist():
+        for number in np.flatnonzero(~again & (newest["stream"] != 0)).tolist():
             bar_kernel.mark_gap(mine[number], self._slots)
 
     def mark_gap(self, sessions: Iterable[int] | None = None) -> None:

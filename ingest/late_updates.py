@@ -18,7 +18,7 @@ Lines = Callable[[Bars], list[list[int]]]
 """The token ids of each bar's line."""
 _OF_CORRECTION = (
     *("ts_source", "ts_ring", "ts_closed", "ring_wait"),
-    *("first_offset", "last_offset", "low_watermark", "first_read", "last_read", "stream"),
+    *("streams", "firsts", "lasts"),
     *("late_open", "refused_open"),
 )
 """What a correction has from the late record, not from its bar."""

@@ -21,12 +21,21 @@ import numpy as np
 
 from ingest.backlog import Backlog, TapeWindow
 from ingest.bar_kernel import AMENDS, BAR, GAP, INCOMPLETE, LACKS_LATE, LATE, NEVER, Bars
-from ingest.bars import BarBuilder, Count, Feeds, RefusedRecord, received_before
+from ingest.bars import (
+    BarBuilder,
+    Count,
+    Feeds,
+    RefusedRecord,
+    hold_all_back,
+    hold_back,
+    reads_of,
+    received_before,
+)
 from ingest.compact import Anchor, CompactEncoder, CompactSpec, Encoded, Restart, fields_of
 from ingest.late_updates import Amender
 from ingest.lines import LineSpec
 from ingest.plane_state import BuilderState, PlaneState, Rows, Taken
-from ingest.record import RECORD, Records
+from ingest.record import FLAG_MORE, RECORD, LowWatermarks, ReadRange, Records
 from ingest.retained import Retained
 from ingest.ring import Ring
 from ingest.rollup import SummedBar
@@ -72,17 +81,15 @@ class TapeRecord:
 
     Of its newest tick, in ns: `ts_last_event` is the exchange time, `ts_source` the wall clock when the
     broker or socket had it, and `ts_ring` the monotonic clock when it entered the ring; `ts_closed` is that
-    of the record that closed the bar. Every offset of the session below `low_watermark` is in this record or
-    an earlier one, or was dropped. `flags` are those of `ingest.bars`; LACKS_LATE and INCOMPLETE say so of
+    of the record that closed the bar. `flags` are those of `ingest.bars`; LACKS_LATE and INCOMPLETE say so of
     the window that ends with it. `ring_wait_ns` is the newest tick's; `bars_ns` and `tokenise_ns` are those
     of its batch. ``bar`` is the bar itself. Of a compact session: the ``anchor`` of its tokens, and whether
-    any bar of the window that ends with it has a ``rounded`` price. ``read``: its stream (0: not known, or
-    several), and the first and the last offset there; of an empty bar, those of the bar before it.
+    any bar of the window that ends with it has a ``rounded`` price. ``reads``: see `ingest.bars.reads_of`.
+    ``low_watermarks``: pairs of a stream and an offset; each record of the session below it is in this one or
+    an earlier one, or was dropped.
 
     The engine adds the rest: ``ordinal``, the number of bars its session had before; ``closed``,
-    ``corrected``: see `daemon.protocol.InputNumbers`; ``history``: an earlier engine answered it;
-    ``restored``: its records, where an earlier engine began it: topic, partition, first and last offset,
-    and source.
+    ``corrected``: see `daemon.protocol.VersionInputs`; ``history``: an earlier engine answered it.
     """
 
     tokens: tuple[int, ...]
@@ -90,9 +97,6 @@ class TapeRecord:
     ts_source: int
     ts_ring: int
     ts_closed: int
-    first_offset: int
-    last_offset: int
-    low_watermark: int
     flags: int
     ring_wait_ns: int
     bars_ns: int
@@ -100,12 +104,12 @@ class TapeRecord:
     bar: SummedBar
     anchor: Anchor | None = None
     rounded: bool = False
-    read: tuple[int, int, int] = (0, -1, -1)
+    reads: tuple[ReadRange, ...] = ()
+    low_watermarks: LowWatermarks = ()
     ordinal: int = 0
     closed: tuple[int, ...] = ()
     corrected: tuple[int, ...] = ()
     history: bool = False
-    restored: tuple[str, int, int, int, str] | None = None
 
 
 Made = list[tuple[str, list[TapeRecord]]]
@@ -390,6 +394,8 @@ class DataPlane:
         self._building = threading.Lock()
         """Held while open bars change. Nothing is called meanwhile that may wait for another thread."""
         self._buffer = np.zeros(_DRAIN, RECORD)
+        self._incomplete = 0, 0
+        """Stream and offset of a message whose other records are still in the ring."""
         # earlier readers have counted the losses until now
         self._dropped = metrics.growth("foretick_ring_dropped_total", ring.lost, source=source)
         self._fill = metrics.gauge("foretick_ring_fill_ratio", source=source)
@@ -565,6 +571,9 @@ class DataPlane:
         if n == 0:
             return 0
         records = self._buffer[:n]
+        newest = records[-1]
+        more = newest["flags"] & FLAG_MORE
+        self._incomplete = (int(newest["stream"]), int(newest["offset"])) if more else (0, 0)
         started = self._clock()
         record_waits(self._ring_wait.words, self._ring_wait.base, records, started)
         with self._building:
@@ -595,11 +604,11 @@ class DataPlane:
         # one call for all sessions: the engine wakes at the first and would begin a pass with it alone
         made: Made = []
         now_ns = self._clock()
-        for session in self._sessions:
+        for number, session in enumerate(self._sessions):
             if not len(session.backlog):
                 continue
             # late records that correct nothing make no version, whose commit would wake the ring
-            while self._release_of(session, now_ns, made):
+            while self._release_of(number, session, now_ns, made):
                 pass
             session.waiting.set(len(session.backlog))
         if made:
@@ -607,7 +616,7 @@ class DataPlane:
         for session in self._sessions:
             session.released()
 
-    def _release_of(self, session: _Session, now_ns: int, made: Made) -> bool:
+    def _release_of(self, number: int, session: _Session, now_ns: int, made: Made) -> bool:
         """Encode what the engine has room for into ``made``; true for bars that give nothing to submit."""
         with self._building:  # so that a cut is before or behind it
             name, backlog = session.spec.name, session.backlog
@@ -615,12 +624,13 @@ class DataPlane:
             held = session.restored or (backlog.held(now_ns) and phase is not Phase.REBUILDING)
             room = 0 if held else self._consumer.room(name)
             bars = session.take(room if phase is Phase.LIVE else min(room, backlog.together), now_ns)
-        if bars is None or not len(bars):
-            return False
+            if bars is None or not len(bars):
+                return False
+            lows = self._low_watermarks(number, session)
         started = self._clock()
         pieces = session.encode(bars)
         tokenise_ns = self._since(started, self._tokenise)
-        for piece in pieces:
+        for piece, origins in zip(pieces, _origins(pieces, lows), strict=True):
             self._consumer.watch(name, piece.bars)
             if piece.restart is not None:
                 if made:  # records before the restart belong to the old window
@@ -628,8 +638,17 @@ class DataPlane:
                     made.clear()
                 self._consumer.restart(name, piece.restart)
             lacking = session.lacking(piece)
-            made.append((name, _tape_records(piece, lacking, session.bars_ns, tokenise_ns)))
+            made.append((name, _tape_records(piece, lacking, origins, session.bars_ns, tokenise_ns)))
         return not pieces
+
+    def _low_watermarks(self, number: int, session: _Session) -> dict[int, int]:
+        """By stream, the offset below which each record so far was dropped, or is in no bar that waits."""
+        lows = self._builder.low_watermarks(number)
+        hold_all_back(lows, session.backlog.bars)
+        stream, offset = self._incomplete
+        if lows.get(stream, 0) > offset:
+            lows[stream] = offset
+        return lows
 
     def _since(self, started: int, histogram: HistogramHandle) -> int:
         took = self._clock() - started
@@ -637,20 +656,40 @@ class DataPlane:
         return took
 
 
-def _tape_records(piece: Encoded, lacking: Sequence[int], bars_ns: int, tokenise_ns: int) -> list[TapeRecord]:
+_Origin = tuple[tuple[ReadRange, ...], LowWatermarks]
+"""Where the records of a bar were read, and the low watermarks when it is on the tape."""
+
+
+def _origins(pieces: Sequence[Encoded], lows: dict[int, int]) -> list[list[_Origin]]:
+    """Of each bar, by piece; ``lows``: the low watermarks behind the last one, changed in place."""
+    found: list[list[_Origin]] = []
+    for piece in reversed(pieces):
+        own: list[_Origin] = []
+        rows = zip(reads_of(piece.bars), piece.bars["flags"].tolist(), strict=True)
+        for reads, flags in reversed(list(rows)):
+            own.append((reads, tuple(lows.items())))
+            hold_back(lows, reads, flags)
+        found.append(own[::-1])
+    return found[::-1]
+
+
+def _tape_records(
+    piece: Encoded, lacking: Sequence[int], origins: Sequence[_Origin], bars_ns: int, tokenise_ns: int
+) -> list[TapeRecord]:
     """The tape records of a piece; ``lacking``: flags of their windows."""
     rounded = piece.rounded or [False] * len(piece.lines)
     records = []
-    for tokens, shows, lacks, bar in zip(piece.lines, rounded, lacking, piece.bars.tolist(), strict=True):
-        _, leg, flags, _, _, opened, _, first_price, high, low, last_price, volume, _ = bar[:13]
-        event, source, ring, closed, ring_wait, first, last, low_watermark = bar[13:21]
-        first_read, last_read, stream, _, _, volume_high, volume_low = bar[22:]
-        prices, gap = (first_price, high, low, last_price), bool(flags & GAP)
+    rows = zip(piece.lines, rounded, lacking, piece.bars.tolist(), origins, strict=True)
+    for tokens, shows, lacks, bar, origin in rows:
+        _, leg, flags, _, _, opened, _, first_price, high, low_price, last_price, volume, _ = bar[:13]
+        event, source, ring, closed, ring_wait = bar[13:18]
+        volume_high, volume_low = bar[-2:]
+        prices, gap = (first_price, high, low_price, last_price), bool(flags & GAP)
         summed = SummedBar(opened, *prices, volume, 1, gap, leg, volume_high, volume_low)
-        origin = event, source, ring, closed, first, last, low_watermark
         took = ring_wait, bars_ns, tokenise_ns
         flags = flags & _OF_BAR | lacks
-        read = stream, first_read, last_read
-        made = TapeRecord(tuple(tokens), *origin, flags, *took, summed, piece.anchor, shows, read)
+        made = TapeRecord(
+            tuple(tokens), event, source, ring, closed, flags, *took, summed, piece.anchor, shows, *origin
+        )
         records.append(made)
     return records

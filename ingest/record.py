@@ -1,4 +1,4 @@
-"""One market data record as it crosses the ring: 128 bytes, integers only.
+"""One market data record as it crosses the ring: 120 bytes, integers only.
 
 Times are ns. Prices are integers of 10^-(9 + `price_finer`), the same for all records of a symbol; sizes and
 volumes are of 10^-(9 + `size_finer`), which is each record's own. So 18 digits of any number from 1e-18 to
@@ -17,6 +17,7 @@ A REFUSAL stands for a record of its symbol that could not be used; its `ts_even
 
 import struct
 from hashlib import blake2b
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +40,6 @@ RECORD = np.dtype(
         ("price_finer", "i1"),  # decimals of its prices beyond nine, -9 to 9
         ("size_finer", "i1"),  # the same of its sizes
         ("symbol", "u4"),  # its number, agreed on by both ends of the ring
-        ("offset", "i8"),
         ("a", "i8"),
         ("b", "i8"),
         ("c", "i8"),
@@ -49,16 +49,28 @@ RECORD = np.dtype(
         ("ts_source", "u8"),  # wall clock when the broker or socket had it
         # where it was read from
         ("stream", "u8"),  # see `stream_number`; 0: unknown
-        ("stream_offset", "i8"),  # of its message in the stream
+        ("offset", "i8"),  # of its message in the stream
         ("part", "u4"),  # number of the record in its message
         ("token", "u4"),  # identifies it among its symbol's: see `feeds.record_identity`; 0: nothing does
     ]
 )
 WORDS = RECORD.itemsize // 8
 TS_RING_WORD = 3
-_LAYOUT = struct.Struct("<4Q2B2bIq6q2Qq2I")
+_LAYOUT = struct.Struct("<4Q2B2bI6q2Qq2I")
 
 Records = npt.NDArray[np.void]
+
+
+class ReadRange(NamedTuple):
+    """Records of one stream, by its number in the ring: first to last offset."""
+
+    stream: int
+    first: int
+    last: int
+
+
+LowWatermarks = tuple[tuple[int, int], ...]
+"""Offsets by the stream's number."""
 
 
 def stream_number(source: str, topic: str, partition: int) -> int:
@@ -91,6 +103,11 @@ class RecordWriter:
         """Forget the records packed so far."""
         self._used = 0
 
+    def end_message(self) -> None:
+        """The message of the newest record has no more records."""
+        if self._used:
+            self._array[self._used - 1]["flags"] &= ~np.uint8(FLAG_MORE)
+
     def extend(self, count: int) -> Records:
         """Add ``count`` records of zeros and return them, RECORD [count], to be filled in.
 
@@ -113,12 +130,11 @@ class RecordWriter:
         *,
         x: int = 0,
         seq: int = 0,
-        offset: int = -1,
         gap: bool = False,
         ts_source: int = 0,
         replay: bool = False,
         stream: int = 0,
-        stream_offset: int = -1,
+        offset: int = -1,
         part: int = 0,
         more: bool = False,
         token: int = 0,
@@ -135,7 +151,7 @@ class RecordWriter:
         flags |= (FLAG_REPLAY if replay else 0) | (FLAG_MORE if more else 0)
         at = self._used * RECORD.itemsize
         _LAYOUT.pack_into(
-            self._bytes, at, seq, ts_event, ts_recv, 0, kind, flags, price_finer, size_finer, symbol, offset,
-            *values, x, ts_source, stream, stream_offset, part, token,
+            self._bytes, at, seq, ts_event, ts_recv, 0, kind, flags, price_finer, size_finer, symbol, *values,
+            x, ts_source, stream, offset, part, token,
         )  # fmt: skip
         self._used += 1

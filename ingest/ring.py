@@ -189,7 +189,7 @@ class Ring:
         wake_fd: int = -1,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> Ring:
-        """A new ring of `capacity` records of 128 bytes: a power of two from 8. Raises ValueError, OSError.
+        """A new ring of `capacity` records of 120 bytes: a power of two from 8. Raises ValueError, OSError.
 
         Both ends hold the eventfd `wake_fd` (the engine inherits it). Without one a sleeping reader polls
         every millisecond.

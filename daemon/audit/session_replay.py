@@ -26,7 +26,7 @@ from daemon.engine.build import Built, build
 from daemon.engine.replayed_bars import History
 from daemon.engine.snapshot_store import SavedSession, UsableSnapshot
 from daemon.gateway.checkpoint.offsets import OffsetTracker
-from daemon.gateway.record_decoder import RecordDecoder, SequenceAllocator
+from daemon.gateway.record_decoder import RecordDecoder, RingTurns
 from daemon.progress import Progress
 from daemon.session_life import Life, State
 from engine.device import use_threads
@@ -59,7 +59,7 @@ Batches = AsyncGenerator[tuple[str, list[Incoming]], None]
 class End(NamedTuple):
     """A session behind one of its bars.
 
-    ``closed``: see `protocol.InputNumbers`; -1 for a symbol without a bar. ``as_of``: event time (ns) of the
+    ``closed``: see `protocol.VersionInputs`; -1 for a symbol without a bar. ``as_of``: event time (ns) of the
     bar's newest record. ``newest``: last offset, by the number of the stream.
     """
 
@@ -157,7 +157,6 @@ class Replay:
         self._store = MetricStore.local(_labels(config, self._sources))
         self._ring = Ring.create(max(config.source.ring_capacity, 1 << 16))
         self._seen = _Seen(self.built.engine)
-        self._trackers: list[OffsetTracker] = []
         self._versions = 0
         self._wanted = -1
         self._question = "", ""
@@ -210,8 +209,7 @@ class Replay:
         for record in made.records:
             if not record.flags & AMENDS:
                 history.take(record.bar.leg, record.bar.ts_open)
-            stream, _, last = record.read
-            newest = newest | {stream: max(last, newest.get(stream, last))}
+            newest = newest | {s: max(last, newest.get(s, last)) for s, _, last in record.reads}
             ends.append(End(history.closed, record.ts_last_event, newest))
         return ends
 
@@ -232,14 +230,13 @@ class Replay:
     async def _read(self, batches: Batches, step: Callable[[], None]) -> None:
         feeds = {source: _Given(source) for source in self._sources}
         table = routes(self.config.sessions, numbered(self.config.sessions))
-        order = SequenceAllocator()
-        self._trackers = [OffsetTracker() for _ in feeds]
+        order = RingTurns()
         ingests = {
             source: RecordDecoder(
                 given,
                 self._ring,
                 table,
-                tracker,
+                OffsetTracker(),
                 self._store,
                 lambda dead_letter: None,
                 max_bytes=self.config.source.max_message_bytes,
@@ -247,7 +244,7 @@ class Replay:
                 order=order,
                 sequence=self.config.source.sequence,
             )
-            for (source, given), tracker in zip(feeds.items(), self._trackers, strict=True)
+            for source, given in feeds.items()
         }
         async for named, messages in batches:
             source = named or self._sources[0]
@@ -278,9 +275,6 @@ class Replay:
             asked = event.answer.question, event.answer.question_hash
             if asked == self._question and self._versions == self._wanted + 1:
                 self._found = self._version(event.answer)
-        if isinstance(event, protocol.Answered | protocol.AnswerFailed | protocol.NotDue):
-            for tracker in self._trackers:
-                tracker.acknowledge(self._session.name, event.inputs.first)
 
     def _version(self, answer: Answer) -> ReplayedVersion:
         """What the answer saw. Its version is the newest: the next bar waits for this one's answers."""

@@ -14,8 +14,8 @@ from daemon.ages import Times
 from daemon.config.schema import Config, SessionConfig
 from daemon.engine.build import Built
 from daemon.engine.confidence_metrics import Confidence
-from daemon.engine.provenance import OffsetSpan, ProvenanceLog
-from daemon.engine.tape_feeder import TapeFeeder, has_gap, inputs_of, missed
+from daemon.engine.provenance import ProvenanceLog
+from daemon.engine.tape_feeder import TapeFeeder, has_gap, inputs_of, missed, origin_of
 from feeds.decimals import parse_fixed
 from feeds.market_data import Answer, Basis, Flag, Latency
 from flash.confidence import Judged
@@ -72,9 +72,7 @@ class Versions:
     def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem[TapeRecord]]) -> None:
         """Report a tape's new version."""
         bars = [each.payload for each in records]
-        made = self.log(tape).committed(
-            [OffsetSpan(*bar.read, has_gap(bar)) for bar in bars], tape.live_records, tape.kv
-        )
+        made = self.log(tape).committed([origin_of(bar) for bar in bars], tape.live_records, tape.kv)
         late = missed(bars, tape.staleness_ns, time.monotonic_ns())
         self._store.inc("foretick_freshness_misses_total", late, session=tape.name)
         self._store.inc("foretick_versions_total", session=tape.name)

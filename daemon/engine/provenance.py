@@ -14,23 +14,22 @@ from typing import NamedTuple
 import msgspec
 from msgspec import structs
 
-from daemon.protocol import Provenance, ReadRange
+from daemon.protocol import Provenance
+from ingest.record import ReadRange
 from regions.tape import KVState
 
 _NUMBER = itemgetter(0)
-UNKNOWN = 0
-"""Number of a stream that is not known: see `ingest.plane.TapeRecord`."""
+_UNKNOWN = 0
+"""Number of a stream that is not known."""
 
 
-class OffsetSpan(NamedTuple):
-    """The records of one bar: first to last offset in a stream, by its number in the ring.
+class BarOrigin(NamedTuple):
+    """Where the records of one bar were read; without ``reads`` that is not known.
 
     ``gap``: records before the last of them were lost or skipped.
     """
 
-    stream: int
-    first: int
-    last: int
+    reads: tuple[ReadRange, ...]
     gap: bool = False
 
 
@@ -56,7 +55,7 @@ class ProvenanceLog(msgspec.Struct):
     @property
     def streams(self) -> set[int]:
         """Numbers of its streams."""
-        return {*self.firsts, *self.newest} - {UNKNOWN}
+        return {*self.firsts, *self.newest} - {_UNKNOWN}
 
     def copied(self) -> ProvenanceLog:
         """As it is now; it does not change with this one."""
@@ -64,20 +63,19 @@ class ProvenanceLog(msgspec.Struct):
         state = None if self.state_first is None else dict(self.state_first)
         return structs.replace(self, firsts=firsts, newest=dict(self.newest), state_first=state)
 
-    def committed(self, reads: Sequence[OffsetSpan], live: int, state: KVState) -> Provenance:
+    def committed(self, bars: Sequence[BarOrigin], live: int, state: KVState) -> Provenance:
         """A version of these new bars, oldest first; its window has ``live`` bars, and KV of ``state``."""
-        for read in reads:
-            self._add(read)
+        reads = [read for bar in bars for read in self._add(bar)]
         if state.number != self.state:
             self.state, self.left = state.number, state.left
             self.state_first = self._since(state.records)
         elif self.state_first is not None:
-            for stream, first, _, _ in reads:
+            for stream, first, _ in reads:
                 self.state_first[stream] = min(first, self.state_first.get(stream, first))
         window = self._since(live)
-        known = window is not None and UNKNOWN not in window
+        known = window is not None and _UNKNOWN not in window
         if window is None or not known:  # they may lie anywhere before
-            window = {stream: 0 for stream in self.newest if stream != UNKNOWN}
+            window = {stream: 0 for stream in self.newest if stream != _UNKNOWN}
         self._forget(self.bars - live)
         ranges = self._ranges(window), self._ranges(self.state_first or {})
         since_gap = self.bars - self.gap + 1 if self.gap else 0
@@ -85,15 +83,18 @@ class ProvenanceLog(msgspec.Struct):
             state.records, self.left, *ranges, known, since_gap if since_gap <= state.records else 0
         )
 
-    def _add(self, read: OffsetSpan) -> None:
-        stream, first, last, gap = read
+    def _add(self, bar: BarOrigin) -> Sequence[ReadRange]:
+        """Where the bar's records were read."""
         self.bars += 1
-        self.gap = self.bars if gap else self.gap
-        firsts = self.firsts.setdefault(stream, [])
-        while firsts and firsts[-1][1] >= first:
-            firsts.pop()
-        firsts.append((self.bars, first))
-        self.newest[stream] = max(last, self.newest.get(stream, last))
+        self.gap = self.bars if bar.gap else self.gap
+        reads = bar.reads or (ReadRange(_UNKNOWN, 0, 0),)
+        for stream, first, last in reads:
+            firsts = self.firsts.setdefault(stream, [])
+            while firsts and firsts[-1][1] >= first:
+                firsts.pop()
+            firsts.append((self.bars, first))
+            self.newest[stream] = max(last, self.newest.get(stream, last))
+        return reads
 
     def _since(self, bars: int) -> dict[int, int] | None:
         """First offset by stream of the newest ``bars`` bars; None if not all of them are remembered."""
@@ -115,6 +116,6 @@ class ProvenanceLog(msgspec.Struct):
         self.firsts = {stream: firsts for stream, firsts in self.firsts.items() if firsts}
 
     def _ranges(self, firsts: dict[int, int]) -> tuple[ReadRange, ...]:
-        if UNKNOWN in firsts:
+        if _UNKNOWN in firsts:
             return ()
         return tuple(ReadRange(stream, first, self.newest[stream]) for stream, first in firsts.items())

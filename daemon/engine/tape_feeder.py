@@ -9,20 +9,21 @@ from typing import NamedTuple
 
 from daemon.config.schema import BarsConfig, Config, SessionConfig
 from daemon.engine.build import Built
+from daemon.engine.provenance import BarOrigin
 from daemon.engine.replayed_bars import History
 from daemon.engine.snapshot_store import SavedSession
-from daemon.progress import Position, Progress
-from daemon.protocol import InputNumbers, RecordRefused
+from daemon.progress import Progress
+from daemon.protocol import RecordRefused, VersionInputs
 from daemon.ring_numbers import values_in_ring
 from daemon.session_life import FOLLOWING, Event, Lives, count_illegal
-from feeds.market_data import InputRange
 from ingest.backlog import TapeWindow
-from ingest.bar_kernel import AMENDS, EMPTY, GAP, Bars
+from ingest.bar_kernel import AMENDS, GAP, SPREAD, Bars
 from ingest.bars import BarPolicy, Feeds, RefusedRecord
 from ingest.compact import Anchor, CompactSpec, Restart
 from ingest.lines import LineSpec
 from ingest.plane import BarConsumer, DataPlane, Made, Phase, SessionSpec, TapeRecord, WatchBars
 from ingest.plane_state import PlaneState, Taken
+from ingest.record import ReadRange
 from ingest.ring import Ring
 from ingest.tokens import Tokeniser
 from metrics.store import MetricStore
@@ -52,21 +53,26 @@ class FeederState(NamedTuple):
     bars: int
 
 
-def inputs_of(records: Sequence[TapeRecord]) -> InputNumbers:
+def inputs_of(records: Sequence[TapeRecord]) -> VersionInputs:
     """The feed's records that ``records``, oldest first, were made from."""
-    return InputNumbers(
-        min(record.first_offset for record in records),
-        max(record.last_offset for record in records),
-        records[-1].low_watermark,
-        records[-1].closed,
-        tuple(InputRange(*record.restored) for record in records if record.restored is not None),
-        records[-1].corrected,
-    )
+    spans: dict[int, ReadRange] = {}
+    for read in (read for record in records for read in record.reads):
+        before = spans.get(read.stream, read)
+        spans[read.stream] = ReadRange(
+            read.stream, min(before.first, read.first), max(before.last, read.last)
+        )
+    newest = records[-1]
+    return VersionInputs(tuple(spans.values()), newest.low_watermarks, newest.closed, newest.corrected)
 
 
 def has_gap(record: TapeRecord) -> bool:
     """Whether data was lost before this record."""
     return bool(record.flags & GAP)
+
+
+def origin_of(record: TapeRecord) -> BarOrigin:
+    """Where the records of a bar were read."""
+    return BarOrigin(() if record.flags & SPREAD else record.reads, has_gap(record))
 
 
 def missed(records: Sequence[TapeRecord], objective_ns: int, now_ns: int) -> int:
@@ -81,7 +87,9 @@ def refusal_of(session: str, refused: RefusedRecord) -> RecordRefused:
         session,
         refused.leg,
         refused.reason,
+        stream=int(record["stream"]),
         offset=int(record["offset"]),
+        part=int(record["part"]),
         seq=int(record["seq"]),
         ts_event=int(record["ts_event"]),
         ts_recv=int(record["ts_recv"]),
@@ -118,8 +126,6 @@ class _Fed:
     """Bars so far that no earlier engine had answered."""
     anchor: Anchor | None = None
     """Of its newest version."""
-    positions: Sequence[Position | None] = ()
-    """Where the symbols of a restored session are read on."""
 
     def pause(self, is_paused: bool) -> None:
         """Hold its bars back, or release them."""
@@ -131,7 +137,7 @@ class _Fed:
 
     def restore(self, state: SavedSession, known: Progress) -> None:
         """Go on from a snapshot."""
-        self.positions, self.bars, self.anchor = state.positions, state.bars, state.parts.newest.anchor
+        self.bars, self.anchor = state.bars, state.parts.newest.anchor
         # without a log there is nothing to read again
         known_closed = known.closed if state.has_log else ()
         self.history = History(
@@ -143,10 +149,10 @@ class _Fed:
             restored_corrected=state.corrected,
         )
 
-    def take(self, record: TapeRecord, several: bool) -> TapeItem[TapeRecord]:
-        """Its next bar for the scheduler. ``several``: there are several sources."""
+    def take(self, record: TapeRecord) -> TapeItem[TapeRecord]:
+        """Its next bar for the scheduler."""
         history = self.history
-        late = record.read[2] if record.flags & AMENDS else None
+        late = record.reads[-1].last if record.flags & AMENDS else None
         answered = history.take(record.bar.leg, record.bar.ts_open, late)
         self.unanswered += not answered
         record = replace(
@@ -155,19 +161,9 @@ class _Fed:
             closed=history.closed,
             corrected=history.corrected,
             history=answered,
-            restored=self._restored(record, several),
         )
         self.bars += 1
         return TapeItem(record.tokens, record, record.ts_last_event, record.ts_closed)
-
-    def _restored(self, record: TapeRecord, several: bool) -> tuple[str, int, int, int, str] | None:
-        """The records of a bar that an earlier engine began, if they were read from a log."""
-        _, first, last = record.read
-        # see `received_before`
-        if record.first_offset or first < 0 or record.flags & EMPTY:
-            return None
-        at = self.positions[record.bar.leg]
-        return None if at is None else (at.topic, at.partition, first, last, at.source if several else "")
 
 
 class TapeFeeder(BarConsumer):
@@ -362,11 +358,10 @@ class TapeFeeder(BarConsumer):
         with self._lock:
             for name, records in made:
                 self._fed[name].ahead += len(records)
-        several = len(self._config.feeds) > 1
         appends = []
         for name, records in made:
             fed = self._fed[name]
-            appends.append((tapes[name], [fed.take(record, several) for record in records]))
+            appends.append((tapes[name], [fed.take(record) for record in records]))
         self._scheduler.append(*appends)
 
     def room(self, session: str) -> int:

@@ -14,8 +14,8 @@ class GapFlags:
     def __init__(self) -> None:
         self._symbols: set[int] = set()
         self._jumped: dict[Stream, set[int]] = {}
-        self._numbers: list[int] = []
-        """Running numbers of records that follow a jump, and are not packed yet."""
+        self._firsts: list[tuple[int, int]] = []
+        """Number of the stream and offset of records that follow a jump, and are not packed yet."""
 
     def note(self, symbols: Iterable[int]) -> None:
         """Records of these symbols are missing."""
@@ -25,10 +25,10 @@ class GapFlags:
         """Offsets of ``stream`` were not read."""
         self._jumped[stream] = set(symbols)
 
-    def note_first(self, symbol: int, stream: Stream, number: int) -> None:
-        """The symbol's next record of ``stream`` has this running number, and goes to `flag`."""
+    def note_first(self, symbol: int, stream: Stream, number: int, offset: int) -> None:
+        """The symbol's next record of ``stream``, which has this number, goes to `flag`."""
         if self._take_jump(symbol, stream):
-            self._numbers.append(number)
+            self._firsts.append((number, offset))
 
     def take(self, symbol: int, stream: Stream | None = None) -> bool:
         """Whether the symbol's next record, of ``stream``, follows a gap."""
@@ -44,9 +44,9 @@ class GapFlags:
 
     def flag(self, packed: Records) -> None:
         """Set the flags of records that were decoded as columns."""
-        if self._numbers:
-            packed["flags"][np.isin(packed["offset"], self._numbers)] |= FLAG_GAP
-            self._numbers.clear()
+        for stream, offset in self._firsts:
+            packed["flags"][(packed["stream"] == stream) & (packed["offset"] == offset)] |= FLAG_GAP
+        self._firsts.clear()
         for symbol in sorted(self._symbols):
             own = np.flatnonzero(packed["symbol"] == symbol)
             if len(own):

@@ -44,6 +44,7 @@ from feeds import columns
 from feeds.connector import SettingError, SinkRoute
 from feeds.market_data import InputRange
 from ingest import warm_up
+from ingest.record import ReadRange
 from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
@@ -244,15 +245,15 @@ class Gateway:
 
         One that was read again as history had its record when it was read first.
         """
-        if self.publisher.is_history(event.session, event.offset):
+        read = ReadRange(event.stream, event.offset, event.offset)
+        if self.publisher.is_stored(read):
             return
-        state = self.sessions.states[event.session]
-        found = self.publisher.ranges(event.session, event.offset, event.offset)
-        place = found[0] if found else InputRange("", 0, -1, -1)
+        state, streams = self.sessions.states[event.session], self.publisher.streams
         symbol = (state.symbol, *state.more_symbols)[event.leg]
-        original = self.originals.find(event.offset)
+        place = next(iter(streams.ranges([read])), InputRange("", 0, -1, -1))
+        original = self.originals.find(streams.find(event.stream), event.offset, event.part)
         dead_letter = refused(event, symbol, place, original)
-        self.publisher.record_refused(dead_letter, event.session, event.offset)
+        self.publisher.record_refused(dead_letter, event.session, (event.stream, event.offset))
 
     def _on_engine_gone(self, message: str) -> None:
         self.store.set("foretick_engine_up", 0)

@@ -8,7 +8,7 @@ from functools import partial
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.symbols import numbered, routes
 from daemon.gateway.checkpoint.checkpoint import TASK as TRANSACTIONS
-from daemon.gateway.record_decoder import SequenceAllocator
+from daemon.gateway.record_decoder import RingTurns
 from daemon.gateway.source_runner import SourceRunner
 from daemon.gateway.standby import Standby
 from daemon.progress import Position
@@ -32,7 +32,7 @@ class Inputs:
     def __init__(
         self,
         config: Config,
-        order: SequenceAllocator,
+        order: RingTurns,
         standby: Standby,
         store: MetricStore,
         tasks: Tasks,
@@ -149,7 +149,7 @@ class Inputs:
         for runner in self.runners:
             runner.tracker.clear()
             runner.group.clear()
-        self._order.restart()
+        self._order.originals.clear()
         await self.start(ring)
 
     async def _leave(self, forget: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""Messages on their way to the engine, kept for a while as they came, by their records' running numbers.
+"""Messages on their way to the engine, kept for a while as they came.
 
 A session that refuses a record knows its ring record only; its DLQ record is to hold what was received.
 """
@@ -6,6 +6,7 @@ A session that refuses a record knows its ring record only; its DLQ record is to
 from collections import deque
 from collections.abc import Sequence
 
+from daemon.protocol import NameStream
 from feeds.source import Incoming
 
 KEPT_BYTES = 16 << 20
@@ -20,31 +21,36 @@ class Originals:
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
         self._wanted = False
         self._most, self._bytes = kept_bytes, 0
-        self._runs: deque[tuple[int, Sequence[Incoming], int]] = deque()
-        """First number, messages of consecutive numbers, bytes; oldest first."""
+        self._runs: deque[tuple[str, int, Sequence[Incoming], int]] = deque()
+        """Source, part, messages, bytes; oldest first."""
 
     def want(self, wanted: bool) -> None:
         """Whether a session may refuse a record."""
         self._wanted = wanted
 
-    def keep(self, first: int, messages: Sequence[Incoming]) -> None:
-        """Messages, one record each, numbered from ``first`` on; numbers ascend from call to call."""
+    def keep(self, source: str, messages: Sequence[Incoming], part: int = 0) -> None:
+        """Messages of one source, each for its record number ``part``."""
         if not self._wanted:
             return
         size = sum(len(message.payload) + _OVERHEAD for message in messages)
-        self._runs.append((first, messages, size))
+        self._runs.append((source, part, messages, size))
         self._bytes += size
         while self._bytes > self._most and len(self._runs) > 1:
-            self._bytes -= self._runs.popleft()[2]
+            self._bytes -= self._runs.popleft()[3]
 
-    def find(self, number: int) -> Incoming | None:
-        """The message of record ``number``; None if it is not kept any more."""
-        for first, messages, _ in reversed(self._runs):
-            if first <= number:
-                return messages[number - first] if number < first + len(messages) else None
+    def find(self, stream: NameStream | None, offset: int, part: int = 0) -> Incoming | None:
+        """The newest message there; None if it is not kept any more."""
+        if stream is None:
+            return None
+        place = stream.topic, stream.partition, offset
+        for source, of_part, messages, _ in reversed(self._runs):
+            if (source, of_part) == (stream.source, part):
+                for each in reversed(messages):
+                    if (each.topic, each.partition, each.offset) == place:
+                        return each
         return None
 
     def clear(self) -> None:
-        """Numbers begin again."""
+        """The sources are read again."""
         self._runs.clear()
         self._bytes = 0

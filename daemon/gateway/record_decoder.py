@@ -1,4 +1,4 @@
-"""From a source's messages to ring records: decode, find the sessions, number, push.
+"""From a source's messages to ring records: decode, find the sessions, push.
 
 Every message ends in the ring, or is counted and, if malformed, sent to the DLQ. A full ring pauses
 a source that can wait. Other sources are never paused: their ring overwrites.
@@ -68,15 +68,14 @@ _OF_TIMES = ("clock", "timestamp_unit")
 """Reasons of records whose times are wrong."""
 
 
-class SequenceAllocator:
-    """The order in which records of all sources enter the ring: a turn at a time, numbered from 1."""
+class RingTurns:
+    """The order in which records of all sources enter the ring: a turn at a time."""
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
         self.originals = Originals()
         self._read_until: dict[str, int] = {}
         """Monotonic time, ns, by source."""
-        self.restart()
 
     def has_read(self, source: str, until_ns: int | None, ring: Ring) -> None:
         """All that ``source`` had at this monotonic time is in the ring; None: it has ended."""
@@ -85,16 +84,6 @@ class SequenceAllocator:
         else:
             self._read_until[source] = max(until_ns, self._read_until.get(source, 0))
         ring.tell_read(min(self._read_until.values(), default=NEVER_NS))
-
-    def restart(self) -> None:
-        """Number from 1 again."""
-        self.taken = 0
-        self.originals.clear()
-
-    def take(self, n: int = 1) -> int:
-        """The first of ``n`` numbers."""
-        self.taken += n
-        return self.taken - n + 1
 
 
 class Routes:
@@ -130,7 +119,7 @@ class RecordDecoder:
         max_bytes: int,
         max_ahead_ns: int,
         clocks: Mapping[str, VenueClock] | None = None,
-        order: SequenceAllocator | None = None,
+        order: RingTurns | None = None,
         sequence: Sequence = "none",
         name_stream: Callable[[protocol.NameStream], None] = lambda stream: None,
         gate: asyncio.Event | None = None,
@@ -141,13 +130,13 @@ class RecordDecoder:
         self._max_bytes, self._max_ahead_ns = max_bytes, max_ahead_ns
         self._clocks = defaultdict(VenueClock) if clocks is None else clocks
         self._counters = IntakeCounters(source, store)
-        self._order = order or SequenceAllocator()
+        self._order = order or RingTurns()
         self._name_stream = name_stream
         self._numbers: dict[Stream, int] = {}
         """Of the streams that have a name, in the ring."""
         self._gaps = GapFlags()
         self._sequences = Sequences(sequence)
-        self._waiting: dict[tuple[int, int], Callable[[], None]] = {}
+        self._waiting: dict[tuple[int, int], Callable[[bool], None]] = {}
         """Packs heartbeats and refusals of the record before, by symbol and time (0: unknown)."""
         self.reroute(routes)
 
@@ -221,7 +210,7 @@ class RecordDecoder:
 
     def _pack(self, message: Incoming, part: int = 0, more: bool = False) -> None:
         """Pack one record if it is usable, else count it. ``part``: its number in its message."""
-        stream, number = (message.topic, message.partition), self._order.taken + 1
+        stream = message.topic, message.partition
         try:
             record = decode_record(message.payload, header_encoding(message.headers), self._max_bytes)
             self._check_clock(record, message)
@@ -229,7 +218,7 @@ class RecordDecoder:
             self._note_missing(record)
             route = self._routes.by_symbol.get(record.key)
             if route is not None and not isinstance(record, VenueHeartbeat):
-                self._write(record, route, message, number, part, more)
+                self._write(record, route, message, part, more)
         except Exception as error:  # whatever one message provokes is its own fault
             self._refuse(message, _malformed(error), part)
             self._tracker.skipped(stream, message.offset)
@@ -241,12 +230,11 @@ class RecordDecoder:
             self._store.inc("foretick_records_unknown_symbol_total")
             self._tracker.skipped(stream, message.offset)
             return
-        self._order.take()
-        self._order.originals.keep(number, (message,))
+        self._order.originals.keep(self._source.name, (message,), part)
         self._counters.passed.inc()
         for name in route.sessions:
             self._counters.passed_to(name).inc()
-            self._tracker.passed_on(name, number, stream, message.offset)
+            self._tracker.passed_on(name, stream, (message.offset,))
         if record.skewed:
             self._counters.skewed.inc()
         if self._gaps.take(route.number, stream):
@@ -256,9 +244,7 @@ class RecordDecoder:
             for name in route.sessions:
                 self._clocks[name].observe(record.ts_event, message.ts_recv_ns)
 
-    def _write(
-        self, record: AnyRecord, route: SymbolRoute, message: Incoming, number: int, part: int, more: bool
-    ) -> None:
+    def _write(self, record: AnyRecord, route: SymbolRoute, message: Incoming, part: int, more: bool) -> None:
         """Write a record for the ring. Raises what its values provoke, and then nothing is written."""
         numbers = ring_values(record, route.price_scale)
         self.flow.writer.add(
@@ -271,11 +257,10 @@ class RecordDecoder:
             price_finer=numbers.price_finer,
             size_finer=numbers.size_finer,
             seq=record.seq,
-            offset=number,
             ts_source=message.ts_source_ns or message.ts_recv_ns,
             replay=REPLAY in message.headers,
             stream=self._number((message.topic, message.partition)),
-            stream_offset=message.offset,
+            offset=message.offset,
             part=part,
             more=more,
             token=token_of(record, self._sequences.counts != "none"),
@@ -296,7 +281,9 @@ class RecordDecoder:
         for route in found:
             self._waiting[route.number, beat.ts_event] = partial(self._pack_heartbeat, beat, route, message)
 
-    def _pack_heartbeat(self, beat: VenueHeartbeat, route: SymbolRoute, message: Incoming) -> None:
+    def _pack_heartbeat(
+        self, beat: VenueHeartbeat, route: SymbolRoute, message: Incoming, more: bool
+    ) -> None:
         self._hear(route.sessions)
         self.flow.writer.add(
             HEARTBEAT,
@@ -305,12 +292,16 @@ class RecordDecoder:
             beat.ts_recv,
             (0, 0, 0, 0, 0),
             seq=beat.seq,
-            offset=self._order.take(),
             gap=self._gaps.take(route.number),
             ts_source=message.ts_source_ns or message.ts_recv_ns,
+            stream=self._number((message.topic, message.partition)),
+            offset=message.offset,
+            more=more,
         )
 
-    def _pack_refusal(self, route: SymbolRoute, ts_event: int, message: Incoming, part: int) -> None:
+    def _pack_refusal(
+        self, route: SymbolRoute, ts_event: int, message: Incoming, part: int, more: bool
+    ) -> None:
         """A record of this symbol is missing from its bar."""
         is_line = message.fault is not None and message.fault.is_line
         self.flow.writer.add(
@@ -319,11 +310,11 @@ class RecordDecoder:
             ts_event,
             message.ts_recv_ns,
             (0, 0, 0, 0, 0),
-            offset=self._order.take(),
             ts_source=message.ts_recv_ns,  # the message's own may be what is wrong with it
             stream=0 if is_line else self._number((message.topic, message.partition)),
-            stream_offset=message.offset,
+            offset=message.offset,
             part=part,
+            more=more,
         )
 
     def _hear(self, sessions: tuple[str, ...]) -> None:
@@ -370,14 +361,16 @@ class RecordDecoder:
             records = self._records(message)
             for part, record in enumerate(records):
                 await self.flow.make_room()  # a message may have many records
-                self._pack(record, part, part + 1 < len(records))
-                await self._pack_waiting()
+                more = part + 1 < len(records)
+                self._pack(record, part, more)
+                await self._pack_waiting(more)
             await self._pack_waiting()
+            self.flow.writer.end_message()
 
-    async def _pack_waiting(self) -> None:
+    async def _pack_waiting(self, more: bool = False) -> None:
         for pack in self._waiting.values():
             await self.flow.make_room()
-            pack()
+            pack(more)
         self._waiting.clear()
 
     def _decoded(self, messages: list[Incoming]) -> tuple[Columns, Integers, Integers]:
@@ -408,10 +401,7 @@ class RecordDecoder:
         rows = columns[keep]
         if not len(rows):
             return
-        self._order.originals.keep(
-            self._order.taken - len(rows) + 1,
-            messages if keep.all() else [messages[at] for at in np.flatnonzero(keep)],
-        )
+        self._order.originals.keep(self._source.name, messages)
         received, source = received[keep], source[keep]
         replay = _replayed(messages)[keep]
         skewed = rows["ts_recv"] < rows["ts_event"]
@@ -426,14 +416,13 @@ class RecordDecoder:
         trades = packed["kind"] == TRADE
         packed["x"][trades] = _SIDES_OF[rows["x"][trades]]
         packed["symbol"] = self._routes.numbers[rows["key"]]
-        packed["offset"] = np.arange(self._order.taken - len(rows), self._order.taken) + 1
-        packed["stream"], packed["stream_offset"] = numbers[keep], offsets[keep]
+        packed["stream"], packed["offset"] = numbers[keep], offsets[keep]
         packed["ts_source"] = np.where(source == 0, received, source)
         packed["flags"] = skewed * FLAG_SKEWED + replay * FLAG_REPLAY
         self._gaps.flag(packed)
 
     def _account(self, stream: Stream, offsets: Integers, keys: Integers) -> npt.NDArray[np.bool_]:
-        """Number a stream's records and note their offsets; which of them go to the ring."""
+        """Note the offsets of a stream's records; which of them go to the ring."""
         keep = np.ones(len(offsets), np.bool_)
         self._counters.received.inc(len(offsets))
         if self._source.kind == "pausing":
@@ -448,15 +437,13 @@ class RecordDecoder:
         last = int(offsets[keep][-1])
         keep &= ~unknown
         kept, of_kept = offsets[keep], keys[keep]
-        numbers = self._order.take(len(kept)) + np.arange(len(kept))
         self._counters.passed.inc(len(kept))
         for key in np.unique(of_kept).tolist():
-            own = of_kept == key
-            self._gaps.note_first(int(self._routes.numbers[key]), stream, int(numbers[own][0]))
-            own_numbers, own_offsets = numbers[own].tolist(), kept[own].tolist()
+            own = kept[of_kept == key].tolist()
+            self._gaps.note_first(int(self._routes.numbers[key]), stream, self._number(stream), own[0])
             for name in self._routes.readers[key]:
-                self._counters.passed_to(name).inc(len(own_numbers))
-                self._tracker.all_passed_on(name, own_numbers, stream, own_offsets)
+                self._counters.passed_to(name).inc(len(own))
+                self._tracker.passed_on(name, stream, own)
         self._tracker.skipped(stream, last)
         return keep
 

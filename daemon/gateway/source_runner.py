@@ -17,7 +17,7 @@ from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.checkpoint.outbox import Outbox
 from daemon.gateway.checkpoint.state import ProgressStore
 from daemon.gateway.group_member import GroupMember, SessionCommands
-from daemon.gateway.record_decoder import RecordDecoder, SequenceAllocator
+from daemon.gateway.record_decoder import RecordDecoder, RingTurns
 from daemon.gateway.ring_flow import RingFlow
 from daemon.gateway.standby import Standby
 from daemon.gateway.start_positions import StartPositions
@@ -59,7 +59,7 @@ class SourceRunner:
         send: Callable[[protocol.Command], None],
         standby: Standby,
         streams: Streams,
-        order: SequenceAllocator,
+        order: RingTurns,
         clocks: Mapping[str, VenueClock],
         sink: KafkaTransactions | None = None,
         commit_every_s: float = COMMIT_EVERY_S,
@@ -113,7 +113,7 @@ class SourceRunner:
         self._send(stream)
 
     def begin(self, ring: Ring) -> None:
-        """From now on no session is idle before the source was read: see `SequenceAllocator.has_read`."""
+        """From now on no session is idle before the source was read: see `RingTurns.has_read`."""
         self._order.has_read(self.source.name, time.monotonic_ns(), ring)
 
     async def connect(self, ring: Ring, by_symbol: Mapping[str, SymbolRoute]) -> None:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from daemon.protocol import NameStream, ReadRange
+from daemon.protocol import NameStream
 from feeds.market_data import InputRange
-from ingest.record import stream_number
+from ingest.record import ReadRange, stream_number
 
 
 class Streams:
@@ -24,6 +24,10 @@ class Streams:
         if any(each.stream not in self._names for each in reads):
             return []
         return [self._range(self._names[each.stream], each) for each in reads]
+
+    def find(self, number: int) -> NameStream | None:
+        """The stream with this number; None where it has no name."""
+        return self._names.get(number)
 
     def _range(self, stream: NameStream, read: ReadRange) -> InputRange:
         source = stream.source if self._several else ""

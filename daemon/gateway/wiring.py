@@ -45,7 +45,7 @@ from daemon.gateway.prompts import Prompts
 from daemon.gateway.queries import Queries
 from daemon.gateway.question_requests import Questions
 from daemon.gateway.reconfigure import LiveSessions
-from daemon.gateway.record_decoder import SequenceAllocator
+from daemon.gateway.record_decoder import RingTurns
 from daemon.gateway.services import Services
 from daemon.gateway.source_runner import COMMIT_EVERY_S, SourceRunner
 from daemon.gateway.standby import Standby
@@ -103,7 +103,7 @@ class _DataWay:
     events: Events
     progress: ProgressStore
     publisher: Publisher
-    order: SequenceAllocator
+    order: RingTurns
     inputs: Inputs
     live: LiveSessions
 
@@ -243,7 +243,7 @@ def _data_way(base: _Base, commit_every_s: float) -> _DataWay:
     )
     publisher = Publisher(
         config,
-        trackers,
+        {source.name: each for source, each in zip(sources, trackers, strict=True)},
         sessions,
         store,
         progress=progress,
@@ -251,7 +251,7 @@ def _data_way(base: _Base, commit_every_s: float) -> _DataWay:
         standby=standby,
         streams=streams,
     )
-    order = SequenceAllocator()
+    order = RingTurns()
     inputs = Inputs(config, order, standby, store, base.tasks)
     questions = Questions(sessions, pending)
     live = LiveSessions(config, sessions, questions, publisher, inputs, progress, store, pending, standby)

@@ -66,7 +66,9 @@ def _places(tree: Any, path: tuple[Any, ...] = ()) -> Any:
 def _change(tree: Any, place: tuple[Any, ...], value: Any, *, drop: bool) -> None:
     """Set or drop a member; places that an earlier change took away are left alone."""
     for key in place[:-1]:
-        if not isinstance(tree, dict | list) or (isinstance(tree, list) and key >= len(tree)):
+        if not isinstance(tree, dict | list):
+            return
+        if isinstance(tree, list) and (not isinstance(key, int) or key >= len(tree)):
             return
         tree = tree.get(key) if isinstance(tree, dict) else tree[key]
     key = place[-1]

@@ -45,6 +45,7 @@ from feeds.recorded_file import read_records
 from feeds.timestamps import parse_instant, parse_zone
 from feeds.zmq_feed import Header, ZmqSource
 from flash.confidence import CalibrationError, judge, read_calibration
+from ingest.record import ReadRange
 from lab.jsonl import TraceError
 from lab.simulation.inputs import read_trace
 from lab.theory import query_stream
@@ -172,7 +173,7 @@ REQUESTS = [
     {"type": "label", "id": 11, "session": "aaa", "question": "trend", "data_version": 1, "choice": "UP"},
 ]
 EVENTS: list[msgspec.Struct] = [
-    protocol.NotDue("aaa", 1, protocol.InputNumbers(0, 1, 2)),
+    protocol.NotDue("aaa", 1, protocol.VersionInputs((ReadRange(1, 0, 1),), ((1, 2),))),
     Failed(1, "engine", "no"),
     protocol.Fatal("model.path", "no"),
 ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ingest.bar_kernel import BAR, Bars
-from ingest.bars import BarBuilder, BarPolicy, one_each
+from ingest.bars import BarBuilder, BarPolicy, one_each, reads_of
 from ingest.compact import Restart
 from ingest.plane import BarConsumer, DataPlane, Made, SessionSpec, TapeRecord
 from ingest.record import TRADE, Records, RecordWriter
@@ -36,7 +36,7 @@ def trades(items: Iterable[tuple[int, int]], symbol: int = 0) -> Records:
     found = list(items)
     writer = RecordWriter(max(1, len(found)))
     for offset, (moment, price) in enumerate(found):
-        writer.add(TRADE, symbol, moment, moment, (price, 1, 0, 0, 0), offset=offset)
+        writer.add(TRADE, symbol, moment, moment, (price, 1, 0, 0, 0), stream=1, offset=offset)
     return writer.records
 
 
@@ -45,6 +45,12 @@ def batches(records: Records, cuts: Iterable[int]) -> Iterator[Records]:
     n = len(records)
     borders = sorted({0, n, *(cut % (n + 1) for cut in cuts)})
     return (records[a:b] for a, b in itertools.pairwise(borders))
+
+
+def as_rows(bars: Bars, *without: str) -> list[tuple[object, ...]]:
+    """Bars as plain values, ``without`` some of them."""
+    names = [name for name in BAR.names or () if BAR[name].shape == () and name not in without]
+    return list(zip(bars[names].tolist(), reads_of(bars), strict=True))
 
 
 def builder_of(n: int, policy: BarPolicy) -> BarBuilder:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from ingest.bar_kernel import EMPTY, GAP, SKEWED
+from ingest.bar_kernel import EMPTY, GAP, SKEWED, SPANS, SPREAD
 from ingest.bars import BarPolicy
 
 MOST = 2**63 - 1
@@ -16,14 +16,22 @@ class Tick:
     skewed: bool = False
     gap_before: bool = False  # records were lost between the one before and this one
     says_gap: bool = False  # ... and the feed's numbering showed it, not the ring
+    stream: int = 1
     offset: int = 0
+    more: bool = False  # its message has more records
 
 
 @dataclass
 class ReferenceSession:
-    """Ticks one by one; `closed` has (open time, o, h, l, c, v, ticks, flags, low watermark) per bar."""
+    """Ticks one by one; `closed` has (open time, o, h, l, c, v, ticks, flags) per bar.
+
+    `ticks` are its ticks, and `reads` stream, first and last offset of those, in the order of their arrival;
+    an empty bar has the `reads` of the bar before it.
+    """
 
     policy: BarPolicy
+    reads: list[tuple[tuple[int, int, int], ...]] = field(default_factory=list)
+    ticks: list[list[Tick]] = field(default_factory=list)
     closed: list[tuple[int, ...]] = field(default_factory=list)
     open: dict[int, list[Tick]] = field(default_factory=dict)
     gaps: set[int] = field(default_factory=set)  # intervals whose bar has the gap flag
@@ -53,35 +61,43 @@ class ReferenceSession:
         if self.newest is None or tick.ts_event > self.newest:
             self.newest = tick.ts_event
             # Bars whose end the watermark has reached: (index + 1) * interval <= watermark.
-            self.close_below((self.newest - self.policy.lateness_ns) // self.policy.interval_ns, tick.offset)
+            self.close_below((self.newest - self.policy.lateness_ns) // self.policy.interval_ns)
 
-    def flush(self, after: int) -> None:
+    def flush(self) -> None:
         if self.open:
-            self.close_below(max(self.open) + 1, after)
+            self.close_below(max(self.open) + 1)
 
-    def close_below(self, limit: int, fallback: int) -> None:
+    def close_below(self, limit: int) -> None:
         start = limit if self.floor is None else self.floor
         if not self.closed and self.open:
             start = min(self.open)
         for index in range(start, limit):
             if index in self.open:
-                self.emit(index, fallback)
+                self.emit(index)
             elif self.closed and self.policy.empty == "fill" and self.empty_run < self.policy.max_fill:
                 self.empty_run += 1
                 last = self.closed[-1][4]
-                flags = EMPTY | (GAP if self.pending_gap else 0)
-                low_watermark = self.low_watermark(fallback)
+                flags = EMPTY | (GAP if self.pending_gap else 0) | (self.closed[-1][7] & SPREAD)
                 at = index * self.policy.interval_ns
-                self.closed.append((at, last, last, last, last, 0, 0, flags, low_watermark))
+                self.closed.append((at, last, last, last, last, 0, 0, flags))
+                self.reads.append(self.reads[-1])
+                self.ticks.append([])
         self.floor = limit if self.floor is None else max(self.floor, limit)
 
-    def emit(self, index: int, fallback: int) -> None:
+    def emit(self, index: int) -> None:
         ticks = self.open.pop(index)
         ordered = sorted(ticks, key=lambda tick: tick.ts_event)  # stable: equal times keep arrival order
         prices = [tick.price for tick in ticks]
         volume = sum(tick.size for tick in ticks)
         flags = (SKEWED if any(tick.skewed for tick in ticks) else 0) | (GAP if index in self.gaps else 0)
         self.empty_run = 0
+        self.ticks.append(ticks)
+        own: dict[int, list[int]] = {}
+        for tick in ticks:
+            own.setdefault(tick.stream, []).append(tick.offset)
+        reads = [(stream, min(offsets), max(offsets)) for stream, offsets in own.items()]
+        self.reads.append(tuple(reads[:SPANS]))
+        flags |= SPREAD if len(reads) > SPANS else 0
         self.closed.append(
             (
                 index * self.policy.interval_ns,
@@ -92,9 +108,5 @@ class ReferenceSession:
                 volume,
                 len(ticks),
                 flags,
-                self.low_watermark(fallback),
             )
         )
-
-    def low_watermark(self, fallback: int) -> int:
-        return min([fallback, *(min(tick.offset for tick in ticks) for ticks in self.open.values())])

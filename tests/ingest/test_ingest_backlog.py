@@ -13,7 +13,7 @@ windows = st.builds(TapeWindow, st.integers(1, 60), st.integers(0, 8), st.intege
 
 def bars(events: list[int], first: int = 0) -> Bars:
     made = np.zeros(len(events), BAR)
-    made["ts_last_event"], made["first_offset"] = events, range(first, first + len(events))
+    made["ts_last_event"], made["ts_open"] = events, range(first, first + len(events))
     return made
 
 
@@ -52,7 +52,7 @@ def test_bars_leave_in_order_and_what_waits_fits_the_window(
         assert backlog.full == (not skips and len(waiting) >= backlog.most)
         taken = backlog.take(n, 0)
         expected, waiting = waiting[:n], waiting[n:]
-        assert taken["first_offset"].tolist() == [offset for offset, _, _ in expected]
+        assert taken["ts_open"].tolist() == [offset for offset, _, _ in expected]
         assert [bool(flags & GAP) for flags in taken["flags"]] == [gap for _, _, gap in expected]
         assert (len(backlog), backlog.skipped) == (len(waiting), skipped)
 

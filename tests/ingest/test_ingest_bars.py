@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingest.bar_kernel import BAR, EMPTY, GAP, NEVER, REPLAYED, SKEWED, Bars
-from ingest.bars import BarBuilder, BarPolicy, Feeds
+from ingest.bars import BarBuilder, BarPolicy, Feeds, reads_of
 from ingest.record import BAR as READY
 from ingest.record import HEARTBEAT, QUOTE, RECORD, TRADE, Records, RecordWriter
 from ingest.volumes import volume_of
-from tests.ingest.building import builder_of, built
+from tests.ingest.building import as_rows, builder_of, built
 from tests.ingest.reference_bars import MOST, ReferenceSession, Tick
 
 START = 1_000_000  # a multiple of no interval below
-FIELDS = ["ts_open", "o", "h", "l", "c", "v", "n_ticks", "flags", "low_watermark"]
+FIELDS = ["ts_open", "o", "h", "l", "c", "v", "n_ticks", "flags"]
 
 ticks = st.builds(
     Tick,
@@ -26,6 +26,7 @@ ticks = st.builds(
     skewed=st.sampled_from([False, False, True]),
     gap_before=st.sampled_from([False] * 9 + [True]),
     says_gap=st.booleans(),
+    stream=st.sampled_from([1, 1, 1, 2, 3, 4, 5, 6]),
 )
 policies = st.builds(
     BarPolicy,
@@ -41,8 +42,10 @@ def packed(items: list[tuple[int, Tick]]) -> Records:
     for offset, (session, tick) in enumerate(items):
         received, gap = tick.ts_event - tick.skewed, tick.gap_before and tick.says_gap
         values = (tick.price, tick.size, 0, 0, 0)
-        writer.add(TRADE, session, tick.ts_event, received, values, offset=offset, gap=gap)
         tick.offset = offset
+        writer.add(
+            TRADE, session, tick.ts_event, received, values, stream=tick.stream, offset=offset, gap=gap
+        )
     return writer.records
 
 
@@ -85,8 +88,9 @@ def test_bars_equal_the_reference_in_any_batches(
         reference = ReferenceSession(policy)
         for tick in own:
             reference.tick(tick)
-        reference.flush(own[-1].offset + 1 if own else 0)
+        reference.flush()
         assert rows(bars, session) == reference.closed
+        assert reads_of(bars[bars["session"] == session]) == reference.reads
         assert late[session] == reference.late
 
 
@@ -102,13 +106,12 @@ def test_newest_tick_and_its_wait_are_those_of_the_last_arrival() -> None:
     records = np.zeros(2, RECORD)
     records["kind"] = TRADE
     records["ts_event"], records["ts_recv"], records["ts_ring"] = (150, 120), (1000, 1001), (40, 45)
-    records["a"], records["offset"], records["ts_source"] = 5, (10, 11), (900, 901)
+    records["a"], records["ts_source"] = 5, (900, 901)
     builder.update(records[:1], 50)
     builder.update(records[1:], 60)
     (bar,) = builder.flush()
     assert (bar["ts_last_event"], bar["ts_source"], bar["ts_ring"]) == (150, 901, 45)
     assert bar["ring_wait"] == 15
-    assert (bar["first_offset"], bar["last_offset"], bar["low_watermark"]) == (10, 11, 12)
 
 
 @pytest.mark.parametrize("kind", [TRADE, READY])
@@ -140,7 +143,7 @@ def test_ready_made_bars_pass_through_and_old_ones_are_late() -> None:
     builder = builder_of(1, BarPolicy(60, empty="fill"))
     builder.mark_gap([0])
     bars = builder.update(writer.records, 0)
-    assert rows(bars, 0) == [(60, 1, 4, 1, 2, 9, 1, GAP, 1), (120, 1, 4, 1, 2, 9, 1, SKEWED, 2)]
+    assert rows(bars, 0) == [(60, 1, 4, 1, 2, 9, 1, GAP), (120, 1, 4, 1, 2, 9, 1, SKEWED)]
     assert bars["interval"].tolist() == [60, 60]
     assert (builder.counts("late"), builder.counts("duplicates")) == ([1], [1])
     assert len(builder.flush()) == 0
@@ -190,7 +193,7 @@ def test_idle_sessions_are_closed_by_the_wall_clock_and_their_stragglers_are_lat
     builder.update(records, 0)
     assert len(builder.close_idle(1999)) == 0
     closed = builder.close_idle(2000)
-    assert rows(closed, 0) == [(100, 7, 7, 7, 7, 1, 1, 0, 1)]
+    assert rows(closed, 0) == [(100, 7, 7, 7, 7, 1, 1, 0)]
     assert rows(closed, 1) == []
     assert len(builder.close_idle(2000)) == 0
     assert len(feed(builder, 160, 199)) == 0
@@ -216,7 +219,7 @@ def test_a_heartbeat_closes_bars_as_a_tick_does_and_adds_nothing(
         else:
             tick.gap_before &= tick.says_gap
             reference.tick(tick)
-    reference.flush(items[-1][0].offset + 1 if items else 0)
+    reference.flush()
     assert rows(built(builder, records), 0) == reference.closed
     assert builder.counts("late") == [reference.late]
     assert builder.counts("ignored") == [0]
@@ -268,7 +271,7 @@ def both_reading(policy: BarPolicy) -> list[Feeds]:
 def test_several_symbols_make_one_session_and_one_symbol_several(
     policy: BarPolicy, items: list[tuple[int, Tick]], cuts: list[int]
 ) -> None:
-    """Every bar is that of the ticks at or above the common watermark; nothing is acknowledged too early."""
+    """Every bar is that of the ticks at or above the common watermark."""
     builder = BarBuilder(both_reading(policy))
     bars = built(builder, packed(items), cuts)
     for session, feeds in enumerate(both_reading(policy)):
@@ -288,11 +291,6 @@ def test_several_symbols_make_one_session_and_one_symbol_several(
         found = [(int(b["ts_open"]), int(b["leg"]), int(b["n_ticks"]), int(b["h"])) for b in own]
         assert found == [(*at, len(t), max(x.price for x in t)) for at, t in sorted(expected.items())]
         assert builder.counts("late")[session] == late
-        for number, bar in enumerate(own):
-            assert (own["first_offset"][number + 1 :] >= bar["low_watermark"]).all()
-        if len(own):
-            read = [tick.offset for symbol, tick in items if symbol in feeds.symbols]
-            assert own["low_watermark"][-1] == read[-1] + 1
 
 
 @given(items=st.lists(st.tuples(st.integers(0, 1), ticks), max_size=60), at=st.integers(0, 60))
@@ -308,8 +306,7 @@ def test_a_session_that_stays_does_not_notice_that_others_come_and_go(
     changing.change([Feeds((1,), policy), Feeds((5, 0), BarPolicy(60))], [1, None])
     second = np.concatenate([changing.update(records[at:], 0), changing.flush()])
     found = np.concatenate([first[first["session"] == 1], second[second["session"] == 0]])
-    names = [name for name in BAR.names or () if name not in ("session", "pad")]
-    assert found[names].tolist() == expected[names].tolist()
+    assert as_rows(found, "session") == as_rows(expected, "session")
 
 
 def test_a_kept_session_has_the_interval_that_it_had() -> None:

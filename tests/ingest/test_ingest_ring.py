@@ -240,4 +240,4 @@ def test_record_writer_fills_every_field() -> None:
         writer.add(TRADE, 0, 0, 0, (0, 0, 0, 0, 0))
     writer.clear()
     assert len(writer) == 0
-    assert RECORD.itemsize == 128
+    assert RECORD.itemsize == 120

@@ -9,7 +9,8 @@ from daemon import protocol
 from daemon.ages import Times
 from feeds.market_data import Answer, Latency
 from flash.question import PAPER_SIX
-from tests.kit import START
+from ingest.record import ReadRange, stream_number
+from tests.kit import START, TOPIC
 
 ANSWER = Answer(
     session="aaa",
@@ -34,12 +35,28 @@ ANSWER = Answer(
 )
 
 
+STREAM = protocol.NameStream("test", TOPIC, 0, True)
+"""The one that the events tell of."""
+NUMBER = stream_number(STREAM.source, STREAM.topic, STREAM.partition)
+
+
+def inputs_below(
+    low_watermark: int,
+    closed: tuple[int, ...] = (),
+    corrected: tuple[int, ...] = (),
+    first: int | None = None,
+) -> protocol.VersionInputs:
+    """Records from offset ``first``, by default one record, to the one before ``low_watermark``."""
+    read = ReadRange(NUMBER, low_watermark - 1 if first is None else first, low_watermark - 1)
+    return protocol.VersionInputs((read,), ((NUMBER, low_watermark),), closed, corrected)
+
+
 def answered(
     session: str,
     version: int,
     low_watermark: int,
     *,
-    inputs: protocol.InputNumbers | None = None,
+    inputs: protocol.VersionInputs | None = None,
     times: Times | None = None,
     asked: int = len(PAPER_SIX),
     **fields: Any,
@@ -51,7 +68,7 @@ def answered(
     )
     return protocol.Answered(
         answer,
-        inputs or protocol.InputNumbers(low_watermark - 1, low_watermark - 1, low_watermark),
+        inputs or inputs_below(low_watermark),
         Times(ANSWER.as_of, time.time_ns(), time.monotonic_ns()) if times is None else times,
         asked,
     )

@@ -24,7 +24,7 @@ from daemon.gateway.peers import Peers
 from daemon.gateway.pending import PendingCommands
 from daemon.gateway.prompt_quota import PromptQuota
 from daemon.gateway.queries import Begin, Queries
-from daemon.gateway.record_decoder import RecordDecoder, SequenceAllocator
+from daemon.gateway.record_decoder import RecordDecoder, RingTurns
 from daemon.gateway.source_runner import SourceRunner
 from daemon.gateway.standby import Standby
 from daemon.gateway.stream_names import Streams
@@ -55,6 +55,7 @@ from ingest.record import RECORD, Records
 from ingest.ring import Ring
 from metrics.store import MetricStore
 from tests.kit.config import inproc_config
+from tests.kit.engine_events import STREAM
 from tests.kit.fakes import QueueSource
 from tests.kit.records import SECOND
 
@@ -294,7 +295,7 @@ def inputs_of(
     """The inputs of one source, and its runner; ``more`` replaces the runner's other parts."""
     parts: dict[str, Any] = {
         "progress": progress,
-        "order": SequenceAllocator(),
+        "order": RingTurns(),
         "standby": Standby(store),
         "streams": Streams(),
         "clocks": defaultdict(VenueClock),
@@ -320,15 +321,17 @@ def make_publisher(
     standby: Standby | None = None,
 ) -> Publisher:
     """A publisher of one source to ``routes``; not started."""
+    streams = Streams()
+    streams.name(STREAM)
     return Publisher(
         config,
-        [tracker],
+        {STREAM.source: tracker},
         sessions,
         store,
         progress=ProgressStore(store),
         outbox=Outbox(routes, sessions.states, store, tracker.source_of, lossless=lossless),
         standby=standby or Standby(store),
-        streams=Streams(),
+        streams=streams,
     )
 
 

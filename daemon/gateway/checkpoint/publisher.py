@@ -6,8 +6,7 @@ committed after the answers that depend on them (at-least-once).
 
 import logging
 import time
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
@@ -20,7 +19,7 @@ from daemon.config.fingerprint import fingerprint, window_settings
 from daemon.config.schema import Config, SessionConfig
 from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.checkpoint.delivery import DeliveryOutcome, Done
-from daemon.gateway.checkpoint.offsets import OffsetTracker
+from daemon.gateway.checkpoint.offsets import OffsetTracker, Stream
 from daemon.gateway.checkpoint.outbox import Outbox, nothing
 from daemon.gateway.checkpoint.state import ProgressStore
 from daemon.gateway.standby import Standby
@@ -31,6 +30,7 @@ from feeds.market_data import Answer, Basis, DataUpdated, DeadLetter, FlashReady
 from flash.publishing import PublishedValue, suppressed
 from flash.question import Question
 from flash.schedules import SUPERSEDED
+from ingest.record import ReadRange
 from metrics.catalogue import FAILURES
 from metrics.store import MetricStore
 from scheduler.deadlines import LATE
@@ -51,7 +51,7 @@ class _Version:
     ``window``: where it begins, if known.
     """
 
-    inputs: protocol.InputNumbers
+    inputs: protocol.VersionInputs
     window: WindowStart = _UNKNOWN
     basis: Basis | None = None
     ranges: list[InputRange] | None = None
@@ -96,8 +96,8 @@ class _Published:
     """Those that are not acknowledged."""
     history: set[int] = field(default_factory=set)
     """Versions that only repeat what was answered for."""
-    refused: list[int] = field(default_factory=list)
-    """Running numbers of records whose DLQ records are not acknowledged, ascending."""
+    refused: list[tuple[int, int]] = field(default_factory=list)
+    """Stream and offset of records whose DLQ records are not acknowledged."""
 
     def configured(self, settings: int) -> None:
         """Its window has these settings from now on."""
@@ -120,7 +120,7 @@ class _Published:
         self.policies = by_key(questions)
         self.last = {key: last for key, last in self.last.items() if key in self.policies}
 
-    def expect(self, version: int, inputs: protocol.InputNumbers, asked: int) -> _Version:
+    def expect(self, version: int, inputs: protocol.VersionInputs, asked: int) -> _Version:
         """``asked`` answers and failures of this version come; older ones of which none came are skipped."""
         for skipped in [n for n, each in self.versions.items() if n < version and not each.begun]:
             del self.versions[skipped]
@@ -133,7 +133,8 @@ class _Published:
         if not self.versions or self.versions[oldest := min(self.versions)].open:
             return None
         done = self.versions[oldest]
-        if self.refused and self.refused[0] < done.inputs.low_watermark:
+        lows = dict(done.inputs.low_watermarks)
+        if any(offset < lows.get(stream, 0) for stream, offset in self.refused):
             return None
         del self.versions[oldest]
         return oldest, done
@@ -144,12 +145,15 @@ class _Published:
 
 
 class Publisher:
-    """Publishes the engine's events: what it makes of them goes into the ``outbox``."""
+    """Publishes the engine's events: what it makes of them goes into the ``outbox``.
+
+    ``trackers``: by the name of their source.
+    """
 
     def __init__(
         self,
         config: Config,
-        trackers: Sequence[OffsetTracker],
+        trackers: Mapping[str, OffsetTracker],
         sessions: Sessions,
         store: MetricStore,
         *,
@@ -159,7 +163,8 @@ class Publisher:
         streams: Streams,
     ) -> None:
         self.streams, self.progress, self.outbox, self._standby = streams, progress, outbox, standby
-        self._trackers, self._sessions, self._store = trackers, sessions, store
+        self._sessions, self._store = sessions, store
+        self._trackers = trackers
         self._published: dict[str, _Published] = {}
         self._fingerprints: dict[str, str] = {}
         self.configured(config)
@@ -190,7 +195,7 @@ class Publisher:
         """A session is gone: no answer will cover what it read."""
         self._published.pop(name).versions.clear()  # a late acknowledgement finds nothing
         self.outbox.remove(name)
-        for tracker in self._trackers:
+        for tracker in self._trackers.values():
             tracker.forget(name)
 
     def drop(self, names: Iterable[str], *, complete: bool) -> None:
@@ -252,17 +257,20 @@ class Publisher:
         if event.history or self.progress.is_history(event.session, inputs.closed, inputs.corrected):
             return True
         # by its records only where nothing better is known: an empty bar has those of the bar before it
-        unknown = not self.progress.knows_history(event.session)
-        return unknown and self.is_history(event.session, inputs.last)
+        reads = () if self.progress.knows_history(event.session) else inputs.reads
+        return bool(reads) and all(map(self.is_stored, reads))
 
-    def is_history(self, session: str, number: int) -> bool:
-        """Whether all of a session's records up to running number ``number`` were answered for before."""
-        waits = any(each.waits(session, number) for each in self._trackers)
-        return not waits and any(each.is_history(session, number) for each in self._trackers)
+    def is_stored(self, read: ReadRange) -> bool:
+        """Whether these records were answered for before."""
+        stream, tracker = self._followed(read.stream)
+        return tracker is not None and tracker.is_stored(stream, read.last)
 
-    def ranges(self, session: str, first: int, last: int) -> list[InputRange]:
-        """Offsets, by stream, of the session's outstanding records ``first`` to ``last``."""
-        return [found for each in self._trackers for found in each.ranges(session, first, last)]
+    def _followed(self, number: int) -> tuple[Stream, OffsetTracker | None]:
+        """The stream with this number, and the tracker of its source, if that is known."""
+        found = self.streams.find(number)
+        if found is None:
+            return ("", 0), None
+        return (found.topic, found.partition), self._trackers.get(found.source)
 
     def _basis(self, event: protocol.Committed, window: list[InputRange]) -> Basis:
         made = event.made
@@ -350,18 +358,18 @@ class Publisher:
         version = self._published[event.session].expect(event.version, event.inputs, 1)
         self._acknowledging(event.session, version)(DeliveryOutcome.DELIVERED)
 
-    def record_refused(self, dead_letter: DeadLetter, session: str, number: int) -> None:
-        """A record of ``session`` could not be used.
+    def record_refused(self, dead_letter: DeadLetter, session: str, place: tuple[int, int]) -> None:
+        """A record of ``session`` at this stream and offset could not be used.
 
         Versions that cover it wait for its record: a restart from a snapshot of such a version would not
         read the record again.
         """
         published = self._published[session]
         refused = published.refused
-        insort(refused, number)
+        refused.append(place)
 
         def settle() -> None:
-            del refused[bisect_left(refused, number)]
+            refused.remove(place)
             self._acknowledge(session, published)  # finds no version of a session or engine that is gone
 
         self.outbox.dead_letter(dead_letter, settle)
@@ -385,7 +393,7 @@ class Publisher:
     def _complete(self, event: protocol.Answered, version: _Version) -> Answer:
         """Add what only the gateway knows: the inputs' offsets and the answer's age."""
         answer, basis = event.answer, version.basis
-        inputs = version.ranges_of(lambda: self._ranges(answer.session, event.inputs))
+        inputs = version.ranges_of(lambda: self.streams.ranges(event.inputs.reads))
         if basis is not None and answer.basis is not None:
             basis = msgspec.structs.replace(
                 basis, config=self._fingerprint(answer.session), anchor=answer.basis.anchor
@@ -405,18 +413,6 @@ class Publisher:
             basis=basis,
             published_at=time.time_ns(),
         )
-
-    def _ranges(self, session: str, inputs: protocol.InputNumbers) -> list[InputRange]:
-        """The offsets of an update's records: one range for each stream."""
-        numbered = self.ranges(session, inputs.first, inputs.last)
-        ranges: dict[tuple[str, int, str], InputRange] = {}
-        for each in (*inputs.restored, *numbered):
-            stream = each.topic, each.partition, each.source
-            before = ranges.get(stream, each)
-            first = min(before.first_offset, each.first_offset)
-            last = max(before.last_offset, each.last_offset)
-            ranges[stream] = InputRange(each.topic, each.partition, first, last, each.source)
-        return list(ranges.values())
 
     def _arrived(self, session: str, number: int, version: _Version) -> None:
         """One more result of ``version``; after the last one it is ready."""
@@ -446,8 +442,10 @@ class Publisher:
         while (found := published.acknowledged()) is not None:
             number, version = found
             inputs = version.inputs
-            for tracker in self._trackers:
-                tracker.acknowledge(session, inputs.low_watermark)
+            for of_stream, low_watermark in inputs.low_watermarks:
+                stream, tracker = self._followed(of_stream)
+                if tracker is not None:
+                    tracker.acknowledge(session, stream, low_watermark)
             self.progress.acknowledge(
                 session, number, version.sequences, inputs.closed, version.window, inputs.corrected
             )

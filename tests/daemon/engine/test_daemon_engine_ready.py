@@ -72,7 +72,7 @@ class World:
         self.h.run()
 
     def feed(self) -> None:
-        record = TapeRecord(RECORD, 40, 45, 50, 50, 1, 1, 2, 0, 0, 0, 0, SummedBar(40, 1, 1, 1, 1, 0))
+        record = TapeRecord(RECORD, 40, 45, 50, 50, 0, 0, 0, 0, SummedBar(40, 1, 1, 1, 1, 0))
         self.h.scheduler.append((self.tape, [TapeItem(RECORD, record)]))
 
     def ask(self, ask: Generate = ASK) -> Finished:

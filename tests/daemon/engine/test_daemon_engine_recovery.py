@@ -171,8 +171,8 @@ class Engine:
         self.given += 1
         at = START + moment
         writer.add(
-            TRADE, symbol, at, at, (cents * SECOND // 100, SECOND, 0, 0, 0), offset=self.given,
-            ts_source=at, stream=self.stream, stream_offset=offset,
+            TRADE, symbol, at, at, (cents * SECOND // 100, SECOND, 0, 0, 0),
+            ts_source=at, stream=self.stream, offset=offset,
         )  # fmt: skip
         assert self.ring.push(writer.records) == 1
 

@@ -150,7 +150,7 @@ class World:
 
 
 def record(bar: SummedBar) -> TapeRecord:
-    return TapeRecord((), bar.ts_open, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, bar)
+    return TapeRecord((), bar.ts_open, 0, 0, 0, 0, 0, 0, 0, bar)
 
 
 def test_every_version_shows_every_bar_once_or_counts_it_as_missing(built: Built) -> None:

@@ -1,8 +1,8 @@
 """Input offsets and the answers that depend on them: the evaluator's results through the publisher.
 
 The reference is a list of results: where each one's inputs begin, and when it was acknowledged. At any time
-the position to commit is where the oldest inputs begin whose result is not acknowledged by then, or is still
-to come.
+the position to commit is at most where the oldest inputs begin whose result is not acknowledged by then, or
+is still to come; and at least right behind their session's inputs before those.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ from scheduler.request import State
 from scheduler.tapes import TapeItem, TapeItems
 from tests.flash.test_flash_evaluator import LONG, MS, YES_NO, prepare
 from tests.kit import TOPIC, inproc_config
-from tests.kit.engine_events import answered
+from tests.kit.engine_events import answered, inputs_below
 from tests.kit.gateway import make_publisher
 from tests.kit.scheduler.fakes import FakeClock, FakeTape
 from tests.kit.scheduler.harness import Harness
@@ -96,6 +96,8 @@ class Rig:
         self.open: list[Callable[[], None]] = []
         self.result: Result | None = None
         self.fed = self.time = 0
+        self.owners = list[str]()
+        """By record: its session."""
         self.position = 1
         self.seen: list[tuple[int, int, int]] = []
         """(time, last record, position to commit)."""
@@ -151,8 +153,8 @@ class Rig:
         self.publisher.texts_asked(protocol.TextsAsked(name, version, self.inputs(payloads), asked))
 
     @staticmethod
-    def inputs(numbers: Sequence[int]) -> protocol.InputNumbers:
-        return protocol.InputNumbers(min(numbers), max(numbers), max(numbers) + 1)
+    def inputs(numbers: Sequence[int]) -> protocol.VersionInputs:
+        return inputs_below(max(numbers) + 1, first=min(numbers))
 
     def ask(self, tape: FakeTape, questions: Sequence[Question]) -> None:
         self.registry.replace(tape.name, self.registry.made(tape.name, questions))
@@ -161,8 +163,9 @@ class Rig:
     def feed(self, tape: FakeTape, records: int) -> None:
         numbers = range(self.fed + 1, self.fed + records + 1)
         self.fed += records
+        self.owners += [tape.name] * records
         for number in numbers:
-            self.tracker.passed_on(tape.name, number, STREAM, number)
+            self.tracker.passed_on(tape.name, STREAM, [number])
         self.h.scheduler.append((tape, [TapeItem((n % 80, n % 7), n) for n in numbers]))
 
     def look(self) -> None:
@@ -194,11 +197,18 @@ class Rig:
             self.open.pop()()
             self.look()
 
+    def before(self, number: int) -> int:
+        """The session's record before this one: below what it waits for, the other one's are done."""
+        owner = self.owners[number - 1]
+        return next((n for n in range(number - 1, 0, -1) if self.owners[n - 1] == owner), number - 1)
+
     def check(self) -> None:
         assert {n for each in self.results for n in each.numbers} == set(range(1, self.fed + 1))
         for time, fed, position in self.seen:
             waits = [min(each.numbers) for each in self.results if each.acknowledged > time]
-            assert position == min([*waits, fed + 1]), (time, fed)
+            assert position <= min([*waits, fed + 1]), (time, fed)
+            least = [self.before(number) + 1 for number in waits if number <= fed]
+            assert position >= min([*least, fed + 1]), (time, fed)
         assert self.tracker.outstanding() == 0
 
 

@@ -97,7 +97,7 @@ class Rig(DecoderRig):
 
     def offsets(self) -> set[int]:
         """Of the records in the ring; the ring is closed."""
-        found = {int(each) for each in self.records()["stream_offset"]}
+        found = {int(each) for each in self.records()["offset"]}
         self.close()
         return found
 

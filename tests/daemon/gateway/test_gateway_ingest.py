@@ -18,7 +18,7 @@ from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.record_decoder import RecordDecoder
 from feeds.codec import REPLAY, encode
 from feeds.decimals import from_units
-from feeds.market_data import Bar, DeadLetter, InputRange, Quote, Trade
+from feeds.market_data import Bar, DeadLetter, Quote, Trade
 from feeds.source import CommitPoint, Fault, Incoming, Kind
 from ingest.record import (
     BAR,
@@ -31,6 +31,7 @@ from ingest.record import (
     SIDE_SELL,
     TRADE,
     Records,
+    stream_number,
 )
 from ingest.ring import Ring
 from metrics.store import MetricStore
@@ -81,8 +82,10 @@ async def test_a_record_crosses_exactly(rig):
     assert (first["kind"], first["symbol"], second["symbol"]) == (TRADE, 0, 1)
     assert (first["a"], first["b"], first["x"]) == (101_500_000_000, 2_000_000_000, SIDE_SELL)
     assert (first["ts_event"], first["ts_recv"]) == (START + SECOND, START + SECOND)
-    assert (first["seq"], first["offset"], second["offset"]) == (1, 1, 2)
-    assert r.tracker.ranges("bbb", 2, 2) == [InputRange(TOPIC, 0, 41, 41)]
+    assert (first["seq"], first["offset"], second["offset"]) == (1, 40, 41)
+    assert first["stream"] == second["stream"] == stream_number("test", TOPIC, 0)
+    r.tracker.acknowledge("aaa", STREAM, 41)
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(41)}
     assert r.count("foretick_records_total", source="test") == 2
 
 
@@ -171,7 +174,7 @@ async def test_a_message_that_cannot_be_used_is_counted_put_aside_and_harms_no_n
     assert len(dead_letter.payload) == len(payload) or len(dead_letter.payload) > 1000
     assert len(encode(dead_letter)) < KAFKA_LIMIT, "a DLQ record must fit a broker's message limit"
     # Its offset is done: once the neighbours are answered, the position is after all three.
-    r.tracker.acknowledge("aaa", 4)
+    r.tracker.acknowledge("aaa", STREAM, 3)
     assert r.tracker.to_commit() == {STREAM: CommitPoint(3)}
 
 
@@ -202,7 +205,7 @@ async def test_a_refused_record_of_a_known_symbol_leaves_a_mark(rig, name: str, 
     found = out[: r.ring.pop(out)]
     marks = found[found["kind"] == REFUSAL]
     assert [(int(m["symbol"]), int(m["ts_event"])) for m in marks] == expected
-    assert set(marks["stream_offset"].tolist()) <= {others}
+    assert set(marks["offset"].tolist()) <= {others}
     assert found["kind"][-1] == TRADE, "what comes after it stays behind it"
 
 
@@ -228,7 +231,7 @@ async def test_an_unknown_symbol_is_counted_and_acknowledged_but_not_malformed(r
     await r.run([incoming(good(1), 0), incoming(good(1, "V:ZZZ"), 1)])
     assert r.count("foretick_records_unknown_symbol_total") == 1
     assert (len(r.popped()), r.dead_letters) == (1, [])
-    r.tracker.acknowledge("aaa", 2)
+    r.tracker.acknowledge("aaa", STREAM, 1)
     assert r.tracker.to_commit() == {STREAM: CommitPoint(2)}
 
 
@@ -372,8 +375,8 @@ async def test_a_record_that_never_reached_the_ring_is_not_committed(rig):
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert not r.source.paused
-    numbers = r.popped()["offset"]
-    r.tracker.acknowledge("aaa", int(numbers.max()) + 1)
+    offsets = r.popped()["offset"]
+    r.tracker.acknowledge("aaa", STREAM, int(offsets.max()) + 1)
     assert r.tracker.to_commit() == {STREAM: CommitPoint(8)}
 
 
@@ -393,9 +396,9 @@ async def test_a_symbol_of_several_sessions_crosses_once_and_waits_for_all(rig):
     await r.run([incoming(good(1), 40), incoming(good(2, "V:BBB"), 41)])
     (record,) = r.popped()
     assert record["symbol"] == 7
-    r.tracker.acknowledge("aaa", 2)
+    r.tracker.acknowledge("aaa", STREAM, 41)
     assert r.tracker.to_commit() == {(TOPIC, 0): CommitPoint(40)}
-    r.tracker.acknowledge("bbb", 2)
+    r.tracker.acknowledge("bbb", STREAM, 41)
     assert r.tracker.to_commit() == {(TOPIC, 0): CommitPoint(42)}
 
 
@@ -440,7 +443,7 @@ async def test_an_array_of_records_in_one_message_crosses_record_by_record(
     ]
     assert it.count("foretick_records_repeated_total", source="test") == 1
     assert it.tracker.to_commit() == {STREAM: CommitPoint(0)}
-    it.tracker.acknowledge("aaa", 201)  # all but the last record, which came by itself
+    it.tracker.acknowledge("aaa", STREAM, 3)  # all but the last record, which came by itself
     assert it.tracker.to_commit() == {STREAM: CommitPoint(3)}
 
 
@@ -513,13 +516,11 @@ def test_many_at_a_time_have_the_outcome_of_one_by_one(given_messages, gaps):
                 )
             ]
             ahead = [clock.ahead_ns for clock in clocks.values()]
-            ranges = [tracker.ranges(name, 0, 1000) for name in ("aaa", "bbb")]
             return (
                 records.tobytes(),
                 counts,
                 dead_letters,
                 ahead,
-                ranges,
                 tracker.outstanding(),
                 tracker.to_commit(),
             )

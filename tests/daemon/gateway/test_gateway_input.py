@@ -16,7 +16,7 @@ from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.checkpoint.outbox import Outbox
 from daemon.gateway.checkpoint.state import ProgressStore
 from daemon.gateway.inputs import Inputs
-from daemon.gateway.record_decoder import SequenceAllocator
+from daemon.gateway.record_decoder import RingTurns
 from daemon.gateway.standby import Standby
 from daemon.progress import Position, Progress, StoredProgress, WindowStart, decode_stored
 from daemon.session_life import VOID
@@ -98,10 +98,10 @@ class Rig(SourceEvents):
 
     def answer(self, session: str, number: int, stream: Partition) -> None:
         """One message, of the record with the offset ``number``."""
-        self.tracker.passed_on(session, number, stream, number)
+        self.tracker.passed_on(session, stream, [number])
         message = DataUpdated(session=session, data_version=number, as_of=0, bars=[])
         self.outbox.put(session, message, f"{session}{number}", {})
-        self.tracker.acknowledge(session, number + 1)
+        self.tracker.acknowledge(session, stream, number + 1)
         self.progress.acknowledge(session, number, [self.progress.number(session)], (number,))
         self.outbox.complete(session, number)
 
@@ -221,8 +221,8 @@ async def test_the_engine_hears_which_sessions_left_until_their_partition_comes_
     await rig.assign()
     rig.log.listener.begins(P, 70)
     rig.log.listener.begins(Q, 7)
-    rig.tracker.passed_on("bbb", 1, Q, 7)
-    rig.tracker.passed_on("aaa", 2, Q, 8)
+    rig.tracker.passed_on("bbb", Q, [7])
+    rig.tracker.passed_on("aaa", Q, [8])
     rig.assigned.clear()
     rig.log.listener.on_revoked([Q])
     assert rig.revoked == [{"bbb"}], "the other one reads from a partition that stays"
@@ -310,8 +310,8 @@ async def test_progress_that_cannot_be_written_is_not_what_a_restart_finds(tmp_p
     await rig.start()
     rig.log.listener.begins(P, 0)
     (tmp_path / "state").touch()
-    rig.tracker.passed_on("aaa", 1, P, 0)
-    rig.tracker.acknowledge("aaa", 2)
+    rig.tracker.passed_on("aaa", P, [0])
+    rig.tracker.acknowledge("aaa", P, 1)
     rig.progress.acknowledge("aaa", 1, [], (6,))
     assert await rig.commit()
     assert rig.sent == []
@@ -358,8 +358,8 @@ async def test_a_past_that_was_asked_for_is_answered_on_by_the_next_engine() -> 
     await rig.assign()
     rig.log.listener.begins(P, 0)
     rig.log.again = False
-    rig.tracker.all_passed_on("aaa", range(1, 41), P, range(40))
-    rig.tracker.acknowledge("aaa", 31)
+    rig.tracker.passed_on("aaa", P, range(40))
+    rig.tracker.acknowledge("aaa", P, 30)
     assert rig.input.again
     rig.progress.start(["aaa"], again=rig.input.again)
     rig.progress.go_on()
@@ -368,10 +368,8 @@ async def test_a_past_that_was_asked_for_is_answered_on_by_the_next_engine() -> 
     rig.log.listener.begins(P, 20)
     assert [rig.tracker.is_stored(P, offset) for offset in (29, 30)] == [True, False]
     assert not rig.progress.knows_history("aaa"), "what is committed says more"
-    rig.tracker.all_passed_on("aaa", range(1, 91), P, range(20, 110))
-    assert rig.tracker.is_history("aaa", 10)
-    assert not rig.tracker.is_history("aaa", 11)
-    rig.tracker.acknowledge("aaa", 91)
+    rig.tracker.passed_on("aaa", P, range(20, 110))
+    rig.tracker.acknowledge("aaa", P, 110)
     assert rig.tracker.to_commit()[P].offset == 110
     assert not rig.input.again
     rig.progress.start(["aaa"], again=rig.input.again)
@@ -385,7 +383,7 @@ async def test_a_past_that_was_asked_for_goes_on_where_the_source_is_opened_agai
     await rig.assign()
     rig.log.listener.begins(P, 0)
     rig.log.again = False
-    rig.tracker.all_passed_on("aaa", range(1, 41), P, range(40))
+    rig.tracker.passed_on("aaa", P, range(40))
     assert await rig.assign() == {P: StartPosition(40)}
     rig.log.listener.begins(P, 40)
     assert not rig.tracker.is_stored(P, 40)
@@ -398,7 +396,7 @@ async def test_a_partition_that_comes_back_unanswered_begins_again_in_another_ep
     await rig.assign()
     epoch, number = rig.progress.epoch, rig.progress.number("aaa")
     rig.log.listener.begins(P, 100)
-    rig.tracker.passed_on("aaa", 1, P, 119)
+    rig.tracker.passed_on("aaa", P, [119])
     rig.log.listener.on_revoked([P])
     assert await rig.assign() == {P: StartPosition(100, lookback_end=100)}
     assert (rig.progress.epoch, rig.progress.number("aaa")) == (epoch + 1, number)
@@ -423,7 +421,7 @@ async def test_sessions_that_others_answered_begin_anew(
     await rig.start()
     await rig.assign()
     rig.log.listener.begins(P, 100)
-    rig.tracker.passed_on("aaa", 1, P, 119)
+    rig.tracker.passed_on("aaa", P, [119])
     rig.log.listener.on_revoked([P])
     rig.log.points[P] = CommitPoint(300, stored(6, {"aaa": Progress(6, 30, 180, (9,))}))
     assert await rig.assign() == begin
@@ -585,7 +583,7 @@ async def test_leaving_does_not_wait_for_a_membership_that_nobody_renews(
 async def test_a_daemon_without_a_source_goes_on_when_it_stops_reading() -> None:
     """It stops its sources' tasks; the engine's own must still tell that it has drained."""
     store, tasks = MetricStore.local({}), Tasks()
-    inputs = Inputs(inproc_config(), SequenceAllocator(), Standby(store), store, tasks)
+    inputs = Inputs(inproc_config(), RingTurns(), Standby(store), store, tasks)
     tasks.start("engine events", asyncio.Event().wait)
     await inputs.stop_reading()
     assert tasks.names() == ["engine events"]

@@ -10,12 +10,13 @@ from daemon.gateway.load_shedder import LoadShedder
 from ingest.plane import TapeRecord
 from ingest.rollup import SummedBar
 from metrics.store import MetricStore
+from tests.kit.engine_events import inputs_below
 
 SECOND = 10**9
 
 
 def version(late: int) -> protocol.Committed:
-    return protocol.Committed("aaa", 1, 3, 40, 2, Times(0, 0, 0), protocol.InputNumbers(1, 2, 3), late)
+    return protocol.Committed("aaa", 1, 3, 40, 2, Times(0, 0, 0), inputs_below(3), late)
 
 
 def test_a_prompt_is_refused_for_a_second_after_a_late_version() -> None:
@@ -42,5 +43,5 @@ def test_a_freshness_objective_counts_from_the_record_that_closed_the_bar(
 ) -> None:
     """Whatever the venue's clock and the source's say: they may jump."""
     bar = SummedBar(event, 1, 1, 1, 1, 0)
-    records = [TapeRecord((1,), event, event, 3, closed, 1, 1, 2, 0, 0, 0, 0, bar) for closed in (85, 90, 95)]
+    records = [TapeRecord((1,), event, event, 3, closed, 0, 0, 0, 0, bar) for closed in (85, 90, 95)]
     assert missed(records, objective, 100) == expected

@@ -10,13 +10,14 @@ from msgspec.structs import replace
 from daemon.gateway.checkpoint.delivery import RefusedMessage
 from daemon.gateway.dead_letters import HEADER_BYTES, LETTER_BYTES, DeadLetterLog, unpublished, unreadable
 from daemon.gateway.originals import Originals
+from daemon.protocol import NameStream
 from feeds.codec import MalformedRecord, decode_message, encode
 from feeds.connector import SinkRoute
 from feeds.market_data import Answer, DeadLetter, InputRange
 from feeds.source import CommitPoint, Incoming, PublishRefused
 from tests.daemon.gateway.test_gateway_publish import Rig
 from tests.kit import TOPIC, MemorySink, until
-from tests.kit.engine_events import answered
+from tests.kit.engine_events import NUMBER, answered
 
 WHY = MalformedRecord("json", "not JSON")
 
@@ -130,8 +131,8 @@ async def test_versions_wait_for_the_letters_of_records_that_they_cover() -> Non
     sink = holding_letters()
     r = Rig(SinkRoute(sink, "answers.v1", dead_letters="dlq.v1"))
     progress = r.publisher.progress
-    r.arrive("aaa", 0, 1, 2)  # numbered from 1
-    r.publisher.record_refused(unreadable(message(), WHY), "aaa", 2)
+    r.arrive("aaa", 0, 1, 2)
+    r.publisher.record_refused(unreadable(message(), WHY), "aaa", (NUMBER, 1))
     for version in (1, 2):
         r.committed("aaa", version, 1 + version)
         r.answer("aaa", version, 1 + version)
@@ -149,11 +150,11 @@ async def test_a_letter_of_an_earlier_engine_holds_nothing_back() -> None:
     r = Rig(SinkRoute(sink, "answers.v1", dead_letters="dlq.v1"))
     progress = r.publisher.progress
     r.arrive("aaa", 0)
-    r.publisher.record_refused(unreadable(message(), WHY), "aaa", 1)
+    r.publisher.record_refused(unreadable(message(), WHY), "aaa", (NUMBER, 0))
     r.publisher.forget()
     r.tracker.clear()
     r.arrive("aaa", 0)  # read again, and refused again
-    r.publisher.record_refused(unreadable(message(), WHY), "aaa", 2)
+    r.publisher.record_refused(unreadable(message(), WHY), "aaa", (NUMBER, 0))
     r.committed("aaa", 1, 3)
     r.answer("aaa", 1, 3)
     await until(lambda: r.publisher.outbox.delivery.waiting == 2)
@@ -226,26 +227,36 @@ def test_one_line_a_second_for_each_reason_says_how_many_were_left_out(
         assert (f"({more} more" in line) is (more > 0)
 
 
-@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 3)), max_size=30), st.integers(1_000, 20_000))
-def test_originals_are_found_by_number_until_newer_ones_need_their_room(
-    runs: list[tuple[int, int]], room: int
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 5)), max_size=30), st.integers(1_000, 20_000))
+def test_originals_are_found_by_place_until_newer_ones_need_their_room(
+    runs: list[tuple[str, int]], room: int
 ) -> None:
-    originals, number, kept = Originals(room), 1, {}
+    originals, at, kept = Originals(room), {"a": 0, "b": 0}, []
     originals.want(True)
-    for count, skipped in runs:
-        messages = [message(b"x" * n, offset=number + n) for n in range(count)]
-        originals.keep(number, messages)
-        kept |= {number + n: each for n, each in enumerate(messages)}
-        number += count + skipped
-    found = [n for n in range(number + 2) if originals.find(n) is not None]
-    assert all(originals.find(n) is kept[n] for n in found)
-    assert found == sorted(kept)[len(kept) - len(found) :]  # the newest
+    for source, count in runs:
+        messages = [message(b"x" * n, offset=at[source] + n) for n in range(count)]
+        originals.keep(source, messages)
+        at[source] += count
+        kept += [(source, each) for each in messages]
+
+    def find(source: str, offset: int) -> Incoming | None:
+        return originals.find(NameStream(source, TOPIC, 2, True), offset)
+
+    found = [(source, each) for source, each in kept if find(source, each.offset) is each]
+    assert found == kept[len(kept) - len(found) :]  # the newest
+    assert all(find(source, each.offset) is None for source, each in kept[: len(kept) - len(found)])
     assert (len(found) > 0) is bool(runs)
+    first, second = (message(part, offset=at["a"]) for part in (b"first", b"second"))
+    for part, each in enumerate((first, second)):
+        originals.keep("a", [each], part)
+    stream = NameStream("a", TOPIC, 2, True)
+    assert [originals.find(stream, at["a"], part) for part in (1, 2)] == [second, None]
+    assert originals.find(stream, at["a"]) in (first, None)
     originals.clear()
-    assert originals.find(number - 1) is None
+    assert not any(find(source, each.offset) for source, each in kept)
 
 
 def test_originals_that_nobody_may_refuse_are_not_kept() -> None:
     originals = Originals()
-    originals.keep(1, [message()])
-    assert originals.find(1) is None
+    originals.keep("a", [message()])
+    assert originals.find(NameStream("a", TOPIC, 2, True), 9) is None

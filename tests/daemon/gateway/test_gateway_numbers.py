@@ -239,7 +239,7 @@ def test_a_refused_record_that_is_rebuilt_has_its_numbers(data: st.DataObject, s
     sent = payload(START, "trade", {"price": written(price, "number"), "size": written(size, "number")})
     (record,), _ = through_the_gateway([sent], scale, [])
     moment = int(record["ts_event"])
-    event = RecordRefused("s", 0, "late", 0, 0, moment, moment, values_in_ring(record))
+    event = RecordRefused("s", 0, "late", 0, 0, 0, 0, moment, moment, values_in_ring(record))
     dead_letter = refused(event, "V:S", InputRange(TOPIC, 0, 0, 0), None)
     rebuilt = decode_message(dead_letter.payload)
     before = decode_record(sent)

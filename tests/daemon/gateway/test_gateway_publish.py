@@ -24,11 +24,11 @@ from feeds.durations import Duration
 from feeds.market_data import Answer, DataUpdated, DeadLetter, FlashReady, InputRange
 from feeds.source import CommitPoint
 from flash.question import PAPER_SIX, Question
-from ingest.record import stream_number
+from ingest.record import ReadRange, stream_number
 from metrics.catalogue import FAILURES
 from metrics.store import MetricStore
 from tests.kit import SECOND, START, TOPIC, MemorySink, inproc_config, sessions, until
-from tests.kit.engine_events import ANSWER, answered
+from tests.kit.engine_events import ANSWER, NUMBER, answered, inputs_below
 from tests.kit.gateway import Broker, Member, make_checkpoint, make_publisher
 from tests.kit.progress import stored
 
@@ -64,21 +64,24 @@ class Rig:
                 sink=cast("Broker", exactly_once.sink),
             )
         self.publisher.outbox.delivery.start(Tasks())
-        self.numbers = 0
+        self.arrived = list[int]()
 
     def arrive(self, session: str, *offsets: int) -> None:
-        for offset in offsets:
-            self.numbers += 1
-            self.tracker.passed_on(session, self.numbers, STREAM, offset)
+        self.arrived += offsets
+        self.tracker.passed_on(session, STREAM, offsets)
+
+    def below(self, place: int) -> int:
+        """The offset of the record that arrived at this place, from 1 on, or the one behind the last."""
+        if not self.arrived:
+            return place
+        return self.arrived[place - 1] if place <= len(self.arrived) else max(self.arrived) + 1
 
     def committed(
         self, session: str, version: int, low_watermark: int, *closed: int, corrected: tuple[int, ...] = ()
     ) -> None:
         event = protocol.Committed(
             *(session, version, 1, 20, version, Times(START, time.time_ns(), time.monotonic_ns())),
-            protocol.InputNumbers(
-                low_watermark - 1, low_watermark - 1, low_watermark, closed, corrected=corrected
-            ),
+            inputs_below(self.below(low_watermark), closed, corrected),
         )
         self.sessions.committed(event)
         self.publisher.committed(event)
@@ -89,7 +92,9 @@ class Rig:
         asked = len(self.sessions.states[session].questions)
         for name in names:
             self.publisher.answered(
-                answered(session, version, low_watermark, question=name, **{"asked": asked} | fields)
+                answered(
+                    session, version, self.below(low_watermark), question=name, **{"asked": asked} | fields
+                )
             )
 
     def fail(
@@ -102,7 +107,7 @@ class Rig:
         closed: tuple[int, ...] = (),
     ) -> None:
         """A question of a version that covers the records up to ``last`` has no answer."""
-        inputs = protocol.InputNumbers(last, last, last + 1, closed)
+        inputs = inputs_below(self.below(last + 1), closed)
         self.publisher.failed(protocol.AnswerFailed("aaa", name, version, code, "because", inputs, asked))
 
     def count(self, name: str, **labels: str) -> float:
@@ -128,9 +133,7 @@ async def test_an_answer_says_everything_about_itself(rig):
     r.arrive("aaa", 7, 8, 9)
     before, monotonic = time.time_ns(), time.monotonic_ns()
     times = Times(before - 3 * SECOND, before - 2 * SECOND, monotonic - SECOND)
-    r.answer(
-        "aaa", 3, 4, ["trend"], inputs=protocol.InputNumbers(1, 3, 4), flags=("gap", "warm_up"), times=times
-    )
+    r.answer("aaa", 3, 4, ["trend"], inputs=inputs_below(10, first=7), flags=("gap", "warm_up"), times=times)
     await until(lambda: sink.sent)
     (answer,) = sink.messages("answers.v1")
     assert isinstance(answer, Answer)
@@ -461,7 +464,7 @@ async def test_a_version_without_due_questions_is_acknowledged_after_those_befor
     r.arrive("aaa", 1, 2)
     sink.acknowledging.clear()
     r.answer("aaa", 1, 2, ["up"], question_hash=key)
-    r.publisher.not_due(protocol.NotDue("aaa", 2, protocol.InputNumbers(2, 2, 3)))
+    r.publisher.not_due(protocol.NotDue("aaa", 2, inputs_below(3)))
     assert r.tracker.outstanding() == 2
     sink.acknowledging.set()
     await until(lambda: not r.tracker.outstanding())
@@ -473,13 +476,11 @@ async def test_free_text_that_comes_after_later_versions_holds_their_inputs_back
     sink = MemorySink()
     r, key = policy_rig(rig, sink)
     r.arrive("aaa", 1, 2)
-    r.publisher.texts_asked(protocol.TextsAsked("aaa", 1, protocol.InputNumbers(1, 1, 2), 1))
+    r.publisher.texts_asked(protocol.TextsAsked("aaa", 1, inputs_below(2), 1))
     r.answer("aaa", 2, 3, ["up"], question_hash=key)
     await until(lambda: sink.messages("answers.v1"))
     assert r.tracker.outstanding() == 2
-    r.publisher.failed(
-        protocol.AnswerFailed("aaa", "why", 1, "superseded", "newer", protocol.InputNumbers(1, 1, 2), 1)
-    )
+    r.publisher.failed(protocol.AnswerFailed("aaa", "why", 1, "superseded", "newer", inputs_below(2), 1))
     await until(lambda: not r.tracker.outstanding())
     assert r.tracker.to_commit() == {STREAM: CommitPoint(3)}
     assert r.count("foretick_answers_suppressed_total", reason="superseded") == 1
@@ -518,7 +519,7 @@ async def test_suppressed_answers_make_a_version_ready_too(rig):
     r, key = policy_rig(rig, sink, ready=True, publish_when="changed")
     for version in (1, 2):
         r.answer("aaa", version, 2, ["up"], question_hash=key)
-    r.publisher.not_due(protocol.NotDue("aaa", 3, protocol.InputNumbers(2, 2, 3)))
+    r.publisher.not_due(protocol.NotDue("aaa", 3, inputs_below(3)))
     await until(lambda: len(sink.messages("ready.v1")) == 2)
     assert len(sink.messages("answers.v1")) == 1
 
@@ -554,7 +555,7 @@ async def test_what_was_answered_for_before_is_acknowledged_at_once_and_not_publ
     r = rig(SinkRoute(sink, "answers.v1", "updates.v1"))
     r.arrive("aaa", 0, 1)
     times = Times(START, time.time_ns(), time.monotonic_ns())
-    inputs = protocol.InputNumbers(1, 2, 3, (START,))
+    inputs = inputs_below(2, (START,))
     r.publisher.committed(protocol.Committed("aaa", 1, 1, 20, 1, times, inputs, history=True))
     r.answer("aaa", 1, 3)
     assert r.tracker.to_commit() == {STREAM: CommitPoint(2)}
@@ -597,18 +598,18 @@ async def test_records_below_the_committed_offset_are_history_though_the_engine_
     assert {a.data_version for a in sink.messages("answers.v1")} == {2}
 
 
-async def test_a_bar_that_came_whole_from_a_snapshot_is_no_history(rig):
-    """Its records have number 0. Others of the session are read again, from below the committed offset."""
-    sink = MemorySink()
-    r = rig(SinkRoute(sink, "answers.v1"))
+async def test_a_bar_of_several_streams_is_history_where_all_of_them_are_committed_behind_it(rig):
+    r = rig(config=inproc_config(["V:AAA"], standing="none"))
+    r.publisher.streams.name(protocol.NameStream("test", "ticks", 2, True))
     r.tracker.begin(STREAM, 0, 2)
-    r.arrive("aaa", 0, 1)
+    r.tracker.begin(("ticks", 2), 0, 6)
+    other = stream_number("test", "ticks", 2)
     times = Times(START, time.time_ns(), time.monotonic_ns())
-    r.publisher.committed(
-        protocol.Committed("aaa", 1, 1, 20, 1, times, protocol.InputNumbers(0, 0, 0, (START,)))
-    )
-    r.answer("aaa", 1, 1)
-    await until(lambda: len(sink.sent) == 6)
+    for version, (here, there) in enumerate([(1, 5), (2, 5), (1, 6)], 1):
+        reads = ReadRange(NUMBER, 0, here), ReadRange(other, 0, there)
+        inputs = protocol.VersionInputs(reads)
+        r.publisher.committed(protocol.Committed("aaa", version, 1, 20, 1, times, inputs))
+    assert r.publisher._published["aaa"].history == {1}
 
 
 @pytest.mark.parametrize("rollup", [(), (RollupConfig(Duration(60 * SECOND), 60),)])
@@ -623,10 +624,10 @@ async def test_where_a_window_begins_is_acknowledged_with_its_version(rig, rollu
     r.publisher.streams.name(protocol.NameStream("kafka", "ticks", 2, True))
     number = stream_number("kafka", "ticks", 2)
     for version, (known, first) in enumerate([(True, 5), (True, 9), (False, 0)], 1):
-        r.tracker.passed_on("aaa", version, STREAM, version)
-        window = protocol.Provenance(window=(protocol.ReadRange(number, first, 20),), known=known)
+        r.arrive("aaa", version)
+        window = protocol.Provenance(window=(ReadRange(number, first, 20),), known=known)
         times = Times(START, time.time_ns(), time.monotonic_ns())
-        inputs = protocol.InputNumbers(version, version, version + 1, (version,))
+        inputs = inputs_below(version + 1, (version,))
         r.publisher.committed(protocol.Committed("aaa", version, 1, 20, 1, times, inputs, made=window))
         r.answer("aaa", version, version + 1)
         await until(lambda version=version: r.publisher.progress.of("aaa").version == version)
@@ -744,9 +745,7 @@ async def test_the_first_answer_of_another_engine_tells_its_own_inputs(rig):
     for last in (11, 15):
         r.tracker.clear()
         r.arrive("aaa", *range(last - 1, last + 1))
-        r.answer(
-            "aaa", 1, r.numbers + 1, inputs=protocol.InputNumbers(r.numbers - 1, r.numbers, r.numbers + 1)
-        )
+        r.answer("aaa", 1, last + 1, inputs=inputs_below(last + 1, first=last - 1))
         r.publisher.forget()
     await until(lambda: len(sink.sent) == 12)
     told = [each.inputs for each in sink.messages("answers.v1")]

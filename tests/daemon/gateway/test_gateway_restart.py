@@ -13,7 +13,6 @@ from daemon.gateway.gateway import Gateway
 from daemon.gateway.wiring import make_gateway
 from feeds.connector import SinkRoute
 from feeds.durations import Duration
-from feeds.market_data import InputRange
 from feeds.source import CommitFailed, CommitPoint, Partition
 from flash.question import PAPER_SIX, Question
 from tests.kit import (
@@ -63,9 +62,8 @@ class Engines:
         self.emit(protocol.EngineReady("m", "r", True, "cpu", 1))
 
     def answer(self, version: int, low_watermark: int, questions: int = 6) -> None:
-        inputs = protocol.InputNumbers(1, low_watermark - 1, low_watermark)
         for question in PAPER_SIX[:questions]:
-            self.emit(answered("aaa", version, low_watermark, inputs=inputs, question=question.name))
+            self.emit(answered("aaa", version, low_watermark, question=question.name))
 
 
 class Committed(QueueSource):
@@ -127,7 +125,7 @@ async def test_what_was_answered_when_the_engine_died_is_not_read_again(up):
     """Its acknowledgements arrive after the death."""
     gateway, engines, source, sink = up
     sink.acknowledging.clear()
-    engines.answer(1, 4)
+    engines.answer(1, 3)
     await until(lambda: len(sink.sent) == 6)
     engines.die("killed")
     await until(lambda: engines.started == 2)
@@ -137,8 +135,7 @@ async def test_what_was_answered_when_the_engine_died_is_not_read_again(up):
     await until(lambda: source.starts == 2)
     assert source.committed == {(TOPIC, 0): 3}
     await until(lambda: gateway.input.runners[0].tracker.outstanding() == 2)
-    assert gateway.input.runners[0].tracker.ranges("aaa", 1, 2) == [InputRange(TOPIC, 0, 3, 4)]
-    engines.answer(2, 2)
+    engines.answer(2, 4)
     await until(lambda: gateway.input.runners[0].tracker.outstanding() == 1)
     assert await gateway.stop()
     assert source.committed == {(TOPIC, 0): 4}
@@ -147,7 +144,7 @@ async def test_what_was_answered_when_the_engine_died_is_not_read_again(up):
 async def test_a_commit_that_fails_when_the_engine_died_is_tried_again_before_the_source_is_read_again(up):
     """Otherwise a bar that is answered and acknowledged is read and answered a second time."""
     gateway, engines, source, _ = up
-    engines.answer(1, 4)
+    engines.answer(1, 3)
     await until(lambda: gateway.input.runners[0].tracker.outstanding() == 2)
     source.refusals = 2
     engines.die("killed")
@@ -156,7 +153,6 @@ async def test_a_commit_that_fails_when_the_engine_died_is_tried_again_before_th
     await until(lambda: source.starts == 2)
     assert source.committed == {(TOPIC, 0): 3}
     await until(lambda: gateway.input.runners[0].tracker.outstanding() == 2)
-    assert gateway.input.runners[0].tracker.ranges("aaa", 1, 2) == [InputRange(TOPIC, 0, 3, 4)]
 
 
 async def test_a_second_death_while_the_source_is_opened_again_opens_it_once_more_and_never_twice_at_once(up):
@@ -181,8 +177,8 @@ async def test_a_second_death_while_the_source_is_opened_again_opens_it_once_mor
 
 async def test_what_the_dead_engine_answered_in_part_is_read_again(up):
     gateway, engines, source, sink = up
-    engines.answer(1, 3)
-    engines.answer(2, 5, questions=5)
+    engines.answer(1, 2)
+    engines.answer(2, 4, questions=5)
     await until(lambda: len(sink.sent) == 11)
     engines.die("killed")
     await until(lambda: engines.started == 2)
@@ -190,8 +186,7 @@ async def test_what_the_dead_engine_answered_in_part_is_read_again(up):
     await until(lambda: source.starts == 2)
     await until(lambda: gateway.input.runners[0].tracker.outstanding() == 3)
     assert source.committed == {(TOPIC, 0): 2}
-    assert gateway.input.runners[0].tracker.ranges("aaa", 1, 3) == [InputRange(TOPIC, 0, 2, 4)]
-    engines.answer(3, 2)
+    engines.answer(3, 3)
     await until(
         lambda: gateway.input.runners[0].tracker.outstanding() == 2, what="nothing of version 2 is in the way"
     )
@@ -200,7 +195,7 @@ async def test_what_the_dead_engine_answered_in_part_is_read_again(up):
 async def test_a_commit_under_way_ends_before_the_source_is_closed(up):
     """The one who closes the source has nothing left to commit: a commit is in progress."""
     gateway, engines, source, _ = up
-    engines.answer(1, 4)
+    engines.answer(1, 3)
     await until(lambda: gateway.input.runners[0].tracker.outstanding() == 2)
     other = asyncio.create_task(gateway.input.runners[0].checkpoint.commit())
     await asyncio.sleep(0)
@@ -270,7 +265,7 @@ async def test_a_session_outlives_an_engine_that_dies_before_it_began_anew(up):
         )
     )
     assert [each.name for each in gateway.config.sessions] == ["aaa"]
-    engines.answer(1, 4)
+    engines.answer(1, 3)
     await until(lambda: len(sink.sent) == 6)
 
 
@@ -310,7 +305,7 @@ async def test_a_session_that_was_cut_short_as_it_began_anew_begins_anew_the_nex
     engines.emit(protocol.SessionAdded(second.id, {}))
     await again
     assert [each.name for each in gateway.config.sessions] == list(gateway.sessions.states) == ["aaa"]
-    engines.answer(1, 4)
+    engines.answer(1, 3)
     await until(lambda: len(sink.sent) == 6)
 
 

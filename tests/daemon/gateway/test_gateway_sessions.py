@@ -53,7 +53,7 @@ class Rig(GenerationsRig):
 
     def committed(self, version: int, session: str = "aaa") -> None:
         times = times_of(version)
-        inputs = protocol.InputNumbers(1, 1, 2)
+        inputs = protocol.VersionInputs()
         self.sessions.committed(protocol.Committed(session, version, 1, 40 * version, version, times, inputs))
 
     def answered(self, version: int, session: str = "aaa", **fields: object) -> Answer:

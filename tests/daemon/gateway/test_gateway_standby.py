@@ -90,8 +90,8 @@ async def test_it_commits_nothing_and_sends_requests_to_the_one_that_answers() -
     offset = rig.log.points[P].offset
     assert await rig.log.listener.follows(rig.log.points) == {P: StartPosition(offset, offset, 5)}
     assert (rig.input.owner("aaa"), rig.input.owner("bbb")) == ("tcp://other", "")
-    rig.tracker.all_passed_on("aaa", [1, 2], P, [97, 98])
-    assert rig.tracker.is_history("aaa", 2)
+    rig.tracker.passed_on("aaa", P, [97, 98])
+    assert rig.tracker.is_stored(P, 98)
     assert rig.tracker.is_stored(P, 99)
     assert rig.tracker.to_commit() == {}
     assert await rig.runner.checkpoint.commit()
@@ -103,7 +103,7 @@ async def test_it_goes_on_where_it_has_read_behind_what_is_committed() -> None:
     rig = Rig({P: CommitPoint(100, told(4, 10, 60, 5))})
     await rig.start()
     await rig.log.listener.follows(rig.log.points)
-    rig.tracker.all_passed_on("aaa", [1, 2], P, [97, 98])
+    rig.tracker.passed_on("aaa", P, [97, 98])
     # the other one answered two more bars, after an engine of its own died
     rig.log.points[P] = CommitPoint(130, told(6, 12, 72, 7))
     assert await assigned(rig.log.listener, rig.log.points) == {P: StartPosition(99, None, 7)}
@@ -111,8 +111,8 @@ async def test_it_goes_on_where_it_has_read_behind_what_is_committed() -> None:
     rig.log.listener.begins(P, 99)
     assert rig.standby.answers
     assert (rig.input.owner("aaa"), rig.progress.number("aaa"), rig.progress.epoch) == (None, 73, 7)
-    rig.tracker.all_passed_on("aaa", [3, 4], P, [129, 130])
-    assert [rig.tracker.is_history("aaa", number) for number in (3, 4)] == [True, False]
+    rig.tracker.passed_on("aaa", P, [129, 130])
+    assert [rig.tracker.is_stored(P, offset) for offset in (129, 130)] == [True, False]
     assert rig.tracker.outstanding() == 1
     # a version from before tells of older bars
     rig.progress.acknowledge("aaa", 11, [], (6,))
@@ -148,7 +148,7 @@ async def test_a_session_that_was_read_is_not_reset() -> None:
     rig = Rig({P: CommitPoint(100, stored(4, {"": Progress()}))})
     await rig.start({})
     await rig.log.listener.follows(rig.log.points)
-    rig.tracker.all_passed_on("aaa", [1, 2], P, [97, 98])
+    rig.tracker.passed_on("aaa", P, [97, 98])
     rig.log.points[P] = CommitPoint(130, told(4, 12, 72, 7))
     await rig.log.listener.follows(rig.log.points)
     assert rig.resumed == []
@@ -158,7 +158,7 @@ async def test_it_serves_what_it_reads_once_it_answers() -> None:
     rig = Rig({P: CommitPoint(100, told(4, 10, 60, 5))})
     await rig.start()
     await rig.log.listener.follows(rig.log.points)
-    rig.tracker.all_passed_on("aaa", [1, 2], P, [97, 98])
+    rig.tracker.passed_on("aaa", P, [97, 98])
     assert not rig.input.serves("aaa")
     await assigned(rig.log.listener, rig.log.points)
     rig.log.listener.begins(P, 99)
@@ -182,24 +182,22 @@ async def test_whatever_the_other_one_commits_nothing_is_left_out_or_outstanding
 ) -> None:
     rig = Rig({P: CommitPoint(0, told(1, 0, 0, -1))})
     await rig.start()
-    committed = read = number = 0
+    committed = read = 0
     for step, looks in script:
         committed += step
         rig.log.points[P] = CommitPoint(committed, told(1, committed, committed, committed))
         if looks:
             await rig.log.listener.follows({P: rig.log.points[P]})
             for offset in range(read, committed):
-                number += 1
-                rig.tracker.passed_on("aaa", number, P, offset)
-                assert rig.tracker.is_history("aaa", number)
+                rig.tracker.passed_on("aaa", P, [offset])
+                assert rig.tracker.is_stored(P, offset)
             read = committed
     at = (await assigned(rig.log.listener, rig.log.points))[P]
     begin = at.offset if at.lookback_end is None else 0  # the window's beginning
     assert begin == read
     rig.log.listener.begins(P, begin)
     for offset in range(begin, committed + 5):
-        number += 1
-        rig.tracker.passed_on("aaa", number, P, offset)
+        rig.tracker.passed_on("aaa", P, [offset])
     assert rig.tracker.outstanding() == 5
     assert rig.tracker.to_commit()[P].offset == committed
     assert rig.progress.number("aaa") == committed + 1
@@ -240,9 +238,9 @@ async def test_one_that_answers_follows_the_sessions_of_single_partitions() -> N
     assert rig.resumed == [{"aaa"}], "it begins at the owner's snapshot"
     assert rig.states() == [State.WARMING, State.REPLAYING]
     assert [rig.input.owner(name) for name in ("aaa", "bbb")] == ["tcp://other", None]
-    rig.tracker.all_passed_on("aaa", [1, 2], P, [97, 98])
-    rig.tracker.all_passed_on("bbb", [3], Q, [50])
-    assert rig.tracker.is_history("aaa", 2)
+    rig.tracker.passed_on("aaa", P, [97, 98])
+    rig.tracker.passed_on("bbb", Q, [50])
+    assert rig.tracker.is_stored(P, 98)
     assert await rig.runner.checkpoint.commit()
     assert rig.log.committed == {Q: 50}
     rig.log.points[P] = CommitPoint(130, told(4, 12, 72, 7))
@@ -256,8 +254,8 @@ async def test_one_that_answers_follows_the_sessions_of_single_partitions() -> N
     rig.log.listener.begins(P, 99)
     assert [rig.input.owner(name) for name in ("aaa", "bbb")] == [None, None]
     assert rig.states() == [State.REPLAYING] * 2
-    rig.tracker.all_passed_on("aaa", [4, 5], P, [129, 130])
-    assert [rig.tracker.is_history("aaa", number) for number in (4, 5)] == [True, False]
+    rig.tracker.passed_on("aaa", P, [129, 130])
+    assert [rig.tracker.is_stored(P, offset) for offset in (129, 130)] == [True, False]
     assert await rig.runner.checkpoint.commit()
     assert rig.log.committed == {Q: 50, P: 130}
 
@@ -275,7 +273,7 @@ async def test_a_partition_that_was_left_is_followed_from_its_owner_s_snapshot()
     rig = await following()
     await assigned(rig.log.listener, {P: rig.log.points[P]})
     rig.log.listener.begins(P, 90)
-    rig.tracker.all_passed_on("aaa", [1, 2], P, [100, 220])
+    rig.tracker.passed_on("aaa", P, [100, 220])
     rig.log.listener.on_revoked([P])
     rig.log.points[P] = CommitPoint(150, told(9, 14, 84, 8))
     assert await rig.log.listener.follows({P: rig.log.points[P]}) == {P: StartPosition(90, None, 8)}

@@ -50,9 +50,9 @@ class Running:
 
     def answer(self, session: str, version: int, stream: Partition) -> None:
         """One message of a version, whose record has its offset, and all of it is complete."""
-        self.tracker.passed_on(session, version, stream, version)
+        self.tracker.passed_on(session, stream, [version])
         self.put(f"{session}{version}", version, session)
-        self.tracker.acknowledge(session, version + 1)
+        self.tracker.acknowledge(session, stream, version + 1)
         self.outbox.complete(session, version)
 
     def put(self, key: str, version: int, session: str = "a") -> None:
@@ -73,12 +73,12 @@ async def running() -> AsyncIterator[Running]:
 
 
 async def test_versions_go_out_whole_and_in_order(running: Running) -> None:
-    running.tracker.all_passed_on("a", (0, 1), IN, (10, 11))
+    running.tracker.passed_on("a", IN, (10, 11))
     running.put("second", 2)
     running.put("first", 1)
     running.put("third", 3)
     assert not running.broker.got
-    running.tracker.acknowledge("a", 1)
+    running.tracker.acknowledge("a", IN, 11)
     running.outbox.complete("a", 1)
     running.outbox.complete("a", 2)
     await until(lambda: len(running.outcomes) == 2)
@@ -139,10 +139,10 @@ async def test_a_refused_message_is_told_and_its_letter_goes_with_the_offsets_th
 
     running.outbox._refused = refused  # type: ignore[method-assign]  # the test's
     running.broker.refuses = frozenset({b"large"})
-    running.tracker.passed_on("a", 1, IN, 1)
+    running.tracker.passed_on("a", IN, [1])
     running.put("one", 1)
     running.put("large", 1)
-    running.tracker.acknowledge("a", 2)
+    running.tracker.acknowledge("a", IN, 2)
     running.outbox.complete("a", 1)
     await until(lambda: len(running.outcomes) == 3)
     assert running.outcomes == [DeliveryOutcome.REFUSED, DeliveryOutcome.DELIVERED, DeliveryOutcome.DELIVERED]
