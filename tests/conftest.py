@@ -39,6 +39,12 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(len(os.sched_getaffinity(0)) + 1, MAX_WORKERS)
 
 
+LEFT_OPEN = (
+    r"ignore:.*(AIOKafkaConnection|_SelectorTransport|socket\.socket)"
+    ":pytest.PytestUnraisableExceptionWarning"
+)
+"""aiokafka 0.14 leaves some connections to the garbage collector when a broker ends while they open."""
+
 MAX_EXAMPLES = 100
 """Of a property, at most, unless tests that take long are asked for."""
 
@@ -46,6 +52,9 @@ MAX_EXAMPLES = 100
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Workers take a module at a time: the longest come first, so that no worker ends late."""
     packages = {name: turn for turn, name in enumerate(LONGEST)}
+    for item in items:
+        if item.get_closest_marker("kafka"):
+            item.add_marker(pytest.mark.filterwarnings(LEFT_OPEN))
     if config.option.markexpr == "not long":
         limit_examples(items, MAX_EXAMPLES)
     items.sort(key=lambda item: packages.get(item.path.relative_to(ROOT).parts[0], len(packages)))

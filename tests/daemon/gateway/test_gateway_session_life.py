@@ -230,7 +230,7 @@ class Walk(RuleBasedStateMachine):
         self.point = CommitPoint(1, stored(1, {"aaa": Progress(1, 1, 1, (0,))}, "tcp://other"))
         self.is_ours = self.reads = self.follows = self.reopened = False
         self.published = {0}
-        self.number = self.at = 0
+        self.at = 0
 
     def teardown(self) -> None:
         """Whatever has happened, the daemon answers all once it is left in peace."""
@@ -360,8 +360,7 @@ class Walk(RuleBasedStateMachine):
     @rule()
     def read(self) -> None:
         if not self.daemon.tracker.repeats(P, self.at):
-            self.number += 1
-            self.daemon.tracker.passed_on("aaa", self.number, P, self.at)
+            self.daemon.tracker.passed_on("aaa", P, [self.at])
             self.daemon.bars.append(self.at)
         self.at += 1
 
