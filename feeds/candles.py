@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from feeds.columns.record_columns import RecordColumns
 from feeds.csv_rows import Notice
 from feeds.durations import Duration
 from feeds.file_format import UNFINISHED, RecordFormat
@@ -34,14 +35,16 @@ class Candles:
         self._last: dict[tuple[int, str], Bar] = {}
         self._repeated, self._off_grid = _Count(), _Count()
 
-    def finished(self, records: Iterator[ParsedRecord]) -> Iterator[ParsedRecord]:
+    def finished(
+        self, records: Iterator[ParsedRecord | RecordColumns]
+    ) -> Iterator[ParsedRecord | RecordColumns]:
         """Records in their order; of candles with ``ready = "last"`` the last update, once a newer one opens.
 
-        The last candle of the file counts as it stands at its end.
+        Columns stay as they are. The last candle of the file counts as it stands at its end.
         """
         for parsed in records:
-            bar = parsed.record
-            if not isinstance(bar, Bar):
+            bar = None if isinstance(parsed, RecordColumns) else parsed.record
+            if isinstance(parsed, RecordColumns) or not isinstance(bar, Bar):
                 yield parsed
                 continue
             if bar.ts_event % grid_ns(bar.interval_ns):

@@ -180,7 +180,7 @@ def check_record(record: Received) -> None:
     """The plausibility checks of ``decode_record``, for records from elsewhere. Raises MalformedRecord."""
     if not (YEAR_1990 <= record.ts_event < YEAR_2100 and YEAR_1990 <= record.ts_recv < YEAR_2100):
         _refuse_times(record)
-    if not (_is_name(record.symbol) and _is_name(record.venue)):
+    if not (is_name(record.symbol) and is_name(record.venue)):
         raise MalformedRecord(
             "symbol",
             f"venue and symbol must be 1 to {MAX_NAME} printable characters without blanks or colons",
@@ -222,8 +222,8 @@ def _check_size(name: str, value: Fixed) -> None:
 
 
 @lru_cache(maxsize=8192)  # cached: every record carries one of a few names
-def _is_name(name: str) -> bool:
-    # No colon: keys are VENUE:SYMBOL.
+def is_name(name: str) -> bool:
+    """Whether a text may name a symbol or a venue. No colon: keys are VENUE:SYMBOL."""
     return 0 < len(name) <= MAX_NAME and name.isprintable() and " " not in name and ":" not in name
 
 

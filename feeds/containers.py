@@ -25,11 +25,15 @@ _OTHERS = {
     b"\x04\x22\x4d\x18": "lz4",
     b"PAR1\x15": "parquet",
     b"ARROW1\x00\x00": "arrow",
+    b"DBN\x01": "dbn",
+    b"DBN\x02": "dbn",
+    b"DBN\x03": "dbn",
     b"\x89HDF\r\n\x1a\n": "hdf5",
     b"SQLite format 3\x00": "sqlite",
     b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": "an old office document",
 }
 """Files that are known and not read, by their first bytes."""
+_TABLES = ("parquet", "arrow", "dbn")
 _TAR = slice(257, 262)
 _HEAD = 512
 _SYSTEM_FILES = frozenset(("thumbs.db", "desktop.ini"))
@@ -51,12 +55,13 @@ def texts(
     opened: Opened | None = None,
     *,
     members: str = "",
+    table: bool = False,
     skipped: OnSkipped | None = None,
 ) -> Iterator[tuple[str, IO[bytes]]]:
     """The files in ``path`` by name: those of a zip archive in its own order, else ``path`` alone.
 
-    Of an archive, files that a system added (``__MACOSX``, ``.DS_Store``) are skipped, and those that
-    ``members``, such as ``*.csv``, does not match.
+    ``table``: it is read as a table, not as a text. Of an archive, files that a system added (``__MACOSX``,
+    ``.DS_Store``) are skipped, and those that ``members``, such as ``*.csv``, does not match.
 
     Raises:
         OSError: the file cannot be opened. Corrupt: it cannot be unpacked; `unpacking` says the same while
@@ -70,7 +75,7 @@ def texts(
         raw.seek(0)
         with unpacking():
             if not start.startswith(_ZIPS):
-                yield path.name, _unpacked(raw, start, path.name)
+                yield path.name, _unpacked(raw, start, path.name, table)
                 return
             archive = open_files.enter_context(zipfile.ZipFile(raw))
             for member in archive.infolist():
@@ -83,7 +88,7 @@ def texts(
                 with archive.open(member) as text:
                     start = cast(io.BufferedReader, text).read1(_HEAD)  # one piece: the next may be damaged
                     text.seek(0)
-                    yield member.filename, _unpacked(text, start, member.filename)
+                    yield member.filename, _unpacked(text, start, member.filename, table)
 
 
 def _is_data(name: str, members: str) -> bool:
@@ -94,14 +99,18 @@ def _is_data(name: str, members: str) -> bool:
     return not members or fnmatchcase(parts[-1], members) or fnmatchcase(name, members)
 
 
-def _unpacked(raw: IO[bytes], start: bytes, name: str) -> IO[bytes]:
-    """The text in a file that begins with ``start``. Raises Corrupt: its kind is known and not read."""
+def _unpacked(raw: IO[bytes], start: bytes, name: str, table: bool) -> IO[bytes]:
+    """What is in a file that begins with ``start``. Raises Corrupt: its kind is known and not read."""
     if start.startswith(_GZIP):
         # unbuffered: what precedes a damage is read before it raises
         return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
     if start.startswith(_ZSTD) or (start[1:4] == _ZSTD_SKIPPED and 0x50 <= start[0] <= 0x5F):
         return cast(IO[bytes], zstd.ZstdFile(raw))
     kind = next((kind for magic, kind in _OTHERS.items() if start.startswith(magic)), "")
+    if kind in _TABLES:
+        if table:
+            return raw
+        raise CorruptFile(f"{name} is {kind}: declare container = '{kind}'")
     if start.startswith(b"BZh") and start[4:10] == b"1AY&SY":
         kind = "bzip2"
     elif start[_TAR] == b"ustar":

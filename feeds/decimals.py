@@ -4,7 +4,9 @@ Prices and sizes never pass through binary floating point: the digits of the tex
 and read as one integer, which Python does not limit. All numbers from 1e-18 to 1e15 whole units fit.
 """
 
+import math
 import re
+from fractions import Fraction
 from functools import lru_cache
 
 DIGITS = 18
@@ -30,6 +32,36 @@ class Fixed(int):
 
     def __repr__(self) -> str:
         return f"Fixed('{format_fixed(self)}')"
+
+
+class BinaryFloat(str):
+    """The shortest text of a binary float: a decimal number only to as many decimals as are declared."""
+
+    __slots__ = ()
+
+
+FLOAT_UNITS = 10**15
+"""A binary float tells decimal numbers of fifteen digits apart."""
+FLOAT_NOISE, FLOAT_PART = Fraction(1, 1000), Fraction(1, 2**51)
+"""How far a float may be from its number, in units of the last decimal: this, and this part of the number."""
+
+
+def fixed_of_float(text: str, decimals: int, *, rounded: bool = False) -> Fixed:
+    """The number of ``decimals`` that a float stands for; ``rounded``: whatever the digits beyond are.
+
+    Raises:
+        ValueError: it is none of fifteen digits, or not near one of so many decimals.
+    """
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{_shown(text)} is not a decimal number")
+    units = Fraction(value) * 10**decimals
+    nearest = round(units)
+    if abs(nearest) >= FLOAT_UNITS:
+        raise ValueError(f"{_shown(text)} with {decimals} decimals has more than the 15 digits of a float")
+    if not rounded and abs(units - nearest) > FLOAT_NOISE + abs(units) * FLOAT_PART:
+        raise ValueError(f"{_shown(text)} has more than {decimals} decimals")
+    return _checked(from_units(nearest, decimals), text)
 
 
 @lru_cache(maxsize=16384)  # cached: feeds repeat prices and sizes

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from feeds.decimals import DIGITS
+from feeds.decimals import DIGITS, NANO
 from feeds.durations import Duration, parse_duration
 from feeds.market_data import Bar, Quote, Side, Trade, Unit
 from feeds.number_texts import POINTS, SEPARATORS
@@ -24,11 +24,13 @@ OTHER = "other"
 """Lines that match neither a record nor ``passed_over``."""
 
 Ref = str | int
-"""Where a value is: a column name or index (csv), a dotted path of members and array indices (JSON).
+"""Where a value is: a column's name, or index in csv, a dotted path of members and array indices (JSON).
 
 With ``each``, a path starts at the array's element, and at the whole line after ``$.``.
 """
 
+TEXTS = ("csv", "json", "jsonl", "jsonl-capture")
+"""Containers of text; the others hold tables of columns with a type."""
 Kind = Literal["trade", "quote", "bar"]
 RECORD_TYPES: dict[Kind, type[Trade] | type[Quote] | type[Bar]] = {"trade": Trade, "quote": Quote, "bar": Bar}
 FIXED_FIELDS: dict[Kind, tuple[str, ...]] = {
@@ -106,6 +108,7 @@ class RecordFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     ``stamp`` says which end of its interval a bar's time names. ``ready``: ``last`` if the file repeats a
     candle until it is finished, so that the last update before a newer opening counts. ``rounded`` names
     fields with binary noise from the file's writer: digits beyond the ninth are rounded (half to even).
+    ``float_decimals``: of fields that a table holds as binary floats, how many decimals their numbers have.
     ``implied_decimals``: the last digits of prices that are written without a point. ``signed``: the field
     whose sign is the side: below zero ``sell``, above it ``buy``, zero ``unknown``. ``each``: the array of
     which every element is a record (``$``: the line itself).
@@ -119,6 +122,7 @@ class RecordFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     unit: Unit = "base"
     side_values: dict[str, Side] = {}
     rounded: list[str] = []
+    float_decimals: dict[str, int] = {}
     implied_decimals: int = 0
     signed: Literal["", "size"] = ""
     each: str = ""
@@ -155,16 +159,18 @@ Order = Literal["auto", "oldest_first", "newest_first"]
 class FileFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A whole file: its container and the records in it. Gzip, zip and zstd are detected.
 
-    Containers: ``csv``; ``jsonl``, one JSON document per line; ``jsonl-capture``, the same after a receive
-    time. ``passed_over``: lines known to hold no record, such as order-book deltas, counted by name.
-    ``encoding``: of a file without a byte-order mark. ``skip_lines``: before the header. ``order``: ``auto``
-    looks at the first records. ``members``: which files of a zip archive are data, such as ``*.csv``.
+    Containers: ``csv``; ``json``, an array of which each element is a row, or documents one after the other;
+    ``jsonl``, one JSON document per line; ``jsonl-capture``, the same after a receive time; ``parquet``;
+    ``arrow``, which is Feather, too; ``dbn``. ``passed_over``: lines known to hold no record, such as
+    order-book deltas, counted by name. ``encoding``: of a file without a byte-order mark. ``skip_lines``:
+    before the header. ``order``: ``auto`` looks at the first records. ``members``: which files of a folder or
+    a zip archive are data, such as ``*.csv``.
     ``max_field_lines``: that a quoted field may extend over. ``ragged``: rows may have other numbers of cells
     than the header. ``decimal``, ``thousands``, ``null``: notation of numbers, and words for no value.
     """
 
     description: str
-    container: Literal["csv", "jsonl", "jsonl-capture"]
+    container: Literal["csv", "json", "jsonl", "jsonl-capture", "parquet", "arrow", "dbn"]
     records: list[RecordFormat]
     header: bool = True
     delimiter: str = ","
@@ -180,8 +186,13 @@ class FileFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     receive: ReceiveFormat = ReceiveFormat()
     passed_over: dict[str, Match] = {}
 
+    @property
+    def is_text(self) -> bool:
+        """Whether it is a text, and no table of columns with a type."""
+        return self.container in TEXTS
+
     def columns(self) -> set[Ref]:
-        """The places in a csv row that something is read from."""
+        """The places in a csv row, or a table, that something is read from."""
         used: set[Ref] = {ref for record in self.records for _, ref in record.refs()}
         return used | {match.field for match in self.passed_over.values()}
 
@@ -284,9 +295,11 @@ def _check_numbers(form: FileFormat) -> None:
 
 def _check_record(form: FileFormat, record: RecordFormat, where: str) -> None:
     _check_fields(record, where)
+    if record.float_decimals and form.is_text:
+        raise ValueError(f"{where}.float_decimals: a {form.container} file holds no binary floats")
     _check_meaning(record, where)
-    if record.each and form.container == "csv":
-        raise ValueError(f"{where}.each: a csv file has no arrays")
+    if record.each and "json" not in form.container:
+        raise ValueError(f"{where}.each: a {form.container} file has no arrays")
     _check_time(form, record, f"{where}.time")
     for name, ref in record.refs():
         if isinstance(ref, int) and form.container != "csv":
@@ -310,6 +323,9 @@ def _check_fields(record: RecordFormat, where: str) -> None:
     for name in record.rounded:
         if name not in FIXED_FIELDS[record.kind]:
             raise ValueError(f"{where}.rounded: {name} is not one of {', '.join(FIXED_FIELDS[record.kind])}")
+    for name, decimals in record.float_decimals.items():
+        if name not in record.fields or name not in FIXED_FIELDS[record.kind] or not 0 <= decimals <= NANO:
+            raise ValueError(f"{where}.float_decimals.{name}: must be 0 to {NANO}, of a number in fields")
     for name in ("venue", "symbol"):
         if not getattr(record, name) and name not in record.fields:
             raise ValueError(

@@ -1,5 +1,8 @@
 """The lines of a file as rows: csv columns or JSON members, looked up by reference, as exact text."""
 
+import io
+import json
+import re
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -12,11 +15,15 @@ from feeds.containers import CorruptFile, unpacking
 from feeds.csv_rows import CsvRows, Notice
 from feeds.file_format import FileFormat, FormatError, Ref
 from feeds.number_texts import JsonNumber, shown
+from feeds.tables.table import Table
 from feeds.text_lines import Line, Refuse, Unreadable, lines
 from feeds.timestamps import ParseTime, time_parser
 
 # JSON numbers keep their text: float_hook sees the literal, so no price passes through a float.
 _json = msgspec.json.Decoder(float_hook=JsonNumber)
+_document_at = json.JSONDecoder(parse_float=JsonNumber).raw_decode
+_BLANK = re.compile(r"[ \t\r\n,]*")
+"""What may stand between documents."""
 _ABSENT = object()
 _MAX_DIGITS = 1000
 """Of an integer of JSON; Python refuses to print much longer ones."""
@@ -54,9 +61,15 @@ def rows(file: IO[bytes], form: FileFormat, refuse: Refuse, notice: Notice) -> G
         FormatError: before the first row, where header or encoding are not as the format declares.
     """
     try:
+        if not form.is_text:
+            for table in tables(file, form, refuse):
+                yield from table.rows()
+            return
         with unpacking(), closing(lines(file, form.encoding, form.skip_lines, refuse)) as text:
             if form.container == "csv":
                 yield from CsvRows(text, form, refuse, notice)
+            elif form.container == "json":
+                yield from _documents(text, refuse)
             else:
                 yield from _json_rows(text, form, refuse)
     except CorruptFile as error:
@@ -129,6 +142,61 @@ def _json_rows(found: Iterator[Line], form: FileFormat, refuse: Refuse) -> Itera
             refuse(number, error)
         else:
             yield _Document(number, received, document, document)
+
+
+def tables(file: IO[bytes], form: FileFormat, refuse: Refuse) -> Generator[Table]:
+    """The tables of a file that is no text. Raises FormatError: it is not as declared."""
+    try:
+        if form.container == "dbn":
+            from feeds.tables.dbn import dbn_tables as read
+        else:
+            from feeds.tables.arrow import arrow_tables as read
+    except ModuleNotFoundError as error:
+        module, extra = ("databento-dbn", "dbn") if form.container == "dbn" else ("pyarrow", "parquet")
+        what = f"container {form.container} needs {module}: pip install 'foretick[{extra}]'"
+        raise FormatError(what) from error
+    try:
+        with unpacking():
+            yield from read(file, form, refuse)
+    except CorruptFile as error:
+        refuse(0, MalformedRecord("type", str(error)))
+
+
+def ends_early(file: IO[bytes], form: FileFormat) -> str:
+    """What is missing at the end of a table, unless it is packed; "" if nothing is."""
+    if not isinstance(file, io.BufferedReader):
+        return ""
+    if form.container == "dbn":
+        from feeds.tables.dbn import ends_early as missing
+    elif form.container == "arrow":
+        from feeds.tables.arrow import ends_early as missing
+    else:
+        return ""
+    return missing(file)
+
+
+def _documents(found: Iterator[Line], refuse: Refuse) -> Iterator[Row]:
+    """The elements of an array, and documents outside of one. What stands behind a damage is not read."""
+    text = "".join(line for _, line in found)
+    at, number, depth = 0, 1, 0
+    while (begin := _BLANK.match(text, at).end()) < len(text):  # type: ignore[union-attr]
+        number += text.count("\n", at, begin)
+        at = begin
+        if text[at] == "[" and not depth:
+            depth, at = 1, at + 1
+        elif text[at] == "]" and depth:
+            depth, at = 0, at + 1
+        else:
+            try:
+                document, end = _document_at(text, at)
+            except (ValueError, RecursionError) as error:
+                refuse(number, MalformedRecord("json", f"{error}: {shown(text[at : at + 200])}"))
+                return
+            yield _Document(number, 0, document, document)
+            number += text.count("\n", at, end)
+            at = end
+    if depth:
+        refuse(number, MalformedRecord("json", "truncated: the array is not closed"))
 
 
 def _digits(ref: Ref, value: int) -> JsonNumber:

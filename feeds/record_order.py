@@ -62,8 +62,8 @@ def in_time_order(groups: Iterable[Group], order: Order, notice: Notice) -> Iter
         return
     head: list[Group] = []
     if order == "auto":
-        head, changes, ended = _head(lines)
-        if not (changes.newest_first and (ended or changes.back >= _FEW)):
+        head, newest_first = look_at_head(lines)
+        if not newest_first:
             yield from chain.from_iterable(chain(head, lines))
             return
     notice("newest first: read in time order")
@@ -73,8 +73,8 @@ def in_time_order(groups: Iterable[Group], order: Order, notice: Notice) -> Iter
         yield from chain.from_iterable(spool.by_time())
 
 
-def _head(lines: Iterator[Group]) -> tuple[list[Group], _Changes, bool]:
-    """The first lines, how their times change, and whether they are all."""
+def look_at_head(lines: Iterator[Group]) -> tuple[list[Group], bool]:
+    """The first lines, and whether they say that the file stands newest first."""
     head: list[Group] = []
     changes, records = _Changes(), 0
     for group in lines:
@@ -82,8 +82,8 @@ def _head(lines: Iterator[Group]) -> tuple[list[Group], _Changes, bool]:
         changes.add(group)
         records += len(group)
         if records >= HEAD_RECORDS or changes.on + changes.back >= HEAD_CHANGES:
-            return head, changes, False
-    return head, changes, True
+            return head, changes.newest_first and changes.back >= _FEW
+    return head, changes.newest_first
 
 
 class _Spool:

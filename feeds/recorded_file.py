@@ -1,23 +1,32 @@
 """Market data files as records: parsed exactly as the format declares, in the order of their times."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
 from datetime import date
+from functools import partial
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import IO
 
 import msgspec
+import numpy as np
 
 from feeds.candles import Candles, OnSkipped
 from feeds.codec import MalformedRecord
+from feeds.columns.record_columns import RecordColumns
 from feeds.containers import CorruptFile, Opened, texts
 from feeds.csv_rows import Notice
 from feeds.file_format import OTHER, FileFormat, FormatError
-from feeds.file_rows import Row, rows
+from feeds.file_rows import Row, ends_early, rows, tables
 from feeds.market_data import AnyRecord
-from feeds.record_order import in_time_order
+from feeds.merged_files import Item, Start, files_of, merged
+from feeds.record_order import HEAD_RECORDS, in_time_order, look_at_head
 from feeds.repeated_hour import RepeatedHours
-from feeds.row_records import Group, RowReader, matches
+from feeds.row_records import Group, ParsedRecord, RowReader, matches
+from feeds.source import YEAR_2100
+from feeds.tables.convert import TableReader
+from feeds.tables.table import Table, TableRow
 
 OnMalformed = Callable[[int, MalformedRecord], None]
 """Called for every unusable line: line number (from 1; 0: the file itself), what is wrong."""
@@ -42,6 +51,7 @@ def read_records(
 ) -> Iterator[AnyRecord]:
     """Records in file order, or reversed if newest first; those with ``from_ns`` <= time < ``until_ns``.
 
+    ``path``: a file, a folder or a pattern such as ``trades/*.parquet``; several files are played by time.
     ``seq`` numbers all records of the file from 1, including those left out, so it names the same record
     however much of the file is read. Without receive times in the file, ``ts_recv`` is ``ts_event``.
     Malformed lines yield nothing. ``day``: of times since midnight, instead of the date in the file's name.
@@ -51,36 +61,103 @@ def read_records(
         OSError: the file cannot be opened. FormatError: before the first record, where a header or an
         encoding is not as declared, or times count from midnight of an unknown day.
     """
-    refuse = on_malformed or _ignore
-    path, seq = Path(path), 0
+    says = Says(on_malformed or _ignore, on_passed_over or _ignore, on_notice or _ignore, opened)
+    for item in read_items(Path(path), form, says, from_ns=from_ns, until_ns=until_ns, day=day):
+        assert not isinstance(item, RecordColumns)
+        yield item
+
+
+@dataclass(frozen=True)
+class Says:
+    """Whom reading a file tells what: see `read_records`."""
+
+    refuse: OnMalformed
+    skip: OnSkipped
+    notice: Notice
+    opened: Opened | None = None
+
+
+def read_items(
+    path: Path,
+    form: FileFormat,
+    says: Says,
+    *,
+    from_ns: int | None = None,
+    until_ns: int | None = None,
+    day: date | None = None,
+    as_columns: bool = False,
+) -> Iterator[Item]:
+    """The same; ``as_columns``: records of a table that nothing is unusual about come as columns."""
+    files = files_of(path, form.members)
+    if len(files) == 1:
+        items = _of_file(files[0], form, says, day, as_columns)
+    else:
+        starts: list[Start] = []
+        for each in files:
+            quiet = Says(_ignore, _ignore, _ignore)
+            first = next(_of_file(each, form, quiet, day, False), None)
+            own = replace(says, refuse=_naming(each.name, says.refuse))
+            open_ = partial(_of_file, each, form, own, day, as_columns)
+            starts.append((0 if first is None else _first_time(first), open_))
+        items = merged(starts)
+    seq = 1
+    first_ns, end_ns = from_ns or 0, YEAR_2100 if until_ns is None else until_ns
+    for item in items:
+        if isinstance(item, RecordColumns):
+            item.number(seq)
+            seq += len(item)
+            inside = (item.times >= first_ns) & (item.times < end_ns)
+            if inside.any():
+                yield item if inside.all() else item.part(inside)
+        else:
+            if first_ns <= item.ts_event < end_ns:
+                yield msgspec.structs.replace(item, seq=seq)
+            seq += 1
+
+
+def _first_time(item: Item) -> int:
+    return int(item.times[0]) if isinstance(item, RecordColumns) else item.ts_event
+
+
+def _naming(name: str, refuse: OnMalformed) -> OnMalformed:
+    """Refuses lines of one file among several."""
+
+    def named(line: int, error: MalformedRecord) -> None:
+        message = f"{name}: {error.message}"
+        refuse(line, MalformedRecord(error.reason, message, key=error.key, ts_event=error.ts_event))
+
+    return named
+
+
+def _of_file(path: Path, form: FileFormat, says: Says, day: date | None, as_columns: bool) -> Iterator[Item]:
+    """What one file holds, without numbers."""
     try:
-        look(path, form, on_notice or _ignore)
-        for name, text in texts(path, opened, members=form.members):
-            today = day or form.date_of(path.name, name)
-            for record in read_text(
-                text, form, today, refuse, on_passed_over or _ignore, after=seq, on_notice=on_notice
-            ):
-                seq = record.seq
-                if (from_ns is None or record.ts_event >= from_ns) and (
-                    until_ns is None or record.ts_event < until_ns
-                ):
-                    yield record
+        look(path, form, says.notice)
+        for name, text in texts(path, says.opened, members=form.members, table=not form.is_text):
+            yield from _of_text(text, form, day or form.date_of(path.name, name), says, as_columns)
     except CorruptFile as error:
-        refuse(0, MalformedRecord("type", str(error)))
+        says.refuse(0, MalformedRecord("type", str(error)))
 
 
-def look(path: Path, form: FileFormat, notice: Notice) -> None:
+def look(path: Path, form: FileFormat, notice: Notice, *, to_end: bool = False) -> None:
     """Hold the beginning of each text of a file against its format, and say what is worth saying of it.
 
+    ``to_end``: look at the end of a table, too.
+
     Raises:
-        OSError, Corrupt: as `texts`. FormatError: a header or an encoding is not as declared.
+        OSError, Corrupt: as `texts`. FormatError: a header, a column or an encoding is not as declared, or a
+        table ends early.
     """
     said: dict[str, None] = {}
     skipped: list[str] = []
-    for name, text in texts(path, members=form.members, skipped=skipped.append):
+    found_texts = texts(path, members=form.members, table=not form.is_text, skipped=skipped.append)
+    for name, text in found_texts:
         try:
             with closing(rows(text, form, _ignore, said.setdefault)) as found:
-                next(found, None)
+                if next(found, None) is None and not form.is_text:
+                    said["the file holds no rows"] = None
+            if to_end and (early := ends_early(text, form)):
+                raise FormatError(early)
         except FormatError as error:
             raise FormatError(f"{name}: {error}") from error
     for what in said:
@@ -121,29 +198,86 @@ def read_text(
     refuse: OnMalformed,
     skip: OnSkipped,
     *,
-    after: int = 0,
     numbered: bool = True,
     on_notice: Notice | None = None,
 ) -> Iterator[AnyRecord]:
     """Records of one text in the order in which they happened.
 
-    ``seq`` counts on from ``after``, or is 0 unless ``numbered``. Raises FormatError as `read_records`.
+    ``seq`` counts from 1, or is 0 unless ``numbered``. Raises FormatError as `read_records`.
     """
-    notice, refused = on_notice or _ignore, _Refusals(refuse, _only_key(form))
+    for seq, item in enumerate(_of_text(text, form, day, Says(refuse, skip, on_notice or _ignore)), 1):
+        assert not isinstance(item, RecordColumns)
+        yield msgspec.structs.replace(item, seq=seq) if numbered else item
+
+
+def _of_text(
+    text: IO[bytes], form: FileFormat, day: date | None, says: Says, as_columns: bool = False
+) -> Iterator[Item]:
+    refused = _Refusals(says.refuse, _only_key(form))
     readers = RowReader.compile(form, day)
-    ordered = in_time_order(_groups(text, form, readers, refused, skip), form.order, notice)
-    settled = RepeatedHours(form.records, refused).settle(ordered)
-    seq = after
-    for parsed in Candles(form.records, skip, notice).finished(settled):
-        seq += 1
-        yield msgspec.structs.replace(parsed.record, seq=seq) if numbered else parsed.record
+    plain = TableReader.compile(form, readers) if as_columns else None
+    parsed: Iterator[ParsedRecord | RecordColumns]
+    if plain is not None:
+        parsed = _of_tables(text, plain, refused, says)
+    else:
+        parsed = _settled(rows(text, form, refused, _ignore), form, readers, refused, says)
+    for each in Candles(form.records, says.skip, says.notice).finished(parsed):
+        yield each if isinstance(each, RecordColumns) else each.record
+
+
+def _settled(
+    found: Iterable[Row], form: FileFormat, readers: Sequence[RowReader], refused: _Refusals, says: Says
+) -> Iterator[ParsedRecord]:
+    ordered = in_time_order(_groups(found, form, readers, refused, says.skip), form.order, says.notice)
+    return RepeatedHours(form.records, refused).settle(ordered)
+
+
+def _of_tables(
+    text: IO[bytes], plain: TableReader, refused: _Refusals, says: Says
+) -> Iterator[ParsedRecord | RecordColumns]:
+    """Runs of plain rows as columns, and all others one by one; a file newest first has no such runs."""
+    form, readers = plain.form, plain.readers
+    head: list[Table] = []
+    damage: list[tuple[int, MalformedRecord]] = []  # which ends the file
+    found: Iterator[Table] = tables(text, form, lambda line, error: damage.append((line, error)))
+    while sum(table.length for table in head) < HEAD_RECORDS and (table := next(found, None)) is not None:
+        head.append(table)
+    found = chain(head, found)
+    groups = _groups(_rows_of(head), form, readers, _Refusals(_ignore, ""), _ignore)
+    if form.order == "newest_first" or (form.order == "auto" and look_at_head(groups)[1]):
+        yield from _settled(_rows_of(found), form, readers, refused, says)
+        found = iter(())
+    for table in found:
+        columns, keys = plain.read(table)
+        borders = (np.flatnonzero(np.diff(columns["taken"])) + 1).tolist()
+        for start, end in pairwise([0, *borders, table.length]):
+            if columns["taken"][start]:
+                whole = partial(_record_of, table, readers)
+                yield RecordColumns(columns[start:end], keys, np.arange(start, end), whole)
+                refused.read_to(int(columns["ts_event"][end - 1]))
+            else:
+                for group in _groups(map(table.row, range(start, end)), form, readers, refused, says.skip):
+                    yield from group
+    for line, error in damage:
+        refused(line, error)
+
+
+def _rows_of(found: Iterable[Table]) -> Iterator[TableRow]:
+    return chain.from_iterable(table.rows() for table in found)
+
+
+def _record_of(table: Table, readers: Sequence[RowReader], at: int) -> AnyRecord:
+    """The record of a row that was read as columns."""
+    row = table.row(at)
+    reader = next(each for each in readers if matches(each.form.match, row))
+    return reader.group(row, _ignore)[0].record
 
 
 def _groups(
-    text: IO[bytes], form: FileFormat, readers: list[RowReader], refuse: _Refusals, skip: OnSkipped
+    found: Iterable[Row], form: FileFormat, readers: Sequence[RowReader], refuse: _Refusals, skip: OnSkipped
 ) -> Iterator[Group]:
     """What each line holds, line by line."""
-    for row in rows(text, form, refuse, _ignore):
+    for row in found:
         reader = next((each for each in readers if matches(each.form.match, row)), None)
         if reader is None:
             skip(row.line, _name_of(form, row))

@@ -1,20 +1,25 @@
 """A recorded file as a source: records take the same path as live ones, paced by their event times."""
 
 import asyncio
+import os
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from datetime import date
 from heapq import heappop, heappush
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+
 from feeds.backoff import Sleep
 from feeds.codec import REPLAY, MalformedRecord, encode, make_headers
+from feeds.columns.record_columns import ColumnBatch, RecordColumns
 from feeds.file_format import FileFormat
 from feeds.market_data import AnyRecord
-from feeds.recorded_file import read_records
+from feeds.merged_files import Item, files_of
+from feeds.recorded_file import Says, read_items
 from feeds.source import YEAR_2100, CommitPoint, ConnectionState, Fault, Incoming, Kind, Partition
 
 NAP_S = 0.2
@@ -22,12 +27,14 @@ NAP_S = 0.2
 
 
 class ReplaySource:
-    """Plays a file at ``speed`` times real time; 0 does not wait (*pausing*: the file waits).
+    """Plays a file, or all of a folder or a pattern, at ``speed`` times real time; 0 does not wait.
+
+    *Pausing*: the file waits.
 
     Every record is encoded again, so that it passes the same decoding and checks as a live one. A line that
-    could not be used is a message with a fault. The topic is
-    the file's name, the partition 0, the offset the record's number in the file (from 0). ``day``: of times
-    since midnight.
+    could not be used is a message with a fault. The topic is the file's name, the partition 0, the offset the
+    record's number in the file (from 0); of several files: the path's name, and its number in the order in
+    which they are played. ``day``: of times since midnight.
     """
 
     kind: Kind = "pausing"
@@ -62,7 +69,8 @@ class ReplaySource:
         """What is worth saying of the whole file, such as its unused columns."""
         self.passed_over: Counter[str] = Counter()
         """Lines without a record, by the name that the format gives them."""
-        self._file: BinaryIO | None = None
+        self._opened: list[BinaryIO] = []
+        """Files that were opened so far."""
         self._path, self._day = Path(path), day
         self._form = form
         self._speed = speed
@@ -76,17 +84,31 @@ class ReplaySource:
         self._origin: tuple[float, int] | None = None  # (monotonic s, event ns) of the same moment
 
     async def start(self) -> None:
-        """Check that the file can be read. Raises OSError."""
-        with self._path.open("rb"):
-            self.state = ConnectionState.UP
+        """Check that the files can be read. Raises OSError."""
+        for path in files_of(self._path, self._form.members):
+            with path.open("rb"):
+                self.state = ConnectionState.UP
 
-    async def batches(self) -> AsyncGenerator[list[Incoming], None]:
-        """Records as they fall due, up to ``max_records`` at a time, until the file ends or ``stop``."""
+    async def batches(self) -> AsyncGenerator[Sequence[Incoming], None]:
+        """Records as they fall due, up to ``max_records`` at a time, until the file ends or ``stop``.
+
+        Without pace, columns come as they are.
+        """
         batch: list[Incoming] = []
-        records = self._records()
+        items = self._items()
         # in a thread: a file that stands newest first is read to its end before its first record
-        first = await asyncio.to_thread(next, records, None)
-        for record in records if first is None else chain([first], records):
+        first = await asyncio.to_thread(next, items, None)
+        for record in items if first is None else chain([first], items):
+            if isinstance(record, RecordColumns):
+                batch += self._faults_until(int(record.times[0]))
+                if batch:
+                    yield batch
+                    batch = []
+                async for columns in self._due_columns(record):
+                    yield columns
+                if self.state is not ConnectionState.UP:
+                    return
+                continue
             due_in = self._due_in_s(record.ts_event)
             if batch and (due_in > 0 or len(batch) >= self._max_records):
                 yield batch
@@ -98,6 +120,23 @@ class ReplaySource:
         batch += self._faults_until(YEAR_2100)
         if batch and self.state is ConnectionState.UP:
             yield batch
+
+    async def _due_columns(self, columns: RecordColumns) -> AsyncGenerator[ColumnBatch, None]:
+        """Columns as they fall due."""
+        newest = np.maximum.accumulate(columns.times)
+        start = 0
+        while start < len(columns) and await self._reach(int(columns.times[start])):
+            end = len(columns)
+            if self._speed and self._origin is not None:
+                began, first_ns = self._origin
+                due = first_ns + int((self._monotonic_s() - began) * self._speed * 1e9)
+                end = max(
+                    start + 1, min(int(np.searchsorted(newest, due, "right")), start + self._max_records)
+                )
+            part = columns.part(slice(start, end))
+            yield ColumnBatch((self._path.name, 0), part, self._clock_ns(), self._incoming)
+            start = end
+            await self._sleep(0)
 
     def pause(self) -> None:
         """Pause. What falls due meanwhile is played at once on ``resume``, like live data."""
@@ -117,26 +156,23 @@ class ReplaySource:
 
     @property
     def progress(self) -> float:
-        """Share of the file that was read, 0 to 1, by its bytes on the disk."""
-        if self._file is None or self._file.closed:
-            return 1.0 if self._file else 0.0
-        return self._file.tell() / max(1, self._path.stat().st_size)
+        """Share of the files that was read, 0 to 1, by their bytes on the disk."""
+        if not self._opened:
+            return 0.0
+        sizes = [os.stat(path).st_size for path in files_of(self._path, self._form.members)]
+        read = sum(os.stat(file.name).st_size if file.closed else file.tell() for file in self._opened)
+        return min(1.0, read / max(1, sum(sizes)))
 
-    def _records(self) -> Iterator[AnyRecord]:
-        return read_records(
+    def _items(self) -> Iterator[Item]:
+        return read_items(
             self._path,
             self._form,
+            Says(self._count_malformed, self._pass_over, self.notices.append, self._opened.append),
             from_ns=self._from_ns,
             until_ns=self._until_ns,
             day=self._day,
-            on_malformed=self._count_malformed,
-            on_passed_over=self._pass_over,
-            on_notice=self.notices.append,
-            opened=self._opened,
+            as_columns=True,
         )
-
-    def _opened(self, file: BinaryIO) -> None:
-        self._file = file
 
     def _count_malformed(self, line: int, error: MalformedRecord) -> None:
         self.malformed_reasons[error.reason] += 1

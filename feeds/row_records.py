@@ -8,7 +8,7 @@ from math import gcd
 from typing import Any, NamedTuple
 
 from feeds.codec import YEAR_1990, YEAR_2100, MalformedRecord, check_record
-from feeds.decimals import NANO, Fixed, parse_fixed, round_fixed
+from feeds.decimals import NANO, BinaryFloat, Fixed, fixed_of_float, parse_fixed, round_fixed
 from feeds.file_format import (
     FIXED_FIELDS,
     OPTIONAL,
@@ -193,20 +193,27 @@ class RowReader:
 
     def _fixed(self, row: Row, name: str) -> Fixed | None:
         """The number of a field; None where an optional one has none."""
-        form, ref = self.form, self.form.fields[name]
+        ref = self.form.fields[name]
         if self.null and name in OPTIONAL and self._says_none(row, ref):
             return None
         text = self._present(row, name, ref)
         try:
-            if self.plain is not None:
-                text = self.plain(text)
-            if form.implied_decimals and name in PRICES:
-                text = shifted(text, form.implied_decimals)
-            return round_fixed(text, NANO) if name in form.rounded else parse_fixed(text)
+            return self.read_number(name, text)
         except ValueError as error:
             raise MalformedRecord(
                 "size" if "size" in name or name == "volume" else "price", f"{name}: {error}"
             ) from None
+
+    def read_number(self, name: str, text: str) -> Fixed:
+        """The number of a field from its text. Raises ValueError."""
+        form = self.form
+        if isinstance(text, BinaryFloat):
+            return fixed_of_float(text, form.float_decimals[name], rounded=name in form.rounded)
+        if self.plain is not None:
+            text = self.plain(text)
+        if form.implied_decimals and name in PRICES:
+            text = shifted(text, form.implied_decimals)
+        return round_fixed(text, NANO) if name in form.rounded else parse_fixed(text)
 
     def _side(self, row: Row) -> str:
         ref = self.form.fields.get("side")

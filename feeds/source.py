@@ -162,7 +162,7 @@ class Source(Protocol):
     async def start(self) -> None:
         """Connect; returns once messages can arrive, retrying as long as needed."""
 
-    def batches(self) -> AsyncGenerator[list[Incoming], None]:
+    def batches(self) -> AsyncGenerator[Sequence[Incoming], None]:
         """Batches in arrival order, until ``stop`` or the end of the data. One consumer at a time."""
 
     def pause(self) -> None:

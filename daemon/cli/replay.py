@@ -43,6 +43,7 @@ from feeds.durations import Duration
 from feeds.file_format import FileFormat, FormatError, load_format
 from feeds.kafka_sink import KafkaSink
 from feeds.market_data import Answer, AnyRecord, Bar
+from feeds.merged_files import files_of
 from feeds.recorded_file import read_records
 from feeds.replay_source import ReplaySource
 from feeds.source import Incoming, PublishRefused, Sink
@@ -68,7 +69,7 @@ class ReplayError(Exception):
 
 
 @click.command("replay")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path))
 @click.option("--format", "format_name", required=True, help="name of a built-in format, or a TOML file")
 @click.option("--to", "target", type=click.Choice(["kafka", "zmq", "inproc"]), required=True)
 @click.option(
@@ -152,6 +153,10 @@ def replay(
         times = [None if text is None else int(parse_instant(text)) for text in (from_, until)]
         day = None if date is None else Date.fromisoformat(date)
     except (FormatError, ValueError) as error:
+        raise ReplayError(str(error)) from error
+    try:
+        files_of(file, form.members)[0].stat()
+    except OSError as error:
         raise ReplayError(str(error)) from error
     source = ReplaySource("replay", file, form, speed, from_ns=times[0], until_ns=times[1], day=day)
     if target == "inproc":

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -25,11 +25,13 @@ from daemon.gateway.gap_flags import GapFlags
 from daemon.gateway.intake_counters import IntakeCounters
 from daemon.gateway.originals import Originals
 from daemon.gateway.ring_flow import SLICE, RingFlow
-from daemon.gateway.sequence_gaps import Sequence, Sequences
+from daemon.gateway.sequence_gaps import Sequence as SequenceKind
+from daemon.gateway.sequence_gaps import Sequences
 from daemon.ring_numbers import ring_values
 from feeds.array_frames import elements
 from feeds.codec import REPLAY, MalformedRecord, decode_record, header_encoding
 from feeds.columns import ENCODINGS, OTHER, ColumnDecoder, Columns
+from feeds.columns.record_columns import ColumnBatch
 from feeds.decimals import NANO
 from feeds.decoding import shortened
 from feeds.market_data import EVERY_SYMBOL, AnyRecord, Bar, DeadLetter, Received, VenueHeartbeat
@@ -97,6 +99,7 @@ class Routes:
         # prices of the others are not in the columns' units; the last one is of unknown symbols
         self.in_nano = np.array([*(route.price_scale == NANO for route in by_symbol.values()), True])
         self.columns = ColumnDecoder(list(by_symbol))
+        self.positions = {symbol: at for at, symbol in enumerate(by_symbol)}
 
 
 class RecordDecoder:
@@ -120,7 +123,7 @@ class RecordDecoder:
         max_ahead_ns: int,
         clocks: Mapping[str, VenueClock] | None = None,
         order: RingTurns | None = None,
-        sequence: Sequence = "none",
+        sequence: SequenceKind = "none",
         name_stream: Callable[[protocol.NameStream], None] = lambda stream: None,
         gate: asyncio.Event | None = None,
     ) -> None:
@@ -335,7 +338,7 @@ class RecordDecoder:
             keys = [key for key in routes if key.startswith(f"{of}:") or key == of]
             self._gaps.note(routes[key].number for key in keys)
 
-    async def _pack_all(self, messages: list[Incoming]) -> None:
+    async def _pack_all(self, messages: Sequence[Incoming]) -> None:
         """Pack messages in order: runs of plain records as columns, all others one by one."""
         if len(messages) < FEW or self._sequences.counts != "none":
             await self._pack_each(messages)
@@ -356,7 +359,7 @@ class RecordDecoder:
             else:
                 await self._pack_each(messages[start:end])
 
-    async def _pack_each(self, messages: list[Incoming]) -> None:
+    async def _pack_each(self, messages: Sequence[Incoming]) -> None:
         for message in messages:
             records = self._records(message)
             for part, record in enumerate(records):
@@ -373,26 +376,32 @@ class RecordDecoder:
             pack(more)
         self._waiting.clear()
 
-    def _decoded(self, messages: list[Incoming]) -> tuple[Columns, Integers, Integers]:
+    def _decoded(self, messages: Sequence[Incoming]) -> tuple[Columns, Integers, Integers]:
         """The messages as columns, taken where nothing is wrong with them.
 
         And when they were received, and when their source had them, ns, both of [messages].
         """
-        payloads = [message.payload for message in messages]
-        received = np.array([message.ts_recv_ns for message in messages], np.int64)
-        source = np.array([message.ts_source_ns for message in messages], np.int64)
-        columns = self._routes.columns.decode(payloads, _encodings(messages))
-        sizes = np.fromiter(map(len, payloads), np.int64, len(payloads))
-        ahead = columns["ts_event"] - received
-        columns["taken"] &= (sizes <= self._max_bytes) & (ahead <= self._max_ahead_ns)
+        if isinstance(messages, ColumnBatch):
+            columns = messages.columns.rows.copy()
+            columns["key"] = messages.columns.keys.numbers(self._routes.positions)[columns["key"]]
+            received = np.full(len(messages), messages.received_ns, np.int64)
+            source = np.zeros(len(messages), np.int64)
+        else:
+            payloads = [message.payload for message in messages]
+            received = np.array([message.ts_recv_ns for message in messages], np.int64)
+            source = np.array([message.ts_source_ns for message in messages], np.int64)
+            columns = self._routes.columns.decode(payloads, _encodings(messages))
+            sizes = np.fromiter(map(len, payloads), np.int64, len(payloads))
+            columns["taken"] &= sizes <= self._max_bytes
+        columns["taken"] &= columns["ts_event"] - received <= self._max_ahead_ns
         columns["taken"] &= self._routes.in_nano[columns["key"]]
         return columns, received, source
 
     def _pack_columns(
-        self, messages: list[Incoming], columns: Columns, received: Integers, source: Integers
+        self, messages: Sequence[Incoming], columns: Columns, received: Integers, source: Integers
     ) -> None:
         """Pack messages that were decoded as columns. The outcome is that of `_pack` on each."""
-        offsets = np.array([message.offset for message in messages], np.int64)
+        offsets = _offsets(messages)
         keep = np.zeros(len(messages), np.bool_)
         numbers = np.zeros(len(messages), np.uint64)
         for stream, start, end in _streams(messages):
@@ -511,7 +520,7 @@ def _check_width(record: Received) -> None:
         raise MalformedRecord("type", f"interval_ns is longer than 146 years: {record.interval_ns}")
 
 
-def _encodings(messages: list[Incoming]) -> npt.NDArray[np.uint8] | None:
+def _encodings(messages: Sequence[Incoming]) -> npt.NDArray[np.uint8] | None:
     """Of each message; None if none has headers, hence all are JSON."""
     headers = [message.headers for message in messages]
     if not any(headers):
@@ -519,15 +528,26 @@ def _encodings(messages: list[Incoming]) -> npt.NDArray[np.uint8] | None:
     return np.array([ENCODINGS.get(header_encoding(each), OTHER) for each in headers], np.uint8)
 
 
-def _replayed(messages: list[Incoming]) -> npt.NDArray[np.bool_]:
+def _offsets(messages: Sequence[Incoming]) -> Integers:
+    if isinstance(messages, ColumnBatch):
+        return messages.columns.rows["seq"].astype(np.int64) - 1
+    return np.array([message.offset for message in messages], np.int64)
+
+
+def _replayed(messages: Sequence[Incoming]) -> npt.NDArray[np.bool_]:
+    if isinstance(messages, ColumnBatch):  # only files have columns
+        return np.ones(len(messages), np.bool_)
     headers = [message.headers for message in messages]
     if not any(headers):
         return np.zeros(len(messages), np.bool_)
     return np.array([REPLAY in each for each in headers], np.bool_)
 
 
-def _streams(messages: list[Incoming]) -> Iterator[tuple[Stream, int, int]]:
+def _streams(messages: Sequence[Incoming]) -> Iterator[tuple[Stream, int, int]]:
     """Runs of messages of one topic and partition: which, from where to where."""
+    if isinstance(messages, ColumnBatch):
+        yield messages.stream, 0, len(messages)
+        return
     topics = [message.topic for message in messages]
     changes = np.diff(np.array([message.partition for message in messages], np.int64)) != 0
     if topics.count(topics[0]) < len(topics):

@@ -508,3 +508,25 @@ def decode(
                 row["a"], row["b"], row["c"] = values[_OPEN], values[_HIGH], values[_LOW]
                 row["d"], row["e"], row["x"] = values[_CLOSE], values[_VOLUME], values[_INTERVAL]
         start = end
+
+
+@kernel
+def tokens_of_texts(data: Bytes, ends: Any, out: Any) -> None:
+    """Tokens [n] of ids: the texts in ``data`` up to each of ``ends``."""
+    start = 0
+    for n in range(len(ends)):
+        out[n] = _token(data, start, ends[n])
+        start = ends[n]
+
+
+@kernel
+def tokens_of_numbers(numbers: Any, out: Any) -> None:
+    """Tokens [n] of ids that are written in decimal digits; they are not negative."""
+    digits = np.zeros(20, np.uint8)
+    for n in range(len(numbers)):
+        number, start = numbers[n], 20
+        while start == 20 or number > 0:
+            start -= 1
+            digits[start] = 48 + number % 10
+            number //= 10
+        out[n] = _token(digits, start, 20)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import date as Date
+from glob import has_magic
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -17,7 +18,14 @@ class ReplayConnector(SourceConnector, frozen=True, rename={"from_": "from"}):
 
     live: ClassVar[bool] = False
 
-    file: Annotated[str, about("the recorded file", min_length=1)]
+    file: Annotated[
+        str,
+        about(
+            "the recorded file; or a folder or a pattern, such as trades/*.parquet, all of whose files are "
+            "played by time",
+            min_length=1,
+        ),
+    ]
     format: Annotated[str, about("name of a built-in format, or the TOML file of another", min_length=1)]
     speed: Annotated[
         float, about("seconds of event time per second; 1 is real time, 0 does not wait", ge=0)
@@ -52,25 +60,34 @@ class ReplayConnector(SourceConnector, frozen=True, rename={"from_": "from"}):
 
     def check(self) -> Iterator[Finding]:
         """The file exists and the format is known."""
-        exists = Path(self.file).is_file()
+        exists = Path(self.file).exists() or has_magic(self.file)
         yield Finding("file", self.file if exists else "no such file", ok=exists)
         try:
             form = self._file_format()
             yield Finding("format", self.format)
-            if day := self._day() or self._named_day(form):
-                yield Finding("date", f"times count from midnight of {day}")
-            if exists:
-                yield from self._look(form)
+            for file in self._files(form) if exists else [Path(self.file)]:
+                if day := self._day() or self._named_day(file, form):
+                    yield Finding("date", f"times count from midnight of {day}")
+                if exists:
+                    yield from self._look(file, form)
         except SettingError as error:
             yield Finding(error.key, error.message, ok=False)
 
-    def _look(self, form: FileFormat) -> Iterator[Finding]:
-        """What the beginning of the file says, held against its format."""
+    def _files(self, form: FileFormat) -> list[Path]:
+        from feeds.merged_files import files_of
+
+        try:
+            return files_of(Path(self.file), form.members)
+        except OSError as error:
+            raise SettingError("file", str(error)) from error
+
+    def _look(self, file: Path, form: FileFormat) -> Iterator[Finding]:
+        """What a file's beginning and end say, held against its format."""
         from feeds.recorded_file import look
 
         notices: list[str] = []
         try:
-            look(Path(self.file), form, notices.append)
+            look(file, form, notices.append, to_end=True)
         except (OSError, CorruptFile, FormatError) as error:
             yield Finding("file", str(error), ok=False)
         for notice in notices:
@@ -83,11 +100,12 @@ class ReplayConnector(SourceConnector, frozen=True, rename={"from_": "from"}):
         except ValueError as error:
             raise SettingError("date", str(error)) from error
 
-    def _named_day(self, form: FileFormat) -> Date | None:
-        """The day in the name of the file, or of the first file in its archive."""
+    def _named_day(self, file: Path, form: FileFormat) -> Date | None:
+        """The day in the name of a file, or of the first file in its archive."""
         try:
-            name = next((name for name, _ in texts(Path(self.file), members=form.members)), "")
-            return form.date_of(Path(self.file).name, name)
+            files = texts(file, members=form.members, table=not form.is_text)
+            name = next((name for name, _ in files), "")
+            return form.date_of(file.name, name)
         except (OSError, CorruptFile):
             return None
         except FormatError as error:

@@ -25,7 +25,8 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_shipped_formats_load() -> None:
-    assert names() == ["binance_capture", "btc_perp_bars", "histdata_quotes", "sp500_bars"]
+    shipped = ["binance_capture", "btc_perp_bars", "databento", "histdata_quotes", "sp500_bars"]
+    assert names() == [*shipped, "tardis_trades"]
     for name in names():
         assert load_format(name).description
 
@@ -47,7 +48,17 @@ def test_a_file_of_ones_own_loads(tmp_path: Path) -> None:
         ('price = "p"', "price = 1.5", "fields"),
         ('price = "p"', "price = [1]", "fields"),
         ('container = "csv"', 'container = "csv"\nheader = false', "column name needs a header"),
-        ('container = "csv"', 'container = "parquet"', "container"),
+        ('container = "csv"', 'container = "xlsx"', "container"),
+        (
+            'venue = "V"',
+            'venue = "V"\nfloat_decimals = { price = 2 }',
+            r"records\[0\].float_decimals: a csv file holds no binary floats",
+        ),
+        (
+            'venue = "V"',
+            'venue = "V"\nfloat_decimals = { price = 10 }',
+            r"records\[0\].float_decimals.price: must be 0 to 9",
+        ),
         ('container = "csv"', 'container = "csv"\ndelimiter = ";;"', "delimiter"),
         (
             '"epoch-ms"',
