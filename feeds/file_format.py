@@ -16,7 +16,7 @@ from feeds.decimals import DIGITS, NANO
 from feeds.durations import Duration, parse_duration
 from feeds.market_data import Bar, Quote, Side, Trade, Unit
 from feeds.number_texts import POINTS, SEPARATORS
-from feeds.timestamps import DAY_UNITS, EPOCH_UNITS, ParseTime, name_date, time_parser
+from feeds.timestamps import DAY_UNITS, EPOCH_UNITS, EXCEL, ParseTime, name_date, time_parser
 
 FORMATS = Path(__file__).parent / "formats"
 RECEIVE = "receive"
@@ -87,7 +87,7 @@ class TimeFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def counts(self) -> bool:
         """Whether it is a number."""
-        return self.format in EPOCH_UNITS or self.format in DAY_UNITS
+        return self.format in EPOCH_UNITS or self.format in DAY_UNITS or self.format == EXCEL
 
     @property
     def refs(self) -> tuple[Ref, ...]:

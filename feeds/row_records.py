@@ -175,12 +175,11 @@ class RowReader:
         return values
 
     def _time(self, parse: ParseTime, row: Row) -> Moment:
-        if len(self.time_refs) == 1:
-            text = self._present(row, "time", self.time_refs[0])
-        else:
-            text = " ".join([self._present(row, "time", ref) for ref in self.time_refs])
+        texts = [self._present(row, "time", ref) for ref in self.time_refs]
+        text = " ".join(texts)
         try:
-            moment = parse(text if self.plain is None or not self.form.time.counts else self.plain(text))
+            plain = self.plain if self.form.time.counts else None
+            moment = parse(text if plain is None else " ".join(map(plain, texts)))
         except (ValueError, OverflowError) as error:
             raise MalformedRecord("timestamp_unit", f"time: {error}") from None
         if not YEAR_1990 <= moment.ns < YEAR_2100 and (unit := likely_unit(text, YEAR_1990, YEAR_2100)):

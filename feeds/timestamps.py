@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime
+from fractions import Fraction
 
 from feeds.time_patterns import has_clock, pattern_parser
 from feeds.wall_times import (
@@ -24,6 +25,12 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EPOCH_UNITS = {"epoch-s": 10**9, "epoch-ms": 10**6, "epoch-us": 10**3, "epoch-ns": 1}
 DAY_UNITS = {"day-s": 10**9, "day-ms": 10**6, "day-us": 10**3, "day-ns": 1}
 """Times since local midnight; ns in one unit."""
+EXCEL = "excel"
+"""Times as spreadsheets count them: days since this day, to the millisecond."""
+_EXCEL_DAY = date(1899, 12, 30)
+_DAY_MS = 86_400_000
+_SURE_DECIMALS = 9
+"""Decimals of a day that tell milliseconds apart."""
 _DAY_NS = 86_400 * 10**9
 _DATE_DIRECTIVES = {"%Y": r"\d{4}", "%y": r"\d{2}", "%m": r"\d{2}", "%d": r"\d{2}", "%b": "[A-Za-z]{3}"}
 _COUNT = re.compile(r"(\d{0,40})(?:\.(\d{0,40}))?(?:[eE]([+-]?\d{1,2}))?", re.ASCII)
@@ -52,7 +59,8 @@ def time_parser(
     """A parser for one declared format.
 
     ``pattern`` is ``epoch-s|ms|us|ns`` (decimal text allowed: exact to the nanosecond), ``day-s|ms|us|ns``
-    (the same, by the clock on the wall since midnight of ``day``), ``iso`` (ISO 8601) or a strptime pattern.
+    (the same, by the clock on the wall since midnight of ``day``), ``iso`` (ISO 8601), ``excel`` (days since
+    1899-12-30, or two texts: such days, and a part of one) or a strptime pattern.
     Wall times are in ``zone`` unless they carry an offset or, with ``%Z``, the name of a zone, which
     ``zones`` may declare. ``whole_days``: a date alone is enough, and stands for the beginning of the day. A
     unit is never guessed.
@@ -69,6 +77,8 @@ def time_parser(
         wall = _since_midnight(DAY_UNITS[pattern], day)
     elif pattern == "iso":
         wall = parse_iso
+    elif pattern == EXCEL:
+        wall = _excel
     elif "%" in pattern:
         if not (whole_days or has_clock(pattern)):
             raise ValueError(
@@ -85,7 +95,7 @@ def _unknown(pattern: str) -> str:
     units = ", ".join((*EPOCH_UNITS, *DAY_UNITS))
     if pattern in ("", "epoch", "unix", "day"):
         return f"format: {pattern!r} leaves the unit open; declare one of {units}"
-    return f"{pattern!r} is neither iso, {units}, nor a strptime pattern"
+    return f"{pattern!r} is neither iso, excel, {units}, nor a strptime pattern"
 
 
 def _in_zone(parse_wall: ParseWall, zone: str, whole_days: bool) -> ParseTime:
@@ -158,6 +168,20 @@ def _since_midnight(unit: int, day: date) -> ParseWall:
         return Wall(midnight + minutes, rest)
 
     return parse
+
+
+def _excel(text: str) -> Wall:
+    since = 0
+    for part in text.split(" "):
+        found = _COUNT.fullmatch(part)
+        if found is None or not (found[1] or found[2]):
+            _not_a_time(part)
+            continue
+        since += round(ms := Fraction(part) * _DAY_MS)
+        if len(found[2] or "") - int(found[3] or 0) < _SURE_DECIMALS and ms % 60_000:
+            raise ValueError(f"{text[:100]!r} has too few digits for a time: it was rounded")
+    minutes, rest = divmod(since, 60_000)
+    return Wall(date_minutes(_EXCEL_DAY) + minutes, rest * 10**6)
 
 
 def _count_ns(text: str, unit: int) -> int:

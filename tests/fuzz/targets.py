@@ -6,10 +6,11 @@ result that does not read back, is a finding.
 
 import atexit
 import contextlib
+import io
 import json
 import shutil
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from hashlib import blake2b
@@ -36,12 +37,23 @@ from feeds import codec
 from feeds.array_frames import elements
 from feeds.codec import MalformedRecord, decode_message, decode_record, encode
 from feeds.columns.decode import ENCODINGS, ColumnDecoder
+from feeds.columns.record_columns import RecordColumns
 from feeds.decimals import parse_fixed
 from feeds.decoding import Undecodable, decoded
 from feeds.durations import parse_duration
 from feeds.file_format import FormatError, load_format
-from feeds.market_data import Answer, Bar, DataUpdated, DeadLetter, FlashReady, Latency, Quote, Trade
-from feeds.recorded_file import read_records
+from feeds.market_data import (
+    Answer,
+    AnyRecord,
+    Bar,
+    DataUpdated,
+    DeadLetter,
+    FlashReady,
+    Latency,
+    Quote,
+    Trade,
+)
+from feeds.recorded_file import Says, read_items, read_records
 from feeds.timestamps import parse_instant, parse_zone
 from feeds.zmq_feed import Header, ZmqSource
 from flash.confidence import CalibrationError, judge, read_calibration
@@ -266,6 +278,69 @@ def _replayed(form: str, name: str) -> Callable[[bytes], None]:
     return run
 
 
+def _table(form: str) -> Callable[[bytes], None]:
+    """Row by row and as columns: the same records and refusals."""
+
+    def run(data: bytes) -> None:
+        path, found = _file("table", data), []
+        for as_columns in (False, True):
+            refused: list[tuple[int, str]] = []
+            says = Says(lambda line, error, to=refused: to.append((line, str(error))), _ignore, _ignore)
+            records: list[AnyRecord] = []
+            with contextlib.suppress(FormatError):
+                for item in read_items(path, load_format(form), says, as_columns=as_columns):
+                    records += item.records() if isinstance(item, RecordColumns) else [item]
+            for record in records:
+                codec.check_record(record)
+            found.append((records, refused))
+        assert found[0] == found[1]
+
+    return run
+
+
+def _ignore(*_: object) -> None:
+    """Skipped rows and notices."""
+
+
+PARQUET = """
+description = "fuzzed"
+container = "{container}"
+[[records]]
+kind = "trade"
+venue = "T"
+symbol = "S"
+float_decimals = {{ size = 2 }}
+time = {{ field = "time", format = "iso" }}
+fields = {{ price = "price", size = "size", id = "id" }}
+"""
+
+
+def _tables() -> Iterator[tuple[str, Callable[[bytes], None], bytes]]:
+    """Name, target and seed of each container of tables."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    from tests.feeds import dbn_files
+
+    made = pa.table(
+        {
+            "time": pa.array([START, START + SECOND], pa.timestamp("ns", "UTC")),
+            "price": pa.array([101, 102], pa.decimal128(9, 2)),
+            "size": [1.25, 2.0],
+            "id": ["a", "b"],
+        }
+    )
+    packed = {"parquet": io.BytesIO(), "arrow": io.BytesIO()}
+    parquet.write_table(made, packed["parquet"], compression="none", write_page_checksum=True)
+    with pa.ipc.new_file(packed["arrow"], made.schema) as writer:
+        writer.write_table(made)
+    for container, out in packed.items():
+        form = _file(f"{container}.toml", PARQUET.format(container=container).encode())
+        yield container, _table(str(form)), out.getvalue()
+    records = dbn_files.trade(START, 10**9, 1), dbn_files.bar(START, (1, 2, 1, 2), 5)
+    yield "dbn", _table("databento"), dbn_files.metadata() + b"".join(records)
+
+
 def _calibration(data: bytes) -> None:
     with contextlib.suppress(CalibrationError):
         found = read_calibration(_file("calibration.json", data), "m", "compact")
@@ -447,4 +522,6 @@ def targets() -> dict[str, Target]:
     for sample in SAMPLES:
         name = "2020-01-01.csv" if sample.form != "binance_capture" else "tape.jsonl"
         found[f"replay-{sample.form}"] = Target(_replayed(sample.form, name), [sample.content.encode()[:400]])
+    for name, run, seed in _tables():
+        found[f"replay-{name}"] = Target(run, [seed])
     return found
