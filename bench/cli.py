@@ -24,7 +24,7 @@ _OPTIONS = (
 )
 _HELP = {
     "stream": "The paper's scenario, flash hits under load, and Kafka to bars.",
-    "data": "From tick to answer, by rate and sessions, with and without prompts.",
+    "data": "Recorded files to bars; from tick to answer, by rate and sessions, with and without prompts.",
     "recovery": "An engine that is killed: from a snapshot, with a spare engine, from the log alone.",
     "query": "The interfaces to clients: cached answers, and listeners.",
     "engine": "Regions and engine on a CPU: questions, updates, many readers.",

@@ -7,6 +7,7 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
         "questions": ("bench.engine.questions:measure", "Questions on the paper's scenario"),
     },
     "data": {
+        "files": ("bench.data.files:measure", "Recorded files to bars"),
         "ticks": ("bench.data.ticks:measure", "From tick to answer"),
     },
     "recovery": {

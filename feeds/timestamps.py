@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime
 from fractions import Fraction
+from typing import NoReturn
 
 from feeds.time_patterns import has_clock, pattern_parser
 from feeds.wall_times import (
@@ -176,7 +177,6 @@ def _excel(text: str) -> Wall:
         found = _COUNT.fullmatch(part)
         if found is None or not (found[1] or found[2]):
             _not_a_time(part)
-            continue
         since += round(ms := Fraction(part) * _DAY_MS)
         if len(found[2] or "") - int(found[3] or 0) < _SURE_DECIMALS and ms % 60_000:
             raise ValueError(f"{text[:100]!r} has too few digits for a time: it was rounded")
@@ -204,7 +204,7 @@ def _count_ns(text: str, unit: int) -> int:
     return exact
 
 
-def _not_a_time(text: str) -> int:
+def _not_a_time(text: str) -> NoReturn:
     raise ValueError(f"{text[:100]!r} is not a time in decimal digits")
 
 

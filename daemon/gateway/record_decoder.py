@@ -24,7 +24,7 @@ from daemon.gateway.dead_letters import unreadable
 from daemon.gateway.gap_flags import GapFlags
 from daemon.gateway.intake_counters import IntakeCounters
 from daemon.gateway.originals import Originals
-from daemon.gateway.ring_flow import SLICE, RingFlow
+from daemon.gateway.ring_flow import COLUMNS_SLICE, SLICE, RingFlow
 from daemon.gateway.sequence_gaps import Sequence as SequenceKind
 from daemon.gateway.sequence_gaps import Sequences
 from daemon.ring_numbers import ring_values
@@ -147,9 +147,10 @@ class RecordDecoder:
         """Until the source ends."""
         async for batch in self._source.batches():
             self._note_loss()
-            for start in range(0, len(batch), SLICE):
+            size = COLUMNS_SLICE if isinstance(batch, ColumnBatch) else SLICE
+            for start in range(0, len(batch), size):
                 async with self._order.turn:
-                    await self._pack_all(batch[start : start + SLICE])
+                    await self._pack_all(batch[start : start + size])
                     await self.flow.flush()
                 await asyncio.sleep(0)
             await self.flow.wait_for_gate()
@@ -407,7 +408,7 @@ class RecordDecoder:
         for stream, start, end in _streams(messages):
             numbers[start:end] = self._number(stream)
             keep[start:end] = self._account(stream, offsets[start:end], columns["key"][start:end])
-        rows = columns[keep]
+        rows = columns if keep.all() else columns[keep]
         if not len(rows):
             return
         self._order.originals.keep(self._source.name, messages)

@@ -11,13 +11,15 @@ from metrics.store import MetricStore
 RETRY_S = 0.005
 SLICE = 1024
 """Records to decode, pack and push before yielding to the event loop: a millisecond if all are plain."""
+COLUMNS_SLICE = 1 << 12
+"""The same of records that come as columns."""
 
 
 class RingFlow:
-    """``writer``: at most `SLICE` packed records, until `flush`. ``gate``: set while the source is read."""
+    """``writer``: packed records until `flush`, few at a time. ``gate``: set while the source is read."""
 
     def __init__(self, source: Source, ring: Ring, store: MetricStore, gate: asyncio.Event | None) -> None:
-        self.writer = RecordWriter(SLICE)
+        self.writer = RecordWriter(COLUMNS_SLICE)
         self.paused = False
         """The source is not read: the ring is full, or the gate closed."""
         self.ring = ring
@@ -26,7 +28,7 @@ class RingFlow:
 
     async def make_room(self, records: int = 1) -> None:
         """Flush unless this many more can be packed."""
-        if len(self.writer) + records > SLICE:
+        if len(self.writer) + records > COLUMNS_SLICE:
             await self.flush()
 
     async def flush(self) -> None:

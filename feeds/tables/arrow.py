@@ -18,7 +18,8 @@ ROWS = 1 << 15
 """Of a table that is read at once."""
 _FILE = b"ARROW1\0\0"
 _FILE_END = b"ARROW1"
-_NS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+_DAMAGE = (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError)
+"""What pyarrow raises for bytes that make no sense; lengths among them may be of any size."""
 
 
 def arrow_tables(file: IO[bytes], form: FileFormat, refuse: Refuse) -> Generator[Table]:
@@ -29,7 +30,7 @@ def arrow_tables(file: IO[bytes], form: FileFormat, refuse: Refuse) -> Generator
     """
     try:
         batches = (_parquet if form.container == "parquet" else _ipc)(file, form)
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except _DAMAGE as error:
         raise _unusable(form, error) from error
     first = 1
     try:
@@ -39,7 +40,7 @@ def arrow_tables(file: IO[bytes], form: FileFormat, refuse: Refuse) -> Generator
                 first += batch.num_rows
     except FormatError:
         raise
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+    except _DAMAGE as error:
         refuse(first, MalformedRecord("type", f"damaged from row {first} on: {_said(error)}"))
 
 
@@ -67,7 +68,7 @@ def _of_groups(file: Any, names: list[str]) -> Iterator[Any]:
             for batch in file.iter_batches(ROWS, [group], names):
                 yield batch
                 rows += batch.num_rows
-        except (pa.ArrowException, OSError):
+        except _DAMAGE:
             yield from _before_damage(file, group, names, rows)
             raise
 
@@ -78,9 +79,13 @@ def _before_damage(file: Any, group: int, names: list[str], after: int) -> Itera
     while bad - good > 1:
         middle = (good + bad) // 2
         try:
-            found, good = next(file.iter_batches(middle, [group], names)), middle
-        except (pa.ArrowException, OSError):
+            batch = next(file.iter_batches(middle, [group], names), None)
+        except _DAMAGE:
+            batch = None
+        if batch is None:
             bad = middle
+        else:
+            found, good = batch, middle
     if found is not None:
         yield found.slice(after)
 

@@ -6,7 +6,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from bench.data import ticks
+from bench.data import files, ticks
 from bench.figures import Figure
 from bench.query import cached
 from bench.run import SuiteRun
@@ -24,6 +24,12 @@ def test_kafka_to_bars_counts_every_bar() -> None:
     assert {(f.setting["trades"], f.setting["bars"]) for f in found} == {(800, 200)}
     assert all(f.ours > 0 for f in found)
     assert found[1].reference == found[0].ours
+
+
+def test_files_to_bars_read_every_record() -> None:
+    found = list(files.measure(QUICK))
+    assert [(f.setting["file"], f.setting["trades"]) for f in found] == [("Parquet", 4000), ("DBN", 4000)]
+    assert all(f.ours > 0 and f.ratio for f in found)
 
 
 async def test_the_flood_waits_until_it_is_let_in() -> None:

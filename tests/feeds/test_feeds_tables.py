@@ -1,7 +1,9 @@
 """Parquet, Arrow and DBN: against numbers that are computed apart, and as columns against row by row."""
 
+import contextlib
 import gzip
 import io
+import os
 from dataclasses import dataclass, field
 from decimal import ROUND_HALF_EVEN, Context, Decimal
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
@@ -17,13 +20,14 @@ from hypothesis import strategies as st
 
 from feeds.columns.record_columns import RecordColumns
 from feeds.decimals import Fixed, fixed_of_float, to_units
-from feeds.file_format import FormatError
+from feeds.file_format import FORMATS, FormatError
 from feeds.market_data import AnyRecord, Quote, Trade
 from feeds.record_identity import token_of
 from feeds.recorded_file import Says, look, read_items
 from feeds.zstd import zstd
 from tests.feeds import dbn_files
 from tests.feeds.declared import BARS, TRADES, Read, declared, exact, read, read_file
+from tests.kit.samples import SAMPLES
 
 PARQUET = TRADES.replace('"csv"', '"parquet"')
 ARROW = TRADES.replace('"csv"', '"arrow"')
@@ -366,6 +370,16 @@ def test_damage_in_a_table_loses_nothing_before_it(byte: int, rows: int) -> None
     assert said.startswith(f"damaged from row {line} on: ")
 
 
+def test_any_bit_of_a_small_table_may_be_wrong() -> None:
+    """No error but `FormatError` comes out, however lengths and counts are changed."""
+    data = packed(trades([1, 2, 3]), write_page_checksum=True, compression="none")
+    for at in range(0, len(data), 5):
+        damaged = bytearray(data)
+        damaged[at] ^= 1 << at % 8
+        with contextlib.suppress(FormatError):
+            both(FORM, bytes(damaged))
+
+
 @pytest.mark.parametrize("left", [0.3, 0.7, 0.99])
 def test_a_truncated_arrow_file_is_read_as_far_as_it_goes(tmp_path: Path, left: float) -> None:
     made = trades(pa.array([Decimal(n + 1) for n in range(4000)], pa.decimal128(20, 2)))
@@ -492,3 +506,30 @@ def test_generated_dbn_against_its_own_integers(data: st.DataObject) -> None:
         (ts, p * 10**9, s * 10**18) for ts, p, s in right
     ]
     assert len(found.bad) == len(drawn) - len(right)
+
+
+@pytest.mark.parametrize("floats", [True, False], ids=["floats", "decimals"])
+@pytest.mark.parametrize(("form", "decimals"), [("btc_perp_bars", 6), ("sp500_bars", 2)])
+def test_real_bars_as_parquet(tmp_path: Path, form: str, decimals: int, floats: bool) -> None:
+    """Written with pyarrow, and read as the lines of their csv file are."""
+    folder = os.environ.get("FORETICK_DATA")
+    if folder is None:
+        pytest.skip("set FORETICK_DATA to the directory with the real data files")
+    (sample,) = (each for each in SAMPLES if each.form == form)
+    path = Path(folder) / sample.real
+    lines = read_file(form, path)
+    names = path.read_text().split("\n", 1)[0].split(",")
+    made = pa.csv.read_csv(
+        path, convert_options=pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
+    )
+    kind = pa.float64() if floats else pa.decimal128(20, 6)
+    prices = [name for name in names if name.lower() in ("open", "high", "low", "close")]
+    for name in prices:
+        made = made.set_column(names.index(name), name, made[name].cast(kind))
+    pq.write_table(made, tmp_path / "t.parquet")
+    text = (FORMATS / f"{form}.toml").read_text().replace('"csv"', '"parquet"')
+    if floats:
+        keys = ", ".join(f"{name.lower()} = {decimals}" for name in prices)
+        text = text.replace("time = ", f"float_decimals = {{ {keys} }}\ntime = ")
+    found = read_file(text.replace("description", "# description"), tmp_path / "t.parquet")
+    assert (found.records, found.bad) == (lines.records, lines.bad)
