@@ -69,8 +69,10 @@ class ReplaySource:
         """What is worth saying of the whole file, such as its unused columns."""
         self.passed_over: Counter[str] = Counter()
         """Lines without a record, by the name that the format gives them."""
-        self._opened: list[BinaryIO] = []
-        """Files that were opened so far."""
+        self._opened: list[tuple[BinaryIO, int]] = []
+        """Files that were opened so far, and their sizes."""
+        self._size = 1
+        """Bytes of all files."""
         self._path, self._day = Path(path), day
         self._form = form
         self._speed = speed
@@ -85,9 +87,12 @@ class ReplaySource:
 
     async def start(self) -> None:
         """Check that the files can be read. Raises OSError."""
-        for path in files_of(self._path, self._form.members):
+        files = files_of(self._path, self._form.members)
+        for path in files:
             with path.open("rb"):
-                self.state = ConnectionState.UP
+                continue
+        self._size = max(1, sum(path.stat().st_size for path in files))
+        self.state = ConnectionState.UP
 
     async def batches(self) -> AsyncGenerator[Sequence[Incoming], None]:
         """Records as they fall due, up to ``max_records`` at a time, until the file ends or ``stop``.
@@ -157,17 +162,16 @@ class ReplaySource:
     @property
     def progress(self) -> float:
         """Share of the files that was read, 0 to 1, by their bytes on the disk."""
-        if not self._opened:
-            return 0.0
-        sizes = [os.stat(path).st_size for path in files_of(self._path, self._form.members)]
-        read = sum(os.stat(file.name).st_size if file.closed else file.tell() for file in self._opened)
-        return min(1.0, read / max(1, sum(sizes)))
+        return min(1.0, sum(size if file.closed else file.tell() for file, size in self._opened) / self._size)
+
+    def _note_opened(self, file: BinaryIO) -> None:
+        self._opened.append((file, os.fstat(file.fileno()).st_size))
 
     def _items(self) -> Iterator[Item]:
         return read_items(
             self._path,
             self._form,
-            Says(self._count_malformed, self._pass_over, self.notices.append, self._opened.append),
+            Says(self._count_malformed, self._pass_over, self.notices.append, self._note_opened),
             from_ns=self._from_ns,
             until_ns=self._until_ns,
             day=self._day,

@@ -40,7 +40,7 @@ def dbn_tables(file: IO[bytes], form: FileFormat, refuse: Refuse) -> Generator[T
     """
     metadata = _metadata(file)
     names, spans = _names(metadata)
-    _check(form)
+    _check(form, names)
     rest, first = b"", 1
     for data in _chunks(file):
         data = rest + data
@@ -102,12 +102,16 @@ COLUMNS = frozenset(
 """What a format may name."""
 
 
-def _check(form: FileFormat) -> None:
+def _check(form: FileFormat, names: list[str]) -> None:
     unknown = sorted(str(ref) for ref in form.columns() if ref not in COLUMNS)
     if unknown:
         raise FormatError(
             f"the file has no column {unknown[0]!r}, which the format declares; dbn has "
             f"{', '.join(sorted(COLUMNS))}"
+        )
+    if not names and "symbol" in form.columns():
+        raise FormatError(
+            "the file's metadata has no symbols of its instruments: declare symbol, or take instrument_id"
         )
 
 

@@ -485,6 +485,14 @@ def test_damage_in_dbn_loses_nothing_before_it() -> None:
     assert (len(found.records), found.bad) == (6, [(7, "type", "damaged from record 7 on: no record there")])
 
 
+def test_dbn_without_symbols() -> None:
+    with pytest.raises(FormatError, match="metadata has no symbols of its instruments"):
+        read("databento", dbn(dbn_files.trade(TEN, 10**9, 1), names={}))
+    text = (FORMATS / "databento.toml").read_text().replace('symbol = "symbol"', 'symbol = "instrument_id"')
+    found = both(text.replace("description", "# description"), dbn(dbn_files.trade(TEN, 10**9, 1), names={}))
+    assert [each.symbol for each in found.trades] == ["7"]
+
+
 def test_a_column_that_dbn_lacks() -> None:
     form = FORM.replace("parquet", "dbn").replace("iso", "epoch-ns")
     with pytest.raises(
