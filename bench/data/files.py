@@ -22,7 +22,6 @@ from bench.stream.kafka import make_ingest
 from bench.stream.processes import child, new_ring
 from daemon.config.schema import SourceConfig
 from feeds import columns
-from feeds.columns.decode_kernel import tokens_of_numbers
 from feeds.file_format import FileFormat, load_format
 from feeds.replay_source import ReplaySource
 
@@ -61,7 +60,6 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     trades, markets, repeats = run.sized((2_000_000, 16, 3), (4000, 2, 1))
     ingest.warm_up()
     columns.warm_up()
-    tokens_of_numbers(np.zeros(1, np.int64), np.zeros(1, np.uint32))
     with TemporaryDirectory() as folder:
         for container, write in (("Parquet", _parquet), ("DBN", _dbn)):
             try:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from feeds.columns.decode_kernel import JSON, MSGPACK, decode, fill_table
+from feeds.columns.decode_kernel import JSON, MSGPACK, decode, fill_table, tokens_of_numbers, tokens_of_texts
 
 COLUMNS = np.dtype(
     [
@@ -62,6 +62,9 @@ class ColumnDecoder:
 def warm_up() -> None:
     """Compile the kernels, or load them from the cache."""
     ColumnDecoder(["V:S"]).decode([b"{}"])
+    tokens = np.zeros(1, np.uint32)
+    tokens_of_texts(np.zeros(1, np.uint8), np.zeros(1, np.int64), tokens)
+    tokens_of_numbers(np.zeros(1, np.int64), tokens)
 
 
 def _ends(pieces: Sequence[bytes]) -> npt.NDArray[np.int64]:
