@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 from daemon.config.symbols import SymbolRoute
 from daemon.gateway.checkpoint.offsets import OffsetTracker
-from daemon.gateway.record_decoder import RecordDecoder, SequenceAllocator
+from daemon.gateway.record_decoder import RecordDecoder, RingTurns
+from daemon.protocol import NameStream
 from feeds.columns.record_columns import ColumnBatch
 from feeds.file_format import load_format
 from feeds.market_data import DeadLetter
 from feeds.replay_source import ReplaySource
 from feeds.source import Incoming
-from ingest.record import RECORD
+from ingest.record import RECORD, REFUSAL
 from ingest.ring import Ring
 from metrics.store import MetricStore
 from tests.kit import SECOND, START
@@ -65,7 +66,7 @@ def outcome(source: ReplaySource, price_scale: int, keeps: bool) -> tuple[Any, .
         "V:AAA": SymbolRoute(0, ("a",)),
         "V:BBB": SymbolRoute(1, ("b", "c"), price_scale),
     }
-    order = SequenceAllocator()
+    order = RingTurns()
     order.originals.want(keeps)
     limits = {"max_bytes": 1 << 20, "max_ahead_ns": 3600 * SECOND}
     decoder = RecordDecoder(source, ring, routes, tracker, store, refused.append, **limits, order=order)
@@ -76,7 +77,10 @@ def outcome(source: ReplaySource, price_scale: int, keeps: bool) -> tuple[Any, .
         records["ts_ring"] = 0
         names = ("foretick_records_unknown_symbol_total", "foretick_records_total")
         counts = [store.value(names[0]), store.value(names[1], source="file")]
-        kept = [order.originals.find(number) for number in range(order.taken + 1)]
+        stream = NameStream("file", "t.parquet", 0, reread=False)
+        kept = [order.originals.find(stream, offset) for offset in records["offset"].tolist()]
+        lost = [kind for kind, each in zip(records["kind"].tolist(), kept, strict=True) if each is None]
+        assert set(lost) <= {REFUSAL} or not keeps
         return records.tolist(), counts, refused, tracker.to_commit(), tracker.outstanding(), kept
     finally:
         ring.close()
