@@ -50,7 +50,7 @@ def fixed_of_float(text: str, decimals: int, *, rounded: bool = False) -> Fixed:
     """The number of ``decimals`` that a float stands for; ``rounded``: whatever the digits beyond are.
 
     Raises:
-        ValueError: it is none of fifteen digits, or not near one of so many decimals.
+        ValueError: it is none of fifteen digits, or not near one of that many decimals.
     """
     value = float(text)
     if not math.isfinite(value):

@@ -5,6 +5,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date
 from heapq import heappop, heappush
 from itertools import chain
@@ -24,6 +25,24 @@ from feeds.source import YEAR_2100, CommitPoint, ConnectionState, Fault, Incomin
 
 NAP_S = 0.2
 """Longest single sleep: stop and pause take effect within it."""
+
+
+@dataclass
+class _Bytes:
+    """How many bytes all files have, and how far those that were opened are read."""
+
+    total: int = 0
+    _opened: list[tuple[BinaryIO, int]] = field(default_factory=list)
+
+    def open(self, file: BinaryIO) -> None:
+        """A file is read from now on."""
+        self._opened.append((file, os.fstat(file.fileno()).st_size))
+
+    @property
+    def share(self) -> float:
+        """What was read, 0 to 1."""
+        read = sum(size if file.closed else file.tell() for file, size in self._opened)
+        return min(1.0, read / max(1, self.total))
 
 
 class ReplaySource:
@@ -69,10 +88,7 @@ class ReplaySource:
         """What is worth saying of the whole file, such as its unused columns."""
         self.passed_over: Counter[str] = Counter()
         """Lines without a record, by the name that the format gives them."""
-        self._opened: list[tuple[BinaryIO, int]] = []
-        """Files that were opened so far, and their sizes."""
-        self._size = 1
-        """Bytes of all files."""
+        self._bytes = _Bytes()
         self._path, self._day = Path(path), day
         self._form = form
         self._speed = speed
@@ -91,7 +107,7 @@ class ReplaySource:
         for path in files:
             with path.open("rb"):
                 continue
-        self._size = max(1, sum(path.stat().st_size for path in files))
+        self._bytes.total = sum(path.stat().st_size for path in files)
         self.state = ConnectionState.UP
 
     async def batches(self) -> AsyncGenerator[Sequence[Incoming], None]:
@@ -162,16 +178,13 @@ class ReplaySource:
     @property
     def progress(self) -> float:
         """Share of the files that was read, 0 to 1, by their bytes on the disk."""
-        return min(1.0, sum(size if file.closed else file.tell() for file, size in self._opened) / self._size)
-
-    def _note_opened(self, file: BinaryIO) -> None:
-        self._opened.append((file, os.fstat(file.fileno()).st_size))
+        return self._bytes.share
 
     def _items(self) -> Iterator[Item]:
         return read_items(
             self._path,
             self._form,
-            Says(self._count_malformed, self._pass_over, self.notices.append, self._note_opened),
+            Says(self._count_malformed, self._pass_over, self.notices.append, self._bytes.open),
             from_ns=self._from_ns,
             until_ns=self._until_ns,
             day=self._day,

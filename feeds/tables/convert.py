@@ -244,7 +244,7 @@ def _sides(reader: RowReader, table: Table) -> Integers:
 
 
 def _tokens(reader: RowReader, table: Table) -> npt.NDArray[np.uint32]:
-    """What ids are told apart by."""
+    """The tokens of ids."""
     tokens = np.zeros(table.length, np.uint32)
     ref = reader.form.fields.get("id")
     column = None if ref is None else table.columns.get(str(ref))
