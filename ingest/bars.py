@@ -148,7 +148,12 @@ def received_before(bars: Bars, session: int, now_ns: int) -> None:
 def reads_of(bars: Bars) -> list[tuple[ReadRange, ...]]:
     """Where the records of each bar were read; of an empty bar, those of the bar before it."""
     rows = zip(bars["streams"].tolist(), bars["firsts"].tolist(), bars["lasts"].tolist(), strict=True)
-    return [tuple(ReadRange(*each) for each in zip(*row, strict=True) if each[0]) for row in rows]
+    return [
+        (ReadRange(streams[0], firsts[0], lasts[0]),)
+        if streams[0] and not streams[1]
+        else tuple(ReadRange(*each) for each in zip(streams, firsts, lasts, strict=True) if each[0])
+        for streams, firsts, lasts in rows
+    ]
 
 
 def hold_back(lows: dict[int, int], reads: Iterable[ReadRange], flags: int) -> None:
@@ -158,18 +163,25 @@ def hold_back(lows: dict[int, int], reads: Iterable[ReadRange], flags: int) -> N
     """
     if flags & EMPTY:
         return
-    firsts = {each.stream: each.first for each in reads}
-    for stream in list(lows):
-        if stream in firsts:
-            lows[stream] = min(lows[stream], firsts[stream])
-        elif flags & SPREAD:
+    for stream, first, _ in reads:
+        if lows.get(stream, first) > first:
+            lows[stream] = first
+    if flags & SPREAD:
+        for stream in lows.keys() - {each.stream for each in reads}:
             del lows[stream]
 
 
 def hold_all_back(lows: dict[int, int], bars: Bars) -> None:
     """As `hold_back`, for all of these bars."""
-    for reads, flags in zip(reads_of(bars), bars["flags"].tolist(), strict=True):
-        hold_back(lows, reads, flags)
+    flags = bars["flags"]
+    if (flags & np.uint32(SPREAD)).any():
+        for reads, each in zip(reads_of(bars), flags.tolist(), strict=True):
+            hold_back(lows, reads, each)
+        return
+    streams, firsts = bars["streams"], bars["firsts"]
+    filled = (flags & np.uint32(EMPTY) == 0)[:, np.newaxis]
+    for stream, low in lows.items():
+        lows[stream] = int(firsts.min(initial=low, where=filled & (streams == np.uint64(stream))))
 
 
 def one_each(n: int, policy: BarPolicy) -> list[Feeds]:
@@ -364,7 +376,9 @@ class BarBuilder:
             if stream:
                 lows[stream] = max(end, lows.get(stream, 0))
         own = self._slots[row["first_slot"] : row["end_slot"]]
-        hold_all_back(lows, own["bar"][own["index"] != NEVER])
+        is_open = own["index"] != NEVER
+        if is_open.any():
+            hold_all_back(lows, own["bar"][is_open])
         return lows
 
     def cut(self, session: int) -> BuilderState:

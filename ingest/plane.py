@@ -51,6 +51,11 @@ _TICK_S, _REST_S = 0.05, 1.0
 """Longest sleep with and without idle bars, or bars held back, to look for."""
 _OF_BAR = ~(LACKS_LATE | INCOMPLETE)
 """Flags of a bar that its record has, too."""
+_OF_RECORD = [
+    *("ts_last_event", "ts_source", "ts_ring", "ts_closed", "ring_wait", "leg", "flags"),
+    *("ts_open", "o", "h", "l", "c", "v", "v_high", "v_low"),
+]
+"""What a tape record has of its bar."""
 _REPORT_NS = 60_000_000_000
 """Shortest time between two lines of the log on late records of a session."""
 _DRAIN = 4096  # records per step; bounds how long one step holds the GIL
@@ -644,7 +649,8 @@ class DataPlane:
     def _low_watermarks(self, number: int, session: _Session) -> dict[int, int]:
         """By stream, the offset below which each record so far was dropped, or is in no bar that waits."""
         lows = self._builder.low_watermarks(number)
-        hold_all_back(lows, session.backlog.bars)
+        if len(session.backlog):
+            hold_all_back(lows, session.backlog.bars)
         stream, offset = self._incomplete
         if lows.get(stream, 0) > offset:
             lows[stream] = offset
@@ -679,12 +685,11 @@ def _tape_records(
     """The tape records of a piece; ``lacking``: flags of their windows."""
     rounded = piece.rounded or [False] * len(piece.lines)
     records = []
-    rows = zip(piece.lines, rounded, lacking, piece.bars.tolist(), origins, strict=True)
+    rows = zip(piece.lines, rounded, lacking, piece.bars[_OF_RECORD].tolist(), origins, strict=True)
     for tokens, shows, lacks, bar, origin in rows:
-        _, leg, flags, _, _, opened, _, first_price, high, low_price, last_price, volume, _ = bar[:13]
-        event, source, ring, closed, ring_wait = bar[13:18]
-        volume_high, volume_low = bar[-2:]
-        prices, gap = (first_price, high, low_price, last_price), bool(flags & GAP)
+        event, source, ring, closed, ring_wait, leg, flags, opened = bar[:8]
+        first_price, high, low, last_price, volume, volume_high, volume_low = bar[8:]
+        prices, gap = (first_price, high, low, last_price), bool(flags & GAP)
         summed = SummedBar(opened, *prices, volume, 1, gap, leg, volume_high, volume_low)
         took = ring_wait, bars_ns, tokenise_ns
         flags = flags & _OF_BAR | lacks
