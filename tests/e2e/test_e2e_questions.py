@@ -68,7 +68,7 @@ async def test_questions_come_and_go_while_the_daemon_runs(placement: Any) -> No
         )
         (question,) = daemon.state().questions
         assert (question.publish_when, question.ask_every_ns) == ("changed", 60 * SECOND)
-        (tracker,) = daemon.gateway.publisher._trackers
+        (tracker,) = daemon.gateway.publisher._trackers.values()
         await until(lambda: tracker.outstanding() <= 4)  # those of the open bar
         assert await daemon.gateway.stop()
 
