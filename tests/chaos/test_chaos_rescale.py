@@ -217,7 +217,7 @@ async def run(groups: tuple[Groups, Groups], rescale: Rescale) -> None:
         raise
 
 
-@pytest.mark.long  # until two daemons that start at once never number a first answer twice
+@pytest.mark.long  # one to two minutes each
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(RUNS), ids="rescale-seed{:03}".format)
 async def test_a_group_that_grows_and_shrinks_loses_nothing(groups: tuple[Groups, Groups], seed: int) -> None:
