@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Workers take a module at a time: the longest come first, so that no worker ends late."""
     packages = {name: turn for turn, name in enumerate(LONGEST)}
     for item in items:
-        if item.get_closest_marker("kafka"):
+        if item.get_closest_marker("kafka") or "kafka" in item.path.name:
             item.add_marker(pytest.mark.filterwarnings(LEFT_OPEN))
     if config.option.markexpr == "not long":
         limit_examples(items, MAX_EXAMPLES)
@@ -110,6 +110,14 @@ def pytest_collection_finish() -> None:
     """Take what imports made out of the collector's lists: collections are quicker without it."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def connections_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
+    """They are collected within the test that left them."""
+    yield
+    if request.node.get_closest_marker("kafka"):
+        gc.collect()
 
 
 @pytest.fixture(autouse=True)

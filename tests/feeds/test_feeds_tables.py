@@ -329,9 +329,7 @@ def test_columns_are_held_against_the_format(tmp_path: Path, made: Any, said: st
 
 
 def test_timestamps_need_iso() -> None:
-    with pytest.raises(
-        FormatError, match=r"column 'time' is timestamp\[ns, tz=UTC\]: declare time.format = 'iso'"
-    ):
+    with pytest.raises(FormatError, match=r"time.format = 'iso'"):
         read(FORM.replace('"iso"', '"epoch-ns"'), packed(trades([1])))
 
 
@@ -486,7 +484,7 @@ def test_damage_in_dbn_loses_nothing_before_it() -> None:
 
 
 def test_dbn_without_symbols() -> None:
-    with pytest.raises(FormatError, match="metadata has no symbols of its instruments"):
+    with pytest.raises(FormatError, match="no symbols"):
         read("databento", dbn(dbn_files.trade(TEN, 10**9, 1), names={}))
     text = (FORMATS / "databento.toml").read_text().replace('symbol = "symbol"', 'symbol = "instrument_id"')
     found = both(text.replace("description", "# description"), dbn(dbn_files.trade(TEN, 10**9, 1), names={}))
@@ -495,9 +493,7 @@ def test_dbn_without_symbols() -> None:
 
 def test_a_column_that_dbn_lacks() -> None:
     form = FORM.replace("parquet", "dbn").replace("iso", "epoch-ns")
-    with pytest.raises(
-        FormatError, match="the file has no column 'time', which the format declares; dbn has action"
-    ):
+    with pytest.raises(FormatError, match="no column 'time'"):
         read(form, dbn(dbn_files.trade(TEN, 1, 1)))
 
 

@@ -38,6 +38,8 @@ from scheduler.deadlines import LATE
 log = logging.getLogger(__name__)
 
 _UNKNOWN = WindowStart()
+_FOLLOWED = FOLLOWING - {State.TAKING_OVER}
+"""Another daemon answers. While ours is taking over, the engine says which bars that one has answered."""
 _UNASKED = {LATE: "skipped", SUPERSEDED: "superseded"}
 """Codes of questions that were not computed, or not to the end, and the reasons that are counted."""
 
@@ -222,7 +224,7 @@ class Publisher:
         published, life = self._published[event.session], self._standby.lives.of(event.session)
         if life.state in VOID:
             return
-        if life.state in FOLLOWING:
+        if life.state in _FOLLOWED:
             # another daemon has published it; how far is read from its commits
             published.history.clear()
             published.history.add(event.version)
@@ -376,7 +378,8 @@ class Publisher:
 
     def _drops(self, session: str, version: int) -> bool:
         """Whether results of ``version`` are neither published nor acknowledged."""
-        return self._standby.lives.state(session) in VOID or version in self._published[session].history
+        state = self._standby.lives.state(session)
+        return state in VOID | _FOLLOWED or version in self._published[session].history
 
     def questions_set(self, event: protocol.QuestionsSet) -> None:
         """A session's later versions are asked other questions."""

@@ -16,7 +16,7 @@ from daemon.gateway.checkpoint.delivery import BACKLOG
 from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.standby import Standby
 from daemon.progress import Position, Progress
-from daemon.session_life import Event
+from daemon.session_life import Event, State
 from daemon.supervision import Tasks
 from feeds.codec import decode_message
 from feeds.connector import SinkRoute
@@ -645,7 +645,8 @@ async def test_a_session_that_is_removed_to_begin_anew_acknowledges_nothing(rig)
     assert r.tracker.outstanding() == 1
 
 
-async def test_nothing_is_published_of_a_session_until_it_has_begun_anew(rig):
+@pytest.mark.parametrize("follows", [False, True])
+async def test_nothing_is_published_of_a_session_until_it_is_opened_again(rig, follows):
     """Another daemon has answered: the numbers behind its own are for what is made from there."""
     sink = MemorySink()
     r = rig(SinkRoute(sink, "answers.v1", "updates.v1"), config=inproc_config(["V:AAA"]))
@@ -653,17 +654,20 @@ async def test_nothing_is_published_of_a_session_until_it_has_begun_anew(rig):
     r.arrive("aaa", 10, 11)
     r.answer("aaa", 1, 2)
     await until(lambda: len(sink.sent) == 6)
+    r.committed("aaa", 2, 3)
     progress = r.publisher.progress
     progress.promote({("t", 0): CommitPoint(0, stored(6, {"aaa": Progress(6, 30, 180, (5,))}))})
     progress.begin_epoch()
     r.standby.lives.on(Event.VOIDED, ["aaa"])
     r.publisher.drop(["aaa"], complete=True)
+    if follows:
+        r.standby.lives.on(Event.FOLLOWED, ["aaa"])
+        assert r.standby.lives.state("aaa") is State.COLD
     sink.acknowledging.set()
-    r.committed("aaa", 2, 3)
     r.answer("aaa", 2, 3, NAMES[:5])
     r.fail(NAMES[5], "unknown_session", version=2, last=2, closed=(7,))
     await until(lambda: r.publisher.outbox.delivery.waiting == 0)
-    assert len(sink.sent) == 6
+    assert len(sink.messages("answers.v1")) == 6
     assert progress.resumed("aaa") == Progress(7, 30, 180, (5,))
     assert r.tracker.outstanding() == 2
     r.publisher.remove("aaa")
@@ -672,8 +676,19 @@ async def test_nothing_is_published_of_a_session_until_it_has_begun_anew(rig):
     r.standby.lives.on(Event.OPENED, ["aaa"])
     r.arrive("aaa", 12)
     r.answer("aaa", 31, 4)
-    await until(lambda: len(sink.sent) == 12)
+    await until(lambda: len(sink.messages("answers.v1")) == 12)
     assert [each.sequence for each in sink.messages("answers.v1")[6:]] == [*range(181, 187)]
+
+
+async def test_the_first_bar_behind_a_take_over_is_answered_though_the_gateway_has_not_noted_it_yet(rig):
+    sink = MemorySink()
+    r = rig(SinkRoute(sink, "answers.v1"), config=inproc_config(["V:AAA"]))
+    r.standby.lives.on(Event.STANDBY, ["aaa"])
+    r.standby.lives.on(Event.TAKEN_OVER, ["aaa"])
+    r.arrive("aaa", 10, 11)
+    r.committed("aaa", 1, 2)
+    r.answer("aaa", 1, 2)
+    await until(lambda: len(sink.messages("answers.v1")) == 6)
 
 
 async def test_a_version_below_one_that_is_acknowledged_holds_back_what_a_restart_goes_on_from(rig):
