@@ -15,7 +15,7 @@ from feeds.market_data import AnyRecord
 
 Item = AnyRecord | RecordColumns
 Chunk = list[AnyRecord] | RecordColumns
-_AT_ONCE = 512
+_RECORDS = 512
 """Records of a file that are held."""
 
 
@@ -80,7 +80,7 @@ def _chunks(items: Iterator[Item]) -> Iterator[Chunk]:
         if is_columns:
             yield from found  # type: ignore[misc]
         else:
-            while some := list(islice(found, _AT_ONCE)):
+            while some := list(islice(found, _RECORDS)):
                 yield some  # type: ignore[misc]
 
 

@@ -260,10 +260,10 @@ class GroupMember:
         """
         for partition in partitions:
             self._mine.pop(partition, None)
+        self._progress.stored(self._checkpoint.stored.values())
         gone = set[str]()
         for partition in partitions:
             names = self._starts.sessions & self._tracker.read_from(partition)
-            self._progress.stored(self._checkpoint.stored.values())
             self._progress.take_back(names)
             self._on(Event.VOIDED, names)
             self._tracker.leave(partition)
@@ -292,11 +292,10 @@ class GroupMember:
 
     def costs(self) -> Mapping[Partition, float]:
         """What our partitions cost, in answers a second; those that are too new to tell are left out."""
-        now, known, found = time.monotonic(), self._starts.sessions, {}
+        now, found = time.monotonic(), {}
         for partition, begun in self._mine.items():
             if now - begun.since_s >= MEASURED_S:
-                names = (name for name in known if self._tracker.reads(name, (partition,)))
-                numbers = {name: self._progress.of(name).sequence for name in names}
+                numbers = {name: self._progress.of(name).sequence for name in self._reads_from(partition)}
                 found[partition] = begun.answers_a_second(numbers, now)
         return found
 

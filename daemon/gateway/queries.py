@@ -75,7 +75,7 @@ class Queries:
             kept = isinstance(request, messages.KeptAnswers)
             address = self._owner(session) if session and not kept else None
             if address is None:
-                found = self._begin(request, client)
+                found = self._here(request, client)
             elif not self._forwards or client.forwarded:
                 raise moved(session, address)
             else:
@@ -85,8 +85,6 @@ class Queries:
         if callable(found):
             if isinstance(request, messages.ListSessions):
                 found = partial(self._listed, found, client)
-            elif isinstance(request, messages.Answers):
-                found = partial(self._handed_over, found, request, client)
             return partial(self._wait, request, client.tenant, since, found)
         return _timed(found, since)
 
@@ -177,12 +175,8 @@ class Queries:
             if time.monotonic() + LOOK_S > until:
                 raise moved(session, address)
             await asyncio.sleep(LOOK_S)
-        found = self._begin(request, client)
-        if not callable(found):
-            return found
-        if isinstance(request, messages.Answers):
-            return await self._handed_over(found, request, client)
-        return await found()
+        found = self._here(request, client)
+        return await found() if callable(found) else found
 
     async def _while_owner(self, asking: Awaitable[messages.Reply], session: str) -> messages.Reply | None:
         """The reply, or None where another daemon serves the session before there is one."""
@@ -193,6 +187,13 @@ class Queries:
             return task.result() if task.done() else None
         finally:
             task.cancel()
+
+    def _here(self, request: messages.ClientRequest, client: Client) -> Answering:
+        """A ready answer of this daemon's, or what to await. Raises QueryError."""
+        found = self._begin(request, client)
+        if callable(found) and isinstance(request, messages.Answers):
+            return partial(self._handed_over, found, request, client)
+        return found
 
     async def _handed_over(
         self, begin: Callable[[], Awaitable[messages.Reply]], request: messages.Answers, client: Client

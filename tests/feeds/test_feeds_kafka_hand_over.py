@@ -113,7 +113,7 @@ async def hand_over_and_back(kafka: KafkaClients, *, static: bool = False) -> No
         assert isinstance(one.source, HandingOverSource)
         assert isinstance(one.source, StandbySource)
         await until(lambda: len(one.began) == PARTITIONS)
-        assert not await one.source.hand_over(5.0), "there is nobody else"
+        assert not await one.source.hand_over(5.0), "there is no other member"
         async with opened(kafka, "two", static=static) as two:
             await take_over_and_back(topic, market, one, two)
 

@@ -70,7 +70,7 @@ FILES = st.lists(st.lists(TRADE, max_size=25), min_size=2, max_size=4)
 @settings(max_examples=60, deadline=None)
 @given(FILES, st.booleans(), st.integers(1, 7))
 def test_records_of_all_files_are_played_by_time(
-    tmp_path_factory: pytest.TempPathFactory, files: list[Trades], tables: bool, at_once: int
+    tmp_path_factory: pytest.TempPathFactory, files: list[Trades], tables: bool, records: int
 ) -> None:
     folder = tmp_path_factory.mktemp("files")
     write, form, end = (write_parquet, PARQUET, "parquet") if tables else (write_csv, CSV, "csv")
@@ -78,7 +78,7 @@ def test_records_of_all_files_are_played_by_time(
     for number, trades in enumerate(files):
         write(folder / f"{chr(97 + number)}.{end}", trades)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(merged_files, "_AT_ONCE", at_once)
+        patch.setattr(merged_files, "_RECORDS", records)
         found = read_file(form, folder)
         columns = as_columns(form, folder)
     assert [each.id for each in found.trades] == right(files)
