@@ -35,9 +35,9 @@ class SetQuestions(msgspec.Struct, frozen=True, tag="set_questions"):
 class OpenSession(msgspec.Struct, frozen=True, tag="open_session"):
     """Open a session, with all its `bars` settings; it goes on from ``progress``.
 
-    ``symbols``: numbers of its symbols in the ring; ``metrics``: the block of its series. ``follows``:
-    another daemon answers it, until `TakeOver`. Answered by `SessionAdded`, before anything else of this
-    session, or `Failed`.
+    ``symbols``: numbers of its symbols in the ring; ``metrics``: the block of its series, empty where there
+    are some. ``follows``: another daemon answers it, until `TakeOver`. Answered by `SessionAdded`, before
+    anything else of this session, or `Failed`.
     """
 
     id: int
@@ -61,12 +61,14 @@ class CloseSession(msgspec.Struct, frozen=True, tag="close_session"):
 
     ``keeps``: it is added again. Its snapshots stay, and it takes no records, but its questions are answered
     from its window until it has another one. ``serves``: this daemon answered it, so its snapshots go, too.
+    ``releases``: only its memory goes; it may be opened again.
     """
 
     id: int
     name: str
     keeps: bool = False
     serves: bool = True
+    releases: bool = False
 
 
 class TakeOver(msgspec.Struct, frozen=True, tag="promote"):

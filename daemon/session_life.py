@@ -34,7 +34,7 @@ class _Word(StrEnum):
 class State(_Word):
     """Where a session stands in this daemon."""
 
-    ABSENT = "absent", "There is no such session here."
+    ABSENT = "absent", "It is not open here, and takes no memory."
     RESTORING = "restoring", "Its tape is opened, from a snapshot or empty; questions wait until it is there."
     RESETTING = "resetting", "It is about to be opened again: it takes no records, and is asked as it was."
     COLD = "cold", "Another daemon answers it, and its tape does not come from that one's snapshot yet."
@@ -75,6 +75,7 @@ class Event(_Word):
         "engine started",
         "An engine starts, after the daemon's start or another engine's end: it goes on from what is known.",
     )
+    CLOSED = "closed", "It is neither read nor followed here any more, or not yet."
     REMOVED = "removed", "A configuration or a client removes it."
 
 
@@ -86,7 +87,7 @@ class Action(StrEnum):
     DROP_ALL = "drop all"
     """Drop complete versions, too, which the other daemon has made."""
     REOPEN = "reopen"
-    """`CloseSession` with ``keeps``, then `OpenSession`."""
+    """`CloseSession` with ``keeps`` if it is open, then `OpenSession`."""
     TAKE_OVER = "take over"
     """`TakeOver`."""
     NOTIFY_ASSIGNED = "notify assigned"
@@ -97,7 +98,7 @@ class Action(StrEnum):
 
 FOLLOWING = frozenset({State.COLD, State.WARMING, State.TAKING_OVER})
 """Another daemon publishes: every bar is one that it has answered."""
-VOID = frozenset({State.OUTDATED, State.RESETTING})
+VOID = frozenset({State.ABSENT, State.OUTDATED, State.RESETTING})
 """What the engine still says of the tape counts for nothing."""
 STALE = VOID | FOLLOWING
 """Opened again before this daemon reads its partition from what is committed."""
@@ -105,6 +106,8 @@ ELSEWHERE = frozenset({*FOLLOWING, State.REVOKED})
 """Another daemon writes the session's snapshots."""
 REBUILDING = frozenset({*ELSEWHERE, State.REPLAYING, State.RESETTING})
 """Bars were answered before, or by another daemon: they are neither held back nor skipped."""
+CLOSED = frozenset({State.ABSENT, State.RESTORING})
+"""The engine has no tape of it."""
 REPLACED = frozenset({State.RESETTING, State.RESTORING})
 """The engine is asked about the old tape at most, and changes nothing about it."""
 
@@ -136,12 +139,11 @@ def _table() -> dict[tuple[State, Event], Transition]:
     on(e.OPENED, [s.RESTORING, s.RESETTING, s.LIVE], s.REPLAYING)
     on(e.OPENED, [s.COLD], s.WARMING)
     on(e.OPENED, _ALL, None)
-    on(e.FAILED, [s.RESTORING], s.ABSENT)
-    on(e.FAILED, [s.RESETTING], s.OUTDATED)
+    on(e.FAILED, [s.RESTORING, s.RESETTING], s.ABSENT)
     on(e.FAILED, [s.ABSENT, *_ALL], None)
     on(e.FOLLOWED, [s.WARMING, s.TAKING_OVER], None)
     on(e.FOLLOWED, [s.RESTORING], s.WARMING)
-    on(e.FOLLOWED, _ALL, s.COLD, a.REOPEN)
+    on(e.FOLLOWED, [s.ABSENT, *_ALL], s.COLD, a.REOPEN)
     on(e.READ, [s.COLD], s.WARMING)
     on(e.NOT_RESTORED, [s.WARMING], s.COLD)
     on(e.NOT_RESTORED, _ALL, None)
@@ -149,11 +151,13 @@ def _table() -> dict[tuple[State, Event], Transition]:
     on(e.STANDBY, _ALL, s.WARMING)
     on(e.TAKEN_OVER, FOLLOWING, s.TAKING_OVER, a.TAKE_OVER)
     on(e.TAKEN_OVER, _ALL, None, a.TAKE_OVER)
+    on(e.TAKEN_OVER, [s.ABSENT], None)
     on(e.PROMOTED, [*FOLLOWING, *_ANSWERING], s.REPLAYING)
     on(e.PROMOTED, [s.REVOKED], None, a.NOTIFY_REVOKED)
     on(e.PROMOTED, [s.ABSENT, *_ALL], None)
     on(e.CAUGHT_UP, [s.REPLAYING], s.LIVE)
     on(e.CAUGHT_UP, [s.ABSENT, *_ALL], None)
+    on(e.RESET, [s.ABSENT], s.RESTORING, a.REOPEN)
     on(e.RESET, [s.OUTDATED], s.RESETTING, a.DROP_ALL, a.REOPEN)
     on(e.RESET, _ALL, s.RESETTING, a.DROP, a.REOPEN)
     on(e.ASSIGNED, [s.REVOKED], s.REPLAYING, a.NOTIFY_ASSIGNED)
@@ -163,8 +167,11 @@ def _table() -> dict[tuple[State, Event], Transition]:
     on(e.REVOKED, [s.RESETTING], s.OUTDATED, a.NOTIFY_REVOKED)
     on(e.REVOKED, [s.ABSENT], None)
     on(e.REVOKED, _ALL, None, a.NOTIFY_REVOKED)
+    on(e.VOIDED, [s.ABSENT], None)
     on(e.VOIDED, _ALL, s.OUTDATED, a.DROP_ALL)
+    on(e.OVERTAKEN, [s.ABSENT], None)
     on(e.OVERTAKEN, _ALL, s.OUTDATED)
+    on(e.CLOSED, [s.ABSENT, *_ALL], s.ABSENT)
     on(e.ENGINE_STARTED, [s.ABSENT, *_ALL], s.REPLAYING)
     on(e.REMOVED, [s.ABSENT, *_ALL], s.ABSENT)
     return found

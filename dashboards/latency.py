@@ -261,7 +261,12 @@ def _capacity() -> list[Any]:
     kept = f"1 - ({missed} + {skipped}) / {bars}", "kept"
     return [
         _series("Utilisation", "percentunit", used),
-        _gauges("Sessions capacity, by limit", "short", "foretick_sessions_capacity", "limit"),
+        _series(
+            "Sessions open, and capacity by limit",
+            "short",
+            (gauge("foretick_sessions_open", over="sum"), "open"),
+            (gauge("foretick_sessions_capacity", "limit"), "{{limit}}"),
+        ),
         _series("Hit mix of asks", "percentunit", (f"{served} / scalar({every})", "{{outcome}}")),
         _series("Close to answer", "s", *_quantiles("close_to_answer")),
         _series("Freshness objective met", "percentunit", kept),

@@ -35,9 +35,10 @@ Read = TypeVar("Read")
 class Engine:
     """Runs a loaded model over regions of one pool. Not thread-safe: one worker thread owns it.
 
-    ``attention``: by default Triton kernels on a GPU, the CPU backend elsewhere. ``cache_tokens``: most
-    tokens of the prefix cache, by default the pool's size. ``retained_share``: see `RadixCache`. ``capture``:
-    how to capture small passes, by default as CUDA graphs on a GPU. ``eager``: never capture.
+    ``blocks``: the most that `resize` may ask for. ``attention``: by default Triton kernels on a GPU, the CPU
+    backend elsewhere. ``cache_tokens``: most tokens of the prefix cache, by default the pool's size.
+    ``retained_share``: see `RadixCache`. ``capture``: how to capture small passes, by default as CUDA graphs
+    on a GPU. ``eager``: never capture.
     """
 
     def __init__(
@@ -64,6 +65,11 @@ class Engine:
         self.graphs: GraphRunner | None = None
         if not eager:
             self.graphs = runner_for(model, self.pool, self.attention, capture)
+
+    def resize(self, blocks: int, cache_tokens: int) -> None:
+        """Use at most ``blocks`` of the pool, and ``cache_tokens`` of them for cached prefixes."""
+        self.pool.resize(blocks)
+        self.cache.resize(cache_tokens)
 
     def open_tape(self, name: str, frozen: Sequence[int], retention: Retention) -> Tape:
         """Open a session. Its frozen prefix is prefilled once for all sessions with the same tokens.

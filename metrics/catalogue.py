@@ -761,6 +761,11 @@ METRICS: tuple[Metric, ...] = (
         "Share of the last ten seconds in forward passes, 0 to 1. Worry near 1: the device is at its limit.",
     ),
     _gauge(
+        "foretick_sessions_open",
+        "Sessions that have memory in this daemon: where daemons share the partitions of a topic, those that "
+        "are read here or about to be. Compare with `foretick_sessions_capacity`.",
+    ),
+    _gauge(
         "foretick_sessions_capacity",
         "Sessions like the present ones that the device could carry, by what limits them. Compare with "
         "`foretick plan`. Worry when it is near their number. 0: not known yet.",

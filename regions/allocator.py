@@ -5,7 +5,7 @@ for milliseconds and fill the smallest hole.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -77,16 +77,45 @@ class OwnReferences:
 
 
 class BlockAllocator:
-    """Allocates runs of blocks and counts the references to each block."""
+    """Allocates runs of blocks below a limit, and counts the references to each block.
+
+    The limit is ``n_blocks``, the most there can be, until `resize` moves it.
+    """
 
     def __init__(self, n_blocks: int) -> None:
         if n_blocks < 1:
             raise ValueError(f"a pool needs at least one block, not {n_blocks}")
         self.total_blocks = n_blocks
+        """Blocks that are free or in use; the latter may lie above the limit."""
         self.free_blocks = n_blocks
+        self.retired: list[Run] = []
+        """Blocks above the limit that have become free; the caller empties it."""
+        self._limit = n_blocks
         self._references = np.zeros(n_blocks, np.int32)
         self._free: list[Run] = [Run(0, n_blocks)]  # sorted, never adjacent
         self._owners: list[OwnReferences] = []
+
+    @property
+    def capacity(self) -> int:
+        """The highest limit."""
+        return len(self._references)
+
+    def resize(self, limit: int) -> None:
+        """Take only blocks below ``limit`` from now on; one above it is in use until it is released.
+
+        Raises ValueError for a limit that is not between 1 and the capacity.
+        """
+        if not 0 < limit <= self.capacity:
+            raise ValueError(f"a pool of at most {self.capacity} blocks cannot have {limit}")
+        before, self._limit = self._limit, limit
+        for start, stop in _free_runs(self._references, before, limit):
+            self.total_blocks += stop - start
+            self._free_run(start, stop)
+        above = [run for run in self._free if run.stop > limit]
+        for start, stop in above:
+            self._free.remove(Run(start, stop))
+            self.free_blocks -= stop - start
+            self._free_run(start, stop)
 
     def own_references(self) -> OwnReferences:
         """A new count of one owner's references, which the allocator keeps current."""
@@ -135,8 +164,7 @@ class BlockAllocator:
                 owner.after_release(start, stop)
             if references.all():
                 continue
-            edges = np.flatnonzero(np.diff(np.concatenate(([1], references, [1])) == 0)) + start
-            for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+            for first, last in _free_runs(self._references, start, stop):
                 self._free_run(first, last)
 
     @property
@@ -151,13 +179,19 @@ class BlockAllocator:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless counts, free list and references agree."""
-        free = np.zeros(self.total_blocks, bool)
+        free = np.zeros(self.capacity, bool)
         for previous, run in zip([None, *self._free], self._free, strict=False):
             assert run.blocks > 0, f"empty free run {run}"
             assert previous is None or previous.stop < run.start, f"{previous} touches {run}"
             free[run.start : run.stop] = True
         assert int(free.sum()) == self.free_blocks, "the free count differs from the free list"
-        assert bool(((self._references == 0) == free).all()), "a block is free and referenced, or neither"
+        usable = self._references[: self._limit]
+        assert bool(((usable == 0) == free[: self._limit]).all()), (
+            "a block is free and referenced, or neither"
+        )
+        assert not free[self._limit :].any(), f"a block above {self._limit} is free"
+        above = int(np.count_nonzero(self._references[self._limit :]))
+        assert self.total_blocks == self._limit + above, f"{self.total_blocks} blocks are not those there are"
 
     def _open(self, blocks: int) -> Run:
         """A run in the middle of the largest hole, so that the run before the hole can still grow."""
@@ -184,7 +218,14 @@ class BlockAllocator:
         self.free_blocks -= blocks
         return taken
 
-    def _free_run(self, start: int, stop: int) -> None:
+    def _free_run(self, start: int, end: int) -> None:
+        stop = min(end, self._limit)
+        if stop < end:
+            retired = Run(max(start, stop), end)
+            self.retired.append(retired)
+            self.total_blocks -= retired.blocks
+        if stop <= start:
+            return
         self.free_blocks += stop - start
         index = bisect_right(self._free, Run(start, stop))
         if index < len(self._free) and self._free[index].start == stop:
@@ -193,3 +234,10 @@ class BlockAllocator:
             index -= 1
             start = self._free.pop(index).start
         insort(self._free, Run(start, stop))
+
+
+def _free_runs(references: Counts, start: int, stop: int) -> Iterator[Run]:
+    """Runs of blocks from ``start`` to ``stop`` to which there is no reference."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([1], references[start:stop], [1])) == 0)) + start
+    for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+        yield Run(first, last)

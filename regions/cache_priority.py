@@ -75,6 +75,13 @@ class Priorities(Generic[Edge]):
         for edge in gone:
             self.drop(edge)
 
+    def bound(self, most: int) -> None:
+        """An owner may hold ``most`` tokens from now on; what is beyond returns to the default."""
+        self._most = most
+        for edge, kept in list(self._kept.items()):
+            if kept.priority > DEFAULT and self._tokens[kept.owner] > most:
+                self.drop(edge)
+
     def levels(self) -> Sequence[int]:
         """All priorities that there are, the lowest first."""
         return sorted({DEFAULT, *(kept.priority for kept in self._kept.values())})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -12,9 +14,6 @@ import torch
 
 from regions.allocator import Run
 from regions.pool_metadata import BlockPool
-
-_ALIGNED = 64
-"""Bytes."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,8 @@ class KVPool(BlockPool):
     ) -> None:
         super().__init__(n_blocks, block_size=block_size)
         self.layers = layers
+        self._pages: list[tuple[mmap.mmap, int]] = []
+        """Memory on the host that can be given back, and bytes of a block of each head in it."""
         slots = n_blocks * block_size
 
         def zeros(layer: LayerShape, dim: int) -> torch.Tensor:
@@ -51,7 +52,9 @@ class KVPool(BlockPool):
             shape = layer.kv_heads, slots, dim
             if pin or torch.device(device).type != "cpu":
                 return torch.zeros(shape, dtype=dtype, device=device, pin_memory=pin)
-            return _untouched_zeros(shape, dtype)
+            memory = _untouched_zeros(math.prod(shape) * dtype.itemsize)
+            self._pages.append((memory, block_size * dim * dtype.itemsize))
+            return torch.frombuffer(memory, dtype=dtype).view(shape)
 
         self.keys = [zeros(layer, layer.key_dim) for layer in layers]
         self.values = [zeros(layer, layer.value_dim) for layer in layers]
@@ -77,6 +80,24 @@ class KVPool(BlockPool):
         """Memory of all layers, bytes."""
         return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
 
+    def resize(self, blocks: int) -> None:
+        """See `BlockAllocator.resize`. What is free above the limit is no longer memory of this process."""
+        self.trim()
+        self.blocks.resize(blocks)
+        self.trim()
+
+    def trim(self) -> None:
+        """Give back the memory of blocks that a lower limit has retired; only the host's can be."""
+        retired, self.blocks.retired = self.blocks.retired, []
+        for memory, block in self._pages if retired else ():
+            head = self.capacity * block
+            for base in range(0, len(memory), head):
+                for start, stop in retired:
+                    first = -(-(base + start * block) // mmap.PAGESIZE) * mmap.PAGESIZE
+                    length = (base + stop * block) // mmap.PAGESIZE * mmap.PAGESIZE - first
+                    if length > 0:
+                        memory.madvise(mmap.MADV_DONTNEED, first, length)
+
     def move(self, source: Sequence[Run], target: Sequence[Run]) -> None:
         """Copy the KV of the blocks ``source`` to as many blocks ``target``, in order, without overlap."""
         self.copy_from(self, source, target)
@@ -100,15 +121,18 @@ class KVPool(BlockPool):
                     to[here].copy_(of[there], non_blocking=True)
 
 
-def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _untouched_zeros(size: int) -> mmap.mmap:
     """Zeros on the host whose pages take memory when they are first written; `torch.zeros` writes them all.
 
-    Aligned as PyTorch's own tensors. Raises MemoryError.
+    Raises MemoryError.
     """
-    size = math.prod(shape) * dtype.itemsize
-    memory = np.zeros(size + _ALIGNED, np.uint8)
-    start = -memory.ctypes.data % _ALIGNED
-    return torch.from_numpy(memory[start : start + size]).view(dtype).view(shape)
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no room for {size} bytes: {error.strerror}") from error
+    with suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)  # as NumPy does
+    return memory
 
 
 def _pieces(source: Sequence[Run], target: Sequence[Run]) -> Iterator[tuple[int, int, int]]:

@@ -56,8 +56,13 @@ class BlockPool:
 
     @property
     def total_blocks(self) -> int:
-        """Blocks of the pool."""
+        """Blocks of the pool, free or in use."""
         return self.blocks.total_blocks
+
+    @property
+    def capacity(self) -> int:
+        """The most blocks that the pool can be resized to."""
+        return self.blocks.capacity
 
     def take(self, blocks: int, *, behind: int | None = None, grows: bool = False) -> list[Run] | None:
         """As `BlockAllocator.take`; reclaimers free the missing blocks first."""
@@ -67,13 +72,18 @@ class BlockPool:
             reclaimer.reclaim(blocks - self.blocks.free_blocks)
         return self.blocks.take(blocks, behind=behind, grows=grows)
 
+    def resize(self, blocks: int) -> None:
+        """See `BlockAllocator.resize`."""
+        self.blocks.resize(blocks)
+        self.blocks.retired.clear()
+
     def move(self, source: Sequence[Run], target: Sequence[Run]) -> None:
         """Copy the KV of the blocks ``source`` to as many blocks ``target``; does nothing without tensors."""
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless allocator, free list and owners agree on every block."""
         self.blocks.check_integrity()
-        counted = np.zeros(self.total_blocks, np.int32)
+        counted = np.zeros(self.capacity, np.int32)
         for owner in self.owners:
             for start, stop in owner.referenced_blocks():
                 counted[start:stop] += 1

@@ -108,6 +108,7 @@ class RadixCache:
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.budget = budget
+        self._retained_share = retained_share
         self.priorities: Priorities[Node] = Priorities(int(budget * retained_share), clock)
         self.tokens = 0
         """Cached tokens."""
@@ -207,6 +208,13 @@ class RadixCache:
 
         self._evict(enough, lambda node: node.has_any(idle))
         self._evict(enough, unlocks)
+
+    def resize(self, budget: int) -> None:
+        """Keep at most ``budget`` tokens from now on, and what others read."""
+        self.budget = budget
+        self.priorities.bound(int(budget * self._retained_share))
+        idle = self._own.idle()
+        self._evict(lambda: self.tokens <= budget, lambda node: node.has_any(idle))
 
     def clear(self) -> None:
         """Drop everything. Readers keep their references."""

@@ -2,11 +2,11 @@
 
 import ipaddress
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 
 from daemon.config.errors import ConfigProblem
-from daemon.config.schema import ALL, BarsConfig, Config, required_keys
+from daemon.config.schema import ALL, BarsConfig, Config, SessionConfig, required_keys
 from feeds.connector import Connector
 from feeds.connectors import SOURCES
 from feeds.decimals import decimals_of
@@ -26,7 +26,7 @@ def cross_check(config: Config) -> list[ConfigProblem]:
         _rollups,
         _questions,
         _positions,
-        pool_size,
+        _pool,
         _scheduler,
         _bars,
         _source,
@@ -201,23 +201,32 @@ def _positions(config: Config) -> Iterator[KeyProblem]:
             )
 
 
-def pool_size(config: Config) -> Iterator[KeyProblem]:
-    """Whether the pool holds all windows. The engine checks again: with lines = "auto" the model decides."""
+def _pool(config: Config) -> Iterator[KeyProblem]:
+    """The engine checks again: with lines = "auto" the model decides."""
+    if not config.opens_by_partition:
+        yield from pool_size(config, config.sessions)
+        return
+    for session in config.sessions:
+        if problems := list(pool_size(config, [session])):
+            yield from problems
+            return
+
+
+def pool_size(config: Config, sessions: Sequence[SessionConfig]) -> Iterator[KeyProblem]:
+    """Whether the pool holds the windows of these sessions together."""
     tokens = config.pool.blocks * config.pool.block_size
     # an exact session has two windows during a refresh, a compact one while it gets another anchor, and one
     # with a rollup while bars move there
     windows = [
         session.retention_tokens * (2 if twice else 1) + 2 * session.summed_tokens
-        for session in config.sessions
+        for session in sessions
         for twice in [session.semantics == "exact" or session.lines == "compact" or bool(session.rollup)]
     ]
     if config.flash.placement == "frozen":  # one session at a time gets other numbered questions
-        windows.append(
-            max((s.retention_tokens for s in config.sessions if s.semantics == "carry"), default=0)
-        )
+        windows.append(max((s.retention_tokens for s in sessions if s.semantics == "carry"), default=0))
     limits = config.scheduler
     # readers of a version keep what the next append evicts: allow one more append per session
-    appended = [min(session.retention_tokens, limits.max_batch_tokens) for session in config.sessions]
+    appended = [min(session.retention_tokens, limits.max_batch_tokens) for session in sessions]
     kept, appends = sum(windows), sum(appended)
     if config.pool.idle_spill:  # the windows of all sessions but one may be on disk
         kept, appends = max(windows, default=0), max(appended, default=0)

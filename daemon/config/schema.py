@@ -757,6 +757,14 @@ class Config(Table, frozen=True):
         connectors = [connector for _, connector in self.feeds.values()]
         return bool(connectors) and all(connector.live for connector in connectors)
 
+    @property
+    def opens_by_partition(self) -> bool:
+        """Whether a session is open only while its records are read here: all sources are logs that daemons
+        of a group divide among them, and none of these is a standby, which has all sessions.
+        """
+        connectors = [connector for _, connector in self.feeds.values()]
+        return bool(connectors) and all(each.rereads for each in connectors) and not self.recovery.standby
+
     def freshness_objective_ns(self, session: SessionConfig) -> int:
         """A session's freshness objective, ns; 0: none."""
         if session.max_staleness is not None:

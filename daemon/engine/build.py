@@ -8,12 +8,12 @@ from pathlib import Path
 
 from msgspec import structs
 
-from daemon.config.checks import pool_size
 from daemon.config.schema import UNTRAINED, BarsConfig, Config, ModelConfig, PoolConfig, SessionConfig
 from daemon.config.standing import StandingQuestion, questions_of
 from daemon.engine.confidence_metrics import calibration_of
 from daemon.engine.maintenance import Tiers, identity_of, tiers_of
-from daemon.engine.memory_budget import check_memory
+from daemon.engine.memory_budget import check_memory, fitting_blocks
+from daemon.engine.pool_size import PoolLimit, PoolSizes, check_pool
 from daemon.engine.prefixes import EnginePrefixes
 from daemon.engine.snapshot_store import Recovery, SavedSession, SnapshotNoRoom, UsableSnapshot
 from daemon.progress import Progress
@@ -61,6 +61,7 @@ class Built:
     """How bars are written, by session."""
     prefixes: EnginePrefixes
     recovery: Recovery
+    limit: PoolLimit
     calibration: Calibration | None = None
     progress: dict[str, Progress] = field(default_factory=dict)
     """What each session goes on from."""
@@ -83,6 +84,7 @@ class Built:
         """
         name, line = session.name, self.lines[session.name]
         self.progress[name] = progress
+        self.limit.open(session, compact=isinstance(line, CompactSpec))
         settings = self.recovery.settings(session, line, retention_of(session, self.prompt))
         tape = None
         for found in self.recovery.usable(name, settings, progress):
@@ -122,6 +124,14 @@ class Built:
         self.restored[name] = state
         return tape
 
+    def try_open(self, session: SessionConfig) -> None:
+        """Open an empty tape and close it. Raises as `open`."""
+        self.limit.open(session, compact=isinstance(self.lines[session.name], CompactSpec))
+        try:
+            self._opened(session).release()
+        finally:
+            self.forget(session.name)
+
     def _opened(self, session: SessionConfig) -> Tape:
         """An empty tape."""
         engine, frozen = self.engine, self.prefixes.newest(session.name)
@@ -141,9 +151,14 @@ class Built:
         if self.tiers.residency is not None:
             self.tiers.residency.detach(tape)
         tape.release()
+        self.forget(tape.name)
+
+    def forget(self, session: str) -> None:
+        """A session is closed, or was not opened after all."""
         for kept in (self.lines, self.progress, self.restored):
-            kept.pop(tape.name, None)
-        self.prefixes.remove(tape.name)
+            kept.pop(session, None)
+        self.prefixes.remove(session)
+        self.limit.close(session)
 
     def prepare(self, question: Question) -> PreparedQuestion:
         """Render and encode a question for this model.
@@ -303,8 +318,14 @@ def checked(loaded: LoadedModel) -> LoadedModel:
             return loaded
 
 
+def opened_at_start(config: Config) -> Config:
+    """With the sessions that an engine has from its start on; the others are opened later."""
+    return structs.replace(config, sessions=()) if config.opens_by_partition else config
+
+
 def build(config: Config, progress: Mapping[str, Progress], ahead: Loaded | None = None) -> Built:
-    """Load the model, size the pool and open every session's tape; each goes on from its ``progress``.
+    """Load the model, size the pool and open the tapes of `opened_at_start`; each goes on from its
+    ``progress``.
 
     ``ahead``: the model of `load_on_cpu`. Runs in a thread of its own, because another one will use the
     device. Raises SettingError naming the key.
@@ -326,30 +347,50 @@ def _build(config: Config, progress: Mapping[str, Progress], ahead: Loaded | Non
     longest = max((len(prefixes.newest(name)) for name in lines), default=0)
     header = len(prompt.encode(WIDEST.header))  # no anchor's header is longer
     compact = [name for name, spec in lines.items() if isinstance(spec, CompactSpec)]
-    check_pool(config, compact)
-    blocks = config.pool.blocks or pool_blocks(config, longest + (header if compact else 0), compact)
-    size = config.pool.block_size
-    check_memory(config.pool, blocks, loaded)
+    sizes = PoolSizes(config, longest + (header if compact else 0))
+    blocks = _capacity(config, sizes, compact, loaded)
     # the pool less the cell budget; at least the longest frozen prefix and rollup
-    rollup = max((session.summed_tokens for session in config.sessions), default=0)
-    cached = max(int(blocks * size * (1 - config.scheduler.cell_budget)), longest + rollup)
-    engine = _engine(loaded, config.pool, blocks, cached)
-    tiers = tiers_of(config, engine)
-    tapes: dict[str, Tape] = {}
+    least = longest + max((session.summed_tokens for session in config.sessions), default=0)
+    share = config.pool.block_size * (1 - config.scheduler.cell_budget)
+
+    def cached(blocks: int) -> int:
+        return max(int(blocks * share), least)
+
+    engine = _engine(loaded, config.pool, blocks, cached(blocks))
+    limit = PoolLimit(engine, sizes, cached, follows=not config.pool.blocks)
     recovery = Recovery(config)
     if recovery.enabled:
         recovery.files.prepare()
-    built = Built(loaded, prompt, engine, tapes, tiers, costs, lines, prefixes, recovery, calibration)
+    tiers = tiers_of(config, engine)
+    built = Built(loaded, prompt, engine, {}, tiers, costs, lines, prefixes, recovery, limit, calibration)
+    opened = {session.name for session in opened_at_start(config).sessions}
     for index, session in enumerate(config.sessions):
         try:
-            built.open(
-                session, progress.get(session.name, Progress()), config.freshness_objective_ns(session)
-            )
+            if session.name in opened:
+                known = progress.get(session.name, Progress())
+                built.open(session, known, config.freshness_objective_ns(session))
+            else:  # so that what cannot be opened is said now
+                built.try_open(session)
         except ValueError as error:
             raise SettingError(f"sessions[{index}].retention_tokens", str(error)) from error
         except ModelError as error:
             raise SettingError("pool.blocks", str(error)) from error
     return built
+
+
+def _capacity(config: Config, sizes: PoolSizes, compact: Collection[str], loaded: LoadedModel) -> int:
+    """Blocks to set memory aside for. Raises SettingError where there is too little.
+
+    Where sessions come and go, as many as fit, and at least those of the largest session.
+    """
+    needed = config.pool.blocks or sizes.all(compact)
+    if not config.opens_by_partition:
+        check_pool(config, config.sessions, compact)
+    elif not config.pool.blocks:
+        each = max((sizes.of(s, compact=s.name in compact) for s in config.sessions), default=0)
+        needed = min(needed, max(fitting_blocks(config.pool, loaded), sizes.shared + each))
+    check_memory(config.pool, needed, loaded)
+    return needed
 
 
 def _engine(loaded: LoadedModel, settings: PoolConfig, blocks: int, cached: int) -> Engine:
@@ -368,13 +409,6 @@ def _engine(loaded: LoadedModel, settings: PoolConfig, blocks: int, cached: int)
             raise
         why = str(error).partition("\n")[0][:200]
         raise SettingError("pool.blocks", f"no memory for {blocks} blocks: {why}") from error
-
-
-def check_pool(config: Config, compact: Collection[str]) -> None:
-    """`pool_size` again, now that it is known which sessions are ``compact``."""
-    known = (structs.replace(s, lines="compact") if s.name in compact else s for s in config.sessions)
-    for problem in pool_size(structs.replace(config, sessions=tuple(known))):
-        raise SettingError(*problem)
 
 
 def line_spec(
@@ -454,35 +488,3 @@ def prefixes_of(
 def header_of(line: LineSpec | CompactSpec) -> str | None:
     """What compact lines mean before their first anchor; None: decimal lines."""
     return line.blank.header if isinstance(line, CompactSpec) else None
-
-
-def fresh_tokens(config: Config, compact: Collection[str] = ()) -> int:
-    """The most tokens of freshly prefilled windows in the pool at a time; ``compact``: names of sessions."""
-    exact = {s.name for s in config.sessions if s.semantics == "exact" or s.rollup}
-    replaced = sum(s.retention_tokens for s in config.sessions if s.name in exact or s.name in compact)
-    one = (
-        s.retention_tokens
-        for s in config.sessions
-        if s.name not in exact and (s.divergence_every or config.flash.placement == "frozen")
-    )
-    return replaced + max(one, default=0)
-
-
-def pool_blocks(config: Config, frozen_tokens: int, compact: Collection[str] = ()) -> int:
-    """Blocks for every session at its retention, twice over.
-
-    A tape needs its window and one batch. An `exact` tape, one of the ``compact`` sessions, or one with a
-    rollup also needs the window that replaces it, and the latter two what they do not share of their prefix.
-    The others share room for one window that is only compared or that gets other numbered questions, and for
-    prefixes with them. Forks that read old versions keep what was evicted meanwhile, and the cell budget
-    reserves its share of the pool for questions.
-    """
-    size = config.pool.block_size
-    batch = config.scheduler.max_batch_tokens
-    tapes = sum(session.retention_tokens + batch for session in config.sessions)
-    tapes += fresh_tokens(config, compact) + len(compact) * frozen_tokens
-    tapes += sum(session.summed_tokens for session in config.sessions)
-    question = config.scheduler.max_prompt_tokens + config.scheduler.max_new_tokens
-    prefixes = (3 if config.flash.placement == "frozen" else 1) * frozen_tokens
-    tokens = prefixes + 2 * tapes + int(2 * question / config.scheduler.cell_budget)
-    return -(-tokens // size) + 2 * len(config.sessions) + 1

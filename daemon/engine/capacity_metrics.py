@@ -42,6 +42,7 @@ class CapacityMetrics:
         pool = self._pool
         shares = {"compute": used, "kv_memory": 1 - pool.free_blocks / pool.total_blocks}
         self._store.set("foretick_utilisation_ratio", used)
+        self._store.set("foretick_sessions_open", len(self._sessions))
         for limit, share in shares.items():
             most = sessions_estimate(len(self._sessions), share)
             self._store.set("foretick_sessions_capacity", most, limit=limit)

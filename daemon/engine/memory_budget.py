@@ -36,6 +36,13 @@ def check_memory(
         _check("pool.host_blocks", settings.host_blocks, each, rest, host, "")
 
 
+def fitting_blocks(settings: PoolConfig, loaded: LoadedModel, available: Available = available_bytes) -> int:
+    """The most blocks of the pool that `check_memory` lets pass."""
+    each = KVPool.block_bytes(loaded.layers, settings.block_size, loaded.dtype)
+    fit = int(SHARE * available(loaded.device)) // each
+    return fit - settings.host_blocks if loaded.device.type == "cpu" else fit
+
+
 def _check(key: str, blocks: int, each: int, free: int, device: torch.device, sized: str) -> None:
     if blocks * each <= SHARE * free:
         return

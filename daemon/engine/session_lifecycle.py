@@ -11,7 +11,8 @@ from daemon import protocol
 from daemon.api.generation import CountTokens, GenerateAll
 from daemon.config.schema import Config, SessionConfig
 from daemon.engine.answers import Emit
-from daemon.engine.build import Built, check_pool, header_of, line_spec, retention_of
+from daemon.engine.build import Built, header_of, line_spec, retention_of
+from daemon.engine.pool_size import check_pool
 from daemon.engine.question_changes import StandingQuestions
 from daemon.engine.request_runner import SESSION_RESET, failed
 from daemon.engine.session_parts import SessionParts
@@ -31,6 +32,7 @@ from scheduler.request import Failure
 from scheduler.scheduler import Scheduler
 
 REMOVED = Failure("unknown_session", "the session was removed meanwhile")
+RELEASED = Failure("rebuilding", "another daemon answers the session now: ask again")
 
 
 @dataclass(eq=False)
@@ -113,9 +115,6 @@ class EngineSessions:
             self._refuse(command, error)
         else:
             self._open(command, line, standing)
-        finally:
-            if name not in self.built.tapes:
-                self.store.remove_session(name)
         self.parts.requests.ask_again()
 
     def _prepare(self, command: protocol.OpenSession) -> tuple[LineSpec | CompactSpec, tuple[Standing, ...]]:
@@ -136,7 +135,7 @@ class EngineSessions:
         """Between two batches. The prefix is prefilled here, unless another session has the same one."""
         session = command.session
         try:
-            if command.metrics:  # in one process the store is the gateway's
+            if command.metrics:
                 self.store.attach_session(Block(command.metrics, {"session": [session.name]}))
             tape = self.built.open(session, command.progress, self.config.freshness_objective_ns(session))
         except (ValueError, ModelError, OutOfMemory, OSError) as error:
@@ -155,8 +154,7 @@ class EngineSessions:
         """Undo `_add`."""
         self.input.lives.on(Event.FAILED, [name])
         self._sessions.pop(name, None)
-        self.built.lines.pop(name, None)
-        self.built.prefixes.remove(name)
+        self.built.forget(name)
 
     def _change(self, command: protocol.ReconfigureSession) -> None:
         session = command.session
@@ -190,7 +188,7 @@ class EngineSessions:
             life.on(Event.RESET)
             self.input.remove(command.name, partial(self.emit, protocol.Done(command.id)))
             return
-        keeps = not command.serves or life.state in ELSEWHERE
+        keeps = command.releases or not command.serves or life.state in ELSEWHERE
         life.on(Event.REMOVED)
         del self.built.tapes[command.name], self._sessions[command.name]  # from now on it cannot be asked
 
@@ -202,8 +200,9 @@ class EngineSessions:
 
     def _close(self, command: protocol.CloseSession, tape: Tape, keeps: bool) -> None:
         """Between two batches, after the last append."""
-        self._end(tape, REMOVED, keeps=keeps)
-        self.store.remove_session(command.name)
+        self._end(tape, RELEASED if command.releases else REMOVED, keeps=keeps)
+        if not command.releases:
+            self.store.remove_session(command.name)
         self.emit(protocol.Done(command.id))
 
     def _end(self, tape: Tape, failure: Failure, *, keeps: bool = False) -> None:
@@ -224,11 +223,13 @@ class EngineSessions:
         """How its bars are written. Raises ValueError, and SettingError unless the pool holds all windows."""
         line = line_spec(session, self.config.bars, self.built.prompt)
         policy_of(session.bars(self.config.bars))
-        sessions = self._sessions | {session.name: session}
-        lines = self.built.lines | {session.name: line}
-        pool = structs.replace(self.config.pool, blocks=self.built.engine.pool.total_blocks)
-        compact = [name for name in sessions if isinstance(lines[name], CompactSpec)]
-        check_pool(structs.replace(self.config, pool=pool, sessions=tuple(sessions.values())), compact)
+        limit = self.built.limit
+        if not limit.has_room(session, compact=isinstance(line, CompactSpec)):
+            sessions = self._sessions | {session.name: session}
+            lines = self.built.lines | {session.name: line}
+            pool = structs.replace(self.config.pool, blocks=limit.capacity)
+            compact = [name for name in sessions if isinstance(lines[name], CompactSpec)]
+            check_pool(structs.replace(self.config, pool=pool), list(sessions.values()), compact)
         return line
 
     def _between(self, command: protocol.SessionCommand, work: Callable[..., None], *of: Any) -> bool:

@@ -6,7 +6,7 @@ equation 11), with the ages of the version it was read from.
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -149,10 +149,12 @@ class SessionState:
 
 
 class Sessions:
-    """Sessions and their answers. Lives on the event loop."""
+    """Sessions and their answers. Lives on the event loop. ``is_open(session)``: the engine can be asked."""
 
-    def __init__(self, config: Config, store: MetricStore) -> None:
-        self._store = store
+    def __init__(
+        self, config: Config, store: MetricStore, is_open: Callable[[str], bool] = lambda session: True
+    ) -> None:
+        self._store, self.is_open = store, is_open
         self._freshness_objective_ns = config.freshness_objective_ns
         self.states: dict[str, SessionState] = {}
         self.clocks: dict[str, VenueClock] = {}
@@ -287,6 +289,12 @@ class Sessions:
             quantile = partial(self._store.quantile, "foretick_stage_seconds", stage=stage)
             stages[stage] = messages.Quantiles(n, *(quantile(q=q) if n else 0.0 for q in (0.5, 0.9, 0.99)))
         return messages.StatsReply(request.id, series_values(self._store, tenant), stages)
+
+    def check_open(self, session: str) -> None:
+        """Raise QueryError for a session that the engine cannot be asked about."""
+        if not self.is_open(session):
+            why = "no record of it has been read, or it is just being brought back"
+            raise messages.QueryError("rebuilding", f"{session} is not open here yet ({why}): ask later")
 
     def state(self, session: str) -> SessionState:
         """The state of a session; QueryError when there is none."""

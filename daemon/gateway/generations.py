@@ -90,8 +90,11 @@ class Generations:
         Each comes with what gets its events.
 
         The client is charged for tokens as they are computed, also after it has left: events come until the
-        engine has ended each request, by `Finished` or `Failed`.
+        engine has ended each request, by `Finished` or `Failed`. Raises QueryError for a session that is not
+        open.
         """
+        for each, _ in requests:
+            self._check_open(each)
         tenant = client.tenant
         charge = partial(self._access.charge, client)
         numbers = [self._pending.open(on_event, charge) for _, on_event in requests]
@@ -106,6 +109,10 @@ class Generations:
                 self._pending.close(number)
             raise
         return numbers
+
+    def _check_open(self, request: Generate) -> None:
+        if request.session:
+            self._sessions.check_open(request.session)
 
     def cancel(self, number: int) -> None:
         """Its client no longer waits for a request."""
@@ -170,6 +177,7 @@ class Generations:
 
     async def count(self, request: Generate, client: Client) -> int:
         """See `Generator.count`."""
+        self._check_open(request)
         known = self._meant(request.session, request.turns, ())
         question = None if known is None else known.question
         request = msgspec.structs.replace(request, question=question, tenant=client.tenant.name)

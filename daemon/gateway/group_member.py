@@ -9,16 +9,17 @@ from daemon.config.schema import RecoveryConfig
 from daemon.gateway.checkpoint.checkpoint import Checkpoint
 from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.checkpoint.state import ProgressStore
+from daemon.gateway.record_decoder import Opener
 from daemon.gateway.standby import Standby
 from daemon.gateway.start_positions import StartPositions
 from daemon.progress import Position
-from daemon.session_life import STALE, VOID, Action, Event, State
+from daemon.session_life import REPLACED, STALE, VOID, Action, Event, State
 from feeds.source import CommitPoint, LogSource, Partition, Source, StandbySource, StartPosition
 
 log = logging.getLogger(__name__)
 
 
-class SessionCommands(Protocol):
+class SessionCommands(Opener, Protocol):
     """What becomes of sessions when partitions come and go: the actions of `daemon.session_life`."""
 
     def drop(self, sessions: Collection[str], *, complete: bool) -> None:
@@ -38,6 +39,9 @@ class SessionCommands(Protocol):
 
     def reads(self, session: str) -> bool:
         """Whether any source reads the session here."""
+
+    async def close_unused(self, is_elsewhere: Callable[[str], bool]) -> None:
+        """Close what no source reads or follows here, where another daemon answers it."""
 
 
 MEASURED_S = 30.0
@@ -70,8 +74,12 @@ class GroupMember:
         sessions: SessionCommands,
         recovery: RecoveryConfig,
         is_level: Callable[[], bool],
+        *,
+        opens_all: bool = True,
     ) -> None:
-        """``is_level``: all that was read is with the engine, but for a little."""
+        """``is_level``: all that was read is with the engine, but for a little. ``opens_all``: all sessions
+        are open from the engine's start on, whoever reads them.
+        """
         self.is_level = is_level
         self.log = source if isinstance(source, LogSource) else None
         self._tracker, self._progress, self._starts = tracker, progress, starts
@@ -81,6 +89,9 @@ class GroupMember:
         self._mine: dict[Partition, _Begun] = {}
         self._following: dict[Partition, set[str]] = {}
         """Sessions of the partitions that are read behind their owner."""
+        self._coming: dict[Partition, Set[str]] = {}
+        """Sessions of the partitions that are to begin here."""
+        self._opens_all = opens_all
         self._owners: Mapping[str, str] = {}
         """By session, the addresses of daemons that have committed other partitions."""
         self._former: dict[str, str] = {}
@@ -116,6 +127,7 @@ class GroupMember:
     def engine_starts(self) -> None:
         """A new engine begins with what is known, and follows no other daemon yet."""
         self._following.clear()
+        self._coming.clear()
 
     def clear(self) -> None:
         """The source will be read again."""
@@ -130,6 +142,7 @@ class GroupMember:
         """
         changed = self._progress.promote(stored)
         cold = self._cold(stored)
+        self._coming |= cold
         self._lives.on(Event.OVERTAKEN, changed & set[str]().union(*cold.values()))
         for partition, names in cold.items():
             if self._lives.among(names, STALE):
@@ -154,7 +167,7 @@ class GroupMember:
         self._owners = {name: each for name, each in self._owners.items() if name not in ours}
         for partition, names in cold.items():
             self._following.pop(partition, None)
-            if reopened := self._lives.among(names, {State.RESETTING}):
+            if reopened := self._lives.among(names, REPLACED):
                 self._starts.resume(reopened, await self._sessions.resume(reopened))
         self._stored.update(stored)
         return self._starts.after(stored)
@@ -243,6 +256,7 @@ class GroupMember:
         numbers = {name: self._progress.of(name).sequence for name in readers}
         earlier = self._reads_from(partition)
         self._mine[partition] = _Begun(time.monotonic(), numbers)
+        self._coming.pop(partition, None)
         again = (self.log is not None and self.log.again) or partition in self._tracker.asked_for()
         self._tracker.begin(partition, start, point.offset, readers, again=again)
         self._on(Event.ASSIGNED, readers | earlier)
@@ -304,12 +318,18 @@ class GroupMember:
     async def look_around(self) -> None:
         """Learn which sessions other daemons of the group serve, and how far a standby is behind them."""
         if self.log is not None:
+            before = dict(self._coming)
             try:
                 points = await self.log.peer_offsets()
             except ConnectionError as error:
                 log.warning("%s", error)
             else:
                 self._owners = self._progress.owners(points.values())
+                for partition in points.keys() & before.keys():  # they went before they began
+                    if self._coming.get(partition) is before[partition]:
+                        del self._coming[partition]
+            if not self._opens_all:
+                await self._sessions.close_unused(lambda session: session in self._owners)
         if self.behind:
             self._standby.caught_up |= not any(self.behind.values())
 
@@ -341,6 +361,11 @@ class GroupMember:
     def serves(self, session: str) -> bool:
         """Whether this daemon, and no other, may have answered the session since its engine started."""
         return self._standby.answers and (self.log is None or self.reads(session))
+
+    def holds(self, session: str) -> bool:
+        """Whether the session is read or followed here, or is about to be."""
+        of_others = (*self._following.values(), *self._coming.values())
+        return self.reads(session) or any(session in names for names in of_others)
 
     def reads(self, session: str) -> bool:
         """Whether the session's records come from a partition that is ours."""

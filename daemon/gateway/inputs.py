@@ -42,8 +42,9 @@ class Inputs:
         """All sources have ended (replayed files)."""
         self._order, self._standby, self._store, self._tasks = order, standby, store, tasks
         self._bars, self._sessions = config.bars, config.sessions
-        self._symbols = numbered(config.sessions)
-        """Numbers of the symbols in the ring."""
+        self._opens_all = not config.opens_by_partition
+        self.symbols = numbered(config.sessions)
+        """Their numbers in the ring."""
         self._keep_originals()
         self._why: dict[str, str] = {}
         self._some_up = asyncio.Event()
@@ -67,13 +68,12 @@ class Inputs:
         """Whether a source begins in a past that was asked for, and that is answered again."""
         return any(runner.group.again for runner in self.runners)
 
-    def engine_starts(self) -> dict[str, int]:
-        """A new engine begins with what is known; returns the numbers of the symbols in its ring."""
-        self._standby.engine_starts([session.name for session in self._sessions])
+    def engine_starts(self) -> None:
+        """A new engine begins with what is known."""
+        self._standby.engine_starts([session.name for session in self._sessions], opens=self._opens_all)
         for runner in self.runners:
             runner.group.engine_starts()
-        self._symbols = numbered(self._sessions)
-        return self._symbols
+        self.symbols = numbered(self._sessions)
 
     def engine_ready(self, positions: Mapping[str, Mapping[str, Position]]) -> None:
         """See `GroupMember.engine_ready`."""
@@ -98,7 +98,7 @@ class Inputs:
         await self._some_up.wait()
 
     async def _connect(self, runner: SourceRunner, ring: Ring) -> None:
-        await runner.connect(ring, routes(self._sessions, self._symbols))
+        await runner.connect(ring, routes(self._sessions, self.symbols))
 
     async def _read(self, runner: SourceRunner) -> None:
         await runner.read()
@@ -180,8 +180,8 @@ class Inputs:
 
     def number(self, sessions: Sequence[SessionConfig]) -> dict[str, int]:
         """Give numbers to the symbols of ``sessions`` that have none."""
-        self._symbols = numbered(sessions, self._symbols)
-        return self._symbols
+        self.symbols = numbered(sessions, self.symbols)
+        return self.symbols
 
     def change(self, sessions: Sequence[SessionConfig]) -> None:
         """Let these sessions read the records from now on."""
@@ -203,6 +203,10 @@ class Inputs:
     def reads(self, session: str) -> bool:
         """Whether any source reads the session here."""
         return any(runner.group.reads(session) for runner in self.runners)
+
+    def holds(self, session: str) -> bool:
+        """See `GroupMember.holds`."""
+        return any(runner.group.holds(session) for runner in self.runners)
 
     def owner(self, session: str) -> str | None:
         """See `GroupMember.owner`; a session is this daemon's if any of its sources reads it here."""

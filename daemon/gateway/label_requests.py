@@ -17,6 +17,7 @@ class LabelRequests:
     async def label(self, request: messages.Label) -> messages.LabelReply:
         """Pass a client's label on."""
         named = self._sessions.state(request.session).lookup.named(request.question)
+        self._sessions.check_open(request.session)
         name = next((each.question.name for each in named if each.question.choices), request.question)
         reply = await self._pending.reply(
             lambda number: msgspec.structs.replace(request, id=number, question=name)

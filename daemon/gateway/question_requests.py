@@ -135,6 +135,10 @@ class Questions:
     async def _move(self, session: str, asked: Sequence[Question], paused: Sequence[Question]) -> None:
         """Change what is asked, and what is paused with it. A client that goes away does not undo either."""
         state = self._sessions.state(session)
+        if not self._sessions.is_open(session):  # it will be opened with them
+            state.ask_these(state.questions, paused)
+            state.questions_set(asked)
+            return
         before = state.paused
         state.ask_these(state.questions, paused, asked)
         try:

@@ -29,7 +29,7 @@ from daemon.gateway.pending import PendingCommands
 from daemon.gateway.question_requests import Questions
 from daemon.gateway.standby import Standby
 from daemon.progress import Position, Progress
-from daemon.session_life import FOLLOWING, Event, State
+from daemon.session_life import CLOSED, FOLLOWING, Event, State
 from flash.question import Question
 from metrics.store import MetricStore
 
@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 RETRY_S = 0.2
 NEXT_ENGINE_S = 120.0
 """How long a session that was removed to begin again waits for an engine."""
-REFUSED = "bad_request"
-"""Why an engine that is up does not open a session."""
+OPEN_AGAIN_S = 5.0
+"""How long a session that could not be opened stays closed at least."""
 
 
 class LiveSessions:
@@ -64,6 +64,10 @@ class LiveSessions:
         self._changing = asyncio.Lock()
         self._positions: dict[str, Mapping[str, Position]] = {}
         """Where sessions that were added read on."""
+        self.unopened: dict[str, str] = {}
+        """Why sessions whose records are read here are not open, by name."""
+        self._retry_at: dict[str, float] = {}
+        """When to open them again, monotonic, s."""
 
     def now(self) -> Config:
         """The configuration with the standing questions as they are now."""
@@ -98,10 +102,45 @@ class LiveSessions:
     async def resume(self, names: Collection[str]) -> dict[str, Mapping[str, Position]]:
         """Reset these sessions to what others have acknowledged; returns where they read on."""
         async with self._changing:
-            for session in [each for each in self.config.sessions if each.name in names]:
-                if not await self._logged(session.name, self._again(session)):
-                    self._lives.on(Event.FAILED, [session.name])
+            for session in self._configured(names):
+                await self._bring_back(session)
         return {name: found for name in names if (found := self._positions.pop(name, {}))}
+
+    def closed(self, sessions: Iterable[str]) -> set[str]:
+        """Those of these sessions that are not open here."""
+        return self._lives.among(sessions, CLOSED)
+
+    async def open(self, sessions: Collection[str]) -> set[str]:
+        """Open sessions whose first record has come; returns those that cannot be now.
+
+        They are tried again with a record that comes `OPEN_AGAIN_S` later.
+        """
+        async with self._changing:
+            now, closed = time.monotonic(), self.closed(sessions)
+            for session in self._configured({n for n in closed if self._retry_at.get(n, now) <= now}):
+                await self._bring_back(session)
+                self._positions.pop(session.name, None)
+        return self.closed(sessions)
+
+    async def close_unused(self, is_elsewhere: Callable[[str], bool]) -> None:
+        """Close sessions that no source reads or follows here: those that have gone, or are answered by
+        others. Their files stay for whoever answers them.
+        """
+
+        def is_unused(name: str) -> bool:
+            gone = self._lives.state(name) in (State.OUTDATED, State.REVOKED) or is_elsewhere(name)
+            return gone and not self._inputs.holds(name)
+
+        if not any(map(is_unused, self._lives.open)):
+            return
+        async with self._changing:
+            for name in filter(is_unused, self._lives.open):
+                self._lives.on(Event.CLOSED, [name])
+                self.unopened.pop(name, None)
+                await self._logged(name, self._released(name))
+
+    async def _released(self, name: str) -> None:
+        await self._pending.reply(lambda number: protocol.CloseSession(number, name, releases=True))
 
     def drop(self, names: Collection[str], *, complete: bool) -> None:
         """What is under way of these sessions, also of ``complete`` versions, is made again."""
@@ -135,28 +174,43 @@ class LiveSessions:
         """Another daemon reads these sessions' records from now on."""
         self._pending.send(protocol.PartitionsRevoked(tuple(sessions)))
 
+    def _configured(self, names: Collection[str]) -> list[SessionConfig]:
+        return [each for each in self.config.sessions if each.name in names]
+
+    async def _bring_back(self, session: SessionConfig) -> None:
+        """Open it, or open it again, where others have left it."""
+        name = session.name
+        try:
+            await self._again(session)
+        except messages.QueryError as error:
+            log.error("session %s is not open: %s", name, error)
+            self._lives.on(Event.FAILED, [name])
+            self.unopened[name], self._retry_at[name] = error.message, time.monotonic() + OPEN_AGAIN_S
+        else:
+            self.unopened.pop(name, None)
+
     async def _again(self, session: SessionConfig) -> None:
-        """Remove a session from the engine, and add it again.
+        """Remove a session from the engine, if it has it, and add it again.
 
         It stays a session meanwhile: an engine that dies in between is followed by one that has it. Its
-        questions stay as clients have set them.
+        questions stay as clients have set them, and its metrics go on.
         """
+        name = session.name
         try:
-            await self._command(lambda number: protocol.CloseSession(number, session.name, keeps=True))
+            if not self.closed([name]):
+                await self._command(lambda number: protocol.CloseSession(number, name, keeps=True))
         except messages.QueryError as error:
             if error.code == "engine":
                 raise
             # the engine does not know it: an earlier call ended in between
-        asked = tuple(self._sessions.states[session.name].questions)
-        await self._add(session, self._progress.resumed(session.name), asked)
+        asked = tuple(self._sessions.states[name].questions)
+        await self._open(session, self._progress.resumed(name), asked, "")
 
     def _replied(self, command: protocol.SessionCommand, event: protocol.ReplyEvent) -> None:
         """The engine replied: later events see the session as it is now. Its client may be gone."""
         match command:
             case protocol.OpenSession() if isinstance(event, Failed):
                 name = command.session.name
-                if event.code == REFUSED:
-                    self._gone(name)
                 if name not in self._sessions.states:
                     self._store.remove_session(name)
                     self._lives.on(Event.FAILED, [name])
@@ -167,9 +221,7 @@ class LiveSessions:
                 self._positions[command.session.name] = event.positions
                 self._added(command)
             case protocol.ReconfigureSession():
-                self._sessions.change(command.session)
-                name = command.session.name
-                self._set(command.session if s.name == name else s for s in self.config.sessions)
+                self._changed(command.session)
             case protocol.CloseSession(keeps=False):
                 self._gone(command.name)
 
@@ -178,34 +230,35 @@ class LiveSessions:
         name = command.session.name
         before = self._sessions.states.get(name)
         if before is not None:
-            self._forget_answers(name)
+            before.remove()
+            self._publisher.remove(name)
         self._sessions.add(command.session, command.questions, command.progress.version)
         self._publisher.add(command.session)
         self._lives.on(Event.OPENED, [name])
         if before is not None:
             state = self._sessions.states[name]
             state.ask_these(state.questions, before.paused)
-            self._arrange(self.config)
         else:
             self._set((*self.config.sessions, command.session))
+
+    def _changed(self, session: SessionConfig) -> None:
+        """A session has other settings."""
+        self._sessions.change(session)
+        self._set(session if s.name == session.name else s for s in self.config.sessions)
 
     def _gone(self, name: str) -> None:
         """There is no such session any more, if there was one."""
         if name not in self._sessions.states:
             return
         serves = self._inputs.serves(name)
-        version = self._forget_answers(name)
+        version = self._sessions.remove(name).version
+        self._publisher.remove(name)
+        self.unopened.pop(name, None)
         self._lives.on(Event.REMOVED, [name])
         if serves:  # otherwise its progress is what another daemon commits
             self._progress.removed(name, version)
         self._store.remove_session(name)
         self._set(s for s in self.config.sessions if s.name != name)
-
-    def _forget_answers(self, name: str) -> int:
-        """No client waits for a session's answers any more; returns its newest version."""
-        version = self._sessions.remove(name).version
-        self._publisher.remove(name)
-        return version
 
     # Called for clients.
 
@@ -260,32 +313,29 @@ class LiveSessions:
 
     # One session.
 
-    async def _add(
-        self,
-        session: SessionConfig,
-        progress: Progress | None = None,
-        asked: tuple[Question, ...] | None = None,
-    ) -> None:
-        """``progress``: what it goes on from, ``asked``: its questions; by default those of a new one."""
+    async def _add(self, session: SessionConfig) -> None:
+        """Add a new one."""
         sessions = (*(s for s in self.config.sessions if s.name != session.name), session)
-        if asked is None:
-            with_it = msgspec.structs.replace(self.config, sessions=sessions)
-            asked = questions_by_session(with_it)[session.name]
-        numbers = self._inputs.number(sessions)
+        asked = questions_by_session(msgspec.structs.replace(self.config, sessions=sessions))[session.name]
         try:
             block = self._store.add_session(session.name)
         except OSError as error:
-            self._gone(session.name)
             raise messages.QueryError("engine", f"no shared memory for its metrics: {error}") from None
+        await self._open(session, self._progress.added(session.name), asked, block.name)
+
+    async def _open(
+        self, session: SessionConfig, progress: Progress, asked: tuple[Question, ...], metrics: str
+    ) -> None:
+        """``progress``: what it goes on from; ``asked``: its questions; ``metrics``: of a new one."""
+        numbers = self._inputs.number([session])
         symbols = {symbol: numbers[symbol] for symbol in session.symbols}
-        progress = progress or self._progress.added(session.name)
         if self._lives.state(session.name) is State.ABSENT:
             self._lives.on(Event.ADDED, [session.name])
             if not self._standby.answers:
                 self._lives.on(Event.FOLLOWED, [session.name])
         follows = self._lives.state(session.name) in FOLLOWING
         await self._command(
-            lambda n: protocol.OpenSession(n, session, asked, symbols, progress, block.name, follows)
+            lambda n: protocol.OpenSession(n, session, asked, symbols, progress, metrics, follows)
         )
 
     async def _put_back(self, session: SessionConfig) -> None:
@@ -303,9 +353,15 @@ class LiveSessions:
                 return
 
     async def _change(self, session: SessionConfig) -> None:
+        if self.closed([session.name]):
+            self._changed(session)
+            return
         await self._command(lambda number: protocol.ReconfigureSession(number, session))
 
     async def _remove(self, name: str) -> None:
+        if self.closed([name]):
+            self._gone(name)
+            return
         # its records go nowhere from now on
         self._inputs.change([s for s in self.config.sessions if s.name != name])
         try:

@@ -8,9 +8,10 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -70,6 +71,16 @@ _OF_TIMES = ("clock", "timestamp_unit")
 """Reasons of records whose times are wrong."""
 
 
+class Opener(Protocol):
+    """Opens sessions whose first record has come."""
+
+    def closed(self, sessions: Iterable[str]) -> set[str]:
+        """Those of them that are not open here."""
+
+    async def open(self, sessions: Collection[str]) -> set[str]:
+        """Open them; returns those that cannot be now."""
+
+
 class RingTurns:
     """The order in which records of all sources enter the ring: a turn at a time."""
 
@@ -107,7 +118,8 @@ class RecordDecoder:
 
     ``routes``: by symbol (VENUE:SYMBOL); `reroute` replaces them. ``clocks``: of the venues, by session.
     ``dead_letter`` gets malformed messages, ``name_stream`` each stream before its first record is pushed. A
-    source that can wait is paused while the ``gate`` is not set.
+    source that can wait is paused while the ``gate`` is not set. ``opener``: None where all sessions are
+    open from the start.
     """
 
     def __init__(
@@ -125,11 +137,12 @@ class RecordDecoder:
         order: RingTurns | None = None,
         sequence: SequenceKind = "none",
         name_stream: Callable[[protocol.NameStream], None] = lambda stream: None,
+        opener: Opener | None = None,
         gate: asyncio.Event | None = None,
     ) -> None:
         self.flow = RingFlow(source, ring, store, gate)
         self._source, self._tracker, self._store = source, tracker, store
-        self._dead_letter = dead_letter
+        self._dead_letter, self._opener = dead_letter, opener
         self._max_bytes, self._max_ahead_ns = max_bytes, max_ahead_ns
         self._clocks = defaultdict(VenueClock) if clocks is None else clocks
         self._counters = IntakeCounters(source, store)
@@ -138,8 +151,10 @@ class RecordDecoder:
         self._numbers: dict[Stream, int] = {}
         """Of the streams that have a name, in the ring."""
         self._gaps = GapFlags()
+        self._missed = set[str]()
+        """Sessions whose records went nowhere."""
         self._sequences = Sequences(sequence)
-        self._waiting: dict[tuple[int, int], Callable[[bool], None]] = {}
+        self._waiting: dict[tuple[int, int], tuple[SymbolRoute, Callable[[bool], None]]] = {}
         """Packs heartbeats and refusals of the record before, by symbol and time (0: unknown)."""
         self.reroute(routes)
 
@@ -159,6 +174,23 @@ class RecordDecoder:
     def reroute(self, routes: Mapping[str, SymbolRoute]) -> None:
         """Other sessions read the records from now on."""
         self._routes = Routes(routes)
+
+    async def _open(self, sessions: Iterable[str]) -> None:
+        """Open those that are closed; call it right before their records are packed.
+
+        The records of one that cannot be opened go nowhere, but their offsets are not committed. If it is
+        open later, its next record follows a gap.
+        """
+        if self._opener is None or not (closed := self._closed(sessions)):
+            return
+        failed = await self._opener.open(closed)
+        late, self._missed = self._missed & (closed - failed), (self._missed - closed) | failed
+        for route in self._routes.by_symbol.values() if late else ():
+            if late.intersection(route.sessions):
+                self._gaps.note([route.number])
+
+    def _closed(self, sessions: Iterable[str]) -> set[str]:
+        return set() if self._opener is None else self._opener.closed(sessions)
 
     def _records(self, message: Incoming) -> list[Incoming]:
         """A message for each record in it; none if it was read before."""
@@ -212,15 +244,16 @@ class RecordDecoder:
             self._name_stream(protocol.NameStream(self._source.name, *stream, reread=reread))
         return number
 
-    def _pack(self, message: Incoming, part: int = 0, more: bool = False) -> None:
+    async def _pack(self, message: Incoming, part: int = 0, more: bool = False) -> None:
         """Pack one record if it is usable, else count it. ``part``: its number in its message."""
-        stream = message.topic, message.partition
+        stream, route = (message.topic, message.partition), None
         try:
             record = decode_record(message.payload, header_encoding(message.headers), self._max_bytes)
             self._check_clock(record, message)
             _check_width(record)
+            if not isinstance(record, VenueHeartbeat) and (route := self._routes.by_symbol.get(record.key)):
+                await self._open(route.sessions)
             self._note_missing(record)
-            route = self._routes.by_symbol.get(record.key)
             if route is not None and not isinstance(record, VenueHeartbeat):
                 self._write(record, route, message, part, more)
         except Exception as error:  # whatever one message provokes is its own fault
@@ -280,10 +313,12 @@ class RecordDecoder:
             found = [routes[beat.key]] if beat.key in routes else []
         if found:
             self._store.inc("foretick_heartbeats_total", source=self._source.name)
+            found = [route for route in found if not self._closed(route.sessions)]
         else:
             self._store.inc("foretick_records_unknown_symbol_total")
         for route in found:
-            self._waiting[route.number, beat.ts_event] = partial(self._pack_heartbeat, beat, route, message)
+            pack = partial(self._pack_heartbeat, beat, route, message)
+            self._waiting[route.number, beat.ts_event] = route, pack
 
     def _pack_heartbeat(
         self, beat: VenueHeartbeat, route: SymbolRoute, message: Incoming, more: bool
@@ -354,6 +389,8 @@ class RecordDecoder:
         for start, end in pairwise([0, *borders, len(messages)]):
             if end - start >= FEW and columns["taken"][start]:
                 await self.flow.make_room(end - start)
+                keys = np.unique(columns["key"][start:end]).tolist()
+                await self._open(name for key in keys if key >= 0 for name in self._routes.readers[key])
                 self._pack_columns(
                     messages[start:end], columns[start:end], received[start:end], source[start:end]
                 )
@@ -366,14 +403,15 @@ class RecordDecoder:
             for part, record in enumerate(records):
                 await self.flow.make_room()  # a message may have many records
                 more = part + 1 < len(records)
-                self._pack(record, part, more)
+                await self._pack(record, part, more)
                 await self._pack_waiting(more)
             await self._pack_waiting()
             self.flow.writer.end_message()
 
     async def _pack_waiting(self, more: bool = False) -> None:
-        for pack in self._waiting.values():
+        for route, pack in self._waiting.values():
             await self.flow.make_room()
+            await self._open(route.sessions)
             pack(more)
         self._waiting.clear()
 
@@ -494,7 +532,7 @@ class RecordDecoder:
             if route is not None:
                 moment = 0 if reason in _OF_TIMES else ts_event
                 pack = partial(self._pack_refusal, route, moment, message, part)
-                self._waiting[route.number, moment] = pack
+                self._waiting[route.number, moment] = route, pack
 
     def _refuse(self, message: Incoming, error: MalformedRecord, part: int = 0) -> None:
         self._store.inc("foretick_records_malformed_total", reason=error.reason)

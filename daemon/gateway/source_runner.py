@@ -85,7 +85,8 @@ class SourceRunner:
             is_held=self.is_held,
         )
         parts = source, tracker, progress, self._starts, self.checkpoint, standby, sessions
-        self.group = GroupMember(*parts, config.recovery, self.is_level)
+        opens_all = not config.opens_by_partition
+        self.group = GroupMember(*parts, config.recovery, self.is_level, opens_all=opens_all)
 
         self._new_decoder = partial(
             RecordDecoder,
@@ -99,6 +100,7 @@ class SourceRunner:
             order=order,
             sequence=config.source.sequence,
             name_stream=self._name_stream,
+            opener=None if opens_all else sessions,
             gate=outbox.delivery.gate,
         )
         self._decoder: RecordDecoder | None = None

@@ -29,9 +29,9 @@ class Standby:
         """It has read all that was committed, at least once."""
         self._note()
 
-    def engine_starts(self, sessions: Collection[str]) -> None:
-        """An engine starts with these sessions, from what is known."""
-        self.lives.on(Event.ENGINE_STARTED, sessions)
+    def engine_starts(self, sessions: Collection[str], *, opens: bool = True) -> None:
+        """An engine starts from what is known; it ``opens`` these sessions, or none."""
+        self.lives.on(Event.ENGINE_STARTED if opens else Event.CLOSED, sessions)
         if self._configured:
             self.lives.on(Event.STANDBY, sessions)
 

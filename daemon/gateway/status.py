@@ -7,6 +7,7 @@ from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.engine_manager import EngineManager
 from daemon.gateway.inputs import Inputs
 from daemon.gateway.queries import visible
+from daemon.gateway.reconfigure import LiveSessions
 from daemon.supervision import Tasks
 from daemon.tenants import Client
 from feeds.connector import SinkRoute
@@ -25,7 +26,9 @@ class Status:
         engine: EngineManager,
         sessions: Sessions,
         inputs: Inputs,
+        live: LiveSessions,
     ) -> None:
+        self._live = live
         self._store, self._tasks, self._engine = store, tasks, engine
         self._sessions, self._inputs = sessions, inputs
         self._sinks = [
@@ -67,4 +70,5 @@ class Status:
         """What is missing; empty when the daemon is ready."""
         reasons = [] if self._engine.ready.is_set() else ["the engine is not up"]
         reasons += self._inputs.missing()
+        reasons += [f"session {name} is not open: {why}" for name, why in self._live.unopened.items()]
         return reasons + [f"{name} ended: {why}" for name, why in self._tasks.ended.items()]

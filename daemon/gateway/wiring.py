@@ -53,6 +53,7 @@ from daemon.gateway.status import Status
 from daemon.gateway.stream_names import Streams
 from daemon.gateway.watermarks import closed_until
 from daemon.progress import Progress
+from daemon.session_life import CLOSED
 from daemon.supervision import TaskEnded, Tasks
 from engine.step import Executor
 from feeds.connector import SettingError, SinkRoute
@@ -153,8 +154,8 @@ def make_gateway(
     base = _base(config, source, routes, processes, restart_after_s)
     data = _data_way(base, commit_every_s)
     requests = _request_way(base, data)
-    status = Status(base.store, base.tasks, base.routes, base.engine, data.sessions, data.inputs)
-    http, query, agents = _servers(base, data, requests, status)
+    connect = connect or partial(_connect, base, data, processes, executor, watch)
+    http, query, agents, status = _servers(base, data, requests)
     return Gateway(
         cores=cores,
         store=base.store,
@@ -163,7 +164,7 @@ def make_gateway(
         notifier=notifier or Notifier(),
         routes=base.routes,
         engine=base.engine,
-        connect=connect or partial(_connect, base, data, processes, executor, watch),
+        connect=partial(_started, data.inputs, connect),
         input=data.inputs,
         status=status,
         sessions=data.sessions,
@@ -231,7 +232,7 @@ def _data_way(base: _Base, commit_every_s: float) -> _DataWay:
     several = len(sources) > 1
     trackers = [OffsetTracker(progress.describe, each.name if several else "") for each in sources]
     streams = Streams(several=several)
-    sessions = Sessions(config, store)
+    sessions = Sessions(config, store, partial(_is_open, config, base.engine, standby))
     sink = _transactional(base)
     outbox = Outbox(
         base.routes,
@@ -274,6 +275,13 @@ def _data_way(base: _Base, commit_every_s: float) -> _DataWay:
         )
         inputs.add(runner)
     return _DataWay(sessions, questions, events, progress, publisher, order, inputs, live)
+
+
+def _is_open(config: Config, engine: EngineManager, standby: Standby, session: str) -> bool:
+    """Whether the engine can be asked about a session; also while none is up, which is said then."""
+    if not config.opens_by_partition or not engine.ready.is_set():
+        return True
+    return standby.lives.state(session) not in CLOSED
 
 
 def _events_and_progress(base: _Base) -> tuple[Events, ProgressStore]:
@@ -347,9 +355,10 @@ def _request_way(base: _Base, data: _DataWay) -> _RequestWay:
 
 
 def _servers(
-    base: _Base, data: _DataWay, way: _RequestWay, status: Status
-) -> tuple[HttpServer, QueryServer | None, McpHttp | None]:
+    base: _Base, data: _DataWay, way: _RequestWay
+) -> tuple[HttpServer, QueryServer | None, McpHttp | None, Status]:
     config, store, events = base.config, base.store, data.events
+    status = Status(store, base.tasks, base.routes, base.engine, data.sessions, data.inputs, data.live)
     requests = Requests(way.answer, data.sessions.observe)
     agents = None
     if config.http.mcp:
@@ -383,7 +392,7 @@ def _servers(
         is_stuck=status.is_stuck,
     )
     if not config.query.endpoint:
-        return http, None, agents
+        return http, None, agents, status
     query = QueryServer(
         way.answer,
         config.query.endpoint,
@@ -393,7 +402,7 @@ def _servers(
         keys=base.keys,
         observe=data.sessions.observe,
     )
-    return http, query, agents
+    return http, query, agents, status
 
 
 def _lossless(sources: Sequence[Source]) -> bool:
@@ -425,6 +434,12 @@ def labels_of(config: Config, sources: Sequence[Source], routes: Sequence[SinkRo
     }
 
 
+def _started(inputs: Inputs, connect: Connect, ring: Ring, wake_fd: int) -> EngineClient:
+    """What ``connect`` gives, for an engine that starts."""
+    inputs.engine_starts()
+    return connect(ring, wake_fd)
+
+
 def _connect(
     base: _Base,
     data: _DataWay,
@@ -436,7 +451,7 @@ def _connect(
 ) -> EngineClient:
     """The configured engine, which goes on from what is stored."""
     progress = data.progress.start(data.sessions.states, again=data.inputs.again)
-    config, symbols = data.live.now(), data.inputs.engine_starts()
+    config, symbols = data.live.now(), data.inputs.symbols
     if config.process.mode == "two":
         return ProcessEngine(
             config,

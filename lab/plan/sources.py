@@ -4,8 +4,6 @@ import os
 from dataclasses import dataclass
 from functools import partial
 
-from msgspec.structs import replace
-
 from daemon.config.schema import Config
 from daemon.config.standing import questions_of
 from daemon.config.symbols import numbered
@@ -14,11 +12,11 @@ from daemon.engine.build import (
     directory_of,
     limits_of,
     line_spec,
-    pool_blocks,
     prefixes_of,
     prepared,
     register,
 )
+from daemon.engine.pool_size import PoolSizes
 from daemon.engine.prefixes import EnginePrefixes
 from engine.model.architectures import ModelError
 from engine.model.chat_format import PromptFormat
@@ -95,8 +93,8 @@ def sources_of(config: Config, costs: CostModel | None = None) -> Sources:
     frozen = max(len(prefixes.newest(name)) for name in lines)
     if compact:
         frozen += len(prompt.encode(WIDEST.header))
-    size, sessions = config.pool.block_size, len(config.sessions)
-    once, twice = (pool_blocks(_repeated(config, n), frozen, compact * n) for n in (1, 2))
+    sizes = PoolSizes(config, frozen)
+    blocks = sizes.all(compact)
     return Sources(
         config,
         outline,
@@ -106,13 +104,9 @@ def sources_of(config: Config, costs: CostModel | None = None) -> Sources:
         registry,
         limits_of(config),
         costs,
-        config.pool.blocks or once,
-        (twice - once) * size / sessions,
+        config.pool.blocks or blocks,
+        (blocks - sizes.shared) * config.pool.block_size / len(config.sessions),
     )
-
-
-def _repeated(config: Config, times: int) -> Config:
-    return replace(config, sessions=config.sessions * times)
 
 
 def device_memory(config: Config) -> int:

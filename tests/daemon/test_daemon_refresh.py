@@ -6,8 +6,8 @@ import msgspec
 
 from daemon.config.checks import cross_check
 from daemon.config.schema import Config, FlashConfig, PoolConfig, QuestionConfig, SchedulerConfig
-from daemon.engine.build import fresh_tokens, pool_blocks
 from daemon.engine.metrics import EngineObserver
+from daemon.engine.pool_size import PoolSizes
 from engine.divergence import Divergence
 from feeds.durations import Duration
 from metrics.store import MetricStore
@@ -23,13 +23,14 @@ def test_the_pool_has_room_for_the_fresh_windows() -> None:
     def config(**settings: Any) -> Config:
         return Config(sessions=sessions(*names, retention_tokens=1000, **settings))
 
+    def blocks(config: Config) -> int:
+        return PoolSizes(config, 0).all(())
+
     off = config(divergence_every=Duration(0))
-    assert fresh_tokens(off) == 0
-    assert fresh_tokens(config()) == 1000
-    assert fresh_tokens(config(semantics="exact")) == 3000
-    assert pool_blocks(config(semantics="exact"), 0) >= pool_blocks(off, 0) + 2 * 3000 // 16
+    assert blocks(config()) == blocks(off) + 2 * 1000 // 16
+    assert blocks(config(semantics="exact")) == blocks(off) + 2 * 3000 // 16
     numbered = msgspec.structs.replace(off, flash=FlashConfig(placement="frozen"))
-    assert fresh_tokens(numbered) == 1000
+    assert blocks(numbered) == blocks(off) + 2 * 1000 // 16
     least = 3 * (1000 + 1000) + 2048 + 256  # windows, appends, a question and its answer
     for semantics, needed in (("carry", least), ("exact", least + 3000)):
         for blocks, refused in ((-(-needed // 16) - 1, True), (-(-needed // 16), False)):

@@ -157,10 +157,23 @@ async def group(
         yield made
 
 
+async def has_open(gateway: Gateway, *sessions: str) -> None:
+    """Wait until these sessions, and no others, are open in a daemon: in gateway and engine."""
+
+    def done() -> bool:
+        names = {session.name for session in gateway.config.sessions}
+        count = gateway.store.value("foretick_sessions_open")
+        return names - gateway.live.closed(names) == set(sessions) and count == len(sessions)
+
+    await until(done, 30.0, f"{sessions} open")
+
+
 async def test_sessions_move_between_daemons_and_questions_find_them(group: Group) -> None:
     first = await group.join("one")
+    await has_open(first)
     await group.trade(5)
     await group.answered()
+    await has_open(first, *SYMBOLS)
     second = await group.join("two", forward=False)
     await group.trade(3)
     await group.shared()
@@ -169,6 +182,8 @@ async def test_sessions_move_between_daemons_and_questions_find_them(group: Grou
     names = [session.name for session in first.config.sessions]
     theirs = next(name for name in names if second.input.owner(name) is None)
     mine = next(name for name in names if name != theirs)
+    await has_open(first, mine)
+    await has_open(second, theirs)
     assert first.query is not None
     assert second.query is not None
     async with AsyncQueryClient(first.query.endpoint) as client:
@@ -183,6 +198,7 @@ async def test_sessions_move_between_daemons_and_questions_find_them(group: Grou
     await group.trade(3)
     await group.answered()  # the first one reads both again
     await until(lambda: first.input.owner(theirs) is None, 30.0)
+    await has_open(first, *SYMBOLS)
     # not prefilled again: the other one left a snapshot where both keep theirs
     assert first.store.value("foretick_snapshots_restored_total", session=theirs) == 1
     assert first.store.value("foretick_snapshots_restored_total", session=mine) == 0

@@ -1,6 +1,6 @@
 """What tests share. The names here need neither PyTorch nor a broker; the modules hold the rest."""
 
-from tests.kit.config import inproc_config, sessions
+from tests.kit.config import inproc_config, log_source, sessions
 from tests.kit.fakes import MemorySink, QueueSource
 from tests.kit.records import SECOND, START, TOPIC, incoming, trade
 from tests.kit.waiting import until, until_slowly
@@ -13,6 +13,7 @@ __all__ = [
     "QueueSource",
     "incoming",
     "inproc_config",
+    "log_source",
     "sessions",
     "trade",
     "until",

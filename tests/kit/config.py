@@ -1,6 +1,7 @@
 """Configurations of a daemon in the test's process."""
 
 from collections.abc import Iterable
+from typing import Literal
 
 from daemon.config.schema import (
     UNTRAINED,
@@ -13,7 +14,9 @@ from daemon.config.schema import (
     QueryConfig,
     SchedulerConfig,
     SessionConfig,
+    SourceConfig,
 )
+from feeds.connectors.kafka import KafkaSourceConnector
 from feeds.durations import Duration
 from tests.kit.records import SECOND
 
@@ -42,3 +45,8 @@ def inproc_config(symbols: Iterable[str] = ("V:AAA",), **settings: object) -> Co
         "log": LogConfig(level="warning"),
     }
     return Config(**(defaults | settings))  # type: ignore[arg-type]  # a Config's
+
+
+def log_source(policy: Literal["wait", "skip"] = "wait") -> SourceConfig:
+    """A log of which daemons of a group read a part each; there is no broker."""
+    return SourceConfig(kind="kafka", kafka=KafkaSourceConnector("127.0.0.1:1"), backlog_policy=policy)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence, Set
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from daemon.gateway.peers import Peers
 from daemon.gateway.pending import PendingCommands
 from daemon.gateway.prompt_quota import PromptQuota
 from daemon.gateway.queries import Begin, Queries
-from daemon.gateway.record_decoder import RecordDecoder, RingTurns
+from daemon.gateway.record_decoder import Opener, RecordDecoder, RingTurns
 from daemon.gateway.source_runner import SourceRunner
 from daemon.gateway.standby import Standby
 from daemon.gateway.stream_names import Streams
@@ -96,7 +96,12 @@ class DecoderRig:
     """A `RecordDecoder` of a source, and what comes of its messages. Session ``aaa`` shows ``V:AAA``."""
 
     def __init__(
-        self, source: Source, *sessions: str, capacity: int = 4096, max_bytes: int = 1 << 20
+        self,
+        source: Source,
+        *sessions: str,
+        capacity: int = 4096,
+        max_bytes: int = 1 << 20,
+        opener: Opener | None = None,
     ) -> None:
         names = sessions or ("aaa",)
         self.source, self.capacity = source, capacity
@@ -113,6 +118,7 @@ class DecoderRig:
             self.store,
             self.dead_letters.append,
             gate=self.gate,
+            opener=opener,
             max_bytes=max_bytes,
             max_ahead_ns=3600 * SECOND,
         )
@@ -173,6 +179,8 @@ class Log(Member):
     def __init__(self, points: Mapping[Partition, CommitPoint]) -> None:
         super().__init__(*points, name="kafka")
         self.points = dict(points)
+        self.others: dict[Partition, CommitPoint] = {}
+        """What other members have committed."""
         self.reached: dict[Partition, tuple[int, int]] = {}
         self.listener: RebalanceListener
         self.fails = False
@@ -186,7 +194,7 @@ class Log(Member):
         return self.points
 
     async def peer_offsets(self) -> Mapping[Partition, CommitPoint]:
-        return {}
+        return self.others
 
     def set_rebalance_listener(self, listener: RebalanceListener) -> None:
         self.listener = listener
@@ -281,6 +289,15 @@ class SourceEvents:
 
     def reads(self, session: str) -> bool:
         return False
+
+    def closed(self, sessions: Iterable[str]) -> set[str]:
+        return set()
+
+    async def open(self, sessions: Collection[str]) -> set[str]:
+        return set()
+
+    async def close_unused(self, is_elsewhere: Callable[[str], bool]) -> None:
+        pass
 
 
 def inputs_of(

@@ -31,20 +31,33 @@ from tests.regions.numbered import (
 
 @settings(max_examples=200)
 @given(
-    st.lists(st.tuples(st.sampled_from(["take", "grow", "share", "release"]), st.integers(0, 9)), max_size=60)
+    st.lists(
+        st.tuples(st.sampled_from(["take", "grow", "share", "release", "resize"]), st.integers(0, 23)),
+        max_size=60,
+    )
 )
 def test_blocks_are_conserved(operations: list[tuple[str, int]]) -> None:
-    """In any order of taking, sharing and releasing, references add up and no block has two users."""
-    allocator = BlockAllocator(24)
+    """In any order of taking, sharing, releasing and resizing, references add up and no block has two users.
+
+    Nothing above the limit is taken, what is in use there stays, and what becomes free there is told once.
+    """
+    allocator, limit = BlockAllocator(24), 24
     kept: list[list[Run]] = []
+    retired = set[int]()
     for name, n in operations:
+        used = {b for runs in kept for run in runs for b in range(run.start, run.stop)}
         if name in ("take", "grow"):
-            free = allocator.free_blocks
+            free, n = allocator.free_blocks, n % 10
             runs = allocator.take(n, grows=name == "grow")
             assert (runs is None) == (n > free)
             if runs:
                 assert sum(run.blocks for run in runs) == n
+                assert all(run.stop <= limit for run in runs)
                 kept.append(runs)
+        elif name == "resize":
+            before, limit = limit, n + 1
+            allocator.resize(limit)
+            retired |= set(range(limit, before)) - used
         elif kept and name == "share":
             allocator.share(kept[n % len(kept)])
             kept.append(list(kept[n % len(kept)]))
@@ -52,7 +65,50 @@ def test_blocks_are_conserved(operations: list[tuple[str, int]]) -> None:
             allocator.release(kept.pop(n % len(kept)))
         allocator.check_integrity()
         blocks = {b for runs in kept for run in runs for b in range(run.start, run.stop)}
-        assert allocator.free_blocks == 24 - len(blocks)
+        retired |= {b for b in used - blocks if b >= limit}
+        told = [b for run in allocator.retired for b in range(run.start, run.stop)]
+        allocator.retired.clear()
+        assert sorted(told) == sorted(retired)
+        retired.clear()
+        assert allocator.free_blocks == limit - len({b for b in blocks if b < limit})
+        assert allocator.total_blocks == allocator.free_blocks + len(blocks)
+
+
+@pytest.mark.parametrize("limit", [0, 25, -1])
+def test_a_limit_is_within_the_pool(limit: int) -> None:
+    with pytest.raises(ValueError, match="at most 24"):
+        BlockAllocator(24).resize(limit)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_memory_above_a_lower_limit_is_given_back_and_reads_as_zero() -> None:
+    """At the next `trim`, where it was in use as the limit was lowered."""
+    memory = KVPool([LayerShape(2, 64, 64)] * 2, 8192, dtype=torch.float32)  # 256 MiB
+    tensors = (*memory.keys, *memory.values)
+    before = resident_bytes()
+    taken = memory.take(8192)
+    assert taken
+    for tensor in tensors:
+        tensor.fill_(1.0)
+    full = resident_bytes()
+    assert full - before > 0.9 * memory.bytes
+    memory.resize(1024)
+    assert resident_bytes() > full - 2**20  # all is in use
+    memory.blocks.release([Run(512, 8192)])
+    memory.trim()
+    assert resident_bytes() - before < 0.2 * memory.bytes
+    assert (memory.total_blocks, memory.free_blocks, memory.capacity) == (1024, 512, 8192)
+    edge = 1024 * memory.block_size
+    for tensor in tensors:
+        assert bool((tensor[:, :edge] == 1.0).all())
+        assert not bool(tensor[:, edge:].any())
+    memory.resize(8192)
+    assert memory.free_blocks == 8192 - 512
+    memory.blocks.release([Run(0, 512)])
+    memory.check_integrity()
 
 
 def test_a_tape_continues_behind_its_last_block() -> None:

@@ -33,18 +33,18 @@ from daemon.engine.request_runner import SESSION_RESET
 from daemon.engine.snapshot_store import SnapshotFiles, SnapshotNoRoom
 from daemon.progress import Position, Progress
 from feeds.connector import SettingError
-from feeds.connectors.kafka import KafkaSourceConnector
 from feeds.connectors.zeromq import ZmqSourceConnector
 from feeds.durations import Duration
 from feeds.market_data import Answer
 from flash.late_labels import AdaptationState
+from flash.question import PAPER_SIX
 from ingest.record import TRADE, RecordWriter, stream_number
 from ingest.ring import Ring
-from metrics.store import MetricStore, UnknownSeriesError
+from metrics.store import MetricStore
 from regions.offload.snapshot_format import Identity, SnapshotHeader, read_header, write_snapshot
 from regions.tape import Retention
 from support.durable_file import replacing
-from tests.kit import tolerance
+from tests.kit import log_source, tolerance
 from tests.kit.models import terse_directory
 from tests.regions.numbered import append, pool, tape_of
 
@@ -133,6 +133,11 @@ class Engine:
         self.stream = stream_number(stream.source, stream.topic, stream.partition)
         self.given = 0
         self.now = 0
+        self._positions = self.host.ready.positions
+        for session in config.sessions if config.opens_by_partition else ():
+            known = (progress or {}).get(session.name, Progress())
+            self.do(replace(adding(known, CHANGES, session), questions=PAPER_SIX))
+            self._positions = {session.name: self.of(protocol.SessionAdded)[-1].positions}
         if not busy:
             self.host.snapshots.clock = lambda: self.now
             for session in config.sessions:
@@ -140,7 +145,7 @@ class Engine:
 
     @property
     def positions(self) -> dict[str, dict[str, Position]]:
-        return self.host.ready.positions
+        return self._positions
 
     @property
     def version(self) -> int:
@@ -436,10 +441,6 @@ def recovering(made: Config, **settings: object) -> Config:
     return replace(made, recovery=replace(made.recovery, **settings))
 
 
-def log_source(policy: Literal["wait", "skip"] = "wait") -> SourceConfig:
-    return SourceConfig(kind="kafka", kafka=KafkaSourceConnector("127.0.0.1:1"), backlog_policy=policy)
-
-
 def adding(progress: Progress, number: int = 2, session: SessionConfig = COMPACT) -> protocol.OpenSession:
     return protocol.OpenSession(number, session, (), {"X:a": 0}, progress, "")
 
@@ -636,8 +637,9 @@ def test_all_bars_behind_an_old_snapshot_are_read_again(
     assert again.value("bars_skipped_total", session="s") == 0
 
 
-def test_the_gateway_sees_the_metrics_of_a_session_that_began_anew(
-    left: Left, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("closing", [{"keeps": True}, {"releases": True}], ids=str)
+def test_the_metrics_of_a_session_that_is_opened_again_go_on(
+    left: Left, monkeypatch: pytest.MonkeyPatch, closing: dict[str, bool]
 ) -> None:
     """In another process, and each time: another daemon may join and leave again and again."""
     made, progress, log = left
@@ -647,18 +649,35 @@ def test_the_gateway_sees_the_metrics_of_a_session_that_began_anew(
     try:
         for again in range(3):
             if again:
-                engine.do(protocol.CloseSession(1, "s", keeps=True))
-                block = gateway.add_session("s")
-                engine.do(replace(adding(progress["s"]), metrics=block.name))
+                engine.do(protocol.CloseSession(1, "s", **closing), adding(progress["s"]))
             engine.go_on()
             engine.give(31, *log[31:])
-            assert gateway.value("foretick_bars_total", session="s") == 1
+            assert gateway.value("foretick_bars_total", session="s") == 1 + again
     finally:
         gateway.unlink()
         gateway.close()
 
 
-def test_a_session_that_cannot_begin_anew_is_gone(left: Left) -> None:
+def test_a_session_that_is_closed_takes_no_memory_and_keeps_its_snapshots(left: Left) -> None:
+    """Questions that it was asked end; opened again, it goes on from its snapshot."""
+    made, progress, log = left
+    engine = Engine(made, progress)
+    built = engine.host.sessions.built
+    empty = built.engine.pool.total_blocks - built.engine.pool.free_blocks
+    engine.host.handle(chat(1))
+    engine.do(protocol.CloseSession(101, "s", releases=True), chat(2))
+    assert sorted(asks(engine)) == [(1, "rebuilding"), (2, "unknown_session")]
+    assert not built.tapes
+    assert built.engine.pool.total_blocks - built.engine.pool.free_blocks < empty
+    engine.do(adding(progress["s"], 102))
+    assert engine.version == progress["s"].version
+    assert engine.value("snapshots_restored_total", session="s") == 2
+    engine.go_on()
+    engine.give(31, *log[31:])
+    assert engine.version > progress["s"].version
+
+
+def test_a_session_that_cannot_begin_anew_is_closed_and_may_be_opened_again(left: Left) -> None:
     made, progress, _ = left
     engine = Engine(made, progress)
     engine.do(protocol.CloseSession(101, "s", keeps=True))
@@ -667,9 +686,6 @@ def test_a_session_that_cannot_begin_anew_is_gone(left: Left) -> None:
     engine.do(adding(progress["s"], 102, longer))
     refused = [event.id for event in engine.of(Failed) if event.id >= CHANGES]
     assert (refused, asks(engine)) == ([102], [(1, "unknown_session")])
-    with pytest.raises(UnknownSeriesError):
-        engine.store.value("foretick_bars_total", session="s")
-    engine.store.add_session("s")
     engine.do(adding(progress["s"], 3))
     assert [event.id for event in engine.of(protocol.SessionAdded)] == [3]
 

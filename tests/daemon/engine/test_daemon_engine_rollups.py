@@ -18,8 +18,9 @@ from daemon.config.schema import (
     SessionConfig,
 )
 from daemon.engine.assembly import refresher_of, scheduler_of
-from daemon.engine.build import Built, build, pool_blocks
+from daemon.engine.build import Built, build
 from daemon.engine.metrics import EngineObserver
+from daemon.engine.pool_size import PoolSizes
 from daemon.engine.rollups import Rollups, leaving
 from engine.model.canary import dense_logits
 from engine.step import Chunk
@@ -253,7 +254,7 @@ def test_each_length_of_bar_is_a_multiple_of_the_one_before(
 
 def test_pool_and_positions_have_room_for_the_longest_rollup(built: Built) -> None:
     without, rolled = config(session("a", rollup=())), config(session("a", rollup_tokens=1000))
-    assert pool_blocks(rolled, 0) >= pool_blocks(without, 0) + 2 * 1000 // 16
+    assert PoolSizes(rolled, 0).all(()) >= PoolSizes(without, 0).all(()) + 2 * 1000 // 16 - 1
     assert [p.key for p in cross_check(config(session("a", rollup_tokens=3500)))] == ["pool.frame_limit"]
     numbered = len(built.prompt.frozen(None, [QUESTION.text]))
     assert built.prefixes.longest("a", [QUESTION]) == numbered + session("a").rollup_tokens

@@ -18,6 +18,7 @@ from daemon.ages import Times
 from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.checkpoint.delivery import DeliveryOutcome, Done
 from daemon.gateway.checkpoint.offsets import OffsetTracker
+from daemon.gateway.standby import Standby
 from feeds.market_data import Answer, AnyMessage, DataUpdated
 from flash.evaluator import Evaluated, FlashEvaluator
 from flash.question import Question
@@ -79,7 +80,9 @@ class Rig:
         store = MetricStore.local({"session": ["aaa", "bbb"], "source": [], "sink": []})
         self.tracker = OffsetTracker()
         self.sessions = Sessions(config, store)
-        self.publisher = make_publisher(config, self.tracker, self.sessions, store)
+        standby = Standby(store)
+        standby.engine_starts(["aaa", "bbb"])
+        self.publisher = make_publisher(config, self.tracker, self.sessions, store, standby=standby)
         self.publisher.outbox.delivery.put = self.put  # type: ignore[method-assign] # sinks that wait
         self.h.scheduler.subscribe(self.committed)
         self.evaluator = FlashEvaluator(

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
 from typing import ClassVar
 
@@ -18,7 +18,7 @@ from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.record_decoder import RecordDecoder
 from feeds.codec import REPLAY, encode
 from feeds.decimals import from_units
-from feeds.market_data import Bar, DeadLetter, Quote, Trade
+from feeds.market_data import EVERY_SYMBOL, Bar, DeadLetter, Quote, Trade, VenueHeartbeat
 from feeds.source import CommitPoint, Fault, Incoming, Kind
 from ingest.record import (
     BAR,
@@ -59,12 +59,29 @@ class Rig(DecoderRig):
         return self.store.value(name, **labels)
 
 
+class Opening:
+    """Opens closed sessions with a pause; those that it ``refuses`` stay closed."""
+
+    def __init__(self, *closed: str, refuses: Collection[str] = ()) -> None:
+        self.left, self.refuses = set(closed), set(refuses)
+        self.opened: list[set[str]] = []
+
+    def closed(self, sessions: Iterable[str]) -> set[str]:
+        return self.left.intersection(sessions)
+
+    async def open(self, sessions: Collection[str]) -> set[str]:
+        await asyncio.sleep(0.001)
+        self.opened.append(set(sessions))
+        self.left -= set(sessions) - self.refuses
+        return self.closed(sessions)
+
+
 @pytest.fixture
 def rig() -> Iterator[Callable[..., Rig]]:
     with ExitStack() as stack:
 
-        def make(kind: Kind = "pausing", capacity: int = 64) -> Rig:
-            made = Rig(QueueSource(kind), "aaa", "bbb", capacity=capacity)
+        def make(kind: Kind = "pausing", capacity: int = 64, opener: Opening | None = None) -> Rig:
+            made = Rig(QueueSource(kind), "aaa", "bbb", capacity=capacity, opener=opener)
             stack.callback(made.close)
             return made
 
@@ -563,3 +580,43 @@ async def test_a_jump_flags_each_session_s_next_record_of_that_partition_and_is_
     assert np.flatnonzero(r.popped()["flags"] & FLAG_GAP).tolist() == [0]
     assert r.count("foretick_records_skipped_total", source="test") == 5000
     assert r.count("foretick_partitions_moved_total", source="test") == 1
+
+
+@pytest.mark.parametrize("size", [1, 30], ids=["one by one", "as columns"])
+async def test_a_closed_session_is_opened_before_its_first_record_goes_on(rig, size: int) -> None:
+    opener = Opening("aaa", "bbb")
+    r = rig(capacity=256, opener=opener)
+    batches = [[incoming(good(n), n) for n in range(first, first + size)] for first in (0, size)]
+    await r.run(*batches)
+    assert opener.opened == [{"aaa"}]
+    assert opener.left == {"bbb"}
+    assert r.popped()["offset"].tolist() == list(range(2 * size))
+
+
+@pytest.mark.parametrize("size", [1, 30], ids=["one by one", "as columns"])
+async def test_a_session_that_cannot_be_opened_loses_nothing_and_has_a_gap_later(rig, size: int) -> None:
+    """Its offsets are not committed. Once it is open, its first record says that some are missing."""
+    opener = Opening("aaa", refuses=["aaa"])
+    r = rig(capacity=256, opener=opener)
+    r.source.put([incoming(good(n), n) for n in range(size)])
+    running = asyncio.create_task(r.ingest.run())
+    await until(lambda: len(opener.opened) > 0)
+    await until(lambda: r.count("foretick_records_total", source="test") == size)
+    r.records()
+    opener.refuses.clear()
+    r.source.put([incoming(good(n), n) for n in range(size, 2 * size)])
+    r.source.end()
+    await running
+    later = r.popped()
+    assert (later["flags"] & FLAG_GAP != 0).tolist() == [True] + [False] * (size - 1)
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(0)}
+
+
+async def test_a_heartbeat_opens_no_session_and_a_refused_record_opens_its_own(rig) -> None:
+    """The bar that lacks the record shall say so."""
+    opener = Opening("aaa", "bbb")
+    r = rig(opener=opener)
+    beat = encode(VenueHeartbeat(venue="V", symbol=EVERY_SYMBOL, ts_event=START, ts_recv=START))
+    await r.run([incoming(beat, 0), incoming(with_bytes(price="-1"), 1)])
+    assert opener.opened == [{"aaa"}]
+    assert r.popped(refusals=True)["symbol"].tolist() == [0]

@@ -309,12 +309,12 @@ async def test_a_session_that_was_cut_short_as_it_began_anew_begins_anew_the_nex
     await until(lambda: len(sink.sent) == 6)
 
 
-async def test_a_session_that_the_engine_refuses_to_begin_anew_is_gone(up):
+async def test_a_session_that_the_engine_refuses_to_open_again_stays_closed_and_says_why(up):
     gateway, engines, _, _ = up
     resuming = await needs_reset(gateway, engines)
     addition = engines.sent.pop()
     assert isinstance(addition, protocol.OpenSession)
     engines.emit(Failed(addition.id, "bad_request", "the pool is full"))
     await resuming
-    assert not gateway.config.sessions
-    assert not gateway.sessions.states
+    assert gateway.status.not_ready() == ["session aaa is not open: the pool is full"]
+    assert [session.name for session in gateway.config.sessions] == ["aaa"]

@@ -6,7 +6,7 @@ answers whenever this one does not own the partition. The gateway's side is `Gro
 """
 
 import asyncio
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any, Literal, get_args
 
 import pytest
@@ -20,13 +20,14 @@ from hypothesis.stateful import (
     rule,
 )
 
-from daemon.config.schema import RecoveryConfig
+from daemon.config.schema import RecoveryConfig, SourceConfig
 from daemon.engine.replayed_bars import History
 from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.checkpoint.state import ProgressStore
 from daemon.gateway.standby import Standby
 from daemon.progress import Position, Progress
 from daemon.session_life import (
+    CLOSED,
     FOLLOWING,
     STALE,
     TRANSITIONS,
@@ -42,7 +43,7 @@ from daemon.session_life import (
 from feeds.durations import Duration
 from feeds.source import CommitPoint
 from metrics.store import MetricStore
-from tests.kit import SECOND, inproc_config
+from tests.kit import SECOND, inproc_config, log_source
 from tests.kit.gateway import Broker, Log, SourceEvents, assigned, inputs_of
 from tests.kit.progress import stored
 
@@ -106,7 +107,11 @@ class Daemon(SourceEvents):
         self.standby = Standby(store, configured=walk.standby, clock=lambda: 0)
         self.store = store
         self.input, self.runner = inputs_of(
-            inproc_config(["V:AAA"], recovery=RecoveryConfig(Duration(SECOND), standby=walk.standby)),
+            inproc_config(
+                ["V:AAA"],
+                recovery=RecoveryConfig(Duration(SECOND), standby=walk.standby),
+                source=SourceConfig() if walk.opens_all else log_source(),
+            ),
             self.log,
             self.tracker,
             store,
@@ -128,16 +133,19 @@ class Daemon(SourceEvents):
     def start_engine(self, base: int | None) -> None:
         """``base``: where its snapshot ends; None without one."""
         self.life = Life("aaa")
-        self.life.on(Event.ENGINE_STARTED)
-        if self.walk.standby:
-            self.life.on(Event.STANDBY)
         known = self.progress.start(["aaa"])["aaa"]
         self.input.engine_starts()
         self.bars.clear()
         self.events.clear()
+        self.engine_is_up = True
+        if not self.walk.opens_all:
+            self.input.engine_ready({})
+            return
+        self.life.on(Event.ENGINE_STARTED)
+        if self.walk.standby:
+            self.life.on(Event.STANDBY)
         self._open(known, base)
         self.input.engine_ready({} if base is None else self._positions(base))
-        self.engine_is_up = True
 
     def _positions(self, base: int) -> Mapping[str, Mapping[str, Position]]:
         return {"aaa": {"V:AAA": Position("", *P, base)}}
@@ -182,14 +190,22 @@ class Daemon(SourceEvents):
         self._drain()
         return True
 
+    def _reaches(self) -> bool:
+        if self.fails == "late":
+            self.fails = None
+        return self._send()
+
     async def resume(self, sessions: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
         for name in sessions:
             assert name == "aaa"
             if not self._send():
                 self.lives.on(Event.FAILED, [name])
                 return {}
-            self.life.on(Event.RESET)
-            self.life.on(Event.REOPENING)
+            if self.life.state is State.ABSENT:
+                self.life.on(Event.ADDED)
+            else:
+                self.life.on(Event.RESET)
+                self.life.on(Event.REOPENING)
             self.life.on(Event.FOLLOWED if self.state in FOLLOWING else Event.OPENED)
             known = self.progress.resumed("aaa")
             base = self.walk.snapshot
@@ -197,6 +213,27 @@ class Daemon(SourceEvents):
             self.lives.on(Event.OPENED, [name])
             return self._positions(base)
         return {}
+
+    def closed(self, sessions: Iterable[str]) -> set[str]:
+        return self.lives.among(sessions, CLOSED)
+
+    async def open(self, sessions: Collection[str]) -> set[str]:
+        """Without a snapshot that is newer than its record. The source waits as long as it takes."""
+        if self._reaches():
+            self.lives.on(Event.ADDED, sessions)
+            self.life.on(Event.ADDED)
+            self.life.on(Event.OPENED)
+            self._open(self.progress.resumed("aaa"), None)
+            self.lives.on(Event.OPENED, sessions)
+        return self.closed(sessions)
+
+    async def close_unused(self, is_elsewhere: Callable[[str], bool]) -> None:
+        gone = self.state in (State.OUTDATED, State.REVOKED) or is_elsewhere("aaa")
+        if gone and self.state is not State.ABSENT and not self.input.holds("aaa"):
+            self.lives.on(Event.CLOSED, ["aaa"])
+            if self._reaches():
+                self.life.on(Event.REMOVED)
+                self.events.clear()
 
     async def promote(self, sessions: Collection[str]) -> None:
         """It waits for an engine, and the source gives up if none comes."""
@@ -222,6 +259,7 @@ class Walk(RuleBasedStateMachine):
     """What the broker knows, and one daemon that anything may happen to."""
 
     exactly_once = standby = False
+    opens_all = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -326,6 +364,15 @@ class Walk(RuleBasedStateMachine):
         if found is not None and not self.follows:
             self.follows, self.at = True, found[P].offset
 
+    @rule()
+    def looks_around(self) -> None:
+        """Nothing stays open that is another daemon's, and not followed."""
+        daemon = self.daemon
+        daemon.log.others = {} if self.is_ours else {P: self.point}
+        self.run(daemon.runner.group.look_around())
+        if not (self.opens_all or self.is_ours or self.follows or not daemon.engine_is_up):
+            assert daemon.state is daemon.life.state is State.ABSENT
+
     @precondition(lambda self: self.follows)
     @rule()
     def looks_no_longer(self) -> None:
@@ -360,6 +407,8 @@ class Walk(RuleBasedStateMachine):
     @rule()
     def read(self) -> None:
         if not self.daemon.tracker.repeats(P, self.at):
+            if self.daemon.closed(["aaa"]) and self.run(self.daemon.open(["aaa"])):
+                return  # its engine has died
             self.daemon.tracker.passed_on("aaa", P, [self.at])
             self.daemon.bars.append(self.at)
         self.at += 1
@@ -426,8 +475,18 @@ class _StandbyExactlyOnce(_ExactlyOnce):
     standby = True
 
 
+class _ByPartition(Walk):
+    opens_all = False
+
+
+class _ByPartitionExactlyOnce(_ByPartition):
+    exactly_once = True
+
+
 _SETTINGS = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestMember, TestStandby = Walk.TestCase, _Standby.TestCase
 TestExactlyOnce, TestStandbyExactlyOnce = _ExactlyOnce.TestCase, _StandbyExactlyOnce.TestCase
 TestMember.settings = TestStandby.settings = _SETTINGS
+TestByPartition, TestByPartitionExactlyOnce = _ByPartition.TestCase, _ByPartitionExactlyOnce.TestCase
+TestByPartition.settings = TestByPartitionExactlyOnce.settings = _SETTINGS
 TestExactlyOnce.settings = TestStandbyExactlyOnce.settings = _SETTINGS

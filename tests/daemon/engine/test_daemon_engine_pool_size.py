@@ -1,0 +1,79 @@
+"""The pool is as large as the open sessions need."""
+
+from msgspec.structs import replace
+
+from daemon.config.checks import cross_check
+from daemon.config.schema import Config, PoolConfig
+from daemon.engine.build import build, opened_at_start
+from daemon.engine.pool_size import PoolLimit, PoolSizes
+from engine.engine import Engine
+from tests.engine.oracle import tiny
+from tests.kit import inproc_config, log_source
+
+NAMES = [f"V:S{number}" for number in range(10)]
+
+
+def sized(config: Config, *, follows: bool = True, capacity: int = 0) -> tuple[Engine, PoolSizes, PoolLimit]:
+    sizes = PoolSizes(config, 100)
+    engine = Engine(tiny("llama", layers=2), blocks=capacity or sizes.all(()))
+    return engine, sizes, PoolLimit(engine, sizes, lambda blocks: 8 * blocks, follows=follows)
+
+
+def test_the_pool_follows_the_sessions_that_are_open() -> None:
+    config = inproc_config(NAMES)
+    engine, sizes, limit = sized(config)
+    each = {sizes.of(session, compact=False) for session in config.sessions}
+    assert len(each) == 1
+    (own,) = each
+    assert engine.pool.total_blocks == sizes.shared
+    for count, session in enumerate(config.sessions, 1):
+        assert limit.has_room(session, compact=False)
+        limit.open(session, compact=False)
+        limit.open(session, compact=False)  # as after a close that failed
+        assert engine.pool.total_blocks == sizes.shared + count * own
+        assert engine.cache.budget == 8 * engine.pool.total_blocks
+    assert engine.pool.total_blocks == engine.pool.capacity
+    for count, session in enumerate(config.sessions, 1):
+        limit.close(session.name)
+        limit.close(session.name)
+        assert engine.pool.total_blocks == sizes.shared + (len(NAMES) - count) * own
+
+
+def test_a_pool_of_a_size_that_was_asked_for_stays_as_it_is() -> None:
+    config = inproc_config(NAMES)
+    engine, _, limit = sized(config, follows=False, capacity=500)
+    for session in config.sessions:
+        limit.open(session, compact=False)
+    assert engine.pool.total_blocks == 500
+
+
+def test_sessions_beyond_the_capacity_share_what_there_is() -> None:
+    config = inproc_config(NAMES)
+    engine, sizes, limit = sized(config, capacity=PoolSizes(config, 100).shared + 1)
+    assert not limit.has_room(config.sessions[0], compact=False)
+    limit.open(config.sessions[0], compact=False)
+    assert engine.pool.total_blocks == sizes.shared + 1
+
+
+def test_an_engine_whose_sessions_come_by_partition_opens_none_and_is_small() -> None:
+    """Whatever cannot be opened is said at the start all the same."""
+    config = replace(inproc_config(NAMES), source=log_source())
+    built = build(config, {})
+    assert (len(built.tapes), len(built.lines), opened_at_start(config).sessions) == (0, 0, ())
+    whole = build(inproc_config(NAMES), {})
+    assert len(whole.tapes) == len(NAMES)
+    assert built.engine.pool.total_blocks < whole.engine.pool.total_blocks / 4
+    assert built.engine.pool.capacity == whole.engine.pool.capacity
+
+
+def test_a_pool_need_not_hold_all_sessions_of_a_group() -> None:
+    """But each of them."""
+    alone = inproc_config(NAMES[:1])
+    (refused,) = cross_check(replace(alone, pool=PoolConfig(blocks=1)))
+    least = int(refused.message.split(" are needed")[0].split()[-1]) // 16 + 1
+    fits = PoolConfig(blocks=least)
+    assert not cross_check(replace(alone, pool=fits))
+    assert cross_check(replace(inproc_config(NAMES), pool=fits))
+    of_a_group = replace(inproc_config(NAMES), source=log_source(), pool=fits)
+    assert not cross_check(of_a_group)
+    assert cross_check(replace(of_a_group, pool=PoolConfig(blocks=least - 2)))
