@@ -16,7 +16,7 @@ from daemon.config.checks import bound_endpoints, connectors_of, exposure_warnin
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.standing import questions_of
 from daemon.cores import cores_of, usable
-from daemon.engine.build import build, register
+from daemon.engine.build import Built, build, register
 from daemon.gateway.credentials import query_keys, tenants_of, tls_of
 from feeds.connector import Finding, SettingError
 from feeds.connectors.kafka import KafkaSourceConnector
@@ -44,7 +44,8 @@ def check_all(config: Config, group: int = 1) -> Iterator[Finding]:
     """Check model, questions, connectors and sockets of a valid configuration, for ``group`` daemons."""
     for warning in exposure_warnings(config):
         yield Finding(warning.key, f"warning: {warning.message}")
-    for check in (_cores, _model, _connectors, partial(_partitions, group=group), _access, _sockets):
+    in_group = partial(_model, group=group), _connectors, partial(_partitions, group=group)
+    for check in (_cores, *in_group, _access, _sockets):
         try:
             yield from check(config)
         except SettingError as error:
@@ -57,14 +58,16 @@ def _cores(config: Config) -> Iterator[Finding]:
         yield Finding("process.reserve_core", str(cores))
 
 
-def _model(config: Config) -> Iterator[Finding]:
+def _model(config: Config, group: int) -> Iterator[Finding]:
     built = build(config, {})
     untrained = ", untrained" if built.loaded.untrained else ""
     yield Finding("model.path", f"{built.loaded.name} passes its canary{untrained}")
     choice = built.loaded.choice
     yield Finding("model.layers", f"{built.loaded.layers_run}{f': {choice}' if choice else ''}")
     pool = built.engine.pool
-    yield Finding("pool.blocks", f"{pool.total_blocks} blocks, {pool.bytes / 2**20:.0f} MiB")
+    yield Finding("pool.blocks", f"{pool.capacity} blocks, {pool.bytes / 2**20:.0f} MiB")
+    if config.opens_by_partition:
+        yield _room(built, config, group)
     registry = Registry(built.prepare)
     asked = 0
     for declared in questions_of(config):
@@ -82,6 +85,18 @@ def _model(config: Config) -> Iterator[Finding]:
                 ok=False,
             )
     yield Finding("questions", f"{asked} standing questions over {len(config.sessions)} sessions")
+
+
+def _room(built: Built, config: Config, group: int) -> Finding:
+    """Whether ``group`` daemons like this one have room for all sessions."""
+    sessions = len(config.sessions)
+    at_a_time = min(sessions, built.limit.at_a_time)
+    least = -(-sessions // max(1, at_a_time))
+    found = f"a daemon has room for {at_a_time} of {sessions} sessions at a time"
+    if group >= least:
+        return Finding("sessions", found)
+    why = f"{found}: at least {least} daemons are needed, and {group} was said (--group)"
+    return Finding("sessions", why, ok=False)
 
 
 def _connectors(config: Config) -> Iterator[Finding]:

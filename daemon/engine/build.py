@@ -348,7 +348,8 @@ def _build(config: Config, progress: Mapping[str, Progress], ahead: Loaded | Non
     header = len(prompt.encode(WIDEST.header))  # no anchor's header is longer
     compact = [name for name, spec in lines.items() if isinstance(spec, CompactSpec)]
     sizes = PoolSizes(config, longest + (header if compact else 0))
-    blocks = _capacity(config, sizes, compact, loaded)
+    largest = sizes.largest(compact)
+    blocks = _capacity(config, sizes, compact, largest, loaded)
     # the pool less the cell budget; at least the longest frozen prefix and rollup
     least = longest + max((session.summed_tokens for session in config.sessions), default=0)
     share = config.pool.block_size * (1 - config.scheduler.cell_budget)
@@ -357,7 +358,7 @@ def _build(config: Config, progress: Mapping[str, Progress], ahead: Loaded | Non
         return max(int(blocks * share), least)
 
     engine = _engine(loaded, config.pool, blocks, cached(blocks))
-    limit = PoolLimit(engine, sizes, cached, follows=not config.pool.blocks)
+    limit = PoolLimit(engine, sizes, cached, follows=not config.pool.blocks, largest=largest)
     recovery = Recovery(config)
     if recovery.enabled:
         recovery.files.prepare()
@@ -378,7 +379,9 @@ def _build(config: Config, progress: Mapping[str, Progress], ahead: Loaded | Non
     return built
 
 
-def _capacity(config: Config, sizes: PoolSizes, compact: Collection[str], loaded: LoadedModel) -> int:
+def _capacity(
+    config: Config, sizes: PoolSizes, compact: Collection[str], largest: int, loaded: LoadedModel
+) -> int:
     """Blocks to set memory aside for. Raises SettingError where there is too little.
 
     Where sessions come and go, as many as fit, and at least those of the largest session.
@@ -387,8 +390,7 @@ def _capacity(config: Config, sizes: PoolSizes, compact: Collection[str], loaded
     if not config.opens_by_partition:
         check_pool(config, config.sessions, compact)
     elif not config.pool.blocks:
-        each = max((sizes.of(s, compact=s.name in compact) for s in config.sessions), default=0)
-        needed = min(needed, max(fitting_blocks(config.pool, loaded), sizes.shared + each))
+        needed = min(needed, max(fitting_blocks(config.pool, loaded), sizes.shared + largest))
     check_memory(config.pool, needed, loaded)
     return needed
 

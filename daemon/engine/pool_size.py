@@ -53,6 +53,10 @@ class PoolSizes:
         tokens += self._frozen * compact
         return self._blocks(2 * tokens) + 2
 
+    def largest(self, compact: Collection[str]) -> int:
+        """Blocks that the session needs which needs most."""
+        return max((self.of(s, compact=s.name in compact) for s in self._config.sessions), default=1)
+
     def all(self, compact: Collection[str]) -> int:
         """Blocks of all sessions, and what they share."""
         return self.shared + sum(self.of(s, compact=s.name in compact) for s in self._config.sessions)
@@ -70,12 +74,20 @@ class PoolLimit:
     """Has the engine's pool as large as its open sessions need, of the memory that was set aside for it.
 
     ``cached(blocks)``: tokens of the prefix cache in a pool of this size. ``follows``: it does so; a pool
-    of a size that was asked for stays as it is.
+    of a size that was asked for stays as it is. ``largest``: blocks of the session that needs most.
     """
 
     def __init__(
-        self, engine: Engine, sizes: PoolSizes, cached: Callable[[int], int], *, follows: bool
+        self,
+        engine: Engine,
+        sizes: PoolSizes,
+        cached: Callable[[int], int],
+        *,
+        follows: bool,
+        largest: int,
     ) -> None:
+        self.at_a_time = (engine.pool.capacity - sizes.shared) // largest
+        """How many of the largest session there is room for."""
         self._engine, self._sizes, self._cached, self._follows = engine, sizes, cached, follows
         self._needs: dict[str, int] = {}
         self._all = sizes.shared

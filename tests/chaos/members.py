@@ -46,25 +46,25 @@ TRY_S = 5.0
 """Of each try."""
 
 
-def symbols_of(sessions: int) -> dict[str, str]:
+def symbols_of(sessions: int, partitions: int = PARTITIONS) -> dict[str, str]:
     """VENUE:SYMBOL by session; all partitions have equally many."""
-    every, found, held = list(range(PARTITIONS)), dict[str, str](), Counter[int]()
+    every, found, held = list(range(partitions)), dict[str, str](), Counter[int]()
     for n in itertools.count():
         symbol = f"V:S{n}"
         partition = DefaultPartitioner()(symbol.encode(), every, every)
-        if held[partition] * PARTITIONS < sessions:
+        if held[partition] * partitions < sessions:
             held[partition] += 1
             found[f"s{n}"] = symbol
         if len(found) == sessions:
             return found
 
 
-def offsets_of(symbols: Mapping[str, str], bars: int) -> dict[str, range]:
+def offsets_of(symbols: Mapping[str, str], bars: int, partitions: int = PARTITIONS) -> dict[str, range]:
     """Where the records of each session's first ``bars`` bars are, in its partition.
 
     Those of one partition take turns, record by record, in the order of ``symbols``.
     """
-    every, shared = list(range(PARTITIONS)), dict[int, list[str]]()
+    every, shared = list(range(partitions)), dict[int, list[str]]()
     for name, symbol in symbols.items():
         shared.setdefault(DefaultPartitioner()(symbol.encode(), every, every), []).append(name)
     return {
@@ -121,8 +121,15 @@ class Members:
     """
 
     def __init__(
-        self, broker: KafkaServer, folder: Path, sessions: Mapping[str, str], *, exactly_once: bool
+        self,
+        broker: KafkaServer,
+        folder: Path,
+        sessions: Mapping[str, str],
+        *,
+        exactly_once: bool,
+        partitions: int = PARTITIONS,
     ) -> None:
+        self.partitions = partitions
         self.broker, self.sessions, self.exactly_once = broker, sessions, exactly_once
         self.suffix = f".{uuid.uuid4().hex[:8]}"
         self.trades, self.answers = f"md.trades.v1{self.suffix}", f"answers.v1{self.suffix}"
@@ -140,7 +147,7 @@ class Members:
 
     async def create(self) -> None:
         """Create the topics."""
-        topics = {self.trades: PARTITIONS, self.answers: 1, f"dlq.v1{self.suffix}": 1}
+        topics = {self.trades: self.partitions, self.answers: 1, f"dlq.v1{self.suffix}": 1}
         await create_topics(self.broker.bootstrap, topics)
 
     def close(self) -> None:

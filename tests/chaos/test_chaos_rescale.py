@@ -19,7 +19,17 @@ import pytest
 from feeds.kafka_client import quiet_client_log
 from tests.chaos.checks import ahead, by_key, conflicts, different, gaps, key_of, repeats, unread
 from tests.chaos.feed import as_of
-from tests.chaos.members import AHEAD, PACE_S, PARTITIONS, QUESTIONS, Asked, Members, offsets_of, symbols_of
+from tests.chaos.members import (
+    AHEAD,
+    PACE_S,
+    PARTITIONS,
+    QUESTIONS,
+    SETTLED_S,
+    Asked,
+    Members,
+    offsets_of,
+    symbols_of,
+)
 from tests.chaos.moves import FEW, LEFT, MANY, RUNS, HandOver, Rescale, draw, hand_overs, summary
 from tests.chaos.reading import Published, read_to_end
 from tests.kit import until, until_slowly
@@ -97,7 +107,7 @@ class Run:
         """Records come and clients ask within this block; at its end all is answered."""
         async with self._moving.clients(), self._still.clients():
             feeding = asyncio.create_task(self._feed())
-            asking = asyncio.create_task(self._moving.ask(self.asked, self._rng))
+            asking = asyncio.create_task(self._ask())
             try:
                 yield
             finally:
@@ -107,6 +117,13 @@ class Run:
             assert [type(each) for each in ended] == [type(None), asyncio.CancelledError], ended
             for each in (self._moving, self._still):
                 await each.answered(lambda: self._groups.sent - 2)
+
+    async def _ask(self) -> None:
+        """Once there is something to be asked."""
+        reader = self._moving.reader
+        assert reader is not None, "within `clients`"
+        await until_slowly(lambda: reader.to() >= as_of(0), SETTLED_S, "the first answers")
+        await self._moving.ask(self.asked, self._rng)
 
     async def _feed(self) -> None:
         groups, reader = self._groups, self._moving.reader

@@ -4,14 +4,16 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from daemon.cli.check import check_all, placement_findings
 from daemon.config.load import load_config
-from daemon.config.schema import SessionConfig
+from daemon.config.schema import PoolConfig, SessionConfig
 from feeds.connector import Finding
 from feeds.kafka_sink import KafkaSink
 from feeds.mock_broker import MockBroker
 from feeds.topic_sample import TopicSample
+from tests.kit import inproc_config, log_source
 from tests.kit.kafka import free_ports
 from tests.kit.records import START, TOPIC, trade
 
@@ -80,3 +82,19 @@ async def _fill(bootstrap: str) -> None:
     for key, symbol in ((b"V:A", "V:A"), (b"OTHER", "V:B")):
         await sink.publish(TOPIC, key, trade(symbol, START), {})
     await sink.stop()
+
+
+@pytest.mark.parametrize(("group", "ok"), [(6, False), (7, True)])
+def test_check_says_how_many_daemons_have_room_for_all_sessions(group: int, ok: bool) -> None:
+    names = [f"V:S{number}" for number in range(20)]
+    config = replace(inproc_config(names), source=log_source())
+    alike = {name: PoolConfig(blocks=blocks) for name, blocks in (("all", 0), ("some", 1500))}
+    found = {
+        name: [each for each in check_all(replace(config, pool=pool), group) if each.key == "sessions"]
+        for name, pool in alike.items()
+    }
+    assert [each.message for each in found["all"]] == ["a daemon has room for 20 of 20 sessions at a time"]
+    (some,) = found["some"]
+    assert some.ok is ok
+    assert some.message.startswith("a daemon has room for 3 of 20")
+    assert ("at least 7 daemons are needed" in some.message) is not ok

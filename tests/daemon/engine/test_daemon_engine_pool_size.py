@@ -16,7 +16,8 @@ NAMES = [f"V:S{number}" for number in range(10)]
 def sized(config: Config, *, follows: bool = True, capacity: int = 0) -> tuple[Engine, PoolSizes, PoolLimit]:
     sizes = PoolSizes(config, 100)
     engine = Engine(tiny("llama", layers=2), blocks=capacity or sizes.all(()))
-    return engine, sizes, PoolLimit(engine, sizes, lambda blocks: 8 * blocks, follows=follows)
+    limit = PoolLimit(engine, sizes, lambda blocks: 8 * blocks, follows=follows, largest=sizes.largest(()))
+    return engine, sizes, limit
 
 
 def test_the_pool_follows_the_sessions_that_are_open() -> None:
@@ -33,6 +34,7 @@ def test_the_pool_follows_the_sessions_that_are_open() -> None:
         assert engine.pool.total_blocks == sizes.shared + count * own
         assert engine.cache.budget == 8 * engine.pool.total_blocks
     assert engine.pool.total_blocks == engine.pool.capacity
+    assert limit.at_a_time == len(NAMES)
     for count, session in enumerate(config.sessions, 1):
         limit.close(session.name)
         limit.close(session.name)
