@@ -181,7 +181,7 @@ class RequestLifecycle:
             self.end(request, State.FAILED, failure)
         append = self.queues.appends.get(tape)
         if append is not None:
-            self.fail(Entry(append, append.remaining), failure)
+            self.dropped(tape, self.take(append, append.remaining), failure, logging.INFO)
 
     def take(self, append: TapeAppend, n: int) -> TapeItems:
         """Remove the append's first records from its queue."""
@@ -193,9 +193,9 @@ class RequestLifecycle:
             del self.queues.appends[append.tape]
         return records
 
-    def dropped(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
+    def dropped(self, tape: Tape, records: TapeItems, failure: Failure, level: int = logging.ERROR) -> None:
         """Report records that will never be on their tape."""
-        log.error("%s: dropped %d records: %s", tape.name, len(records), failure.message)
+        log.log(level, "%s: dropped %d records: %s", tape.name, len(records), failure.message)
         for on_drop in self.on_drop:
             call(partial(on_drop, tape, records, failure))
 

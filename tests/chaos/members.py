@@ -42,6 +42,7 @@ AHEAD = 24
 """Most bars that wait for their answers: a slow machine is not flooded."""
 ANSWERED_S = 60.0
 """A client that tries again, at any daemon, has its answer within this."""
+_LEFT = "messages were left unpublished; their inputs will be read again"
 TRY_S = 5.0
 """Of each try."""
 
@@ -199,7 +200,10 @@ class Members:
         status = await asyncio.to_thread(daemon.wait, STOP_S)
         # it cannot commit while the broker is away, and one that only begins to start just ends
         away = self.moves[-1].why == "broker"
-        assert kill or away or status in (0, -signal.SIGTERM), f"status {status}\n{daemon.log[-3000:]}"
+        # while a dead member keeps the group from being formed, a short drain ends before the transaction
+        stuck = any(not each.planned for each in self.moves[-3:]) and _LEFT in daemon.log
+        ended = status in (0, -signal.SIGTERM) or (status == 1 and stuck)
+        assert kill or away or ended, f"status {status}\n{daemon.log[-3000:]}"
 
     async def hang(self, daemon: Daemon, while_it_does: Callable[[], Awaitable[None]]) -> None:
         """A daemon hangs, and goes on afterwards."""
