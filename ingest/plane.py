@@ -420,7 +420,7 @@ class DataPlane:
     def step(self) -> int:
         """Drain the ring once and release bars; returns the number of records, 0 while a backlog is full."""
         while self._changes:
-            self._change(*self._changes.popleft())
+            self._change_next()
         until = self._ring.read_until or sys.maxsize  # before the ring is read: it has all up to there
         drained = 0 if self.full else self._drain()
         if self._builder.closes_idle:
@@ -537,7 +537,25 @@ class DataPlane:
         """Records of any session may be lost: see `BarBuilder.mark_gap`."""
         self._builder.mark_gap()
 
-    def _change(self, specs: Sequence[SessionSpec], done: Callable[[], None]) -> None:
+    def _change_next(self) -> None:
+        """Make the next change, and those behind it in one step: unless they remove a session of it, or
+        bring one back that it removes, which begins again.
+        """
+        specs, done = self._changes.popleft()
+        names, calls = {spec.name for spec in specs}, [done]
+        gone = self._by_name.keys() - names
+        while self._changes:
+            following = {spec.name for spec in self._changes[0][0]}
+            if not names <= following or gone & following:
+                break
+            specs, done = self._changes.popleft()
+            names = following
+            calls.append(done)
+        self._change(specs)
+        for call in calls:
+            call()
+
+    def _change(self, specs: Sequence[SessionSpec]) -> None:
         policies = {spec.name: spec.feeds.policy for spec in specs}
         now = {each.spec.name: number for number, each in enumerate(self._sessions)}
         kept = [now.get(spec.name) for spec in specs]
@@ -558,7 +576,6 @@ class DataPlane:
                     sessions[-1].change(spec)
             self._sessions = sessions
             self._by_name = {session.spec.name: session for session in sessions}
-        done()
 
     def _held_open(self) -> list[int]:
         """Sessions that are not idle, however long they have no record."""

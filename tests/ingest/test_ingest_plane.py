@@ -4,6 +4,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -434,3 +436,25 @@ def test_a_restart_comes_before_the_first_bar_around_its_anchor(make: Make) -> N
     assert harness.count("anchors", "spx") == 0
     assert harness.count("bars_rounded") == 0
     assert harness.count("volumes_saturated") == 0
+
+
+def test_changes_that_wait_have_the_outcome_of_one_by_one(make: Make) -> None:
+    """Sessions that come, go, and come back, which begin again."""
+
+    def outcome(toggles: Sequence[int], *, waiting: bool) -> tuple[list[list[str]], list[int]]:
+        harness, called = make(), list[int]()
+        specs, present = list(harness.specs.values()), set(range(3))
+        harness.take(*(trade(number, 1, 10 + number) for number in range(3)))
+        for step, number in enumerate(toggles):
+            present ^= {number}
+            done = partial(called.append, step)
+            harness.plane.change([specs[each] for each in sorted(present)], done)
+            if not waiting:
+                harness.plane.step()
+        harness.plane.step()
+        for second in (2, 3):
+            harness.take(*(trade(number, second, 20 + number) for number in range(3)))
+        return [harness.texts(number) for number in range(3)], called
+
+    for toggles in product(range(3), repeat=4):
+        assert outcome(toggles, waiting=True) == outcome(toggles, waiting=False), toggles
