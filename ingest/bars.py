@@ -21,9 +21,10 @@ topics. Event times are trusted: one tick stamped far in the future makes the fo
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from ingest import bar_kernel
 from ingest.bar_kernel import (
@@ -51,6 +52,7 @@ _POLICY = (
     "interval", "lateness", "max_fill", "idle_close", "late", "price_jump", "refuses_jumps", "any_interval",
     "price_finer",
 )  # fmt: skip
+Integers = npt.NDArray[np.int64]
 _LACKING = ("late_open", "refused_open", "late_event")
 _LATE = {"drop": DROP, "amend": AMEND, "refuse": REFUSE}
 
@@ -189,6 +191,33 @@ def one_each(n: int, policy: BarPolicy) -> list[Feeds]:
     return [Feeds((number,), policy) for number in range(n)]
 
 
+def _rows_of(sessions: Sequence[Feeds], n_feeds: Integers, n_slots: Integers) -> npt.NDArray[Any]:
+    """SESSION [sessions], of sessions that begin, with so many symbols and open bars."""
+    own, policies = np.zeros(len(sessions), SESSION), [each.policy for each in sessions]
+    own["newest_event"] = own["late_open"] = own["refused_open"] = NEVER
+    for kind, counts in (("feed", n_feeds), ("slot", n_slots)):
+        ends = np.cumsum(counts, dtype=np.int64)
+        own[f"end_{kind}"], own[f"first_{kind}"] = ends, ends - counts
+    own["interval"] = [each.interval_ns for each in policies]
+    own["lateness"] = [each.lateness_ns for each in policies]
+    own["max_fill"] = [each.fill for each in policies]
+    own["idle_close"] = [each.idle_close_ns for each in policies]
+    own["late"] = [_LATE[each.late] for each in policies]
+    own["price_jump"] = [each.price_jump for each in policies]
+    own["refuses_jumps"] = [each.refuse_jumps for each in policies]
+    own["any_interval"] = [each.ready == "any" for each in policies]
+    own["since"] = [each.since_ns for each in sessions]
+    own["price_finer"] = [each.price_scale - 9 for each in sessions]
+    return own
+
+
+def _spans(firsts: Integers, counts: Integers) -> Integers:
+    """All numbers from each of ``firsts`` on, as many as its count, int64 [sum of counts]."""
+    starts: Integers = firsts - (np.cumsum(counts) - counts)
+    found: Integers = np.arange(int(counts.sum())) + np.repeat(starts, counts)
+    return found
+
+
 class BarBuilder:
     """Open bars of sessions, which are numbered as given. Not thread-safe."""
 
@@ -207,47 +236,35 @@ class BarBuilder:
         or ValueError is raised, with nothing changed. Open bars of a session that is not kept, or that gets
         another lateness, are dropped: `close` them first.
         """
-        before, feeds_before, slots_before = self._sessions, self._feeds, self._slots
-        tables_before, tables = self._tables, no_tables(sum(len(each.symbols) for each in sessions))
-        n_feeds = [len(each.symbols) for each in sessions]
-        n_slots = [len(each.symbols) * each.policy.open_bars for each in sessions]
-        own, feeds, slots = (
-            np.zeros(n, kind)
-            for n, kind in ((len(sessions), SESSION), (sum(n_feeds), FEED), (sum(n_slots), OPEN))
-        )
-        own["newest_event"] = own["late_open"] = own["refused_open"] = NEVER
+        n_feeds = np.array([len(each.symbols) for each in sessions], np.int64)
+        open_bars = np.array([each.policy.open_bars for each in sessions], np.int64)
+        own = _rows_of(sessions, n_feeds, n_feeds * open_bars)
+        feeds, slots = np.zeros(int(n_feeds.sum()), FEED), np.zeros(int(n_feeds @ open_bars), OPEN)
+        tables = no_tables(len(feeds))
         feeds["next_index"] = slots["index"] = slots["marked"] = NEVER
-        for kind, counts in (("feed", n_feeds), ("slot", n_slots)):
-            ends = np.cumsum(counts, dtype=np.int64)
-            own[f"end_{kind}"], own[f"first_{kind}"] = ends, ends - counts
-        for number, (each, old) in enumerate(zip(sessions, kept, strict=True)):
-            policy, row = each.policy, own[number]
-            row["interval"], row["lateness"] = policy.interval_ns, policy.lateness_ns
-            row["max_fill"], row["idle_close"] = policy.fill, policy.idle_close_ns
-            row["late"] = _LATE[policy.late]
-            row["price_jump"], row["refuses_jumps"] = policy.price_jump, policy.refuse_jumps
-            row["any_interval"] = policy.ready == "any"
-            row["since"], row["price_finer"] = each.since_ns, each.price_scale - 9
-            mine = feeds[row["first_feed"] : row["end_feed"]]
-            if old is not None:
-                was = before[old]
-                theirs = feeds_before[was["first_feed"] : was["end_feed"]]
-                if was["interval"] != policy.interval_ns or len(theirs) != len(mine):
-                    raise ValueError("a session that is kept has the same symbols and interval")
-                for name in ("since", "newest_event", "records", "last_ring", *_LACKING):
-                    row[name] = was[name]
-                mine[:] = theirs
-                mine["last"]["session"] = number
-                for new, was_at in enumerate(range(was["first_feed"], was["end_feed"]), row["first_feed"]):
-                    if feeds_before[was_at]["token"]:  # unused tables take no memory
-                        tables[new] = tables_before[was_at]
-            mine["session"], mine["leg"] = number, np.arange(len(mine))
-            mine["first_slot"] = row["first_slot"] + np.arange(len(mine)) * policy.open_bars
-            mine["end_slot"] = mine["first_slot"] + policy.open_bars
-            if old is not None and was["end_slot"] - was["first_slot"] == row["end_slot"] - row["first_slot"]:
-                moved = slots[row["first_slot"] : row["end_slot"]]
-                moved[:] = slots_before[was["first_slot"] : was["end_slot"]]
-                moved["bar"]["session"] = number
+        at = np.array([number for number, old in enumerate(kept) if old is not None], np.int64)
+        was = self._sessions[[old for old in kept if old is not None]]
+        theirs = was["end_feed"] - was["first_feed"]
+        if (was["interval"] != own["interval"][at]).any() or (theirs != n_feeds[at]).any():
+            raise ValueError("a session that is kept has the same symbols and interval")
+        for name in ("since", "newest_event", "records", "last_ring", *_LACKING):
+            own[name][at] = was[name]
+        to, of = _spans(own["first_feed"][at], theirs), _spans(was["first_feed"], theirs)
+        feeds[to] = self._feeds[of]
+        used = self._feeds["token"][of] != 0  # unused tables take no memory
+        tables[to[used]] = self._tables[of[used]]
+        feeds["session"] = np.repeat(np.arange(len(sessions)), n_feeds)
+        feeds["last"]["session"][to] = feeds["session"][to]
+        feeds["leg"] = np.arange(len(feeds)) - np.repeat(own["first_feed"], n_feeds)
+        per_feed = np.repeat(open_bars, n_feeds)
+        feeds["first_slot"] = np.repeat(own["first_slot"], n_feeds) + feeds["leg"] * per_feed
+        feeds["end_slot"] = feeds["first_slot"] + per_feed
+        bars = was["end_slot"] - was["first_slot"]
+        alike = bars == (own["end_slot"] - own["first_slot"])[at]
+        at, was, bars = at[alike], was[alike], bars[alike]
+        to = _spans(own["first_slot"][at], bars)
+        slots[to] = self._slots[_spans(was["first_slot"], bars)]
+        slots["bar"]["session"][to] = np.repeat(at, bars)
         self._sessions, self._feeds, self._slots, self._tables = own, feeds, slots, tables
         self._route(sessions)
 

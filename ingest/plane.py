@@ -573,7 +573,8 @@ class DataPlane:
                     sessions.append(_Session(spec, self._tokeniser, self._metrics, self._skips))
                 else:
                     sessions.append(self._sessions[number])
-                    sessions[-1].change(spec)
+                    if spec is not sessions[-1].spec:
+                        sessions[-1].change(spec)
             self._sessions = sessions
             self._by_name = {session.spec.name: session for session in sessions}
 
