@@ -588,3 +588,42 @@ async def test_a_daemon_without_a_source_goes_on_when_it_stops_reading() -> None
     await inputs.stop_reading()
     assert tasks.names() == ["engine events"]
     await tasks.stop()
+
+
+async def test_what_is_read_followed_or_about_to_be_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session is not closed between its partition's assignment and its first record."""
+    points = {P: CommitPoint(5, told("aaa")), Q: CommitPoint(7, told("bbb"))}
+    rig = Rig(points)
+    await rig.start()
+    listener, begins = rig.log.listener, dict[Partition, StartPosition]()
+
+    def held() -> list[bool]:
+        return [rig.input.holds(name) for name in ("aaa", "bbb")]
+
+    async def meanwhile() -> Mapping[Partition, CommitPoint]:
+        """It comes while commits of others are looked up, which it was one of."""
+        begins.update(await assigned(listener, {P: points[P]}))
+        return {P: points[P]}
+
+    assert held() == [False, False]
+    monkeypatch.setattr(rig.log, "peer_offsets", meanwhile)
+    await rig.runner.group.look_around()
+    assert held() == [True, False]
+    assert not rig.input.reads("aaa")
+    listener.begins(P, begins[P].offset)
+    assert rig.input.reads("aaa")
+    await listener.follows({Q: points[Q]})
+    assert held() == [True, True]
+    listener.follows_no_longer([Q])
+    listener.on_revoked([P])
+    assert held() == [False, False]
+
+
+async def test_a_partition_that_goes_before_it_begins_holds_no_session() -> None:
+    points = {P: CommitPoint(5, told("aaa"))}
+    rig = Rig(points)
+    await rig.start()
+    rig.log.listener.claims(points)
+    rig.log.others = points
+    await rig.runner.group.look_around()
+    assert not rig.input.holds("aaa")

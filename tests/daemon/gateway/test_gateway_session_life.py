@@ -357,7 +357,7 @@ class Walk(RuleBasedStateMachine):
 
     # Partitions come and go.
 
-    @precondition(lambda self: not self.is_ours)
+    @precondition(lambda self: not self.is_ours and self.reopened)
     @rule()
     def looks(self) -> None:
         found = self.run(self.daemon.log.listener.follows({P: self.point}))
