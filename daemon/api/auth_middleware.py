@@ -6,10 +6,11 @@ make a browser send, so the origin does not matter.
 
 Without tenants a request must come from a loopback address and name this machine as its host, which DNS
 rebinding cannot fake. A web page of another origin may neither read nor write: browsers say where a request
-comes from in `Origin` and `Sec-Fetch-Site`, which pages cannot change.
+comes from in `Origin` and `Sec-Fetch-Site`, which pages cannot change. Exceptions: `http.allowed_origins`.
 """
 
 import ipaddress
+from collections.abc import Set
 from functools import lru_cache
 
 from starlette.datastructures import Headers
@@ -56,10 +57,17 @@ def client_of(connection: HTTPConnection) -> Client:
 
 
 class Guard:
-    """Refuses what may not use a route."""
+    """Refuses what may not use a route. Pages of ``allowed_origins`` may what those of this origin may."""
 
-    def __init__(self, app: ASGIApp, access: Access, connections: Connections) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        access: Access,
+        connections: Connections,
+        allowed_origins: Set[str] = frozenset(),
+    ) -> None:
         self._app, self._access, self._connections = app, access, connections
+        self._allowed_origins = allowed_origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's request."""
@@ -98,7 +106,7 @@ class Guard:
             client = _local(name)
             if path == METRICS:
                 return client
-            if refusal := refusal_of(scope):
+            if refusal := refusal_of(scope, self._allowed_origins):
                 raise QueryError("forbidden", refusal)
         elif path in KEYLESS and scope["type"] == "http":
             return _local(name)
@@ -138,7 +146,7 @@ def refusal_to(scope: Scope, error: QueryError) -> Response:
     return refused(error)
 
 
-def refusal_of(scope: Scope) -> str:
+def refusal_of(scope: Scope, allowed_origins: Set[str] = frozenset()) -> str:
     """Why a request without a key is refused; empty if it is not."""
     # read as they are: every request without a key comes by here
     headers, client = dict[bytes, bytes](scope["headers"]), scope.get("client")
@@ -146,6 +154,8 @@ def refusal_of(scope: Scope) -> str:
     if client is None or not is_loopback(client[0]) or len(hosts) != 1 or not is_loopback(_name(hosts[0])):
         return "requests are accepted from this machine only"
     origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
+    if origin is not None and origin.decode("latin-1") in allowed_origins:
+        return ""
     if origin is not None and origin.decode("latin-1").lower() != f"{_scheme(scope)}://{hosts[0]}".lower():
         return "requests of web pages are accepted from this origin only"
     follows_link = (

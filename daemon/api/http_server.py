@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,6 +11,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -73,12 +74,14 @@ class HttpServer:
         access: Access | None = None,
         tls: Tls | None = None,
         is_stuck: Callable[[], bool] = lambda: False,
+        allowed_origins: Collection[str] = (),
     ) -> None:
         """`metrics()` renders the exposition text; `not_ready()` lists what is missing (empty: ready).
 
         `is_stuck()`: the daemon can do nothing until it is restarted. ``more``: additional routes.
-        ``closing()``: ends replies that do not end by themselves.
+        ``closing()``: ends replies that do not end by themselves. ``allowed_origins``: of web pages.
         """
+        self._allowed_origins = frozenset(allowed_origins)
         self._metrics = metrics
         self._not_ready = not_ready
         self._host = host
@@ -143,6 +146,17 @@ class HttpServer:
         self._listener.close()
 
     def _application(self) -> Starlette:
+        origins = self._allowed_origins
+        guard = Middleware(Guard, access=self._access, connections=self._connections, allowed_origins=origins)
+        # outside the guard: browsers send no key with a preflight, and let pages read refusals
+        sharing = Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+            allow_headers=["*"],
+            allow_credentials=True,
+            expose_headers=["retry-after", "x-request-id", "request-id"],
+        )
         return Starlette(
             routes=[
                 *self._more,
@@ -150,7 +164,7 @@ class HttpServer:
                 Route("/healthz", self._serve_health),
                 Route("/readyz", self._serve_ready),
             ],
-            middleware=[Middleware(Guard, access=self._access, connections=self._connections)],
+            middleware=[sharing, guard] if origins else [guard],
             exception_handlers={HTTPException: framework_error, ClientDisconnected: client_gone},
         )
 

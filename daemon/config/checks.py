@@ -4,6 +4,7 @@ import ipaddress
 import re
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from urllib.parse import urlsplit
 
 from daemon.config.errors import ConfigProblem
 from daemon.config.schema import ALL, BarsConfig, Config, SessionConfig, required_keys
@@ -311,6 +312,19 @@ def _standby(config: Config) -> Iterator[KeyProblem]:
         yield "source.kafka.start_at", why
 
 
+def _is_origin(text: str) -> bool:
+    """Whether it is scheme, host and perhaps a port, as in the header Origin."""
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        return False
+    host = f"[{parts.hostname}]" if parts.hostname and ":" in parts.hostname else parts.hostname
+    default = {"http": 80, "https": 443}.get(parts.scheme)
+    shown = f"{parts.scheme}://{host}" + (f":{port}" if port is not None else "")
+    return bool(host) and default not in (None, port) and text == shown
+
+
 def _brokers(bootstrap: str) -> frozenset[str]:
     return frozenset(each.strip() for each in bootstrap.split(","))
 
@@ -347,6 +361,10 @@ def _access(config: Config) -> Iterator[KeyProblem]:
         yield "query.secret_key_file", f"missing: {why}"
     if query.secret_key_file and not keyed:
         yield "query.secret_key_file", "needs tenants.file, which says who may connect"
+    for index, origin in enumerate(config.http.allowed_origins):
+        if not _is_origin(origin):
+            why = "is no origin: write scheme and host as browsers do, such as https://desk.example:8443"
+            yield f"http.allowed_origins[{index}]", f"{origin!r} {why}"
     if bool(config.http.tls_certificate_file) != bool(config.http.tls_key_file):
         missing = "tls_key_file" if config.http.tls_certificate_file else "tls_certificate_file"
         yield f"http.{missing}", "missing: TLS needs a certificate and its key"

@@ -622,6 +622,13 @@ class HttpConfig(Table, frozen=True):
         str, about("certificate in PEM, with those between it and its root; then only HTTPS is served")
     ] = ""
     tls_key_file: Annotated[str, about("the certificate's private key in PEM, without a password")] = ""
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        about(
+            "web pages of these origins, such as https://desk.example:8443, may use the API by fetch, "
+            "EventSource and WebSocket; where there are tenants they send a key as every client does"
+        ),
+    ] = ()
     mcp: Annotated[
         bool, about("serve agents at /mcp; needs the MCP SDK, which `pip install 'foretick[mcp]'` brings")
     ] = False

@@ -390,6 +390,7 @@ def _servers(
         access=base.access,
         tls=tls_of(config.http),
         is_stuck=status.is_stuck,
+        allowed_origins=config.http.allowed_origins,
     )
     if not config.query.endpoint:
         return http, None, agents, status
