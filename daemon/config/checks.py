@@ -31,6 +31,7 @@ def cross_check(config: Config) -> list[ConfigProblem]:
         _scheduler,
         _bars,
         _source,
+        _brokers_named,
         _delivery,
         _standby,
         _query,
@@ -310,6 +311,28 @@ def _standby(config: Config) -> Iterator[KeyProblem]:
     elif config.source.kafka.start_at != "committed":
         why = f'a standby goes on from what is committed: set start_at = "committed", not {here}'
         yield "source.kafka.start_at", why
+
+
+def _brokers_named(config: Config) -> Iterator[KeyProblem]:
+    for table, connector in connectors_of(config).items():
+        for broker in filter(None, _brokers(getattr(connector, "bootstrap", ""))):
+            if not _is_broker(broker):
+                yield (
+                    f"{table}.bootstrap",
+                    f"{broker!r} is no broker: write host:port, such as kafka.corp:9092",
+                )
+
+
+def _is_broker(text: str) -> bool:
+    """Whether it is a host, or its address, and perhaps a port."""
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname or "", parts.port
+        host.encode("idna")
+    except ValueError:
+        return False
+    shown = f"[{host}]" if ":" in host else host
+    return bool(host) and text.lower() == shown + ("" if port is None else f":{port}")
 
 
 def _is_origin(text: str) -> bool:

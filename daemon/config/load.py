@@ -9,15 +9,16 @@ that names the key and, unless it came from the file, where its value came from.
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from daemon.config.checks import cross_check
 from daemon.config.errors import ConfigError, ConfigProblem
-from daemon.config.overrides import Layered
+from daemon.config.overrides import Layered, bare, fields_of, no_such_key, type_at
 from daemon.config.schema import Config, Table
 from feeds.decimals import Fixed, parse_fixed
 from feeds.durations import Duration, parse_duration
@@ -69,7 +70,7 @@ def load_config(
     try:
         config = msgspec.convert(layers.values, Config, dec_hook=_decode_unit)
     except msgspec.ValidationError as error:
-        raise ConfigError([_explain(str(error), layers.origins)]) from None
+        raise ConfigError([_explain(str(error), Config, layers.values, layers.origins)]) from None
     if problems := cross_check(config):
         raise ConfigError(problems)
     return config
@@ -80,7 +81,7 @@ def load_table(kind: type[T], values: Mapping[str, object]) -> T:
     try:
         return msgspec.convert(values, kind, strict=False, dec_hook=_decode_unit)
     except msgspec.ValidationError as error:
-        raise ConfigError([_explain(str(error), {})]) from None
+        raise ConfigError([_explain(str(error), kind, values, {})]) from None
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -111,15 +112,30 @@ def _decode_unit(kind: type, value: object) -> object:
     raise NotImplementedError(f"no decoding is declared for {kind}")
 
 
-def _explain(message: str, origins: Mapping[str, str]) -> ConfigProblem:
+def _explain(
+    message: str, kind: type[Table], values: Mapping[str, object], origins: Mapping[str, str]
+) -> ConfigProblem:
     """Turn "Expected `int`, got `str` - at `$.pool.blocks`" into the key and a message about it."""
     what, _, where = message.partition(" - at `$")
     key = where.removesuffix("`").removeprefix(".")
-    unknown = _UNKNOWN.fullmatch(what)
-    if unknown:
+    steps = [step for step in re.split(r"[.\[\]]+", key) if step]
+    if unknown := _UNKNOWN.fullmatch(what):
         key = f"{key}.{unknown[1]}" if key else unknown[1]
-        what = "there is no such key"
+        what = no_such_key(unknown[1], fields_of(type_at(kind, steps)))
+    elif what.startswith("Invalid enum value") and isinstance(
+        found := bare(type_at(kind, steps)), inspect.LiteralType
+    ):
+        what = f"must be one of {', '.join(map(str, found.values))}, not {_value_at(values, steps)!r}"
     origin = origins.get(key.replace("[", ".").replace("]", ""))
     return ConfigProblem(
         key, (what[:1].lower() + what[1:]).replace("`", "") + (f" (from {origin})" if origin else "")
     )
+
+
+def _value_at(values: object, steps: Sequence[str]) -> object:
+    for step in steps:
+        if isinstance(values, Mapping):
+            values = values.get(step)
+        elif isinstance(values, Sequence) and not isinstance(values, str):
+            values = values[int(step)]
+    return values

@@ -3,7 +3,7 @@
 import copy
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -55,12 +55,30 @@ def _child(kind: inspect.Type, part: str, here: str, origin: str) -> inspect.Typ
         if not part.isdecimal():
             raise _problem(f"{here}.{part}", f"{here} is a list: name its element by number", origin)
         return kind.item_type
-    fields = {f.encode_name: f.type for f in kind.fields} if isinstance(kind, inspect.StructType) else {}
+    fields = fields_of(kind)
     if part not in fields:
-        close = difflib.get_close_matches(part, fields, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise _problem(f"{here}.{part}" if here else part, f"there is no such key{hint}", origin)
+        raise _problem(f"{here}.{part}" if here else part, no_such_key(part, fields), origin)
     return fields[part]
+
+
+def fields_of(kind: inspect.Type) -> dict[str, inspect.Type]:
+    """The keys of a table, with their types; none of anything else."""
+    kind = bare(kind)
+    return {f.encode_name: f.type for f in kind.fields} if isinstance(kind, inspect.StructType) else {}
+
+
+def no_such_key(key: str, keys: Iterable[str]) -> str:
+    """What is said of a key that is none of ``keys``."""
+    close = difflib.get_close_matches(key, keys, n=1)
+    return f"there is no such key{f'; did you mean {close[0]}?' if close else ''}"
+
+
+def type_at(kind: type, steps: Iterable[str]) -> inspect.Type:
+    """The type of what these keys and indices lead to, which exists."""
+    found = inspect.type_info(kind)
+    for step in steps:
+        found = _child(found, step, "", "")
+    return found
 
 
 def _slot(node: Any, part: str, here: str, origin: str) -> Any:
