@@ -225,7 +225,7 @@ async def run(groups: tuple[Groups, Groups], rescale: Rescale) -> None:
         note(rescale, made)
         assert not problems, "\n".join([str(rescale), *problems[:20]])
         assert not asked.unanswered
-        fenced = [each for each in moving.exits if moving.exactly_once and "Fenced" in each]
+        fenced = [each for each in moving.exits if moving.exactly_once and "fenced" in each.lower()]
         assert moving.exits == fenced, "a daemon ended by itself"
     except BaseException as error:
         for each in moving.daemons:

@@ -113,7 +113,7 @@ def test_typed_overrides_are_taken_as_they_are():
         ('[bars]\ninterval = "1 s"', "bars.interval", "expected a duration"),
         ('[bars]\nempty = "flat"', "bars.empty", "must be one of emit, fill, skip, not 'flat'"),
         ('[model]\ndevice = "cuda:3"', "model.device", "must be one of auto, cpu, cuda, not 'cuda:3'"),
-        (TWO_SESSIONS + 'semantics = "excat"', "sessions[1].semantics", "carry, exact, not 'excat'"),
+        (TWO_SESSIONS + 'semantics = "carrying"', "sessions[1].semantics", "carry, exact, not 'carrying'"),
         (
             TWO_SESSIONS + '[source]\nkind = "kafka"\n[source.kafka]\nbootstrap = "b:9092,kafka..corp:9092"',
             "source.kafka.bootstrap",
