@@ -140,7 +140,7 @@ class Replay:
         self.config = config = alone(config, name)
         self._session, self._until_ns = config.sessions[0], until_ns
         self._sources = [source for source, _ in config.feeds.values()] or [ONE]
-        self.built: Built = build(config, {})
+        self.built: Built = build(config, {}, opens_all=True)
         use_threads(config.model.threads)  # of this thread, too
         spec = self.built.lines[name]
         self.snapshot = choose(self.built)

@@ -9,7 +9,7 @@ from daemon import protocol
 from daemon.config.schema import Config
 from daemon.config.symbols import numbered
 from daemon.engine.answers import Emit, StandingAnswers, Versions
-from daemon.engine.build import Built, limits_of, opened_at_start, registry_of
+from daemon.engine.build import Built, limits_of, registry_of
 from daemon.engine.capacity_metrics import CapacityMetrics
 from daemon.engine.confidence_metrics import Confidence
 from daemon.engine.maintenance import Maintenance
@@ -61,7 +61,7 @@ def wire_engine(
     ``credits``, ``standby``, ``watch``: see `TapeFeeder`.
     """
     registry = registry_of(config, built)
-    config, pool, limits = opened_at_start(config), built.engine.pool, limits_of(config)
+    config, pool, limits = built.opened, built.engine.pool, limits_of(config)
     observer = EngineObserver(store, pool)
     scheduler = scheduler_of(config, built, observer, executor)
     # Listeners on a commit are called in this order: those that record the version, then those that query it.

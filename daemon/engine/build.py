@@ -49,8 +49,10 @@ Loaded = tuple[LoadedModel, PromptFormat]
 
 @dataclass(frozen=True)
 class Built:
-    """Everything that needs the model."""
+    """Everything that needs the model. ``opened``: the configuration, with the sessions that are open
+    from the start on."""
 
+    opened: Config
     loaded: LoadedModel
     prompt: PromptFormat
     engine: Engine
@@ -323,17 +325,24 @@ def opened_at_start(config: Config) -> Config:
     return structs.replace(config, sessions=()) if config.opens_by_partition else config
 
 
-def build(config: Config, progress: Mapping[str, Progress], ahead: Loaded | None = None) -> Built:
-    """Load the model, size the pool and open the tapes of `opened_at_start`; each goes on from its
-    ``progress``.
+def build(
+    config: Config,
+    progress: Mapping[str, Progress],
+    ahead: Loaded | None = None,
+    *,
+    opens_all: bool = False,
+) -> Built:
+    """Load the model, size the pool and open the tapes of `opened_at_start`, or with ``opens_all`` of all
+    sessions; each goes on from its ``progress``.
 
     ``ahead``: the model of `load_on_cpu`. Runs in a thread of its own, because another one will use the
     device. Raises SettingError naming the key.
     """
-    return in_own_thread(lambda: _build(config, progress, ahead))
+    opened = config if opens_all else opened_at_start(config)
+    return in_own_thread(lambda: _build(config, opened, progress, ahead))
 
 
-def _build(config: Config, progress: Mapping[str, Progress], ahead: Loaded | None) -> Built:
+def _build(config: Config, opened: Config, progress: Mapping[str, Progress], ahead: Loaded | None) -> Built:
     use_threads(config.model.threads)
     costs = costs_of(config)
     loaded, prompt = ahead or load(config)
@@ -363,11 +372,12 @@ def _build(config: Config, progress: Mapping[str, Progress], ahead: Loaded | Non
     if recovery.enabled:
         recovery.files.prepare()
     tiers = tiers_of(config, engine)
-    built = Built(loaded, prompt, engine, {}, tiers, costs, lines, prefixes, recovery, limit, calibration)
-    opened = {session.name for session in opened_at_start(config).sessions}
+    tapes: dict[str, Tape] = {}
+    keeping = tiers, costs, lines, prefixes, recovery, limit, calibration
+    built = Built(opened, loaded, prompt, engine, tapes, *keeping)
     for index, session in enumerate(config.sessions):
         try:
-            if session.name in opened:
+            if opened.sessions:
                 known = progress.get(session.name, Progress())
                 built.open(session, known, config.freshness_objective_ns(session))
             else:  # so that what cannot be opened is said now

@@ -80,7 +80,8 @@ def hand_overs(found: Sequence[Published], moves: Sequence[Move]) -> list[HandOv
     """The time from the last answer of each owner to the first one of the next, of every session.
 
     An owner is known by its epoch. An answer that came twice counts where it came first. Where something was
-    killed during a silence, that is its cause, else the newest move.
+    killed during a silence, that is its cause, else the newest move. What was silent before the first move,
+    for want of a feed, does not count.
     """
     bars: dict[str, dict[int, tuple[int, int]]] = defaultdict(dict)
     for each in found:
@@ -93,6 +94,7 @@ def hand_overs(found: Sequence[Published], moves: Sequence[Move]) -> list[HandOv
         for (before_ns, one), (after_ns, other) in steps:
             causes = [move for move in moves if move.began_ns < after_ns]
             if one != other and causes:
+                before_ns = max(before_ns, moves[0].began_ns)
                 silent_ns = max(0, after_ns - before_ns)
                 sudden = [move for move in causes if not move.planned and move.began_ns >= before_ns]
                 cause = (sudden or causes)[-1]

@@ -1,7 +1,7 @@
 """A group grows from two daemons to five and shrinks to three, under load, and some of it goes wrong.
 
 No record unanswered, no answer twice, the states of a run without moves, and every query answered. One seed
-is one case: ``pytest tests/chaos -k rescale-seed007`` runs it alone. How long each session was silent
+is one case: ``pytest tests/chaos -m long -k rescale-seed007`` runs it alone. How long each session was silent
 at each hand-over is printed, and appended to the file that ``RESCALE_HAND_OVERS`` names;
 ``python -m tests.chaos.silences FILE`` sums it up.
 """
@@ -234,6 +234,7 @@ async def run(groups: tuple[Groups, Groups], rescale: Rescale) -> None:
         raise
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(RUNS), ids="rescale-seed{:03}".format)
 async def test_a_group_that_grows_and_shrinks_loses_nothing(groups: tuple[Groups, Groups], seed: int) -> None:

@@ -94,8 +94,8 @@ async def daemon(config: Config) -> AsyncIterator[Callable[[], bool]]:
     try:
         await asyncio.wait_for(gateway.start(), 200)
         host = gateway.engine._client._host  # type: ignore[union-attr]  # it is in this process
-        (tape,) = host.sessions.built.tapes.values()
-        yield lambda: host.parts.settled(tape)
+        # it is opened by its first record
+        yield lambda: all(map(host.parts.settled, host.sessions.built.tapes.values()))
     finally:
         await gateway.stop()
 

@@ -513,7 +513,7 @@ def test_a_session_that_begins_anew_does_not_take_what_was_read_before(left: Lef
     while not removed:  # the ring is not read meanwhile
         engine.host.scheduler.step()
         while engine.host.input.plane._changes:
-            engine.host.input.plane._change(*engine.host.input.plane._changes.popleft())
+            engine.host.input.plane._change_next()
         removed = bool(engine.of(protocol.Done))
     assert engine.ring.fill == len(more) / 1024
     engine.store.add_session("s")
