@@ -296,8 +296,8 @@ class GroupMember:
         found = self._lives.on(event, sessions)
         for action, names in found.items():
             match action:
-                case Action.DROP | Action.DROP_ALL:
-                    self._sessions.drop(names, complete=action is Action.DROP_ALL)
+                case Action.DROP_ALL:
+                    self._sessions.drop(names, complete=True)
                 case Action.NOTIFY_ASSIGNED:
                     self._sessions.partitions_assigned(names)
                 case Action.NOTIFY_REVOKED:

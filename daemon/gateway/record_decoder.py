@@ -154,7 +154,7 @@ class RecordDecoder:
         self._missed = set[str]()
         """Sessions whose records went nowhere."""
         self._sequences = Sequences(sequence)
-        self._waiting: dict[tuple[int, int], tuple[SymbolRoute, Callable[[bool], None]]] = {}
+        self._waiting: dict[tuple[int, int], tuple[Stream, SymbolRoute, Callable[[bool], None]]] = {}
         """Packs heartbeats and refusals of the record before, by symbol and time (0: unknown)."""
         self.reroute(routes)
 
@@ -175,6 +175,11 @@ class RecordDecoder:
         """Other sessions read the records from now on."""
         self._routes = Routes(routes)
 
+    async def _open_for(self, stream: Stream, sessions: Iterable[str]) -> None:
+        """As `_open`, unless the stream is another daemon's: some of it was read before it went."""
+        if self._tracker.is_ours(stream):
+            await self._open(sessions)
+
     async def _open(self, sessions: Iterable[str]) -> None:
         """Open those that are closed; call it right before their records are packed.
 
@@ -188,6 +193,16 @@ class RecordDecoder:
         for route in self._routes.by_symbol.values() if late else ():
             if late.intersection(route.sessions):
                 self._gaps.note([route.number])
+
+    async def _open_readers(self, messages: Sequence[Incoming], keys: Integers) -> None:
+        """The same of messages that were decoded as columns."""
+        if self._opener is None:
+            return
+        found = set[int]()
+        for stream, start, end in _streams(messages):
+            if self._tracker.is_ours(stream):
+                found.update(np.unique(keys[start:end]).tolist())
+        await self._open({name for key in found if key >= 0 for name in self._routes.readers[key]})
 
     def _closed(self, sessions: Iterable[str]) -> set[str]:
         return set() if self._opener is None else self._opener.closed(sessions)
@@ -252,7 +267,7 @@ class RecordDecoder:
             self._check_clock(record, message)
             _check_width(record)
             if not isinstance(record, VenueHeartbeat) and (route := self._routes.by_symbol.get(record.key)):
-                await self._open(route.sessions)
+                await self._open_for(stream, route.sessions)
             self._note_missing(record)
             if route is not None and not isinstance(record, VenueHeartbeat):
                 self._write(record, route, message, part, more)
@@ -318,7 +333,7 @@ class RecordDecoder:
             self._store.inc("foretick_records_unknown_symbol_total")
         for route in found:
             pack = partial(self._pack_heartbeat, beat, route, message)
-            self._waiting[route.number, beat.ts_event] = route, pack
+            self._waiting[route.number, beat.ts_event] = (message.topic, message.partition), route, pack
 
     def _pack_heartbeat(
         self, beat: VenueHeartbeat, route: SymbolRoute, message: Incoming, more: bool
@@ -389,8 +404,7 @@ class RecordDecoder:
         for start, end in pairwise([0, *borders, len(messages)]):
             if end - start >= FEW and columns["taken"][start]:
                 await self.flow.make_room(end - start)
-                keys = np.unique(columns["key"][start:end]).tolist()
-                await self._open(name for key in keys if key >= 0 for name in self._routes.readers[key])
+                await self._open_readers(messages[start:end], columns["key"][start:end])
                 self._pack_columns(
                     messages[start:end], columns[start:end], received[start:end], source[start:end]
                 )
@@ -409,9 +423,9 @@ class RecordDecoder:
             self.flow.writer.end_message()
 
     async def _pack_waiting(self, more: bool = False) -> None:
-        for route, pack in self._waiting.values():
+        for stream, route, pack in self._waiting.values():
             await self.flow.make_room()
-            await self._open(route.sessions)
+            await self._open_for(stream, route.sessions)
             pack(more)
         self._waiting.clear()
 
@@ -532,7 +546,7 @@ class RecordDecoder:
             if route is not None:
                 moment = 0 if reason in _OF_TIMES else ts_event
                 pack = partial(self._pack_refusal, route, moment, message, part)
-                self._waiting[route.number, moment] = route, pack
+                self._waiting[route.number, moment] = (message.topic, message.partition), route, pack
 
     def _refuse(self, message: Incoming, error: MalformedRecord, part: int = 0) -> None:
         self._store.inc("foretick_records_malformed_total", reason=error.reason)

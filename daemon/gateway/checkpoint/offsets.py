@@ -74,6 +74,10 @@ class OffsetTracker:
             known.pop(stream, None)
         self._held.pop(stream, None)
 
+    def is_ours(self, stream: Stream) -> bool:
+        """Whether nobody else commits this stream's offsets, as far as is known."""
+        return stream not in self._followed
+
     def leave(self, stream: Stream) -> None:
         """Another commits this stream's offsets, until `begin`."""
         self._followed.add(stream)
