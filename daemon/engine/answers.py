@@ -162,8 +162,9 @@ class StandingAnswers:
         """One question at one version."""
         standing, error = done.standing, done.request.error
         name, inputs = standing.session, inputs_of(done.payloads)
-        if (counted := self._coalesced.get(name)) is not None:  # else the session was removed meanwhile
-            counted.update(self._evaluator.coalesced[name])
+        if name not in self._sessions:
+            return  # it was removed meanwhile
+        self._coalesced[name].update(self._evaluator.coalesced[name])
         if done.request.state is State.FINISHED:
             times = times_of(done.payloads[-1])
             self._emit(protocol.Answered(self._answer(done), inputs, times, done.asked))
