@@ -192,7 +192,7 @@ def one_each(n: int, policy: BarPolicy) -> list[Feeds]:
 
 
 def _rows_of(sessions: Sequence[Feeds], n_feeds: Integers, n_slots: Integers) -> npt.NDArray[Any]:
-    """SESSION [sessions], of sessions that begin, with so many symbols and open bars."""
+    """SESSION [sessions], of sessions that begin, with this many symbols and open bars."""
     own, policies = np.zeros(len(sessions), SESSION), [each.policy for each in sessions]
     own["newest_event"] = own["late_open"] = own["refused_open"] = NEVER
     for kind, counts in (("feed", n_feeds), ("slot", n_slots)):

@@ -75,7 +75,7 @@ class OffsetTracker:
         self._held.pop(stream, None)
 
     def is_ours(self, stream: Stream) -> bool:
-        """Whether nobody else commits this stream's offsets, as far as is known."""
+        """Whether no other daemon commits this stream's offsets, as far as is known."""
         return stream not in self._followed
 
     def leave(self, stream: Stream) -> None:
