@@ -82,8 +82,12 @@ class Event(_Word):
 class Action(StrEnum):
     """What the gateway does. The engine performs none: it is what these commands are for."""
 
+    DROP = "drop"
+    """Drop what is under way and is made again: exactly once also complete versions, which no transaction has
+    taken; at least once these are on their way.
+    """
     DROP_ALL = "drop all"
-    """Drop what is under way, complete versions, too: it is made again, or the other daemon has made it."""
+    """Drop complete versions, too, which the other daemon has made."""
     REOPEN = "reopen"
     """`CloseSession` with ``keeps`` if it is open, then `OpenSession`."""
     TAKE_OVER = "take over"
@@ -156,7 +160,8 @@ def _table() -> dict[tuple[State, Event], Transition]:
     on(e.CAUGHT_UP, [s.REPLAYING], s.LIVE)
     on(e.CAUGHT_UP, [s.ABSENT, *_ALL], None)
     on(e.RESET, [s.ABSENT], s.RESTORING, a.REOPEN)
-    on(e.RESET, _ALL, s.RESETTING, a.DROP_ALL, a.REOPEN)
+    on(e.RESET, [s.OUTDATED], s.RESETTING, a.DROP_ALL, a.REOPEN)
+    on(e.RESET, _ALL, s.RESETTING, a.DROP, a.REOPEN)
     on(e.ASSIGNED, [s.REVOKED], s.REPLAYING, a.NOTIFY_ASSIGNED)
     on(e.ASSIGNED, [s.ABSENT], None)
     on(e.ASSIGNED, _ALL, None, a.NOTIFY_ASSIGNED)

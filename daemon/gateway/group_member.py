@@ -296,8 +296,9 @@ class GroupMember:
         found = self._lives.on(event, sessions)
         for action, names in found.items():
             match action:
-                case Action.DROP_ALL:
-                    self._sessions.drop(names, complete=True)
+                case Action.DROP | Action.DROP_ALL:
+                    all_of_it = action is Action.DROP_ALL or self._checkpoint.exactly_once
+                    self._sessions.drop(names, complete=all_of_it)
                 case Action.NOTIFY_ASSIGNED:
                     self._sessions.partitions_assigned(names)
                 case Action.NOTIFY_REVOKED:
