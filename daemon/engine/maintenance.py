@@ -88,8 +88,8 @@ def _digest(tokenizer: Any) -> str:
 class Maintenance:
     """The worker's idle hook: each call does one piece of work and says when it wants the next call.
 
-    A call notes finished copies, then offloads one idle session or compacts one fragmented window. If there
-    is neither, it audits the pool's block metadata. ``clock`` gives ns.
+    A call gives back retired memory, notes finished copies, then offloads one idle session or compacts one
+    fragmented window. If there is neither, it audits the pool's block metadata. ``clock`` gives ns.
     """
 
     def __init__(
@@ -106,6 +106,7 @@ class Maintenance:
 
     def __call__(self) -> float | None:
         """Do one piece; returns seconds until the next is due, None: not before new work arrives."""
+        self._pool.trim()
         host, residency = self._tiers.host, self._tiers.residency
         if host is not None:
             host.poll()

@@ -15,6 +15,7 @@ from engine.step import Chunk
 from feeds.connector import SettingError
 from feeds.durations import Duration
 from metrics.store import MetricStore
+from regions.kv_tensors import KVPool, LayerShape
 from regions.tape import Retention, Tape
 from tests.engine.oracle import tiny
 
@@ -190,6 +191,21 @@ def test_a_fragmented_window_is_compacted(clock: Clock) -> None:
     assert ask(engine, tape) == before
     assert keep() is None
     tape.release()
+
+
+def test_memory_that_a_lower_limit_retires_later_is_given_back(clock: Clock) -> None:
+    """By the next call, as the blocks above the limit are released."""
+    pool = KVPool([LayerShape(2, 64, 64)], 8)
+    maintenance = Maintenance(pool, [], Tiers(), MetricStore.local({}), clock)
+    runs = pool.take(8)
+    assert runs
+    pool.keys[0].fill_(1.0)
+    pool.resize(1)
+    pool.blocks.release(runs)
+    maintenance()
+    assert not pool.blocks.retired
+    assert float(pool.keys[0][0, 0, 0]) == 1.0
+    assert float(pool.keys[0][1, -1, 0]) == 0.0
 
 
 def test_inconsistent_block_metadata_is_reported_and_harmless(
