@@ -4,7 +4,7 @@ import ipaddress
 import re
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from daemon.config.errors import ConfigProblem
 from daemon.config.schema import ALL, BarsConfig, Config, SessionConfig, required_keys
@@ -327,25 +327,28 @@ def _is_broker(text: str) -> bool:
     """Whether it is a host, or its address, and perhaps a port."""
     try:
         parts = urlsplit(f"//{text}")
-        host, port = parts.hostname or "", parts.port
-        host.encode("idna")
+        (parts.hostname or "").encode("idna")
+        return bool(parts.hostname) and text.lower() == _authority(parts)
     except ValueError:
         return False
-    shown = f"[{host}]" if ":" in host else host
-    return bool(host) and text.lower() == shown + ("" if port is None else f":{port}")
 
 
 def _is_origin(text: str) -> bool:
     """Whether it is scheme, host and perhaps a port, as in the header Origin."""
     try:
         parts = urlsplit(text)
-        port = parts.port
+        default = {"http": 80, "https": 443}.get(parts.scheme)
+        is_shown = default not in (None, parts.port) and text == f"{parts.scheme}://{_authority(parts)}"
+        return bool(parts.hostname) and is_shown
     except ValueError:
         return False
-    host = f"[{parts.hostname}]" if parts.hostname and ":" in parts.hostname else parts.hostname
-    default = {"http": 80, "https": 443}.get(parts.scheme)
-    shown = f"{parts.scheme}://{host}" + (f":{port}" if port is not None else "")
-    return bool(host) and default not in (None, port) and text == shown
+
+
+def _authority(parts: SplitResult) -> str:
+    """Host and port, as they are written in lower case. Raises ValueError for a port that is none."""
+    host = parts.hostname or ""
+    shown = f"[{host}]" if ":" in host else host
+    return shown if parts.port is None else f"{shown}:{parts.port}"
 
 
 def _brokers(bootstrap: str) -> frozenset[str]:

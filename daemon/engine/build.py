@@ -49,8 +49,10 @@ Loaded = tuple[LoadedModel, PromptFormat]
 
 @dataclass(frozen=True)
 class Built:
-    """Everything that needs the model. ``opened``: the configuration, with the sessions that are open
-    from the start on."""
+    """Everything that needs the model.
+
+    ``opened``: the configuration, with the sessions that are open from the start on.
+    """
 
     opened: Config
     loaded: LoadedModel
@@ -86,7 +88,6 @@ class Built:
         """
         name, line = session.name, self.lines[session.name]
         self.progress[name] = progress
-        self.limit.open(session, compact=isinstance(line, CompactSpec))
         settings = self.recovery.settings(session, line, retention_of(session, self.prompt))
         tape = None
         for found in self.recovery.usable(name, settings, progress):
@@ -128,7 +129,6 @@ class Built:
 
     def try_open(self, session: SessionConfig) -> None:
         """Open an empty tape and close it. Raises as `open`."""
-        self.limit.open(session, compact=isinstance(self.lines[session.name], CompactSpec))
         try:
             self._opened(session).release()
         finally:
@@ -136,11 +136,12 @@ class Built:
 
     def _opened(self, session: SessionConfig) -> Tape:
         """An empty tape."""
+        compact = isinstance(self.lines[session.name], CompactSpec)
+        self.limit.open(session, compact=compact)
         engine, frozen = self.engine, self.prefixes.newest(session.name)
         tape = engine.open_tape(session.name, frozen, retention_of(session, self.prompt))
         try:
             # no anchor's header is longer
-            compact = isinstance(self.lines[session.name], CompactSpec)
             header = len(self.prompt.encode(WIDEST.header)) if compact else 0
             tape.check_prefix(len(frozen) + header + session.summed_tokens)
         except ValueError:

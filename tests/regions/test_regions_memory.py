@@ -39,7 +39,7 @@ from tests.regions.numbered import (
 def test_blocks_are_conserved(operations: list[tuple[str, int]]) -> None:
     """In any order of taking, sharing, releasing and resizing, references add up and no block has two users.
 
-    Nothing above the limit is taken, what is in use there stays, and what becomes free there is told once.
+    Nothing above the limit is taken, what is in use there stays, and what becomes free there is retired once.
     """
     allocator, limit = BlockAllocator(24), 24
     kept: list[list[Run]] = []
@@ -66,9 +66,9 @@ def test_blocks_are_conserved(operations: list[tuple[str, int]]) -> None:
         allocator.check_integrity()
         blocks = {b for runs in kept for run in runs for b in range(run.start, run.stop)}
         retired |= {b for b in used - blocks if b >= limit}
-        told = [b for run in allocator.retired for b in range(run.start, run.stop)]
+        found = [b for run in allocator.retired for b in range(run.start, run.stop)]
         allocator.retired.clear()
-        assert sorted(told) == sorted(retired)
+        assert sorted(found) == sorted(retired)
         retired.clear()
         assert allocator.free_blocks == limit - len({b for b in blocks if b < limit})
         assert allocator.total_blocks == allocator.free_blocks + len(blocks)
