@@ -15,20 +15,24 @@ from metrics.store import MetricStore
 
 @dataclass(frozen=True, slots=True)
 class RecordsRead:
-    """Records of all sources. ``malformed``: by reason; ``empty``: messages without a payload, by kind."""
+    """Records of all sources. ``malformed``: by reason; ``empty``: messages without a payload, by kind.
+
+    ``passed_over``: rows that hold no record, as their format says.
+    """
 
     received: int
     passed: int
     unknown_symbol: int
     repeated: int
     heartbeats: int
+    passed_over: int = 0
     malformed: Mapping[str, int] = field(default_factory=dict)
     empty: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def unaccounted(self) -> int:
         """Those that are nowhere."""
-        known = self.passed + self.unknown_symbol + self.repeated + self.heartbeats
+        known = self.passed + self.unknown_symbol + self.repeated + self.heartbeats + self.passed_over
         return self.received - known - sum(self.malformed.values()) - sum(self.empty.values())
 
 
@@ -93,6 +97,7 @@ def ledger(store: MetricStore) -> Ledger:
         unknown_symbol=total("records_unknown_symbol"),
         repeated=total("records_repeated"),
         heartbeats=total("heartbeats"),
+        passed_over=total("records_passed_over"),
         malformed=by("records_malformed", "reason"),
         empty=by("messages_empty", "kind"),
     )

@@ -1,15 +1,20 @@
 """A connector: the settings of one table `[source.NAME]` or `[sink.NAME]`, and what they open."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
 
 from feeds.market_data import AnyMessage, DataUpdated, DeadLetter, FlashReady
 from feeds.source import Sink, Source
+
+if TYPE_CHECKING:
+    from feeds.payloads.decoder import PayloadDecoder
 
 SOCKET = r"^(tcp|ipc)://.+$"
 """Pattern of a ZeroMQ endpoint."""
@@ -95,6 +100,12 @@ class SourceConnector(Connector, frozen=True):
     def open(self, name: str, stop_timeout_s: float) -> Source:
         """The source, not started; it stops within ``stop_timeout_s``. Raises SettingError."""
         raise NotImplementedError
+
+    def payloads(self, max_bytes: int) -> PayloadDecoder:
+        """The decoder of its messages, each of at most ``max_bytes``. Raises SettingError."""
+        from feeds.payloads.decoder import WireDecoder
+
+        return WireDecoder(max_bytes)
 
 
 class SinkConnector(Connector, frozen=True):

@@ -30,7 +30,13 @@ With ``each``, a path starts at the array's element, and at the whole line after
 """
 
 TEXTS = ("csv", "json", "jsonl", "jsonl-capture")
-"""Containers of text; the others hold tables of columns with a type."""
+"""Containers of text; in others, values have a type."""
+ENCODINGS = ("msgpack", "avro", "protobuf")
+"""Containers of messages only."""
+OF_MESSAGES = ("json", "jsonl", "csv", *ENCODINGS)
+OF_MESSAGE = ("$key", "$topic", "$partition", "$offset", "$timestamp")
+HEADER = "$headers."
+"""Places in what comes with a message: its key, topic ..., and each of its headers by name."""
 Kind = Literal["trade", "quote", "bar"]
 RECORD_TYPES: dict[Kind, type[Trade] | type[Quote] | type[Bar]] = {"trade": Trade, "quote": Quote, "bar": Bar}
 FIXED_FIELDS: dict[Kind, tuple[str, ...]] = {
@@ -58,15 +64,26 @@ class FormatError(ValueError):
 
 
 class Match(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The lines a record declaration covers: those whose ``field`` ends (or begins) like this."""
+    """The lines that a record declaration covers: those whose ``field`` ends and begins like this.
+
+    And has one of the ``values``, if there are any.
+    """
 
     field: Ref
     suffix: str = ""
     prefix: str = ""
+    values: list[str] = []
+
+    def covers(self, value: str) -> bool:
+        """Whether it is so."""
+        if self.values and value not in self.values:
+            return False
+        return value.endswith(self.suffix) and value.startswith(self.prefix)
 
 
 class TimeFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Location and notation of the event time; format ``receive`` uses the receive time.
+    """Location and notation of the event time; format ``receive`` uses the receive time, of messages the
+    broker's, or the time of their arrival.
 
     ``field``: one place, or several whose texts are joined by a blank, such as a date's and a time's.
     ``zones``: the names that ``%Z`` finds in the file, and which zones they mean. ``date``: for times of the
@@ -108,7 +125,7 @@ class RecordFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     ``stamp`` says which end of its interval a bar's time names. ``ready``: ``last`` if the file repeats a
     candle until it is finished, so that the last update before a newer opening counts. ``rounded`` names
     fields with binary noise from the file's writer: digits beyond the ninth are rounded (half to even).
-    ``float_decimals``: of fields that a table holds as binary floats, how many decimals their numbers have.
+    ``float_decimals``: of fields that are binary floats, also ``time``, how many decimals their numbers have.
     ``implied_decimals``: the last digits of prices that are written without a point. ``signed``: the field
     whose sign is the side: below zero ``sell``, above it ``buy``, zero ``unknown``. ``each``: the array of
     which every element is a record (``$``: the line itself).
@@ -157,11 +174,14 @@ Order = Literal["auto", "oldest_first", "newest_first"]
 
 
 class FileFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A whole file: its container and the records in it. Gzip, zip and zstd are detected.
+    """A file, or the messages of a feed: container and records. Of files gzip, zip and zstd are detected.
 
     Containers: ``csv``; ``json``, an array of which each element is a row, or documents one after the other;
     ``jsonl``, one JSON document per line; ``jsonl-capture``, the same after a receive time; ``parquet``;
-    ``arrow``, which is Feather, too; ``dbn``. ``passed_over``: lines known to hold no record, such as
+    ``arrow``, which is Feather, too; ``dbn``. Of messages also ``msgpack``, ``avro`` and ``protobuf``.
+    ``schema`` names a file beside the format's: the schema that messages of Avro are written in, where no
+    registry tells; or descriptors, as ``protoc --descriptor_set_out`` writes them, with the ``message``.
+    ``passed_over``: lines known to hold no record, such as
     order-book deltas, counted by name. ``encoding``: of a file without a byte-order mark. ``skip_lines``:
     before the header. ``order``: ``auto`` looks at the first records. ``members``: which files of a folder or
     a zip archive are data, such as ``*.csv``.
@@ -170,7 +190,9 @@ class FileFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """
 
     description: str
-    container: Literal["csv", "json", "jsonl", "jsonl-capture", "parquet", "arrow", "dbn"]
+    container: Literal[
+        "csv", "json", "jsonl", "jsonl-capture", "parquet", "arrow", "dbn", "msgpack", "avro", "protobuf"
+    ]
     records: list[RecordFormat]
     header: bool = True
     delimiter: str = ","
@@ -185,10 +207,12 @@ class FileFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     null: list[str] = []
     receive: ReceiveFormat = ReceiveFormat()
     passed_over: dict[str, Match] = {}
+    schema: str = ""
+    message: str = ""
 
     @property
     def is_text(self) -> bool:
-        """Whether it is a text, and no table of columns with a type."""
+        """Whether it is a text, and has no values with a type."""
         return self.container in TEXTS
 
     def columns(self) -> set[Ref]:
@@ -216,8 +240,8 @@ class FileFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             ) from error
 
 
-def load_format(name_or_path: str | Path) -> FileFormat:
-    """The built-in format of that name, or the one declared in that file.
+def load_format(name_or_path: str | Path, *, of_messages: bool = False) -> FileFormat:
+    """The built-in format of that name, or the one declared in that file; of a file or ``of_messages``.
 
     Raises:
         FormatError: no such format, or an unusable declaration.
@@ -234,8 +258,11 @@ def load_format(name_or_path: str | Path) -> FileFormat:
     try:
         form = msgspec.toml.decode(text, type=FileFormat, dec_hook=lambda _, value: parse_duration(value))
         _check_file(form)
+        (_check_for_messages if of_messages else _check_for_files)(form)
     except (msgspec.DecodeError, ValueError) as error:
         raise FormatError(f"{path.name}: {error}") from error
+    if form.schema:
+        form = msgspec.structs.replace(form, schema=str(path.parent / form.schema))
     return form
 
 
@@ -249,6 +276,7 @@ def _check_file(form: FileFormat) -> None:
         raise ValueError("records: at least one is needed")
     _check_text(form)
     _check_numbers(form)
+    _check_schema(form)
     if form.receive != ReceiveFormat() and form.container != "jsonl-capture":
         raise ValueError("receive: only a jsonl-capture has receive times")
     if form.receive.format not in EPOCH_UNITS:
@@ -260,6 +288,44 @@ def _check_file(form: FileFormat) -> None:
             raise ValueError(f"passed_over.{name}: this name counts lines that no declaration covers")
     for index, record in enumerate(form.records):
         _check_record(form, record, f"records[{index}]")
+
+
+def _check_for_files(form: FileFormat) -> None:
+    if form.container in ENCODINGS:
+        raise ValueError(f"container: {form.container} is one of messages")
+    for index, record in enumerate(form.records):
+        where = f"records[{index}]"
+        if record.time.format == RECEIVE and form.container != "jsonl-capture":
+            raise ValueError(f"{where}.time.format: only a jsonl-capture has receive times")
+        if "seq" in record.fields:
+            raise ValueError(f"{where}.fields.seq: lines of files are numbered as they stand")
+        for name, ref in record.refs():
+            if isinstance(ref, str) and (ref in OF_MESSAGE or ref.startswith(HEADER)):
+                raise ValueError(f"{where}.{name}: {ref} is of messages")
+
+
+def _check_for_messages(form: FileFormat) -> None:
+    if form.container not in OF_MESSAGES:
+        raise ValueError(f"container: of messages it is one of {', '.join(OF_MESSAGES)}")
+    if form.order != "auto" or form.members or form.skip_lines:
+        raise ValueError("order, members, skip_lines: messages have none")
+    for index, record in enumerate(form.records):
+        if record.time.of_day:
+            raise ValueError(f"records[{index}].time.format: nothing says of which day messages are")
+        if record.ready:
+            raise ValueError(
+                f"records[{index}].ready: a message cannot wait for the next one; match those of finished "
+                "candles by the member that tells, such as Binance's k.x"
+            )
+
+
+def _check_schema(form: FileFormat) -> None:
+    if (form.schema or form.message) and form.container not in ("avro", "protobuf"):
+        raise ValueError(f"schema, message: {form.container} has none")
+    if form.container == "avro" and form.message:
+        raise ValueError("message: the schema of Avro tells it")
+    if bool(form.schema) != bool(form.message) and form.container == "protobuf":
+        raise ValueError("schema, message: Protobuf needs both, or neither where a registry tells them")
 
 
 def _check_text(form: FileFormat) -> None:
@@ -298,7 +364,7 @@ def _check_record(form: FileFormat, record: RecordFormat, where: str) -> None:
     if record.float_decimals and form.is_text:
         raise ValueError(f"{where}.float_decimals: a {form.container} file holds no binary floats")
     _check_meaning(record, where)
-    if record.each and "json" not in form.container:
+    if record.each and "json" not in form.container and form.container not in ENCODINGS:
         raise ValueError(f"{where}.each: a {form.container} file has no arrays")
     _check_time(form, record, f"{where}.time")
     for name, ref in record.refs():
@@ -311,7 +377,7 @@ def _check_record(form: FileFormat, record: RecordFormat, where: str) -> None:
 
 
 def _check_fields(record: RecordFormat, where: str) -> None:
-    known = FIXED_FIELDS[record.kind] + _TEXT_FIELDS[record.kind]
+    known = (*FIXED_FIELDS[record.kind], *_TEXT_FIELDS[record.kind], "seq")
     for name in record.fields:
         if name not in known:
             raise ValueError(
@@ -324,7 +390,8 @@ def _check_fields(record: RecordFormat, where: str) -> None:
         if name not in FIXED_FIELDS[record.kind]:
             raise ValueError(f"{where}.rounded: {name} is not one of {', '.join(FIXED_FIELDS[record.kind])}")
     for name, decimals in record.float_decimals.items():
-        if name not in record.fields or name not in FIXED_FIELDS[record.kind] or not 0 <= decimals <= NANO:
+        is_number = name == "time" or (name in record.fields and name in FIXED_FIELDS[record.kind])
+        if not is_number or not 0 <= decimals <= NANO:
             raise ValueError(f"{where}.float_decimals.{name}: must be 0 to {NANO}, of a number in fields")
     for name in ("venue", "symbol"):
         if not getattr(record, name) and name not in record.fields:
@@ -349,8 +416,6 @@ def _check_meaning(record: RecordFormat, where: str) -> None:
 def _check_time(form: FileFormat, record: RecordFormat, where: str) -> None:
     time = record.time
     if time.format == RECEIVE:
-        if form.container != "jsonl-capture":
-            raise ValueError(f"{where}.format: only a jsonl-capture has receive times")
         if time != TimeFormat(format=RECEIVE):
             raise ValueError(f"{where}: receive times need no other key")
         return

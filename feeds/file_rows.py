@@ -5,14 +5,14 @@ import json
 import re
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 
 import msgspec
 
 from feeds.codec import MalformedRecord
 from feeds.containers import CorruptFile, unpacking
 from feeds.csv_rows import CsvRows, Notice
+from feeds.documents import Document
 from feeds.file_format import FileFormat, FormatError, Ref
 from feeds.number_texts import JsonNumber, shown
 from feeds.tables.table import Table
@@ -20,13 +20,10 @@ from feeds.text_lines import Line, Refuse, Unreadable, lines
 from feeds.timestamps import ParseTime, time_parser
 
 # JSON numbers keep their text: float_hook sees the literal, so no price passes through a float.
-_json = msgspec.json.Decoder(float_hook=JsonNumber)
+decode_json = msgspec.json.Decoder(float_hook=JsonNumber).decode
 _document_at = json.JSONDecoder(parse_float=JsonNumber).raw_decode
 _BLANK = re.compile(r"[ \t\r\n,]*")
 """What may stand between documents."""
-_ABSENT = object()
-_MAX_DIGITS = 1000
-"""Of an integer of JSON; Python refuses to print much longer ones."""
 
 
 class Row(Protocol):
@@ -78,50 +75,6 @@ def rows(file: IO[bytes], form: FileFormat, refuse: Refuse, notice: Notice) -> G
         raise FormatError(str(error)) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Document:
-    """``value`` is the document itself, or an element of an array in it."""
-
-    line: int
-    received: int
-    document: Any
-    value: Any
-    width = 0
-
-    def get(self, ref: Ref) -> str | None:
-        value = self._at(str(ref))
-        if value is None or value is _ABSENT or isinstance(value, dict | list):
-            return None
-        if isinstance(value, bool):
-            return "true" if value else "false"
-        if isinstance(value, int):
-            return _digits(ref, value)
-        return str(value) if not isinstance(value, str) else value
-
-    def is_null(self, ref: Ref) -> bool:
-        return self._at(str(ref)) is None
-
-    def elements(self, ref: str) -> Sequence[Row]:
-        found = self._at(ref)
-        if not isinstance(found, list):
-            raise MalformedRecord("type", f"each: there is no array at {ref}")
-        return [_Document(self.line, self.received, self.document, element) for element in found]
-
-    def _at(self, ref: str) -> Any:
-        """The value at a path; `_ABSENT` if there is none."""
-        value, names = self.value, ref.split(".")
-        if names[0] == "$":
-            value, names = self.document, names[1:]
-        for name in names:
-            if isinstance(value, dict):
-                value = value.get(name, _ABSENT)
-            elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
-                value = value[int(name)]
-            else:
-                return _ABSENT
-        return value
-
-
 def _json_rows(found: Iterator[Line], form: FileFormat, refuse: Refuse) -> Iterator[Row]:
     receive = form.receive
     captured = form.container == "jsonl-capture"
@@ -135,13 +88,13 @@ def _json_rows(found: Iterator[Line], form: FileFormat, refuse: Refuse) -> Itera
             if captured:
                 stamp, _, text = text.partition(receive.separator)
                 received = _receive_time(stamp, parse, receive.format)
-            document = _json.decode(text)
+            document = decode_json(text)
         except (msgspec.DecodeError, RecursionError) as error:
             refuse(number, MalformedRecord("json", f"{error}: {shown(text)}"))
         except MalformedRecord as error:
             refuse(number, error)
         else:
-            yield _Document(number, received, document, document)
+            yield Document(number, received, document, document)
 
 
 def tables(file: IO[bytes], form: FileFormat, refuse: Refuse) -> Generator[Table]:
@@ -192,17 +145,11 @@ def _documents(found: Iterator[Line], refuse: Refuse) -> Iterator[Row]:
             except (ValueError, RecursionError) as error:
                 refuse(number, MalformedRecord("json", f"{error}: {shown(text[at : at + 200])}"))
                 return
-            yield _Document(number, 0, document, document)
+            yield Document(number, 0, document, document)
             number += text.count("\n", at, end)
             at = end
     if depth:
         refuse(number, MalformedRecord("json", "truncated: the array is not closed"))
-
-
-def _digits(ref: Ref, value: int) -> JsonNumber:
-    if value.bit_length() > 3 * _MAX_DIGITS:
-        raise MalformedRecord("type", f"{ref}: an integer of more than {_MAX_DIGITS} digits")
-    return JsonNumber(value)
 
 
 def _receive_time(stamp: str, parse: ParseTime, form: str) -> int:

@@ -215,7 +215,7 @@ def _of_text(
 ) -> Iterator[Item]:
     refused = _Refusals(says.refuse, _only_key(form))
     readers = RowReader.compile(form, day)
-    plain = TableReader.compile(form, readers) if as_columns else None
+    plain = TableReader.compile(form, readers) if as_columns and not form.is_text else None
     parsed: Iterator[ParsedRecord | RecordColumns]
     if plain is not None:
         parsed = _of_tables(text, plain, refused, says)

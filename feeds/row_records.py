@@ -30,6 +30,8 @@ from feeds.wall_times import MINUTE_NS, Moment
 _INCLUSIVE = (1, 100, 10**3, 10**6, 10**9)
 """How long before a boundary an inclusive stamp at the close is, ns: one unit of the clock that wrote it."""
 
+_SEQ_DIGITS = 20
+
 
 class ParsedRecord(NamedTuple):
     """A record as a line says it, before the order of the file has been looked at.
@@ -58,7 +60,7 @@ def matches(match: Match | None, row: Row) -> bool:
     if match is None:
         return True
     value = row.get(match.field)
-    return value is not None and value.endswith(match.suffix) and value.startswith(match.prefix)
+    return value is not None and match.covers(value)
 
 
 def grid_ns(interval_ns: int) -> int:
@@ -169,7 +171,9 @@ class RowReader:
                 size = values[form.signed]
                 values["side"] = "sell" if size < 0 else "buy" if size else "unknown"
                 values[form.signed] = Fixed(abs(size))
-        elif form.kind == "bar":
+        if "seq" in form.fields:
+            values["seq"] = self._seq(row)
+        if form.kind == "bar":
             values.setdefault("volume", ZERO)
             values["interval_ns"] = int(form.interval)
         return values
@@ -178,6 +182,9 @@ class RowReader:
         texts = [self._present(row, "time", ref) for ref in self.time_refs]
         text = " ".join(texts)
         try:
+            if isinstance(texts[0], BinaryFloat):
+                text = str(self._of_float("time", texts[0]))
+                texts = [text]
             plain = self.plain if self.form.time.counts else None
             moment = parse(text if plain is None else " ".join(map(plain, texts)))
         except (ValueError, OverflowError) as error:
@@ -207,12 +214,18 @@ class RowReader:
         """The number of a field from its text. Raises ValueError."""
         form = self.form
         if isinstance(text, BinaryFloat):
-            return fixed_of_float(text, form.float_decimals[name], rounded=name in form.rounded)
+            return self._of_float(name, text)
         if self.plain is not None:
             text = self.plain(text)
         if form.implied_decimals and name in PRICES:
             text = shifted(text, form.implied_decimals)
         return round_fixed(text, NANO) if name in form.rounded else parse_fixed(text)
+
+    def _of_float(self, name: str, text: BinaryFloat) -> Fixed:
+        decimals = self.form.float_decimals.get(name)
+        if decimals is None:
+            raise ValueError(f"{text} is a binary float: declare float_decimals.{name}")
+        return fixed_of_float(text, decimals, rounded=name in self.form.rounded)
 
     def _side(self, row: Row) -> str:
         ref = self.form.fields.get("side")
@@ -232,6 +245,12 @@ class RowReader:
         ref = self.form.fields.get("id")
         value = None if ref is None else row.get(ref)
         return "" if value is None or value in self.null else str(value)
+
+    def _seq(self, row: Row) -> int:
+        text = self._present(row, "seq", self.form.fields["seq"])
+        if not (text.isascii() and text.isdecimal() and len(text) <= _SEQ_DIGITS):
+            raise MalformedRecord("type", f"seq: {shown(text)} is not a number of 64 bits")
+        return int(text)
 
     def _says_none(self, row: Row, ref: Ref) -> bool:
         """Whether a word for no value stands there, or JSON's null; not if nothing does."""

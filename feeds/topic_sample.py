@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from feeds.codec import MalformedRecord, decode_record, header_encoding
+from feeds.codec import MalformedRecord
 from feeds.kafka_range import KafkaRange, OffsetsGone, Span
 from feeds.market_data import VenueHeartbeat
+from feeds.payloads.decoder import PayloadDecoder
 from feeds.source import Incoming, Partition
 
 NEWEST = 1000
@@ -29,6 +30,7 @@ class TopicSample(NamedTuple):
 async def sample_topics(
     bootstrap: str,
     topics: Iterable[str],
+    payloads: PayloadDecoder,
     *,
     options: Mapping[str, Any] = MappingProxyType({}),
     newest: int = NEWEST,
@@ -47,28 +49,26 @@ async def sample_topics(
                     found += batch
             except OffsetsGone:  # deleted while it was read: the rest is enough
                 pass
-            rates[partition] = _rates_of(found)
+            await payloads.prepare(found)
+            rates[partition] = _rates_of(found, payloads)
     return TopicSample(rates)
 
 
-def _rates_of(messages: Iterable[Incoming]) -> dict[str, float]:
+def _rates_of(messages: Iterable[Incoming], payloads: PayloadDecoder) -> dict[str, float]:
     """By the broker's times; records of one moment count as those of a second."""
     counts: Counter[str] = Counter()
     times = []
     for message in messages:
-        if symbol := _symbol_of(message):
-            counts[symbol] += 1
+        if symbols := _symbols_of(message, payloads):
+            counts.update(symbols)
             times.append(message.ts_source_ns)
     seconds = (max(times) - min(times)) / 1e9 if times else 0.0
     return {symbol: count / (seconds or 1.0) for symbol, count in sorted(counts.items())}
 
 
-def _symbol_of(message: Incoming) -> str:
-    """VENUE:SYMBOL; empty for what is no usable record of one."""
+def _symbols_of(message: Incoming, payloads: PayloadDecoder) -> list[str]:
+    """VENUE:SYMBOL of each usable record."""
     if message.fault is not None or not message.payload:
-        return ""
-    try:
-        record = decode_record(message.payload, header_encoding(message.headers))
-    except MalformedRecord:
-        return ""
-    return "" if isinstance(record, VenueHeartbeat) else record.key
+        return []
+    records = [part.record for part in payloads.parts(message).parts]
+    return [each.key for each in records if not isinstance(each, MalformedRecord | VenueHeartbeat)]

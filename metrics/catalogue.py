@@ -58,6 +58,9 @@ Reason = Literal[
     "symbol",
     "bar_ohlc",
     "encoding",
+    "avro",
+    "protobuf",
+    "schema",  # a registry has none with this id, or it is of another kind
     "envelope",  # the record is inside another message, such as Debezium's
     "framing",  # bytes before the record, such as a schema registry's
     "corrupt",  # the source's own container of messages cannot be read, such as a batch of Kafka
@@ -233,6 +236,11 @@ METRICS: tuple[Metric, ...] = (
         "Normal in a compacted topic.",
         "source",
         kind=EMPTY,
+    ),
+    _counter(
+        "foretick_records_passed_over_total",
+        "Rows of messages in a declared format that hold no record, as the format says.",
+        "source",
     ),
     _counter(
         "foretick_source_times_unknown_total",

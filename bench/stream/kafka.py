@@ -27,6 +27,7 @@ from daemon.gateway.record_decoder import RecordDecoder
 from feeds import columns
 from feeds.kafka_source import KafkaSource
 from feeds.market_data import DeadLetter
+from feeds.payloads.decoder import WireDecoder
 from feeds.source import Source
 from ingest.ring import Ring
 from metrics.store import MetricStore
@@ -91,7 +92,7 @@ def make_ingest(source: Source, ring: Ring, symbols: Sequence[str]) -> RecordDec
         OffsetTracker(),
         MetricStore.local({"session": list(symbols), "source": [source.name]}),
         refuse,
-        max_bytes=_DEFAULTS.max_message_bytes,
+        payloads=WireDecoder(_DEFAULTS.max_message_bytes),
         max_ahead_ns=_DEFAULTS.max_ahead,
     )
 

@@ -26,6 +26,7 @@ from daemon.engine.build import Built, build
 from daemon.engine.replayed_bars import History
 from daemon.engine.snapshot_store import SavedSession, UsableSnapshot
 from daemon.gateway.checkpoint.offsets import OffsetTracker
+from daemon.gateway.connectors import make_payloads
 from daemon.gateway.record_decoder import RecordDecoder, RingTurns
 from daemon.progress import Progress
 from daemon.session_life import Life, State
@@ -239,7 +240,7 @@ class Replay:
                 OffsetTracker(),
                 self._store,
                 lambda dead_letter: None,
-                max_bytes=self.config.source.max_message_bytes,
+                payloads=make_payloads(self.config, source),
                 max_ahead_ns=self.config.source.max_ahead,
                 order=order,
                 sequence=self.config.source.sequence,

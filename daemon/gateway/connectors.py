@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from daemon.config.schema import BarsConfig, Config, SessionConfig
 from feeds.connector import SinkRoute, settings_in
+from feeds.payloads.decoder import PayloadDecoder, WireDecoder
 from feeds.source import SeekingSource, Source
 
 T = TypeVar("T")
@@ -22,6 +23,15 @@ def make_sources(config: Config) -> list[Source]:
         if isinstance(source, SeekingSource):
             source.set_retention(held_ns(config), config.skips)
     return sources
+
+
+def make_payloads(config: Config, source: str) -> PayloadDecoder:
+    """The decoder of a source's messages. Raises SettingError."""
+    for table, (name, connector) in config.feeds.items():
+        if name == source:
+            with settings_in(table):
+                return connector.payloads(config.source.max_message_bytes)
+    return WireDecoder(config.source.max_message_bytes)
 
 
 def held_ns(config: Config) -> int:

@@ -29,17 +29,15 @@ from daemon.gateway.ring_flow import COLUMNS_SLICE, SLICE, RingFlow
 from daemon.gateway.sequence_gaps import Sequence as SequenceKind
 from daemon.gateway.sequence_gaps import Sequences
 from daemon.ring_numbers import ring_values
-from feeds.array_frames import elements
-from feeds.codec import REPLAY, MalformedRecord, decode_record, header_encoding
-from feeds.columns import ENCODINGS, OTHER, ColumnDecoder, Columns
+from feeds.codec import REPLAY, MalformedRecord
+from feeds.columns import Columns
 from feeds.columns.record_columns import ColumnBatch
 from feeds.decimals import NANO
-from feeds.decoding import shortened
 from feeds.market_data import EVERY_SYMBOL, AnyRecord, Bar, DeadLetter, Received, VenueHeartbeat
-from feeds.moments import in_order
+from feeds.payloads.decoder import Part, PayloadDecoder, malformed
 from feeds.record_identity import token_of
 from feeds.source import Incoming, SeekingSource, Source
-from feeds.subjects import Subject, subjects_of
+from feeds.subjects import Subject
 from ingest.record import (
     BAR,
     FLAG_GAP,
@@ -109,7 +107,6 @@ class Routes:
         self.readers = [route.sessions for route in by_symbol.values()]
         # prices of the others are not in the columns' units; the last one is of unknown symbols
         self.in_nano = np.array([*(route.price_scale == NANO for route in by_symbol.values()), True])
-        self.columns = ColumnDecoder(list(by_symbol))
         self.positions = {symbol: at for at, symbol in enumerate(by_symbol)}
 
 
@@ -131,7 +128,7 @@ class RecordDecoder:
         store: MetricStore,
         dead_letter: Callable[[DeadLetter], None],
         *,
-        max_bytes: int,
+        payloads: PayloadDecoder,
         max_ahead_ns: int,
         clocks: Mapping[str, VenueClock] | None = None,
         order: RingTurns | None = None,
@@ -143,7 +140,7 @@ class RecordDecoder:
         self.flow = RingFlow(source, ring, store, gate)
         self._source, self._tracker, self._store = source, tracker, store
         self._dead_letter, self._opener = dead_letter, opener
-        self._max_bytes, self._max_ahead_ns = max_bytes, max_ahead_ns
+        self._payloads, self._max_ahead_ns = payloads, max_ahead_ns
         self._clocks = defaultdict(VenueClock) if clocks is None else clocks
         self._counters = IntakeCounters(source, store)
         self._order = order or RingTurns()
@@ -162,6 +159,8 @@ class RecordDecoder:
         """Until the source ends."""
         async for batch in self._source.batches():
             self._note_loss()
+            if not isinstance(batch, ColumnBatch):
+                await self._payloads.prepare(batch)
             size = COLUMNS_SLICE if isinstance(batch, ColumnBatch) else SLICE
             for start in range(0, len(batch), size):
                 async with self._order.turn:
@@ -174,6 +173,7 @@ class RecordDecoder:
     def reroute(self, routes: Mapping[str, SymbolRoute]) -> None:
         """Other sessions read the records from now on."""
         self._routes = Routes(routes)
+        self._payloads.read_symbols(list(routes))
 
     async def _open_for(self, stream: Stream, sessions: Iterable[str]) -> None:
         """As `_open`, unless the stream is another daemon's: some of it was read before it went."""
@@ -207,48 +207,38 @@ class RecordDecoder:
     def _closed(self, sessions: Iterable[str]) -> set[str]:
         return set() if self._opener is None else self._opener.closed(sessions)
 
-    def _records(self, message: Incoming) -> list[Incoming]:
-        """A message for each record in it; none if it was read before."""
+    def _parts(self, message: Incoming) -> Sequence[Part]:
+        """What a message holds; nothing if it was read before, is empty, or could not be read."""
+        stream = (message.topic, message.partition)
         if message.fault is not None and message.fault.is_line:
             self._counters.received.inc()
             self._store.inc("foretick_records_malformed_total", reason=message.fault.reason)
             subjects = [Subject(message.key.decode(), message.fault.ts_event)] if message.key else []
             self._note_refused(message, message.fault.reason, subjects)
-            return []
-        stream = (message.topic, message.partition)
+            return ()
         if self._source.kind == "pausing" and self._tracker.repeats(stream, message.offset):
             self._counters.received.inc()
             self._store.inc("foretick_records_repeated_total", source=self._source.name)
-            return []
-        found = self._elements(message)
-        if not found:
-            self._tracker.skipped(stream, message.last_offset)
-        self._counters.received.inc(len(found))
-        if len(found) == 1 and found[0] is message.payload:
-            return [message]
-        found = in_order(found, header_encoding(message.headers))
-        return [msgspec.structs.replace(message, payload=payload) for payload in found]
-
-    def _elements(self, message: Incoming) -> list[bytes]:
-        """The encoded records in a message; none, and counted, where it is empty or cannot be read."""
+            return ()
+        found: Sequence[Part] = ()
         if message.fault is not None:
             self._counters.received.inc()
-            self._refuse(message, MalformedRecord(message.fault.reason, message.fault.message))
+            error = MalformedRecord(message.fault.reason, message.fault.message)
+            self._refuse(message, error, self._payloads.subjects(message))
             if message.last_offset > message.offset:  # whose records they were is not known
-                lost = message.last_offset - message.offset + 1
-                self._note_jump((message.topic, message.partition), lost)
-            return []
-        if not message.payload:
+                self._note_jump(stream, message.last_offset - message.offset + 1)
+        elif not message.payload:
+            self._counters.received.inc()
             kind = "tombstone" if message.null else "empty"
-            self._counters.received.inc()
             self._store.inc("foretick_messages_empty_total", source=self._source.name, kind=kind)
-            return []
-        try:
-            return elements(message.payload, header_encoding(message.headers), self._max_bytes)
-        except Exception as error:
-            self._counters.received.inc()
-            self._refuse(message, _malformed(error))
-            return []
+        else:
+            found, passed_over = self._payloads.parts(message)
+            self._counters.received.inc(len(found) + passed_over)
+            if passed_over:
+                self._store.inc("foretick_records_passed_over_total", passed_over, source=self._source.name)
+        if not found:
+            self._tracker.skipped(stream, message.last_offset)
+        return found
 
     def _number(self, stream: Stream) -> int:
         """The number of a stream in the ring; the engine hears its name first."""
@@ -259,11 +249,12 @@ class RecordDecoder:
             self._name_stream(protocol.NameStream(self._source.name, *stream, reread=reread))
         return number
 
-    async def _pack(self, message: Incoming, part: int = 0, more: bool = False) -> None:
+    async def _pack(self, message: Incoming, found: Part, part: int = 0, more: bool = False) -> None:
         """Pack one record if it is usable, else count it. ``part``: its number in its message."""
-        stream, route = (message.topic, message.partition), None
+        stream, route, record = (message.topic, message.partition), None, found.record
         try:
-            record = decode_record(message.payload, header_encoding(message.headers), self._max_bytes)
+            if isinstance(record, MalformedRecord):
+                raise record
             self._check_clock(record, message)
             _check_width(record)
             if not isinstance(record, VenueHeartbeat) and (route := self._routes.by_symbol.get(record.key)):
@@ -272,7 +263,10 @@ class RecordDecoder:
             if route is not None and not isinstance(record, VenueHeartbeat):
                 self._write(record, route, message, part, more)
         except Exception as error:  # whatever one message provokes is its own fault
-            self._refuse(message, _malformed(error), part)
+            subjects = found.subjects
+            if not isinstance(record, MalformedRecord):
+                subjects = [Subject(record.key, record.ts_event)]
+            self._refuse(message, malformed(error), subjects, part)
             self._tracker.skipped(stream, message.offset)
             return
         if isinstance(record, VenueHeartbeat):
@@ -413,11 +407,13 @@ class RecordDecoder:
 
     async def _pack_each(self, messages: Sequence[Incoming]) -> None:
         for message in messages:
-            records = self._records(message)
-            for part, record in enumerate(records):
+            parts = self._parts(message)
+            for number, part in enumerate(parts):
                 await self.flow.make_room()  # a message may have many records
-                more = part + 1 < len(records)
-                await self._pack(record, part, more)
+                more, own = number + 1 < len(parts), message
+                if part.payload is not message.payload:
+                    own = msgspec.structs.replace(message, payload=part.payload)
+                await self._pack(own, part, number, more)
                 await self._pack_waiting(more)
             await self._pack_waiting()
             self.flow.writer.end_message()
@@ -440,12 +436,9 @@ class RecordDecoder:
             received = np.full(len(messages), messages.received_ns, np.int64)
             source = np.zeros(len(messages), np.int64)
         else:
-            payloads = [message.payload for message in messages]
             received = np.array([message.ts_recv_ns for message in messages], np.int64)
             source = np.array([message.ts_source_ns for message in messages], np.int64)
-            columns = self._routes.columns.decode(payloads, _encodings(messages))
-            sizes = np.fromiter(map(len, payloads), np.int64, len(payloads))
-            columns["taken"] &= sizes <= self._max_bytes
+            columns = self._payloads.columns(messages)
         columns["taken"] &= columns["ts_event"] - received <= self._max_ahead_ns
         columns["taken"] &= self._routes.in_nano[columns["key"]]
         return columns, received, source
@@ -548,21 +541,14 @@ class RecordDecoder:
                 pack = partial(self._pack_refusal, route, moment, message, part)
                 self._waiting[route.number, moment] = (message.topic, message.partition), route, pack
 
-    def _refuse(self, message: Incoming, error: MalformedRecord, part: int = 0) -> None:
+    def _refuse(
+        self, message: Incoming, error: MalformedRecord, subjects: Iterable[Subject], part: int = 0
+    ) -> None:
         self._store.inc("foretick_records_malformed_total", reason=error.reason)
-        subjects = subjects_of(message.payload, header_encoding(message.headers), message.key)
         self._note_refused(message, error.reason, subjects, part)
         if self._tracker.is_stored((message.topic, message.partition), message.offset):
             return  # its record was sent when it was read first
         self._dead_letter(unreadable(message, error))
-
-
-def _malformed(error: Exception) -> MalformedRecord:
-    """The refusal of a message that made a decoder, or a check, raise ``error``."""
-    if isinstance(error, MalformedRecord):
-        return error
-    log.error("a message provokes an error of the daemon's own code", exc_info=error)
-    return MalformedRecord("internal", shortened(repr(error)))
 
 
 def _check_width(record: Received) -> None:
@@ -571,14 +557,6 @@ def _check_width(record: Received) -> None:
         raise MalformedRecord("type", f"seq must be an unsigned 64-bit integer, got {record.seq}")
     if isinstance(record, Bar) and record.interval_ns >= 1 << 62:
         raise MalformedRecord("type", f"interval_ns is longer than 146 years: {record.interval_ns}")
-
-
-def _encodings(messages: Sequence[Incoming]) -> npt.NDArray[np.uint8] | None:
-    """Of each message; None if none has headers, hence all are JSON."""
-    headers = [message.headers for message in messages]
-    if not any(headers):
-        return None
-    return np.array([ENCODINGS.get(header_encoding(each), OTHER) for each in headers], np.uint8)
 
 
 def _offsets(messages: Sequence[Incoming]) -> Integers:

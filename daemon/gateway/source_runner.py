@@ -16,6 +16,7 @@ from daemon.gateway.checkpoint.checkpoint import Checkpoint
 from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.checkpoint.outbox import Outbox
 from daemon.gateway.checkpoint.state import ProgressStore
+from daemon.gateway.connectors import make_payloads
 from daemon.gateway.group_member import GroupMember, SessionCommands
 from daemon.gateway.record_decoder import RecordDecoder, RingTurns
 from daemon.gateway.ring_flow import RingFlow
@@ -94,7 +95,7 @@ class SourceRunner:
             tracker=tracker,
             store=store,
             dead_letter=self._hold,
-            max_bytes=config.source.max_message_bytes,
+            payloads=make_payloads(config, source.name),
             max_ahead_ns=config.source.max_ahead,
             clocks=clocks,
             order=order,

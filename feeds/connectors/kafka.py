@@ -5,17 +5,18 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
+from feeds.codec import MAX_BYTES
 from feeds.connector import (
     Finding,
     SettingError,
     SinkConnector,
     SinkRoute,
-    SourceConnector,
     about,
     settings_in,
 )
 from feeds.durations import Duration
 from feeds.kafka_security import KafkaSecurity
+from feeds.payloads.settings import MessageSource
 from feeds.source import Sink, Source
 from feeds.timestamps import parse_instant
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from feeds.topic_sample import TopicSample
 
 
-class KafkaSourceConnector(SourceConnector, frozen=True):
+class KafkaSourceConnector(MessageSource, frozen=True):
     """A member of a consumer group. Back-pressure pauses its partitions."""
 
     rereads: ClassVar[bool] = True
@@ -96,7 +97,10 @@ class KafkaSourceConnector(SourceConnector, frozen=True):
         """The symbols of the topics' newest records, by partition. Raises BrokerError, SettingError."""
         from feeds.topic_sample import sample_topics
 
-        return asyncio.run(sample_topics(self.bootstrap, self.topics, options=_options(self.security)))
+        options = _options(self.security)
+        return asyncio.run(
+            sample_topics(self.bootstrap, self.topics, self.payloads(MAX_BYTES), options=options)
+        )
 
     def check(self) -> Iterator[Finding]:
         """The broker answers and has the topics; the start and packed batches can be read."""
@@ -108,6 +112,7 @@ class KafkaSourceConnector(SourceConnector, frozen=True):
 
         for name, why in broken_codecs().items():
             yield Finding("codecs", f"batches packed by {name} cannot be read: {why}", ok=False)
+        yield from self.check_formats()
         yield from _topics(self.bootstrap, self.topics, self.security)
         yield from _progress(self.bootstrap, self.progress_topic, self.security)
 

@@ -9,15 +9,15 @@ from feeds.connector import (
     SettingError,
     SinkConnector,
     SinkRoute,
-    SourceConnector,
     about,
     settings_in,
 )
 from feeds.curve import CurveKeys, Keys
+from feeds.payloads.settings import MessageSource
 from feeds.source import Source
 
 
-class ZmqSourceConnector(SourceConnector, frozen=True):
+class ZmqSourceConnector(MessageSource, frozen=True):
     """A SUB socket. When the ring is full, the oldest records are dropped and counted."""
 
     endpoint: Annotated[str, about("tcp://host:port or ipc://path", pattern=SOCKET)]
@@ -44,8 +44,9 @@ class ZmqSourceConnector(SourceConnector, frozen=True):
         return ZmqSource(name, self.endpoint, self.topics, bind=self.bind, rcvhwm=self.hwm, keys=keys)
 
     def check(self) -> Iterator[Finding]:
-        """The keys can be used."""
-        return _check(self.curve, self.bind)
+        """The keys and the formats can be used."""
+        yield from _check(self.curve, self.bind)
+        yield from self.check_formats()
 
 
 class ZmqSinkConnector(SinkConnector, frozen=True):

@@ -137,8 +137,9 @@ def check_columns(schema: Any, form: FileFormat) -> list[str]:
         numbers = {ref: name for name, ref in record.fields.items()}
         for key, ref in record.refs():
             made = schema.field(str(ref)).type
-            if pa.types.is_floating(made) and numbers.get(ref) not in record.float_decimals:
-                what = f"declare float_decimals.{numbers[ref]}" if ref in numbers else "expected another type"
+            number = "time" if key == "time.field" else numbers.get(ref)
+            if pa.types.is_floating(made) and number not in record.float_decimals:
+                what = f"declare float_decimals.{number}" if number else "expected another type"
                 raise FormatError(f"column {ref!r} ({key}) is {made}, which is binary: {what}")
             if key == "time.field" and pa.types.is_timestamp(made) and record.time.format != "iso":
                 raise FormatError(f"column {ref!r} is {made}: declare time.format = 'iso'")

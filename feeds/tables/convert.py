@@ -44,7 +44,7 @@ class TableReader:
     @classmethod
     def compile(cls, form: FileFormat, readers: Sequence[RowReader]) -> "TableReader | None":
         """None where each row may need a look at others, or a text may stand for no value of a number."""
-        if form.is_text or any(character.isdigit() for word in form.null for character in word):
+        if any(character.isdigit() for word in form.null for character in word):
             return None
         for each in form.records:
             if each.kind == "bar" and each.ready:
@@ -97,6 +97,12 @@ def _fill(rows: Columns, names: list[str], reader: RowReader, table: Table, cove
             values[1] = np.where(size == _NONE, size, np.abs(size))
         taken &= side >= 0
         rows["token"][covered] = _tokens(reader, table)[covered]
+    if "seq" in form.fields:
+        numbers = _column(table, form.fields["seq"])
+        if numbers.kind != "decimal" or numbers.scale:
+            raise Unusual
+        taken &= _where_valid(numbers, numbers.values) >= 0
+        rows["seq"][covered] = np.maximum(numbers.values, 0)[covered]
     for name, found in zip(members, values, strict=True):
         taken &= (found >= (name in PRICES)) & (found <= _LIMIT)
     for column, found in zip("abcd", values, strict=False):
@@ -121,7 +127,7 @@ def _matching(match: Match | None, table: Table) -> Bools:
         return np.zeros(table.length, np.bool_)
     if column.kind != "text":
         raise Unusual
-    hits = [word.startswith(match.prefix) and word.endswith(match.suffix) for word in column.words]
+    hits = [match.covers(word) for word in column.words]
     found: Bools = np.array([*hits, False])[column.values]
     return found if column.valid is None else found & column.valid
 
@@ -177,6 +183,8 @@ def _numbers(reader: RowReader, name: str, table: Table) -> Integers:
 
         return _by_word(column, read)
     if column.kind == "float":
+        if name not in form.float_decimals:
+            raise Unusual
         return _where_valid(column, _rounded(column.values, form.float_decimals[name]))
     if column.kind != "decimal":
         raise Unusual

@@ -69,13 +69,21 @@ def repeats(found: Sequence[Published], *, allowed: bool) -> list[str]:
         if len(ids) > 1:
             problems.append(f"a repeat that cannot be recognised: {key} has the ids {sorted(ids)}")
         if len(answers) > 1 and not allowed:
-            problems.append(f"{len(answers)} times: {key} at {[each.offset for each in answers]}")
+            problems.append(f"{len(answers)} times: {key} at {', '.join(map(_made, answers))}")
         problems += [
             f"two answers have the id {each}: {owners[each]} and {key}"
             for each in ids
             if owners.setdefault(each, key) != key
         ]
     return problems
+
+
+def _made(each: Published) -> str:
+    """Where an answer stands, which engine made it, and when."""
+    answer = each.answer
+    return (
+        f"{each.offset} (epoch {answer.epoch}, number {answer.sequence}, {answer.published_at / 1e9:.3f} s)"
+    )
 
 
 def ahead(

@@ -3,7 +3,8 @@
 No record unanswered, no answer twice, the states of a run without moves, and every query answered. One seed
 is one case: ``pytest tests/chaos -m long -k rescale-seed007`` runs it alone. How long each session was silent
 at each hand-over is printed, and appended to the file that ``RESCALE_HAND_OVERS`` names;
-``python -m tests.chaos.silences FILE`` sums it up.
+``python -m tests.chaos.silences FILE`` sums it up. ``RESCALE_LOGS`` names a folder for the whole logs of
+daemons in a case that fails.
 """
 
 import asyncio
@@ -216,6 +217,13 @@ def note(rescale: Rescale, made: list[HandOver]) -> None:
                 file.write(msgspec.json.encode(each) + b"\n")
 
 
+def keep_logs(moving: Members, rescale: Rescale) -> None:
+    """Write the whole logs of daemons into the folder that is asked for."""
+    if folder := os.environ.get("RESCALE_LOGS"):
+        for number, each in enumerate(moving.daemons):
+            Path(folder, f"seed{rescale.seed:03}-{number}.log").write_text(each.log)
+
+
 async def run(groups: tuple[Groups, Groups], rescale: Rescale) -> None:
     print(rescale)  # of a case that fails, or with -s
     mine = groups[rescale.exactly_once]
@@ -237,6 +245,7 @@ async def run(groups: tuple[Groups, Groups], rescale: Rescale) -> None:
     except BaseException as error:
         for each in moving.daemons:
             error.add_note(f"log of a daemon:\n{each.log[-3000:]}")
+        keep_logs(moving, rescale)
         mine.drop()
         raise
 

@@ -7,7 +7,8 @@ from metrics.store import MetricStore
 def store() -> MetricStore:
     made = MetricStore.local({"session": ["a", "b"], "source": ["x", "y"], "sink": []})
     made.inc("foretick_records_total", 10, source="x")
-    made.inc("foretick_records_total", 5, source="y")
+    made.inc("foretick_records_total", 8, source="y")
+    made.inc("foretick_records_passed_over_total", 3, source="y")
     made.inc("foretick_records_passed_total", 9, source="x")
     made.inc("foretick_records_malformed_total", 2, reason="price")
     made.inc("foretick_records_unknown_symbol_total", 1)

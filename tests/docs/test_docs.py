@@ -128,6 +128,7 @@ LOADERS: dict[str, Callable[[Path], object]] = {
     "config": lambda path: load_config(path, environment={}),  # every check that needs no model
     "tenants": lambda path: read_tenants(str(path)),
     "format": lambda path: load_format(path).description,
+    "messages": lambda path: load_format(path, of_messages=True).description,
 }
 
 
@@ -146,7 +147,7 @@ def test_example_files_load_and_are_listed(path: Path) -> None:
 
 def test_the_quickstart_file_is_read_by_the_quickstart_format(tmp_path: Path) -> None:
     """The block of comma separated lines, through the declared format, to bars."""
-    form, *_ = [b.text for b in blocks() if b.kind == "format"]
+    (form,) = [b.text for b in blocks() if b.page == "docs/quickstart.md" and b.kind == "format"]
     (lines,) = [b.text for b in blocks() if b.page == "docs/quickstart.md" and b.text.startswith("time,open")]
     (tmp_path / "bars.toml").write_text(form)
     (tmp_path / "bars.csv").write_text(lines)
@@ -156,7 +157,7 @@ def test_the_quickstart_file_is_read_by_the_quickstart_format(tmp_path: Path) ->
 
 
 def test_every_key_of_a_format_is_described() -> None:
-    text = page("docs/quickstart.md")
+    text = page("docs/formats.md")
     for struct, table in ((FileFormat, ""), (RecordFormat, ""), (TimeFormat, "time.")):
         for name in (each.encode_name for each in msgspec.structs.fields(struct)):
             assert f"`{table}{name}`" in text or name in ("description", "time"), name
@@ -165,7 +166,7 @@ def test_every_key_of_a_format_is_described() -> None:
 def test_shipped_formats_are_named() -> None:
     for file in ROOT.glob("feeds/formats/*.toml"):
         load_format(file)
-        assert f"`{file.stem}`" in page("docs/quickstart.md")
+        assert f"`{file.stem}`" in page("docs/formats.md")
 
 
 @pytest.mark.parametrize(("name", "rows"), FIELDS.findall(page("docs/protocol.md")))

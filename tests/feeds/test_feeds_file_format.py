@@ -94,7 +94,11 @@ def test_a_file_of_ones_own_loads(tmp_path: Path) -> None:
         ('"epoch-ms"', '"iso", zone = "EST"', r"records\[0\].time: 'EST' is not the same everywhere"),
         ('"epoch-ms"', '"iso", zones = { EST = "UTC-05:00" }', r"records\[0\].time.zones: only a pattern"),
         ('"epoch-ms"', '"%Y-%m-%d"', r"records\[0\].time: '%Y-%m-%d' has no time of the day"),
-        ('"epoch-ms"', '"receive"', r"records\[0\].time.format: only a jsonl-capture"),
+        (
+            'field = "when", format = "epoch-ms"',
+            'format = "receive"',
+            r"records\[0\].time.format: only a jsonl-capture",
+        ),
         ('field = "when", ', "", r"records\[0\].time.field: missing"),
         ('venue = "V"', 'venue = "V"\ninterval = "1m"', r"records\[0\].interval"),
         (

@@ -39,6 +39,7 @@ from feeds.kafka_transactions import (
     TransactionOutcome,
 )
 from feeds.market_data import DeadLetter
+from feeds.payloads.decoder import PayloadDecoder, WireDecoder
 from feeds.source import (
     CommitFailed,
     CommitPoint,
@@ -102,6 +103,7 @@ class DecoderRig:
         capacity: int = 4096,
         max_bytes: int = 1 << 20,
         opener: Opener | None = None,
+        payloads: PayloadDecoder | None = None,
     ) -> None:
         names = sessions or ("aaa",)
         self.source, self.capacity = source, capacity
@@ -119,7 +121,7 @@ class DecoderRig:
             self.dead_letters.append,
             gate=self.gate,
             opener=opener,
-            max_bytes=max_bytes,
+            payloads=payloads or WireDecoder(max_bytes),
             max_ahead_ns=3600 * SECOND,
         )
 

@@ -20,6 +20,7 @@ from daemon.protocol import NameStream
 from feeds.columns.record_columns import ColumnBatch
 from feeds.file_format import load_format
 from feeds.market_data import DeadLetter
+from feeds.payloads.decoder import WireDecoder
 from feeds.replay_source import ReplaySource
 from feeds.source import Incoming
 from ingest.record import RECORD, REFUSAL
@@ -68,7 +69,7 @@ def outcome(source: ReplaySource, price_scale: int, keeps: bool) -> tuple[Any, .
     }
     order = RingTurns()
     order.originals.want(keeps)
-    limits = {"max_bytes": 1 << 20, "max_ahead_ns": 3600 * SECOND}
+    limits = {"payloads": WireDecoder(1 << 20), "max_ahead_ns": 3600 * SECOND}
     decoder = RecordDecoder(source, ring, routes, tracker, store, refused.append, **limits, order=order)
     try:
         asyncio.run(decoder.run())

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from daemon.gateway.record_decoder import RecordDecoder
 from feeds.codec import REPLAY, encode
 from feeds.decimals import from_units
 from feeds.market_data import EVERY_SYMBOL, Bar, DeadLetter, Quote, Trade, VenueHeartbeat
+from feeds.payloads.decoder import WireDecoder
 from feeds.source import CommitPoint, Fault, Incoming, Kind
 from ingest.record import (
     BAR,
@@ -40,7 +41,12 @@ from tests.kit.gateway import DecoderRig
 
 STREAM = (TOPIC, 0)
 SYMBOLS = ("V:AAA", "V:AAA", "V:BBB")
-LIMITS = {"max_bytes": 1 << 20, "max_ahead_ns": 3600 * SECOND}
+
+
+def limits() -> dict[str, Any]:
+    return {"payloads": WireDecoder(1 << 20), "max_ahead_ns": 3600 * SECOND}
+
+
 KAFKA_LIMIT = 1 << 20
 """A broker's default message limit, and so the limit of a DLQ record."""
 
@@ -279,7 +285,7 @@ async def test_a_venue_s_clock_is_measured_by_live_records_with_its_time(rig):
     clocks = {"aaa": clock, "bbb": VenueClock()}
     sessions = {"V:AAA": SymbolRoute(0, ("aaa",))}
     ingest = RecordDecoder(
-        r.source, r.ring, sessions, r.tracker, r.store, r.dead_letters.append, **LIMITS, clocks=clocks
+        r.source, r.ring, sessions, r.tracker, r.store, r.dead_letters.append, **limits(), clocks=clocks
     )
     await asyncio.wait_for(ingest.run(), 20)
     assert clock.ahead_ns == 200
@@ -357,7 +363,7 @@ async def test_what_was_lost_before_this_intake_is_not_counted_again(rig):
     r = rig("dropping")
     r.source.lost = 5
     routes = {"V:AAA": SymbolRoute(0, ("aaa",))}
-    again = RecordDecoder(r.source, r.ring, routes, r.tracker, r.store, r.dead_letters.append, **LIMITS)
+    again = RecordDecoder(r.source, r.ring, routes, r.tracker, r.store, r.dead_letters.append, **limits())
     r.source.put([incoming(good(1), 0)])
     r.source.end()
     await asyncio.wait_for(again.run(), 20)
@@ -514,7 +520,7 @@ def test_many_at_a_time_have_the_outcome_of_one_by_one(given_messages, gaps):
         source = QueueSource()
         ingest = RecordDecoder(
             source, ring, routes, tracker, store, dead_letters.append,
-            max_bytes=1 << 20, max_ahead_ns=20 * SECOND, clocks=clocks,
+            payloads=WireDecoder(1 << 20), max_ahead_ns=20 * SECOND, clocks=clocks,
         )  # fmt: skip
         try:
             source.lost = gaps
@@ -567,7 +573,7 @@ async def test_a_jump_flags_each_session_s_next_record_of_that_partition_and_is_
         r.tracker,
         r.store,
         r.dead_letters.append,
-        **LIMITS,
+        **limits(),
     )
     source.skipped = {STREAM: 5007}
     source.moved = 3

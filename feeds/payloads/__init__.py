@@ -1,0 +1,1 @@
+"""What messages hold, as records: in our own wire form, or in a declared format."""

@@ -1,0 +1,339 @@
+"""Messages in declared formats as records: the formats of files, and what comes with a message."""
+
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from feeds.codec import MalformedRecord
+from feeds.columns import Columns
+from feeds.columns.decode import COLUMNS
+from feeds.decoding import Undecodable, decoded
+from feeds.documents import Document
+from feeds.envelopes import without_mark
+from feeds.file_format import HEADER, OF_MESSAGE, FileFormat, FormatError, Ref
+from feeds.file_rows import Row, decode_json, rows
+from feeds.moments import order_of
+from feeds.number_texts import shown
+from feeds.payloads.decoder import Decoded, Part, PayloadDecoder, malformed
+from feeds.payloads.registry import SchemaRegistry, split
+from feeds.payloads.tables import table_of
+from feeds.row_records import ParsedRecord, RowReader, matches
+from feeds.source import Incoming
+from feeds.subjects import Subject
+from feeds.tables.convert import TableReader
+from feeds.text_lines import Refuse
+
+_MOST_SHOWN = 3
+"""Unusable records of one message that its DLQ record tells of."""
+
+
+class Documents(Protocol):
+    """Payloads of one encoding."""
+
+    def document(self, payload: bytes) -> Any:
+        """The document in a payload. Raises MalformedRecord."""
+
+
+class JsonDocuments:
+    """JSON; a registry's five bytes in front tell nothing that is needed."""
+
+    def document(self, payload: bytes) -> Any:
+        """See `Documents`."""
+        text = without_mark(split(payload)[1])
+        try:
+            return decoded(decode_json, text)
+        except Undecodable as error:
+            raise MalformedRecord("json", f"{error}: {shown(text[:200].decode(errors='replace'))}") from None
+
+
+class MsgpackDocuments:
+    """Msgpack."""
+
+    def document(self, payload: bytes) -> Any:
+        """See `Documents`."""
+        try:
+            return decoded(msgspec.msgpack.decode, payload)
+        except Undecodable as error:
+            raise MalformedRecord("msgpack", str(error)) from None
+
+
+def documents_of(form: FileFormat, registry: SchemaRegistry | None) -> Documents | None:
+    """Reads the payloads of a format; None of lines of text. Raises FormatError."""
+    match form.container:
+        case "json":
+            return JsonDocuments()
+        case "msgpack":
+            return MsgpackDocuments()
+        case "avro" | "protobuf":
+            try:
+                if form.container == "avro":
+                    from feeds.payloads.avro import AvroDocuments
+
+                    return AvroDocuments(form, registry)
+                from feeds.payloads.protobuf import ProtobufDocuments
+
+                return ProtobufDocuments(form, registry)
+            except ModuleNotFoundError as error:
+                extra = form.container
+                what = f"container {extra} needs {error.name}: pip install 'foretick[{extra}]'"
+                raise FormatError(what) from error
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _MessageRow:
+    """A row of a message, and what came with it."""
+
+    row: Row
+    message: Incoming
+
+    @property
+    def line(self) -> int:
+        return self.row.line
+
+    @property
+    def width(self) -> int:
+        return self.row.width
+
+    @property
+    def received(self) -> int:
+        return _received(self.message)
+
+    def get(self, ref: Ref) -> str | None:
+        if isinstance(ref, str) and _is_of_message(ref):
+            return _of_message(self.message, ref)
+        return self.row.get(ref)
+
+    def is_null(self, ref: Ref) -> bool:
+        return self.row.is_null(ref)
+
+    def elements(self, ref: str) -> Sequence[Row]:
+        return [_MessageRow(each, self.message) for each in self.row.elements(ref)]
+
+
+def _is_of_message(ref: str) -> bool:
+    return ref[:1] == "$" and (ref in OF_MESSAGE or ref.startswith(HEADER))
+
+
+def _of_message(message: Incoming, ref: str) -> str | None:
+    """What came with a message, as text; None where it did not."""
+    if ref.startswith(HEADER):
+        return _text(message.headers.get(ref.removeprefix(HEADER)))
+    match ref:
+        case "$key":
+            return _text(message.key)
+        case "$topic":
+            return message.topic
+        case "$timestamp":
+            return str(message.ts_source_ns) if message.ts_source_ns else None
+    return str(message.partition if ref == "$partition" else message.offset)
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode(errors="replace")
+
+
+def _received(message: Incoming) -> int:
+    """The broker's time, which is the same whenever the message is read; else that of its arrival."""
+    return message.ts_source_ns or message.ts_recv_ns
+
+
+class FormatDecoder:
+    """See `PayloadDecoder`. ``registry``: of payloads with the id of a schema in front.
+
+    ``max_bytes``: of a message.
+    """
+
+    def __init__(self, form: FileFormat, max_bytes: int, registry: SchemaRegistry | None = None) -> None:
+        """Raises FormatError."""
+        self._form, self._max_bytes = form, max_bytes
+        self._registry = registry if form.container in ("avro", "protobuf") else None
+        self._documents = documents_of(form, registry)
+        self._readers = RowReader.compile(form, None)
+        self._refs = sorted(form.columns(), key=str)
+        self._tables = self._table_reader()
+        self._positions: Mapping[str, int] = {}
+
+    def _table_reader(self) -> TableReader | None:
+        """None where records are read one by one."""
+        plain = all(reader.plain is None for reader in self._readers)
+        has_arrays = any(record.each for record in self._form.records)
+        if self._documents is None or not plain or has_arrays:
+            return None
+        return TableReader.compile(self._form, self._readers)
+
+    def read_symbols(self, symbols: Sequence[str]) -> None:
+        """See `PayloadDecoder`."""
+        self._positions = {symbol: at for at, symbol in enumerate(symbols)}
+
+    async def prepare(self, messages: Sequence[Incoming]) -> None:
+        """See `PayloadDecoder`."""
+        if self._registry is not None:
+            await self._registry.load({n for each in messages if (n := split(each.payload)[0]) is not None})
+
+    def columns(self, messages: Sequence[Incoming]) -> Columns:
+        """See `PayloadDecoder`."""
+        columns = np.zeros(len(messages), COLUMNS)
+        if self._tables is None or self._documents is None:
+            return columns
+        found, places = [], []
+        for at, message in enumerate(messages):
+            if message.fault is None and 0 < len(message.payload) <= self._max_bytes:
+                try:
+                    document = self._documents.document(message.payload)
+                except MalformedRecord:
+                    continue
+                if isinstance(document, dict):
+                    found.append(document)
+                    places.append(at)
+        if not found:
+            return columns
+        plain = [messages[at] for at in places]
+
+        def of_messages(ref: str) -> Sequence[str | None] | None:
+            return [_of_message(each, ref) for each in plain] if _is_of_message(ref) else None
+
+        received = np.array([_received(each) for each in plain], np.int64)
+        table = table_of(found, self._refs, received, of_messages)
+        if table is not None:
+            read, keys = self._tables.read(table)
+            read["key"] = keys.numbers(self._positions)[read["key"]] if keys.names else -1
+            columns[places] = read
+        return columns
+
+    def parts(self, message: Incoming) -> Decoded:
+        """See `PayloadDecoder`. All unusable records of a message are one part."""
+        payload, errors = message.payload, list[MalformedRecord]()
+
+        def refuse(_line: int, error: MalformedRecord) -> None:
+            errors.append(error)
+
+        found, passed_over = list[ParsedRecord](), 0
+        try:
+            if len(payload) > self._max_bytes:
+                what = f"{len(payload)} bytes are more than the limit of {self._max_bytes}"
+                raise MalformedRecord("oversize", what)
+            for row in self._rows(message, refuse):
+                reader = next((each for each in self._readers if matches(each.form.match, row)), None)
+                if reader is None:
+                    passed_over += 1
+                else:
+                    found += reader.group(row, refuse)
+        except Exception as error:  # whatever one message provokes is its own fault
+            errors.append(malformed(error))
+        records = [_settled(each, message) for each in found]
+        records = [records[at] for at in order_of([each.ts_event for each in records])]
+        parts = [Part(payload, each) for each in records]
+        if errors:
+            parts.append(Part(payload, _joined(errors), self._subjects(errors, message)))
+        return Decoded(parts, passed_over)
+
+    def _rows(self, message: Incoming, refuse: Refuse) -> Iterator[Row]:
+        if self._documents is None:
+            try:
+                for each in rows(io.BytesIO(message.payload), self._form, refuse, _ignore):
+                    yield _MessageRow(each, message)
+            except FormatError as error:
+                raise MalformedRecord("type", str(error)) from None
+            return
+        document = self._documents.document(message.payload)
+        for line, each in enumerate(document if isinstance(document, list) else [document], 1):
+            yield _MessageRow(Document(line, 0, each, each), message)
+
+    def _subjects(self, errors: Iterable[MalformedRecord], message: Incoming) -> Sequence[Subject]:
+        named = list(dict.fromkeys(Subject(each.key, each.ts_event) for each in errors if each.key))
+        return named or self.subjects(message)
+
+    def subjects(self, message: Incoming) -> Sequence[Subject]:
+        """See `PayloadDecoder`: by its key, if that is a symbol."""
+        return [Subject(_text(message.key) or "", 0)] if message.key else []
+
+
+def _ignore(*_: object) -> None:
+    """Of a message, nothing is worth saying beside its errors."""
+
+
+def _settled(found: ParsedRecord, message: Incoming) -> Any:
+    """The record; a local time that occurs twice is the one that is nearer to when it was received."""
+    record, later = found.record, found.record.ts_event + found.fold_ns
+    if found.fold_ns and abs(_received(message) - later) < abs(_received(message) - record.ts_event):
+        return msgspec.structs.replace(record, ts_event=later)
+    return record
+
+
+def _joined(errors: Sequence[MalformedRecord]) -> MalformedRecord:
+    if len(errors) == 1:
+        return errors[0]
+    shown_errors = "; ".join(each.message for each in errors[:_MOST_SHOWN])
+    return MalformedRecord(errors[0].reason, f"{len(errors)} records are unusable: {shown_errors}")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The messages that a decoder is for: of one of the ``topics``, and with a ``header`` like this.
+
+    ``topics``: patterns; none for any. ``header``: name, and pattern of its value; None for any.
+    """
+
+    decoder: PayloadDecoder
+    topics: Sequence[str] = ()
+    header: tuple[str, str] | None = None
+
+    def covers(self, message: Incoming) -> bool:
+        """Whether it is for a message."""
+        if self.topics and not any(fnmatchcase(message.topic, each) for each in self.topics):
+            return False
+        if self.header is None:
+            return True
+        name, pattern = self.header
+        value = _text(message.headers.get(name))
+        return value is not None and fnmatchcase(value, pattern)
+
+
+class ByRule:
+    """See `PayloadDecoder`: each message by the first rule that covers it, or else by ``other``."""
+
+    def __init__(self, rules: Sequence[Rule], other: PayloadDecoder) -> None:
+        self._rules, self._other = rules, other
+        self._all: list[PayloadDecoder] = [*(each.decoder for each in rules), other]
+
+    def _of(self, message: Incoming) -> int:
+        """The number of the decoder of a message."""
+        return next((n for n, rule in enumerate(self._rules) if rule.covers(message)), len(self._rules))
+
+    def _groups(self, messages: Sequence[Incoming]) -> Iterator[tuple[PayloadDecoder, list[int]]]:
+        places: dict[int, list[int]] = {}
+        for at, message in enumerate(messages):
+            places.setdefault(self._of(message), []).append(at)
+        for number, own in places.items():
+            yield self._all[number], own
+
+    def read_symbols(self, symbols: Sequence[str]) -> None:
+        """See `PayloadDecoder`."""
+        for each in self._all:
+            each.read_symbols(symbols)
+
+    async def prepare(self, messages: Sequence[Incoming]) -> None:
+        """See `PayloadDecoder`."""
+        for decoder, places in self._groups(messages):
+            await decoder.prepare([messages[at] for at in places])
+
+    def columns(self, messages: Sequence[Incoming]) -> Columns:
+        """See `PayloadDecoder`."""
+        columns = np.zeros(len(messages), COLUMNS)
+        for decoder, places in self._groups(messages):
+            columns[places] = decoder.columns([messages[at] for at in places])
+        return columns
+
+    def parts(self, message: Incoming) -> Decoded:
+        """See `PayloadDecoder`."""
+        return self._all[self._of(message)].parts(message)
+
+    def subjects(self, message: Incoming) -> Sequence[Subject]:
+        """See `PayloadDecoder`."""
+        return self._all[self._of(message)].subjects(message)

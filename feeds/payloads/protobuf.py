@@ -1,0 +1,184 @@
+"""Payloads of Protobuf as documents, by protobuf; schemas of a registry are compiled by protoc."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError, Message
+
+from feeds.codec import MalformedRecord
+from feeds.file_format import FileFormat, FormatError
+from feeds.number_texts import JsonNumber
+from feeds.payloads.registry import Schema, SchemaRegistry, split
+
+_TIMESTAMP = "google.protobuf.Timestamp"
+_MAX_INDEXES = 64
+"""Of a message within messages."""
+
+
+class ProtobufDocuments:
+    """``registry``: tells the schema that a payload is written in; without one it is the format's own."""
+
+    def __init__(self, form: FileFormat, registry: SchemaRegistry | None) -> None:
+        """Raises FormatError."""
+        self._own = _own(form) if form.schema else None
+        self._registry = registry
+        self._kinds: dict[tuple[int, tuple[int, ...]], type[Message]] = {}
+        if registry is None and self._own is None:
+            raise FormatError("container protobuf: declare schema and message, or configure a registry")
+
+    def document(self, payload: bytes) -> Any:
+        """The message of a payload, as a document. Raises MalformedRecord."""
+        number, data = split(payload)
+        path: tuple[int, ...] = ()
+        if number is not None:
+            path, data = _message_path(data)
+        kind = self._own
+        if kind is None:
+            if number is None:
+                raise MalformedRecord("framing", "no schema id of a registry is in front")
+            kind = self._kind(number, path)
+        message = kind()
+        try:
+            message.ParseFromString(data)
+        except DecodeError as error:
+            what = f"the payload is no {kind.DESCRIPTOR.full_name}: {error}"
+            raise MalformedRecord("protobuf", what) from None
+        return _document(message)
+
+    def _kind(self, number: int, path: tuple[int, ...]) -> type[Message]:
+        found = self._kinds.get((number, path))
+        if found is None:
+            assert self._registry is not None
+            schema = self._registry.get(number)
+            if schema.kind != "PROTOBUF":
+                raise MalformedRecord("schema", f"the schema {number} is {schema.kind}, not Protobuf")
+            try:
+                found = self._kinds[number, path] = _at(compiled(schema), path)
+            except FormatError as error:
+                raise MalformedRecord("schema", f"the schema {number} cannot be used: {error}") from None
+        return found
+
+
+def _own(form: FileFormat) -> type[Message]:
+    try:
+        files = descriptor_pb2.FileDescriptorSet.FromString(Path(form.schema).read_bytes())
+        return _Pool(files).kind(form.message)
+    except (OSError, DecodeError, KeyError, TypeError) as error:
+        raise FormatError(f"schema {form.schema}, message {form.message}: {error!r}") from error
+
+
+class _Pool:
+    """Descriptors. ``first``: the file whose messages payloads name by number."""
+
+    def __init__(self, files: descriptor_pb2.FileDescriptorSet) -> None:
+        """Raises TypeError: they make no sense."""
+        self._pool = descriptor_pool.DescriptorPool()
+        for each in files.file:
+            self._pool.Add(each)
+        self.first = files.file[-1]
+
+    def kind(self, name: str) -> type[Message]:
+        """The class of a message. Raises KeyError."""
+        return message_factory.GetMessageClass(self._pool.FindMessageTypeByName(name))
+
+
+def _at(pool: _Pool, path: tuple[int, ...]) -> type[Message]:
+    """The message at this place of the first file. Raises FormatError."""
+    kinds, names = pool.first.message_type, [pool.first.package] if pool.first.package else []
+    for index in path or (0,):
+        if index >= len(kinds):
+            raise FormatError(f"it has no message {'.'.join(map(str, path))}")
+        names.append(kinds[index].name)
+        kinds = kinds[index].nested_type
+    return pool.kind(".".join(names))
+
+
+def compiled(schema: Schema) -> _Pool:
+    """The descriptors of a schema in Protobuf's language. Raises FormatError."""
+    try:
+        import grpc_tools  # type: ignore[import-untyped]  # it has no types
+        from grpc_tools import protoc
+    except ImportError as error:
+        raise FormatError(f"it needs protoc: pip install 'foretick[protobuf]' ({error})") from error
+    with tempfile.TemporaryDirectory() as folder:
+        root, name = Path(folder), "schema.proto"
+        _write(root, name, schema)
+        out = root / "descriptors"
+        places = [f"-I{root}", f"-I{Path(grpc_tools.__file__).parent / '_proto'}"]
+        if protoc.main(["", *places, "--include_imports", f"--descriptor_set_out={out}", name]):
+            raise FormatError("protoc refuses it")
+        return _Pool(descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes()))
+
+
+def _write(root: Path, name: str, schema: Schema) -> None:
+    """A schema and all that it imports, each in its file."""
+    path = (root / name).resolve()
+    if not path.is_relative_to(root.resolve()):
+        raise FormatError(f"it imports {name}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(schema.text)
+    for imported, each in schema.references.items():
+        _write(root, imported, each)
+
+
+def _message_path(data: bytes) -> tuple[tuple[int, ...], bytes]:
+    """The place of the message in its schema, as a registry's serializers write it in front of a payload."""
+    count, at = _zigzag(data, 0)
+    if count == 0:
+        return (0,), data[at:]
+    if not 0 < count <= _MAX_INDEXES:
+        raise MalformedRecord("framing", f"a message within {count} messages")
+    path = []
+    for _ in range(count):
+        index, at = _zigzag(data, at)
+        if index < 0:
+            raise MalformedRecord("framing", f"a message with the number {index}")
+        path.append(index)
+    return tuple(path), data[at:]
+
+
+def _zigzag(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(data) and shift < 64:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), at
+    raise MalformedRecord("framing", "the place of the message is cut off")
+
+
+def _document(message: Message) -> dict[str, Any]:
+    """Set members by name; members without presence are there with their default, as Protobuf 3 says."""
+    found: dict[str, Any] = {}
+    for each in message.DESCRIPTOR.fields:
+        value = getattr(message, each.name)
+        if each.is_repeated:
+            found[each.name] = _map(each, value) if _is_map(each) else [_value(each, one) for one in value]
+        elif not each.has_presence or message.HasField(each.name):
+            found[each.name] = _value(each, value)
+    return found
+
+
+def _is_map(field: Any) -> bool:
+    """Protobuf's fields have no type that both of its implementations share."""
+    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
+
+
+def _map(field: Any, value: Any) -> dict[str, Any]:
+    of = field.message_type.fields_by_name["value"]
+    return {str(key): _value(of, one) for key, one in value.items()}
+
+
+def _value(field: Any, value: Any) -> Any:
+    """A time becomes decimal text of seconds since 1970, an enumeration the name of its value."""
+    if field.message_type is not None:
+        if field.message_type.full_name == _TIMESTAMP:
+            return JsonNumber(f"{value.seconds}.{value.nanos:09d}")
+        return _document(value)
+    if field.enum_type is not None:
+        named = field.enum_type.values_by_number.get(value)
+        return value if named is None else named.name
+    return value

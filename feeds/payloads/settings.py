@@ -1,0 +1,154 @@
+"""Which formats the messages of a source have, as configured."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+
+from feeds.connector import Finding, SettingError, SourceConnector, about, settings_in
+from feeds.durations import Duration
+from feeds.secret_files import read_secret
+
+if TYPE_CHECKING:
+    from feeds.payloads.decoder import PayloadDecoder
+    from feeds.payloads.registry import SchemaRegistry
+
+
+class RegistrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A schema registry that speaks Confluent's API: Confluent's own, Apicurio, Karapace, Redpanda's."""
+
+    url: Annotated[
+        str, about('base URL, such as https://registry:8081; "" for none', pattern=r"^(https?://.+)?$")
+    ] = ""
+    credentials_file: Annotated[
+        str, about("user name and password, a line each; only its owner may read the file")
+    ] = ""
+    token_file: Annotated[str, about("bearer token; only its owner may read the file")] = ""
+    ca_file: Annotated[
+        str, about('certificate authorities that sign the registry, in PEM; "" trusts those of the system')
+    ] = ""
+    certificate_file: Annotated[str, about("certificate by which the registry knows this client, in PEM")] = (
+        ""
+    )
+    key_file: Annotated[str, about("private key of that certificate, in PEM")] = ""
+    timeout: Annotated[Duration, about("longest wait for one reply")] = Duration(5_000_000_000)
+
+    def open(self) -> SchemaRegistry | None:
+        """The registry, if there is one. Raises SettingError."""
+        if not self.url:
+            return None
+        try:
+            from confluent_kafka.schema_registry import SchemaRegistryClient
+        except ImportError as error:
+            needs = "a registry needs confluent-kafka: pip install 'foretick[registry]'"
+            raise SettingError("url", f"{needs} ({error})") from error
+        from feeds.payloads.registry import SchemaRegistry
+
+        try:
+            return SchemaRegistry(SchemaRegistryClient(self._options()))
+        except (OSError, ValueError, TypeError) as error:
+            raise SettingError("url", str(error)) from error
+
+    def _options(self) -> dict[str, Any]:
+        options: dict[str, Any] = {
+            "url": self.url,
+            "timeout": self.timeout / 1e9,
+            "max.retries": 0,  # `SchemaRegistry` tries again itself
+            "ssl.ca.location": self.ca_file or ssl.get_default_verify_paths().cafile,
+            "ssl.certificate.location": self.certificate_file or None,
+            "ssl.key.location": self.key_file or None,
+        }
+        if self.credentials_file:
+            lines = read_secret("credentials_file", self.credentials_file).splitlines()
+            if len(lines) != 2 or not all(lines):
+                what = f"{self.credentials_file} must have two lines, user name and password"
+                raise SettingError("credentials_file", what)
+            options["basic.auth.user.info"] = ":".join(lines)
+        if self.token_file:
+            options |= {
+                "bearer.auth.credentials.source": "STATIC_TOKEN",
+                "bearer.auth.token": read_secret("token_file", self.token_file).strip(),
+                "bearer.auth.logical.cluster": "",
+            }
+        if self.key_file:
+            read_secret("key_file", self.key_file)
+        return {name: value for name, value in options.items() if value is not None}
+
+
+class FormatRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A format of some of the messages."""
+
+    format: Annotated[str, about("name of a built-in format, or the TOML file of another", min_length=1)]
+    topics: Annotated[
+        tuple[str, ...], about("topics whose messages have it, or patterns such as md.*.v1; none for any")
+    ] = ()
+    header: Annotated[
+        str,
+        about(
+            'a header that messages of it have, and its value or a pattern of it, such as type=quote; "" for '
+            "any",
+            pattern=r"^([^=]+=.+)?$",
+        ),
+    ] = ""
+
+
+class MessageSource(SourceConnector, frozen=True, kw_only=True):
+    """Settings of a source whose messages may be in declared formats."""
+
+    format: Annotated[
+        str,
+        about(
+            'format of the messages: the name of a built-in one, or the TOML file of another; "" for '
+            "Foretick's own records"
+        ),
+    ] = ""
+    formats: Annotated[
+        tuple[FormatRule, ...],
+        about("formats of some of the messages, by topic or header; the first that covers a message counts"),
+    ] = ()
+    registry: RegistrySettings = RegistrySettings()
+
+    def payloads(self, max_bytes: int) -> PayloadDecoder:
+        """The decoder of its messages, each of at most ``max_bytes``. Raises SettingError."""
+        from feeds.payloads.decoder import WireDecoder
+        from feeds.payloads.format_decoder import ByRule, Rule
+
+        with settings_in("registry"):
+            registry = self.registry.open()
+        other = self._decoder("format", self.format, max_bytes, registry)
+        rules = []
+        for index, rule in enumerate(self.formats):
+            name, _, pattern = rule.header.partition("=")
+            decoder = self._decoder(f"formats[{index}].format", rule.format, max_bytes, registry)
+            rules.append(Rule(decoder, rule.topics, (name, pattern) if name else None))
+        if not rules:
+            return other
+        return ByRule(rules, other if self.format else WireDecoder(max_bytes))
+
+    def _decoder(
+        self, key: str, name: str, max_bytes: int, registry: SchemaRegistry | None
+    ) -> PayloadDecoder:
+        from feeds.file_format import FormatError, load_format
+        from feeds.payloads.decoder import WireDecoder
+        from feeds.payloads.format_decoder import FormatDecoder
+
+        if not name:
+            return WireDecoder(max_bytes)
+        try:
+            return FormatDecoder(load_format(name, of_messages=True), max_bytes, registry)
+        except FormatError as error:
+            raise SettingError(key, str(error)) from error
+
+    def check_formats(self) -> Iterator[Finding]:
+        """The formats can be used."""
+        try:
+            self.payloads(1)
+        except SettingError as error:
+            yield Finding(error.key, error.message, ok=False)
+            return
+        names = [rule.format for rule in self.formats] + ([self.format] if self.format else [])
+        if names:
+            yield Finding("format", ", ".join(names))
