@@ -1,10 +1,21 @@
 """Payloads of Protobuf as documents, by protobuf; schemas of a registry are compiled by protoc."""
 
+import base64
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import (
+    any_pb2,
+    descriptor_pb2,
+    descriptor_pool,
+    duration_pb2,
+    empty_pb2,
+    message_factory,
+    struct_pb2,
+    timestamp_pb2,
+    wrappers_pb2,
+)
 from google.protobuf.message import DecodeError, Message
 
 from feeds.codec import MalformedRecord
@@ -12,7 +23,9 @@ from feeds.file_format import FileFormat, FormatError
 from feeds.number_texts import JsonNumber
 from feeds.payloads.registry import Schema, SchemaRegistry, split
 
-_TIMESTAMP = "google.protobuf.Timestamp"
+# the default pool has what was imported
+_WELL_KNOWN = (any_pb2, duration_pb2, empty_pb2, struct_pb2, timestamp_pb2, wrappers_pb2)
+_TIMESTAMP = timestamp_pb2.Timestamp.DESCRIPTOR.full_name
 _MAX_INDEXES = 64
 """Of a message within messages."""
 
@@ -96,7 +109,48 @@ def _at(pool: _Pool, path: tuple[int, ...]) -> type[Message]:
 
 
 def compiled(schema: Schema) -> _Pool:
-    """The descriptors of a schema in Protobuf's language. Raises FormatError."""
+    """The descriptors of a schema: in Protobuf's language, or already compiled. Raises FormatError."""
+    found = descriptor_pb2.FileDescriptorSet()
+    try:
+        if (file := _descriptor(schema)) is not None:
+            _add_all(found, file, schema, set())
+        else:
+            found = _by_protoc(schema)
+        return _Pool(found)
+    except (TypeError, KeyError) as error:  # of descriptors that make no sense
+        raise FormatError(f"{error}") from error
+
+
+def _descriptor(schema: Schema) -> descriptor_pb2.FileDescriptorProto | None:
+    """A schema as confluent-kafka's serializer in Python registers it; None of one in Protobuf's language."""
+    try:
+        return descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(schema.text, validate=True))
+    except (ValueError, DecodeError):
+        return None
+
+
+def _add_all(
+    found: descriptor_pb2.FileDescriptorSet,
+    file: descriptor_pb2.FileDescriptorProto,
+    schema: Schema | None,
+    known: set[str],
+) -> None:
+    """A file behind all that it imports: from the registry, or of Protobuf's own."""
+    for name in file.dependency:
+        if name in known:
+            continue
+        known.add(name)
+        of_registry = None if schema is None else schema.references.get(name)
+        imported = None if of_registry is None else _descriptor(of_registry)
+        if imported is None:
+            imported = descriptor_pb2.FileDescriptorProto()
+            descriptor_pool.Default().FindFileByName(name).CopyToProto(imported)
+        imported.name = name
+        _add_all(found, imported, of_registry, known)
+    found.file.append(file)
+
+
+def _by_protoc(schema: Schema) -> descriptor_pb2.FileDescriptorSet:
     try:
         import grpc_tools  # type: ignore[import-untyped]  # it has no types
         from grpc_tools import protoc
@@ -109,7 +163,7 @@ def compiled(schema: Schema) -> _Pool:
         places = [f"-I{root}", f"-I{Path(grpc_tools.__file__).parent / '_proto'}"]
         if protoc.main(["", *places, "--include_imports", f"--descriptor_set_out={out}", name]):
             raise FormatError("protoc refuses it")
-        return _Pool(descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes()))
+        return descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes())
 
 
 def _write(root: Path, name: str, schema: Schema) -> None:

@@ -3,8 +3,8 @@
 No record unanswered, no answer twice, the states of a run without moves, and every query answered. One seed
 is one case: ``pytest tests/chaos -m long -k rescale-seed007`` runs it alone. How long each session was silent
 at each hand-over is printed, and appended to the file that ``RESCALE_HAND_OVERS`` names;
-``python -m tests.chaos.silences FILE`` sums it up. ``RESCALE_LOGS`` names a folder for the whole logs of
-daemons in a case that fails.
+``python -m tests.chaos.silences FILE`` sums it up. ``RESCALE_LOGS`` names a folder for the whole logs and
+the answers of a case that fails.
 """
 
 import asyncio
@@ -224,6 +224,14 @@ def keep_logs(moving: Members, rescale: Rescale) -> None:
             Path(folder, f"seed{rescale.seed:03}-{number}.log").write_text(each.log)
 
 
+def keep_answers(found: list[Published], rescale: Rescale) -> None:
+    """Write all answers of a case beside them."""
+    if folder := os.environ.get("RESCALE_LOGS"):
+        Path(folder, f"seed{rescale.seed:03}-answers.jsonl").write_bytes(
+            msgspec.json.Encoder().encode_lines(found)
+        )
+
+
 async def run(groups: tuple[Groups, Groups], rescale: Rescale) -> None:
     print(rescale)  # of a case that fails, or with -s
     mine = groups[rescale.exactly_once]
@@ -238,6 +246,8 @@ async def run(groups: tuple[Groups, Groups], rescale: Rescale) -> None:
         made = hand_overs(found, moving.moves[before:])
         print(summary(made))
         note(rescale, made)
+        if problems:
+            keep_answers(found, rescale)
         assert not problems, "\n".join([str(rescale), *problems[:20]])
         assert not asked.unanswered
         fenced = [each for each in moving.exits if moving.exactly_once and "fenced" in each.lower()]

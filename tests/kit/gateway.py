@@ -104,6 +104,7 @@ class DecoderRig:
         max_bytes: int = 1 << 20,
         opener: Opener | None = None,
         payloads: PayloadDecoder | None = None,
+        upper: bool = True,
     ) -> None:
         names = sessions or ("aaa",)
         self.source, self.capacity = source, capacity
@@ -115,7 +116,7 @@ class DecoderRig:
         self.ingest = RecordDecoder(
             source,
             self.ring,
-            {f"V:{name.upper()}": SymbolRoute(n, (name,)) for n, name in enumerate(names)},
+            {f"V:{name.upper() if upper else name}": SymbolRoute(n, (name,)) for n, name in enumerate(names)},
             self.tracker,
             self.store,
             self.dead_letters.append,
@@ -132,6 +133,10 @@ class DecoderRig:
         self.source.end()
         await asyncio.wait_for(self.ingest.run(), 20)
         assert ledger(self.store).read.unaccounted == 0
+
+    def passed(self) -> float:
+        """Records that went to sessions."""
+        return self.store.value("foretick_records_passed_total", source=self.source.name)
 
     def records(self) -> Records:
         """What the ring holds; it is empty afterwards."""
