@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from feeds.codec import decode_message
+from feeds.codec import decode_message, decode_record
 from feeds.kafka_source import KafkaSource
 from feeds.market_data import Answer
 
@@ -58,19 +58,43 @@ class Tail:
 
 async def read_to_end(bootstrap: str, topic: str) -> list[Published]:
     """All committed answers of a topic of one partition, in the order of their offsets."""
-    partition = TopicPartition(topic, 0)
+    read = await _messages(bootstrap, topic, 1)
+    found = (published(offset, payload, headers) for _, offset, payload, headers in read)
+    return [each for each in found if each is not None]
+
+
+async def offsets_in(bootstrap: str, topic: str, partitions: int, until_ns: int) -> dict[str, list[int]]:
+    """Where each symbol's records before this event time are, in its partition.
+
+    A producer that tries again while the broker is away may change their order, and write one twice.
+    """
+    found: dict[str, dict[int, int]] = {}
+    for _, offset, payload, _ in await _messages(bootstrap, topic, partitions):
+        record = decode_record(payload)
+        if record.ts_event < until_ns:
+            found.setdefault(record.key, {}).setdefault(record.ts_event, offset)
+    return {symbol: list(offsets.values()) for symbol, offsets in found.items()}
+
+
+_Message = tuple[int, int, bytes, dict[str, bytes]]
+"""Partition, offset, payload, headers."""
+
+
+async def _messages(bootstrap: str, topic: str, partitions: int) -> list[_Message]:
+    """All committed messages of a topic."""
     consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, isolation_level="read_committed")
     await consumer.start()
-    found: list[Published] = []
+    found: list[_Message] = []
     try:
-        consumer.assign([partition])
-        await consumer.seek_to_beginning(partition)
-        end = (await consumer.end_offsets([partition]))[partition]
-        while await consumer.position(partition) < end:
-            for record in (await consumer.getmany(partition, timeout_ms=200)).get(partition, []):
-                one = published(record.offset, record.value or b"", dict(record.headers))
-                if one is not None:
-                    found.append(one)
+        for partition in (TopicPartition(topic, number) for number in range(partitions)):
+            consumer.assign([partition])
+            await consumer.seek_to_beginning(partition)
+            end = (await consumer.end_offsets([partition]))[partition]
+            while await consumer.position(partition) < end:
+                read = (await consumer.getmany(partition, timeout_ms=200)).get(partition, [])
+                found += [
+                    (each.partition, each.offset, each.value or b"", dict(each.headers)) for each in read
+                ]
     finally:
         await consumer.stop()
     return found

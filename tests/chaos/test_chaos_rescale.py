@@ -19,7 +19,7 @@ import pytest
 
 from feeds.kafka_client import quiet_client_log
 from tests.chaos.checks import ahead, by_key, conflicts, different, gaps, key_of, repeats, unread
-from tests.chaos.feed import as_of
+from tests.chaos.feed import TRADES, as_of
 from tests.chaos.members import (
     AHEAD,
     PACE_S,
@@ -28,11 +28,10 @@ from tests.chaos.members import (
     SETTLED_S,
     Asked,
     Members,
-    offsets_of,
     symbols_of,
 )
 from tests.chaos.moves import FEW, LEFT, MANY, RUNS, HandOver, Rescale, draw, hand_overs, summary
-from tests.chaos.reading import Published, read_to_end
+from tests.chaos.reading import Published, offsets_in, read_to_end
 from tests.kit import until, until_slowly
 from tests.kit.daemon import committed
 from tests.kit.kafka import KafkaServer
@@ -182,10 +181,21 @@ def same_state(one: Published, other: Published) -> bool:
     return None in bases or len({each.state_bars for each in bases if each is not None}) == 1
 
 
+async def offsets_by_session(group: Members, until_ns: int, each_has: int) -> dict[str, list[int]]:
+    """Where the records of a group's sessions are, before this event time."""
+    written = await offsets_in(group.broker.bootstrap, group.trades, PARTITIONS, until_ns)
+    found = {name: written[symbol] for name, symbol in group.sessions.items()}
+    assert {len(offsets) for offsets in found.values()} == {each_has}, "the feed lost records"
+    return found
+
+
 async def found_wrong(moving: Members, still: Members, sent: int) -> tuple[list[str], list[Published]]:
     """What is wrong after ``sent`` bars, of which the last is open; and all answers of the moving group."""
     bootstrap, names = moving.broker.bootstrap, list(QUESTIONS)
-    offsets, newest = offsets_of(moving.sessions, sent - 1), as_of(sent - 2)
+    newest = as_of(sent - 2)
+    offsets, of_still = [
+        await offsets_by_session(group, newest + 1, TRADES * (sent - 1)) for group in (moving, still)
+    ]
     open_for_ever = await asyncio.to_thread(hanging, moving.broker) if moving.exactly_once else []
     stored = await committed(bootstrap, moving.group, moving.trades, PARTITIONS)
     found = await read_to_end(bootstrap, moving.answers)
@@ -195,7 +205,7 @@ async def found_wrong(moving: Members, still: Members, sent: int) -> tuple[list[
     last = {key_of(each.answer) for each in both}
     alike = [each for each in both if same_state(each, undisturbed[key_of(each.answer)])]
     problems = [
-        *unread(reference, names, offsets),
+        *unread(reference, names, of_still),
         *repeats(reference, allowed=False),
         *unread(found, names, offsets),
         *repeats(found, allowed=not moving.exactly_once),
