@@ -19,6 +19,8 @@ from feeds.number_texts import POINTS, SEPARATORS
 from feeds.timestamps import DAY_UNITS, EPOCH_UNITS, EXCEL, ParseTime, name_date, time_parser
 
 FORMATS = Path(__file__).parent / "formats"
+OF_VENUES = FORMATS / "messages"
+"""Those of messages."""
 RECEIVE = "receive"
 OTHER = "other"
 """Lines that match neither a record nor ``passed_over``."""
@@ -246,15 +248,14 @@ def load_format(name_or_path: str | Path, *, of_messages: bool = False) -> FileF
     Raises:
         FormatError: no such format, or an unusable declaration.
     """
-    path = FORMATS / f"{name_or_path}.toml"
-    if not path.is_file():
-        path = Path(name_or_path)
+    built_in = [OF_VENUES] * of_messages + [FORMATS]
+    paths = (folder / f"{name_or_path}.toml" for folder in built_in)
+    path = next(filter(Path.is_file, paths), Path(name_or_path))
     try:
         text = path.read_bytes()
     except OSError as error:
-        raise FormatError(
-            f"format {str(name_or_path)!r} is neither {', '.join(names())} nor a readable file"
-        ) from error
+        known = ", ".join(names(of_messages=of_messages))
+        raise FormatError(f"format {str(name_or_path)!r} is neither {known} nor a readable file") from error
     try:
         form = msgspec.toml.decode(text, type=FileFormat, dec_hook=lambda _, value: parse_duration(value))
         _check_file(form)
@@ -266,9 +267,9 @@ def load_format(name_or_path: str | Path, *, of_messages: bool = False) -> FileF
     return form
 
 
-def names() -> list[str]:
-    """Names of the built-in formats."""
-    return sorted(path.stem for path in FORMATS.glob("*.toml"))
+def names(*, of_messages: bool = False) -> list[str]:
+    """Names of the built-in formats of files, or ``of_messages``."""
+    return sorted(path.stem for path in (OF_VENUES if of_messages else FORMATS).glob("*.toml"))
 
 
 def _check_file(form: FileFormat) -> None:

@@ -243,6 +243,12 @@ METRICS: tuple[Metric, ...] = (
         "source",
     ),
     _counter(
+        "foretick_source_breaks_total",
+        "Times that a connection broke which does not repeat what was sent meanwhile. The next answers have "
+        "the flag gap.",
+        "source",
+    ),
+    _counter(
         "foretick_source_times_unknown_total",
         "Messages whose source time, such as Kafka's timestamp, is outside the years 1990 to 2099 and is "
         "not used. Worry: a producer writes another unit than milliseconds.",

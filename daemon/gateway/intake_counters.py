@@ -20,6 +20,7 @@ class IntakeCounters:
         self._seeking = source if isinstance(source, SeekingSource) else None
         self._lost = store.growth("foretick_records_lost_upstream_total", source.lost, source=name)
         self._unknown_times = store.growth("foretick_source_times_unknown_total", self._timeless, source=name)
+        self._breaks = store.growth("foretick_source_breaks_total", self._breaks_so_far, source=name)
         moved = self._seeking.moved if self._seeking else 0
         self._moved = store.growth("foretick_partitions_moved_total", moved, source=name)
         self._jumped = dict(self._seeking.skipped) if self._seeking else {}
@@ -32,12 +33,13 @@ class IntakeCounters:
             self._of_session[session] = found
         return found
 
-    def follow(self) -> int:
-        """Bring the counters up to the source's totals; returns how many more records it lost."""
+    def follow(self) -> bool:
+        """Bring the counters up to the source's totals; returns whether it lost records, or may have."""
         self._unknown_times.update(self._timeless)
         if self._seeking is not None:
             self._moved.update(self._seeking.moved)
-        return self._lost.update(self._source.lost)
+        broke = self._breaks.update(self._breaks_so_far)
+        return bool(self._lost.update(self._source.lost) or broke)
 
     def jumps(self) -> Iterator[tuple[Stream, int]]:
         """Streams in which the source skipped offsets since the last call, and how many."""
@@ -46,6 +48,10 @@ class IntakeCounters:
             if skipped:
                 self._jumped[stream] = total
                 yield stream, skipped
+
+    @property
+    def _breaks_so_far(self) -> int:
+        return getattr(self._source, "breaks", 0)
 
     @property
     def _timeless(self) -> int:

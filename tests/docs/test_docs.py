@@ -164,6 +164,9 @@ def test_every_key_of_a_format_is_described() -> None:
 
 
 def test_shipped_formats_are_named() -> None:
+    for file in ROOT.glob("feeds/formats/messages/*.toml"):
+        load_format(file, of_messages=True)
+        assert f"`{file.stem}`" in page("docs/formats.md")
     for file in ROOT.glob("feeds/formats/*.toml"):
         load_format(file)
         assert f"`{file.stem}`" in page("docs/formats.md")
