@@ -10,12 +10,13 @@ SETTINGS = {
     "http": {},
     "kafka": {"bootstrap": "127.0.0.1:1"},
     "zeromq": {"endpoint": "tcp://127.0.0.1:*"},
+    "websocket": {"url": "ws://127.0.0.1:1"},
     "replay": {"file": "ticks.csv", "format": "histdata_quotes"},
 }
 
 
 def test_every_module_is_a_connector_of_its_name():
-    assert set(SOURCES) == {"http", "kafka", "replay", "zeromq"}
+    assert set(SOURCES) == {"http", "kafka", "replay", "websocket", "zeromq"}
     assert set(SINKS) == {"kafka", "zeromq"}
 
 

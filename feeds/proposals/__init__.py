@@ -1,0 +1,1 @@
+"""A format for data that nobody has described: read from a sample, and proposed with what is not certain."""
