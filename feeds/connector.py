@@ -14,7 +14,7 @@ from feeds.market_data import AnyMessage, DataUpdated, DeadLetter, FlashReady
 from feeds.source import Sink, Source
 
 if TYPE_CHECKING:
-    from feeds.payloads.decoder import PayloadDecoder
+    from feeds.payloads.payload_decoder import PayloadDecoder
 
 SOCKET = r"^(tcp|ipc)://.+$"
 """Pattern of a ZeroMQ endpoint."""
@@ -103,7 +103,7 @@ class SourceConnector(Connector, frozen=True):
 
     def payloads(self, max_bytes: int) -> PayloadDecoder:
         """The decoder of its messages, each of at most ``max_bytes``. Raises SettingError."""
-        from feeds.payloads.decoder import WireDecoder
+        from feeds.payloads.payload_decoder import WireDecoder
 
         return WireDecoder(max_bytes)
 

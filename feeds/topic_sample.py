@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from feeds.codec import MalformedRecord
 from feeds.kafka_range import KafkaRange, OffsetsGone, Span
 from feeds.market_data import VenueHeartbeat
-from feeds.payloads.decoder import PayloadDecoder
+from feeds.payloads.payload_decoder import PayloadDecoder
 from feeds.source import Incoming, Partition
 
 NEWEST = 1000

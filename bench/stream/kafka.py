@@ -27,7 +27,7 @@ from daemon.gateway.record_decoder import RecordDecoder
 from feeds import columns
 from feeds.kafka_source import KafkaSource
 from feeds.market_data import DeadLetter
-from feeds.payloads.decoder import WireDecoder
+from feeds.payloads.payload_decoder import WireDecoder
 from feeds.source import Source
 from ingest.ring import Ring
 from metrics.store import MetricStore

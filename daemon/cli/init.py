@@ -24,10 +24,10 @@ from feeds.connectors.zeromq import ZmqSourceConnector
 from feeds.durations import Duration
 from feeds.file_format import FormatError, load_format
 from feeds.kafka_client import BrokerError
-from feeds.payloads.decoder import PayloadDecoder, WireDecoder
 from feeds.payloads.format_decoder import FormatDecoder
+from feeds.payloads.payload_decoder import PayloadDecoder, WireDecoder
 from feeds.proposals.form import Given, Proposal, propose
-from feeds.proposals.messages import newest_of, next_of
+from feeds.proposals.live_sample import newest_of, next_of
 from feeds.proposals.observed import Observed, observe
 from feeds.proposals.sample import ROWS, of_file, of_messages
 from feeds.recorded_file import read_records

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from daemon.config.schema import BarsConfig, Config, SessionConfig
 from feeds.connector import SinkRoute, settings_in
-from feeds.payloads.decoder import PayloadDecoder, WireDecoder
+from feeds.payloads.payload_decoder import PayloadDecoder, WireDecoder
 from feeds.source import SeekingSource, Source
 
 T = TypeVar("T")

@@ -34,7 +34,7 @@ from feeds.columns import Columns
 from feeds.columns.record_columns import ColumnBatch
 from feeds.decimals import NANO
 from feeds.market_data import EVERY_SYMBOL, AnyRecord, Bar, DeadLetter, Received, VenueHeartbeat
-from feeds.payloads.decoder import Part, PayloadDecoder, malformed
+from feeds.payloads.payload_decoder import PayloadDecoder, PayloadRecord, malformed
 from feeds.record_identity import token_of
 from feeds.source import Incoming, SeekingSource, Source
 from feeds.subjects import Subject
@@ -207,7 +207,7 @@ class RecordDecoder:
     def _closed(self, sessions: Iterable[str]) -> set[str]:
         return set() if self._opener is None else self._opener.closed(sessions)
 
-    def _parts(self, message: Incoming) -> Sequence[Part]:
+    def _parts(self, message: Incoming) -> Sequence[PayloadRecord]:
         """What a message holds; nothing if it was read before, is empty, or could not be read."""
         stream = (message.topic, message.partition)
         if message.fault is not None and message.fault.is_line:
@@ -220,7 +220,7 @@ class RecordDecoder:
             self._counters.received.inc()
             self._store.inc("foretick_records_repeated_total", source=self._source.name)
             return ()
-        found: Sequence[Part] = ()
+        found: Sequence[PayloadRecord] = ()
         if message.fault is not None:
             self._counters.received.inc()
             error = MalformedRecord(message.fault.reason, message.fault.message)
@@ -249,7 +249,7 @@ class RecordDecoder:
             self._name_stream(protocol.NameStream(self._source.name, *stream, reread=reread))
         return number
 
-    async def _pack(self, message: Incoming, found: Part, part: int = 0, more: bool = False) -> None:
+    async def _pack(self, message: Incoming, found: PayloadRecord, part: int = 0, more: bool = False) -> None:
         """Pack one record if it is usable, else count it. ``part``: its number in its message."""
         stream, route, record = (message.topic, message.partition), None, found.record
         try:

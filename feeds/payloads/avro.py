@@ -10,7 +10,7 @@ from fastavro import parse_schema, schemaless_reader
 
 from feeds.codec import MalformedRecord
 from feeds.file_format import FileFormat, FormatError
-from feeds.payloads.registry import Schema, SchemaRegistry, split
+from feeds.payloads.schema_registry import Schema, SchemaRegistry, split
 
 
 class AvroDocuments:

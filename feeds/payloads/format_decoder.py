@@ -19,8 +19,8 @@ from feeds.file_format import HEADER, OF_MESSAGE, FileFormat, FormatError, Ref
 from feeds.file_rows import Row, decode_json, rows
 from feeds.moments import order_of
 from feeds.number_texts import shown
-from feeds.payloads.decoder import Decoded, Part, PayloadDecoder, malformed
-from feeds.payloads.registry import SchemaRegistry, split
+from feeds.payloads.payload_decoder import Decoded, PayloadDecoder, PayloadRecord, malformed
+from feeds.payloads.schema_registry import SchemaRegistry, split
 from feeds.payloads.tables import table_of
 from feeds.row_records import ParsedRecord, RowReader, matches
 from feeds.source import Incoming
@@ -228,9 +228,9 @@ class FormatDecoder:
             errors.append(malformed(error))
         records = [_settled(each, message) for each in found]
         records = [records[at] for at in order_of([each.ts_event for each in records])]
-        parts = [Part(payload, each) for each in records]
+        parts = [PayloadRecord(payload, each) for each in records]
         if errors:
-            parts.append(Part(payload, _joined(errors), self._subjects(errors, message)))
+            parts.append(PayloadRecord(payload, _joined(errors), self._subjects(errors, message)))
         return Decoded(parts, passed_over)
 
     def _rows(self, message: Incoming, refuse: Refuse) -> Iterator[Row]:

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError, Message
 from feeds.codec import MalformedRecord
 from feeds.file_format import FileFormat, FormatError
 from feeds.number_texts import JsonNumber
-from feeds.payloads.registry import Schema, SchemaRegistry, split
+from feeds.payloads.schema_registry import Schema, SchemaRegistry, split
 
 # the default pool has what was imported
 _WELL_KNOWN = (any_pb2, duration_pb2, empty_pb2, struct_pb2, timestamp_pb2, wrappers_pb2)

@@ -13,8 +13,8 @@ from feeds.durations import Duration
 from feeds.secret_files import read_secret
 
 if TYPE_CHECKING:
-    from feeds.payloads.decoder import PayloadDecoder
-    from feeds.payloads.registry import SchemaRegistry
+    from feeds.payloads.payload_decoder import PayloadDecoder
+    from feeds.payloads.schema_registry import SchemaRegistry
 
 
 class RegistrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,7 +45,7 @@ class RegistrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         except ImportError as error:
             needs = "a registry needs confluent-kafka: pip install 'foretick[registry]'"
             raise SettingError("url", f"{needs} ({error})") from error
-        from feeds.payloads.registry import SchemaRegistry
+        from feeds.payloads.schema_registry import SchemaRegistry
 
         try:
             return SchemaRegistry(SchemaRegistryClient(self._options()))
@@ -113,8 +113,8 @@ class MessageSource(SourceConnector, frozen=True, kw_only=True):
 
     def payloads(self, max_bytes: int) -> PayloadDecoder:
         """The decoder of its messages, each of at most ``max_bytes``. Raises SettingError."""
-        from feeds.payloads.decoder import WireDecoder
         from feeds.payloads.format_decoder import ByRule, Rule
+        from feeds.payloads.payload_decoder import WireDecoder
 
         with settings_in("registry"):
             registry = self.registry.open()
@@ -132,8 +132,8 @@ class MessageSource(SourceConnector, frozen=True, kw_only=True):
         self, key: str, name: str, max_bytes: int, registry: SchemaRegistry | None
     ) -> PayloadDecoder:
         from feeds.file_format import FormatError, load_format
-        from feeds.payloads.decoder import WireDecoder
         from feeds.payloads.format_decoder import FormatDecoder
+        from feeds.payloads.payload_decoder import WireDecoder
 
         if not name:
             return WireDecoder(max_bytes)

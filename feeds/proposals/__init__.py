@@ -1,1 +1,1 @@
-"""A format for data that nobody has described: read from a sample, and proposed with what is not certain."""
+"""A format for data without a description: read from a sample, and proposed with what is not certain."""

@@ -276,7 +276,7 @@ def _time(columns: Mapping[Ref, Sequence[Any]]) -> TimeColumn | None:
 
 
 def _may_be_number(time: TimeColumn, texts: Sequence[str]) -> bool:
-    """Whether what nobody calls a time counts seconds, as many numbers do."""
+    """Whether what has no name of a time counts seconds, as many numbers do."""
     return time.format == "epoch-s" or any(len(each) < len("20240305 1000") for each in texts)
 
 

@@ -31,7 +31,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Declared:
-    """One kind of record: its fields, and the words by which it is told from others."""
+    """One kind of record: its fields, and the words that tell it from others."""
 
     fields: Fields
     match: Ref | None = None

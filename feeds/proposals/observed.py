@@ -8,7 +8,7 @@ from statistics import median
 from feeds.codec import MalformedRecord
 from feeds.decimals import Fixed, decimals_of
 from feeds.market_data import AnyRecord, Bar, Quote, Received, Trade, VenueHeartbeat
-from feeds.payloads.decoder import PayloadDecoder
+from feeds.payloads.payload_decoder import PayloadDecoder
 from feeds.source import Incoming
 
 SECOND = 10**9

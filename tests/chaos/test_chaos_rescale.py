@@ -261,7 +261,7 @@ async def run(groups: tuple[Groups, Groups], rescale: Rescale) -> None:
         assert not problems, "\n".join([str(rescale), *problems[:20]])
         assert not asked.unanswered
         fenced = [each for each in moving.exits if moving.exactly_once and "fenced" in each.lower()]
-        assert moving.exits == fenced, "a daemon ended by itself"
+        assert moving.exits == fenced, "a daemon ended by itself:\n" + "\n".join(moving.exits)
     except BaseException as error:
         for each in moving.daemons:
             error.add_note(f"log of a daemon:\n{each.log[-3000:]}")

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from feeds.codec import MalformedRecord
 from feeds.file_format import FormatError, load_format
 from feeds.market_data import Bar, Quote, Trade
-from feeds.payloads import registry as registries
-from feeds.payloads.decoder import Decoded, WireDecoder
+from feeds.payloads import schema_registry as registries
 from feeds.payloads.format_decoder import ByRule, FormatDecoder, Rule
-from feeds.payloads.registry import Schema, SchemaRegistry
+from feeds.payloads.payload_decoder import Decoded, WireDecoder
+from feeds.payloads.schema_registry import Schema, SchemaRegistry
 from feeds.source import Incoming
 
 NOW = 1_767_225_600 * 10**9  # 2026-01-01T00:00:00Z

@@ -7,7 +7,7 @@ import pytest
 from feeds.kafka_client import BrokerError
 from feeds.kafka_sink import KafkaSink
 from feeds.mock_broker import MockBroker
-from feeds.payloads.decoder import WireDecoder
+from feeds.payloads.payload_decoder import WireDecoder
 from feeds.source import Incoming
 from feeds.topic_sample import TopicSample, _rates_of, sample_topics
 from tests.kit.records import SECOND, START, TOPIC, trade

@@ -39,7 +39,7 @@ from feeds.kafka_transactions import (
     TransactionOutcome,
 )
 from feeds.market_data import DeadLetter
-from feeds.payloads.decoder import PayloadDecoder, WireDecoder
+from feeds.payloads.payload_decoder import PayloadDecoder, WireDecoder
 from feeds.source import (
     CommitFailed,
     CommitPoint,

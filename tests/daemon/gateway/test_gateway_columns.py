@@ -20,7 +20,7 @@ from daemon.protocol import NameStream
 from feeds.columns.record_columns import ColumnBatch
 from feeds.file_format import load_format
 from feeds.market_data import DeadLetter
-from feeds.payloads.decoder import WireDecoder
+from feeds.payloads.payload_decoder import WireDecoder
 from feeds.replay_source import ReplaySource
 from feeds.source import Incoming
 from ingest.record import RECORD, REFUSAL

@@ -18,7 +18,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from feeds.connectors.kafka import KafkaSourceConnector
 from feeds.payloads.protobuf import compiled
-from feeds.payloads.registry import Schema as OwnSchema
+from feeds.payloads.schema_registry import Schema as OwnSchema
 from feeds.payloads.settings import FormatRule, RegistrySettings
 from tests.kit import until
 from tests.kit.fixtures import RealKafka

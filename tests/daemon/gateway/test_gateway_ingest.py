@@ -19,7 +19,7 @@ from daemon.gateway.record_decoder import RecordDecoder
 from feeds.codec import REPLAY, encode
 from feeds.decimals import from_units
 from feeds.market_data import EVERY_SYMBOL, Bar, DeadLetter, Quote, Trade, VenueHeartbeat
-from feeds.payloads.decoder import WireDecoder
+from feeds.payloads.payload_decoder import WireDecoder
 from feeds.source import CommitPoint, Fault, Incoming, Kind
 from ingest.record import (
     BAR,

@@ -21,7 +21,7 @@ from daemon.ring_numbers import numbers_of, price_scale_for, prices_of, ring_val
 from feeds.codec import MalformedRecord, decode_message, decode_record
 from feeds.decimals import LIMIT, Fixed, decimals_of
 from feeds.market_data import Bar, DeadLetter, InputRange, Quote, Trade
-from feeds.payloads.decoder import WireDecoder
+from feeds.payloads.payload_decoder import WireDecoder
 from feeds.source import Incoming
 from ingest.bars import BarBuilder, BarPolicy, Feeds
 from ingest.lines import LineSpec, bar_line

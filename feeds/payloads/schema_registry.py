@@ -30,7 +30,7 @@ class Schema:
 
 
 def split(payload: bytes) -> tuple[int | None, bytes]:
-    """The id of the schema in front of a payload, and what is behind it; None where there is no id."""
+    """The id of the schema in front of a payload, and the rest; None where there is no id."""
     if payload[:1] == b"\0" and len(payload) > _HEAD:
         return int.from_bytes(payload[1:_HEAD], "big"), payload[_HEAD:]
     return None, payload

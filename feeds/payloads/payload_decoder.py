@@ -19,7 +19,7 @@ from feeds.subjects import Subject, subjects_of
 log = logging.getLogger(__name__)
 
 
-class Part(NamedTuple):
+class PayloadRecord(NamedTuple):
     """One record of a message, or why there is none. ``payload``: the bytes that it was read from.
 
     ``subjects``: what an unusable one speaks of.
@@ -33,7 +33,7 @@ class Part(NamedTuple):
 class Decoded(NamedTuple):
     """What a message holds, by event time. ``passed_over``: rows that are known to hold no record."""
 
-    parts: Sequence[Part]
+    parts: Sequence[PayloadRecord]
     passed_over: int = 0
 
 
@@ -87,14 +87,14 @@ class WireDecoder:
         try:
             found = in_order(elements(message.payload, encoding, self._max_bytes), encoding)
         except Exception as error:
-            return Decoded([Part(message.payload, malformed(error), self.subjects(message))])
+            return Decoded([PayloadRecord(message.payload, malformed(error), self.subjects(message))])
         return Decoded([self._part(payload, encoding, message) for payload in found])
 
-    def _part(self, payload: bytes, encoding: str, message: Incoming) -> Part:
+    def _part(self, payload: bytes, encoding: str, message: Incoming) -> PayloadRecord:
         try:
-            return Part(payload, decode_record(payload, encoding, self._max_bytes))
+            return PayloadRecord(payload, decode_record(payload, encoding, self._max_bytes))
         except Exception as error:  # whatever one record provokes is its own fault
-            return Part(payload, malformed(error), subjects_of(payload, encoding, message.key))
+            return PayloadRecord(payload, malformed(error), subjects_of(payload, encoding, message.key))
 
     def subjects(self, message: Incoming) -> Sequence[Subject]:
         """See `PayloadDecoder`."""
