@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeds.columns.decode_kernel import JSON, MSGPACK, decode, fill_table, tokens_of_numbers, tokens_of_texts
+from feeds.columns.text_kernel import warm_up as warm_up_texts
 
 COLUMNS = np.dtype(
     [
@@ -65,6 +66,7 @@ def warm_up() -> None:
     tokens = np.zeros(1, np.uint32)
     tokens_of_texts(np.zeros(1, np.uint8), np.zeros(1, np.int64), tokens)
     tokens_of_numbers(np.zeros(1, np.int64), tokens)
+    warm_up_texts()
 
 
 def _ends(pieces: Sequence[bytes]) -> npt.NDArray[np.int64]:

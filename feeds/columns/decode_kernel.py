@@ -135,7 +135,7 @@ def _member(data: Bytes, start: int, end: int) -> int:
 
 
 @kernel
-def _decimal(data: Bytes, start: int, end: int) -> Any:
+def read_decimal(data: Bytes, start: int, end: int) -> Any:
     """Decimal text in units of 1e-9; -1 unless it is digits, or digits, a point and one to nine digits."""
     value = np.int64(0)
     i = start
@@ -171,7 +171,7 @@ def _put_text(values: Any, member: int, data: Bytes, start: int, end: int) -> An
     """Note a member's text; False for one that this kernel does not take."""
     length = end - start
     if member >= _PRICE:
-        values[member] = _decimal(data, start, end)
+        values[member] = read_decimal(data, start, end)
         return values[member] >= 0
     if member in (_VENUE, _SYMBOL):
         values[member] = start
@@ -290,7 +290,7 @@ def _read_json(values: Any, data: Bytes, start: int, end: int) -> bool:
             stop = _number_end(data, i, end)
             if stop < 0:
                 return False
-            values[member] = _decimal(data, i, stop)
+            values[member] = read_decimal(data, i, stop)
             if values[member] < 0:
                 return False
             i = stop

@@ -2,6 +2,7 @@
 
 import base64
 import tempfile
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -83,14 +84,14 @@ def _own(form: FileFormat) -> type[Message]:
 
 
 class _Pool:
-    """Descriptors. ``first``: the file whose messages payloads name by number."""
+    """Descriptors. ``first``: the file whose messages payloads name by number. ``serialized``: all files."""
 
     def __init__(self, files: descriptor_pb2.FileDescriptorSet) -> None:
         """Raises TypeError: they make no sense."""
         self._pool = descriptor_pool.DescriptorPool()
         for each in files.file:
             self._pool.Add(each)
-        self.first = files.file[-1]
+        self.first, self.serialized = files.file[-1], files.SerializeToString()
 
     def kind(self, name: str) -> type[Message]:
         """The class of a message. Raises KeyError."""
@@ -206,14 +207,25 @@ def _zigzag(data: bytes, at: int) -> tuple[int, int]:
 
 def _document(message: Message) -> dict[str, Any]:
     """Set members by name; members without presence are there with their default, as Protobuf 3 says."""
-    found: dict[str, Any] = {}
-    for each in message.DESCRIPTOR.fields:
+    plain, others = _members(message.DESCRIPTOR)
+    found = {name: getattr(message, name) for name in plain}
+    for each in others:
         value = getattr(message, each.name)
         if each.is_repeated:
             found[each.name] = _map(each, value) if _is_map(each) else [_value(each, one) for one in value]
         elif not each.has_presence or message.HasField(each.name):
             found[each.name] = _value(each, value)
     return found
+
+
+@lru_cache(maxsize=1024)
+def _members(descriptor: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """The names of a message's numbers and texts that are always there, and its other members."""
+    plain, others = list[Any](), list[Any]()
+    for each in descriptor.fields:
+        is_plain = not each.is_repeated and not each.has_presence and each.enum_type is None
+        (plain if is_plain and each.message_type is None else others).append(each)
+    return tuple(each.name for each in plain), tuple(others)
 
 
 def _is_map(field: Any) -> bool:

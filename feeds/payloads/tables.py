@@ -54,6 +54,8 @@ def _column(ref: str, values: list[Any]) -> Column | None:
         return Column("float", np.array(values, np.float64))
     if kinds == {str}:
         return words_column(values)
+    if kinds == {bool}:
+        return Column("text", np.array(values, np.int64), words=("false", "true"))
     texts = [_text(ref, value) for value in values]
     if float in kinds and any(type(text) is not BinaryFloat for text in texts if text is not None):
         return None  # equal texts would be one word

@@ -14,7 +14,8 @@ from feeds.codec import YEAR_1990, YEAR_2100, is_name
 from feeds.columns.decode import COLUMNS, Columns
 from feeds.columns.decode_kernel import BUY, QUOTE, SELL, TRADE, UNKNOWN, tokens_of_numbers, tokens_of_texts
 from feeds.columns.record_columns import Keys
-from feeds.decimals import FLOAT_NOISE, FLOAT_UNITS, NANO, to_units
+from feeds.columns.text_kernel import instants_of, joined, units_of
+from feeds.decimals import FLOAT_NOISE, FLOAT_UNITS, NANO, BinaryFloat, to_units
 from feeds.file_format import FIXED_FIELDS, PRICES, FileFormat, Match
 from feeds.row_records import RowReader
 from feeds.tables.table import Column, Integers, Table
@@ -132,12 +133,19 @@ def _matching(match: Match | None, table: Table) -> Bools:
     return found if column.valid is None else found & column.valid
 
 
-def _by_word(column: Column, read: Callable[[str], int]) -> Integers:
-    """What ``read`` makes of each text; `_NONE` where there is none, or it raises ValueError."""
+def _by_word(column: Column, read: Callable[[str], int], plain: Integers | None = None) -> Integers:
+    """What ``read`` makes of each text; `_NONE` where there is none, or it raises ValueError.
+
+    ``plain`` has it already of some words, and -1 of the others.
+    """
     made = np.full(len(column.words) + 1, _NONE, np.int64)
-    for at, word in enumerate(column.words):
+    left: Sequence[int] = range(len(column.words))
+    if plain is not None:
+        made[:-1] = np.where(plain < 0, _NONE, plain)
+        left = np.flatnonzero(plain < 0).tolist()
+    for at in left:
         try:
-            made[at] = read(word)
+            made[at] = read(column.words[at])
         except (ValueError, OverflowError):
             continue
     return _where_valid(column, made[column.values])
@@ -158,7 +166,7 @@ def _times(reader: RowReader, table: Table) -> Integers:
             moment = parse(text if reader.plain is None or not form.counts else reader.plain(text))
             return _NONE if text in reader.null or moment.fold_ns else moment.ns
 
-        return _by_word(column, read)
+        return _by_word(column, read, instants_of(column.words) if form.format == "iso" else None)
     values: Integers = column.values
     if column.kind == "decimal" and not column.scale and form.format in EPOCH_UNITS:
         unit = EPOCH_UNITS[form.format]
@@ -181,7 +189,9 @@ def _numbers(reader: RowReader, name: str, table: Table) -> Integers:
             units = _NONE if text in reader.null else to_units(reader.read_number(name, text))
             return _NONE if units is None else units
 
-        return _by_word(column, read)
+        shifted = form.implied_decimals and name in PRICES
+        is_plain = reader.plain is None and not shifted and not _has_floats(column)
+        return _by_word(column, read, units_of(column.words) if is_plain else None)
     if column.kind == "float":
         if name not in form.float_decimals:
             raise Unusual
@@ -198,6 +208,10 @@ def _numbers(reader: RowReader, name: str, table: Table) -> Integers:
         units, rest = np.divmod(values, 10 ** min(scale - NANO, 18))
         found = np.where((rest == 0) & (scale - NANO <= 18), units, _NONE)
     return _where_valid(column, found)
+
+
+def _has_floats(column: Column) -> bool:
+    return any(type(word) is BinaryFloat for word in column.words)
 
 
 def _rounded(values: Any, decimals: int) -> Integers:
@@ -261,10 +275,9 @@ def _tokens(reader: RowReader, table: Table) -> npt.NDArray[np.uint32]:
     if column.kind == "decimal" and not column.scale and (column.values >= 0).all():
         tokens_of_numbers(column.values, tokens)
     elif column.kind == "text":
-        words = [b"" if word in reader.null else word.encode() for word in column.words]
+        words = ["" if word in reader.null else word for word in column.words]
         made = np.zeros(len(words) + 1, np.uint32)
-        ends = np.cumsum(np.fromiter(map(len, words), np.int64, len(words)))
-        tokens_of_texts(np.frombuffer(b"".join(words) or b"\0", np.uint8), ends, made)
+        tokens_of_texts(*joined(words), made)
         tokens = made[column.values]
     else:
         raise Unusual

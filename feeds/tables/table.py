@@ -48,9 +48,12 @@ class Column:
 
 def words_column(texts: Sequence[str | None]) -> Column:
     """A column of these texts."""
-    places: dict[str, int] = {}
-    values = np.array([-1 if t is None else places.setdefault(t, len(places)) for t in texts], np.int64)
-    return Column("text", values, words=list(places), valid=values >= 0)
+    found = dict.fromkeys(texts)
+    found.pop(None, None)
+    words = [text for text in found if text is not None]
+    places: dict[str | None, int] = {None: -1} | {word: at for at, word in enumerate(words)}
+    values = np.fromiter(map(places.__getitem__, texts), np.int64, len(texts))
+    return Column("text", values, words=words, valid=values >= 0)
 
 
 def _decimal_text(units: int, scale: int) -> str:

@@ -1,0 +1,185 @@
+"""CPU time to decode a record of each encoding of messages, beside its library's own decoding."""
+
+import io
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from bench.figures import Figure, Goal
+from bench.run import MeasurementFailed, SuiteRun
+from daemon.config.schema import SourceConfig
+from feeds import columns
+from feeds.file_format import load_format
+from feeds.payloads.format_decoder import FormatDecoder
+from feeds.payloads.payload_decoder import PayloadDecoder, WireDecoder
+from feeds.source import Incoming
+
+GOAL = Goal(2.0)
+_BATCH = 2000
+_NOW = 1_767_225_600 * 10**9
+_FORM = """
+description = "measured"
+container = "{container}"
+{more}
+[[records]]
+kind = "trade"
+venue = "BENCH"
+time = {{ field = "t", format = "epoch-ms" }}
+fields = {{ symbol = "s", price = "p", size = "q", id = "i", side = "m" }}
+side_values = {{ true = "sell", false = "buy" }}
+{record}
+"""
+_TYPES = {"t": "long", "s": "string", "p": "double", "q": "double", "i": "long", "m": "boolean"}
+_FLOATS = "float_decimals = { price = 2, size = 5 }"
+_MESSAGE = (
+    'syntax = "proto3"; message T { int64 t=1; string s=2; double p=3; double q=4; int64 i=5; bool m=6; }'
+)
+
+
+@dataclass(frozen=True)
+class _Encoding:
+    """Payloads, what decodes messages of them, and what its library does with one payload."""
+
+    name: str
+    payloads: Sequence[bytes]
+    decoder: PayloadDecoder
+    bare: Callable[[bytes], Any]
+
+
+def measure(run: SuiteRun) -> Iterator[Figure]:
+    """Trades of 16 symbols, a record a message, decoded to columns in batches as a source yields them. The
+    reference is the library's own decoding of the same payloads in the same process: of JSON and msgpack
+    msgspec's into Python's objects, of Avro fastavro's, of Protobuf the class that its descriptors make.
+    Foretick's own records are decoded in compiled code, all others by that library first.
+    """
+    count, repeats = run.sized((100_000, 5), (4000, 1))
+    columns.warm_up()
+    with TemporaryDirectory() as folder:
+        try:
+            encodings = list(_encodings(Path(folder), count))
+        except ModuleNotFoundError as error:
+            raise MeasurementFailed(
+                f"{error.name} is missing: pip install 'foretick[avro,protobuf]'"
+            ) from None
+        for each in encodings:
+            messages = [
+                Incoming("t", 0, n, None, payload, {}, _NOW) for n, payload in enumerate(each.payloads)
+            ]
+            ours = [_timed(_ours, each, messages) for _ in range(repeats)]
+            bare = [_timed(_bare, each, messages) for _ in range(repeats)]
+            pairs = [a / b for a, b in zip(ours, bare, strict=True)]
+            yield Figure(
+                "CPU time a record",
+                median(ours) / count * 1e6,
+                "us",
+                setting={"messages": each.name},
+                against="library's own decoding",
+                reference=median(bare) / count * 1e6,
+                paired=median(pairs),
+                goal=GOAL,
+                n=repeats,
+                low=min(ours) / count * 1e6,
+                high=max(ours) / count * 1e6,
+            )
+
+
+def _timed(work: Callable[[_Encoding, Sequence[Incoming]], None], *given: Any) -> float:
+    began = time.process_time()
+    work(*given)
+    return time.process_time() - began
+
+
+def _ours(encoding: _Encoding, messages: Sequence[Incoming]) -> None:
+    for start in range(0, len(messages), _BATCH):
+        rows = encoding.decoder.columns(messages[start : start + _BATCH])
+        if not rows["taken"].all():
+            raise MeasurementFailed(
+                f"{encoding.name}: {int((rows['taken'] == 0).sum())} records are not plain"
+            )
+
+
+def _bare(encoding: _Encoding, messages: Sequence[Incoming]) -> None:
+    decode = encoding.bare
+    for each in messages:
+        decode(each.payload)
+
+
+def _trades(count: int) -> list[dict[str, Any]]:
+    random = np.random.default_rng(7)
+    prices = 1_000_000 + np.cumsum(random.integers(-1, 2, count))
+    sizes, symbols = random.integers(1, 100_000, count), random.integers(0, 16, count)
+    return [
+        {
+            "t": _NOW // 10**6 - count + n,
+            "s": f"S{symbols[n]:02}",
+            "p": float(prices[n]) / 100,
+            "q": float(sizes[n]) / 10**5,
+            "i": n,
+            "m": bool(n % 2),
+        }
+        for n in range(count)
+    ]
+
+
+def _encodings(folder: Path, count: int) -> Iterator[_Encoding]:
+    import fastavro
+
+    from feeds.payloads.protobuf import compiled
+    from feeds.payloads.schema_registry import Schema
+
+    trades = _trades(count)
+    texts = [{**each, "p": f"{each['p']:.2f}", "q": f"{each['q']:.5f}"} for each in trades]
+
+    def decoder(container: str, more: str = "", record: str = "") -> FormatDecoder:
+        path = folder / "form.toml"
+        path.write_text(_FORM.format(container=container, more=more, record=record))
+        made = FormatDecoder(load_format(path, of_messages=True), 1 << 20)
+        made.read_symbols([f"BENCH:S{n:02}" for n in range(16)])
+        return made
+
+    wire = WireDecoder(SourceConfig().max_message_bytes)
+    wire.read_symbols([f"BENCH:S{n:02}" for n in range(16)])
+    own = [msgspec.json.encode(_own(each)) for each in texts]
+    yield _Encoding("our own, JSON", own, wire, msgspec.json.decode)
+    encoded = [msgspec.json.encode(each) for each in texts]
+    yield _Encoding("JSON, numbers as text", encoded, decoder("json"), msgspec.json.decode)
+    packed = [msgspec.msgpack.encode(each) for each in trades]
+    yield _Encoding("msgpack", packed, decoder("msgpack", record=_FLOATS), msgspec.msgpack.decode)
+    fields = [{"name": name, "type": kind} for name, kind in _TYPES.items()]
+    schema = {"type": "record", "name": "T", "fields": fields}
+    (folder / "t.avsc").write_text(json.dumps(schema))
+    parsed = fastavro.parse_schema(schema)
+
+    def written(trade: dict[str, Any]) -> bytes:
+        stream = io.BytesIO()
+        fastavro.schemaless_writer(stream, parsed, trade)
+        return stream.getvalue()
+
+    avro = decoder("avro", 'schema = "t.avsc"', _FLOATS)
+    read = fastavro.schemaless_reader
+    yield _Encoding(
+        "Avro", [written(each) for each in trades], avro, lambda data: read(io.BytesIO(data), parsed, None)
+    )
+    pool = compiled(Schema("PROTOBUF", _MESSAGE))
+    (folder / "t.desc").write_bytes(pool.serialized)
+    kind = pool.kind("T")
+    protobuf = decoder("protobuf", 'schema = "t.desc"\nmessage = "T"', _FLOATS)
+    serialized = [kind(**each).SerializeToString() for each in trades]
+    yield _Encoding("Protobuf", serialized, protobuf, kind.FromString)
+
+
+def _own(trade: dict[str, Any]) -> dict[str, Any]:
+    at = trade["t"] * 10**6
+    side = "sell" if trade["m"] else "buy"
+    return {
+        "type": "trade", "venue": "BENCH", "symbol": trade["s"], "ts_event": at, "ts_recv": at,
+        "price": trade["p"], "size": trade["q"], "side": side, "id": str(trade["i"]),
+    }  # fmt: skip
