@@ -334,7 +334,10 @@ class FlashEvaluator(Generic[P]):
         )
 
     def forget(self, name: str) -> None:
-        """Drop what waits of a session that is to be removed; the requests that run end by themselves."""
+        """Drop what waits of a session that is to be removed; the requests that run end by themselves.
+
+        None of them has a result any more, also if there is such a session again: its versions are others.
+        """
         session = self._sessions.pop(name, None)
         if session is None:
             return
@@ -432,10 +435,11 @@ class FlashEvaluator(Generic[P]):
     def _ended(self, session: _Session, evaluation: _Evaluation, ask: _Ask, request: Request) -> None:
         """Report a result; a receiver that raises must not stop the session's next evaluation."""
         answered, key = request.state is State.FINISHED, ask.item.key
-        reports = answered or request.error is not None
+        is_gone = self._sessions.get(session.name) is not session
+        reports = (answered or request.error is not None) and not is_gone
         evaluation.end(reports=reports)
         if not reports:
-            return  # another evaluation replaced this one
+            return  # another evaluation replaced this one, or another session its
         gap = evaluation.gap or key in evaluation.unreported
         if gap and not answered:
             session.inherit(evaluation, key)

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flash.evaluator import Evaluated, FlashEvaluator
+from flash.evaluator import AskedState, Evaluated, FlashEvaluator
 from flash.question import PAPER_SIX, Prepare, PreparedQuestion, Question
 from flash.registry import Registry
 from scheduler.interfaces import Limits, PriorityClass
-from scheduler.request import State
+from scheduler.request import Failure, State
 from scheduler.tapes import TapeItem
 from tests.kit.scheduler.fakes import FakeClock, FakeTape, one_by_one
 from tests.kit.scheduler.harness import Harness
@@ -363,6 +363,34 @@ def test_closing_the_scheduler_ends_running_and_waiting_evaluations() -> None:
         ("long", 2, "stopping"),
     ]
     assert set(flash.h.memory.references) == set(tape.blocks)
+
+
+@pytest.mark.parametrize("questions", [(YES_NO,), (LONG,), (LONG, YES_NO)])
+def test_what_was_asked_before_a_reset_has_no_result_after_it(
+    questions: tuple[Question, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the scheduler receives the reset before the questions that the last version was asked."""
+    flash = Flash(*questions)
+    tape = flash.session()
+    execute, resets = flash.h.executor.execute, count()
+
+    def reset() -> None:
+        flash.evaluator.forget("A")
+        flash.h.scheduler.remove(tape, Failure("reset", "the session was reset"))
+        flash.evaluator.restore("A", AskedState())
+
+    def execute_and_reset(batch: Any) -> Any:
+        if not next(resets):
+            flash.h.scheduler.run_between(reset)
+        return execute(batch)
+
+    monkeypatch.setattr(flash.h.executor, "execute", execute_and_reset)
+    flash.play(tape)
+    assert tape.version == 1
+    assert (flash.results, flash.failures) == ([], [])
+    flash.play(tape)
+    assert {result.version for result in flash.results} == {2}
+    assert not flash.failures
 
 
 def asked_at(flash: Flash, name: str) -> list[int]:
