@@ -85,7 +85,7 @@ def price_scale_for(decimals: int, highest: int) -> int:
 
 def _price(name: str, value: int, scale: int) -> int:
     units = to_units(value, scale)
-    if units is None or units > _MAX:
+    if units is None or abs(units) > _MAX:
         finest, highest = format_fixed(from_units(1, scale)), format_fixed(from_units(_MAX, scale))
         raise MalformedRecord(
             "price",

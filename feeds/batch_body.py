@@ -4,11 +4,12 @@ A body is in our own wire form (one record, an array, or a record a line) or in 
 """
 
 import io
+from collections.abc import Set
 from dataclasses import dataclass, field
 from datetime import date
 
 from feeds.array_frames import elements
-from feeds.codec import MalformedRecord, decode_record, encode
+from feeds.codec import MalformedRecord, check_prices, decode_record, encode
 from feeds.file_format import FileFormat
 from feeds.recorded_file import read_text
 from feeds.source import Fault
@@ -40,10 +41,13 @@ class TooMany(ValueError):
     """A body holds more records than can ever be taken at once."""
 
 
-def split(body: bytes, encoding: str, *, lines: bool, most: int, max_bytes: int) -> Body:
+def split(
+    body: bytes, encoding: str, *, lines: bool, most: int, max_bytes: int, signed: Set[str] = frozenset()
+) -> Body:
     """Records in our own wire form, JSON or msgpack: one, an array, or with ``lines`` one on each line.
 
-    ``most`` records; each of at most ``max_bytes`` bytes. Raises TooMany.
+    ``most`` records; each of at most ``max_bytes`` bytes. ``signed``: symbols whose prices may be zero and
+    below. Raises TooMany.
     """
     found = Body()
     try:
@@ -57,7 +61,9 @@ def split(body: bytes, encoding: str, *, lines: bool, most: int, max_bytes: int)
     for number, payload in numbered:
         found.payloads.append(payload)
         try:
-            record = decode_record(payload, encoding, max_bytes)
+            record = decode_record(payload, encoding, max_bytes, any_price=True)
+            if record.key not in signed:
+                check_prices(record)
         except MalformedRecord as error:
             found.errors.append((number, error))
         else:

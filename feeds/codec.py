@@ -87,8 +87,10 @@ _ENCODERS: dict[str, msgspec.json.Encoder | msgspec.msgpack.Encoder] = {
 }
 
 
-def decode_record(payload: bytes, encoding: str = "json", max_bytes: int = MAX_BYTES) -> Received:
-    """Decode and check one record.
+def decode_record(
+    payload: bytes, encoding: str = "json", max_bytes: int = MAX_BYTES, *, any_price: bool = False
+) -> Received:
+    """Decode and check one record. ``any_price``: also of zero and below.
 
     A payload above ``max_bytes`` is refused without decoding. A receive time before the event time is
     accepted: the clocks of two machines differ.
@@ -99,7 +101,7 @@ def decode_record(payload: bytes, encoding: str = "json", max_bytes: int = MAX_B
     if len(payload) > max_bytes:
         raise MalformedRecord("oversize", f"{len(payload)} bytes are more than the limit of {max_bytes}")
     record = cast(Received, _decode(_RECORDS, payload, encoding))
-    check_record(record)
+    check_record(record, any_price=any_price)
     return record
 
 
@@ -176,7 +178,7 @@ def _reason(text: str) -> Reason:
     return "size" if field in _SIZES else "type"
 
 
-def check_record(record: Received) -> None:
+def check_record(record: Received, *, any_price: bool = False) -> None:
     """The plausibility checks of ``decode_record``, for records from elsewhere. Raises MalformedRecord."""
     if not (YEAR_1990 <= record.ts_event < YEAR_2100 and YEAR_1990 <= record.ts_recv < YEAR_2100):
         _refuse_times(record)
@@ -185,22 +187,32 @@ def check_record(record: Received) -> None:
             "symbol",
             f"venue and symbol must be 1 to {MAX_NAME} printable characters without blanks or colons",
         )
+    if not any_price:
+        check_prices(record)
     match record:
         case Trade():
-            _check_price("price", record.price)
             _check_size("size", record.size)
         case Quote():
-            _check_price("bid", record.bid)
-            _check_price("ask", record.ask)
             _check_size("bid_size", record.bid_size)
             _check_size("ask_size", record.ask_size)
         case Bar():
             _check_bar(record)
 
 
+def check_prices(record: Received) -> None:
+    """Prices are above zero. Raises MalformedRecord."""
+    match record:
+        case Trade():
+            _check_price("price", record.price)
+        case Quote():
+            _check_price("bid", record.bid)
+            _check_price("ask", record.ask)
+        case Bar():
+            _check_price("low", record.low)
+            _check_price("high", record.high)
+
+
 def _check_bar(bar: Bar) -> None:
-    _check_price("low", bar.low)
-    _check_price("high", bar.high)
     _check_size("volume", bar.volume)
     if bar.interval_ns <= 0:
         raise MalformedRecord("type", f"interval_ns must be positive, got {bar.interval_ns}")

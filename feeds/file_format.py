@@ -130,7 +130,8 @@ class RecordFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     ``float_decimals``: of fields that are binary floats, also ``time``, how many decimals their numbers have.
     ``implied_decimals``: the last digits of prices that are written without a point. ``signed``: the field
     whose sign is the side: below zero ``sell``, above it ``buy``, zero ``unknown``. ``each``: the array of
-    which every element is a record (``$``: the line itself).
+    which every element is a record (``$``: the line itself). ``signed_prices``: of a file,
+    prices of zero and below are prices.
     """
 
     kind: Kind
@@ -144,6 +145,7 @@ class RecordFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     float_decimals: dict[str, int] = {}
     implied_decimals: int = 0
     signed: Literal["", "size"] = ""
+    signed_prices: bool = False
     each: str = ""
     interval: Duration = Duration(0)
     stamp: Literal["open", "close"] = "open"
@@ -211,6 +213,11 @@ class FileFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     passed_over: dict[str, Match] = {}
     schema: str = ""
     message: str = ""
+
+    @property
+    def signed_prices(self) -> bool:
+        """Whether prices of zero and below are prices in it."""
+        return any(record.signed_prices for record in self.records)
 
     @property
     def is_text(self) -> bool:

@@ -80,17 +80,22 @@ class RowReader:
     null: frozenset[str]
     ragged: bool
     needs: int  # cells of a row without names
+    any_price: bool  # also zero and below
     width: int = 0
 
     @classmethod
-    def compile(cls, form: FileFormat, day: date | None) -> "list[RowReader]":
-        """A reader for each declaration of a file; ``day``: of times since midnight."""
+    def compile(cls, form: FileFormat, day: date | None, *, any_price: bool = False) -> "list[RowReader]":
+        """A reader for each declaration; ``day``: of times since midnight.
+
+        ``any_price``: prices may be zero and below, whatever the format says.
+        """
         plain, null = plain_numbers(form.decimal, form.thousands), frozenset(form.null)
         found = []
         for number, each in enumerate(form.records):
             needs = 1 + max((ref for _, ref in each.refs() if isinstance(ref, int)), default=-1)
             time = each.time_parser(day)
-            found.append(cls(number, each, time, each.time.refs, plain, null, form.ragged, needs))
+            any_own = any_price or each.signed_prices
+            found.append(cls(number, each, time, each.time.refs, plain, null, form.ragged, needs, any_own))
         return found
 
     def group(self, row: Row, refuse: Refuse) -> Group:
@@ -131,7 +136,7 @@ class RowReader:
             unit=form.unit,
             **self._values(row),
         )
-        check_record(record)
+        check_record(record, any_price=self.any_price)
         self.width = row.width
         return ParsedRecord(row.line, self.number, moment.fold_ns, record)
 

@@ -463,7 +463,8 @@ def _judge_price(session: Row, feed: Row, record: Row) -> int:
     if record["kind"] == READY_BAR:
         low, high, price = record["c"], record["b"], record["d"]
     marks = 0
-    if factor > 0 and before > 0 and (_apart(low, before, factor) or _apart(high, before, factor)):
+    is_measured = factor > 0 and before > 0 and low > 0  # of prices around zero, a ratio says nothing
+    if is_measured and (_apart(low, before, factor) or _apart(high, before, factor)):
         feed["jumps"] += np.uint64(1)
         marks = JUMP
         if session["refuses_jumps"]:

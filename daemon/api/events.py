@@ -189,6 +189,8 @@ class Subscription:
         self.began_ns = time.time_ns()
         self.known: dict[str, int] | None = None
         """What a client that comes back has got, where it says that."""
+        self.ahead: dict[str, int] = {}
+        """The part of it that has not arrived at this daemon yet."""
         self._waiting: deque[PublishedEvent] = deque()
         self._missed: list[Lost] = []
         self._dropped = 0
@@ -404,8 +406,16 @@ class Events:
             for (tenant, chosen), clients in self._groups.get(name, {}).items():
                 for client in clients if tenant.sees(event.session) and chosen.matches(event) else ():
                     is_own = event.start == self.start or not client.client.forwarded
-                    if is_own and client.expects(event, live=live) and not client.put(event, self._most):
-                        self._dropped[client.transport].inc()
+                    if is_own and client.expects(event, live=live):
+                        told = event.at(self._id_for(client)) if client.ahead else event
+                        if not client.put(told, self._most):
+                            self._dropped[client.transport].inc()
+
+    def _id_for(self, client: Subscription) -> str:
+        """The id of the newest event, for a client that has got what has not arrived here yet."""
+        here = {start: each.number for start, each in self._daemons.items()}
+        client.ahead = {start: n for start, n in client.ahead.items() if n > here.get(start, 0)}
+        return id_of(here | client.ahead)
 
     def _count(self, outcome: str, events: int = 1) -> None:
         self._store.inc("foretick_peer_events_total", events, outcome=outcome)
@@ -519,6 +529,8 @@ class Events:
         exact = not made.selects and len(daemons) == 1
         if (lost := self._missed({} if pending else unknown, gone, exact=exact)) is not None:
             made.lose(msgspec.structs.replace(lost, after=id_of(begins | pending)))
+        arrived = {start: each.number for start, each in daemons.items()}
+        made.ahead = {s: n for s, n in known.items() if s in pending or n > arrived.get(s, n)}
         if pending:
             self._unsettled[made] = pending
             for start, number in pending.items():

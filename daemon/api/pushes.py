@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import replace
 from datetime import date
 from functools import partial
@@ -59,7 +59,8 @@ class Pushes:
     """Takes bodies of records for the sources among ``sources``, by name.
 
     ``max_record_bytes``: of one record; longer ones are refused by the source's reader. ``closed_until``: of
-    a tenant's sessions, by symbol, the event time before which records are late now.
+    a tenant's sessions, by symbol, the event time before which records are late now. ``signed()``: symbols
+    whose prices may be zero and below.
     """
 
     def __init__(
@@ -68,8 +69,9 @@ class Pushes:
         store: MetricStore,
         max_record_bytes: int,
         closed_until: Callable[[Tenant, Collection[str]], Mapping[str, int]] = lambda tenant, symbols: {},
+        signed: Callable[[], Set[str]] = frozenset,
     ) -> None:
-        self._closed_until = closed_until
+        self._closed_until, self._signed = closed_until, signed
         self._sources, self._store, self._max_record_bytes = sources, store, max_record_bytes
 
     async def serve(self, request: Request) -> Response:
@@ -132,7 +134,8 @@ class Pushes:
             found = convert(body, source.limits.formats[options.format], options.date, most=most)
         else:
             limit = self._max_record_bytes
-            found = split(body, encoding, lines=media == LINES, most=most, max_bytes=limit)
+            is_lines, signed = media == LINES, self._signed()
+            found = split(body, encoding, lines=is_lines, most=most, max_bytes=limit, signed=signed)
         return replace(found, payloads=in_order(found.payloads, encoding))
 
     def _source(self, name: str, tenant: Tenant) -> PushedSource:

@@ -196,6 +196,6 @@ def _show(found: Read, symbols: Sequence[str]) -> None:
 
 
 def _say_refused(observed: Observed, console: Console) -> None:
-    for reason, count in observed.refused.most_common():
+    for reason, count in observed.refused.items():
         what = f"{count} records are unusable, {reason}: {observed.examples[reason]}"
         console.print(what, markup=False, highlight=False)

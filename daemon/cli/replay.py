@@ -183,7 +183,8 @@ def replay(
 
 def _config_for(file: Path, form: FileFormat, config: Config, most: int, day: Date | None) -> Config:
     """A session for each of the first ``most`` symbols; bars of the file's own interval if it holds bars."""
-    prices: dict[str, tuple[int, int]] = {}  # of each symbol: most decimals, and the highest
+    prices: dict[str, tuple[int, int]] = {}  # of each symbol: most decimals, and the highest magnitude
+    signed = set[str]()
     bars = None
     wrong: list[str] = []
     records = read_records(
@@ -196,7 +197,9 @@ def _config_for(file: Path, form: FileFormat, config: Config, most: int, day: Da
         if record.key in prices or len(prices) < most:
             decimals, highest = prices.get(record.key, (0, 0))
             seen = prices_of(record)
-            prices[record.key] = max(decimals, *map(decimals_of, seen)), max(highest, *seen)
+            prices[record.key] = max(decimals, *map(decimals_of, seen)), max(highest, *map(abs, seen))
+            if form.signed_prices:
+                signed.add(record.key)
     if bars is None:
         why = f"; {wrong[0]}" if wrong else ""
         raise ReplayError(f"{file} holds no record of this format{why}")
@@ -206,6 +209,7 @@ def _config_for(file: Path, form: FileFormat, config: Config, most: int, day: Da
             symbol=key,
             price_decimals=decimals,
             price_scale=price_scale_for(decimals, highest),
+            signed=key in signed,
         )
         for key, (decimals, highest) in prices.items()
     )

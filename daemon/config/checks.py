@@ -145,6 +145,9 @@ def _price_scales(config: Config) -> Iterator[KeyProblem]:
                     f"{session.scale}, but sessions[{first}] has {scale} for {symbol}: all sessions of a "
                     "symbol have the same",
                 )
+            if config.sessions[first].signed != session.signed:
+                why = f"sessions[{first}] says otherwise of {symbol}: all sessions of a symbol have the same"
+                yield f"sessions[{index}].signed", why
 
 
 def _rollups(config: Config) -> Iterator[KeyProblem]:

@@ -302,6 +302,13 @@ class SessionConfig(_in_place_of("bars", BarsConfig)):  # type: ignore[misc]
             "that is more"
         ),
     ] = None
+    signed: Annotated[
+        bool,
+        about(
+            "whether prices may be zero and below, as of spreads, rates and power; decimal lines only. All "
+            "sessions of a symbol have the same"
+        ),
+    ] = False
     volume_decimals: Annotated[int, about("decimals of a volume; decimal lines only", ge=0, le=18)] = 3
     lines: Annotated[
         Literal["auto", "decimal", "compact"],

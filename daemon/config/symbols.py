@@ -9,12 +9,14 @@ from daemon.config.schema import SessionConfig
 class SymbolRoute(NamedTuple):
     """Where a symbol's records go: its number in the ring, and the names of the sessions that read it.
 
-    ``price_scale``: that of its prices in the ring, on which its sessions agree.
+    ``price_scale``: that of its prices in the ring. ``signed``: they may be zero and below. Its sessions
+    agree on both.
     """
 
     number: int
     sessions: tuple[str, ...]
     price_scale: int = 9
+    signed: bool = False
 
 
 def numbered(sessions: Iterable[SessionConfig], before: Mapping[str, int] | None = None) -> dict[str, int]:
@@ -36,6 +38,6 @@ def routes(sessions: Iterable[SessionConfig], numbers: Mapping[str, int]) -> dic
         for symbol in session.symbols:
             readers.setdefault(symbol, []).append(session)
     return {
-        symbol: SymbolRoute(numbers[symbol], tuple(each.name for each in own), own[0].scale)
+        symbol: SymbolRoute(numbers[symbol], tuple(each.name for each in own), own[0].scale, own[0].signed)
         for symbol, own in readers.items()
     }

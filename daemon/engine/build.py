@@ -445,6 +445,9 @@ def line_spec(
             table = "bars" if getattr(session, name) is None else here
             why = f"the model reads compact lines, which have no words: {value!r} needs decimal lines"
             raise SettingError(f"{table}.{name}", why)
+    if session.signed:
+        why = "the model reads compact lines, which are parts of a price above zero: it needs decimal lines"
+        raise SettingError(f"{here}.signed", why)
     if session.more_symbols:
         why = "the model reads compact lines, which are relative to one price: use a session for each symbol"
         raise SettingError(f"{here}.more_symbols", why)

@@ -29,7 +29,7 @@ from daemon.gateway.ring_flow import COLUMNS_SLICE, SLICE, RingFlow
 from daemon.gateway.sequence_gaps import Sequence as SequenceKind
 from daemon.gateway.sequence_gaps import Sequences
 from daemon.ring_numbers import ring_values
-from feeds.codec import REPLAY, MalformedRecord
+from feeds.codec import REPLAY, MalformedRecord, check_prices
 from feeds.columns import Columns
 from feeds.columns.record_columns import ColumnBatch
 from feeds.decimals import NANO
@@ -258,6 +258,8 @@ class RecordDecoder:
             self._check_clock(record, message)
             _check_width(record)
             if not isinstance(record, VenueHeartbeat) and (route := self._routes.by_symbol.get(record.key)):
+                if not route.signed:
+                    check_prices(record)
                 await self._open_for(stream, route.sessions)
             self._note_missing(record)
             if route is not None and not isinstance(record, VenueHeartbeat):

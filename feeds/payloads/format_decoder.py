@@ -154,7 +154,7 @@ class FormatDecoder:
         self._form, self._max_bytes = form, max_bytes
         self._registry = registry if form.container in ("avro", "protobuf") else None
         self._documents = documents_of(form, registry)
-        self._readers = RowReader.compile(form, None)
+        self._readers = RowReader.compile(form, None, any_price=True)
         self._refs = sorted(form.columns(), key=str)
         self._tables = self._table_reader()
         self._positions: Mapping[str, int] = {}

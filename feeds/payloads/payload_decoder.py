@@ -40,7 +40,8 @@ class Decoded(NamedTuple):
 class PayloadDecoder(Protocol):
     """Decodes messages of one source: many at a time where they are plain, and any one by itself.
 
-    A row of ``columns`` that is taken holds what ``parts`` would return; one it would refuse is never taken.
+    Prices may be zero and below: whether they may of a symbol is for its sessions to say. A row of
+    ``columns`` that is taken holds what ``parts`` would return; one it would refuse is never taken.
     """
 
     def read_symbols(self, symbols: Sequence[str]) -> None:
@@ -92,7 +93,7 @@ class WireDecoder:
 
     def _part(self, payload: bytes, encoding: str, message: Incoming) -> PayloadRecord:
         try:
-            return PayloadRecord(payload, decode_record(payload, encoding, self._max_bytes))
+            return PayloadRecord(payload, decode_record(payload, encoding, self._max_bytes, any_price=True))
         except Exception as error:  # whatever one record provokes is its own fault
             return PayloadRecord(payload, malformed(error), subjects_of(payload, encoding, message.key))
 

@@ -33,7 +33,7 @@ NAMES: Mapping[str, str] = {
     "side": "side takerside aggressor aggressorside direction S m",
     "id": "tradeid id execid t i",
 }
-"""Names of columns for each field, the likeliest first; single letters as they stand."""
+"""Names of columns for each field, the likeliest first; single characters as they stand."""
 _SIDES: Mapping[str, Side] = {
     "buy": "buy", "b": "buy", "bid": "buy", "1": "buy", "bought": "buy",
     "sell": "sell", "s": "sell", "ask": "sell", "2": "sell", "sold": "sell", "a": "sell",
@@ -312,4 +312,4 @@ def _span(pattern: str, texts: Sequence[str]) -> int | None:
 def usual_gap(times: Sequence[int]) -> int:
     """The gap, ns, that most times have to the one before; 0 for fewer than two."""
     gaps = Counter(b - a for a, b in pairwise(times) if b > a)
-    return gaps.most_common(1)[0][0] if gaps else 0
+    return max(gaps, key=lambda gap: gaps[gap]) if gaps else 0

@@ -13,7 +13,7 @@ from feeds.timestamps import time_parser
 _KINDS = 20
 """Words of a column that may tell kinds of records apart, at most."""
 _MOST = 0.9
-"""Part of the rows that one declaration has to read, or else kinds are told apart."""
+"""Part of the rows that one declaration has to read, or else kinds are separated."""
 
 
 @dataclass(frozen=True)

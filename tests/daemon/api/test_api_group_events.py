@@ -126,6 +126,28 @@ def test_a_client_of_any_daemon_gets_every_event_once(steps: list[tuple[str, int
     assert sorted(got) == every, "each once"
 
 
+def test_a_client_that_is_further_than_this_daemon_keeps_what_it_has() -> None:
+    """An id that it gets says no less than the one that it came with; other clients' ids do."""
+    hubs = Hubs(3)
+    for of in (1, 2):
+        hubs.follow(of, 0)
+    hubs.all[2].publish(update(1))
+    hubs.pass_on(2, 0)
+    hubs.all[2].publish(update(2))
+    further, here = (hubs.all[0].subscribe(ME, ALL, "sse", last) for last in ("1.0,3.2", "1.0,3.1"))
+    hubs.all[1].publish(update(1, "b"))
+    hubs.pass_on(1, 0)
+    (last,) = [event.id for event in further.take()[1]]
+    assert positions_of(last) == {"1": 0, "2": 1, "3": 2}
+    again = hubs.all[0].subscribe(ME, ALL, "sse", last)
+    hubs.pass_on(2, 0)
+    assert versions(again) == []
+    hubs.all[2].publish(update(3))
+    hubs.pass_on(2, 0)
+    assert (versions(further), versions(again), versions(here)) == ([3], [3], [1, 2, 3])
+    assert not further.ahead
+
+
 def test_what_the_next_owner_publishes_again_is_dropped_whichever_comes_first() -> None:
     one, two = Hubs(2), Hubs(2)
     answers = [
@@ -194,8 +216,7 @@ def test_a_client_that_comes_back_before_a_daemon_is_followed_gets_what_it_has_m
     at_one = hubs.all[0].subscribe(ME, ALL, "sse", "1.0,2.5")
     too_late = hubs.all[0].subscribe(ME, ALL, "sse", "2.1")
     hubs.all[0].publish(update(1, "b"))
-    # what both have, until there is more
-    assert [each.take()[1][0].id for each in (at_one, too_late)] == ["1.1,2.1", "1.1,2.1"]
+    assert [each.take()[1][0].id for each in (at_one, too_late)] == ["1.1,2.5", "1.1,2.1"]
     hubs.follow(1, 0)
     lost, events = at_one.take()
     assert (lost, [event.id for event in events]) == ([], [f"1.1,2.{n}" for n in (6, 7, 8)])

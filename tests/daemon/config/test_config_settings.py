@@ -423,7 +423,11 @@ MORE = f'[[sources]]\nname = "b"\n{ZEROMQ}'
         ('[http]\ntls_key_file = "k.pem"', "http.tls_certificate_file", "missing"),
         (SOURCES.removeprefix(SESSION), "sessions", "no session to read its records"),
         (MORE, "sessions", "no session to read them"),
-        (f'{SOURCES}[[sources]]\nname = "a"', "sources[0]", "http, kafka, replay, zeromq; there is: none"),
+        (
+            f'{SOURCES}[[sources]]\nname = "a"',
+            "sources[0]",
+            "http, kafka, replay, websocket, zeromq; there is: none",
+        ),
         (f'{SOURCES}[[sources]]\nname = "all"\n{ZEROMQ}', "sources[0].name", "names all sources together"),
         (f'{SOURCES}[[sources]]\nname = "zeromq"\n{ZEROMQ}', "sources[0].name", "is already source.kind"),
         (f"{SOURCES}{MORE}{MORE}", "sources[1].name", "is already sources[0].name"),

@@ -46,6 +46,12 @@ def prices_with(scale: int) -> st.SearchStrategy[Decimal]:
     return (edges | st.integers(1, highest)).map(lambda units: scaled(units, scale))
 
 
+def any_prices(scale: int) -> st.SearchStrategy[Decimal]:
+    """Also zero and below."""
+    above = prices_with(scale)
+    return st.just(Decimal(0)) | above | above.map(lambda price: -price)
+
+
 sizes = st.builds(
     scaled, st.sampled_from([0, 1, 9, 10**9, 10**18 - 1]) | st.integers(0, 10**18), st.integers(-12, 18)
 ).filter(lambda size: size <= 10**15)
@@ -58,7 +64,8 @@ def written(value: Decimal, notation: str) -> str:
     plain, short = f"{value:f}", f"{value.normalize(EXACT):e}"
     if plain.startswith("0.") and notation == "point":
         return f'"{plain[1:]}"'
-    return {"number": plain, "exponent": short, "exponent text": f'"{short}"', "sign": f'"+{plain}"'}.get(
+    signed = f'"{"" if value < 0 else "+"}{plain}"'
+    return {"number": plain, "exponent": short, "exponent text": f'"{short}"', "sign": signed}.get(
         notation, f'"{plain}"'
     )
 
@@ -71,12 +78,12 @@ def payload(at: int, kind: str, numbers: dict[str, str], **more: object) -> byte
 
 
 def through_the_gateway(
-    payloads: Sequence[bytes], scale: int, borders: Sequence[int]
+    payloads: Sequence[bytes], scale: int, borders: Sequence[int], *, signed: bool = False
 ) -> tuple[Records, list[DeadLetter]]:
     """The ring's records of messages in batches that end at ``borders``, and the DLQ."""
     ring, dead_letters, source = Ring.create(1024), list[DeadLetter](), QueueSource()
     store = MetricStore.local({"session": ["s"], "source": ["test"], "sink": []})
-    routes = {"V:S": SymbolRoute(0, ("s",), scale)}
+    routes = {"V:S": SymbolRoute(0, ("s",), scale, signed)}
     ingest = RecordDecoder(
         source,
         ring,
@@ -122,7 +129,8 @@ def test_trades_make_exact_bars_whatever_their_scale_notation_and_batches(
     data: st.DataObject, scale: int, borders: list[int]
 ) -> None:
     how = data.draw(st.sampled_from([notations, st.just("number"), st.just("text")]))
-    trade = st.tuples(prices_with(scale), sizes, how, how, st.integers(0, 4))
+    signed = data.draw(st.booleans())
+    trade = st.tuples((any_prices if signed else prices_with)(scale), sizes, how, how, st.integers(0, 4))
     trades = data.draw(st.lists(trade, min_size=1, max_size=10)) * data.draw(st.sampled_from([1, 20]))
     payloads, expected, at = [], dict[int, list[Decimal]](), START
     for price, size, how, of_size, later in trades:
@@ -130,10 +138,10 @@ def test_trades_make_exact_bars_whatever_their_scale_notation_and_batches(
         payloads.append(payload(at, "trade", {"price": written(price, how), "size": written(size, of_size)}))
         bar = expected.setdefault(at // INTERVAL, [price, price, price, price, Decimal(0)])
         bar[1:] = max(bar[1], price), min(bar[2], price), price, EXACT.add(bar[4], size)
-    records, dead_letters = through_the_gateway(payloads, scale, borders)
+    records, dead_letters = through_the_gateway(payloads, scale, borders, signed=signed)
     assert dead_letters == []
     assert lines_of(records, scale, borders) == [shown(bar, scale) for bar in expected.values()]
-    one_by_one, _ = through_the_gateway(payloads, scale, range(len(payloads)))
+    one_by_one, _ = through_the_gateway(payloads, scale, range(len(payloads)), signed=signed)
     for name in set(RECORD.names or ()) - {"offset"}:
         assert (one_by_one[name] == records[name]).all(), f"{name} differs between columns and codec"
 
@@ -142,7 +150,7 @@ def test_trades_make_exact_bars_whatever_their_scale_notation_and_batches(
 @given(st.data(), st.integers(0, 18))
 def test_ready_made_bars_keep_their_numbers(data: st.DataObject, scale: int) -> None:
     drawn = data.draw(
-        st.lists(st.tuples(prices_with(scale), prices_with(scale), sizes), min_size=1, max_size=20)
+        st.lists(st.tuples(any_prices(scale), any_prices(scale), sizes), min_size=1, max_size=20)
     )
     payloads, expected = [], []
     for n, (a, b, volume) in enumerate(drawn):
@@ -151,7 +159,7 @@ def test_ready_made_bars_keep_their_numbers(data: st.DataObject, scale: int) -> 
         numbers = {name: written(value, "number") for name, value in zip(names, bar, strict=True)}
         payloads.append(payload(START + n * INTERVAL, "bar", numbers, interval_ns=INTERVAL))
         expected.append(shown(bar, scale))
-    records, dead_letters = through_the_gateway(payloads, scale, [])
+    records, dead_letters = through_the_gateway(payloads, scale, [], signed=True)
     assert dead_letters == []
     assert lines_of(records, scale) == expected
 
@@ -159,7 +167,7 @@ def test_ready_made_bars_keep_their_numbers(data: st.DataObject, scale: int) -> 
 @settings(max_examples=100)
 @given(st.data(), st.integers(0, 18))
 def test_the_mid_of_quotes_is_exact_to_a_unit(data: st.DataObject, scale: int) -> None:
-    pairs = data.draw(st.lists(st.tuples(prices_with(scale), prices_with(scale)), min_size=1, max_size=20))
+    pairs = data.draw(st.lists(st.tuples(any_prices(scale), any_prices(scale)), min_size=1, max_size=20))
     payloads, expected = [], []
     for n, (bid, ask) in enumerate(pairs):
         numbers = {"bid": written(bid, "text"), "ask": written(ask, "text"), "ask_size": "1e15"}
@@ -167,9 +175,20 @@ def test_the_mid_of_quotes_is_exact_to_a_unit(data: st.DataObject, scale: int) -
         middle = EXACT.divide(EXACT.add(bid, ask), Decimal(2))
         mid = middle.quantize(scaled(1, scale), ROUND_FLOOR, EXACT)
         expected.append(shown((mid, mid, mid, mid, Decimal(0)), scale))
-    records, dead_letters = through_the_gateway(payloads, scale, [])
+    records, dead_letters = through_the_gateway(payloads, scale, [], signed=True)
     assert dead_letters == []
     assert lines_of(records, scale) == expected
+
+
+def test_prices_of_zero_and_below_are_those_of_sessions_that_say_so() -> None:
+    sent = [payload(START, "trade", {"price": price, "size": "1"}) for price in ("-37.63", "0", "1.5")]
+    records, dead_letters = through_the_gateway(sent, 9, [], signed=True)
+    assert dead_letters == []
+    assert records["a"].tolist() == [-37_630_000_000, 0, 1_500_000_000]
+    records, dead_letters = through_the_gateway(sent, 9, [])
+    assert records["a"][records["kind"] == 1].tolist() == [1_500_000_000]
+    assert [each.reason for each in dead_letters] == ["price", "price"]
+    assert "must be above 0, got -37.63" in dead_letters[0].error
 
 
 def test_a_volume_beyond_64_bits_is_the_sum() -> None:
