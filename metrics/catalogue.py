@@ -243,6 +243,11 @@ METRICS: tuple[Metric, ...] = (
         "source",
     ),
     _counter(
+        "foretick_schema_requests_failed_total",
+        "Requests to the schema registry that failed. Worry when it grows: the source waits for it.",
+        "source",
+    ),
+    _counter(
         "foretick_source_breaks_total",
         "Times that a connection broke which does not repeat what was sent meanwhile. The next answers have "
         "the flag gap.",

@@ -89,13 +89,14 @@ class SourceRunner:
         opens_all = not config.opens_by_partition
         self.group = GroupMember(*parts, config.recovery, self.is_level, opens_all=opens_all)
 
+        self._payloads = make_payloads(config, source.name)
         self._new_decoder = partial(
             RecordDecoder,
             source,
             tracker=tracker,
             store=store,
             dead_letter=self._hold,
-            payloads=make_payloads(config, source.name),
+            payloads=self._payloads,
             max_ahead_ns=config.source.max_ahead,
             clocks=clocks,
             order=order,
@@ -106,6 +107,7 @@ class SourceRunner:
         )
         self._decoder: RecordDecoder | None = None
         self._handshakes = store.growth("foretick_source_handshakes_failed_total", source=source.name)
+        self._schemas = store.growth("foretick_schema_requests_failed_total", source=source.name)
 
     def _hold(self, record: DeadLetter) -> None:
         held = self.tracker.hold((record.topic, record.partition), record.offset)
@@ -141,6 +143,7 @@ class SourceRunner:
     def note(self) -> None:
         """Bring metrics of the connection up to date."""
         self._handshakes.update(getattr(self.source, "handshakes_failed", 0))
+        self._schemas.update(self._payloads.failed)
         connection = getattr(self.source, "connection", None)
         up = self.connected and (connection is None or connection.state is ConnectionState.UP)
         self._store.set("foretick_source_up", float(up), source=self.source.name)

@@ -167,6 +167,11 @@ class FormatDecoder:
             return None
         return TableReader.compile(self._form, self._readers)
 
+    @property
+    def failed(self) -> int:
+        """See `PayloadDecoder`."""
+        return 0 if self._registry is None else self._registry.failed
+
     def read_symbols(self, symbols: Sequence[str]) -> None:
         """See `PayloadDecoder`."""
         self._positions = {symbol: at for at, symbol in enumerate(symbols)}
@@ -312,6 +317,11 @@ class ByRule:
             places.setdefault(self._of(message), []).append(at)
         for number, own in places.items():
             yield self._all[number], own
+
+    @property
+    def failed(self) -> int:
+        """See `PayloadDecoder`; they have one registry."""
+        return max(each.failed for each in self._all)
 
     def read_symbols(self, symbols: Sequence[str]) -> None:
         """See `PayloadDecoder`."""

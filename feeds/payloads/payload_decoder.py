@@ -44,6 +44,10 @@ class PayloadDecoder(Protocol):
     ``columns`` that is taken holds what ``parts`` would return; one it would refuse is never taken.
     """
 
+    @property
+    def failed(self) -> int:
+        """Requests for schemas that failed so far, and are made again."""
+
     def read_symbols(self, symbols: Sequence[str]) -> None:
         """The symbols, VENUE:SYMBOL, that the column ``key`` counts from now on."""
 
@@ -62,6 +66,8 @@ class PayloadDecoder(Protocol):
 
 class WireDecoder:
     """Our own wire form: JSON or msgpack, as a message's header says. ``max_bytes``: of a message."""
+
+    failed = 0
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
