@@ -11,6 +11,7 @@ import msgspec
 
 from feeds.codec import MalformedRecord
 from feeds.containers import CorruptFile, texts
+from feeds.decoding import Undecodable, decoded
 from feeds.documents import text_of
 from feeds.file_format import FormatError, Ref
 from feeds.file_rows import decode_json
@@ -112,17 +113,18 @@ def of_messages(messages: Sequence[Incoming]) -> Sample:
 
 def _of_json(text: str) -> Sample:
     try:
-        whole = decode_json(text)
+        whole = decoded(decode_json, text)
+    except Undecodable:
+        pass
+    else:
         documents = whole if isinstance(whole, list) else [whole]
         return _of_documents(documents[:ROWS], "json")
-    except msgspec.DecodeError:
-        pass
     documents = []
     for line in text.splitlines()[:ROWS]:
         if line.strip():
             try:
-                documents.append(decode_json(line))
-            except msgspec.DecodeError as error:
+                documents.append(decoded(decode_json, line))
+            except Undecodable as error:
                 if not documents:
                     raise FormatError(f"neither JSON nor a JSON document a line: {error}") from None
                 break
@@ -197,7 +199,10 @@ def _of_csv(text: str) -> Sample:
     if not _width(lines, delimiter):
         raise FormatError("neither JSON nor columns that a comma, semicolon, tab or bar separates")
     # line by line: a quotation mark that stays open spoils its own
-    rows = [next(csv.reader([line], delimiter=delimiter)) for line in lines[: ROWS + _HEAD]]
+    try:
+        rows = [next(csv.reader([line], delimiter=delimiter)) for line in lines[: ROWS + _HEAD]]
+    except csv.Error as error:
+        raise FormatError(f"a line cannot be read: {error}") from None
     width = max(map(len, rows[-_HEAD:]))
     begin = next(at for at, row in enumerate(rows) if len(row) == width)
     header = not any(_is_number(cell) for cell in rows[begin])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from daemon.config.errors import ConfigError
 from daemon.config.load import load_config
 from daemon.config.schema import UNTRAINED, SourceConfig
 from feeds.connectors.http import HttpSourceConnector
@@ -84,7 +85,7 @@ def test_sessions_of_a_symbol_agree_and_compact_lines_have_no_sign(tmp_path: Pat
     file = tmp_path / "foretick.toml"
     one = '[[sessions]]\nname = "{}"\nsymbol = "V:A"\n{}\n'
     file.write_text(one.format("a", "signed = true") + one.format("b", ""))
-    with pytest.raises(Exception, match="all sessions of a symbol have the same"):
+    with pytest.raises(ConfigError, match=r"sessions\[1\].signed"):
         load_config(file, environment={})
     done = invoke("check", "--config", str(_written(file, one.format("a", "signed = true"))))
     assert done.exit_code == 2

@@ -110,7 +110,7 @@ def test_dialects(tmp_path: Path, text: str, expected: tuple[str, str, int] | No
     data = tmp_path / "data"
     data.write_text(text)
     if expected is None:
-        with pytest.raises(FormatError, match="no trade, quote or bar"):
+        with pytest.raises(FormatError, match="no trade, quote"):
             propose(of_text(text), HERE, "x")
         return
     proposal = propose(of_file(data), HERE, "x")

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from functools import cache, partial
 from hashlib import blake2b
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
+import fastavro
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +54,13 @@ from feeds.market_data import (
     Quote,
     Trade,
 )
+from feeds.payloads.format_decoder import FormatDecoder
+from feeds.payloads.protobuf import compiled
+from feeds.payloads.schema_registry import Schema
+from feeds.proposals.form import Given, propose
+from feeds.proposals.sample import of_text
 from feeds.recorded_file import Says, read_items, read_records
+from feeds.source import Incoming
 from feeds.timestamps import parse_instant, parse_zone
 from feeds.zmq_feed import Header, ZmqSource
 from flash.confidence import CalibrationError, judge, read_calibration
@@ -80,6 +87,69 @@ class Target:
 
     run: Callable[[bytes], object]
     seeds: Sequence[bytes]
+
+
+# --- messages in declared formats
+
+_TRADES = """
+description = "trades"
+container = "{container}"
+{more}
+[[records]]
+kind = "trade"
+venue = "X"
+float_decimals = {{ price = 2 }}
+time = {{ field = "t", format = "epoch-ms" }}
+fields = {{ symbol = "s", price = "p", size = "q", id = "i", side = "m" }}
+side_values = {{ true = "sell", false = "buy" }}
+"""
+_TRADE = {"t": START // 10**6, "s": "AAA", "p": 1.25, "q": "2", "i": "7", "m": True}
+_AVRO = {"t": "long", "s": "string", "p": "double", "q": "string", "i": "string", "m": "boolean"}
+_PROTO = """syntax = "proto3";
+message T { int64 t = 1; string s = 2; double p = 3; string q = 4; string i = 5; bool m = 6; }
+"""
+
+
+def _payloads() -> Iterator[tuple[str, Callable[[bytes], None], bytes]]:
+    """A target for each encoding: a row of columns that is taken is the message's one record."""
+    pool, schema = compiled(Schema("PROTOBUF", _PROTO)), io.BytesIO()
+    fields = [{"name": name, "type": kind} for name, kind in _AVRO.items()]
+    parsed = fastavro.parse_schema({"type": "record", "name": "T", "fields": fields})
+    fastavro.schemaless_writer(schema, parsed, _TRADE)
+    seeds = {
+        "json": json.dumps({**_TRADE, "p": "1.25"}).encode(),
+        "msgpack": msgspec.msgpack.encode(_TRADE),
+        "avro": schema.getvalue(),
+        "protobuf": pool.kind("T")(**_TRADE).SerializeToString(),
+    }
+    with TemporaryDirectory() as folder:
+        form = Path(folder, "form.toml")
+        Path(folder, "schema.avro").write_text(json.dumps({"type": "record", "name": "T", "fields": fields}))
+        Path(folder, "schema.protobuf").write_bytes(pool.serialized)
+        for container, seed in seeds.items():
+            more = "" if container in ("json", "msgpack") else f'schema = "schema.{container}"'
+            more += '\nmessage = "T"' if container == "protobuf" else ""
+            text = _TRADES.format(container=container, more=more)
+            if container == "json":
+                text = text.replace("float_decimals = { price = 2 }\n", "")
+            form.write_text(text)
+            made = FormatDecoder(load_format(form, of_messages=True), 1 << 16)
+            made.read_symbols(["X:AAA"])
+            yield container, partial(_payload, made), seed
+
+
+def _payload(decoder: FormatDecoder, payload: bytes) -> None:
+    message = Incoming("t", 0, 0, None, payload, ts_recv_ns=START)
+    found = [part.record for part in decoder.parts(message).parts]
+    assert not any(isinstance(each, MalformedRecord) and each.reason == "internal" for each in found)
+    if decoder.columns([message])["taken"][0]:
+        (record,) = found
+        assert isinstance(record, Trade)
+
+
+def _proposed(data: bytes) -> None:
+    with contextlib.suppress(FormatError):
+        propose(of_text(data.decode(errors="replace")), Given("V", "S"), "fuzzed")
 
 
 # --- records and messages
@@ -525,4 +595,7 @@ def targets() -> dict[str, Target]:
         found[f"replay-{sample.form}"] = Target(_replayed(sample.form, name), [sample.content.encode()[:400]])
     for name, run, seed in _tables():
         found[f"replay-{name}"] = Target(run, [seed])
+    for name, run, seed in _payloads():
+        found[f"payload-{name}"] = Target(run, [seed])
+    found["proposal"] = Target(_proposed, [b"time,price,size\n1709632800,1.5,2\n", b'{"t":1,"p":"2"}'])
     return found

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 import msgspec
 import pytest
 
-from daemon.gateway import record_decoder as module
 from daemon.gateway.record_decoder import FEW
+from feeds.payloads import payload_decoder as module
 from feeds.source import YEAR_1990, YEAR_2100, Fault, Incoming, source_time_ns
 from ingest.record import FLAG_GAP, REFUSAL, Records
 from tests.kit import SECOND, START, TOPIC, QueueSource, incoming, trade
@@ -90,10 +90,10 @@ async def test_a_value_that_no_field_holds_is_a_dead_letter_record(rig, count):
 async def test_an_error_of_a_decoder_is_a_dead_letter_record(rig, count, monkeypatch):
     decode = module.decode_record
 
-    def failing(payload, *rest):
+    def failing(payload, *rest, **more):
         if payload == b"{boom}":
             raise struct.error("argument out of range")
-        return decode(payload, *rest)
+        return decode(payload, *rest, **more)
 
     monkeypatch.setattr(module, "decode_record", failing)
     r = rig()
