@@ -49,6 +49,28 @@ class Stream:
         return self.url.partition("?")[0]
 
 
+async def check(stream: Stream) -> None:
+    """Connect, subscribe and leave. Raises OSError, WebSocketException, TimeoutError."""
+    async with _connection(stream) as connection:
+        for message in stream.subscribe:
+            await connection.send(message)
+
+
+def _connection(stream: Stream) -> connect:
+    by_protocol = None if stream.ping else stream.ping_s or None
+    return connect(
+        stream.url,
+        additional_headers=dict(stream.headers),
+        ssl=stream.tls,
+        proxy=stream.proxy,  # type: ignore[arg-type]  # True is the library's word for the system's
+        open_timeout=OPEN_S,
+        close_timeout=CLOSE_S,
+        ping_interval=by_protocol,
+        ping_timeout=by_protocol,
+        max_size=stream.max_bytes,
+    )
+
+
 class WebSocketSource:
     """Yields one message for each frame (*dropping*: a venue sends again nothing that was sent meanwhile).
 
@@ -151,19 +173,7 @@ class WebSocketSource:
     async def _read(self) -> None:
         """One connection, to its end."""
         stream = self._stream
-        by_protocol = None if stream.ping else stream.ping_s or None
-        opening = connect(
-            stream.url,
-            additional_headers=dict(stream.headers),
-            ssl=stream.tls,
-            proxy=stream.proxy,  # type: ignore[arg-type]  # True is the library's word for the system's
-            open_timeout=OPEN_S,
-            close_timeout=CLOSE_S,
-            ping_interval=by_protocol,
-            ping_timeout=by_protocol,
-            max_size=stream.max_bytes,
-        )
-        async with opening as connection, contextlib.AsyncExitStack() as stack:
+        async with _connection(stream) as connection, contextlib.AsyncExitStack() as stack:
             for message in stream.subscribe:
                 await connection.send(message)
             self._connected.set()

@@ -1,5 +1,6 @@
 """`[source.websocket]`: a venue's public stream, without a broker in between."""
 
+import asyncio
 import ssl
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated
@@ -58,12 +59,24 @@ class WebSocketConnector(MessageSource, frozen=True):
         return WebSocketSource(name, self._stream(), waiting=self.max_waiting)
 
     def check(self) -> Iterator[Finding]:
-        """Files and formats can be used."""
+        """Files and formats can be used, and the venue answers."""
+        formats = list(self.check_formats())
+        yield from formats
         try:
-            yield Finding("url", self._stream().shown)
+            stream = self._stream()
         except SettingError as error:
             yield Finding(error.key, error.message, ok=False)
-        yield from self.check_formats()
+            return
+        if all(each.ok for each in formats):
+            from feeds.websocket_source import check
+
+            try:
+                asyncio.run(check(stream))
+                yield Finding("url", f"{stream.shown} answers")
+            except Exception as error:  # whatever the library raises
+                yield Finding(
+                    "url", f"{stream.shown} does not answer: {error or type(error).__name__}", ok=False
+                )
 
     def _stream(self) -> "Stream":
         """Raises SettingError."""

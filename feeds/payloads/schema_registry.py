@@ -67,6 +67,10 @@ class SchemaRegistry:
         except KeyError:
             raise MalformedRecord("schema", f"the registry has no schema with the id {number}") from None
 
+    def check(self) -> None:
+        """Ask it for anything. Raises whatever the client raises where it does not answer."""
+        self._client.get_subjects()
+
     async def _ask(self, number: int) -> bool:
         """Whether the registry told; False where it cannot be reached."""
         from confluent_kafka.schema_registry import SchemaRegistryError

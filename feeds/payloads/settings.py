@@ -143,7 +143,7 @@ class MessageSource(SourceConnector, frozen=True, kw_only=True):
             raise SettingError(key, str(error)) from error
 
     def check_formats(self) -> Iterator[Finding]:
-        """The formats can be used."""
+        """The formats can be used, and the registry answers."""
         try:
             self.payloads(1)
         except SettingError as error:
@@ -152,3 +152,9 @@ class MessageSource(SourceConnector, frozen=True, kw_only=True):
         names = [rule.format for rule in self.formats] + ([self.format] if self.format else [])
         if names:
             yield Finding("format", ", ".join(names))
+        if (registry := self.registry.open()) is not None:
+            try:
+                registry.check()
+                yield Finding("registry.url", f"{self.registry.url} answers")
+            except Exception as error:  # whatever the client raises
+                yield Finding("registry.url", f"{self.registry.url} does not answer: {error}", ok=False)

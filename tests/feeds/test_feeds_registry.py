@@ -33,7 +33,7 @@ class Guarded(BaseHTTPRequestHandler):
             body = b'{"error_code": 40101, "message": "who are you?"}'
         else:
             self.send_response(200)
-            body = json.dumps({"schema": SCHEMA}).encode()
+            body = json.dumps([] if self.path.endswith("/subjects") else {"schema": SCHEMA}).encode()
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -100,6 +100,12 @@ async def test_it_logs_in_by_token_and_waits_while_it_is_refused(serve: Serve, t
     assert found is not None
     await asyncio.wait_for(found.load([1]), 20)
     assert found.get(1).kind == "AVRO"
+    source = MessageSource(registry=RegistrySettings(url=url, token_file=str(tmp_path / "secret")))
+    (answers,) = await asyncio.to_thread(lambda: list(source.check_formats()))
+    assert (answers.ok, answers.key) == (True, "registry.url")
+    stranger = MessageSource(registry=RegistrySettings(url=url))
+    (refused,) = await asyncio.to_thread(lambda: list(stranger.check_formats()))
+    assert (refused.ok, refused.key, "does not answer" in refused.message) == (False, "registry.url", True)
     before = Guarded.refused
     nameless = RegistrySettings(url=url).open()
     assert nameless is not None

@@ -182,11 +182,16 @@ async def test_it_logs_in_by_headers_over_tls(tmp_path: Path) -> None:
     headers.write_text("X-Key: tick tock\n")
     async with venue(handle, ssl=context, process_request=guard) as url:
         known = WebSocketConnector(url=url, headers_file=str(headers), ca_file=str(tmp_path / "ca.pem"))
+        answers = await asyncio.to_thread(lambda: list(known.check()))
+        assert [(each.ok, each.key) for each in answers] == [(True, "url")]
         source = known.open("venue", 1.0)
         assert isinstance(source, WebSocketSource)
         async with reading(source) as found:
             await until(lambda: payloads(found) == [b"welcome"])
-        nameless = WebSocketConnector(url=url, ca_file=str(tmp_path / "ca.pem")).open("venue", 1.0)
+        stranger = WebSocketConnector(url=url, ca_file=str(tmp_path / "ca.pem"))
+        (refused,) = await asyncio.to_thread(lambda: list(stranger.check()))
+        assert (refused.ok, refused.key, "401" in refused.message) == (False, "url", True)
+        nameless = stranger.open("venue", 1.0)
         assert isinstance(nameless, WebSocketSource)
         starting = asyncio.create_task(nameless.start())
         await until(lambda: "401" in nameless.connection.why)
