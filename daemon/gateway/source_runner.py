@@ -88,7 +88,6 @@ class SourceRunner:
         parts = source, tracker, progress, self._starts, self.checkpoint, standby, sessions
         opens_all = not config.opens_by_partition
         self.group = GroupMember(*parts, config.recovery, self.is_level, opens_all=opens_all)
-
         self._payloads = make_payloads(config, source.name)
         self._new_decoder = partial(
             RecordDecoder,
