@@ -1,6 +1,6 @@
 """Documents of JSON, msgpack, Avro or Protobuf: values at paths, as exact text."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -45,9 +45,14 @@ class Document:
         value, names = self.value, ref.split(".")
         if names[0] == "$":
             value, names = self.document, names[1:]
-        for name in names:
-            value = member(value, name)
-        return value
+        return at_names(value, names)
+
+
+def at_names(value: Any, names: Iterable[str]) -> Any:
+    """What stands in a value behind these names, one in the other; `ABSENT` if there is none."""
+    for name in names:
+        value = member(value, name)
+    return value
 
 
 def member(value: Any, name: str) -> Any:

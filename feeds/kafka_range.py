@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
@@ -110,6 +111,14 @@ class KafkaRange:
         async with self._bounded():
             found = (await self._open.offsets_for_times({which: broker_time_ms(time_ns)}))[which]
         return None if found is None else int(found.offset)
+
+    async def newest(self, partition: Partition, span: Span, most: int) -> list[Incoming]:
+        """The last records of ``span``, in order; without the rest of them if they are deleted meanwhile."""
+        found: list[Incoming] = []
+        with suppress(OffsetsGone):
+            async for batch in self.read(partition, Span(max(span.first, span.end - most), span.end)):
+                found += batch
+        return found
 
     async def read(self, partition: Partition, span: Span) -> AsyncGenerator[list[Incoming], None]:
         """The records of ``span``, in order, in batches. Raises OffsetsGone."""

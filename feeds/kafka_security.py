@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from feeds.connector import Finding, SettingError, about
-from feeds.secret_files import read_secret
+from feeds.secret_files import read_login, read_secret
 
 Mechanism = Literal["none", "plain", "scram-sha-256", "scram-sha-512"]
 
@@ -40,7 +40,7 @@ class KafkaSecurity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.tls:
             options["ssl_context"] = self._ssl_context()
         if self.sasl != "none":
-            user, password = self._credentials()
+            user, password = read_login("credentials_file", self.credentials_file)
             options |= {
                 "sasl_mechanism": self.sasl.upper(),
                 "sasl_plain_username": user,
@@ -101,12 +101,3 @@ class KafkaSecurity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         except (OSError, ssl.SSLError) as error:
             raise SettingError(key, f"{file} cannot be used: {error.strerror or error}") from error
         return context
-
-    def _credentials(self) -> tuple[str, str]:
-        lines = read_secret("credentials_file", self.credentials_file).splitlines()
-        if len(lines) != 2 or not all(lines):
-            raise SettingError(
-                "credentials_file",
-                f"{self.credentials_file} must have two lines, user name and password; it has {len(lines)}",
-            )
-        return lines[0], lines[1]

@@ -28,6 +28,14 @@ def read_secret(key: str, path: str | Path) -> str:
         raise SettingError(key, f"{path} is not text in UTF-8") from None
 
 
+def read_login(key: str, path: str | Path) -> tuple[str, str]:
+    """User name and password, a line each. Raises SettingError, as `read_secret` does."""
+    lines = read_secret(key, path).splitlines()
+    if len(lines) != 2 or not all(lines):
+        raise SettingError(key, f"{path} must have two lines, user name and password; it has {len(lines)}")
+    return lines[0], lines[1]
+
+
 def is_exposed(mode: int, owner: int, user: int) -> bool:
     """Whether others can use a file of these permission bits; ``owner`` and ``user``, who reads: user ids.
 

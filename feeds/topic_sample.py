@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from feeds.codec import MalformedRecord
-from feeds.kafka_range import KafkaRange, OffsetsGone, Span
+from feeds.kafka_range import KafkaRange
 from feeds.market_data import VenueHeartbeat
 from feeds.payloads.payload_decoder import PayloadDecoder
 from feeds.source import Incoming, Partition
@@ -43,12 +43,7 @@ async def sample_topics(
     rates: dict[Partition, Mapping[str, float]] = {}
     async with KafkaRange(bootstrap, options=options, timeout_s=timeout_s) as reader:
         for partition, span in (await reader.spans(topics)).items():
-            found: list[Incoming] = []
-            try:
-                async for batch in reader.read(partition, Span(max(span.first, span.end - newest), span.end)):
-                    found += batch
-            except OffsetsGone:  # deleted while it was read: the rest is enough
-                pass
+            found = await reader.newest(partition, span, newest)
             await payloads.prepare(found)
             rates[partition] = _rates_of(found, payloads)
     return TopicSample(rates)

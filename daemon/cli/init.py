@@ -106,16 +106,12 @@ def _read(source: str, form: Path, given: Given, options: dict[str, Any]) -> Rea
     named = json.dumps(source)
     if bootstrap := options["bootstrap"]:
         messages = asyncio.run(newest_of(bootstrap, source, ROWS, {}))
-        table = (
-            f"[source.kafka]\nbootstrap = {json.dumps(options['bootstrap'])}\ntopics = [{json.dumps(source)}]"
-        )
+        table = f"[source.kafka]\nbootstrap = {json.dumps(bootstrap)}\ntopics = [{named}]"
         return _of_messages(messages, form, given, source, table)
     if source.startswith(("tcp://", "ipc://")):
         feed = ZmqSourceConnector(endpoint=source).open("init", 1.0)
         messages = asyncio.run(next_of(feed, ROWS, options["seconds"]))
-        return _of_messages(
-            messages, form, given, source, f"[source.zeromq]\nendpoint = {json.dumps(source)}"
-        )
+        return _of_messages(messages, form, given, source, f"[source.zeromq]\nendpoint = {named}")
     if source.startswith(("ws://", "wss://")):
         connector = WebSocketConnector(url=source, subscribe=options["subscribe"])
         messages = asyncio.run(next_of(connector.open("init", 1.0), ROWS, options["seconds"]))

@@ -10,7 +10,7 @@ import msgspec
 
 from feeds.connector import Finding, SettingError, SourceConnector, about, settings_in
 from feeds.durations import Duration
-from feeds.secret_files import read_secret
+from feeds.secret_files import read_login, read_secret
 
 if TYPE_CHECKING:
     from feeds.payloads.payload_decoder import PayloadDecoder
@@ -62,11 +62,8 @@ class RegistrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "ssl.key.location": self.key_file or None,
         }
         if self.credentials_file:
-            lines = read_secret("credentials_file", self.credentials_file).splitlines()
-            if len(lines) != 2 or not all(lines):
-                what = f"{self.credentials_file} must have two lines, user name and password"
-                raise SettingError("credentials_file", what)
-            options["basic.auth.user.info"] = ":".join(lines)
+            login = read_login("credentials_file", self.credentials_file)
+            options["basic.auth.user.info"] = ":".join(login)
         if self.token_file:
             options |= {
                 "bearer.auth.credentials.source": "STATIC_TOKEN",
@@ -113,20 +110,22 @@ class MessageSource(SourceConnector, frozen=True, kw_only=True):
 
     def payloads(self, max_bytes: int) -> PayloadDecoder:
         """The decoder of its messages, each of at most ``max_bytes``. Raises SettingError."""
-        from feeds.payloads.format_decoder import ByRule, Rule
-        from feeds.payloads.payload_decoder import WireDecoder
+        return self._payloads(max_bytes, self._open_registry())
 
+    def _open_registry(self) -> SchemaRegistry | None:
         with settings_in("registry"):
-            registry = self.registry.open()
+            return self.registry.open()
+
+    def _payloads(self, max_bytes: int, registry: SchemaRegistry | None) -> PayloadDecoder:
+        from feeds.payloads.format_decoder import ByRule, Rule
+
         other = self._decoder("format", self.format, max_bytes, registry)
         rules = []
         for index, rule in enumerate(self.formats):
             name, _, pattern = rule.header.partition("=")
             decoder = self._decoder(f"formats[{index}].format", rule.format, max_bytes, registry)
             rules.append(Rule(decoder, rule.topics, (name, pattern) if name else None))
-        if not rules:
-            return other
-        return ByRule(rules, other if self.format else WireDecoder(max_bytes))
+        return ByRule(rules, other) if rules else other
 
     def _decoder(
         self, key: str, name: str, max_bytes: int, registry: SchemaRegistry | None
@@ -145,14 +144,15 @@ class MessageSource(SourceConnector, frozen=True, kw_only=True):
     def check_formats(self) -> Iterator[Finding]:
         """The formats can be used, and the registry answers."""
         try:
-            self.payloads(1)
+            registry = self._open_registry()
+            self._payloads(1, registry)
         except SettingError as error:
             yield Finding(error.key, error.message, ok=False)
             return
         names = [rule.format for rule in self.formats] + ([self.format] if self.format else [])
         if names:
             yield Finding("format", ", ".join(names))
-        if (registry := self.registry.open()) is not None:
+        if registry is not None:
             try:
                 registry.check()
                 yield Finding("registry.url", f"{self.registry.url} answers")

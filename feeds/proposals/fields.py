@@ -245,12 +245,6 @@ def _decimals(values: Sequence[Any]) -> int:
     )
 
 
-def decimals_of(values: Sequence[Decimal]) -> int:
-    """The most decimals that a number has."""
-    exponents = (each.normalize().as_tuple().exponent for each in values)
-    return max((max(0, -int(each)) for each in exponents), default=0)
-
-
 # Times.
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from feeds.kafka_range import KafkaRange, OffsetsGone, Span
+from feeds.kafka_range import KafkaRange
 from feeds.source import Incoming, Source
 
 
@@ -16,9 +16,7 @@ async def newest_of(bootstrap: str, topic: str, most: int, options: Mapping[str,
         spans = await reader.spans([topic])
         share = max(1, most // max(1, len(spans)))
         for partition, span in spans.items():
-            with suppress(OffsetsGone):  # deleted while it was read
-                async for batch in reader.read(partition, Span(max(span.first, span.end - share), span.end)):
-                    found += batch
+            found += await reader.newest(partition, span, share)
     return sorted(found, key=lambda each: each.ts_source_ns)[-most:]
 
 

@@ -12,7 +12,7 @@ import msgspec
 from feeds.codec import MalformedRecord
 from feeds.containers import CorruptFile, texts
 from feeds.decoding import Undecodable, decoded
-from feeds.documents import text_of
+from feeds.documents import at_names, text_of
 from feeds.file_format import FormatError, Ref
 from feeds.file_rows import decode_json
 from feeds.source import Incoming
@@ -137,7 +137,7 @@ def _of_documents(documents: Sequence[Any], container: str, keys: Sequence[str] 
     for at, document in enumerate(documents):
         whole: dict[Ref, Any] = {}
         whole.update(_flat(document))
-        elements = _at(document, each) if each else [document]
+        elements = at_names(document, each.split(".")) if each else [document]
         for element in elements if isinstance(elements, list) else ():
             found: dict[Ref, Any] = {}
             found.update(_flat(element))
@@ -166,12 +166,6 @@ def _arrays(value: Any, path: str = "") -> Iterator[str]:
             yield from _arrays(inner, f"{path}.{name}" if path else str(name))
     elif isinstance(value, list) and path and value and all(isinstance(each, dict) for each in value):
         yield path
-
-
-def _at(document: Any, path: str) -> Any:
-    for name in path.split("."):
-        document = document.get(name) if isinstance(document, dict) else None
-    return document
 
 
 def _flat(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
