@@ -38,8 +38,8 @@ STOP_S = 60.0
 EXIT_LIMIT = 10
 PACE_S = 0.25
 """From one bar to the next."""
-AHEAD = 24
-"""Most bars that wait for their answers: a slow machine is not flooded."""
+AHEAD, AHEAD_OF_ALL = 24, 1500
+"""Most bars of a session that wait for answers, and of all: a slow machine is not flooded."""
 ANSWERED_S = 60.0
 """A client that tries again, at any daemon, has its answer within this."""
 _LEFT = "messages were left unpublished; their inputs will be read again"

@@ -22,6 +22,7 @@ from tests.chaos.checks import ahead, by_key, conflicts, different, gaps, key_of
 from tests.chaos.feed import TRADES, as_of
 from tests.chaos.members import (
     AHEAD,
+    AHEAD_OF_ALL,
     PACE_S,
     PARTITIONS,
     QUESTIONS,
@@ -128,11 +129,12 @@ class Run:
     async def _feed(self) -> None:
         groups, reader = self._groups, self._moving.reader
         assert reader is not None, "within `clients`"
+        ahead = min(AHEAD, AHEAD_OF_ALL // len(self._moving.sessions))
         while not self._ends:
             await asyncio.gather(self._moving.send(groups.sent), self._still.send(groups.sent))
             groups.sent += 1
             await asyncio.sleep(PACE_S)
-            old = as_of(groups.sent - AHEAD) if groups.sent > AHEAD else -1
+            old = as_of(groups.sent - ahead) if groups.sent > ahead else -1
             await until(lambda old=old: self._ends or reader.to() >= old, 600.0, "answers to what was sent")
 
     async def settled(self, count: int) -> None:

@@ -4,7 +4,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import tarfile
 import tempfile
 import time
 import urllib.error
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.kit.archives import unpack
 from tests.kit.kafka import REPOSITORY, free_ports
 from tests.kit.programs import need, unavailable
 
@@ -37,8 +37,7 @@ def resolve() -> Path:
         jars = ("-DincludeScope=runtime", f"-DoutputDirectory={whole}/jars")
         _maven("-f", str(POM), "dependency:copy-dependencies", *jars)
         (archive,) = Path(fetching, "archive").iterdir()
-        with tarfile.open(archive) as packed:
-            packed.extractall(whole / "app", filter="data")
+        unpack(archive, whole / "app")
         try:
             os.replace(whole, ready)  # whole or not at all
         except OSError:
