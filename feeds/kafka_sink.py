@@ -7,6 +7,7 @@ While the broker is down, publishes wait. Acknowledged messages are never lost; 
 import asyncio
 import contextlib
 import logging
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from aiokafka.errors import (
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
 )
+from aiokafka.partitioner import DefaultPartitioner
 
 from feeds.backoff import ConnectionLog
 from feeds.kafka_client import PROBE_S, Clients
@@ -31,6 +33,12 @@ log = logging.getLogger(__name__)
 _BROKER_AWAY = (KafkaConnectionError, KafkaTimeoutError, NodeNotReadyError)
 _HOPELESS = (TopicAuthorizationFailedError, InvalidTopicError)
 _FATAL_ATTEMPTS = 3
+MAX_ENTERING = 32
+"""Messages of a partition that wait for room in its batch at a time.
+
+The producer wakes all that wait whenever a batch is sent, so the time for a backlog of n messages, such as
+after an outage, would grow with the square of n.
+"""
 
 
 class _ProducerGone(Exception):
@@ -80,6 +88,11 @@ class KafkaSink:
         self._clients = Clients(AIOKafkaProducer, self.connection, settings, stop_timeout_s)
         self._generation: _Generation | None = None
         self._replacing = asyncio.Lock()
+        self._partitioner = DefaultPartitioner()
+        self._entering: defaultdict[tuple[str, int | None], asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(MAX_ENTERING)
+        )
+        """By topic and partition; the others do not wait for one whose leader is away."""
 
     @property
     def retries(self) -> int:
@@ -148,8 +161,11 @@ class KafkaSink:
         headers: Mapping[str, bytes],
     ) -> None:
         try:
-            send = generation.producer.send(topic, payload, key=key, headers=list(headers.items()))
-            sent = await self._or_gone(generation, asyncio.ensure_future(send))
+            async with self._entering[topic, self._partition(generation.producer, topic, key)]:
+                if generation.gone.done():
+                    raise _ProducerGone
+                send = generation.producer.send(topic, payload, key=key, headers=list(headers.items()))
+                sent = await self._or_gone(generation, asyncio.ensure_future(send))
         except (MessageSizeTooLargeError, TypeError, ValueError) as error:
             why: Refusal = "too_large" if isinstance(error, MessageSizeTooLargeError) else "refused"
             raise PublishRefused(
@@ -164,6 +180,11 @@ class KafkaSink:
             raise PublishRefused(
                 f"{self.name}: {topic} refuses {len(payload)} bytes as too large", "too_large"
             ) from error
+
+    def _partition(self, producer: AIOKafkaProducer, topic: str, key: bytes | None) -> int | None:
+        """Where the producer puts messages with this key; None while that is not known."""
+        every = sorted(producer.client.cluster.partitions_for_topic(topic) or ())
+        return None if key is None or not every else int(self._partitioner(key, every, every))
 
     async def _or_gone(self, generation: _Generation, waiting: "asyncio.Future[Any]") -> Any:
         """The result of ``waiting``; reports the connection as down until it arrives."""

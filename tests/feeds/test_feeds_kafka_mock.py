@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from aiokafka.consumer.subscription_state import SubscriptionState
+from aiokafka.producer.message_accumulator import MessageBatch
 
 from feeds.backoff import CAP_S, ConnectionLog, delay_s
 from feeds.connector import SettingError
@@ -69,6 +70,23 @@ async def test_what_is_not_read_yet_is_told_by_partition(kafka: KafkaClients) ->
     assert any(lag.age_ns > 0 for lag in source.lags.values())
     await until(lambda: not waiting())
     assert {name: lag.age_ns for name, lag in source.lags.items()} == {(T, 0): 0, (T, 1): 0}
+
+
+async def test_the_work_for_a_backlog_grows_with_its_length_alone(
+    kafka: KafkaClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages that find no room in a batch wait in turn: not all of them try each batch."""
+    sink, count, tries, wait = await kafka.open_sink(), 3000, 0, MessageBatch.wait_drain
+
+    async def counted(batch: MessageBatch, timeout: float | None = None) -> None:
+        nonlocal tries
+        tries += 1
+        await wait(batch, timeout)
+
+    monkeypatch.setattr(MessageBatch, "wait_drain", counted)
+    payload = bytes(900)
+    await asyncio.gather(*(sink.publish(T, b"%d" % n, payload, {}) for n in range(count)))
+    assert 0 < tries < 4 * count
 
 
 async def test_round_trip_commit_and_resume(kafka: KafkaClients) -> None:
