@@ -17,7 +17,8 @@ from metrics.store import MetricStore
 class RecordsRead:
     """Records of all sources. ``malformed``: by reason; ``empty``: messages without a payload, by kind.
 
-    ``passed_over``: rows that hold no record, as their format says.
+    ``passed_over``: rows that hold no record, as their format says. ``unopened``: of symbols that a pattern
+    matches and that have no session, by reason.
     """
 
     received: int
@@ -28,12 +29,14 @@ class RecordsRead:
     passed_over: int = 0
     malformed: Mapping[str, int] = field(default_factory=dict)
     empty: Mapping[str, int] = field(default_factory=dict)
+    unopened: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def unaccounted(self) -> int:
         """Those that are nowhere."""
         known = self.passed + self.unknown_symbol + self.repeated + self.heartbeats + self.passed_over
-        return self.received - known - sum(self.malformed.values()) - sum(self.empty.values())
+        counts = (self.malformed, self.empty, self.unopened)
+        return self.received - known - sum(sum(each.values()) for each in counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,7 @@ def ledger(store: MetricStore) -> Ledger:
         passed_over=total("records_passed_over"),
         malformed=by("records_malformed", "reason"),
         empty=by("messages_empty", "kind"),
+        unopened=by("records_unopened", "reason"),
     )
     sessions = []
     for labels, records in _series(store, "session_records"):

@@ -47,17 +47,26 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
     corrected: tuple[int, ...] = ()
 
 
+class Opened(msgspec.Struct, frozen=True, array_like=True):
+    """What a pattern has opened a session for."""
+
+    symbol: str
+    price_decimals: int
+
+
 class StoredProgress(msgspec.Struct, frozen=True, array_like=True):
     """A session's progress as it is stored, in msgpack.
 
     ``epoch``: of the newest engine of the daemon that wrote it; ``owner``: its query address, empty if it
-    told none; ``event``: in the engine's record, the id of its newest event.
+    told none; ``event``: in the engine's record, the id of its newest event. ``opened``: of a session that a
+    pattern has opened.
     """
 
     progress: Progress = Progress()
     epoch: int = 0
     owner: str = ""
     event: Annotated[str, Meta(pattern=r"^$|^[0-9a-f]{1,16}\.[0-9]{1,19}$")] = ""
+    opened: Opened | None = None
 
 
 def stored_name(writer: str, session: str) -> str:

@@ -134,6 +134,8 @@ WAIT_REASONS: tuple[str, ...] = (
     "behind pool",
     OTHER,
 )
+# Why a symbol that a pattern matches has no session.
+UNOPENED: tuple[str, ...] = ("activity", "limit", "refused")
 DRAFTS: tuple[str, ...] = ("accepted", "rejected")
 # How a request lost its KV: dropped or swapped out by preemption, or invalidated by an update of its prompt.
 LOSSES: tuple[str, ...] = ("recomputed", "swapped", "invalidated")
@@ -262,6 +264,12 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "foretick_records_unknown_symbol_total",
         "Records of symbols that no session reads. Normal when a topic carries other symbols.",
+    ),
+    _counter(
+        "foretick_records_unopened_total",
+        "Records of symbols that a pattern matches and that have no session: too few came yet, the pattern "
+        "has as many sessions as it may, or the engine refused one. Worry when limit or refused grows.",
+        reason=UNOPENED,
     ),
     _counter(
         "foretick_heartbeats_total",

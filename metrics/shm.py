@@ -29,9 +29,13 @@ class SharedBlock:
         self.buffer = memoryview(mmap.mmap(descriptor, self.size))
 
     @classmethod
-    def create(cls, size: int) -> SharedBlock:
-        """A new block of `size` bytes (above 0). Raises OSError where shared memory is full or absent."""
-        sweep()
+    def create(cls, size: int, *, sweeps: bool = True) -> SharedBlock:
+        """A new block of `size` bytes (above 0). Raises OSError where shared memory is full or absent.
+
+        ``sweeps``: it looks for blocks that crashes have left, which takes as long as there are blocks.
+        """
+        if sweeps:
+            sweep()
         name = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
         hidden = ROOT / f".{name}"
         descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -100,6 +100,10 @@ class _Part:
     ) -> None:
         self.series, words, fingerprint = layout(labels, LATER if later else METRICS)
         self.labels, self.block = labels, block
+        self.labelled: dict[str, list[tuple[str, ...]]] = {}
+        """The label values of each metric's series, in layout order."""
+        for name, values in self.series:
+            self.labelled.setdefault(name, []).append(values)
         buffer = memoryview(bytearray(8 * words)) if block is None else block.buffer
         if buffer.nbytes != 8 * words or (not fresh and buffer.cast("Q")[0] != fingerprint):
             raise ValueError("the shared metric store has other label values or another catalogue")
@@ -125,8 +129,10 @@ class MetricStore:
 
     def __init__(self, part: _Part) -> None:
         self._first = part
-        self._parts: dict[str, _Part] = {}  # of later sessions
-        self._series = {key: (part, index) for key, index in part.series.items()}
+        self._later: dict[str, _Part] = {}
+        """Of sessions that came later, by name."""
+        self._removed = set[str]()
+        """Sessions of the first block that have gone, perhaps to come back later."""
 
     @classmethod
     def local(cls, labels: Labels) -> MetricStore:
@@ -153,7 +159,7 @@ class MetricStore:
     @property
     def blocks(self) -> list[Block]:
         """What to `attach` this store by; without names for a local one."""
-        parts = [self._first, *self._parts.values()]
+        parts = [self._first, *self._later.values()]
         return [Block("" if part.block is None else part.block.name, part.labels) for part in parts]
 
     def add_session(self, name: str) -> Block:
@@ -162,7 +168,8 @@ class MetricStore:
         Raises OSError when shared memory is full.
         """
         labels = {"session": [name]}
-        shared = None if self._first.block is None else SharedBlock.create(8 * layout(labels, LATER)[1])
+        size = 8 * layout(labels, LATER)[1]
+        shared = None if self._first.block is None else SharedBlock.create(size, sweeps=False)
         part = _Part(labels, shared, fresh=True, later=True)
         self._add(part)
         return Block("" if shared is None else shared.name, labels)
@@ -171,25 +178,29 @@ class MetricStore:
         """Whether the store was made with this value of an open label."""
         return value in self._first.labels.get(label, ())
 
+    def block_of(self, name: str) -> str:
+        """The block of a session that came later; "" of any other."""
+        part = self._later.get(name)
+        return "" if part is None or part.block is None else part.block.name
+
     def attach_session(self, block: Block) -> None:
-        """Attach the series of another session that the other process made. Raises FileNotFoundError."""
-        self._add(_Part.attach(block, later=True))
+        """Attach the series of another session that the other process made, unless they are attached.
+
+        Raises FileNotFoundError.
+        """
+        (name,) = block.labels["session"]
+        if self.block_of(name) != block.name:
+            self._add(_Part.attach(block, later=True))
 
     def remove_session(self, name: str) -> None:
         """Forget a session's series. Handles stay valid: what they write is no longer seen."""
-        self._series = self._without(name)
-        self._discard(self._parts.pop(name, None))
+        self._removed.add(name)
+        self._discard(self._later.pop(name, None))
 
     def _add(self, part: _Part) -> None:
         (name,) = part.labels["session"]
-        before = self._parts.get(name)
-        self._parts[name] = part
-        # in one step: a reader on another thread finds the old series or the new ones
-        self._series = self._without(name) | {key: (part, index) for key, index in part.series.items()}
+        before, self._later[name] = self._later.get(name), part  # in one step, for readers on other threads
         self._discard(before)
-
-    def _without(self, name: str) -> dict[Key, tuple[_Part, int]]:
-        return {key: at for key, at in self._series.items() if name not in _sessions(key)}
 
     @staticmethod
     def _discard(part: _Part | None) -> None:
@@ -258,9 +269,18 @@ class MetricStore:
 
     def series(self, metric: Metric) -> Iterator[dict[str, str]]:
         """The label sets of a metric, in layout order."""
-        for name, values in self._series:
-            if name == metric.name:
+        for values in self._first.labelled.get(metric.name, ()):
+            labels = dict(zip(metric.labels, values, strict=True))
+            if self._part_of(labels) is self._first:
+                yield labels
+        for part in list(self._later.values()):
+            for values in part.labelled.get(metric.name, ()):
                 yield dict(zip(metric.labels, values, strict=True))
+
+    def _part_of(self, labels: Mapping[str, str]) -> _Part | None:
+        """Where series with these labels are; None if their session is gone."""
+        name = labels.get("session", "")
+        return self._later.get(name) or (None if name in self._removed else self._first)
 
     def close(self) -> None:
         """Detach this process; its handles stay valid. Idempotent."""
@@ -273,7 +293,7 @@ class MetricStore:
             block.unlink()
 
     def _shared(self) -> list[SharedBlock]:
-        parts = [self._first, *self._parts.values()]
+        parts = [self._first, *self._later.values()]
         return [part.block for part in parts if part.block is not None]
 
     def _find(self, kind: Kind, name: str, labels: Mapping[str, str]) -> tuple[_Part, int]:
@@ -283,18 +303,11 @@ class MetricStore:
         given = {"class" if label == "cls" else label: value for label, value in labels.items()}
         if set(given) != set(metric.labels):
             raise UnknownSeriesError(f"{name} takes the labels {metric.labels}, not {tuple(given)}")
-        found = self._series.get(
-            (name, tuple(_known(metric, label, given[label]) for label in metric.labels))
-        )
-        if found is None:
+        key = name, tuple(_known(metric, label, given[label]) for label in metric.labels)
+        part = self._part_of(given)
+        if part is None or (index := part.series.get(key)) is None:
             raise UnknownSeriesError(f"{name} has no series {given}")
-        return found
-
-
-def _sessions(key: Key) -> list[str]:
-    """The session of a series, if it has one."""
-    name, values = key
-    return [value for label, value in zip(BY_NAME[name].labels, values, strict=True) if label == "session"]
+        return part, index
 
 
 def _known(metric: Metric, label: str, value: str) -> str:

@@ -36,6 +36,7 @@ def _read(read: RecordsRead) -> str:
     parts = [
         (read.unknown_symbol, "of other symbols"),
         (sum(read.malformed.values()), f"malformed ({_reasons(read.malformed)})"),
+        (sum(read.unopened.values()), f"of symbols without a session ({_reasons(read.unopened)})"),
         (read.heartbeats, "heartbeats"),
         (sum(read.empty.values()), "empty"),
         (read.repeated, "read before"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -47,6 +48,8 @@ def serve(config: Config, read_again: Callable[[], Config]) -> int:
     At SIGHUP the sessions and standing questions of ``read_again()`` are taken over.
     """
     set_up_logging(config.log, "gateway")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each session has two files for its metrics
     for warning in exposure_warnings(config):
         log.warning("%s", warning)
     try:

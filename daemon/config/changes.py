@@ -21,7 +21,7 @@ WINDOW = (
     "rollup_tokens",
 )
 """Keys of a session that its window depends on: with another value it begins again, empty."""
-LIVE = ("sessions", "questions", "standing", "bars")
+LIVE = ("sessions", "patterns", "symbols", "questions", "standing", "bars")
 """Tables that change while the daemon runs; `foretick` takes the others at its start."""
 
 

@@ -3,6 +3,7 @@
 import ipaddress
 import re
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from urllib.parse import SplitResult, urlsplit
 
@@ -97,6 +98,14 @@ def _repeated(values: list[str]) -> Iterator[tuple[int, int]]:
             yield index, first[value]
 
 
+def tables_of(config: Config) -> Iterator[tuple[str, SessionConfig]]:
+    """The sessions, and an example of each pattern's, by their tables."""
+    for index, session in enumerate(config.sessions):
+        yield f"sessions[{index}]", session
+    for index, pattern in enumerate(config.patterns):
+        yield f"patterns[{index}]", pattern.example
+
+
 def _sessions(config: Config) -> Iterator[KeyProblem]:
     names = [session.name for session in config.sessions]
     for index, first in _repeated(names):
@@ -119,8 +128,8 @@ def _aliases(config: Config) -> Iterator[KeyProblem]:
 
 
 def _units(config: Config) -> Iterator[KeyProblem]:
-    for index, session in enumerate(config.sessions):
-        here = f"sessions[{index}].unit"
+    for table, session in tables_of(config):
+        here = f"{table}.unit"
         if session.unit < 0:
             yield here, f"{session.unit} is below 0"
         elif session.unit and session.lines == "decimal":
@@ -130,13 +139,14 @@ def _units(config: Config) -> Iterator[KeyProblem]:
 
 
 def _price_scales(config: Config) -> Iterator[KeyProblem]:
-    scales: dict[str, tuple[int, int]] = {}
-    for index, session in enumerate(config.sessions):
+    for table, session in tables_of(config):
         if session.price_decimals > session.scale:
             yield (
-                f"sessions[{index}].price_decimals",
+                f"{table}.price_decimals",
                 f"{session.price_decimals} decimals are more than the price_scale of {session.scale} keeps",
             )
+    scales: dict[str, tuple[int, int]] = {}
+    for index, session in enumerate(config.sessions):
         for symbol in session.symbols:
             first, scale = scales.setdefault(symbol, (index, session.scale))
             if scale != session.scale:
@@ -151,8 +161,8 @@ def _price_scales(config: Config) -> Iterator[KeyProblem]:
 
 
 def _rollups(config: Config) -> Iterator[KeyProblem]:
-    for index, session in enumerate(config.sessions):
-        here, shorter = f"sessions[{index}].rollup", session.bars(config.bars).interval
+    for table, session in tables_of(config):
+        here, shorter = f"{table}.rollup", session.bars(config.bars).interval
         if session.rollup and session.bars(config.bars).late == "amend":
             yield here, 'longer bars are not amended: remove it, or set late = "drop" or "refuse"'
         if session.rollup and session.lines == "compact":
@@ -176,7 +186,7 @@ def _questions(config: Config) -> Iterator[KeyProblem]:
     for index, question in enumerate(config.questions):
         here = f"questions[{index}]"
         for name in question.sessions:
-            if name not in known:
+            if not config.patterns and not any(fnmatchcase(each, name) for each in known):
                 yield f"{here}.sessions", f"there is no session named {name!r}"
         for at, _ in _repeated(list(question.choices)):
             yield f"{here}.choices", f"{question.choices[at]!r} appears twice: remove one"
@@ -195,13 +205,13 @@ def _questions(config: Config) -> Iterator[KeyProblem]:
 def _positions(config: Config) -> Iterator[KeyProblem]:
     """Positions cover the frozen prefix, rollup, tape, the question and its answer (see regions)."""
     question = config.scheduler.max_prompt_tokens + config.scheduler.max_new_tokens
-    for index, session in enumerate(config.sessions):
+    for table, session in tables_of(config):
         rollup = f", rollup_tokens {session.rollup_tokens}" if session.rollup else ""
         if session.retention_tokens + session.summed_tokens + question >= config.pool.frame_limit:
             yield (
                 "pool.frame_limit",
                 f"{config.pool.frame_limit} is too small for the system prompt,"
-                f" sessions[{index}].retention_tokens {session.retention_tokens}{rollup}"
+                f" {table}.retention_tokens {session.retention_tokens}{rollup}"
                 f" and scheduler.max_prompt_tokens + max_new_tokens {question}: raise it, or lower them",
             )
 
@@ -210,8 +220,8 @@ def _pool(config: Config) -> Iterator[KeyProblem]:
     """The engine checks again: with lines = "auto" the model decides."""
     if not config.opens_by_partition:
         yield from pool_size(config, config.sessions)
-        return
-    for session in config.sessions:
+    examples = [each.example for each in config.patterns]
+    for session in [*config.sessions, *examples] if config.opens_by_partition else examples:
         if problems := list(pool_size(config, [session])):
             yield from problems
             return
@@ -256,7 +266,7 @@ def _scheduler(config: Config) -> Iterator[KeyProblem]:
 
 def _bars(config: Config) -> Iterator[KeyProblem]:
     here: list[tuple[str, BarsConfig]] = [("bars", config.bars)]
-    here += [(f"sessions[{i}]", s.bars(config.bars)) for i, s in enumerate(config.sessions)]
+    here += [(table, session.bars(config.bars)) for table, session in tables_of(config)]
     for table, bars in here:
         own = table == "bars" or bars != config.bars
         if own and bars.interval == 0:
@@ -271,9 +281,10 @@ def _source(config: Config) -> Iterator[KeyProblem]:
     if kind != "none" and config.source.connector is None:
         needed = f"the table [source.{kind}] is needed, with {', '.join(required_keys(SOURCES[kind]))}"
         yield f"source.{kind}", f'source.kind is "{kind}", so {needed}'
-    if kind != "none" and not config.sessions:
+    reads = config.sessions or config.patterns
+    if kind != "none" and not reads:
         yield "sessions", "the source has no session to read its records: add a [[sessions]] table"
-    if config.sources and not config.sessions:
+    if config.sources and not reads:
         yield "sessions", "the sources have no session to read them: add a [[sessions]] table"
     names = [kind, *(source.name for source in config.sources)]
     for index, first in _repeated(names):

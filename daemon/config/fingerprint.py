@@ -5,13 +5,14 @@ or where data comes from and goes to.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 from zlib import crc32
 
 import msgspec
 
-from daemon.config.schema import Config, SessionConfig
+from daemon.config.schema import BarsConfig, Config, SessionConfig
 from flash.question import Question
 
 _SESSION = (
@@ -55,9 +56,14 @@ def settings_of(config: Config, session: SessionConfig, questions: Sequence[Ques
 
 def window_settings(config: Config, session: SessionConfig) -> int:
     """32-bit checksum of the settings that decide which records the session's window has."""
-    bars = session.bars(config.bars)
+    return _window_settings(config.model.path, config.bars, session)
+
+
+@lru_cache(maxsize=1 << 14)
+def _window_settings(model: str, defaults: BarsConfig, session: SessionConfig) -> int:
+    bars = session.bars(defaults)
     parts = [getattr(session, name) for name in _WINDOW] + [getattr(bars, name) for name in _BARS]
-    return crc32(repr((config.model.path, *parts)).encode())
+    return crc32(repr((model, *parts)).encode())
 
 
 def fingerprint(config: Config, session: SessionConfig, questions: Sequence[Question]) -> str:

@@ -10,7 +10,7 @@ from msgspec import inspect
 
 from daemon.config.load import POLICIES
 from daemon.config.overrides import bare
-from daemon.config.schema import Config
+from daemon.config.schema import Config, PatternConfig, SessionSettings
 from daemon.config.tenants_file import TenantTable
 from feeds.decimals import Fixed
 
@@ -48,9 +48,12 @@ def configuration_reference() -> str:
 def _tables(path: str, struct: type[msgspec.Struct], is_list: bool = False) -> Iterator[str]:
     """The struct's own heading and table, then those of the structs inside it."""
     fields = cast(inspect.StructType, inspect.type_info(struct)).fields
+    if struct is PatternConfig:  # it stands in the same list as others
+        path, fields = "sessions", tuple(f for f in fields if f.name not in SessionSettings.__struct_fields__)
     tables = [field for field in fields if _table(field.type) is not None]
     keys = [field for field in fields if field not in tables]
-    heading = f"`[[{path}]]`" if is_list else f"`[{path}]`" if path else "At the top of the file"
+    with_match = " with `match`" if struct is PatternConfig else ""
+    heading = f"`[[{path}]]`{with_match}" if is_list else f"`[{path}]`" if path else "At the top of the file"
     about = "" if not path else f"{python_inspect.cleandoc(struct.__doc__ or '')}\n\n"
     if keys:
         yield f"## {heading}\n\n{about}{_COLUMNS}\n" + "\n".join(map(_row, keys)) + "\n"

@@ -39,6 +39,7 @@ POLICIES = {"DEFAULT_VLLM" if name == "vllm" else name.upper().replace("-", "_")
 
 _FINER_TIME = re.compile(r"^[^#\"'\n]*=\s*\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d\.\d{6}\d*[1-9]", re.MULTILINE)
 """A time that is no text, with digits that `tomllib` drops."""
+_TABLE = re.compile(r"(sessions|patterns)\[\d+\]")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 
 
@@ -67,13 +68,39 @@ def load_config(
             layers.set(key, text, origin=f"environment variable {variable}")
     for key, value in (overrides or {}).items():
         layers.set(key, value, origin="flag")
+    values, places = _patterns_apart(layers.values)
     try:
-        config = msgspec.convert(layers.values, Config, dec_hook=_decode_unit)
+        config = msgspec.convert(values, Config, dec_hook=_decode_unit)
     except msgspec.ValidationError as error:
-        raise ConfigError([_explain(str(error), Config, layers.values, layers.origins)]) from None
+        problem = _explain(str(error), Config, values, layers.origins)
+        raise ConfigError([_at_home(problem, places)]) from None
     if problems := cross_check(config):
-        raise ConfigError(problems)
+        raise ConfigError([_at_home(problem, places) for problem in problems])
     return config
+
+
+def _patterns_apart(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values with tables of `[[sessions]]` that have `match` as `patterns`; and where in the file each
+    table of either list stands.
+    """
+    tables, places = values.get("sessions"), dict[str, str]()
+    if not isinstance(tables, list):
+        return dict(values), places
+    found: dict[str, list[Any]] = {"sessions": [], "patterns": []}
+    for index, table in enumerate(tables):
+        kind = "patterns" if isinstance(table, dict) and "match" in table else "sessions"
+        places[f"{kind}[{len(found[kind])}]"] = f"sessions[{index}]"
+        found[kind].append(table)
+    return {**values, **found}, places
+
+
+def _at_home(problem: ConfigProblem, places: Mapping[str, str]) -> ConfigProblem:
+    """With the keys that the file has."""
+    key, text = (
+        _TABLE.sub(lambda found: places.get(found[0], found[0]), each)
+        for each in (problem.key, problem.message)
+    )
+    return ConfigProblem(key, text)
 
 
 def load_table(kind: type[T], values: Mapping[str, object]) -> T:

@@ -6,6 +6,7 @@ Lengths of time are `Duration` (integer nanoseconds), written "250ms", "1s", "1m
 """
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,7 +15,7 @@ from msgspec import Meta, defstruct
 
 from feeds.connector import SOCKET, Connector, SinkConnector, SourceConnector, about
 from feeds.connectors import SINKS, SOURCES
-from feeds.decimals import Fixed
+from feeds.decimals import Fixed, decimals_of
 from feeds.durations import Duration, parse_duration
 from flash.question import AnswerForm, PublishWhen
 from scheduler.interfaces import Eviction
@@ -281,19 +282,9 @@ class RollupConfig(Table, frozen=True):
 
 
 # with the keys of `bars`, which a type checker cannot see
-class SessionConfig(_in_place_of("bars", BarsConfig)):  # type: ignore[misc]
-    """One symbol, or several, and the window of their bars that the model reads."""
+class SessionSettings(_in_place_of("bars", BarsConfig), kw_only=True):  # type: ignore[misc, call-arg]
+    """What a session says about its window, beside what it reads."""
 
-    name: Annotated[str, about("name in answers and metrics", pattern=_NAME, max_length=64)]
-    symbol: Annotated[str, about("its records' VENUE:SYMBOL", pattern=_SYMBOL, max_length=128)]
-    more_symbols: Annotated[
-        tuple[Annotated[str, Meta(pattern=_SYMBOL, max_length=128)], ...],
-        about(
-            "further symbols whose bars are in the same window, such as the other leg of a spread; each line "
-            "then begins with its symbol. Not with compact lines"
-        ),
-    ] = ()
-    price_decimals: Annotated[int, about("decimals of a printed price, at most price_scale", ge=0, le=18)] = 2
     price_scale: Annotated[
         Annotated[int, Meta(ge=0, le=18)] | None,
         about(
@@ -390,16 +381,6 @@ class SessionConfig(_in_place_of("bars", BarsConfig)):  # type: ignore[misc]
     ] = None
 
     @property
-    def scale(self) -> int:
-        """Decimals of the unit that its prices count; see `price_scale`."""
-        return max(9, self.price_decimals) if self.price_scale is None else self.price_scale
-
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        """All its symbols, VENUE:SYMBOL."""
-        return (self.symbol, *self.more_symbols)
-
-    @property
     def summed_tokens(self) -> int:
         """Most tokens of its rollup; 0 where it has none."""
         return self.rollup_tokens if self.rollup else 0
@@ -409,6 +390,100 @@ class SessionConfig(_in_place_of("bars", BarsConfig)):  # type: ignore[misc]
         names = (f.name for f in msgspec.structs.fields(BarsConfig))
         own = {name: value for name in names if (value := getattr(self, name)) is not None}
         return msgspec.structs.replace(defaults, **own)
+
+
+class SessionConfig(SessionSettings):
+    """One symbol, or several, and the window of their bars that the model reads."""
+
+    name: Annotated[str, about("name in answers and metrics", pattern=_NAME, max_length=64)]
+    symbol: Annotated[str, about("its records' VENUE:SYMBOL", pattern=_SYMBOL, max_length=128)]
+    more_symbols: Annotated[
+        tuple[Annotated[str, Meta(pattern=_SYMBOL, max_length=128)], ...],
+        about(
+            "further symbols whose bars are in the same window, such as the other leg of a spread; each line "
+            "then begins with its symbol. Not with compact lines"
+        ),
+    ] = ()
+    price_decimals: Annotated[int, about("decimals of a printed price, at most price_scale", ge=0, le=18)] = 2
+
+    @property
+    def scale(self) -> int:
+        """Decimals of the unit that its prices count; see `price_scale`."""
+        return max(9, self.price_decimals) if self.price_scale is None else self.price_scale
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """All its symbols, VENUE:SYMBOL."""
+        return (self.symbol, *self.more_symbols)
+
+
+class PatternConfig(SessionSettings):
+    """Sessions of symbols that come: a `[[sessions]]` table with `match` in place of `name` and `symbol`.
+
+    It has the keys of any other session beside these. The first pattern that matches a symbol opens its
+    session, whose name is the symbol with a hyphen for whatever a name may not have.
+    """
+
+    match: Annotated[
+        str,
+        about(
+            "symbols, VENUE:SYMBOL, each of which gets a session when its records come: * is any text, ? any "
+            "character, [ab] either of these",
+            pattern=_SYMBOL,
+            max_length=128,
+        ),
+    ]
+    exclude: Annotated[tuple[str, ...], about("symbols of the same form that get none")] = ()
+    max_sessions: Annotated[int, about("most of its sessions, of all daemons of a group together", ge=1)] = (
+        100
+    )
+    least_records: Annotated[
+        int,
+        about(
+            "a session opens with this many records of a symbol within `least_records_within`; those before "
+            "are on no tape, and counted",
+            ge=1,
+        ),
+    ] = 1
+    least_records_within: Annotated[Duration, about("see `least_records`")] = Duration(60 * SECOND)
+    idle_timeout: Annotated[
+        Duration, about("a session without records for so long is closed, and opens again; 0s is never")
+    ] = OFF
+    price_decimals: Annotated[
+        Annotated[int, Meta(ge=0, le=18)] | None,
+        about(
+            "decimals of a printed price; none takes those of the instruments file, or else the most that "
+            "the first `least_records` records have"
+        ),
+    ] = None
+
+    def session(self, name: str, symbol: str, price_decimals: int, **others: object) -> SessionConfig:
+        """The session of a symbol; ``others``: settings in place of the pattern's."""
+        shared = {field: getattr(self, field) for field in SessionSettings.__struct_fields__}
+        own = {"name": name, "symbol": symbol, "price_decimals": price_decimals}
+        return SessionConfig(**shared | own | others)
+
+    @property
+    def example(self) -> SessionConfig:
+        """One such as the pattern opens, which takes as much memory; no session has its name."""
+        decimals = max(2, decimals_of(self.unit)) if self.price_decimals is None else self.price_decimals
+        return self.session(self.match, "V:SYMBOL", decimals)
+
+    def matches(self, symbol: str) -> bool:
+        """Whether it opens a session of this symbol, VENUE:SYMBOL."""
+        return fnmatchcase(symbol, self.match) and not any(fnmatchcase(symbol, e) for e in self.exclude)
+
+
+class SymbolsConfig(Table, frozen=True):
+    """What is known of symbols beside their records."""
+
+    instruments_file: Annotated[
+        str,
+        about(
+            "CSV or JSON with `symbol` (VENUE:SYMBOL) and any of `tick_size`, `price_decimals`, `lot_size`, "
+            "`volume_decimals` and `signed`, for sessions that patterns open; other columns are ignored"
+        ),
+    ] = ""
 
 
 class QuestionConfig(Table, frozen=True):
@@ -423,7 +498,10 @@ class QuestionConfig(Table, frozen=True):
     answer: Annotated[AnswerForm, about("form of a free-text answer: any text, or a decimal number only")] = (
         "text"
     )
-    sessions: Annotated[tuple[str, ...], about("sessions that answer it; empty is all")] = ()
+    sessions: Annotated[
+        tuple[str, ...],
+        about("sessions that answer it, by name or, as in `match`, by a pattern; empty is all"),
+    ] = ()
     publish_when: Annotated[
         PublishWhen,
         about(
@@ -751,6 +829,8 @@ class Config(Table, frozen=True):
     scheduler: SchedulerConfig = SchedulerConfig()
     bars: BarsConfig = BarsConfig()
     sessions: tuple[SessionConfig, ...] = ()
+    patterns: tuple[PatternConfig, ...] = ()
+    symbols: SymbolsConfig = SymbolsConfig()
     questions: tuple[QuestionConfig, ...] = ()
     flash: FlashConfig = FlashConfig()
     source: SourceConfig = SourceConfig()
@@ -762,6 +842,11 @@ class Config(Table, frozen=True):
     process: ProcessConfig = ProcessConfig()
     recovery: RecoveryConfig = RecoveryConfig()
     log: LogConfig = LogConfig()
+
+    @property
+    def all_sessions(self) -> tuple[SessionConfig, ...]:
+        """The sessions, and one such as each pattern opens."""
+        return (*self.sessions, *(each.example for each in self.patterns))
 
     @property
     def skips(self) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import fields
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from daemon.config.schema import Config, QuestionConfig
@@ -25,7 +26,7 @@ def questions_of(config: Config) -> Iterator[StandingQuestion]:
         for question in preset:
             yield StandingQuestion("standing", session.name, question)
         for index, asked in enumerate(config.questions):
-            if not asked.sessions or session.name in asked.sessions:
+            if not asked.sessions or any(fnmatchcase(session.name, each) for each in asked.sessions):
                 yield StandingQuestion(f"questions[{index}]", session.name, question_of(asked))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec import structs
 
+from daemon.config.checks import tables_of
 from daemon.config.schema import UNTRAINED, BarsConfig, Config, ModelConfig, PoolConfig, SessionConfig
 from daemon.config.standing import StandingQuestion, questions_of
 from daemon.engine.confidence_metrics import calibration_of
@@ -347,10 +348,7 @@ def _build(config: Config, opened: Config, progress: Mapping[str, Progress], ahe
     use_threads(config.model.threads)
     costs = costs_of(config)
     loaded, prompt = ahead or load(config)
-    lines = {
-        session.name: line_spec(session, config.bars, prompt, f"sessions[{index}]")
-        for index, session in enumerate(config.sessions)
-    }
+    lines = {each.name: line_spec(each, config.bars, prompt, table) for table, each in tables_of(config)}
     names = {"compact" if isinstance(spec, CompactSpec) else "decimal" for spec in lines.values()}
     calibration = calibration_of(config.model, directory_of(config.model), loaded.revision, names)
     prefixes = prefixes_of(config, prompt, lines)
@@ -361,7 +359,7 @@ def _build(config: Config, opened: Config, progress: Mapping[str, Progress], ahe
     largest = sizes.largest(compact)
     blocks = _capacity(config, sizes, compact, largest, loaded)
     # the pool less the cell budget; at least the longest frozen prefix and rollup
-    least = longest + max((session.summed_tokens for session in config.sessions), default=0)
+    least = longest + max((session.summed_tokens for session in config.all_sessions), default=0)
     share = config.pool.block_size * (1 - config.scheduler.cell_budget)
 
     def cached(blocks: int) -> int:
@@ -376,15 +374,16 @@ def _build(config: Config, opened: Config, progress: Mapping[str, Progress], ahe
     tapes: dict[str, Tape] = {}
     keeping = tiers, costs, lines, prefixes, recovery, limit, calibration
     built = Built(opened, loaded, prompt, engine, tapes, *keeping)
-    for index, session in enumerate(config.sessions):
+    at_start = {session.name for session in opened.sessions}
+    for table, session in tables_of(config):
         try:
-            if opened.sessions:
+            if session.name in at_start:
                 known = progress.get(session.name, Progress())
                 built.open(session, known, config.freshness_objective_ns(session))
             else:  # so that what cannot be opened is said now
                 built.try_open(session)
         except ValueError as error:
-            raise SettingError(f"sessions[{index}].retention_tokens", str(error)) from error
+            raise SettingError(f"{table}.retention_tokens", str(error)) from error
         except ModelError as error:
             raise SettingError("pool.blocks", str(error)) from error
     return built
@@ -397,11 +396,12 @@ def _capacity(
 
     Where sessions come and go, as many as fit, and at least those of the largest session.
     """
-    needed = config.pool.blocks or sizes.all(compact)
+    needed, least = config.pool.blocks or sizes.all(compact), sizes.shared + largest
     if not config.opens_by_partition:
         check_pool(config, config.sessions, compact)
-    elif not config.pool.blocks:
-        needed = min(needed, max(fitting_blocks(config.pool, loaded), sizes.shared + largest))
+        least = max(least, sizes.configured(compact))
+    if not config.pool.blocks:
+        needed = min(needed, max(fitting_blocks(config.pool, loaded), least))
     check_memory(config.pool, needed, loaded)
     return needed
 
@@ -491,9 +491,9 @@ def prefixes_of(
 ) -> EnginePrefixes:
     """The frozen prefixes before the first bar. Raises SettingError for questions that cannot be numbered."""
     prefixes = EnginePrefixes(prompt, partial(text_of, prompt), numbers=config.flash.placement == "frozen")
-    asked = questions_of(config)
+    asked = list(questions_of(structs.replace(config, sessions=config.all_sessions)))
     try:
-        for session in config.sessions:
+        for session in config.all_sessions:
             questions = dict.fromkeys(each.question for each in asked if each.session == session.name)
             prefixes.add(session, header_of(lines[session.name]), tuple(questions))
     except ValueError as error:

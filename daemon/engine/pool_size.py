@@ -30,6 +30,7 @@ class PoolSizes:
     def __init__(self, config: Config, frozen_tokens: int) -> None:
         """``frozen_tokens``: of the longest frozen prefix."""
         self._config, self._frozen = config, frozen_tokens
+        self._sessions = config.all_sessions
 
     @property
     def shared(self) -> int:
@@ -37,7 +38,7 @@ class PoolSizes:
         limits, is_frozen = self._config.scheduler, self._config.flash.placement == "frozen"
         window = (
             s.retention_tokens
-            for s in self._config.sessions
+            for s in self._sessions
             if not _is_replaced(s) and (s.divergence_every or is_frozen)
         )
         question = limits.max_prompt_tokens + limits.max_new_tokens
@@ -55,10 +56,20 @@ class PoolSizes:
 
     def largest(self, compact: Collection[str]) -> int:
         """Blocks that the session needs which needs most."""
-        return max((self.of(s, compact=s.name in compact) for s in self._config.sessions), default=1)
+        return max((self.of(s, compact=s.name in compact) for s in self._sessions), default=1)
 
     def all(self, compact: Collection[str]) -> int:
-        """Blocks of all sessions, and what they share."""
+        """Blocks of all sessions, of as many as patterns may open besides, and what they share."""
+        config = self._config
+        more = sum(
+            self.of(each.example, compact=each.match in compact)
+            * max(0, each.max_sessions - sum(each.matches(s.symbol) for s in config.sessions))
+            for each in config.patterns
+        )
+        return self.configured(compact) + more
+
+    def configured(self, compact: Collection[str]) -> int:
+        """Blocks of the configured sessions, and what they share."""
         return self.shared + sum(self.of(s, compact=s.name in compact) for s in self._config.sessions)
 
     def _blocks(self, tokens: int) -> int:

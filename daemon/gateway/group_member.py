@@ -40,6 +40,12 @@ class SessionCommands(Opener, Protocol):
     def reads(self, session: str) -> bool:
         """Whether any source reads the session here."""
 
+    def adopt(self) -> set[str]:
+        """Have the sessions that patterns opened earlier or in other daemons; returns those that are new."""
+
+    async def close_idle(self) -> None:
+        """Close sessions of patterns whose records have not come for too long."""
+
     async def close_unused(self, is_elsewhere: Callable[[str], bool]) -> None:
         """Close what no source reads or follows here, where another daemon answers it."""
 
@@ -112,6 +118,7 @@ class GroupMember:
         if self.log is not None:
             points = await self.log.stored()
             self._progress.read(points)
+            self._sessions.adopt()
             self._owners = self._progress.owners(points.values())
 
     def engine_ready(self, positions: Mapping[str, Mapping[str, Position]]) -> None:
@@ -141,6 +148,7 @@ class GroupMember:
         From now on, nothing more is published of sessions that others have answered meanwhile.
         """
         changed = self._progress.promote(stored)
+        self._sessions.adopt()
         cold = self._cold(stored)
         self._coming |= cold
         self._lives.on(Event.OVERTAKEN, changed & set[str]().union(*cold.values()))
@@ -207,6 +215,7 @@ class GroupMember:
     async def follows(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, StartPosition]:
         """Read what another daemon has answered, up to there: to be warm, and no further."""
         self._progress.read(stored)
+        self._sessions.adopt()
         self._owners = {**self._owners, **self._progress.owners(stored.values())}
         await self._follow(stored)
         for partition, point in stored.items():
@@ -326,11 +335,14 @@ class GroupMember:
                 log.warning("%s", error)
             else:
                 self._owners = self._progress.owners(points.values())
+                if (new := self._sessions.adopt()) and not self._standby.answers:
+                    await self._sessions.open(new)
                 for partition in points.keys() & before.keys():  # they went before they began
                     if self._coming.get(partition) is before[partition]:
                         del self._coming[partition]
             if not self._opens_all:
                 await self._sessions.close_unused(lambda session: session in self._owners)
+        await self._sessions.close_idle()
         if self.behind:
             self._standby.caught_up |= not any(self.behind.values())
 

@@ -45,6 +45,7 @@ class Inputs:
         self._opens_all = not config.opens_by_partition
         self.symbols = numbered(config.sessions)
         """Their numbers in the ring."""
+        self._routes = routes(config.sessions, self.symbols)
         self._keep_originals()
         self._why: dict[str, str] = {}
         self._some_up = asyncio.Event()
@@ -74,6 +75,7 @@ class Inputs:
         for runner in self.runners:
             runner.group.engine_starts()
         self.symbols = numbered(self._sessions)
+        self._routes = routes(self._sessions, self.symbols)
 
     def engine_ready(self, positions: Mapping[str, Mapping[str, Position]]) -> None:
         """See `GroupMember.engine_ready`."""
@@ -98,7 +100,7 @@ class Inputs:
         await self._some_up.wait()
 
     async def _connect(self, runner: SourceRunner, ring: Ring) -> None:
-        await runner.connect(ring, routes(self._sessions, self.symbols))
+        await runner.connect(ring, self._routes)
 
     async def _read(self, runner: SourceRunner) -> None:
         await runner.read()
@@ -187,14 +189,31 @@ class Inputs:
         """Let these sessions read the records from now on."""
         self._sessions = tuple(sessions)
         self._keep_originals()
-        by_symbol = routes(sessions, self.number(sessions))
+        self._routes = routes(sessions, self.number(sessions))
         for runner in self.runners:
-            runner.change(sessions, by_symbol)
+            runner.change(sessions, self._routes)
+
+    def extend(self, sessions: Sequence[SessionConfig]) -> None:
+        """Let these read records, too, of symbols that no session reads yet: in time for these alone."""
+        self._sessions += tuple(sessions)
+        if any(map(self._refuses, sessions)):
+            self._order.originals.want(True)
+        more = routes(sessions, self.number(sessions))
+        self._routes = {**self._routes, **more}
+        for runner in self.runners:
+            runner.extend(sessions, more)
+
+    def has_route(self, symbol: str) -> bool:
+        """Whether a session reads this symbol."""
+        return symbol in self._routes
 
     def _keep_originals(self) -> None:
         """Keep messages as they came where a session may refuse their records."""
-        bars = [session.bars(self._bars) for session in self._sessions]
-        self._order.originals.want(any("refuse" in (each.late, each.on_price_jump) for each in bars))
+        self._order.originals.want(any(map(self._refuses, self._sessions)))
+
+    def _refuses(self, session: SessionConfig) -> bool:
+        bars = session.bars(self._bars)
+        return "refuse" in (bars.late, bars.on_price_jump)
 
     def serves(self, session: str) -> bool:
         """See `GroupMember.serves`. Without a source all sessions are ours."""

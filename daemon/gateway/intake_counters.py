@@ -33,6 +33,10 @@ class IntakeCounters:
             self._of_session[session] = found
         return found
 
+    def forget_sessions(self) -> None:
+        """Sessions may have come back, with counters that begin again."""
+        self._of_session.clear()
+
     def follow(self) -> bool:
         """Bring the counters up to the source's totals; returns whether it lost records, or may have."""
         self._unknown_times.update(self._timeless)

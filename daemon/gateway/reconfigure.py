@@ -8,7 +8,7 @@ configuration is checked first, and what follows from it is carried out step by 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -19,17 +19,20 @@ from daemon.api.generation import Failed
 from daemon.config.changes import changes, live, questions_by_session, resolved
 from daemon.config.checks import cross_check
 from daemon.config.errors import ConfigError
+from daemon.config.instruments import instruments_of
 from daemon.config.load import load_table
 from daemon.config.schema import Config, SessionConfig
 from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.checkpoint.publisher import Publisher
 from daemon.gateway.checkpoint.state import ProgressStore
 from daemon.gateway.inputs import Inputs
+from daemon.gateway.patterns import Patterns, Unopened
 from daemon.gateway.pending import PendingCommands
 from daemon.gateway.question_requests import Questions
 from daemon.gateway.standby import Standby
 from daemon.progress import Position, Progress
 from daemon.session_life import CLOSED, FOLLOWING, Event, State
+from feeds.market_data import AnyRecord
 from flash.question import Question
 from metrics.store import MetricStore
 
@@ -56,8 +59,10 @@ class LiveSessions:
         store: MetricStore,
         pending: PendingCommands,
         standby: Standby,
+        patterns: Patterns,
     ) -> None:
         self._progress, self._standby, self._lives = progress, standby, standby.lives
+        self._patterns = patterns
         self.config = config
         self._sessions, self._questions, self._publisher = sessions, questions, publisher
         self._inputs, self._store, self._pending = inputs, store, pending
@@ -76,9 +81,13 @@ class LiveSessions:
     # Called by the gateway.
 
     async def reload(self, new: Config) -> bool:
-        """Do as ``new`` says, and log what cannot be changed or was refused; returns whether nothing was."""
+        """Do as ``new`` says, and log what cannot be changed or was refused; returns whether nothing was.
+
+        Raises ConfigError for an instruments file that cannot be read.
+        """
+        self._patterns.replace(new.patterns, instruments_of(new))
         async with self._changing:
-            old = self.now()
+            old, new, opened = self.now(), self._with_opened(new), frozenset(self._patterns.opened)
             found = changes(old, new)
             for key in found.fixed:
                 log.warning("%s stays as it is: it takes effect at the next start", key)
@@ -96,6 +105,9 @@ class LiveSessions:
                     adding = self._put_back if session.name in found.removed else self._add
                     done &= await self._logged(session.name, adding(session))
             self._arrange(new)
+            for session in self.config.sessions:
+                if session.name in opened and session.name not in self._patterns.opened:  # it began again
+                    self._patterns.add(session)
             await self._questions.reload(self.config)
             return done
 
@@ -183,8 +195,13 @@ class LiveSessions:
         try:
             await self._again(session)
         except messages.QueryError as error:
-            log.error("session %s is not open: %s", name, error)
             self._lives.on(Event.FAILED, [name])
+            if name in self._patterns.opened:
+                log.warning("no session is opened for %s: %s", session.symbol, error)
+                self._patterns.refuse(session.symbol, time.monotonic_ns())
+                self._gone(name)
+                return
+            log.error("session %s is not open: %s", name, error)
             self.unopened[name], self._retry_at[name] = error.message, time.monotonic() + OPEN_AGAIN_S
         else:
             self.unopened.pop(name, None)
@@ -204,7 +221,7 @@ class LiveSessions:
                 raise
             # the engine does not know it: an earlier call ended in between
         asked = tuple(self._sessions.states[name].questions)
-        await self._open(session, self._progress.resumed(name), asked, "")
+        await self._open(session, self._progress.resumed(name), asked, self._store.block_of(name))
 
     def _replied(self, command: protocol.SessionCommand, event: protocol.ReplyEvent) -> None:
         """The engine replied: later events see the session as it is now. Its client may be gone."""
@@ -252,6 +269,7 @@ class LiveSessions:
             return
         serves = self._inputs.serves(name)
         version = self._sessions.remove(name).version
+        self._patterns.remove(name)
         self._publisher.remove(name)
         self.unopened.pop(name, None)
         self._lives.on(Event.REMOVED, [name])
@@ -259,6 +277,80 @@ class LiveSessions:
             self._progress.removed(name, version)
         self._store.remove_session(name)
         self._set(s for s in self.config.sessions if s.name != name)
+
+    # Sessions that patterns open.
+
+    @property
+    def unmatched(self) -> Collection[str]:
+        """Symbols that came and that no pattern matches."""
+        return self._patterns.unmatched.keys()
+
+    def discover(self, record: AnyRecord) -> Unopened | None:
+        """A record of a symbol that no session reads: why none does, or None if one does from now on."""
+        found = self._patterns.consider(record, time.monotonic_ns(), self._sessions.states)
+        if isinstance(found, Unopened):
+            return found
+        return None if self._register([found]) else Unopened.REFUSED
+
+    def adopt(self) -> set[str]:
+        """Have the sessions that were opened earlier or by other daemons; returns those that are new here.
+
+        One that has been silent for too long is closed for the others, too, by the time of its newest bar.
+        """
+        now_ns, new = time.time_ns(), dict[str, SessionConfig]()
+        for name, (opened, progress) in self._progress.opened.items():
+            silent_ns = now_ns - max(progress.closed, default=now_ns)
+            if name in self._patterns.opened:
+                is_over = 0 < self._patterns.idle_timeout(name) < silent_ns
+                if is_over and self.closed([name]) and not self._inputs.holds(name):
+                    self._gone(name)
+                continue
+            session = self._patterns.reopened(name, opened, silent_ns)
+            if session and name not in self._sessions.states and not self._inputs.has_route(opened.symbol):
+                new[session.symbol] = session
+        return self._register(list(new.values()))
+
+    async def close_idle(self) -> None:
+        """Close sessions of patterns whose records have not come for too long."""
+
+        def is_idle(name: str) -> bool:
+            state, limit = self._sessions.states[name], self._patterns.idle_timeout(name)
+            return 0 < limit < state.last_seen_age_ns and self._inputs.serves(name)
+
+        if not any(map(is_idle, self._patterns.opened)):
+            return
+        async with self._changing:
+            for name in [each for each in self._patterns.opened if is_idle(each)]:
+                log.info("session %s is closed: nothing came for too long", name)
+                await self._logged(name, self._remove(name))
+
+    def _register(self, sessions: Sequence[SessionConfig]) -> set[str]:
+        """There are these sessions, too; a record of theirs opens them. Returns those that are there."""
+        asked = questions_by_session(msgspec.structs.replace(self.config, sessions=tuple(sessions)))
+        done = []
+        for session in sessions:
+            try:
+                self._store.add_session(session.name)
+            except OSError as error:
+                log.error("no session for %s: no shared memory for its metrics: %s", session.symbol, error)
+                continue
+            self._sessions.add(session, asked[session.name], self._progress.of(session.name).version)
+            self._publisher.add(session)
+            self._patterns.add(session)
+            done.append(session)
+        self.config = msgspec.structs.replace(self.config, sessions=(*self.config.sessions, *done))
+        self._publisher.extended(self.config)
+        self._inputs.extend(done)
+        return {each.name for each in done}
+
+    def _with_opened(self, new: Config) -> Config:
+        """With the sessions that the new patterns have opened."""
+        read = {symbol for session in new.sessions for symbol in session.symbols}
+        known = self._patterns.opened.items()
+        found = [
+            self._patterns.reopened(name, opened, 0) for name, opened in known if opened.symbol not in read
+        ]
+        return msgspec.structs.replace(new, sessions=(*new.sessions, *filter(None, found)))
 
     # Called for clients.
 

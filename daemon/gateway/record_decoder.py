@@ -25,6 +25,7 @@ from daemon.gateway.dead_letters import unreadable
 from daemon.gateway.gap_flags import GapFlags
 from daemon.gateway.intake_counters import IntakeCounters
 from daemon.gateway.originals import Originals
+from daemon.gateway.patterns import Unopened
 from daemon.gateway.ring_flow import COLUMNS_SLICE, SLICE, RingFlow
 from daemon.gateway.sequence_gaps import Sequence as SequenceKind
 from daemon.gateway.sequence_gaps import Sequences
@@ -78,6 +79,13 @@ class Opener(Protocol):
     async def open(self, sessions: Collection[str]) -> set[str]:
         """Open them; returns those that cannot be now."""
 
+    @property
+    def unmatched(self) -> Collection[str]:
+        """Symbols that came and that no pattern of sessions matches."""
+
+    def discover(self, record: AnyRecord) -> Unopened | None:
+        """A record of a symbol that no session reads: why none does, or None if one does from now on."""
+
 
 class RingTurns:
     """The order in which records of all sources enter the ring: a turn at a time."""
@@ -98,16 +106,20 @@ class RingTurns:
 
 
 class Routes:
-    """Which sessions read a symbol, and its number in the ring: by VENUE:SYMBOL, and by the columns' keys."""
+    """Which sessions read a symbol, and its number in the ring: by VENUE:SYMBOL, and by the columns' keys.
 
-    def __init__(self, by_symbol: Mapping[str, SymbolRoute]) -> None:
+    ``unread``: symbols that are known, and that no session reads; their keys are those behind.
+    """
+
+    def __init__(self, by_symbol: Mapping[str, SymbolRoute], unread: Collection[str] = ()) -> None:
         self.by_symbol = by_symbol
+        self.symbols, self.unread = [*by_symbol, *unread], len(unread)
         self.venues = {symbol.partition(":")[0] for symbol in by_symbol}
         self.numbers = np.array([route.number for route in by_symbol.values()], np.uint32)
         self.readers = [route.sessions for route in by_symbol.values()]
         # prices of the others are not in the columns' units; the last one is of unknown symbols
         self.in_nano = np.array([*(route.price_scale == NANO for route in by_symbol.values()), True])
-        self.positions = {symbol: at for at, symbol in enumerate(by_symbol)}
+        self.positions = {symbol: at for at, symbol in enumerate(self.symbols)}
 
 
 class RecordDecoder:
@@ -116,7 +128,7 @@ class RecordDecoder:
     ``routes``: by symbol (VENUE:SYMBOL); `reroute` replaces them. ``clocks``: of the venues, by session.
     ``dead_letter`` gets malformed messages, ``name_stream`` each stream before its first record is pushed. A
     source that can wait is paused while the ``gate`` is not set. ``opener``: None where all sessions are
-    open from the start.
+    open from the start. ``discovers``: records of other symbols may open sessions.
     """
 
     def __init__(
@@ -135,11 +147,13 @@ class RecordDecoder:
         sequence: SequenceKind = "none",
         name_stream: Callable[[protocol.NameStream], None] = lambda stream: None,
         opener: Opener | None = None,
+        discovers: bool = False,
         gate: asyncio.Event | None = None,
     ) -> None:
         self.flow = RingFlow(source, ring, store, gate)
         self._source, self._tracker, self._store = source, tracker, store
         self._dead_letter, self._opener = dead_letter, opener
+        self._discovers = opener if discovers else None
         self._payloads, self._max_ahead_ns = payloads, max_ahead_ns
         self._clocks = defaultdict(VenueClock) if clocks is None else clocks
         self._counters = IntakeCounters(source, store)
@@ -172,8 +186,14 @@ class RecordDecoder:
 
     def reroute(self, routes: Mapping[str, SymbolRoute]) -> None:
         """Other sessions read the records from now on."""
-        self._routes = Routes(routes)
-        self._payloads.read_symbols(list(routes))
+        unread = () if self._discovers is None else self._discovers.unmatched
+        self._routes = Routes(routes, unread)
+        self._counters.forget_sessions()
+        self._payloads.read_symbols(self._routes.symbols)
+
+    def extend(self, more: Mapping[str, SymbolRoute]) -> None:
+        """These symbols are read, too."""
+        self.reroute({**self._routes.by_symbol, **more})
 
     async def _open_for(self, stream: Stream, sessions: Iterable[str]) -> None:
         """As `_open`, unless the stream is another daemon's: some of it was read before it went."""
@@ -251,18 +271,17 @@ class RecordDecoder:
 
     async def _pack(self, message: Incoming, found: PayloadRecord, part: int = 0, more: bool = False) -> None:
         """Pack one record if it is usable, else count it. ``part``: its number in its message."""
-        stream, route, record = (message.topic, message.partition), None, found.record
+        stream, record = (message.topic, message.partition), found.record
+        route: SymbolRoute | Unopened = Unopened.UNMATCHED
         try:
             if isinstance(record, MalformedRecord):
                 raise record
             self._check_clock(record, message)
             _check_width(record)
-            if not isinstance(record, VenueHeartbeat) and (route := self._routes.by_symbol.get(record.key)):
-                if not route.signed:
-                    check_prices(record)
-                await self._open_for(stream, route.sessions)
+            if not isinstance(record, VenueHeartbeat):
+                route = await self._route(record, stream, message.offset)
             self._note_missing(record)
-            if route is not None and not isinstance(record, VenueHeartbeat):
+            if isinstance(route, SymbolRoute) and not isinstance(record, VenueHeartbeat):
                 self._write(record, route, message, part, more)
         except Exception as error:  # whatever one message provokes is its own fault
             subjects = found.subjects
@@ -274,8 +293,11 @@ class RecordDecoder:
         if isinstance(record, VenueHeartbeat):
             self._take_heartbeat(record, message)
             return
-        if route is None:
-            self._store.inc("foretick_records_unknown_symbol_total")
+        if isinstance(route, Unopened):
+            if route is Unopened.UNMATCHED:
+                self._store.inc("foretick_records_unknown_symbol_total")
+            else:
+                self._store.inc("foretick_records_unopened_total", reason=route)
             self._tracker.skipped(stream, message.offset)
             return
         self._order.originals.keep(self._source.name, (message,), part)
@@ -291,6 +313,24 @@ class RecordDecoder:
         if REPLAY not in message.headers and record.clock == "exchange":
             for name in route.sessions:
                 self._clocks[name].observe(record.ts_event, message.ts_recv_ns)
+
+    async def _route(self, record: AnyRecord, stream: Stream, offset: int) -> SymbolRoute | Unopened:
+        """Where a record goes, whose sessions are open by then, or why nowhere; it may be its symbol's first.
+
+        Raises MalformedRecord for prices that its sessions do not take.
+        """
+        ours = self._tracker.is_ours(stream) and not self._tracker.is_stored(stream, offset)
+        if record.key not in self._routes.by_symbol:
+            # another daemon, or an earlier one, has opened what was to be opened
+            why = self._discovers.discover(record) if self._discovers and ours else Unopened.UNMATCHED
+            if why is not None:
+                return why
+        route = self._routes.by_symbol[record.key]
+        if not route.signed:
+            check_prices(record)
+        await self._open_for(stream, route.sessions)
+        gone = Unopened.UNMATCHED if self._discovers is None else Unopened.REFUSED
+        return self._routes.by_symbol.get(record.key, gone)
 
     def _write(self, record: AnyRecord, route: SymbolRoute, message: Incoming, part: int, more: bool) -> None:
         """Write a record for the ring. Raises what its values provoke, and then nothing is written."""
@@ -387,25 +427,37 @@ class RecordDecoder:
 
     async def _pack_all(self, messages: Sequence[Incoming]) -> None:
         """Pack messages in order: runs of plain records as columns, all others one by one."""
+        done = 0
+        while done < len(messages):
+            done += await self._pack_some(messages[done:])
+
+    async def _pack_some(self, messages: Sequence[Incoming]) -> int:
+        """Pack the first of these messages, up to one at which other symbols are read; returns how many."""
         if len(messages) < FEW or self._sequences.counts != "none":
             await self._pack_each(messages)
-            return
+            return len(messages)
         try:
             columns, received, source = self._decoded(messages)
         except Exception:  # one by one, only the message that provokes it is refused
             log.exception("%s: %d messages are read one by one", self._source.name, len(messages))
             await self._pack_each(messages)
-            return
+            return len(messages)
+        routes = self._routes
         borders = (np.flatnonzero(np.diff(columns["taken"])) + 1).tolist()
         for start, end in pairwise([0, *borders, len(messages)]):
-            if end - start >= FEW and columns["taken"][start]:
-                await self.flow.make_room(end - start)
-                await self._open_readers(messages[start:end], columns["key"][start:end])
-                self._pack_columns(
-                    messages[start:end], columns[start:end], received[start:end], source[start:end]
-                )
-            else:
+            if self._routes is not routes:
+                return int(start)  # keys are those of other symbols now
+            if end - start < FEW or not columns["taken"][start]:
                 await self._pack_each(messages[start:end])
+                continue
+            await self.flow.make_room(end - start)
+            await self._open_readers(messages[start:end], columns["key"][start:end])
+            if self._routes is not routes:
+                return int(start)
+            self._pack_columns(
+                messages[start:end], columns[start:end], received[start:end], source[start:end]
+            )
+        return len(messages)
 
     async def _pack_each(self, messages: Sequence[Incoming]) -> None:
         for message in messages:
@@ -430,8 +482,11 @@ class RecordDecoder:
     def _decoded(self, messages: Sequence[Incoming]) -> tuple[Columns, Integers, Integers]:
         """The messages as columns, taken where nothing is wrong with them.
 
-        And when they were received, and when their source had them, ns, both of [messages].
+        And when they were received, and when their source had them, ns, both of [messages]. Key -1: of a
+        symbol that no session reads.
         """
+        if self._discovers is not None and len(self._discovers.unmatched) > self._routes.unread:
+            self.reroute(self._routes.by_symbol)
         if isinstance(messages, ColumnBatch):
             columns = messages.columns.rows.copy()
             columns["key"] = messages.columns.keys.numbers(self._routes.positions)[columns["key"]]
@@ -442,6 +497,9 @@ class RecordDecoder:
             source = np.array([message.ts_source_ns for message in messages], np.int64)
             columns = self._payloads.columns(messages)
         columns["taken"] &= columns["ts_event"] - received <= self._max_ahead_ns
+        if self._discovers is not None:
+            columns["taken"] &= columns["key"] >= 0  # the others may open sessions
+            columns["key"][columns["key"] >= len(self._routes.numbers)] = -1
         columns["taken"] &= self._routes.in_nano[columns["key"]]
         return columns, received, source
 

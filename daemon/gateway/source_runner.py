@@ -101,7 +101,8 @@ class SourceRunner:
             order=order,
             sequence=config.source.sequence,
             name_stream=self._name_stream,
-            opener=None if opens_all else sessions,
+            opener=None if opens_all and not config.patterns else sessions,
+            discovers=bool(config.patterns),
             gate=outbox.delivery.gate,
         )
         self._decoder: RecordDecoder | None = None
@@ -133,6 +134,12 @@ class SourceRunner:
         self._starts.change(sessions)
         if self._decoder is not None:
             self._decoder.reroute(by_symbol)
+
+    def extend(self, sessions: Sequence[SessionConfig], more: Mapping[str, SymbolRoute]) -> None:
+        """Let these read records, too; ``more``: the routes of their symbols, which had none."""
+        self._starts.extend(sessions)
+        if self._decoder is not None:
+            self._decoder.extend(more)
 
     def unread(self) -> list[str]:
         """What of the source cannot be read now, or was not yet."""

@@ -32,6 +32,10 @@ class StartPositions:
         self._windows = {each.name: self._settings_of(each) for each in sessions}
         """Checksum of each session's settings, as in `daemon.progress.Window`."""
 
+    def extend(self, sessions: Sequence[SessionConfig]) -> None:
+        """There are these, too."""
+        self._windows |= {each.name: self._settings_of(each) for each in sessions}
+
     def restore(self, places: Mapping[str, Mapping[str, Position]]) -> None:
         """These sessions, and no others, came back from a snapshot: where they read on, by symbol."""
         self._restored = places

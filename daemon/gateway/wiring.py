@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from daemon.api.auth import Access, tenant_labels
 from daemon.api.events import Events
 from daemon.api.generation import Generator
@@ -18,6 +20,8 @@ from daemon.api.http_server import HttpServer
 from daemon.api.pushes import Pushes
 from daemon.api.serving import generation_routes
 from daemon.api.zmq import AnswerQuery, QueryServer
+from daemon.config.errors import ConfigError
+from daemon.config.instruments import Instrument, instruments_of
 from daemon.config.schema import ALL, Config
 from daemon.cores import cores_of, usable
 from daemon.gateway.answer_cache import Sessions
@@ -37,6 +41,7 @@ from daemon.gateway.inputs import Inputs
 from daemon.gateway.label_requests import LabelRequests
 from daemon.gateway.load_shedder import LoadShedder
 from daemon.gateway.notify import Notifier
+from daemon.gateway.patterns import Patterns
 from daemon.gateway.peer_events import PeerEvents
 from daemon.gateway.peers import Peers
 from daemon.gateway.pending import PendingCommands
@@ -226,8 +231,10 @@ def _base(
 
 
 def _data_way(base: _Base, commit_every_s: float) -> _DataWay:
-    config, store, sources, pending = base.config, base.store, base.sources, base.pending
-    events, progress = _events_and_progress(base)
+    store, sources, pending = base.store, base.sources, base.pending
+    patterns = Patterns(base.config.patterns, _instruments(base.config))
+    events, progress = _events_and_progress(base, patterns)
+    config = _with_opened(base.config, patterns, progress, store)
     standby = Standby(store, configured=config.recovery.standby)
     several = len(sources) > 1
     trackers = [OffsetTracker(progress.describe, each.name if several else "") for each in sources]
@@ -255,7 +262,8 @@ def _data_way(base: _Base, commit_every_s: float) -> _DataWay:
     order = RingTurns()
     inputs = Inputs(config, order, standby, store, base.tasks)
     questions = Questions(sessions, pending)
-    live = LiveSessions(config, sessions, questions, publisher, inputs, progress, store, pending, standby)
+    parts = sessions, questions, publisher, inputs, progress, store, pending, standby, patterns
+    live = LiveSessions(config, *parts)
     for source, of_source in zip(sources, trackers, strict=True):
         runner = SourceRunner(
             config,
@@ -284,7 +292,27 @@ def _is_open(config: Config, engine: EngineManager, standby: Standby, session: s
     return standby.lives.state(session) not in CLOSED
 
 
-def _events_and_progress(base: _Base) -> tuple[Events, ProgressStore]:
+def _instruments(config: Config) -> Mapping[str, Instrument]:
+    """Raises SettingError for a file that cannot be read."""
+    try:
+        return instruments_of(config)
+    except ConfigError as error:
+        raise SettingError(error.problems[0].key, error.problems[0].message) from error
+
+
+def _with_opened(config: Config, patterns: Patterns, progress: ProgressStore, store: MetricStore) -> Config:
+    """With the sessions that patterns have opened before, where a file tells of them."""
+    found = []
+    for name, (opened, stored) in progress.opened.items():
+        silent_ns = time.time_ns() - max(stored.closed, default=time.time_ns())
+        if (session := patterns.reopened(name, opened, silent_ns)) is not None:
+            store.add_session(name)
+            patterns.add(session)
+            found.append(session)
+    return msgspec.structs.replace(config, sessions=(*config.sessions, *found))
+
+
+def _events_and_progress(base: _Base, patterns: Patterns) -> tuple[Events, ProgressStore]:
     """With each session's progress it is stored which events were published."""
     config, store, sources = base.config, base.store, base.sources
     keeps_no_offsets = any(each.kind == "dropping" for each in sources)
@@ -297,7 +325,7 @@ def _events_and_progress(base: _Base) -> tuple[Events, ProgressStore]:
         in_group=in_group,
         ended=lambda start: progress.newest_event(start),
     )
-    progress = ProgressStore(store, directory, config.query.advertise, lambda: events.own)
+    progress = ProgressStore(store, directory, config.query.advertise, lambda: events.own, patterns.opened)
     return events, progress
 
 

@@ -78,10 +78,10 @@ async def test_the_work_for_a_backlog_grows_with_its_length_alone(
     """Messages that find no room in a batch wait in turn: not all of them try each batch."""
     sink, count, tries, wait = await kafka.open_sink(), 3000, 0, MessageBatch.wait_drain
 
-    async def counted(batch: MessageBatch, timeout: float | None = None) -> None:
+    async def counted(batch: MessageBatch, *timeout_s: float | None) -> None:
         nonlocal tries
         tries += 1
-        await wait(batch, timeout)
+        await wait(batch, *timeout_s)
 
     monkeypatch.setattr(MessageBatch, "wait_drain", counted)
     payload = bytes(900)

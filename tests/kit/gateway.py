@@ -303,6 +303,12 @@ class SourceEvents:
     async def open(self, sessions: Collection[str]) -> set[str]:
         return set()
 
+    def adopt(self) -> set[str]:
+        return set()
+
+    async def close_idle(self) -> None:
+        pass
+
     async def close_unused(self, is_elsewhere: Callable[[str], bool]) -> None:
         pass
 

@@ -8,12 +8,12 @@ import asyncio
 import os
 import subprocess
 import sys
-import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
+from tests.kit.archives import unpack
 from tests.kit.programs import unavailable
 
 CACHE = Path(__file__).parents[2] / ".cache" / "others"

@@ -173,6 +173,10 @@ class Publisher:
         for session in config.sessions:
             self._open(session)
 
+    def extended(self, config: Config) -> None:
+        """There are further sessions; see `add`."""
+        self._config = config
+
     def configured(self, config: Config) -> None:
         """These are the settings from now on."""
         self._config = config

@@ -17,11 +17,13 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
 from daemon.api.events import positions_of
 from daemon.progress import (
+    Opened,
     Progress,
     StoredProgress,
     WindowStart,
@@ -102,7 +104,8 @@ class ProgressStore:
     """The progress of all sessions. ``directory``: of the file, None without one. One thread.
 
     ``address``: where other daemons of the group send requests about the sessions of this one.
-    ``newest_event()``: id of the newest event that this daemon has published.
+    ``newest_event()``: id of the newest event that this daemon has published. ``opened``: sessions that
+    patterns have opened, by name.
     """
 
     def __init__(
@@ -111,7 +114,10 @@ class ProgressStore:
         directory: Path | None = None,
         address: str = "",
         newest_event: Callable[[], str] = lambda: "",
+        opened: Mapping[str, Opened] = MappingProxyType({}),
     ) -> None:
+        self._opened = opened
+        self._seen_opened: dict[str, tuple[Opened, Progress]] = {}
         self._store, self._directory, self.address = store, directory, address
         self._newest_event = newest_event
         self._events: dict[str, int] = {}
@@ -140,6 +146,11 @@ class ProgressStore:
 
     # What was stored.
 
+    @property
+    def opened(self) -> Mapping[str, tuple[Opened, Progress]]:
+        """Sessions that a pattern has opened, here or in another daemon, and where they stood last."""
+        return self._seen_opened
+
     def read(self, points: Mapping[Partition, CommitPoint]) -> None:
         """Go on from what was stored with offsets; of a session's records the furthest counts.
 
@@ -165,8 +176,11 @@ class ProgressStore:
         found = []
         for name, record in state.items():
             try:
-                stored = decode_stored(record)
-                found.append((session_of(name), stored))
+                stored, session = decode_stored(record), session_of(name)
+                found.append((session, stored))
+                if stored.opened is not None:
+                    _, known = self._seen_opened.get(session, (None, stored.progress))
+                    self._seen_opened[session] = stored.opened, max(known, stored.progress, key=order)
                 for start, number in (positions_of(stored.event) or {}).items():
                     self._events[start] = max(number, self._events.get(start, 0))
             except Undecodable as error:
@@ -301,7 +315,13 @@ class ProgressStore:
         known = {"": Progress()} | {name: self._session(name).progress for name in sorted(sessions)}
         return {
             stored_name(self._writer, name): encode_stored(
-                StoredProgress(each, self._claimed, self.address, "" if name else self._newest_event())
+                StoredProgress(
+                    each,
+                    self._claimed,
+                    self.address,
+                    "" if name else self._newest_event(),
+                    self._opened.get(name),
+                )
             )
             for name, each in known.items()
         }

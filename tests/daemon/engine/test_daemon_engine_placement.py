@@ -7,7 +7,8 @@ from functools import partial
 import pytest
 import torch
 
-from daemon.config.schema import SessionConfig
+from daemon.config.schema import Config, FlashConfig, SessionConfig
+from daemon.engine.build import prefixes_of
 from daemon.engine.prefixes import EnginePrefixes
 from engine.divergence import Divergence, probe
 from engine.engine import Engine
@@ -17,6 +18,7 @@ from engine.model.embedded import build_tokenizer
 from flash.evaluator import Evaluated, FlashEvaluator
 from flash.question import PAPER_SIX, PreparedQuestion, Question
 from flash.registry import Registry
+from ingest.lines import LineSpec
 from regions.tape import Retention, Tape
 from scheduler.interfaces import Limits
 from scheduler.observer import Observer
@@ -39,6 +41,14 @@ FREE = Question("free", "And now?", None, max_tokens=2)
 def prepare(question: Question) -> PreparedQuestion:
     choices = FORMAT.choices(question.text, question.choices) if question.choices else None
     return PreparedQuestion(tuple(FORMAT.question(question.text)), choices, FORMAT.stop_ids)
+
+
+def test_the_questions_of_every_session_are_numbered_from_the_start_on() -> None:
+    names = ("one", "two")
+    config = Config(sessions=tuple(SessionConfig(n, f"V:{n}") for n in names), flash=FlashConfig("frozen"))
+    prefixes = prefixes_of(config, FORMAT, {name: LineSpec(2, 3) for name in names})
+    assert prefixes.newest("one") == prefixes.newest("two")
+    assert len(prefixes.newest("two")) > len(FORMAT.encode(" ".join(each.text for each in PAPER_SIX)))
 
 
 class Compared(Observer):

@@ -227,6 +227,12 @@ class Daemon(SourceEvents):
             self.lives.on(Event.OPENED, sessions)
         return self.closed(sessions)
 
+    def adopt(self) -> set[str]:
+        return set()
+
+    async def close_idle(self) -> None:
+        pass
+
     async def close_unused(self, is_elsewhere: Callable[[str], bool]) -> None:
         gone = self.state in (State.OUTDATED, State.REVOKED) or is_elsewhere("aaa")
         if gone and self.state is not State.ABSENT and not self.input.holds("aaa"):
