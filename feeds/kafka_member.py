@@ -83,6 +83,8 @@ class KafkaMember:
         """It was given partitions."""
         self._begun: set[TopicPartition] = set()
         """Partitions that are read."""
+        self._placed: dict[Partition, CommitPoint] = {}
+        """What was committed of those that the listener was given and that have not begun."""
         self._lost: set[TopicPartition] = set()
         """Partitions that somebody else may have read meanwhile, though they are assigned to us again."""
         self.rejoined = False
@@ -117,7 +119,7 @@ class KafkaMember:
 
     def start(self) -> None:
         """Begin all partitions again."""
-        self._begun, self._lost = set(), set()
+        self._begun, self._lost, self._placed = set(), set(), {}
         self.serves = False
         self._tell_ready(frozenset())
 
@@ -239,12 +241,26 @@ class KafkaMember:
         lost, self._lost = self._lost, set()
         gone = self._begun - self.assigned(consumer)
         self.moved += len(gone)
-        if gone and self.listener is not None:
-            self.listener.on_revoked([tuple(partition) for partition in gone])
+        self._revoke(gone)
         stopped = self._begun & (gone | lost)
         self._begun -= stopped
         self._note_left()
         return stopped
+
+    def give_up(self, consumer: AIOKafkaConsumer) -> None:
+        """Partitions that went to another member before they began are not answered here, after all.
+
+        Call it while none is placed.
+        """
+        if not self.joining:
+            self._revoke(self._placed.keys() - self.assigned(consumer))
+
+    def _revoke(self, partitions: Iterable[tuple[str, int]]) -> None:
+        gone = [(topic, number) for topic, number in partitions]
+        for partition in gone:
+            self._placed.pop(partition, None)
+        if gone and self.listener is not None:
+            self.listener.on_revoked(gone)
 
     def new(self, consumer: AIOKafkaConsumer) -> set[TopicPartition]:
         """Ours that are not begun; none while it is not known which others may have had."""
@@ -273,13 +289,17 @@ class KafkaMember:
         points = {p: stored.get(p, CommitPoint(0)) for p in new}
         if self._progress is not None:
             self._progress.note(points)
-        if not await self._claim(consumer, points, stored.keys(), follower):
+        # of these, others have committed more since they were placed here in vain
+        self._revoke([p for p, point in points.items() if self._placed.get(p, point) != point])
+        claimed = {} if self.listener is None else self.listener.claims(points)
+        if not await self._claim(consumer, claimed, stored.keys(), follower):
             await asyncio.sleep(_REFUSED_S)
             return {}
         wanted: Mapping[Partition, StartPosition] = {}
         others: Set[Partition] = frozenset()
         if self.listener is not None:
             others = self.listener.answered_elsewhere(points)
+            self._placed |= {**points, **claimed}
             with not_counted(limit):
                 wanted = await self.listener.on_assigned(points)
         self.serves = True  # the listener answers from now on, whatever fails below
@@ -297,7 +317,7 @@ class KafkaMember:
     async def _claim(
         self,
         consumer: AIOKafkaConsumer,
-        points: Mapping[Partition, CommitPoint],
+        claims: Mapping[Partition, CommitPoint],
         committed: Set[Partition],
         follower: KafkaFollower,
     ) -> bool:
@@ -306,7 +326,6 @@ class KafkaMember:
         It does so where they are another member's by now: then that one has not seen it, and may be at the
         same number. Where nothing is committed, the log's begin is from now on.
         """
-        claims = {} if self.listener is None else self.listener.claims(points)
         if self._progress is None or not claims:
             return True
         if self.joining:
@@ -336,6 +355,7 @@ class KafkaMember:
         """These are read from now on: what is begun is also ours, by the membership."""
         for partition, found in starts.items():
             self._positions.begin(partition, found.start)
+            self._placed.pop(tuple(partition), None)
             if self.listener is not None:
                 self.listener.begins(tuple(partition), found.start)
                 self._note_handed_over(partition, found)

@@ -91,6 +91,7 @@ class KafkaReading:
                 self.reader.hold(())
         task = self._arranging
         if task is None:
+            self._member.give_up(member)
             new = self._member.new(member)
             if new or self._commits_next or self._warm_ups.is_due:
                 self._arranging = asyncio.create_task(self._arrange_aside(member, new))

@@ -247,10 +247,11 @@ class GroupMember:
         if not self._standby.answers:
             read = {name for name in cold if self._tracker.source_of(name) is not None}
         self._lives.on(Event.READ, read)
-        if reopened := self._on(Event.FOLLOWED, (names | cold) - read)[Action.REOPEN]:
-            self._starts.resume(reopened, await self._sessions.resume(reopened))
+        # at once: what nobody holds may be closed while they are opened one by one
         for partition, readers in found.items():
             self._following[partition] = self._following.get(partition, set()) | readers
+        if reopened := self._on(Event.FOLLOWED, (names | cold) - read)[Action.REOPEN]:
+            self._starts.resume(reopened, await self._sessions.resume(reopened))
 
     def handed_over(self, partition: Partition, *, planned: bool, silent_ns: int) -> None:
         """Another daemon had the partition before."""

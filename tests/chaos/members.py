@@ -138,6 +138,8 @@ class Members:
         self.daemons: list[Daemon] = []
         """Those that are members, the oldest first; also one that hangs."""
         self.moves: list[Move] = []
+        self.left: list[Daemon] = []
+        """Those that were members once."""
         self.exits: list[str] = []
         """Of daemons that ended by themselves."""
         self._folder, self._count = folder, 0
@@ -196,6 +198,7 @@ class Members:
         """End a daemon."""
         self.begin("kill" if kill else "terminate", planned=not kill)
         self.daemons.remove(daemon)
+        self.left.append(daemon)
         daemon.signal(signal.SIGKILL if kill else signal.SIGTERM)
         status = await asyncio.to_thread(daemon.wait, STOP_S)
         # it cannot commit while the broker is away, and one that only begins to start just ends

@@ -232,7 +232,7 @@ def note(rescale: Rescale, made: list[HandOver]) -> None:
 def keep_logs(moving: Members, rescale: Rescale) -> None:
     """Write the whole logs of daemons into the folder that is asked for."""
     if folder := os.environ.get("RESCALE_LOGS"):
-        for number, each in enumerate(moving.daemons):
+        for number, each in enumerate([*moving.daemons, *moving.left]):
             Path(folder, f"seed{rescale.seed:03}-{number}.log").write_text(each.log)
 
 

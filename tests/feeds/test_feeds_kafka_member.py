@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
@@ -23,7 +24,7 @@ class Joined:
     """As much of a consumer as a member asks for; ``tells`` is set while the coordinator answers."""
 
     def __init__(self) -> None:
-        self.partitions = {P}
+        self.partitions, self.committed_offset = {P}, 5
         self.tells = asyncio.Event()
         self.tells.set()
         self._coordinator: Any = SimpleNamespace(generation=1, member_id="m")
@@ -31,7 +32,7 @@ class Joined:
 
     async def _committed(self, partitions: list[TopicPartition]) -> Mapping[TopicPartition, Any]:
         await self.tells.wait()
-        return {each: OffsetAndMetadata(5, "") for each in partitions}
+        return {each: OffsetAndMetadata(self.committed_offset, "") for each in partitions}
 
     def assignment(self) -> set[TopicPartition]:
         return self.partitions
@@ -138,3 +139,60 @@ async def test_while_the_group_is_formed_there_is_no_membership_for_a_moment() -
     rig.member._joining_since_ns -= 10**10
     assert rig.member.of(rig.consumer) is not None, "somebody else keeps it waiting"
     assert generation_of(rig.consumer) == (1, "m")
+
+
+class Follower:
+    """Places partitions at once."""
+
+    def __init__(self) -> None:
+        self.consumer: Any = SimpleNamespace(
+            beginning_offsets=self._begin, position=self._position, seek=lambda partition, offset: None
+        )
+
+    async def _begin(self, partitions: list[TopicPartition]) -> Mapping[TopicPartition, int]:
+        return dict.fromkeys(partitions, 0)
+
+    async def _position(self, partition: TopicPartition) -> int:
+        return 5
+
+    async def add(self, partitions: Any, place: Any) -> None:
+        for partition in partitions:
+            await place(self.consumer, partition)
+
+
+async def placed(rig: Rig) -> None:
+    """Q comes and is placed, and the group is formed again before it begins."""
+    await rig.begun()
+    rig.consumer.is_given(P, Q, generation=2)
+    await rig.member.joined(rig.consumer)
+    follower: Any = Follower()
+    assert await rig.member.place(rig.consumer, rig.member.new(rig.consumer), follower)
+    assert tuple(Q) in rig.notes.stored
+
+
+async def test_a_partition_that_goes_before_it_began_is_answered_here_no_longer() -> None:
+    rig = Rig()
+    await placed(rig)
+    rig.member.give_up(rig.consumer)
+    assert rig.notes.gone == []
+    rig.consumer.is_given(P, generation=3)
+    await rig.member.joined(rig.consumer)
+    rig.member.give_up(rig.consumer)
+    assert rig.notes.gone == [tuple(Q)]
+    rig.member.give_up(rig.consumer)
+    assert rig.notes.gone == [tuple(Q)], "once"
+
+
+@pytest.mark.parametrize("committed", [5, 6])
+async def test_one_that_comes_back_begins_again_if_others_have_committed_meanwhile(committed: int) -> None:
+    rig = Rig()
+    await placed(rig)
+    rig.consumer.committed_offset = committed
+    rig.consumer.is_given(P, Q, generation=5)
+    await rig.member.joined(rig.consumer)
+    follower: Any = Follower()
+    starts = await rig.member.place(rig.consumer, [Q], follower)
+    assert rig.notes.gone == ([tuple(Q)] if committed > 5 else [])
+    rig.member.begin(starts)
+    rig.member.give_up(rig.consumer)
+    assert len(rig.notes.gone) == (committed > 5)

@@ -619,6 +619,24 @@ async def test_what_is_read_followed_or_about_to_be_is_held(monkeypatch: pytest.
     assert held() == [False, False]
 
 
+async def test_sessions_that_are_opened_one_by_one_to_be_followed_are_held_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another daemon answers them, so what nobody holds is closed; it would be opened as ours."""
+    points = {Q: CommitPoint(7, told("bbb"))}
+    rig = Rig(points)
+    await rig.start()
+    held, resume = list[bool](), rig.resume
+
+    async def looks(sessions: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
+        held.extend(rig.input.holds(name) for name in sessions)
+        return await resume(sessions)
+
+    monkeypatch.setattr(rig, "resume", looks)
+    await rig.log.listener.follows(points)
+    assert held == [True]
+
+
 async def test_a_partition_that_goes_before_it_begins_holds_no_session() -> None:
     points = {P: CommitPoint(5, told("aaa"))}
     rig = Rig(points)
