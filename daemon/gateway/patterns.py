@@ -100,10 +100,8 @@ class Patterns:
             if len(self.unmatched) < MAX_WATCHED:
                 self.unmatched[symbol] = None
             return Unopened.UNMATCHED
-        if symbol in self._refused:
-            if now_ns - self._refused[symbol] < RETRY_NS:
-                return Unopened.REFUSED
-            del self._refused[symbol]
+        if self._is_refused(symbol, now_ns):
+            return Unopened.REFUSED
         if self._counts[pattern] >= pattern.max_sessions:
             self._watched.pop(symbol, None)
             return Unopened.LIMIT
@@ -127,6 +125,14 @@ class Patterns:
         if pattern is None or 0 < pattern.idle_timeout < silent_ns:
             return None
         return self._session(pattern, opened.symbol, name, opened.price_decimals)
+
+    def _is_refused(self, symbol: str, now_ns: int) -> bool:
+        """Whether the engine had no room for it a moment ago."""
+        since_ns = self._refused.get(symbol)
+        if since_ns is not None and now_ns - since_ns >= RETRY_NS:
+            del self._refused[symbol]
+            return False
+        return since_ns is not None
 
     def _watch(self, symbol: str, pattern: PatternConfig, now_ns: int) -> _Watched:
         seen = self._watched.get(symbol)

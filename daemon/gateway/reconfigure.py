@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 RETRY_S = 0.2
 NEXT_ENGINE_S = 120.0
 """How long a session that was removed to begin again waits for an engine."""
+OPEN_AT_A_TIME = 8
 OPEN_AGAIN_S = 5.0
 """How long a session that could not be opened stays closed at least."""
 
@@ -114,8 +115,7 @@ class LiveSessions:
     async def resume(self, names: Collection[str]) -> dict[str, Mapping[str, Position]]:
         """Reset these sessions to what others have acknowledged; returns where they read on."""
         async with self._changing:
-            for session in self._configured(names):
-                await self._bring_back(session)
+            await self._bring_back_all(names)
         return {name: found for name in names if (found := self._positions.pop(name, {}))}
 
     def closed(self, sessions: Iterable[str]) -> set[str]:
@@ -129,9 +129,10 @@ class LiveSessions:
         """
         async with self._changing:
             now, closed = time.monotonic(), self.closed(sessions)
-            for session in self._configured({n for n in closed if self._retry_at.get(n, now) <= now}):
-                await self._bring_back(session)
-                self._positions.pop(session.name, None)
+            due = {name for name in closed if self._retry_at.get(name, now) <= now}
+            await self._bring_back_all(due)
+            for name in due:
+                self._positions.pop(name, None)
         return self.closed(sessions)
 
     async def close_unused(self, is_elsewhere: Callable[[str], bool]) -> None:
@@ -189,11 +190,17 @@ class LiveSessions:
     def _configured(self, names: Collection[str]) -> list[SessionConfig]:
         return [each for each in self.config.sessions if each.name in names]
 
-    async def _bring_back(self, session: SessionConfig) -> None:
+    async def _bring_back_all(self, names: Collection[str]) -> None:
+        """A few at a time: the engine opens those that wait between two batches, and answers nothing then."""
+        few = asyncio.Semaphore(OPEN_AT_A_TIME)
+        await asyncio.gather(*(self._bring_back(each, few) for each in self._configured(names)))
+
+    async def _bring_back(self, session: SessionConfig, few: asyncio.Semaphore) -> None:
         """Open it, or open it again, where others have left it."""
         name = session.name
         try:
-            await self._again(session)
+            async with few:
+                await self._again(session)
         except messages.QueryError as error:
             self._lives.on(Event.FAILED, [name])
             if name in self._patterns.opened:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from itertools import pairwise
 from typing import Protocol
@@ -167,6 +167,10 @@ class RecordDecoder:
         self._sequences = Sequences(sequence)
         self._waiting: dict[tuple[int, int], tuple[Stream, SymbolRoute, Callable[[bool], None]]] = {}
         """Packs heartbeats and refusals of the record before, by symbol and time (0: unknown)."""
+        self._unread: dict[tuple[Stream, int, int], Unopened | MalformedRecord] = {}
+        """Why records of the messages under way open no session: by stream, offset and part."""
+        self._refused: Set[str] = frozenset()
+        """Symbols of these messages whose sessions the engine has refused."""
         self.reroute(routes)
 
     async def run(self) -> None:
@@ -279,7 +283,7 @@ class RecordDecoder:
             self._check_clock(record, message)
             _check_width(record)
             if not isinstance(record, VenueHeartbeat):
-                route = await self._route(record, stream, message.offset)
+                route = await self._route(record, stream, message.offset, part)
             self._note_missing(record)
             if isinstance(route, SymbolRoute) and not isinstance(record, VenueHeartbeat):
                 self._write(record, route, message, part, more)
@@ -314,23 +318,54 @@ class RecordDecoder:
             for name in route.sessions:
                 self._clocks[name].observe(record.ts_event, message.ts_recv_ns)
 
-    async def _route(self, record: AnyRecord, stream: Stream, offset: int) -> SymbolRoute | Unopened:
-        """Where a record goes, whose sessions are open by then, or why nowhere; it may be its symbol's first.
+    async def _discover(self, opener: Opener, messages: Sequence[Incoming]) -> None:
+        """Open the sessions of symbols that come for the first time, all together, before they are packed."""
+        self._unread.clear()
+        new = dict[str, SymbolRoute]()
+        for message in messages:
+            stream = message.topic, message.partition
+            if message.fault is not None or not message.payload or not self._tracker.is_ours(stream):
+                continue
+            if self._tracker.is_stored(stream, message.offset):
+                continue  # an earlier daemon has opened what was to be opened
+            found, _ = self._payloads.parts(message)
+            for number, record in enumerate(part.record for part in found):
+                if isinstance(record, MalformedRecord | VenueHeartbeat):
+                    continue
+                if record.key in self._routes.by_symbol:
+                    continue
+                try:
+                    self._check_clock(record, message)
+                    _check_width(record)
+                    why: Unopened | MalformedRecord | None = opener.discover(record)
+                except MalformedRecord as error:
+                    why = error
+                if why is None:
+                    new[record.key] = self._routes.by_symbol[record.key]
+                else:
+                    self._unread[stream, message.offset, number] = why
+        await self._open({name for route in new.values() for name in route.sessions})
+        self._refused = new.keys() - self._routes.by_symbol.keys()
+
+    async def _route(
+        self, record: AnyRecord, stream: Stream, offset: int, part: int
+    ) -> SymbolRoute | Unopened:
+        """Where a record goes, whose sessions are open by then, or why nowhere.
 
         Raises MalformedRecord for prices that its sessions do not take.
         """
-        ours = self._tracker.is_ours(stream) and not self._tracker.is_stored(stream, offset)
-        if record.key not in self._routes.by_symbol:
-            # another daemon, or an earlier one, has opened what was to be opened
-            why = self._discovers.discover(record) if self._discovers and ours else Unopened.UNMATCHED
-            if why is not None:
-                return why
-        route = self._routes.by_symbol[record.key]
-        if not route.signed:
-            check_prices(record)
-        await self._open_for(stream, route.sessions)
-        gone = Unopened.UNMATCHED if self._discovers is None else Unopened.REFUSED
-        return self._routes.by_symbol.get(record.key, gone)
+        route = self._routes.by_symbol.get(record.key)
+        if route is not None:
+            if not route.signed:
+                check_prices(record)
+            await self._open_for(stream, route.sessions)
+            route = self._routes.by_symbol.get(record.key)  # none is left where the engine refuses it
+        if route is not None:
+            return route
+        why = self._unread.get((stream, offset, part), Unopened.UNMATCHED)
+        if isinstance(why, MalformedRecord):
+            raise why
+        return Unopened.REFUSED if record.key in self._refused else why
 
     def _write(self, record: AnyRecord, route: SymbolRoute, message: Incoming, part: int, more: bool) -> None:
         """Write a record for the ring. Raises what its values provoke, and then nothing is written."""
@@ -460,6 +495,8 @@ class RecordDecoder:
         return len(messages)
 
     async def _pack_each(self, messages: Sequence[Incoming]) -> None:
+        if self._discovers is not None:
+            await self._discover(self._discovers, messages)
         for message in messages:
             parts = self._parts(message)
             for number, part in enumerate(parts):
