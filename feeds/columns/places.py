@@ -104,7 +104,7 @@ class Scanned:
 
     @classmethod
     def empty(cls, raw: bytes, count: int, places: int, enums: Enums = MappingProxyType({})) -> "Scanned":
-        """Of so many payloads and places."""
+        """Return one of ``count`` payloads and ``places`` places, in which nothing is noted."""
         a, b = np.zeros((2, places, count), np.int64)
         kinds, read = np.zeros((places, count), np.uint8), np.zeros(count, np.bool_)
         return cls(raw, kinds, a, b, np.zeros(places, np.int64), read, enums)

@@ -47,7 +47,10 @@ class Documents(Protocol):
         """The document in a payload. Raises MalformedRecord."""
 
     def scan(self, raw: bytes, ends: Integers, places: Places) -> Scanned | None:
-        """What compiled code finds in ``raw``, payloads up to each of ``ends`` of which one is not empty."""
+        """What compiled code finds in ``raw``, payloads up to each of ``ends``; None: nothing.
+
+        One of them is not empty.
+        """
 
 
 class JsonDocuments:

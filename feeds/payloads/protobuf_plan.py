@@ -67,6 +67,7 @@ class _Builder:
             else:
                 node = self.message(each.message_type, {} if place is None else place.within)
         if kind == ENUM and place is not None:
+            _check(each.enum_type)
             self.enums[number] = {value.number: value.name for value in each.enum_type.values[::-1]}
         missing = kind if number >= 0 and not each.has_presence else ABSENT
         return [each.number, each.type, node, number, 0, kind, missing, once, int(each.is_repeated)]
@@ -93,6 +94,7 @@ def compile_plan(descriptor: Any, places: Places) -> scanner.ProtobufPlan | None
 
 
 def _check(descriptor: Any) -> None:
+    """Raise _NotCovered unless a message or an enumeration is of Protobuf 3."""
     file = descriptor_pb2.FileDescriptorProto()
     descriptor.file.CopyToProto(file)
     if file.syntax != "proto3":

@@ -275,15 +275,14 @@ def _tokens(reader: RowReader, table: Table) -> npt.NDArray[np.uint32]:
         return tokens
     if column.kind == "decimal" and not column.scale and (column.values >= 0).all():
         tokens_of_numbers(column.values, tokens)
-    elif column.kind == "text":
+    else:
+        column = _as_words(column)
         words = column.words
         if reader.null:
             words = ["" if word in reader.null else word for word in words]
         made = np.zeros(len(words) + 1, np.uint32)
         tokens_of_texts(*spans(words), made)
         tokens = made[column.values]
-    else:
-        raise Unusual
     return tokens if column.valid is None else np.where(column.valid, tokens, np.uint32(0))
 
 

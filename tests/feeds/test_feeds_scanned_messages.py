@@ -296,6 +296,15 @@ def expect_values(documents: Documents, payloads: Sequence[bytes], refs: Sequenc
 
 @given(st.lists(JSON, min_size=1, max_size=6))
 @example([b'{"p":1,"p":2}', b'{"k":{},"k":{"p":1}}', b'{"p":[1,]}', b'{"p":1}x', b"[]", b'{"p":1e5}', b"{}"])
+@example(
+    [
+        b'{"k":{"p":1},"k":{}}',
+        b'{"d":[{"p":1}],"d":[]}',
+        b'{"k":{"p":1},"k":null}',
+        b'{"k":5}',
+        b'{"k":[{"p":1}]}',
+    ]
+)
 @example([b'{"d":[{"p":"1"},5,[[]]],"k":{"d":["x"]}}', b'{"p":-0}', b'{"p":"\\u0041"}', b'{"x":"\\n","p":1}'])
 def test_values_of_json(payloads: list[bytes]) -> None:
     expect_values(JsonDocuments(), payloads, REFS)
@@ -305,6 +314,7 @@ def test_values_of_json(payloads: list[bytes]) -> None:
 @example(
     [msgspec.msgpack.encode({"p": each}) for each in (2**63, 2**63 - 1, -(2**63), -(2**31), -1, b"\xff")]
 )
+@example([b"\x82\xa1k\x81\xa1p\x01\xa1k\x80", b"\x81\xa1k\x91\x81\xa1p\x01", b"\x81\xa1k\x81\xa1p\x01"])
 @example(
     [b"\x81\xa1p\xca\x3f\x80\x00\x00", b"\x82\xa1p\x01\xa1p\x02", b"\x81\xa1p\xc1", b"\x81\x01\x02", b"\x01"]
 )
