@@ -115,4 +115,5 @@ class ScannedColumns:
 
 
 def _of_singles(bits: Integers) -> npt.NDArray[np.float64]:
-    return bits.astype(np.uint32).view(np.float32).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # of NaN that signals
+        return bits.astype(np.uint32).view(np.float32).astype(np.float64)
