@@ -193,11 +193,14 @@ JSON = damaged(
 MSGPACK = damaged(members(PRICES | FLOATS | st.integers(0, 10**6), ODD | st.binary(max_size=4)).map(packed))
 
 
-def message_class() -> Any:
-    return compiled(Schema("PROTOBUF", PROTO)).kind("T")
+KIND: Any = compiled(Schema("PROTOBUF", PROTO)).kind("T")
 
 
-KIND = message_class()
+def encoded(*documents: dict[str, Any]) -> bytes:
+    """Messages of Protobuf one after the other, which are one message."""
+    return b"".join(KIND(**each).SerializeToString() for each in documents)
+
+
 SIGNED, UNSIGNED = st.integers(-(2**31), 2**31 - 1), st.integers(0, 2**32 - 1)
 LONG, LONG_UNSIGNED = st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**64 - 1)
 INT = {
@@ -248,8 +251,8 @@ def wire(fields: Sequence[tuple[int, int, bytes]]) -> bytes:
 
 
 PROTOBUF = damaged(
-    st.tuples(OF_MESSAGE, mostly(st.just([]), FIELDS), st.integers(0, 9).map(lambda at: at == 0)).map(
-        lambda each: KIND(**each[0]).SerializeToString() * (2 if each[2] else 1) + wire(each[1])
+    st.tuples(OF_MESSAGE, mostly(st.just({}), OF_MESSAGE), mostly(st.just([]), FIELDS)).map(
+        lambda each: encoded(*each[:2]) + wire(each[2])
     )
 )
 
@@ -326,6 +329,12 @@ def test_values_of_msgpack(payloads: list[bytes]) -> None:
 
 
 @given(st.lists(PROTOBUF, min_size=1, max_size=6), st.sampled_from([OF_PROTO, MORE_OF_PROTO]))
+@example([encoded({"k": {"p": "1"}}, {"k": {"s": "2"}})], OF_PROTO)
+@example([encoded({"left": "x"}, {"right": 1}), encoded({"right": 1}, {"left": "x"})], OF_PROTO)
+@example(
+    [encoded({"at": {"seconds": 5}}, {"at": {"nanos": 5}}), encoded({"both": {"d": 1.5}}, {"right": 1})],
+    MORE_OF_PROTO,
+)
 @settings(max_examples=300)
 def test_values_of_protobuf(folder: Path, payloads: list[bytes], refs: list[str]) -> None:
     form = load_format(made_format(folder, "protobuf", ""), of_messages=True)
