@@ -342,6 +342,15 @@ def test_values_of_protobuf(folder: Path, payloads: list[bytes], refs: list[str]
     expect_values(ProtobufDocuments(form, None), payloads, refs)
 
 
+@pytest.mark.parametrize("number", [1, 5, 6, 7, 8, 12, 13, 14, 15, 30])
+def test_numbers_of_any_length_are_read_as_protobuf_does_or_not_at_all(folder: Path, number: int) -> None:
+    form = load_format(made_format(folder, "protobuf", ""), of_messages=True)
+    ends = [b"\x00", b"\x01", b"\x02", b"\x7f", b"\x80"]
+    for length in range(11):
+        payloads = [wire([(number, 0, fill * length + end)]) for fill in (b"\x80", b"\xff") for end in ends]
+        expect_values(ProtobufDocuments(form, None), payloads, OF_PROTO)
+
+
 @pytest.mark.parametrize(
     ("documents", "payloads"),
     [
