@@ -330,6 +330,8 @@ def test_values_of_msgpack(payloads: list[bytes]) -> None:
 
 @given(st.lists(PROTOBUF, min_size=1, max_size=6), st.sampled_from([OF_PROTO, MORE_OF_PROTO]))
 @example([encoded({"k": {"p": "1"}}, {"k": {"s": "2"}})], OF_PROTO)
+@example([encoded({"at": {"seconds": 5, "nanos": -1}})], OF_PROTO)
+@example([encoded({"at": {"seconds": 5, "nanos": 10**9}})], OF_PROTO)
 @example([encoded({"left": "x"}, {"right": 1}), encoded({"right": 1}, {"left": "x"})], OF_PROTO)
 @example(
     [encoded({"at": {"seconds": 5}}, {"at": {"nanos": 5}}), encoded({"both": {"d": 1.5}}, {"right": 1})],
