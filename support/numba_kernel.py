@@ -52,6 +52,15 @@ def kernel(function: F) -> F:
     return cast(F, numba.njit(cache=_CACHED, nogil=True)(function))
 
 
+def inlined_kernel(function: F) -> F:
+    """As `kernel`, for code that makes no arrays: it becomes part of its callers, and counts no references.
+
+    Passing many arrays from function to function, and counting who holds them, takes longer than short work.
+    """
+    made = numba.njit(cache=_CACHED, nogil=True, forceinline=True, _nrt=False)(function)
+    return cast(F, made)
+
+
 def callback(function: Callable[..., None], signature: Any) -> Any:
     """Compile `function` now, as a C function of numba's ``signature``; its ``address`` may be called.
 

@@ -58,7 +58,7 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     """Trades of 16 symbols, a record a message, decoded to columns in batches as a source yields them. The
     reference is the library's own decoding of the same payloads in the same process: of JSON and msgpack
     msgspec's into Python's objects, of Avro fastavro's, of Protobuf the class that its descriptors make.
-    Foretick's own records are decoded in compiled code, all others by that library first.
+    Compiled code reads all but Avro, which that library decodes first.
     """
     count, repeats = run.sized((100_000, 5), (4000, 1))
     columns.warm_up()

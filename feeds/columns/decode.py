@@ -6,6 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from feeds.columns.decode_kernel import JSON, MSGPACK, decode, fill_table, tokens_of_numbers, tokens_of_texts
+from feeds.columns.json_scanner import scan_json
+from feeds.columns.msgpack_scanner import scan_msgpack
+from feeds.columns.places import Places
+from feeds.columns.protobuf_scanner import COLUMNS as PLAN_COLUMNS
+from feeds.columns.protobuf_scanner import ProtobufPlan
 from feeds.columns.text_kernel import warm_up as warm_up_texts
 
 COLUMNS = np.dtype(
@@ -64,9 +69,15 @@ def warm_up() -> None:
     """Compile the kernels, or load them from the cache."""
     ColumnDecoder(["V:S"]).decode([b"{}"])
     tokens = np.zeros(1, np.uint32)
-    tokens_of_texts(np.zeros(1, np.uint8), np.zeros(1, np.int64), tokens)
+    tokens_of_texts(np.zeros(1, np.uint8), np.zeros(1, np.int64), np.zeros(1, np.int64), tokens)
     tokens_of_numbers(np.zeros(1, np.int64), tokens)
     warm_up_texts()
+    places, ends = Places.compile([""]), np.ones(1, np.int64)
+    if places is not None:
+        scan_json(b"{", ends, places)
+        scan_msgpack(b"{", ends, places)
+    plan = ProtobufPlan(1, np.zeros((1, 2), np.int64), np.zeros((0, PLAN_COLUMNS), np.int64), {})
+    plan.scan(b"{", ends, b"")
 
 
 def _ends(pieces: Sequence[bytes]) -> npt.NDArray[np.int64]:

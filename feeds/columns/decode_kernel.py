@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from support.numba_kernel import kernel
+from support.numba_kernel import inlined_kernel, kernel
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -57,7 +57,7 @@ _NEEDS_BAR = _COMMON | _bits(_OPEN, _HIGH, _LOW, _CLOSE, _VOLUME, _INTERVAL)
 _YEAR_1990, _YEAR_2100 = 631_152_000 * 10**9, 4_102_444_800 * 10**9
 _LIMIT = 9_200_000_000 * 10**9
 _MAX_INTERVAL, _MAX_NAME = 1 << 62, 64
-_FNV_START, _FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
+FNV_START, _FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
 
 
 def _crc_table() -> npt.NDArray[np.uint32]:
@@ -71,7 +71,7 @@ def _crc_table() -> npt.NDArray[np.uint32]:
 _CRC = _crc_table()
 
 
-@kernel
+@inlined_kernel
 def _pack(data: Bytes, start: int, end: int) -> Any:
     """Up to eight bytes as a little-endian word."""
     word = np.int64(0)
@@ -134,7 +134,7 @@ def _member(data: Bytes, start: int, end: int) -> int:
     return found
 
 
-@kernel
+@inlined_kernel
 def read_decimal(data: Bytes, start: int, end: int) -> Any:
     """Decimal text in units of 1e-9; -1 unless it is digits, or digits, a point and one to nine digits."""
     value = np.int64(0)
@@ -226,16 +226,16 @@ def _put_integer(values: Any, member: int, value: Any) -> bool:
     return member >= _PRICE or member in (_TS_EVENT, _TS_RECV, _SEQ, _INTERVAL)
 
 
-@kernel
-def _blank(data: Bytes, i: int, end: int) -> int:
+@inlined_kernel
+def blank(data: Bytes, i: int, end: int) -> int:
     """The first place from ``i`` that is not JSON's white space."""
     while i < end and (data[i] == 32 or data[i] == 10 or data[i] == 13 or data[i] == 9):
         i += 1
     return i
 
 
-@kernel
-def _string_end(data: Bytes, i: int, end: int) -> int:
+@inlined_kernel
+def string_end(data: Bytes, i: int, end: int) -> int:
     """Where a string that begins at ``i`` ends; -1 for an escape or anything but printable ASCII."""
     while i < end:
         byte = data[i]
@@ -263,26 +263,26 @@ def _number_end(data: Bytes, i: int, end: int) -> int:
 @kernel
 def _read_json(values: Any, data: Bytes, start: int, end: int) -> bool:
     """Read one object into ``values``."""
-    i = _blank(data, start, end)
+    i = blank(data, start, end)
     if i >= end or data[i] != 123:
         return False
-    i = _blank(data, i + 1, end)
+    i = blank(data, i + 1, end)
     while i < end and data[i] == 34:
-        stop = _string_end(data, i + 1, end)
+        stop = string_end(data, i + 1, end)
         if stop < 0:
             return False
         member = _member(data, i + 1, stop)
         if member < 0 or (values[_SEEN] >> member) & 1:
             return False
         values[_SEEN] |= np.int64(1) << np.int64(member)
-        i = _blank(data, stop + 1, end)
+        i = blank(data, stop + 1, end)
         if i >= end or data[i] != 58:
             return False
-        i = _blank(data, i + 1, end)
+        i = blank(data, i + 1, end)
         if i >= end:
             return False
         if data[i] == 34:
-            stop = _string_end(data, i + 1, end)
+            stop = string_end(data, i + 1, end)
             if stop < 0 or not _put_text(values, member, data, i + 1, stop):
                 return False
             i = stop + 1
@@ -303,19 +303,20 @@ def _read_json(values: Any, data: Bytes, start: int, end: int) -> bool:
                 return False
             if not _put_integer(values, member, np.int64(value)):
                 return False
-        i = _blank(data, i, end)
+        i = blank(data, i, end)
         if i >= end:
             return False
         if data[i] == 125:
-            return _blank(data, i + 1, end) == end
+            return blank(data, i + 1, end) == end
         if data[i] != 44:
             return False
-        i = _blank(data, i + 1, end)
+        i = blank(data, i + 1, end)
     return False
 
 
-@kernel
-def _big_endian(data: Bytes, start: int, length: int) -> Any:
+@inlined_kernel
+def big_endian(data: Bytes, start: int, length: int) -> Any:
+    """The unsigned number in some bytes."""
     value = np.uint64(0)
     for i in range(start, start + length):
         value = (value << np.uint64(8)) | np.uint64(data[i])
@@ -365,7 +366,7 @@ def _read_msgpack(values: Any, data: Bytes, start: int, end: int) -> bool:
             width = 1 << (np.int64(first) - (0xD0 if signed else 0xCC))
             if i + 1 + width > end or (signed and data[i + 1] > 0x7F):
                 return False
-            value = _big_endian(data, i + 1, width)
+            value = big_endian(data, i + 1, width)
         if width >= 0:
             if value > np.uint64(_LIMIT) or not _put_integer(values, member, np.int64(value)):
                 return False
@@ -405,7 +406,7 @@ def _plausible(values: Any) -> Any:
     return inside and 0 < values[_INTERVAL] < _MAX_INTERVAL
 
 
-@kernel
+@inlined_kernel
 def name_hash(data: Bytes, start: int, end: int, state: Any) -> Any:
     """FNV-1a over some bytes, continued from ``state``."""
     for i in range(start, end):
@@ -425,12 +426,13 @@ def _token(data: Bytes, start: int, end: int) -> Any:
     return state if state != 0 else np.uint32(1)
 
 
-@kernel
-def _same(data: Bytes, start: int, end: int, names: Bytes, at: int) -> bool:
-    same = True
+@inlined_kernel
+def same(data: Bytes, start: int, end: int, names: Bytes, at: int) -> bool:
+    """Whether some bytes are those at ``at`` in others."""
+    is_same = True
     for i in range(start, end):
-        same &= data[i] == names[at + i - start]
-    return same
+        is_same &= data[i] == names[at + i - start]
+    return is_same
 
 
 @kernel
@@ -439,7 +441,7 @@ def _index(data: Bytes, values: Any, names: Bytes, ends: Any, table: Any) -> int
     venue, venue_end, symbol, symbol_end = (
         values[_VENUE], values[_VENUE_END], values[_SYMBOL], values[_SYMBOL_END]
     )  # fmt: skip
-    state = name_hash(data, venue, venue_end, _FNV_START)
+    state = name_hash(data, venue, venue_end, FNV_START)
     state = (state ^ np.uint64(58)) * _FNV_PRIME
     state = name_hash(data, symbol, symbol_end, state)
     mask = np.uint64(len(table) - 1)
@@ -450,7 +452,7 @@ def _index(data: Bytes, values: Any, names: Bytes, ends: Any, table: Any) -> int
         start = ends[index - 1] if index > 0 else 0
         if ends[index] - start == length and names[start + venue_end - venue] == 58:
             after = start + venue_end - venue + 1
-            if _same(data, venue, venue_end, names, start) and _same(data, symbol, symbol_end, names, after):
+            if same(data, venue, venue_end, names, start) and same(data, symbol, symbol_end, names, after):
                 return int(index)
         slot = (slot + np.uint64(1)) & mask
     return -1
@@ -462,7 +464,7 @@ def fill_table(names: Bytes, ends: Any, table: Any) -> None:
     mask = np.uint64(len(table) - 1)
     start = 0
     for index in range(len(ends)):
-        slot = name_hash(names, start, ends[index], _FNV_START) & mask
+        slot = name_hash(names, start, ends[index], FNV_START) & mask
         while table[slot] >= 0:
             slot = (slot + np.uint64(1)) & mask
         table[slot] = index
@@ -511,12 +513,10 @@ def decode(
 
 
 @kernel
-def tokens_of_texts(data: Bytes, ends: Any, out: Any) -> None:
-    """Tokens [n] of ids: the texts in ``data`` up to each of ``ends``."""
-    start = 0
+def tokens_of_texts(data: Bytes, starts: Any, ends: Any, out: Any) -> None:
+    """Tokens [n] of ids: the texts in ``data`` from each of ``starts`` to each of ``ends``."""
     for n in range(len(ends)):
-        out[n] = _token(data, start, ends[n])
-        start = ends[n]
+        out[n] = _token(data, starts[n], ends[n])
 
 
 @kernel

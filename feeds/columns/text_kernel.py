@@ -1,23 +1,24 @@
 """Compiled reading of numbers and times that stand as plain text; what they do not take is left alone."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from feeds.columns.decode_kernel import Bytes, read_decimal
-from support.numba_kernel import kernel
+from feeds.columns.decode_kernel import FNV_START, Bytes, name_hash, read_decimal, same
+from support.numba_kernel import inlined_kernel
 
 Integers = npt.NDArray[np.int64]
+_MAX_PROBES = 64
+"""Texts that are compared to find one."""
 _SHORTEST, _LONGEST = len("2024-03-05T10:00:00Z"), len("2024-03-05T10:00:00.123456789Z")
 
 
 def units_of(texts: Sequence[str]) -> Integers:
     """Decimal texts in units of 1e-9; -1 unless one is digits, or digits, a point and one to nine digits."""
     out = np.full(len(texts), -1, np.int64)
-    data, ends = joined(texts)
-    _units(data, ends, out)
+    _units(*spans(texts), out)
     return out
 
 
@@ -27,27 +28,104 @@ def instants_of(texts: Sequence[str]) -> Integers:
     Such as ``2024-03-05T10:00:00Z``, or with one to nine digits of a fraction.
     """
     out = np.full(len(texts), -1, np.int64)
-    data, ends = joined(texts)
-    _instants(data, ends, out)
+    _instants(*spans(texts), out)
     return out
 
 
-def joined(texts: Sequence[str]) -> tuple[Bytes, Integers]:
-    """Texts in UTF-8 one after the other, and the end of each."""
+class Words(Sequence[str]):
+    """Texts of ASCII in ``raw``, from each of ``starts`` to each of ``ends``, made when they are needed."""
+
+    def __init__(self, raw: bytes, starts: Integers, ends: Integers) -> None:
+        self._raw, self.starts, self.ends = raw, starts, ends
+
+    @property
+    def data(self) -> Bytes:
+        """The bytes they are in."""
+        return np.frombuffer(self._raw or b"\0", np.uint8)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> "Words": ...
+
+    def __getitem__(self, at: int | slice) -> "str | Words":
+        if isinstance(at, slice):
+            return Words(self._raw, self.starts[at], self.ends[at])
+        return self._raw[self.starts[at] : self.ends[at]].decode("ascii")
+
+
+def distinct(raw: bytes, starts: Integers, ends: Integers) -> tuple[Integers, Words]:
+    """The place of each text among the words, few of which are equal; -1 where its start is -1."""
+    codes, firsts = np.empty((2, len(starts)), np.int64)
+    table = np.full(1 << (2 * len(starts)).bit_length(), -1, np.int64)
+    count = _distinct(np.frombuffer(raw or b"\0", np.uint8), starts, ends, table, codes, firsts)
+    return codes, Words(raw, starts[firsts[:count]], ends[firsts[:count]])
+
+
+def spans(texts: Sequence[str]) -> tuple[Bytes, Integers, Integers]:
+    """Bytes that hold texts in UTF-8, and where each begins and ends."""
+    if isinstance(texts, Words):
+        return texts.data, texts.starts, texts.ends
     encoded = [text.encode() for text in texts]
-    ends = np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)))
-    return np.frombuffer(b"".join(encoded) or b"\0", np.uint8), ends
+    sizes = np.fromiter(map(len, encoded), np.int64, len(encoded))
+    ends = np.cumsum(sizes)
+    return np.frombuffer(b"".join(encoded) or b"\0", np.uint8), ends - sizes, ends
 
 
-@kernel
-def _units(data: Bytes, ends: Any, out: Any) -> None:
-    start = 0
+def integers_of(raw: bytes, starts: Integers, ends: Integers) -> Integers:
+    """Integers of up to 18 digits, with or without a minus; 0 where there is none."""
+    out = np.zeros(len(starts), np.int64)
+    _integers(np.frombuffer(raw or b"\0", np.uint8), starts, ends, out)
+    return out
+
+
+@inlined_kernel
+def _integers(data: Bytes, starts: Any, ends: Any, out: Any) -> None:
     for n in range(len(ends)):
-        out[n] = read_decimal(data, start, ends[n])
-        start = ends[n]
+        start = starts[n]
+        negative = start < ends[n] and data[start] == 45
+        value = _digits(data, start + 1 if negative else start, ends[n])
+        out[n] = -value if negative else value
 
 
-@kernel
+@inlined_kernel
+def _distinct(data: Bytes, starts: Any, ends: Any, table: Any, codes: Any, firsts: Any) -> int:
+    """Number texts as they come first; a full stretch of the table makes a text a word of its own."""
+    count, mask = 0, np.uint64(len(table) - 1)
+    for n in range(len(starts)):
+        codes[n] = -1
+        if starts[n] < 0:
+            continue
+        slot = name_hash(data, starts[n], ends[n], FNV_START) & mask
+        for _ in range(_MAX_PROBES):
+            word = table[slot]
+            if word < 0:
+                table[slot] = count
+                break
+            first = firsts[word]
+            if ends[first] - starts[first] == ends[n] - starts[n] and same(
+                data, starts[n], ends[n], data, starts[first]
+            ):
+                codes[n] = word
+                break
+            slot = (slot + np.uint64(1)) & mask
+        if codes[n] < 0:
+            codes[n], firsts[count] = count, n
+            count += 1
+    return count
+
+
+@inlined_kernel
+def _units(data: Bytes, starts: Any, ends: Any, out: Any) -> None:
+    for n in range(len(ends)):
+        out[n] = read_decimal(data, starts[n], ends[n])
+
+
+@inlined_kernel
 def _digits(data: Bytes, start: int, end: int) -> Any:
     """A number of digits; -1 where another character stands."""
     value = np.int64(0)
@@ -58,7 +136,7 @@ def _digits(data: Bytes, start: int, end: int) -> Any:
     return value
 
 
-@kernel
+@inlined_kernel
 def _days(year: int, month: int, day: int) -> int:
     """Days since 1970 of a day of the Gregorian calendar, counted from a March."""
     year -= month <= 2
@@ -68,14 +146,14 @@ def _days(year: int, month: int, day: int) -> int:
     return era * 146_097 + of_era - 719_468
 
 
-@kernel
+@inlined_kernel
 def _month_days(year: int, month: int) -> int:
     if month == 2:
         return 29 if year % 4 == 0 and (year % 100 != 0 or year % 400 == 0) else 28
     return 30 if month == 4 or month == 6 or month == 9 or month == 11 else 31
 
 
-@kernel
+@inlined_kernel
 def _instant(data: Bytes, start: int, end: int) -> Any:
     length = end - start
     if length != _SHORTEST and not _SHORTEST + 2 <= length <= _LONGEST:
@@ -104,15 +182,15 @@ def _instant(data: Bytes, start: int, end: int) -> Any:
     return seconds * 1_000_000_000 + fraction
 
 
-@kernel
-def _instants(data: Bytes, ends: Any, out: Any) -> None:
-    start = 0
+@inlined_kernel
+def _instants(data: Bytes, starts: Any, ends: Any, out: Any) -> None:
     for n in range(len(ends)):
-        out[n] = _instant(data, start, ends[n])
-        start = ends[n]
+        out[n] = _instant(data, starts[n], ends[n])
 
 
 def warm_up() -> None:
     """Compile the kernels, or load them from the cache."""
     units_of(["1"])
     instants_of(["2024-03-05T10:00:00Z"])
+    codes, _ = distinct(b"1", np.zeros(1, np.int64), np.ones(1, np.int64))
+    integers_of(b"1", codes, codes + 1)

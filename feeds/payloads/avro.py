@@ -9,6 +9,7 @@ from typing import Any
 from fastavro import parse_schema, schemaless_reader
 
 from feeds.codec import MalformedRecord
+from feeds.columns.places import Integers, Places
 from feeds.file_format import FileFormat, FormatError
 from feeds.payloads.schema_registry import Schema, SchemaRegistry, split
 
@@ -37,6 +38,9 @@ class AvroDocuments:
         if number is None:
             raise MalformedRecord("framing", "no schema id of a registry is in front")
         return _read(data, self._writer(self._registry.get(number), number), self._own)
+
+    def scan(self, _raw: bytes, _ends: Integers, _places: Places) -> None:
+        """See `Documents`: no payload is read so."""
 
     def _writer(self, schema: Schema, number: int) -> Any:
         if number not in self._parsed:

@@ -1,9 +1,10 @@
 """Messages in declared formats as records: the formats of files, and what comes with a message."""
 
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -12,6 +13,9 @@ import numpy as np
 from feeds.codec import MalformedRecord
 from feeds.columns import Columns
 from feeds.columns.decode import COLUMNS
+from feeds.columns.json_scanner import scan_json
+from feeds.columns.msgpack_scanner import scan_msgpack
+from feeds.columns.places import Integers, Places, Scanned
 from feeds.decoding import Undecodable, decoded
 from feeds.documents import Document
 from feeds.envelopes import without_mark
@@ -20,14 +24,18 @@ from feeds.file_rows import Row, decode_json, rows
 from feeds.moments import order_of
 from feeds.number_texts import shown
 from feeds.payloads.payload_decoder import Decoded, PayloadDecoder, PayloadRecord, malformed
+from feeds.payloads.scanned_columns import ScannedColumns
 from feeds.payloads.schema_registry import SchemaRegistry, split
-from feeds.payloads.tables import table_of
+from feeds.payloads.tables import document_column
 from feeds.row_records import ParsedRecord, RowReader, matches
 from feeds.source import Incoming
 from feeds.subjects import Subject
 from feeds.tables.convert import TableReader
+from feeds.tables.table import Column, Table, words_column
 from feeds.text_lines import Refuse
 
+_WHOLE = np.dtype((np.void, COLUMNS.itemsize))
+"""A row of columns as its bytes, which are copied faster than member by member."""
 _MOST_SHOWN = 3
 """Unusable records of one message that its DLQ record tells of."""
 
@@ -37,6 +45,12 @@ class Documents(Protocol):
 
     def document(self, payload: bytes) -> Any:
         """The document in a payload. Raises MalformedRecord."""
+
+    def scan(self, raw: bytes, ends: Integers, places: Places) -> Scanned | None:
+        """What compiled code finds in ``raw``, payloads up to each of ``ends``; None: nothing.
+
+        One of them is not empty.
+        """
 
 
 class JsonDocuments:
@@ -50,6 +64,10 @@ class JsonDocuments:
         except Undecodable as error:
             raise MalformedRecord("json", f"{error}: {shown(text[:200].decode(errors='replace'))}") from None
 
+    def scan(self, raw: bytes, ends: Integers, places: Places) -> Scanned:
+        """See `Documents`."""
+        return scan_json(raw, ends, places)
+
 
 class MsgpackDocuments:
     """Msgpack."""
@@ -60,6 +78,10 @@ class MsgpackDocuments:
             return decoded(msgspec.msgpack.decode, payload)
         except Undecodable as error:
             raise MalformedRecord("msgpack", str(error)) from None
+
+    def scan(self, raw: bytes, ends: Integers, places: Places) -> Scanned:
+        """See `Documents`."""
+        return scan_msgpack(raw, ends, places)
 
 
 def documents_of(form: FileFormat, registry: SchemaRegistry | None) -> Documents | None:
@@ -155,7 +177,8 @@ class FormatDecoder:
         self._registry = registry if form.container in ("avro", "protobuf") else None
         self._documents = documents_of(form, registry)
         self._readers = RowReader.compile(form, None, any_price=True)
-        self._refs = sorted(form.columns(), key=str)
+        self._refs = sorted(set(map(str, form.columns())))
+        self._places = Places.compile(ref for ref in self._refs if not _is_of_message(ref))
         self._tables = self._table_reader()
         self._positions: Mapping[str, int] = {}
 
@@ -182,34 +205,62 @@ class FormatDecoder:
             await self._registry.load({n for each in messages if (n := split(each.payload)[0]) is not None})
 
     def columns(self, messages: Sequence[Incoming]) -> Columns:
-        """See `PayloadDecoder`."""
+        """See `PayloadDecoder`. Compiled code reads plain payloads, `Documents.document` the others."""
         columns = np.zeros(len(messages), COLUMNS)
         if self._tables is None or self._documents is None:
             return columns
-        found, places = [], []
-        for at, message in enumerate(messages):
-            if message.fault is None and 0 < len(message.payload) <= self._max_bytes:
-                try:
-                    document = self._documents.document(message.payload)
-                except MalformedRecord:
-                    continue
-                if isinstance(document, dict):
-                    found.append(document)
-                    places.append(at)
-        if not found:
+        payloads = [each.payload if each.fault is None else b"" for each in messages]
+        sizes = np.fromiter(map(len, payloads), np.int64, len(payloads))
+        if (sizes > self._max_bytes).any():
+            payloads = [each if len(each) <= self._max_bytes else b"" for each in payloads]
+            sizes[sizes > self._max_bytes] = 0
+        usable = sizes > 0
+        if not usable.any():
             return columns
-        plain = [messages[at] for at in places]
-
-        def of_messages(ref: str) -> Sequence[str | None] | None:
-            return [_of_message(each, ref) for each in plain] if _is_of_message(ref) else None
-
-        received = np.array([_received(each) for each in plain], np.int64)
-        table = table_of(found, self._refs, received, of_messages)
-        if table is not None:
-            read, keys = self._tables.read(table)
-            read["key"] = keys.numbers(self._positions)[read["key"]] if keys.names else -1
-            columns[places] = read
+        if self._places is not None:
+            scanned = self._documents.scan(b"".join(payloads), np.cumsum(sizes), self._places)
+            if scanned is not None:
+                read = np.flatnonzero(scanned.read & usable)
+                self._take(
+                    columns, messages, read, ScannedColumns(scanned, read, self._places.numbers).column
+                )
+                usable &= ~scanned.read
+        documents, places = list[Any](), list[int]()
+        for at in np.flatnonzero(usable).tolist():
+            try:
+                document = self._documents.document(payloads[at])
+            except MalformedRecord:
+                continue
+            if isinstance(document, dict):
+                documents.append(document)
+                places.append(at)
+        self._take(columns, messages, np.array(places, np.int64), partial(document_column, documents))
         return columns
+
+    def _take(
+        self,
+        columns: Columns,
+        messages: Sequence[Incoming],
+        places: Integers,
+        column: Callable[[str], Column | None],
+    ) -> None:
+        """Read the messages at these places, by the ``column`` of each reference, unless one is None."""
+        if self._tables is None or not len(places):
+            return
+        plain = messages if len(places) == len(messages) else [messages[at] for at in places.tolist()]
+        found = dict[str, Column]()
+        for ref in self._refs:
+            if _is_of_message(ref):
+                made: Column | None = words_column([_of_message(each, ref) for each in plain])
+            else:
+                made = column(ref)
+            if made is None:
+                return
+            found[ref] = made
+        received = np.array([each.ts_source_ns or each.ts_recv_ns for each in plain], np.int64)
+        read, keys = self._tables.read(Table(1, len(plain), found, received))
+        read["key"] = keys.numbers(self._positions)[read["key"]] if keys.names else -1
+        columns.view(_WHOLE)[places] = read.view(_WHOLE)
 
     def parts(self, message: Incoming) -> Decoded:
         """See `PayloadDecoder`. All unusable records of a message are one part."""

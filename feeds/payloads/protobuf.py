@@ -20,13 +20,15 @@ from google.protobuf import (
 from google.protobuf.message import DecodeError, Message
 
 from feeds.codec import MalformedRecord
+from feeds.columns.places import Integers, Places, Scanned
+from feeds.columns.protobuf_scanner import ProtobufPlan
 from feeds.file_format import FileFormat, FormatError
 from feeds.number_texts import JsonNumber
+from feeds.payloads.protobuf_plan import TIMESTAMP, compile_plan
 from feeds.payloads.schema_registry import Schema, SchemaRegistry, split
 
 # the default pool has what was imported
 _WELL_KNOWN = (any_pb2, duration_pb2, empty_pb2, struct_pb2, timestamp_pb2, wrappers_pb2)
-_TIMESTAMP = timestamp_pb2.Timestamp.DESCRIPTOR.full_name
 _MAX_INDEXES = 64
 """Of a message within messages."""
 
@@ -39,11 +41,35 @@ class ProtobufDocuments:
         self._own = _own(form) if form.schema else None
         self._registry = registry
         self._kinds: dict[tuple[int, tuple[int, ...]], type[Message]] = {}
+        self._plans: dict[type[Message], ProtobufPlan | None] = {}
         if registry is None and self._own is None:
             raise FormatError("container protobuf: declare schema and message, or configure a registry")
 
     def document(self, payload: bytes) -> Any:
         """The message of a payload, as a document. Raises MalformedRecord."""
+        kind, data = self._opened(payload)
+        message = kind()
+        try:
+            message.ParseFromString(data)
+        except DecodeError as error:
+            what = f"the payload is no {kind.DESCRIPTOR.full_name}: {error}"
+            raise MalformedRecord("protobuf", what) from None
+        return _document(message)
+
+    def scan(self, raw: bytes, ends: Integers, places: Places) -> Scanned | None:
+        """See `Documents`: all that have the head of the first one."""
+        first = raw[: ends[ends.searchsorted(0, "right")]]
+        try:
+            kind, data = self._opened(first)
+        except MalformedRecord:
+            return None
+        if kind not in self._plans:
+            self._plans[kind] = compile_plan(kind.DESCRIPTOR, places)
+        plan = self._plans[kind]
+        return None if plan is None else plan.scan(raw, ends, first[: len(first) - len(data)])
+
+    def _opened(self, payload: bytes) -> tuple[type[Message], bytes]:
+        """The class of a payload's message, and its bytes. Raises MalformedRecord."""
         number, data = split(payload)
         path: tuple[int, ...] = ()
         if number is not None:
@@ -53,13 +79,7 @@ class ProtobufDocuments:
             if number is None:
                 raise MalformedRecord("framing", "no schema id of a registry is in front")
             kind = self._kind(number, path)
-        message = kind()
-        try:
-            message.ParseFromString(data)
-        except DecodeError as error:
-            what = f"the payload is no {kind.DESCRIPTOR.full_name}: {error}"
-            raise MalformedRecord("protobuf", what) from None
-        return _document(message)
+        return kind, data
 
     def _kind(self, number: int, path: tuple[int, ...]) -> type[Message]:
         found = self._kinds.get((number, path))
@@ -241,7 +261,7 @@ def _map(field: Any, value: Any) -> dict[str, Any]:
 def _value(field: Any, value: Any) -> Any:
     """A time becomes decimal text of seconds since 1970, an enumeration the name of its value."""
     if field.message_type is not None:
-        if field.message_type.full_name == _TIMESTAMP:
+        if field.message_type.full_name == TIMESTAMP:
             return JsonNumber(f"{value.seconds}.{value.nanos:09d}")
         return _document(value)
     if field.enum_type is not None:

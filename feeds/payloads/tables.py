@@ -1,33 +1,20 @@
-"""Documents as a table, many at a time: a column for each place that a format reads from."""
+"""Values of documents, many at a time, as a column of a table."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeds.codec import MalformedRecord
 from feeds.decimals import BinaryFloat
 from feeds.documents import member, text_of
-from feeds.file_format import Ref
-from feeds.tables.table import Column, Table, words_column
-
-OfMessages = Callable[[str], Sequence[str | None] | None]
-"""What comes with messages, by its place; None where the place is in their documents."""
+from feeds.tables.table import Column, words_column
 
 
-def table_of(
-    documents: Sequence[Any], refs: Iterable[Ref], received: npt.NDArray[np.int64], of_messages: OfMessages
-) -> Table | None:
-    """A row for each document, which is received at these times, ns; None where a column has no one type."""
-    columns: dict[str, Column] = {}
-    for ref in map(str, refs):
-        given = of_messages(ref)
-        column = words_column(given) if given is not None else _column(ref, values_at(documents, ref))
-        if column is None:
-            return None
-        columns[ref] = column
-    return Table(1, len(documents), columns, received)
+def document_column(documents: Sequence[Any], ref: str) -> Column | None:
+    """The values of documents at a path; None where they have no one type."""
+    return column_of(ref, values_at(documents, ref))
 
 
 def values_at(documents: Sequence[Any], ref: str) -> list[Any]:
@@ -43,7 +30,8 @@ def values_at(documents: Sequence[Any], ref: str) -> list[Any]:
     return values
 
 
-def _column(ref: str, values: list[Any]) -> Column | None:
+def column_of(ref: str, values: list[Any]) -> Column | None:
+    """A column of values of documents; None where equal texts would be one word."""
     kinds = set(map(type, values))
     if kinds == {int}:
         try:
@@ -57,9 +45,12 @@ def _column(ref: str, values: list[Any]) -> Column | None:
     if kinds == {bool}:
         return Column("text", np.array(values, np.int64), words=("false", "true"))
     texts = [_text(ref, value) for value in values]
-    if float in kinds and any(type(text) is not BinaryFloat for text in texts if text is not None):
-        return None  # equal texts would be one word
-    return words_column(texts)
+    if float in kinds:
+        floats = {text for text in texts if type(text) is BinaryFloat}
+        if any(text in floats for text in texts if type(text) is not BinaryFloat):
+            return None
+    absent = [value is not None and text is None for value, text in zip(values, texts, strict=True)]
+    return replace(words_column(texts), absent=np.array(absent) if any(absent) else None)
 
 
 def _text(ref: str, value: Any) -> str | None:

@@ -14,7 +14,7 @@ from feeds.codec import YEAR_1990, YEAR_2100, is_name
 from feeds.columns.decode import COLUMNS, Columns
 from feeds.columns.decode_kernel import BUY, QUOTE, SELL, TRADE, UNKNOWN, tokens_of_numbers, tokens_of_texts
 from feeds.columns.record_columns import Keys
-from feeds.columns.text_kernel import instants_of, joined, units_of
+from feeds.columns.text_kernel import Words, instants_of, spans, units_of
 from feeds.decimals import FLOAT_NOISE, FLOAT_UNITS, NANO, BinaryFloat, to_units
 from feeds.file_format import FIXED_FIELDS, PRICES, FileFormat, Match
 from feeds.row_records import RowReader
@@ -80,6 +80,7 @@ def _offset(zone: str) -> int | None:
 
 def _fill(rows: Columns, names: list[str], reader: RowReader, table: Table, covered: Bools) -> None:
     form, length = reader.form, table.length
+    at = slice(None) if covered.all() else covered
     event = _times(reader, table)
     received = event if table.received is None else np.where(table.received > 0, table.received, event)
     taken = covered & _plausible_times(event) & _plausible_times(received)
@@ -97,23 +98,23 @@ def _fill(rows: Columns, names: list[str], reader: RowReader, table: Table, cove
             side = np.where(size < 0, SELL, np.where(size > 0, BUY, UNKNOWN))
             values[1] = np.where(size == _NONE, size, np.abs(size))
         taken &= side >= 0
-        rows["token"][covered] = _tokens(reader, table)[covered]
+        rows["token"][at] = _tokens(reader, table)[at]
     if "seq" in form.fields:
         numbers = _column(table, form.fields["seq"])
         if numbers.kind != "decimal" or numbers.scale:
             raise Unusual
         taken &= _where_valid(numbers, numbers.values) >= 0
-        rows["seq"][covered] = np.maximum(numbers.values, 0)[covered]
+        rows["seq"][at] = np.maximum(numbers.values, 0)[at]
     for name, found in zip(members, values, strict=True):
         taken &= (found >= (name in PRICES)) & (found <= _LIMIT)
     for column, found in zip("abcd", values, strict=False):
-        rows[column][covered] = found[covered]
-    rows["kind"][covered] = TRADE if trade else QUOTE
+        rows[column][at] = found[at]
+    rows["kind"][at] = TRADE if trade else QUOTE
     more: dict[str, npt.NDArray[Any]] = {
         "ts_event": event, "ts_recv": received, "key": keys, "x": side, "taken": taken
     }  # fmt: skip
     for column, made in more.items():
-        rows[column][covered] = made[covered]
+        rows[column][at] = made[at]
 
 
 def _plausible_times(times: Integers) -> Bools:
@@ -126,8 +127,7 @@ def _matching(match: Match | None, table: Table) -> Bools:
     column = table.columns.get(str(match.field))
     if column is None:
         return np.zeros(table.length, np.bool_)
-    if column.kind != "text":
-        raise Unusual
+    column = _as_words(column)
     hits = [match.covers(word) for word in column.words]
     found: Bools = np.array([*hits, False])[column.values]
     return found if column.valid is None else found & column.valid
@@ -168,8 +168,10 @@ def _times(reader: RowReader, table: Table) -> Integers:
 
         return _by_word(column, read, instants_of(column.words) if form.format == "iso" else None)
     values: Integers = column.values
-    if column.kind == "decimal" and not column.scale and form.format in EPOCH_UNITS:
-        unit = EPOCH_UNITS[form.format]
+    if column.kind == "decimal" and form.format in EPOCH_UNITS:
+        unit, finer = divmod(EPOCH_UNITS[form.format], 10**column.scale)
+        if finer:
+            raise Unusual
         inside = (values >= YEAR_1990 // unit) & (values < YEAR_2100 // unit)
         return _where_valid(column, np.where(inside, values * unit, _NONE))
     if form.format == "iso" and column.kind in ("instant", "wall"):
@@ -211,7 +213,8 @@ def _numbers(reader: RowReader, name: str, table: Table) -> Integers:
 
 
 def _has_floats(column: Column) -> bool:
-    return any(type(word) is BinaryFloat for word in column.words)
+    words = column.words
+    return not isinstance(words, Words) and any(type(word) is BinaryFloat for word in words)
 
 
 def _rounded(values: Any, decimals: int) -> Integers:
@@ -235,9 +238,7 @@ def _keys(reader: RowReader, table: Table, names: list[str]) -> Integers:
             constant = getattr(form, name)
             found.append((np.full(table.length, is_name(constant) - 1, np.int64), [constant]))
             continue
-        column = _column(table, form.fields[name])
-        if column.kind != "text":
-            raise Unusual
+        column = _as_words(_column(table, form.fields[name]))
         usable = [is_name(word) and word not in reader.null for word in column.words]
         places = np.where(np.array([*usable, False])[column.values], column.values, -1)
         found.append((_where_valid(column, places), column.words))
@@ -255,14 +256,14 @@ def _sides(reader: RowReader, table: Table) -> Integers:
     ref = reader.form.fields.get("side")
     if ref is None:
         return np.full(table.length, UNKNOWN, np.int64)
-    column = _column(table, ref)
-    if column.kind != "text":
-        raise Unusual
+    column = _as_words(_column(table, ref))
     values = dict.fromkeys(reader.null, UNKNOWN) | {
         word: _SIDES[side] for word, side in reader.form.side_values.items() if word not in reader.null
     }
     found = _by_word(column, lambda word: values.get(word, _NONE))
-    return found if column.valid is None or not reader.null else np.where(column.valid, found, UNKNOWN)
+    if column.valid is None or not reader.null:
+        return found
+    return np.where(column.valid if column.absent is None else column.valid | column.absent, found, UNKNOWN)
 
 
 def _tokens(reader: RowReader, table: Table) -> npt.NDArray[np.uint32]:
@@ -274,14 +275,27 @@ def _tokens(reader: RowReader, table: Table) -> npt.NDArray[np.uint32]:
         return tokens
     if column.kind == "decimal" and not column.scale and (column.values >= 0).all():
         tokens_of_numbers(column.values, tokens)
-    elif column.kind == "text":
-        words = ["" if word in reader.null else word for word in column.words]
-        made = np.zeros(len(words) + 1, np.uint32)
-        tokens_of_texts(*joined(words), made)
-        tokens = made[column.values]
     else:
-        raise Unusual
+        column = _as_words(column)
+        words = column.words
+        if reader.null:
+            words = ["" if word in reader.null else word for word in words]
+        made = np.zeros(len(words) + 1, np.uint32)
+        tokens_of_texts(*spans(words), made)
+        tokens = made[column.values]
     return tokens if column.valid is None else np.where(column.valid, tokens, np.uint32(0))
+
+
+def _as_words(column: Column) -> Column:
+    """A column of texts: of whole numbers their digits."""
+    if column.kind == "text":
+        return column
+    if column.kind != "decimal" or column.scale:
+        raise Unusual
+    numbers, places = np.unique(column.values, return_inverse=True)
+    return Column(
+        "text", places, words=list(map(str, numbers.tolist())), valid=column.valid, absent=column.absent
+    )
 
 
 def _column(table: Table, ref: object) -> Column:

@@ -23,6 +23,7 @@ class Column:
 
     ``values``: units of 10^-``scale`` of a ``decimal``; ns since 1970 of an ``instant``, or of a clock on the
     ``wall``; places in ``words`` of a ``text``; floats. ``valid``: where it has a value; None: everywhere.
+    ``absent``: where not even null stands, which only documents know.
     """
 
     kind: ColumnKind
@@ -30,6 +31,7 @@ class Column:
     scale: int = 0
     words: Sequence[str] = ()
     valid: npt.NDArray[np.bool_] | None = None
+    absent: npt.NDArray[np.bool_] | None = None
 
     def text(self, at: int) -> str | None:
         """The value in a row as exact text; None if it has none."""

@@ -2,10 +2,11 @@
 
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from feeds.columns.text_kernel import instants_of, units_of
+from feeds.columns.text_kernel import Integers, distinct, instants_of, integers_of, units_of
 from feeds.decimals import parse_fixed, to_units
 from feeds.timestamps import time_parser
 
@@ -40,6 +41,25 @@ def test_times(texts: list[str]) -> None:
     for text, found in zip(texts, instants_of(texts).tolist(), strict=True):
         if found >= 0:
             assert parse(text) == (found, 0)
+
+
+def spans_of(texts: list[str]) -> tuple[bytes, Integers, Integers]:
+    """Texts one after the other, and where each begins and ends."""
+    ends = np.cumsum(list(map(len, texts)), dtype=np.int64)
+    return "".join(texts).encode(), ends - list(map(len, texts)), ends
+
+
+@given(st.lists(st.text("ab", max_size=5), min_size=1, max_size=80))
+@example([text for n in range(300) for text in (f"{n}", f"{n}0", f"{n}00")])
+def test_words_are_the_texts_that_are_given(texts: list[str]) -> None:
+    codes, words = distinct(*spans_of(texts))
+    assert [words[at] for at in codes.tolist()] == texts
+    assert sorted(words) == sorted(set(texts))
+
+
+@given(st.lists(st.integers(-(10**18) + 1, 10**18 - 1), min_size=1))
+def test_integers(numbers: list[int]) -> None:
+    assert integers_of(*spans_of(list(map(str, numbers)))).tolist() == numbers
 
 
 def test_every_day_of_the_calendar() -> None:

@@ -21,7 +21,8 @@ INPUT_S = 10
 LONGEST = 8192
 """Bytes of an input."""
 PACKAGES = ["feeds", "daemon", "flash", "regions", "scheduler"]
-COMPILED = ["feeds.columns.decode_kernel", "feeds.columns.text_kernel"]
+_COMPILED = "decode_kernel json_scanner msgpack_scanner places protobuf_scanner text_kernel"
+COMPILED = [f"feeds.columns.{name}" for name in _COMPILED.split()]
 """By Numba, whose code has no coverage."""
 _STATUS = re.compile(r"#(\d+)\s+\w+\s+cov: (\d+) ft: (\d+)")
 
