@@ -10,6 +10,7 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
         "files": ("bench.data.files:measure", "Recorded files to bars"),
         "encodings": ("bench.data.encodings:measure", "Messages to columns, by encoding"),
         "ticks": ("bench.data.ticks:measure", "From tick to answer"),
+        "patterns": ("bench.data.patterns:measure", "Sessions by pattern"),
     },
     "recovery": {
         "restart": (

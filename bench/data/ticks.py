@@ -75,7 +75,7 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
             quiet, flooded = uvloop.run(_measure(plan, rate, sessions, run.threads))
             setting: Setting = {"sessions": sessions, "ticks a second": rate, "prompts": "none"}
             yield from _figures(quiet, setting, lowest, before)
-            alone = _at(quiet)
+            alone = quantiles_of(quiet)
             setting = setting | {"prompts": f"{plan.clients} clients"}
             yield from _figures(flooded, setting, "without prompts", alone)
             yield Figure("prompts answered a second", flooded.prompts, setting=setting)
@@ -84,7 +84,9 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
 
 
 @dataclass(frozen=True)
-class _Found:
+class Found:
+    """``took_ns``: from tick to answer. ``kept``, ``answered``: shares of bars. ``rate``: ticks a second."""
+
     took_ns: list[int]
     kept: float
     answered: float
@@ -92,7 +94,7 @@ class _Found:
     prompts: float = 0.0
 
 
-def _at(found: _Found) -> dict[str, float]:
+def quantiles_of(found: Found) -> dict[str, float]:
     """Times from tick to answer in ms, by quantile, where there are enough of them."""
     return {
         name: quantiles(found.took_ns, at)[0] / 1e6
@@ -102,9 +104,9 @@ def _at(found: _Found) -> dict[str, float]:
 
 
 def _figures(
-    found: _Found, setting: Setting, against: str, reference: Mapping[str, float]
+    found: Found, setting: Setting, against: str, reference: Mapping[str, float]
 ) -> Iterator[Figure]:
-    for name, ours in _at(found).items():
+    for name, ours in quantiles_of(found).items():
         other = reference.get(name)
         yield Figure(
             f"tick to answer {name}", ours, "ms", setting=setting, n=len(found.took_ns),
@@ -117,10 +119,10 @@ def _figures(
     yield Figure("ticks a second, taken", found.rate, setting=setting)
 
 
-async def _measure(plan: TicksPlan, rate: int, sessions: int, threads: int) -> tuple[_Found, _Found]:
+async def _measure(plan: TicksPlan, rate: int, sessions: int, threads: int) -> tuple[Found, Found]:
     """Without prompts, then with them."""
     markets = instruments(sessions, 1)
-    source, sink = LiveSource(markets, rate, plan.window), _Answers()
+    source, sink = LiveSource(markets, rate, plan.window), AnswerTimes()
     settings = msgspec.structs.replace(
         config(schema.ModelConfig(threads=threads), [windowed(market, plan.window) for market in markets]),
         source=schema.SourceConfig(backlog_policy="skip"),
@@ -130,20 +132,22 @@ async def _measure(plan: TicksPlan, rate: int, sessions: int, threads: int) -> t
         await rest(gateway)
         source.live.set()
         await asyncio.sleep(_SETTLE_S)
-        quiet = await _condition(gateway, source, sink, plan.seconds)
+        quiet = await condition(gateway, source, sink, plan.seconds)
         assert gateway.query is not None  # configured by `bench.stream.serving`
         with child(_prompts, gateway.query.endpoint, plan.clients) as pipe:
             await asyncio.sleep(_SETTLE_S)
             pipe.send("how many")
             before = await asyncio.to_thread(pipe.recv)
-            flooded = await _condition(gateway, source, sink, plan.seconds)
+            flooded = await condition(gateway, source, sink, plan.seconds)
             pipe.send("how many")
             prompts = (await asyncio.to_thread(pipe.recv) - before) / plan.seconds
             pipe.send("stop")
     return quiet, replace(flooded, prompts=prompts)
 
 
-async def _condition(gateway: Gateway, source: LiveSource, sink: _Answers, seconds: int) -> _Found:
+async def condition(gateway: Gateway, source: LiveSource, sink: AnswerTimes, seconds: int) -> Found:
+    """What comes within ``seconds``. Raises MeasurementFailed where nothing does."""
+
     def counts() -> tuple[float, ...]:
         return time.monotonic(), source.given, *(total(gateway, counter) for counter in _COUNTERS)
 
@@ -152,19 +156,19 @@ async def _condition(gateway: Gateway, source: LiveSource, sink: _Answers, secon
     await asyncio.sleep(seconds)
     seen = sink.seen[first:]
     wall, given, bars, missed, versions = (b - a for a, b in zip(before, counts(), strict=True))
-    took = [at - closed for at, session, bar in seen if (closed := source.closed.get((session, bar)))]
+    took = [at - closed for at, symbol, bar in seen if (closed := source.closed.get((symbol, bar)))]
     if not took:
         raise MeasurementFailed("no answer came")
-    return _Found(took, 1 - missed / bars, min(1.0, versions / bars), given / wall)
+    return Found(took, 1 - missed / bars, min(1.0, versions / bars), given / wall)
 
 
-class _Answers(CountingSink):
+class AnswerTimes(CountingSink):
     """Notes when which session had an answer of which bar."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[tuple[int, str, int]] = []
-        """Now, session, second of the newest trade."""
+        """Now, symbol, second of the newest trade."""
 
     async def publish(
         self, topic: str, key: bytes | None, payload: bytes, headers: Mapping[str, bytes]
@@ -172,7 +176,7 @@ class _Answers(CountingSink):
         """Note an answer."""
         message = decode_message(payload)
         if isinstance(message, Answer):
-            self.seen.append((time.time_ns(), message.session, message.as_of // _S))
+            self.seen.append((time.time_ns(), message.symbol.partition(":")[2], message.as_of // _S))
 
 
 class LiveSource(QueuedSource):
@@ -187,7 +191,7 @@ class LiveSource(QueuedSource):
         self.given = 0
         self._second = [0] * len(markets)
         self.closed: dict[tuple[str, int], int] = {}
-        """When a bar was closed, by session and its second."""
+        """When a bar was closed, by symbol and its second."""
 
     async def batches(self) -> AsyncGenerator[list[Incoming], None]:
         """The window, then 100 batches a second until `stop`."""
@@ -212,7 +216,7 @@ class LiveSource(QueuedSource):
         self.given += 1
         price, market = self._prices[number] + self.given % 7, self._markets[number]
         if at // _S > self._second[number]:
-            self.closed[market.symbol.lower(), self._second[number]] = at
+            self.closed[market.symbol, self._second[number]] = at
             self._second[number] = at // _S
         fields = (market.symbol.encode(), at, at, self.given, price // 100, price % 100)
         return Incoming("live", 0, self.given, market.key.encode(), _RECORD % fields, ts_recv_ns=at)

@@ -6,7 +6,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from bench.data import files, ticks
+from bench.data import files, patterns, ticks
 from bench.figures import Figure
 from bench.query import cached
 from bench.run import SuiteRun
@@ -30,6 +30,15 @@ def test_files_to_bars_read_every_record() -> None:
     found = list(files.measure(QUICK))
     assert [(f.setting["file"], f.setting["trades"]) for f in found] == [("Parquet", 4000), ("DBN", 4000)]
     assert all(f.ours > 0 and f.ratio for f in found)
+
+
+async def test_sessions_of_patterns_are_opened_and_answered_from_a_small_pool() -> None:
+    plan = patterns.PatternsPlan((2,), 2, 5)
+    found, opened_s, megabytes = await patterns.measure_one(plan, 2, "by pattern, small pool", threads=1)
+    assert found.took_ns
+    assert 0 < found.answered <= 1
+    assert opened_s > 0
+    assert megabytes > 100
 
 
 async def test_the_flood_waits_until_it_is_let_in() -> None:
