@@ -13,6 +13,7 @@ import msgspec
 
 from daemon.config.schema import Config, SessionConfig
 from flash.question import Question
+from metrics.feed_faults import RULED
 
 _SESSION = (
     "symbol",
@@ -31,7 +32,18 @@ _SESSION = (
     "rollup_every",
 )
 _WINDOW = ("symbol", "more_symbols", "retention_tokens", "retention_records", "retention_span", "rollup")
-_BARS = ("interval", "lateness", "empty", "max_fill", "late", "price_jump", "on_price_jump", "ready")
+_BARS = (
+    "interval",
+    "lateness",
+    "empty",
+    "max_fill",
+    "late",
+    "price_jump",
+    "on_price_jump",
+    "ready",
+    "venue_lag",
+)
+_QUALITY = (*(kind.name for kind in RULED if kind.actions), "bad_tick_band", "splits")
 
 
 def settings_of(config: Config, session: SessionConfig, questions: Sequence[Question]) -> dict[str, Any]:
@@ -39,6 +51,7 @@ def settings_of(config: Config, session: SessionConfig, questions: Sequence[Ques
     bars = session.bars(config.bars)
     found: dict[str, object] = {f"sessions.{name}": getattr(session, name) for name in _SESSION}
     found |= {f"bars.{name}": getattr(bars, name) for name in _BARS}
+    found |= {f"quality.{name}": getattr(config.quality, name) for name in _QUALITY}
     found |= {
         "model.dtype": config.model.dtype,
         "model.system_prompt": config.model.system_prompt,
@@ -57,6 +70,7 @@ def window_settings(config: Config, session: SessionConfig) -> int:
     """32-bit checksum of the settings that decide which records the session's window has."""
     bars = session.bars(config.bars)
     parts = [getattr(session, name) for name in _WINDOW] + [getattr(bars, name) for name in _BARS]
+    parts += [getattr(config.quality, name) for name in _QUALITY]
     return crc32(repr((config.model.path, *parts)).encode())
 
 

@@ -16,6 +16,7 @@ from daemon.supervision import Tasks, reason_of
 from feeds.backoff import delay_s
 from feeds.source import DataUnreadable, HandingOverSource
 from ingest.ring import Ring
+from metrics.feed_faults import CONFIGURED
 from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class Inputs:
         """All sources have ended (replayed files)."""
         self._order, self._standby, self._store, self._tasks = order, standby, store, tasks
         self._bars, self._sessions = config.bars, config.sessions
+        self._dead_letters = "dead_letter" in (getattr(config.quality, kind.name) for kind in CONFIGURED)
         self._opens_all = not config.opens_by_partition
         self.symbols = numbered(config.sessions)
         """Their numbers in the ring."""
@@ -194,7 +196,8 @@ class Inputs:
     def _keep_originals(self) -> None:
         """Keep messages as they came where a session may refuse their records."""
         bars = [session.bars(self._bars) for session in self._sessions]
-        self._order.originals.want(any("refuse" in (each.late, each.on_price_jump) for each in bars))
+        refuses = any("refuse" in (each.late, each.on_price_jump) for each in bars)
+        self._order.originals.want(refuses or self._dead_letters)
 
     def serves(self, session: str) -> bool:
         """See `GroupMember.serves`. Without a source all sessions are ours."""

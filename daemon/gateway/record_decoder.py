@@ -35,6 +35,7 @@ from feeds.columns.record_columns import ColumnBatch
 from feeds.decimals import NANO
 from feeds.market_data import EVERY_SYMBOL, AnyRecord, Bar, DeadLetter, Received, VenueHeartbeat
 from feeds.payloads.payload_decoder import PayloadDecoder, PayloadRecord, malformed
+from feeds.quality.silence import SilenceMonitor
 from feeds.record_identity import token_of
 from feeds.source import Incoming, SeekingSource, Source
 from feeds.subjects import Subject
@@ -136,8 +137,10 @@ class RecordDecoder:
         name_stream: Callable[[protocol.NameStream], None] = lambda stream: None,
         opener: Opener | None = None,
         gate: asyncio.Event | None = None,
+        silence: SilenceMonitor | None = None,
     ) -> None:
-        self.flow = RingFlow(source, ring, store, gate)
+        self.flow = RingFlow(source, ring, store, gate, silence)
+        self._silence = silence
         self._source, self._tracker, self._store = source, tracker, store
         self._dead_letter, self._opener = dead_letter, opener
         self._payloads, self._max_ahead_ns = payloads, max_ahead_ns
@@ -173,6 +176,8 @@ class RecordDecoder:
     def reroute(self, routes: Mapping[str, SymbolRoute]) -> None:
         """Other sessions read the records from now on."""
         self._routes = Routes(routes)
+        if self._silence is not None:
+            self._silence.read({symbol: route.number for symbol, route in routes.items()})
         self._payloads.read_symbols(list(routes))
 
     async def _open_for(self, stream: Stream, sessions: Iterable[str]) -> None:

@@ -21,7 +21,7 @@ INPUT_S = 10
 LONGEST = 8192
 """Bytes of an input."""
 PACKAGES = ["feeds", "daemon", "flash", "regions", "scheduler"]
-COMPILED = ["feeds.columns.decode_kernel", "feeds.columns.text_kernel"]
+COMPILED = ["feeds.columns.decode_kernel", "feeds.columns.text_kernel", "feeds.quality.silence"]
 """By Numba, whose code has no coverage."""
 _STATUS = re.compile(r"#(\d+)\s+\w+\s+cov: (\d+) ft: (\d+)")
 
