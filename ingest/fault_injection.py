@@ -187,8 +187,9 @@ def _repeat(tape: Records, places: Integers, rng: np.random.Generator) -> Inject
 def _reconnect(tape: Records, places: Integers, rng: np.random.Generator) -> Injected:
     """A connection breaks, and the last records come again, without a number or an id."""
     kept, expected, start, size = list[Records](), list[int](), 0, 0
-    for place in places.tolist():
-        again = tape[place - int(rng.integers(1, 9)) : place].copy()
+    own = np.flatnonzero(tape["symbol"] == 0)
+    for place, at in zip(places.tolist(), np.searchsorted(own, places).tolist(), strict=True):
+        again = tape[own[at - int(rng.integers(1, 9)) : at]].copy()
         again["flags"][0] |= FLAG_GAP
         kept += [tape[start:place], again]
         size += place - start

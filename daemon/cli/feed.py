@@ -19,7 +19,7 @@ from feeds.codec import MalformedRecord, decode_record, encode
 from feeds.decimals import decimals_of
 from feeds.file_format import FormatError, load_format
 from feeds.market_data import AnyRecord, Bar, Quote, Trade
-from feeds.quality.silence import SilenceMonitor
+from feeds.quality.silence import LEAST, SilenceMonitor
 from feeds.record_identity import token_of
 from feeds.recorded_file import read_records
 from feeds.synthetic import INSTRUMENTS, SyntheticTape
@@ -181,7 +181,7 @@ def _silence(own: Records, rng: np.random.Generator) -> Iterator[Score]:
     monitor = SilenceMonitor()
     before = _silent_gaps(own, monitor)
     limits = [3 * monitor.p99_ns("S", hour * 3600 * 10**9) for hour in range(24)]
-    first = len(own) // 4  # until then it is learnt what is usual
+    first = max(len(own) // 4, LEAST + 1)  # until then it is learnt what is usual
     if min(limits) == 0 or len(own) - first < FAULTS:
         return
     at_once = max(1, min(FAULTS, len(own) // 400))  # what is one gap in 100 is usual
