@@ -86,9 +86,9 @@ def scores(tape: Records, seed: int, faults: int = FAULTS) -> Iterator[Score]:
         name = kind.removesuffix("_content")
         before = find(plain, name)
         injected = found = alarms = 0
-        at_once = SPLITS if kind == "split" else faults
+        per_pass = SPLITS if kind == "split" else faults
         while injected < faults:
-            places = _places(plain, rng, min(at_once, faults - injected))
+            places = _places(plain, rng, min(per_pass, faults - injected))
             if not len(places):
                 break  # the tape is too short
             made = inject(plain, places, rng)

@@ -69,7 +69,7 @@ def test(file: Path | None, format_name: str | None, date: str | None, generated
     """Inject forty faults of each kind, and print which are found; exit status 1 for missed goals.
 
     The goals are a recall of 99 %, and at most one false alarm a day. What is found in a recording as it is
-    counts as no false alarm: nobody knows.
+    counts as no false alarm.
     """
     if generated == (file is not None) or (file is not None and not format_name):
         raise click.UsageError("give a FILE and its --format, or --generated")
@@ -130,7 +130,7 @@ def recorded(file: Path, format_name: str, date: str | None = None) -> list[Tape
 
 def _taped(name: str, records: Sequence[AnyRecord]) -> Tape:
     counts = Counter(each.key for each in records)
-    numbers = {key: number for number, (key, _) in enumerate(counts.most_common())}
+    numbers = {key: number for number, key in enumerate(sorted(counts, key=counts.__getitem__, reverse=True))}
     prices = [price for each in records for price in prices_of(each)]
     scale = price_scale_for(max(map(decimals_of, prices[: 3 * _DECODED])), max(map(abs, prices)))
     writer = RecordWriter(len(records))
@@ -184,17 +184,17 @@ def _silence(own: Records, rng: np.random.Generator) -> Iterator[Score]:
     first = max(len(own) // 4, LEAST + 1)  # until then it is learnt what is usual
     if min(limits) == 0 or len(own) - first < FAULTS:
         return
-    at_once = max(1, min(FAULTS, len(own) // 400))  # what is one gap in 100 is usual
+    per_pass = max(1, min(FAULTS, len(own) // 400))  # what is one gap in 100 is usual
     injected = found = alarms = 0
     while injected < FAULTS:
-        places = np.sort(rng.choice(np.arange(first, len(own)), at_once, replace=False))
+        places = np.sort(rng.choice(np.arange(first, len(own)), per_pass, replace=False))
         holes = np.zeros(len(own), np.int64)
-        holes[places] = max(max(limits), 10**9) * rng.uniform(1.5, 10, at_once)
+        holes[places] = max(max(limits), 10**9) * rng.uniform(1.5, 10, per_pass)
         made = own.copy()
         made["ts_event"] += np.cumsum(holes).astype(np.uint64)
         seen = _silent_gaps(made, SilenceMonitor())
         hits = int(np.isin(places, seen).sum())
-        injected, found = injected + at_once, found + hits
+        injected, found = injected + per_pass, found + hits
         alarms += max(0, len(seen) - hits - len(before))
     yield Score("silent", injected, found, alarms, len(before))
 

@@ -88,7 +88,8 @@ class SilenceMonitor:
         self._newest, self._seen = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self._limits: dict[int, tuple[int, int]] = {}
         """By symbol: until when it counts (monotonic), and the limit, ns; 0: not known."""
-        self._silent = set[str]()
+        self._silent: dict[str, int] = {}
+        """Silent symbols, and when something of them came last (monotonic)."""
 
     def read(self, numbers: Mapping[str, int]) -> None:
         """Watch these symbols, VENUE:SYMBOL, by their numbers in records."""
@@ -148,9 +149,13 @@ class SilenceMonitor:
 
     def newly_silent(self, now: int, wall: int) -> list[str]:
         """The symbols that have become silent since the last call."""
-        silent = {symbol for symbol in self._numbers if self.is_silent(symbol, now, wall)}
-        found, self._silent = silent - self._silent, silent
-        return sorted(found)
+        silent = {
+            symbol: int(self._seen[number])
+            for symbol, number in self._numbers.items()
+            if self.is_silent(symbol, now, wall)
+        }
+        found, self._silent = silent.items() - self._silent.items(), silent
+        return sorted(symbol for symbol, _ in found)
 
 
 def warm_up() -> None:

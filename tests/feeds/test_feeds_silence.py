@@ -140,7 +140,10 @@ def test_each_silence_is_reported_once_when_it_begins() -> None:
     assert made.newly_silent(start + 10 * SECOND, start) == []
     made.learn(records([start + 11 * SECOND]), start + 11 * SECOND)
     assert made.newly_silent(start + 12 * SECOND, start) == []
+    made.learn(records([start + 12 * SECOND]), start + 12 * SECOND)
     assert made.newly_silent(start + 30 * SECOND, start) == ["V:A"]
+    made.learn(records([start + 31 * SECOND]), start + 31 * SECOND)
+    assert made.newly_silent(start + 60 * SECOND, start) == ["V:A"], "it spoke between two calls"
 
 
 @pytest.mark.parametrize(
