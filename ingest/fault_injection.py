@@ -14,12 +14,11 @@ import numpy.typing as npt
 from ingest.bar_kernel import JUMP
 from ingest.bars import BarBuilder, BarPolicy, Feeds
 from ingest.feed_rules import BITS, SPLITS, actions_code
-from ingest.record import BAR, FLAG_GAP, FLAG_SKEWED, QUOTE, RECORD, TRADE, Records
+from ingest.record import BAR, FLAG_GAP, FLAG_SKEWED, QUOTE, TRADE, Records
 from metrics.feed_faults import RULED
 
 FAULTS = 40
 """Of each kind."""
-BAND = 30.0
 _APART = 100
 """Records of a symbol between two faults, and before the first one."""
 _SECOND = 10**9
@@ -66,7 +65,7 @@ def find(tape: Records, kind: str, splits: Splits = ()) -> Integers:
     bit = JUMP if kind == "price_jump" else BITS[kind]
     symbols = int(tape["symbol"].max()) + 1
     actions = actions_code({each.name: "flag" for each in RULED})
-    policy = BarPolicy(_SECOND, price_jump=10.0, ready="any", actions=actions, bad_tick_band=BAND)
+    policy = BarPolicy(_SECOND, price_jump=10.0, ready="any", actions=actions)
     finer = int(tape["price_finer"][0])
     sessions = [Feeds((n,), policy, price_scale=9 + finer, splits=(splits,)) for n in range(symbols)]
     builder, found = BarBuilder(sessions), []
@@ -253,8 +252,3 @@ _INJECTORS: dict[str, tuple[tuple[int, ...], _Inject]] = {
     "split": (_EACH, _split),
     "price_jump": (_EACH, _jumps),
 }
-
-
-def empty_tape(size: int) -> Records:
-    """RECORD [size] of zeros."""
-    return np.zeros(size, RECORD)

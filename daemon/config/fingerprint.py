@@ -51,7 +51,7 @@ def settings_of(config: Config, session: SessionConfig, questions: Sequence[Ques
     bars = session.bars(config.bars)
     found: dict[str, object] = {f"sessions.{name}": getattr(session, name) for name in _SESSION}
     found |= {f"bars.{name}": getattr(bars, name) for name in _BARS}
-    found |= {f"quality.{name}": getattr(config.quality, name) for name in _QUALITY}
+    found |= zip((f"quality.{name}" for name in _QUALITY), quality_settings(config), strict=True)
     found |= {
         "model.dtype": config.model.dtype,
         "model.system_prompt": config.model.system_prompt,
@@ -66,11 +66,16 @@ def settings_of(config: Config, session: SessionConfig, questions: Sequence[Ques
     return plain
 
 
+def quality_settings(config: Config) -> list[object]:
+    """What of `[quality]` decides which records are in bars, and their flags."""
+    return [getattr(config.quality, name) for name in _QUALITY]
+
+
 def window_settings(config: Config, session: SessionConfig) -> int:
     """32-bit checksum of the settings that decide which records the session's window has."""
     bars = session.bars(config.bars)
     parts = [getattr(session, name) for name in _WINDOW] + [getattr(bars, name) for name in _BARS]
-    parts += [getattr(config.quality, name) for name in _QUALITY]
+    parts += quality_settings(config)
     return crc32(repr((config.model.path, *parts)).encode())
 
 
