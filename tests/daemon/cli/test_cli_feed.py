@@ -137,6 +137,13 @@ def test_a_file_without_a_record_is_refused(tmp_path: Path) -> None:
     assert run(str(tmp_path / "none.csv"), "--format", form).exit_code == 2
 
 
+def test_a_short_recording_is_tested_as_far_as_it_goes(tmp_path: Path) -> None:
+    file, form = written(tmp_path, trades(60))
+    done = run(file, "--format", form)
+    assert done.exit_code == 0, done.output
+    assert [line.split()[1] for line in done.output.splitlines()[1:]] == ["negative_size", "unit_change"]
+
+
 def test_a_tape_covers_at_least_a_day() -> None:
     rows = np.zeros(2, RECORD)
     assert Tape("", rows, []).days == 1
