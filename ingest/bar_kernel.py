@@ -160,6 +160,7 @@ FEED = np.dtype(
         ("venue", "i8"),  # number of the first symbol of its venue, whose feed has the venue's newest event
         ("venue_event", "i8"),
         ("holds", "i4"),  # `held` may be a bad tick: its bar is held open for it until the next record
+        ("held_marks", "i4"),  # flags of its bar, once it is taken
         ("held", RECORD),
     ]
 )
@@ -607,7 +608,7 @@ def release(session: Row, feed: Row, slots: Slots, limit: int) -> None:
     held = feed["held"]
     if np.int64(held["ts_event"]) // session["interval"] < limit:
         feed["holds"] = 0
-        _put(session, feed, slots, held, 0, session["last_ring"])
+        _put(session, feed, slots, held, feed["held_marks"], session["last_ring"])
 
 
 @kernel
@@ -699,6 +700,7 @@ def _resolve(session: Row, feed: Row, slots: Slots, faults: int) -> int:
     if feed["holds"]:
         if faults & BAD_TICK:
             feed["holds"] = 0
+            feed["price"] = 0  # no price to compare the next one with
             feed["dropped"] += np.uint64(1)
             mark_refused(session, feed, slots, np.int64(feed["held"]["ts_event"]))
         else:
@@ -744,10 +746,11 @@ def _judged(
     marks |= flags_of(session["actions"], faults)
     if kind == READY_BAR:
         return _pass_through(session, feed, record, number, marks, now, out, at)
-    if faults & SUSPECT and action_of(session["actions"], BAD_TICK) == HOLD and marks == 0:
+    if faults & SUSPECT and action_of(session["actions"], BAD_TICK) == HOLD:
         at = _advance(session, feed, feeds, slots, record, out, at)
         if np.int64(record["ts_event"]) // session["interval"] >= feed["next_index"]:
             feed["held"] = record
+            feed["held_marks"] = marks
             feed["holds"] = 1
             return at
     return _tick(session, feed, feeds, slots, record, number, marks, now, masks, out, at)

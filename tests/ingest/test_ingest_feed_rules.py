@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ingest.bar_kernel import BAR as BAR_ROWS
-from ingest.bar_kernel import INCOMPLETE, SKEWED
+from ingest.bar_kernel import INCOMPLETE, JUMP, SKEWED
 from ingest.bars import BarBuilder, BarPolicy, Feeds
 from ingest.feed_rules import BITS, actions_code
 from ingest.record import BAR, HEARTBEAT, QUOTE, TRADE, Records, RecordWriter
@@ -200,6 +200,19 @@ def test_a_bad_tick_is_taken_or_held_until_the_price_comes_back(
     held = action == "hold"
     assert builder.counts("dropped") == [held]
     assert bool(last["flags"] & INCOMPLETE) == held
+
+
+@pytest.mark.parametrize("reverts", [True, False])
+def test_a_held_tick_far_away_jumps_only_if_it_is_taken(reverts: bool) -> None:
+    """A price jump of its own marks the tick, and not the one after it."""
+    own = replace(policy(bad_tick="hold"), price_jump=10.0)
+    builder = BarBuilder([Feeds((0,), own)])
+    tape = [*calm(), trade(0.1), trade(0.2, 15 * LEVEL), trade(0.3, LEVEL if reverts else 15 * LEVEL)]
+    builder.update(packed(tape), 0)
+    (last,) = builder.flush()
+    assert bool(last["flags"] & JUMP) == (not reverts)
+    assert (int(last["n_ticks"]), builder.counts("dropped")) == ((2, [1]) if reverts else (3, [0]))
+    assert builder.newest_faults[-1] & JUMP == 0
 
 
 def test_a_bad_tick_flags_the_bar_that_it_is_in() -> None:
