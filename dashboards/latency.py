@@ -205,6 +205,7 @@ def _losses() -> list[Any]:
     return [
         _series("Lost before they were read, and pauses, a second", "short", *lost),
         _rates("Late records a second", "foretick_records_late_total", "session"),
+        _rates("Feed faults a second, by kind", "foretick_feed_faults_total", "kind"),
         _series("Refused records a second", "short", *refused),
         _rates("Transactions a second, by outcome", "foretick_transactions_total", "outcome"),
         _series("Transactions: time until in effect", "s", transactions),

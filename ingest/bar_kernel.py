@@ -13,9 +13,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ingest.feed_rules import (
+    BAD_TICK,
+    DEAD_LETTER,
+    DROP,
+    DUPLICATE,
+    HOLD,
+    QUALITY,
+    SPLIT,
+    SUSPECT,
+    VENUE_BEHIND,
+    action_of,
+    flags_of,
+    judge,
+    repeats,
+)
 from ingest.identity import Tables, identity_of, is_known, remember
 from ingest.record import BAR as READY_BAR
-from ingest.record import FLAG_GAP, FLAG_MORE, FLAG_REPLAY, HEARTBEAT, QUOTE, REFUSAL, Records
+from ingest.record import FLAG_GAP, FLAG_MORE, FLAG_REPLAY, HEARTBEAT, QUOTE, RECORD, REFUSAL, Records
 from ingest.volumes import add_volume, is_volume, no_volume
 from support.numba_kernel import kernel
 
@@ -33,7 +48,7 @@ SPREAD = 2048
 SPANS = 4
 """Streams that a bar, and a feed, remember."""
 _OF_RECORD = SKEWED | REPLAYED
-DROP, AMEND, REFUSE = 0, 1, 2
+DROP_LATE, AMEND, REFUSE = 0, 1, 2
 """What becomes of a late record."""
 CONFIRMED = 10
 """This many refused prices in a row, each near the one before, are a new price level."""
@@ -84,6 +99,9 @@ SESSION = np.dtype(
         ("price_jump", "f8"),  # factor; 0: no limit
         ("refuses_jumps", "i8"),
         ("any_interval", "i8"),  # ready-made bars of other intervals are taken
+        ("actions", "i8"),  # of `ingest.feed_rules`, as is the band of prices
+        ("bad_tick_band", "f8"),
+        ("venue_lag", "i8"),  # how far behind a venue is waited for; 0: there is one venue, or none waits
         ("price_finer", "i8"),  # of its symbols' records; see `ingest.record`
         # its rows of FEED and OPEN
         ("first_feed", "i8"),
@@ -137,6 +155,13 @@ FEED = np.dtype(
         ("had_part", "i8"),
         ("repeated", "u8"),  # records ignored because it had taken them
         ("last", BAR),  # the last closed bar
+        ("quality", QUALITY),
+        ("dropped", "u8"),  # records with a fault that were dropped
+        ("venue", "i8"),  # number of the first symbol of its venue, whose feed has the venue's newest event
+        ("venue_event", "i8"),
+        ("holds", "i4"),  # `held` may be a bad tick: its bar is held open for it until the next record
+        ("held_marks", "i4"),  # flags of its bar, once it is taken
+        ("held", RECORD),
     ]
 )
 NEVER = np.iinfo(np.int64).min
@@ -145,6 +170,7 @@ _MOST = np.iinfo(np.int64).max
 Bars = npt.NDArray[np.void]
 Slots = npt.NDArray[np.void]
 Numbers = npt.NDArray[np.int64]
+Masks = npt.NDArray[np.uint32]
 Row = Any  # one element of a structured array
 
 
@@ -245,6 +271,9 @@ def close_below(session: Row, feeds: Slots, slots: Slots, limit: int, out: Bars,
     Bars of one interval come in the order of the session's symbols. Empty ones are filled in.
     """
     own = slots[session["first_slot"] : session["end_slot"]]
+    for number in range(session["first_feed"], session["end_feed"]):
+        if feeds[number].holds:
+            release(session, feeds[number], slots, limit)
     while True:
         slot = -1
         for candidate in range(own.shape[0]):
@@ -425,7 +454,7 @@ def _late(session: Row, feed: Row, record: Row, number: int, marks: int, now: in
     feed["late"] += np.uint64(1)
     session["late_event"] = event
     opened = event if record["kind"] == READY_BAR else event - event % session["interval"]
-    if session["late"] == DROP:
+    if session["late"] == DROP_LATE:
         session["late_open"] = max(session["late_open"], opened)
         return at
     if session["late"] == REFUSE:
@@ -524,28 +553,69 @@ def _pass_through(
 
 
 @kernel
-def _advance(session: Row, feeds: Slots, slots: Slots, record: Row, out: Bars, at: int) -> int:
+def _advance(session: Row, feed: Row, feeds: Slots, slots: Slots, record: Row, out: Bars, at: int) -> int:
     """Advance the watermark to a record's time, if that is newer, and close the bars below it."""
     event: Any = np.int64(record["ts_event"])
-    if event > session["newest_event"]:
+    newest = session["newest_event"]
+    if session["venue_lag"] != 0:
+        own = feeds[session["first_feed"] + feed["venue"]]
+        if event <= own["venue_event"]:
+            return at
+        own["venue_event"] = event
+        session["newest_event"] = max(newest, event)
+        event = _slowest(session, feeds)
+    elif event <= newest:
+        return at
+    else:
         session["newest_event"] = event
-        limit = (event - session["lateness"]) // session["interval"]
-        at = close_below(session, feeds, slots, limit, out, at)
-    return at
+    limit = (event - session["lateness"]) // session["interval"]
+    return close_below(session, feeds, slots, limit, out, at)
+
+
+@kernel
+def _slowest(session: Row, feeds: Slots) -> int:
+    """The newest event of the slowest venue, but at most `venue_lag` before that of the fastest."""
+    slowest = session["newest_event"]
+    least = slowest - session["venue_lag"]
+    for number in range(session["first_feed"], session["end_feed"]):
+        feed = feeds[number]
+        if feed["venue"] == feed["leg"]:
+            slowest = min(slowest, feed["venue_event"])
+    found: int = max(slowest, least)
+    return found
 
 
 @kernel
 def _tick(
     session: Row, feed: Row, feeds: Slots, slots: Slots, record: Row, number: int, marks: int, now: int,
-    out: Bars, at: int,
+    masks: Masks, out: Bars, at: int,
 ) -> int:  # fmt: skip
     """Take a trade or quote: advance the watermark, close bars below it, add the tick or count it late."""
-    interval = session["interval"]
     event: Any = np.int64(record["ts_event"])
-    at = _advance(session, feeds, slots, record, out, at)
-    index = event // interval
-    if index < feed["next_index"]:
+    at = _advance(session, feed, feeds, slots, record, out, at)
+    if event // session["interval"] < feed["next_index"]:
+        own = feeds[session["first_feed"] + feed["venue"]]
+        if session["venue_lag"] != 0 and event >= own["venue_event"]:
+            masks[number] |= np.uint32(VENUE_BEHIND)
         return _late(session, feed, record, number, marks, now, out, at)
+    _put(session, feed, slots, record, marks, now)
+    return at
+
+
+@kernel
+def release(session: Row, feed: Row, slots: Slots, limit: int) -> None:
+    """Take a held record into its bar, if that is below number `limit`: as far as is known it is right."""
+    held = feed["held"]
+    if np.int64(held["ts_event"]) // session["interval"] < limit:
+        feed["holds"] = 0
+        _put(session, feed, slots, held, feed["held_marks"], session["last_ring"])
+
+
+@kernel
+def _put(session: Row, feed: Row, slots: Slots, record: Row, marks: int, now: int) -> None:
+    """Add a trade or quote to its bar, which is not closed."""
+    interval = session["interval"]
+    index = np.int64(record["ts_event"]) // interval
     slot = slots[feed["first_slot"] + index % (feed["end_slot"] - feed["first_slot"])]
     if slot["index"] == NEVER:
         _start(slot, feed, index, interval)
@@ -559,7 +629,6 @@ def _tick(
     slot["bar"]["flags"] |= np.uint32(marks)
     feed["taken"] += np.uint64(1)
     _add(slot, record, _price(record), 0 if record["kind"] == QUOTE else record["b"], now)
-    return at
 
 
 @kernel
@@ -577,7 +646,7 @@ def _had(feed: Row, record: Row) -> bool:
 @kernel
 def _take(
     session: Row, feed: Row, feeds: Slots, slots: Slots, tables: Tables, own_tables: Any, record: Row,
-    number: int, now: int, out: Bars, at: int,
+    number: int, now: int, masks: Masks, out: Bars, at: int,
 ) -> int:  # fmt: skip
     """Take a record for one feed; `number` is its index in the batch, `own_tables` the feed's in `tables`."""
     kind = np.int32(record["kind"])
@@ -593,39 +662,109 @@ def _take(
     if record["flags"] & FLAG_GAP:
         mark_gap(feed, slots)
     if kind == HEARTBEAT:
-        return _advance(session, feeds, slots, record, out, at)
+        return _advance(session, feed, feeds, slots, record, out, at)
     if kind == REFUSAL:
         mark_refused(session, feed, slots, np.int64(record["ts_event"]))
         return at
     if kind != feed["kind"] or np.int64(record["price_finer"]) != session["price_finer"]:
         feed["ignored"] += np.uint64(1)
         return at
-    identity = identity_of(record)
-    if is_known(feed, tables, own_tables, record, identity):
-        feed["duplicates"] += np.uint64(1)
-        return at
-    marks = OTHER_INTERVAL | REFUSED
-    if kind != READY_BAR or session["any_interval"] or record["x"] == session["interval"]:
-        marks = _judge_price(session, feed, record)
-    if marks & REFUSED:
-        mark_refused(session, feed, slots, np.int64(record["ts_event"]))
-        return _put_aside(session, feed, record, number, marks, now, out, at)
-    late = feed["late"]
-    if kind == READY_BAR:
-        at = _pass_through(session, feed, record, number, marks, now, out, at)
-    else:
-        at = _tick(session, feed, feeds, slots, record, number, marks, now, out, at)
-    if feed["late"] == late or session["late"] == AMEND:  # it was taken
+    identity, faults = identity_of(record), 0
+    if is_known(feed, tables, own_tables, record, identity) or (
+        identity == 0 and kind != READY_BAR and repeats(feed["quality"], record)
+    ):
+        faults = DUPLICATE
+        if action_of(session["actions"], faults) == DROP:
+            masks[number] |= np.uint32(faults)
+            feed["duplicates"] += np.uint64(1)
+            return at
+    price = record["d"] if kind == READY_BAR else _price(record)
+    faults |= judge(feed["quality"], record, price, session["actions"], session["bad_tick_band"])
+    if feed["holds"] or faults:
+        masks[number] |= np.uint32(faults & ~SUSPECT)
+        faults = _resolve(session, feed, slots, faults)
+        action = action_of(session["actions"], faults)
+        if action >= DROP:
+            marks = (faults & ~SUSPECT) | REFUSED if action == DEAD_LETTER else 0
+            return _leave_out(session, feed, slots, record, number, marks, now, out, at)
+    late, taken = feed["late"], feed["taken"]
+    at = _judged(session, feed, feeds, slots, record, number, faults, now, masks, out, at)
+    if feed["taken"] != taken or feed["holds"] or (feed["late"] != late and session["late"] == AMEND):
         remember(feed, tables, own_tables, identity)
     return at
 
 
 @kernel
+def _resolve(session: Row, feed: Row, slots: Slots, faults: int) -> int:
+    """Do what a bad tick before this record calls for; returns the other faults."""
+    if feed["holds"]:
+        if faults & BAD_TICK:
+            feed["holds"] = 0
+            feed["price"] = 0  # no price to compare the next one with
+            feed["dropped"] += np.uint64(1)
+            mark_refused(session, feed, slots, np.int64(feed["held"]["ts_event"]))
+        else:
+            release(session, feed, slots, _MOST)
+    elif faults & BAD_TICK and flags_of(session["actions"], BAD_TICK):
+        event = feed["quality"]["suspect_event"]
+        slot = slots[
+            feed["first_slot"] + event // session["interval"] % (feed["end_slot"] - feed["first_slot"])
+        ]
+        if slot["index"] == event // session["interval"]:
+            slot["bar"]["flags"] |= np.uint32(BAD_TICK)
+            faults &= ~BAD_TICK
+    return faults
+
+
+@kernel
+def _leave_out(
+    session: Row, feed: Row, slots: Slots, record: Row, number: int, marks: int, now: int, out: Bars, at: int
+) -> int:
+    """Drop a record with a fault, or with `marks` refuse it: its bar lacks it."""
+    mark_refused(session, feed, slots, np.int64(record["ts_event"]))
+    if marks:
+        return _put_aside(session, feed, record, number, marks, now, out, at)
+    feed["dropped"] += np.uint64(1)
+    return at
+
+
+@kernel
+def _judged(
+    session: Row, feed: Row, feeds: Slots, slots: Slots, record: Row, number: int, faults: int, now: int,
+    masks: Masks, out: Bars, at: int,
+) -> int:  # fmt: skip
+    """Take a record whose faults are known, unless its interval or its price is refused."""
+    kind = record["kind"]
+    marks = OTHER_INTERVAL | REFUSED
+    if kind != READY_BAR or session["any_interval"] or record["x"] == session["interval"]:
+        if faults & SPLIT:
+            feed["price"] = 0  # a level of before
+        marks = _judge_price(session, feed, record)
+        masks[number] |= np.uint32(marks & JUMP)
+    if marks & REFUSED:
+        return _leave_out(session, feed, slots, record, number, marks, now, out, at)
+    marks |= flags_of(session["actions"], faults)
+    if kind == READY_BAR:
+        return _pass_through(session, feed, record, number, marks, now, out, at)
+    if faults & SUSPECT and action_of(session["actions"], BAD_TICK) == HOLD:
+        at = _advance(session, feed, feeds, slots, record, out, at)
+        if np.int64(record["ts_event"]) // session["interval"] >= feed["next_index"]:
+            feed["held"] = record
+            feed["held_marks"] = marks
+            feed["holds"] = 1
+            return at
+    return _tick(session, feed, feeds, slots, record, number, marks, now, masks, out, at)
+
+
+@kernel
 def update(
     records: Records, start: int, sessions: Slots, feeds: Slots, slots: Slots, tables: Tables,
-    starts: Numbers, routes: Numbers, now: int, out: Bars, room: int,
+    starts: Numbers, routes: Numbers, masks: Masks, now: int, out: Bars, room: int,
 ) -> tuple[int, int]:  # fmt: skip
-    """Take records from `start` while `out` has `room` left; returns (next record, bars in `out`)."""
+    """Take records from `start` while `out` has `room` left; returns (next record, bars in `out`).
+
+    `masks`, uint32 [records], gets the faults of each record, and JUMP.
+    """
     at = 0
     i = start
     while i < records.shape[0] and at + room <= out.shape[0]:
@@ -640,5 +779,5 @@ def update(
             session = sessions[feed["session"]]
             if np.int64(record["ts_ring"]) < session["since"]:
                 continue
-            at = _take(session, feed, feeds, slots, tables, own, record, i - 1, now, out, at)
+            at = _take(session, feed, feeds, slots, tables, own, record, i - 1, now, masks, out, at)
     return i, at

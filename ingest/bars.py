@@ -2,10 +2,11 @@
 
 A session has one symbol or several; a symbol may feed several sessions, each with intervals of its own. A
 bar covers [open, open + interval) of exchange time, aligned to the epoch. A session's watermark is the newest
-event time of all its symbols less the lateness. A bar closes when the watermark reaches its end, so with
-lateness several bars are open at once. A tick for a closed bar is late: counted, and then dropped, refused,
-or passed on to amend its bar. Where several
-symbols have a bar of one interval, these close together, in the order of the session's symbols.
+event time of all its symbols less the lateness. Of several venues it is the slowest one's, but at most
+`venue_lag_ns` behind the fastest one's: no record is late because its venue is slower. A bar closes when the
+watermark reaches its end, so with lateness several bars are open at once. A tick for a closed bar is late:
+counted, and then dropped, refused, or passed on to amend its bar. Where several symbols have a bar of one
+interval, these close together, in the order of the session's symbols.
 
 Within a bar, open and close go by (event time, arrival): among equal times the first arrival opens and the
 last one closes, in whatever order the times came. Quotes make bars of the mid, rounded down to a unit of
@@ -21,7 +22,7 @@ topics. Event times are trusted: one tick stamped far in the future makes the fo
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,7 @@ from ingest import bar_kernel
 from ingest.bar_kernel import (
     AMEND,
     BAR,
-    DROP,
+    DROP_LATE,
     EMPTY,
     FEED,
     LATE,
@@ -43,18 +44,21 @@ from ingest.bar_kernel import (
     SPREAD,
     Bars,
 )
+from ingest.feed_rules import BITS, SPLITS, actions_code
 from ingest.identity import IDENTITY, no_tables, packed_tables, unpacked_tables
 from ingest.plane_state import BuilderState, Rows, Taken
 from ingest.record import ReadRange, Records
+from metrics.feed_faults import RULED
 
 _MAX_OPEN = 4096
 _POLICY = (
     "interval", "lateness", "max_fill", "idle_close", "late", "price_jump", "refuses_jumps", "any_interval",
-    "price_finer",
+    "price_finer", "actions", "bad_tick_band", "venue_lag",
 )  # fmt: skip
 Integers = npt.NDArray[np.int64]
 _LACKING = ("late_open", "refused_open", "late_event")
-_LATE = {"drop": DROP, "amend": AMEND, "refuse": REFUSE}
+_FAULT_BITS = np.array(list(BITS.values()), np.uint32)
+_LATE = {"drop": DROP_LATE, "amend": AMEND, "refuse": REFUSE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,10 @@ class BarPolicy:
     `ingest.late_updates`; or are refused. `price_jump`: a price more than that many times the one before, or
     less than that part of it, flags its bar or, with `refuse_jumps`, is refused; 0 is no limit. ``ready``:
     ready-made bars of another interval are refused ("same"), or taken as they are ("any").
+
+    ``actions``: what is done about faults, see `ingest.feed_rules.actions_code`. `bad_tick_band`: in typical
+    moves. `venue_lag_ns`, of a session with several venues: how long a bar stays open for one that is
+    behind; 0: it does not.
     """
 
     interval_ns: int
@@ -79,21 +87,26 @@ class BarPolicy:
     price_jump: float = 0.0
     refuse_jumps: bool = False
     ready: Literal["same", "any"] = "same"
+    actions: int = actions_code({})
+    bad_tick_band: float = 30.0
+    venue_lag_ns: int = 0
 
     def __post_init__(self) -> None:
-        if self.interval_ns <= 0 or self.lateness_ns < 0 or self.max_fill < 0 or self.idle_close_ns < 0:
+        others = self.lateness_ns, self.max_fill, self.idle_close_ns, self.venue_lag_ns
+        if self.interval_ns <= 0 or min(others) < 0:
             raise ValueError(
-                "a bar's interval must be above 0 ns; lateness, max_fill and idle_close must not be negative"
+                "a bar's interval must be above 0 ns; lateness, max_fill, idle_close and venue_lag must not "
+                "be negative"
             )
         if self.price_jump != 0 and not self.price_jump > 1:
             raise ValueError(f"price_jump must be above 1, or 0 for no limit, not {self.price_jump:g}")
         if self.open_bars > _MAX_OPEN:
-            raise ValueError(f"the lateness spans more than {_MAX_OPEN} intervals")
+            raise ValueError(f"the lateness and venue_lag span more than {_MAX_OPEN} intervals")
 
     @property
     def open_bars(self) -> int:
         """Most bars a symbol has open at once."""
-        return self.lateness_ns // self.interval_ns + 2
+        return (self.lateness_ns + self.venue_lag_ns) // self.interval_ns + 2
 
     @property
     def fill(self) -> int:
@@ -113,6 +126,10 @@ class Feeds:
     ``price_scale``: decimals of the unit of its prices, 0 to 18; records of another one are ignored and
     counted.
 
+    ``venues``, of a session with several: of each symbol, the number of the first one of its venue.
+    ``splits``: of each symbol, when it is split, ns, and how many new units are one old unit; the newest ones
+    count.
+
     ``since_ns``: of a new session, the monotonic clock when it was opened. Records that entered the ring
     earlier are not its: they were read for a session of that name before it, and are read again.
     """
@@ -121,19 +138,24 @@ class Feeds:
     policy: BarPolicy
     since_ns: int = 0
     price_scale: int = 9
+    venues: tuple[int, ...] = ()
+    splits: tuple[tuple[tuple[int, float], ...], ...] = ()
 
 
-Count = Literal["late", "jumps", "taken", "ignored", "duplicates", "repeated"]
-RefusalReason = Literal["late", "price_jump", "interval"]
+Count = Literal["late", "jumps", "taken", "ignored", "duplicates", "repeated", "dropped"]
+_COUNTS: tuple[Count, ...] = get_args(Count)
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedRecord:
-    """A record that a session refused: RECORD, and the number of its symbol among the session's."""
+    """A record that a session refused: RECORD, and the number of its symbol among the session's.
+
+    ``reason``: "late", "price_jump", "interval", or a kind of `metrics.feed_faults`.
+    """
 
     session: int
     leg: int
-    reason: RefusalReason
+    reason: str
     record: np.void
 
 
@@ -206,6 +228,9 @@ def _rows_of(sessions: Sequence[Feeds], n_feeds: Integers, n_slots: Integers) ->
     own["price_jump"] = [each.price_jump for each in policies]
     own["refuses_jumps"] = [each.refuse_jumps for each in policies]
     own["any_interval"] = [each.ready == "any" for each in policies]
+    for name in ("actions", "bad_tick_band"):
+        own[name] = [getattr(each, name) for each in policies]
+    own["venue_lag"] = [each.venue_lag_ns for each in policies]
     own["since"] = [each.since_ns for each in sessions]
     own["price_finer"] = [each.price_scale - 9 for each in sessions]
     return own
@@ -227,6 +252,10 @@ class BarBuilder:
         self._slots = np.zeros(0, OPEN)
         self._tables = no_tables(0)
         self._refused: list[RefusedRecord] = []
+        self.faults = np.zeros(len(RULED), np.int64)
+        """Records so far with a fault of each kind, in the order of `metrics.feed_faults.RULED`."""
+        self.newest_faults = np.zeros(0, np.uint32)
+        """Of the records of the newest `update`: bits of `ingest.feed_rules`, and JUMP."""
         self.change(sessions, [None] * len(sessions))
 
     def change(self, sessions: Sequence[Feeds], kept: Sequence[int | None]) -> None:
@@ -241,7 +270,7 @@ class BarBuilder:
         own = _rows_of(sessions, n_feeds, n_feeds * open_bars)
         feeds, slots = np.zeros(int(n_feeds.sum()), FEED), np.zeros(int(n_feeds @ open_bars), OPEN)
         tables = no_tables(len(feeds))
-        feeds["next_index"] = slots["index"] = slots["marked"] = NEVER
+        feeds["next_index"] = feeds["venue_event"] = slots["index"] = slots["marked"] = NEVER
         at = np.array([number for number, old in enumerate(kept) if old is not None], np.int64)
         was = self._sessions[[old for old in kept if old is not None]]
         theirs = was["end_feed"] - was["first_feed"]
@@ -256,6 +285,8 @@ class BarBuilder:
         feeds["session"] = np.repeat(np.arange(len(sessions)), n_feeds)
         feeds["last"]["session"][to] = feeds["session"][to]
         feeds["leg"] = np.arange(len(feeds)) - np.repeat(own["first_feed"], n_feeds)
+        feeds["venue"] = [venue for each in sessions for venue in each.venues or (0,) * len(each.symbols)]
+        _set_splits(feeds, sessions)
         per_feed = np.repeat(open_bars, n_feeds)
         feeds["first_slot"] = np.repeat(own["first_slot"], n_feeds) + feeds["leg"] * per_feed
         feeds["end_slot"] = feeds["first_slot"] + per_feed
@@ -293,6 +324,7 @@ class BarBuilder:
         do not depend on how records are batched. Records of symbols that no session reads are skipped.
         """
         closed, start = [], 0
+        self.newest_faults = masks = np.zeros(len(records), np.uint32)
         while True:
             start, n = bar_kernel.update(
                 records,
@@ -303,12 +335,15 @@ class BarBuilder:
                 self._tables,
                 self._starts,
                 self._routes,
+                masks,
                 now_ns,
                 self._out,
                 self._room,
             )
             closed.append(self._without_refused(self._out[:n], records))
             if start >= len(records):
+                if masks.any():
+                    self.faults += np.count_nonzero(masks[:, np.newaxis] & _FAULT_BITS, axis=0)
                 return closed[0] if len(closed) == 1 else np.concatenate(closed)
 
     def take_refused(self) -> list[RefusedRecord]:
@@ -360,6 +395,9 @@ class BarBuilder:
         closed = [np.zeros(0, BAR)]
         for number in sessions:
             session = self._sessions[number]
+            for feed in range(session["first_feed"], session["end_feed"]):
+                if self._feeds[feed]["holds"]:
+                    bar_kernel.release(session, self._feeds[feed], self._slots, np.iinfo(np.int64).max)
             own = self._slots[session["first_slot"] : session["end_slot"]]
             if (own["index"] != NEVER).any():
                 newest = max(int(own["index"].max()), until_ns // int(session["interval"]))
@@ -396,6 +434,8 @@ class BarBuilder:
         is_open = own["index"] != NEVER
         if is_open.any():
             hold_all_back(lows, own["bar"][is_open])
+        for held in feeds["held"][feeds["holds"] != 0]:
+            hold_back(lows, [ReadRange(int(held["stream"]), int(held["offset"]), 0)], 0)
         return lows
 
     def cut(self, session: int) -> BuilderState:
@@ -431,17 +471,20 @@ class BarBuilder:
         row["last_ring"] = now_ns
         for name in ("newest_event", "records", *_LACKING):
             row[name] = was[0][name]
-        for name in ("session", "leg", "first_slot", "end_slot"):
+        for name in ("session", "leg", "first_slot", "end_slot", "venue"):
             feeds[name] = mine[name]
+        for name in ("split_at", "split_factor"):
+            feeds["quality"][name] = mine["quality"][name]
         mine[:], own[:] = feeds, slots
         self._tables[row["first_feed"] : row["end_feed"]] = tables
         for bars in (own["bar"], mine["last"]):
             received_before(bars, session, now_ns)
+        mine["held"]["ts_ring"] = now_ns
         again = np.asarray(reread)
         newest = {"stream": mine["streams"][:, 0], "offset": mine["offsets"][:, 0], "part": mine["part"]}
         for name, values in newest.items():
             mine[f"had_{name}"] = np.where(again, values, 0)
-        for name in ("late", "ignored", "jumps", "repeated", "duplicates", "taken"):
+        for name in _COUNTS:
             mine[name] = 0
         for number in np.flatnonzero(~again & (newest["stream"] != 0)).tolist():
             bar_kernel.mark_gap(mine[number], self._slots)
@@ -459,9 +502,10 @@ class BarBuilder:
     def counts(self, name: Count) -> list[int]:
         """Records since the start, by session.
 
-        ``late``; ``jumps``: with a price beyond the limit; ``taken``: that are in bars, open ones included;
-        ``ignored``: of an ignored kind; ``duplicates``: that their symbol had before (`ingest.identity`);
-        ``repeated``: that the session had taken before it was restored.
+        ``late``; ``dropped``: with a fault whose action is that; ``jumps``: with a price beyond the limit;
+        ``taken``: that are in bars, open ones included; ``ignored``: of an ignored kind; ``duplicates``: that
+        their symbol had before (`ingest.identity`); ``repeated``: that the session had taken before it was
+        restored.
         """
         if not len(self._sessions):
             return []
@@ -474,8 +518,20 @@ class BarBuilder:
         return found
 
 
-def _reason(flags: int) -> RefusalReason:
+def _set_splits(feeds: npt.NDArray[Any], sessions: Sequence[Feeds]) -> None:
+    """Set the announced splits of FEED [symbols of these sessions], in place."""
+    found = [own for each in sessions for own in each.splits or ((),) * len(each.symbols)]
+    quality = feeds["quality"]
+    quality["split_factor"] = 0
+    for number, splits in enumerate(found):
+        for at, (moment, factor) in enumerate(sorted(splits)[-SPLITS:]):
+            quality["split_at"][number, at], quality["split_factor"][number, at] = moment, factor
+
+
+def _reason(flags: int) -> str:
     """Of a row that was refused."""
     if flags & OTHER_INTERVAL:
         return "interval"
-    return "late" if flags & LATE else "price_jump"
+    if flags & LATE:
+        return "late"
+    return next((name for name, bit in BITS.items() if flags & bit), "price_jump")

@@ -63,10 +63,13 @@ def _mixed(state: Any, value: Any) -> Any:
 @kernel
 def identity_of(record: Any) -> Any:
     """64 bits of a record's token and content; 0 for a record without a token."""
-    token = record["token"]
-    if token == 0:
-        return np.uint64(0)
-    state = _mixed(_mixed(_MIX, token), record["ts_event"])
+    return content_of(record) if record["token"] != 0 else np.uint64(0)
+
+
+@kernel
+def content_of(record: Any) -> Any:
+    """64 bits of a record's token and content; never 0."""
+    state = _mixed(_mixed(_MIX, record["token"]), record["ts_event"])
     for value in (record["a"], record["b"], record["c"], record["d"], record["e"], record["x"]):
         state = _mixed(state, value)
     state = _mixed(_mixed(state, record["kind"]), record["size_finer"])

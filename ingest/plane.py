@@ -40,6 +40,7 @@ from ingest.retained import Retained
 from ingest.ring import Ring
 from ingest.rollup import SummedBar
 from ingest.tokens import Tokeniser
+from metrics.feed_faults import RULED
 from metrics.histogram import Words, record
 from metrics.store import HistogramHandle, MetricStore
 from support.numba_kernel import kernel
@@ -66,6 +67,7 @@ _COUNTED: Mapping[str, Count] = {
     "records_in_snapshot": "repeated",
     "records_duplicate": "duplicates",
     "records_in_bars": "taken",
+    "records_dropped": "dropped",
 }
 """What the builder counts of a session's records, by metric."""
 
@@ -403,6 +405,9 @@ class DataPlane:
         """Stream and offset of a message whose other records are still in the ring."""
         # earlier readers have counted the losses until now
         self._dropped = metrics.growth("foretick_ring_dropped_total", ring.lost, source=source)
+        self._faults = [
+            metrics.growth("foretick_feed_faults_total", source=source, kind=kind.name) for kind in RULED
+        ]
         self._fill = metrics.gauge("foretick_ring_fill_ratio", source=source)
         self._ring_wait = metrics.histogram(_STAGE, stage="ring_wait")
         self._bars = metrics.histogram(_STAGE, stage="bars")
@@ -611,6 +616,8 @@ class DataPlane:
         return n
 
     def _count_records(self) -> None:
+        for growth, total in zip(self._faults, self._builder.faults.tolist(), strict=True):
+            growth.update(total)
         totals = {metric: self._builder.counts(name) for metric, name in _COUNTED.items()}
         events = self._builder.late_events
         for number, session in enumerate(self._sessions):

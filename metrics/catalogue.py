@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from metrics.feed_faults import FAULT_NAMES
+
 Kind = Literal["counter", "gauge", "histogram"]
 
 # The stages from a tick to its answer, in order; the last ones span several of them. See `metrics.export` for
@@ -290,7 +292,19 @@ METRICS: tuple[Metric, ...] = (
         "foretick_records_refused_total",
         "Usable records that a session refused and sent to the DLQ. Worry when it grows.",
         "session",
-        reason=("late", "price_jump", "interval"),
+        reason=("late", "price_jump", "interval", "quality"),
+    ),
+    _counter(
+        "foretick_records_dropped_total",
+        "Records with a fault that were dropped, as `[quality]` says.",
+        "session",
+    ),
+    _counter(
+        "foretick_feed_faults_total",
+        "Records with a fault, by kind; of silence, its beginnings. Worry when a kind grows that your feed "
+        "should not have.",
+        "source",
+        kind=FAULT_NAMES,
     ),
     _counter(
         "foretick_price_jumps_total",

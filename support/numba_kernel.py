@@ -19,7 +19,7 @@ from support.directories import cache_home
 F = TypeVar("F", bound=Callable[..., object])
 
 _ROOT = Path(__file__).parent.parent
-_NAMES = "metrics ingest feeds/columns engine/cpu engine/attention/cpu_kernel engine/compiled"
+_NAMES = "metrics ingest feeds/columns feeds/quality engine/cpu engine/attention/cpu_kernel engine/compiled"
 PACKAGES = tuple(_ROOT / name for name in _NAMES.split())
 """The directories of all files that define kernels."""
 

@@ -28,6 +28,7 @@ from feeds import columns
 from feeds.kafka_source import KafkaSource
 from feeds.market_data import DeadLetter
 from feeds.payloads.payload_decoder import WireDecoder
+from feeds.quality.silence import SilenceMonitor
 from feeds.source import Source
 from ingest.ring import Ring
 from metrics.store import MetricStore
@@ -79,7 +80,9 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
         yield replace(figure, setting={**setting, "stage": stage}, goal=goal, **whole)
 
 
-def make_ingest(source: Source, ring: Ring, symbols: Sequence[str]) -> RecordDecoder:
+def make_ingest(
+    source: Source, ring: Ring, symbols: Sequence[str], silence: SilenceMonitor | None = None
+) -> RecordDecoder:
     """The gateway's ingest, one session per symbol; a malformed record ends the measurement."""
 
     def refuse(dead_letter: DeadLetter) -> None:
@@ -94,6 +97,7 @@ def make_ingest(source: Source, ring: Ring, symbols: Sequence[str]) -> RecordDec
         refuse,
         payloads=WireDecoder(_DEFAULTS.max_message_bytes),
         max_ahead_ns=_DEFAULTS.max_ahead,
+        silence=silence,
     )
 
 

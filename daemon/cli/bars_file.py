@@ -9,6 +9,7 @@ import numpy as np
 
 from feeds.decimals import DIGITS, format_fixed
 from ingest.bar_kernel import AMENDS, EMPTY, GAP, INCOMPLETE, JUMP, REPLAYED, SKEWED, Bars
+from ingest.feed_rules import BITS
 from ingest.volumes import volume_of
 
 COLUMNS = (
@@ -23,6 +24,7 @@ _FLAGS = {
     "price_jump": JUMP,
     "amended": AMENDS,
     "incomplete": INCOMPLETE,
+    **{name: bit for name, bit in BITS.items() if name != "skewed_clock"},
 }
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from daemon.cli.options import aligned
 from daemon.ledger import Kept, Ledger, RecordsRead
 
-_COLUMNS = ("session", "records", "in bars", "late", "repeated", "refused", "other kinds")
+_COLUMNS = ("session", "records", "in bars", "late", "repeated", "dropped", "refused", "other kinds")
 
 
 def summary_lines(found: Ledger) -> list[str]:
@@ -46,7 +46,8 @@ def _read(read: RecordsRead) -> str:
 
 
 def _row(each: Kept) -> tuple[str, ...]:
-    counts = (each.records, each.in_bars, each.late, each.repeated, sum(each.refused.values()), each.ignored)
+    refused = sum(each.refused.values())
+    counts = (each.records, each.in_bars, each.late, each.repeated, each.dropped, refused, each.ignored)
     late = f"{each.late} ({each.amended} amended)" if each.amended else f"{each.late}"
     return (each.session, *map(str, counts[:2]), late, *map(str, counts[3:]))
 

@@ -12,6 +12,7 @@ from daemon.config.schema import ALL, BarsConfig, Config, SessionConfig, require
 from feeds.connector import Connector
 from feeds.connectors import SOURCES
 from feeds.decimals import decimals_of
+from feeds.quality.calendar import Calendar
 
 KeyProblem = tuple[str, str]
 """The key, and what is wrong with it."""
@@ -31,6 +32,7 @@ def cross_check(config: Config) -> list[ConfigProblem]:
         _pool,
         _scheduler,
         _bars,
+        _quality,
         _source,
         _brokers_named,
         _delivery,
@@ -274,6 +276,21 @@ def _bars(config: Config) -> Iterator[KeyProblem]:
         if own and 0 < bars.price_jump <= 1:
             why = f"a factor between two prices must be above 1, or 0 for no limit, not {bars.price_jump:g}"
             yield f"{table}.price_jump", why
+
+
+def _quality(config: Config) -> Iterator[KeyProblem]:
+    if config.quality.reordered == "hold" and not any(
+        bars.lateness for bars in (config.bars, *(each.bars(config.bars) for each in config.sessions))
+    ):
+        yield "quality.reordered", "hold needs a bar that stays open: set bars.lateness"
+    for index, calendar in enumerate(config.quality.calendars):
+        try:
+            Calendar(calendar.zone, calendar.hours, calendar.holidays, calendar.half_days)
+        except ValueError as error:
+            yield f"quality.calendars[{index}]", str(error)
+    venues = [each.venue for each in config.quality.calendars]
+    for index, first in _repeated(venues):
+        yield f"quality.calendars[{index}].venue", f"{venues[index]!r} is already quality.calendars[{first}]"
 
 
 def _source(config: Config) -> Iterator[KeyProblem]:

@@ -14,6 +14,7 @@ import msgspec
 
 from daemon.config.schema import BarsConfig, Config, SessionConfig
 from flash.question import Question
+from metrics.feed_faults import RULED
 
 _SESSION = (
     "symbol",
@@ -32,7 +33,18 @@ _SESSION = (
     "rollup_every",
 )
 _WINDOW = ("symbol", "more_symbols", "retention_tokens", "retention_records", "retention_span", "rollup")
-_BARS = ("interval", "lateness", "empty", "max_fill", "late", "price_jump", "on_price_jump", "ready")
+_BARS = (
+    "interval",
+    "lateness",
+    "empty",
+    "max_fill",
+    "late",
+    "price_jump",
+    "on_price_jump",
+    "ready",
+    "venue_lag",
+)
+_QUALITY = (*(kind.name for kind in RULED if kind.actions), "bad_tick_band", "splits")
 
 
 def settings_of(config: Config, session: SessionConfig, questions: Sequence[Question]) -> dict[str, Any]:
@@ -40,6 +52,7 @@ def settings_of(config: Config, session: SessionConfig, questions: Sequence[Ques
     bars = session.bars(config.bars)
     found: dict[str, object] = {f"sessions.{name}": getattr(session, name) for name in _SESSION}
     found |= {f"bars.{name}": getattr(bars, name) for name in _BARS}
+    found |= zip((f"quality.{name}" for name in _QUALITY), quality_settings(config), strict=True)
     found |= {
         "model.dtype": config.model.dtype,
         "model.system_prompt": config.model.system_prompt,
@@ -54,16 +67,23 @@ def settings_of(config: Config, session: SessionConfig, questions: Sequence[Ques
     return plain
 
 
+def quality_settings(config: Config) -> list[object]:
+    """What of `[quality]` decides which records are in bars, and their flags."""
+    return [getattr(config.quality, name) for name in _QUALITY]
+
+
 def window_settings(config: Config, session: SessionConfig) -> int:
     """32-bit checksum of the settings that decide which records the session's window has."""
-    return _window_settings(config.model.path, config.bars, session)
+    return _window_settings(config.model.path, config.bars, tuple(quality_settings(config)), session)
 
 
 @lru_cache(maxsize=1 << 14)
-def _window_settings(model: str, defaults: BarsConfig, session: SessionConfig) -> int:
+def _window_settings(
+    model: str, defaults: BarsConfig, quality: tuple[object, ...], session: SessionConfig
+) -> int:
     bars = session.bars(defaults)
     parts = [getattr(session, name) for name in _WINDOW] + [getattr(bars, name) for name in _BARS]
-    return crc32(repr((model, *parts)).encode())
+    return crc32(repr((model, *parts, *quality)).encode())
 
 
 def fingerprint(config: Config, session: SessionConfig, questions: Sequence[Question]) -> str:

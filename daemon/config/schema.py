@@ -17,7 +17,9 @@ from feeds.connector import SOCKET, Connector, SinkConnector, SourceConnector, a
 from feeds.connectors import SINKS, SOURCES
 from feeds.decimals import Fixed, decimals_of
 from feeds.durations import Duration, parse_duration
+from feeds.timestamps import Instant
 from flash.question import AnswerForm, PublishWhen
+from metrics.feed_faults import CONFIGURED
 from scheduler.interfaces import Eviction
 from scheduler.policies import PolicyName
 from support.directories import state_home
@@ -246,6 +248,13 @@ class BarsConfig(Table, frozen=True):
             "agree are a new price level"
         ),
     ] = "flag"
+    venue_lag: Annotated[
+        Duration,
+        about(
+            "of a session with symbols of several venues: how long, by event time, a bar stays open for a "
+            "venue that is behind, or quiet; 0s is off"
+        ),
+    ] = Duration(2 * SECOND)
     ready: Annotated[
         Literal["same", "any"],
         about(
@@ -262,6 +271,59 @@ def _in_place_of(table: str, defaults: type[Table]) -> Any:
         for field in msgspec.structs.fields(defaults)
     ]
     return defstruct("Own" + defaults.__name__, keys, bases=(Table,), frozen=True, kw_only=True)
+
+
+def _with_kinds() -> Any:
+    """A struct with a key for each kind of fault for which there is a choice; its values are the actions."""
+    keys = [
+        (kind.name, Annotated[Literal[kind.actions], about(kind.rule)], kind.actions[0])
+        for kind in CONFIGURED
+    ]
+    return defstruct("QualityKinds", keys, bases=(Table,), frozen=True, kw_only=True)
+
+
+class SplitConfig(Table, frozen=True):
+    """A split that was announced: prices behind it are divided by the factor."""
+
+    symbol: Annotated[str, about("VENUE:SYMBOL", pattern=_SYMBOL, max_length=128)]
+    at: Annotated[Instant, about("event time of its first price after the split")]
+    factor: Annotated[
+        float, about("new units for one old unit: 4 for four for one, 0.1 for one for ten", gt=0)
+    ]
+
+
+class CalendarConfig(Table, frozen=True):
+    """When a venue is open; one without is always open. Nothing is silent while its venue is closed."""
+
+    venue: Annotated[str, about("as in its symbols, VENUE:SYMBOL", pattern=r"^[^:\s]+$", max_length=64)]
+    zone: Annotated[str, about("name of its time zone, such as America/New_York", min_length=1)]
+    hours: Annotated[
+        tuple[str, ...], about('weekly sessions: "mon-fri 09:30-16:00", over midnight "sun-thu 18:00-17:00"')
+    ]
+    holidays: Annotated[tuple[str, ...], about("dates on which no session begins, as 2026-12-25")] = ()
+    half_days: Annotated[
+        tuple[str, ...], about("dates with the time at which the session ends, as 2026-11-27 13:00")
+    ] = ()
+
+
+# with a key for each of `CONFIGURED`, which a type checker cannot see
+class QualityConfig(_with_kinds()):  # type: ignore[misc]
+    """What is done about faults of feeds: a key for each kind, see [quality](quality.md). `flag`: the record
+    is kept, the fault counted, and answers carry the kind as a flag. `count`: the same without a flag.
+    `drop`, `dead_letter`: the record is in no bar. `hold`: a reordered record has no flag while
+    `bars.lateness` holds its bar open; a bad tick's bar is held open until the next record, and the tick is
+    dropped if that comes back.
+    """
+
+    bad_tick_band: Annotated[
+        float, about("how many typical moves of its symbol a price may be away from the one before", ge=4)
+    ] = 30.0
+    silence_factor: Annotated[
+        float, about("how many times the P99 of its gaps a symbol may be quiet", ge=1)
+    ] = 3.0
+    silence_floor: Annotated[Duration, about("a symbol that is quiet for less is not silent")] = SECOND
+    splits: tuple[SplitConfig, ...] = ()
+    calendars: tuple[CalendarConfig, ...] = ()
 
 
 class RollupConfig(Table, frozen=True):
@@ -828,6 +890,7 @@ class Config(Table, frozen=True):
     pool: PoolConfig = PoolConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     bars: BarsConfig = BarsConfig()
+    quality: QualityConfig = QualityConfig()
     sessions: tuple[SessionConfig, ...] = ()
     patterns: tuple[PatternConfig, ...] = ()
     symbols: SymbolsConfig = SymbolsConfig()

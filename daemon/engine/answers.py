@@ -7,6 +7,7 @@ time.
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import get_args
 from weakref import WeakKeyDictionary
 
 from daemon import protocol
@@ -23,6 +24,7 @@ from flash.evaluator import AskedState, Evaluated, FlashEvaluator
 from flash.question import PreparedQuestion
 from flash.registry import Registry, Standing
 from ingest.bar_kernel import AMENDS, INCOMPLETE, JUMP, LACKS_LATE, REPLAYED, SKEWED
+from ingest.feed_rules import BITS
 from ingest.plane import TapeRecord
 from metrics.store import GrowthHandle, MetricStore
 from regions.ephemeral import Fork
@@ -34,6 +36,9 @@ from scheduler.tapes import TapeItem
 log = logging.getLogger(__name__)
 
 Emit = Callable[[protocol.EngineEvent], None]
+_FAULTS: dict[Flag, int] = {
+    flag: BITS[flag] for flag in get_args(Flag) if flag in BITS and flag != "skewed_clock"
+}
 
 
 def number_in(text: str) -> str | None:
@@ -230,6 +235,7 @@ class StandingAnswers:
             "replay": bool(record.flags & REPLAYED),
             "amended": any(each.flags & AMENDS for each in done.payloads),
             "price_jump": any(each.flags & JUMP for each in done.payloads),
+            **feed_faults(done.payloads),
             "provisional": _shows_open(done),
             **lacking(record),
             "untrained": self._loaded.untrained,
@@ -243,6 +249,14 @@ def times_of(record: TapeRecord) -> Times:
     """When its newest tick was where."""
     replay = bool(record.flags & REPLAYED)
     return Times(record.ts_last_event, record.ts_source, record.ts_ring, replay, record.ts_closed)
+
+
+def feed_faults(records: Sequence[TapeRecord]) -> dict[Flag, bool]:
+    """Flags of faults in the records of these bars."""
+    flags = 0
+    for each in records:
+        flags |= each.flags
+    return {flag: bool(flags & bit) for flag, bit in _FAULTS.items()}
 
 
 def lacking(record: TapeRecord | None) -> dict[Flag, bool]:

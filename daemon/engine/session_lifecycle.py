@@ -222,7 +222,7 @@ class EngineSessions:
     def _line(self, session: SessionConfig) -> LineSpec | CompactSpec:
         """How its bars are written. Raises ValueError, and SettingError unless the pool holds all windows."""
         line = line_spec(session, self.config.bars, self.built.prompt)
-        policy_of(session.bars(self.config.bars))
+        policy_of(self.config, session)
         limit = self.built.limit
         if not limit.has_room(session, compact=isinstance(line, CompactSpec)):
             sessions = self._sessions | {session.name: session}

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from daemon.config.fingerprint import quality_settings
 from daemon.config.schema import Config, SessionConfig
 from daemon.engine.provenance import ProvenanceLog
 from daemon.progress import Position, Progress, covers
@@ -178,7 +179,8 @@ class Recovery:
     """Finds the snapshots that sessions may go on from, and counts the others."""
 
     def __init__(self, config: Config) -> None:
-        self._bars, self.enabled = config.bars, config.recovery.interval > 0
+        self._bars, self._quality = config.bars, quality_settings(config)
+        self.enabled = config.recovery.interval > 0
         self.files = SnapshotFiles(config.recovery.path, config.recovery.max_bytes)
         self.refused: list[str] = []
         """The reason of each snapshot that was refused; the reader of this list empties it."""
@@ -187,7 +189,8 @@ class Recovery:
         """Digest of the settings that a session's state depends on, and of the layout of its rows."""
         rows = [each.descr for each in (SESSION, FEED, OPEN, BAR)]
         rollup = session.rollup, session.rollup_every, session.rollup_tokens
-        parts = session.symbols, session.bars(self._bars), line, retention, session.semantics, rollup, rows
+        bars = session.bars(self._bars), self._quality
+        parts = session.symbols, bars, line, retention, session.semantics, rollup, rows
         return blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
     def usable(self, session: str, settings: str, progress: Progress) -> Iterator[UsableSnapshot]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-from daemon.config.schema import BarsConfig, Config, SessionConfig
+from daemon.config.schema import Config, SessionConfig
 from daemon.engine.build import Built
 from daemon.engine.provenance import BarOrigin
 from daemon.engine.replayed_bars import History
@@ -20,12 +20,14 @@ from ingest.backlog import TapeWindow
 from ingest.bar_kernel import AMENDS, GAP, SPREAD, Bars
 from ingest.bars import BarPolicy, Feeds, RefusedRecord
 from ingest.compact import Anchor, CompactSpec, Restart
+from ingest.feed_rules import actions_code
 from ingest.lines import LineSpec
 from ingest.plane import BarConsumer, DataPlane, Made, Phase, SessionSpec, TapeRecord, WatchBars
 from ingest.plane_state import PlaneState, Taken
 from ingest.record import ReadRange
 from ingest.ring import Ring
 from ingest.tokens import Tokeniser
+from metrics.feed_faults import FAULT_NAMES, RULED
 from metrics.store import MetricStore
 from regions.tape import Tape
 from scheduler.request import Failure
@@ -97,8 +99,9 @@ def refusal_of(session: str, refused: RefusedRecord) -> RecordRefused:
     )
 
 
-def policy_of(bars: BarsConfig) -> BarPolicy:
+def policy_of(config: Config, session: SessionConfig) -> BarPolicy:
     """How records become bars. Raises ValueError for a lateness of too many intervals."""
+    bars, quality = session.bars(config.bars), config.quality
     return BarPolicy(
         bars.interval,
         bars.lateness,
@@ -109,7 +112,32 @@ def policy_of(bars: BarsConfig) -> BarPolicy:
         bars.price_jump,
         bars.on_price_jump == "refuse",
         bars.ready,
+        actions_code({kind.name: getattr(quality, kind.name) for kind in RULED if kind.actions}),
+        quality.bad_tick_band,
+        bars.venue_lag if len({_venue(symbol) for symbol in session.symbols}) > 1 else 0,
     )
+
+
+def feeds_of(
+    config: Config, session: SessionConfig, numbers: Mapping[str, int], since_ns: int, price_scale: int
+) -> Feeds:
+    """What a session is made of; ``numbers``: those of all symbols in the ring."""
+    venues = [_venue(symbol) for symbol in session.symbols]
+    return Feeds(
+        tuple(numbers[each] for each in session.symbols),
+        policy_of(config, session),
+        since_ns,
+        price_scale,
+        tuple(map(venues.index, venues)),
+        tuple(
+            tuple((int(each.at), each.factor) for each in config.quality.splits if each.symbol == symbol)
+            for symbol in session.symbols
+        ),
+    )
+
+
+def _venue(symbol: str) -> str:
+    return symbol.partition(":")[0]
 
 
 @dataclass(eq=False, slots=True)
@@ -397,16 +425,12 @@ class TapeFeeder(BarConsumer):
 
     def refuse(self, session: str, refused: RefusedRecord) -> None:
         """Count and report a record."""
-        self._store.inc("foretick_records_refused_total", session=session, reason=refused.reason)
+        reason = "quality" if refused.reason in FAULT_NAMES else refused.reason
+        self._store.inc("foretick_records_refused_total", session=session, reason=reason)
         self._emit(refusal_of(session, refused))
 
     def _spec(self, session: SessionConfig, line: LineSpec | CompactSpec, since_ns: int = 0) -> SessionSpec:
-        feeds = Feeds(
-            tuple(self._symbols[each] for each in session.symbols),
-            policy_of(session.bars(self._config.bars)),
-            since_ns,
-            line.price_scale,
-        )
+        feeds = feeds_of(self._config, session, self._symbols, since_ns, line.price_scale)
         kept = self._built.tapes[session.name].retention
         return SessionSpec(session.name, feeds, line, TapeWindow(kept.tokens, kept.records, kept.span_ns))
 

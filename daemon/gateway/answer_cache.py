@@ -18,6 +18,7 @@ from daemon.config.schema import Config, SessionConfig
 from daemon.config.standing import questions_of
 from daemon.tenants import LOCAL, Tenant
 from feeds.market_data import Answer, AnswerMetadata, Flag
+from feeds.quality.silence import SilenceMonitor
 from flash.lookup import Lookup
 from flash.question import Question
 from metrics.catalogue import METRICS, STAGES
@@ -58,6 +59,8 @@ class SessionState:
     times: Times | None = None
     clock: VenueClock = field(default_factory=VenueClock)
     answers: dict[str, ReadyAnswer] = field(default_factory=dict)
+    silences: Sequence[SilenceMonitor] = ()
+    """Of all sources, where they say whether answers are silent."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
     removed: bool = False
 
@@ -119,8 +122,15 @@ class SessionState:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the venue has been silent for too long: a quiet market sends heartbeats."""
-        return 0 < self.silent_after_ns < self.last_seen_age_ns
+        """Whether a venue, or a symbol, has been silent for too long: a quiet market sends heartbeats."""
+        if 0 < self.silent_after_ns < self.last_seen_age_ns:
+            return True
+        now, wall = time.monotonic_ns(), time.time_ns()
+        for symbol in (self.symbol, *self.more_symbols) if self.silences else ():
+            watching = [each for each in self.silences if each.has_seen(symbol)]
+            if watching and all(each.is_silent(symbol, now, wall) for each in watching):
+                return True
+        return False
 
     def flags_now(self, event_age_ns: int) -> tuple[Flag, ...]:
         """Flags of an answer that goes out now, of data this long after its event."""
@@ -159,6 +169,9 @@ class Sessions:
         self.states: dict[str, SessionState] = {}
         self.clocks: dict[str, VenueClock] = {}
         """Of the sessions' venues."""
+        self._flags_silence = config.quality.silent == "flag"
+        self.silences: list[SilenceMonitor] = []
+        """One for each source."""
         asked = list(questions_of(config))
         for session in config.sessions:
             self.add(session, [each.question for each in asked if each.session == session.name])
@@ -177,6 +190,7 @@ class Sessions:
         state = SessionState(session.symbol, session.more_symbols, version=version)
         state.ask_these(questions, ())
         state.clock.touch(time.monotonic_ns())
+        state.silences = self.silences if self._flags_silence else ()
         self.states[session.name], self.clocks[session.name] = state, state.clock
         self.change(session)
 

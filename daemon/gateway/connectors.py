@@ -46,7 +46,7 @@ def _held_ns(session: SessionConfig, bars: BarsConfig) -> int:
     span = (most + 1) * bars.interval
     if session.retention_span:
         span = min(span, session.retention_span + bars.interval)
-    return span + bars.lateness
+    return span + bars.lateness + bars.venue_lag
 
 
 def make_routes(config: Config) -> list[SinkRoute]:

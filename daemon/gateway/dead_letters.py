@@ -12,6 +12,7 @@ from feeds.codec import MalformedRecord, encode
 from feeds.market_data import AnyRecord, Bar, DeadLetter, InputRange, Quote, Side, Stage, Trade
 from feeds.source import Incoming
 from ingest.record import BAR, QUOTE, SIDE_BUY, SIDE_SELL
+from metrics.feed_faults import RULED
 
 LETTER_BYTES = 1 << 18
 """Bytes of a payload that a DLQ record keeps: its base64 still fits a broker's message limit."""
@@ -23,6 +24,7 @@ _WHY = {
     "late": "its bar has closed (bars.late)",
     "price_jump": "its price is too far from the one before it (bars.price_jump)",
     "interval": "it is a bar of another length than the session's (bars.interval, bars.ready)",
+    **{kind.name: f"{kind.rule} (quality.{kind.name})" for kind in RULED},
 }
 
 

@@ -16,6 +16,7 @@ from daemon.supervision import Tasks, reason_of
 from feeds.backoff import delay_s
 from feeds.source import DataUnreadable, HandingOverSource
 from ingest.ring import Ring
+from metrics.feed_faults import CONFIGURED
 from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class Inputs:
         """All sources have ended (replayed files)."""
         self._order, self._standby, self._store, self._tasks = order, standby, store, tasks
         self._bars, self._sessions = config.bars, config.sessions
+        self._dead_letters = "dead_letter" in (getattr(config.quality, kind.name) for kind in CONFIGURED)
         self._opens_all = not config.opens_by_partition
         self.symbols = numbered(config.sessions)
         """Their numbers in the ring."""
@@ -209,7 +211,7 @@ class Inputs:
 
     def _keep_originals(self) -> None:
         """Keep messages as they came where a session may refuse their records."""
-        self._order.originals.want(any(map(self._refuses, self._sessions)))
+        self._order.originals.want(self._dead_letters or any(map(self._refuses, self._sessions)))
 
     def _refuses(self, session: SessionConfig) -> bool:
         bars = session.bars(self._bars)

@@ -36,6 +36,7 @@ from feeds.columns.record_columns import ColumnBatch
 from feeds.decimals import NANO
 from feeds.market_data import EVERY_SYMBOL, AnyRecord, Bar, DeadLetter, Received, VenueHeartbeat
 from feeds.payloads.payload_decoder import PayloadDecoder, PayloadRecord, malformed
+from feeds.quality.silence import SilenceMonitor
 from feeds.record_identity import token_of
 from feeds.source import Incoming, SeekingSource, Source
 from feeds.subjects import Subject
@@ -149,8 +150,10 @@ class RecordDecoder:
         opener: Opener | None = None,
         discovers: bool = False,
         gate: asyncio.Event | None = None,
+        silence: SilenceMonitor | None = None,
     ) -> None:
-        self.flow = RingFlow(source, ring, store, gate)
+        self.flow = RingFlow(source, ring, store, gate, silence)
+        self._silence = silence
         self._source, self._tracker, self._store = source, tracker, store
         self._dead_letter, self._opener = dead_letter, opener
         self._discovers = opener if discovers else None
@@ -193,6 +196,8 @@ class RecordDecoder:
         unread = () if self._discovers is None else self._discovers.unmatched
         self._routes = Routes(routes, unread)
         self._counters.forget_sessions()
+        if self._silence is not None:
+            self._silence.read({symbol: route.number for symbol, route in routes.items()})
         self._payloads.read_symbols(self._routes.symbols)
 
     def extend(self, more: Mapping[str, SymbolRoute]) -> None:

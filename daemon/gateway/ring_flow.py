@@ -1,8 +1,10 @@
 """Flow control of one source: packed records go into the ring; a source that can wait is paused meanwhile."""
 
 import asyncio
+import time
 from collections.abc import Awaitable
 
+from feeds.quality.silence import SilenceMonitor
 from feeds.source import Source
 from ingest.record import Records, RecordWriter
 from ingest.ring import Ring
@@ -16,15 +18,25 @@ COLUMNS_SLICE = 1 << 12
 
 
 class RingFlow:
-    """``writer``: packed records until `flush`, few at a time. ``gate``: set while the source is read."""
+    """``writer``: packed records until `flush`, few at a time. ``gate``: set while the source is read.
 
-    def __init__(self, source: Source, ring: Ring, store: MetricStore, gate: asyncio.Event | None) -> None:
+    ``silence`` learns of what is flushed.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        ring: Ring,
+        store: MetricStore,
+        gate: asyncio.Event | None,
+        silence: SilenceMonitor | None = None,
+    ) -> None:
         self.writer = RecordWriter(COLUMNS_SLICE)
         self.paused = False
         """The source is not read: the ring is full, or the gate closed."""
         self.ring = ring
         self._source, self._store = source, store
-        self._gate = gate
+        self._gate, self.silence = gate, silence
 
     async def make_room(self, records: int = 1) -> None:
         """Flush unless this many more can be packed."""
@@ -35,6 +47,8 @@ class RingFlow:
         """Push what is packed; returns once all of it is in the ring."""
         if len(self.writer):
             records = self.writer.records
+            if self.silence is not None:
+                self.silence.learn(records, time.monotonic_ns())
             done = self.ring.push(records)
             if done < len(records):
                 await self._pause(self._push(records[done:]))

@@ -1,6 +1,7 @@
 """The daemon's source: read into the engine's ring; offsets are committed to it."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -25,9 +26,13 @@ from daemon.gateway.start_positions import StartPositions
 from daemon.gateway.stream_names import Streams
 from feeds.kafka_transactions import KafkaTransactions
 from feeds.market_data import DeadLetter
+from feeds.quality.silence import SilenceMonitor
 from feeds.source import CatchesUp, ConnectionState, Lag, Partition, PartitionedSource, Source
 from ingest.ring import Ring
+from metrics.feed_faults import SILENT
 from metrics.store import MetricStore
+
+log = logging.getLogger(__name__)
 
 COMMIT_EVERY_S = 1.0
 REOPEN_COMMIT_S = 10.0
@@ -44,7 +49,7 @@ class SourceRunner:
     """Connects one source, reads it into the ring, and commits to it while it is connected.
 
     ``clocks``: of the venues, by session. A source that can wait is paused while the outbox's gate is not
-    set. ``sink``, ``send``: see `Checkpoint`.
+    set. ``silence`` watches the source. ``sink``, ``send``: see `Checkpoint`.
     """
 
     def __init__(
@@ -62,16 +67,15 @@ class SourceRunner:
         streams: Streams,
         order: RingTurns,
         clocks: Mapping[str, VenueClock],
+        silence: SilenceMonitor | None = None,
         sink: KafkaTransactions | None = None,
         commit_every_s: float = COMMIT_EVERY_S,
     ) -> None:
-        self.source, self.tracker = source, tracker
-        self.connected = False
+        self.source, self.tracker, self.connected = source, tracker, False
         self.exhausted = asyncio.Event()
         """The source has ended (a replayed file)."""
         self._store, self._order, self._standby, self._sessions = store, order, standby, sessions
-        self._outbox, self._streams, self._send = outbox, streams, send
-        self._commit_every_s = commit_every_s
+        self._outbox, self._streams, self._send, self._commit_every_s = outbox, streams, send, commit_every_s
         self._starts = StartPositions(config, source.name, tracker, progress)
         self.checkpoint = Checkpoint(
             source,
@@ -85,9 +89,9 @@ class SourceRunner:
             on_revoked=lambda partitions: self.group.on_revoked(partitions),
             is_held=self.is_held,
         )
-        parts = source, tracker, progress, self._starts, self.checkpoint, standby, sessions
+        parts = source, tracker, progress, self._starts, self.checkpoint, standby, sessions, config.recovery
         opens_all = not config.opens_by_partition
-        self.group = GroupMember(*parts, config.recovery, self.is_level, opens_all=opens_all)
+        self.group = GroupMember(*parts, self.is_level, opens_all=opens_all)
         self._payloads = make_payloads(config, source.name)
         self._new_decoder = partial(
             RecordDecoder,
@@ -104,6 +108,7 @@ class SourceRunner:
             opener=None if opens_all and not config.patterns else sessions,
             discovers=bool(config.patterns),
             gate=outbox.delivery.gate,
+            silence=silence,
         )
         self._decoder: RecordDecoder | None = None
         self._handshakes = store.growth("foretick_source_handshakes_failed_total", source=source.name)
@@ -194,7 +199,15 @@ class SourceRunner:
                 self._order.has_read(self.source.name, source.read_until_ns, flow.ring)
             elif not flow.paused:  # all that was sent meanwhile has come
                 self._order.has_read(self.source.name, time.monotonic_ns(), flow.ring)
+            self._note_silence(flow)
             await asyncio.sleep(NOTIFY_S)
+
+    def _note_silence(self, flow: RingFlow) -> None:
+        if flow.silence is None:
+            return
+        for symbol in flow.silence.newly_silent(time.monotonic_ns(), time.time_ns()):
+            self._store.inc("foretick_feed_faults_total", source=self.source.name, kind=SILENT.name)
+            log.warning("source %s: nothing came of %s for unusually long", self.source.name, symbol)
 
     async def commit_periodically(self) -> None:
         """Commit every second, and look at what others have committed."""

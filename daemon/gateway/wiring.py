@@ -22,7 +22,7 @@ from daemon.api.serving import generation_routes
 from daemon.api.zmq import AnswerQuery, QueryServer
 from daemon.config.errors import ConfigError
 from daemon.config.instruments import Instrument, instruments_of
-from daemon.config.schema import ALL, Config
+from daemon.config.schema import ALL, Config, QualityConfig
 from daemon.cores import cores_of, usable
 from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.checkpoint.offsets import OffsetTracker
@@ -65,8 +65,11 @@ from feeds.connector import SettingError, SinkRoute
 from feeds.curve import Keys
 from feeds.kafka_transactions import KafkaTransactions
 from feeds.push_source import PushedSource
+from feeds.quality.calendar import Calendar
+from feeds.quality.silence import SilenceMonitor
 from feeds.source import LogSource, MemberSource, Source
 from ingest.plane import WatchBars
+from ingest.record import FLAG_REPLAY
 from ingest.ring import Ring
 from metrics.store import MetricStore
 
@@ -265,6 +268,8 @@ def _data_way(base: _Base, commit_every_s: float) -> _DataWay:
     parts = sessions, questions, publisher, inputs, progress, store, pending, standby, patterns
     live = LiveSessions(config, *parts)
     for source, of_source in zip(sources, trackers, strict=True):
+        silence = silence_monitor(config.quality)
+        sessions.silences.append(silence)
         runner = SourceRunner(
             config,
             source,
@@ -278,6 +283,7 @@ def _data_way(base: _Base, commit_every_s: float) -> _DataWay:
             streams=streams,
             order=order,
             clocks=sessions.clocks,
+            silence=silence,
             sink=sink,
             commit_every_s=commit_every_s,
         )
@@ -449,6 +455,16 @@ def _transactional(base: _Base) -> KafkaTransactions | None:
             key = f"sink.{route.sink.name}.delivery"
             raise SettingError(key, "exactly_once needs one Kafka source, and no other")
     return None
+
+
+def silence_monitor(quality: QualityConfig) -> SilenceMonitor:
+    """Of one source. What is replayed teaches it nothing: its times are not those of its arrival."""
+    calendars = {
+        each.venue: Calendar(each.zone, each.hours, each.holidays, each.half_days)
+        for each in quality.calendars
+    }
+    factor, floor_ns = quality.silence_factor, quality.silence_floor
+    return SilenceMonitor(factor, floor_ns, calendars, without=FLAG_REPLAY)
 
 
 def labels_of(config: Config, sources: Sequence[Source], routes: Sequence[SinkRoute]) -> dict[str, list[str]]:

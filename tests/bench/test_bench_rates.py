@@ -6,7 +6,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from bench.data import files, patterns, ticks
+from bench.data import files, patterns, quality, ticks
 from bench.figures import Figure
 from bench.query import cached
 from bench.run import SuiteRun
@@ -91,6 +91,12 @@ def test_hits_come_from_the_cache_of_a_real_gateway() -> None:
     assert hit.against == "bare echo"
     assert latest[2].setting == own.setting
     assert latest[2].n > 0
+
+
+def test_the_rules_have_a_cost_and_a_silent_feed_is_flagged() -> None:
+    cost, flag = quality.measure(QUICK)
+    assert (cost.ours > 0, cost.ratio is not None, cost.n) == (True, True, 1)
+    assert flag.ours >= flag.reference == 1000
 
 
 def test_every_tick_is_taken_and_bars_are_answered_in_both_conditions() -> None:

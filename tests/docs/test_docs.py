@@ -26,7 +26,7 @@ from feeds.recorded_file import read_records
 from feeds.zmq_feed import Header
 from flash.question import PAPER_SIX
 from metrics.catalogue import REASONS, STAGES
-from tests.docs import metrics_table
+from tests.docs import kinds_table, metrics_table
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -191,6 +191,11 @@ def test_the_table_of_a_session_s_life_is_the_one_that_runs() -> None:
 def test_the_table_of_metrics_is_the_catalogue() -> None:
     """`python -m tests.docs.metrics_table` writes it."""
     assert metrics_table.committed() == metrics_table.table()
+
+
+def test_the_table_of_kinds_of_faults_is_the_one_that_runs() -> None:
+    """`python -m tests.docs.kinds_table` writes it."""
+    assert kinds_table.committed() == kinds_table.table()
 
 
 @pytest.mark.parametrize(

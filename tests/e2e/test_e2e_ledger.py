@@ -80,8 +80,8 @@ def test_a_replay_says_what_became_of_every_record_and_writes_its_bars(tmp_path:
     assert done.exit_code == 0, done.stderr
     found = done.stdout.splitlines()
     assert "9 records read: 7 for sessions, 1 of other symbols, 1 malformed (price 1)" in found
-    at = found.index("session  records  in bars  late  repeated  refused  other kinds")
-    assert found[at + 1].split() == ["aaa", "7", "5", "1", "1", "0", "0"]
+    at = found.index("session  records  in bars  late  repeated  dropped  refused  other kinds")
+    assert found[at + 1].split() == ["aaa", "7", "5", "1", "1", "0", "0", "0"]
     numbers = [
         tuple(Decimal(each[name]) for name in ("open", "high", "low", "close", "volume")) for each in rows
     ]

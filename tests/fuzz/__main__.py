@@ -23,6 +23,7 @@ LONGEST = 8192
 PACKAGES = ["feeds", "daemon", "flash", "regions", "scheduler"]
 _COMPILED = "decode_kernel json_scanner msgpack_scanner places protobuf_scanner text_kernel"
 COMPILED = [f"feeds.columns.{name}" for name in _COMPILED.split()]
+COMPILED += ["feeds.quality.silence"]
 """By Numba, whose code has no coverage."""
 _STATUS = re.compile(r"#(\d+)\s+\w+\s+cov: (\d+) ft: (\d+)")
 

@@ -10,13 +10,17 @@ import numpy as np
 from ingest.bar_kernel import BAR, Bars
 from ingest.bars import BarBuilder, BarPolicy, one_each, reads_of
 from ingest.compact import Restart
+from ingest.feed_rules import actions_code
 from ingest.plane import BarConsumer, DataPlane, Made, SessionSpec, TapeRecord
 from ingest.record import TRADE, Records, RecordWriter
 from ingest.ring import Mode, Ring
 from ingest.tokens import Tokeniser
+from metrics.feed_faults import RULED
 from metrics.store import MetricStore
 
 SECOND = 1_000_000_000
+COUNTED = actions_code({kind.name: "count" for kind in RULED})
+"""All records are kept and none is flagged, whatever is wrong with it."""
 
 
 def characters(text: str) -> list[int]:

@@ -12,7 +12,7 @@ from ingest.bars import BarBuilder, BarPolicy, Feeds, reads_of
 from ingest.record import BAR as READY
 from ingest.record import HEARTBEAT, QUOTE, RECORD, TRADE, Records, RecordWriter
 from ingest.volumes import volume_of
-from tests.ingest.building import as_rows, builder_of, built
+from tests.ingest.building import COUNTED, as_rows, builder_of, built
 from tests.ingest.reference_bars import MOST, ReferenceSession, Tick
 
 START = 1_000_000  # a multiple of no interval below
@@ -34,6 +34,7 @@ policies = st.builds(
     lateness_ns=st.sampled_from([0, 3, 10, 45]),
     empty=st.sampled_from(["skip", "fill"]),
     max_fill=st.sampled_from([0, 1, 3, 60]),
+    actions=st.just(COUNTED),
 )
 
 
@@ -140,7 +141,7 @@ def test_ready_made_bars_pass_through_and_old_ones_are_late() -> None:
     writer = RecordWriter(4)
     for offset, (opened, received) in enumerate([(60, 70), (120, 110), (120, 130), (60, 130)]):
         writer.add(READY, 0, opened, received, (1, 4, 1, 2, 9), x=60, offset=offset)
-    builder = builder_of(1, BarPolicy(60, empty="fill"))
+    builder = builder_of(1, BarPolicy(60, empty="fill", actions=COUNTED))
     builder.mark_gap([0])
     bars = builder.update(writer.records, 0)
     assert rows(bars, 0) == [(60, 1, 4, 1, 2, 9, 1, GAP), (120, 1, 4, 1, 2, 9, 1, SKEWED)]
@@ -259,7 +260,10 @@ def test_senseless_policies_are_refused(arguments: dict[str, int], message: str)
 
 def both_reading(policy: BarPolicy) -> list[Feeds]:
     """Two sessions: the first reads symbols 0 and 1, the second symbol 0 in bars three times as long."""
-    return [Feeds((0, 1), policy), Feeds((0,), BarPolicy(3 * policy.interval_ns, policy.lateness_ns))]
+    return [
+        Feeds((0, 1), policy),
+        Feeds((0,), BarPolicy(3 * policy.interval_ns, policy.lateness_ns, actions=COUNTED)),
+    ]
 
 
 @given(
