@@ -101,6 +101,10 @@ class SourceConnector(Connector, frozen=True):
         """The source, not started; it stops within ``stop_timeout_s``. Raises SettingError."""
         raise NotImplementedError
 
+    def listen(self, name: str, stop_timeout_s: float) -> Source:
+        """One that takes nothing away from a daemon which reads the same. Raises SettingError."""
+        return self.open(name, stop_timeout_s)
+
     def payloads(self, max_bytes: int) -> PayloadDecoder:
         """The decoder of its messages, each of at most ``max_bytes``. Raises SettingError."""
         from feeds.payloads.payload_decoder import WireDecoder

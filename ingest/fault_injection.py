@@ -63,6 +63,11 @@ class Score:
 def find(tape: Records, kind: str, splits: Splits = ()) -> Integers:
     """The numbers of the records in which bars find faults of a kind."""
     bit = JUMP if kind == "price_jump" else BITS[kind]
+    return np.flatnonzero(faults_of(tape, splits) & np.uint32(bit))
+
+
+def faults_of(tape: Records, splits: Splits = ()) -> npt.NDArray[np.uint32]:
+    """The faults that bars find in each record: `BITS`, and `JUMP` for a price jump."""
     symbols = int(tape["symbol"].max()) + 1
     actions = actions_code({each.name: "flag" for each in RULED})
     policy = BarPolicy(_SECOND, price_jump=10.0, ready="any", actions=actions)
@@ -71,7 +76,7 @@ def find(tape: Records, kind: str, splits: Splits = ()) -> Integers:
     builder, found = BarBuilder(sessions), []
     for start in range(0, len(tape), 1 << 16):
         builder.update(tape[start : start + (1 << 16)], 0)
-        found.append(start + np.flatnonzero(builder.newest_faults & np.uint32(bit)))
+        found.append(builder.newest_faults)
     return np.concatenate(found)
 
 

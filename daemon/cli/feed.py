@@ -1,9 +1,7 @@
 """`foretick feed test`: faults in your own recording, or in a generated day, and which of them are found."""
 
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date as Date
 from itertools import islice
 from pathlib import Path
@@ -12,51 +10,37 @@ import click
 import msgspec
 import numpy as np
 
+from daemon.cli import feed_inspect
+from daemon.cli.feed_tape import DECODED, Tape, taped
 from daemon.cli.options import aligned, refuse
 from daemon.gateway.sequence_gaps import Sequences
-from daemon.ring_numbers import price_scale_for, prices_of, ring_values
 from feeds.codec import MalformedRecord, decode_record, encode
-from feeds.decimals import decimals_of
 from feeds.file_format import FormatError, load_format
 from feeds.market_data import AnyRecord, Bar, Quote, Trade
 from feeds.quality.silence import LEAST, SilenceMonitor
-from feeds.record_identity import token_of
 from feeds.recorded_file import read_records
 from feeds.synthetic import INSTRUMENTS, SyntheticTape
 from ingest.bars import BarBuilder, BarPolicy, one_each
 from ingest.fault_injection import FAULTS, Integers, Score, scores
-from ingest.record import BAR, QUOTE, RECORD, Records, RecordWriter
+from ingest.record import BAR, QUOTE, RECORD, Records
 
 RECALL = 0.99
 MAX_FALSE_ALARMS = 1
 """A day, of each kind."""
-_DAY_NS = 86_400 * 10**9
 _START_S = 1_767_571_200
 _MOST = 2_000_000
 """Records of a file that are read."""
-_DECODED = 10_000
 _REASONS = {"negative_size": "size", "unit_change": "timestamp_unit", "inconsistent_bar": "bar_ohlc"}
 _SIZES = {Trade: "size", Quote: "bid_size", Bar: "volume"}
 _COLUMNS = ("records", "kind", "injected", "found", "recall", "false alarms", "in the tape")
 
 
-@dataclass(frozen=True)
-class Tape:
-    """Records of one type, and some of them as they are received. The busiest symbol has number 0."""
-
-    name: str
-    rows: Records
-    sample: Sequence[AnyRecord]
-
-    @property
-    def days(self) -> float:
-        """Days that it covers, 1 at least."""
-        return max(1.0, float(np.ptp(self.rows["ts_event"].astype(np.int64))) / _DAY_NS)
-
-
 @click.group("feed")
 def command() -> None:
-    """Test what is found in feeds."""
+    """Look at feeds, and test what is found in them."""
+
+
+command.add_command(feed_inspect.command)
 
 
 @command.command("test")
@@ -95,7 +79,7 @@ def generated_day(seed: int, seconds: int = 86_400) -> list[Tape]:
     instrument = INSTRUMENTS[-1]
     source = SyntheticTape(instrument, seed)
     trades = [each for n in range(seconds) for each in source.second((_START_S + n) * 10**9)]
-    tape = _taped("trades", trades)
+    tape = taped("trades", trades)
     rng, quotes = np.random.default_rng(seed), tape.rows.copy()
     quotes["kind"], quotes["token"], quotes["x"] = QUOTE, 0, 0
     quotes["a"] -= rng.integers(1, 4, len(quotes)) * instrument.tick
@@ -112,7 +96,7 @@ def generated_day(seed: int, seconds: int = 86_400) -> list[Tape]:
             venue="V", symbol="S", ts_event=each.ts_event, ts_recv=each.ts_recv, open=each.price,
             high=each.price, low=each.price, close=each.price, volume=each.size, interval_ns=10**9,
         )
-        for each in trades[:_DECODED]
+        for each in trades[:DECODED]
     ]  # fmt: skip
     return [tape, Tape("quotes", quotes, []), Tape("bars", bars, sample)]
 
@@ -125,23 +109,7 @@ def recorded(file: Path, format_name: str, date: str | None = None) -> list[Tape
         raise ValueError(f"{file} holds no record of this format")
     named = (("trades", Trade), ("quotes", Quote), ("bars", Bar))
     of_types = [(name, [each for each in records if type(each) is made]) for name, made in named]
-    return [_taped(name, own) for name, own in of_types if own]
-
-
-def _taped(name: str, records: Sequence[AnyRecord]) -> Tape:
-    counts = Counter(each.key for each in records)
-    numbers = {key: number for number, key in enumerate(sorted(counts, key=counts.__getitem__, reverse=True))}
-    prices = [price for each in records for price in prices_of(each)]
-    scale = price_scale_for(max(map(decimals_of, prices[: 3 * _DECODED])), max(map(abs, prices)))
-    writer = RecordWriter(len(records))
-    for offset, each in enumerate(records):
-        made = ring_values(each, scale)
-        writer.add(
-            made.kind, numbers[each.key], each.ts_event, each.ts_recv, made.values, x=made.x, seq=each.seq,
-            stream=1, offset=offset, token=token_of(each, False),
-            price_finer=made.price_finer, size_finer=made.size_finer,
-        )  # fmt: skip
-    return Tape(name, writer.records, records[:_DECODED])
+    return [taped(name, own) for name, own in of_types if own]
 
 
 def tape_scores(tape: Tape, seed: int) -> Iterator[Score]:
@@ -159,7 +127,7 @@ def tape_scores(tape: Tape, seed: int) -> Iterator[Score]:
 
 def _gaps(own: Records, rng: np.random.Generator) -> Score:
     """Records of a numbered feed that are missing."""
-    times = own["ts_event"][: 10 * _DECODED].tolist()
+    times = own["ts_event"][: 10 * DECODED].tolist()
     lost = set(rng.choice(np.arange(2, len(times) - 1, 3), FAULTS, replace=False).tolist())
 
     def found(without: set[int]) -> list[int]:

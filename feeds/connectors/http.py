@@ -27,6 +27,12 @@ class HttpSourceConnector(SourceConnector, frozen=True):
 
         return PushedSource(name, PushLimits(self.max_waiting, self.max_body_bytes, self._formats()))
 
+    def listen(self, name: str, stop_timeout_s: float) -> Source:
+        """Raises SettingError: what is pushed comes to the daemon alone."""
+        raise SettingError(
+            "", "records are pushed to the daemon: ask it, by foretick sessions or its metrics"
+        )
+
     def check(self) -> Iterator[Finding]:
         """The formats can be used."""
         try:

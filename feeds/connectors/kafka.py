@@ -72,23 +72,32 @@ class KafkaSourceConnector(MessageSource, frozen=True):
 
     def open(self, name: str, stop_timeout_s: float) -> Source:
         """A consumer that commits only on request."""
+        membership = {
+            "group_instance_id": self.instance or None,
+            "session_timeout_ms": self.session_timeout // 1_000_000,
+            "heartbeat_interval_ms": max(1, self.session_timeout // 4_000_000),
+        }
+        return self._source(name, stop_timeout_s, self.group, self.start_at, membership)
+
+    def listen(self, name: str, stop_timeout_s: float) -> Source:
+        """A consumer of what comes from now on, which is a member of no group."""
+        return self._source(name, stop_timeout_s, None, "latest", {})
+
+    def _source(
+        self, name: str, stop_timeout_s: float, group: str | None, start_at: str, options: dict[str, Any]
+    ) -> Source:
         from feeds.kafka_source import KafkaSource
 
         return KafkaSource(
             name,
             self.bootstrap,
             list(self.topics),
-            self.group,
+            group,
             max_records=self.max_records,
             stop_timeout_s=stop_timeout_s,
-            start_at=_start_at(self.start_at),
+            start_at=_start_at(start_at),
             on_unreadable=self.on_unreadable,
-            options={
-                "client_id": self.client_id,
-                "group_instance_id": self.instance or None,
-                "session_timeout_ms": self.session_timeout // 1_000_000,
-                "heartbeat_interval_ms": max(1, self.session_timeout // 4_000_000),
-            },
+            options={"client_id": self.client_id, **options},
             security=_options(self.security),
             progress_topic=self.progress_topic,
         )

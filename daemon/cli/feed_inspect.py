@@ -1,0 +1,128 @@
+"""`foretick feed inspect`: what comes of the configured sources, how often, and what is wrong with it."""
+
+import asyncio
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+import numpy as np
+import numpy.typing as npt
+
+from daemon.cli.feed_tape import taped
+from daemon.cli.options import aligned, config_option, read_config, refuse, set_option
+from feeds.codec import MalformedRecord
+from feeds.connector import SettingError, SourceConnector, settings_in
+from feeds.market_data import AnyRecord, VenueHeartbeat
+from feeds.payloads.payload_decoder import PayloadDecoder
+from feeds.proposals.live_sample import next_of
+from feeds.source import Incoming
+from ingest.bar_kernel import JUMP
+from ingest.fault_injection import Integers, faults_of
+from ingest.feed_rules import BITS
+
+_MOST = 500_000
+"""Messages of a source."""
+_STOP_S = 1.0
+_COLUMNS = ("symbol", "records", "a second", "gap P50", "P99", "longest", "behind P50", "faults")
+_BITS = {**BITS, "price_jump": JUMP}
+
+
+@dataclass
+class Heard:
+    """What came of a source. ``received``: when each record came, ns. ``refused``: by reason.
+
+    ``first``: the message of the first record that was refused for each reason.
+    """
+
+    records: list[AnyRecord] = field(default_factory=list)
+    received: list[int] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+    first: dict[str, str] = field(default_factory=dict)
+    heartbeats: int = 0
+
+    def take(self, message: Incoming, payloads: PayloadDecoder) -> None:
+        """One more message."""
+        if message.fault is not None:
+            self._refuse(message.fault.reason, message.fault.message)
+            return
+        for part in payloads.parts(message).parts if message.payload else ():
+            if isinstance(part.record, MalformedRecord):
+                self._refuse(part.record.reason, part.record.message)
+            elif isinstance(part.record, VenueHeartbeat):
+                self.heartbeats += 1
+            else:
+                self.records.append(part.record)
+                self.received.append(message.ts_recv_ns)
+
+    def _refuse(self, reason: str, why: str) -> None:
+        self.refused[reason] += 1
+        self.first.setdefault(reason, why)
+
+
+@click.command("inspect")
+@config_option
+@set_option
+@click.option("--seconds", type=click.FloatRange(min=0.1), default=10.0, show_default=True, help="how long")
+@click.option("--source", "only", help="listen to this source alone, where there are several")
+def command(config_path: Path, settings: tuple[str, ...], seconds: float, only: str | None) -> None:
+    """Listen to the sources beside a daemon that reads them, and print rates, gaps and faults by symbol.
+
+    No consumer group is joined, and nothing is committed. Gaps are between arrivals; a record is behind by
+    what it arrives after its event time; both in ms. Exit status 1 where a source sent nothing.
+    """
+    config = read_config(config_path, settings)
+    feeds = {table: each for table, each in config.feeds.items() if only in (None, each[0])}
+    if not feeds:
+        raise click.UsageError(f"there is no source {only!r}" if only else "no source is configured")
+    silent = False
+    for table, (name, connector) in feeds.items():
+        try:
+            with settings_in(table):
+                heard = asyncio.run(_listen(name, connector, seconds, config.source.max_message_bytes))
+        except (SettingError, OSError) as error:
+            refuse(error)
+        silent |= not heard.records
+        print("\n".join(_lines(name, heard, seconds)))
+    sys.exit(1 if silent else 0)
+
+
+async def _listen(name: str, connector: SourceConnector, seconds: float, max_bytes: int) -> Heard:
+    payloads, heard = connector.payloads(max_bytes), Heard()
+    messages = await next_of(connector.listen(name, _STOP_S), _MOST, seconds)
+    await payloads.prepare(messages)
+    for message in messages:
+        heard.take(message, payloads)
+    return heard
+
+
+def _lines(name: str, heard: Heard, seconds: float) -> list[str]:
+    counts = f"{len(heard.records)} records, {heard.heartbeats} heartbeats"
+    lines = [f"source {name}: {counts}, {heard.refused.total()} refused in {seconds:g} s"]
+    if heard.records:
+        lines += aligned([_COLUMNS, *_rows(heard)])
+    return lines + [f"refused, {why} {count}: {heard.first[why]}" for why, count in heard.refused.items()]
+
+
+def _rows(heard: Heard) -> list[tuple[str, ...]]:
+    """A row for each symbol, those with the most records first."""
+    tape = taped("", heard.records).rows
+    faults, received = faults_of(tape), np.array(heard.received, np.int64)
+    places = dict[str, list[int]]()
+    for at, record in enumerate(heard.records):
+        places.setdefault(record.key, []).append(at)
+    events = tape["ts_event"].astype(np.int64)
+    ordered = sorted(places.items(), key=lambda each: -len(each[1]))
+    return [(key, *_row(received[own], events[own], faults[own])) for key, own in ordered]
+
+
+def _row(received: Integers, events: Integers, faults: npt.NDArray[np.uint32]) -> tuple[str, ...]:
+    gaps = np.diff(np.sort(received)) / 1e6
+    span_s = max(1e-3, float(np.ptp(received)) / 1e9)
+    quantiles = np.quantile(gaps, [0.5, 0.99, 1.0]) if len(gaps) else np.zeros(3)
+    behind = float(np.median(received - events)) / 1e6
+    counts = {kind: int(np.count_nonzero(faults & np.uint32(bit))) for kind, bit in _BITS.items()}
+    named = ", ".join(f"{kind} {count}" for kind, count in counts.items() if count) or "-"
+    numbers = [f"{len(received) / span_s:.1f}", *(f"{each:.1f}" for each in (*quantiles, behind))]
+    return (str(len(received)), *numbers, named)
