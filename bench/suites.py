@@ -8,6 +8,7 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
     },
     "data": {
         "files": ("bench.data.files:measure", "Recorded files to bars"),
+        "websocket": ("bench.data.websocket:measure", "A venue's stream to bars"),
         "encodings": ("bench.data.encodings:measure", "Messages to columns, by encoding"),
         "quality": ("bench.data.quality:measure", "Faults of feeds"),
         "ticks": ("bench.data.ticks:measure", "From tick to answer"),

@@ -27,7 +27,7 @@ from daemon.gateway.record_decoder import RecordDecoder
 from feeds import columns
 from feeds.kafka_source import KafkaSource
 from feeds.market_data import DeadLetter
-from feeds.payloads.payload_decoder import WireDecoder
+from feeds.payloads.payload_decoder import PayloadDecoder, WireDecoder
 from feeds.quality.silence import SilenceMonitor
 from feeds.source import Source
 from ingest.ring import Ring
@@ -81,7 +81,11 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
 
 
 def make_ingest(
-    source: Source, ring: Ring, symbols: Sequence[str], silence: SilenceMonitor | None = None
+    source: Source,
+    ring: Ring,
+    symbols: Sequence[str],
+    silence: SilenceMonitor | None = None,
+    payloads: PayloadDecoder | None = None,
 ) -> RecordDecoder:
     """The gateway's ingest, one session per symbol; a malformed record ends the measurement."""
 
@@ -95,7 +99,7 @@ def make_ingest(
         OffsetTracker(),
         MetricStore.local({"session": list(symbols), "source": [source.name]}),
         refuse,
-        payloads=WireDecoder(_DEFAULTS.max_message_bytes),
+        payloads=payloads or WireDecoder(_DEFAULTS.max_message_bytes),
         max_ahead_ns=_DEFAULTS.max_ahead,
         silence=silence,
     )

@@ -6,7 +6,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from bench.data import files, patterns, quality, ticks
+from bench.data import files, patterns, quality, ticks, websocket
 from bench.figures import Figure
 from bench.query import cached
 from bench.run import SuiteRun
@@ -30,6 +30,12 @@ def test_files_to_bars_read_every_record() -> None:
     found = list(files.measure(QUICK))
     assert [(f.setting["file"], f.setting["trades"]) for f in found] == [("Parquet", 4000), ("DBN", 4000)]
     assert all(f.ours > 0 and f.ratio for f in found)
+
+
+def test_frames_of_a_stream_to_bars() -> None:
+    (found,) = websocket.measure(QUICK)
+    assert found.ours > 0
+    assert found.ratio
 
 
 async def test_sessions_of_patterns_are_opened_and_answered_from_a_small_pool() -> None:
