@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
@@ -58,6 +59,14 @@ class Term(NamedTuple):
     planned: bool
 
 
+@dataclass
+class _Rejoin:
+    """The newest one. ``since_ns``: when it began, monotonic."""
+
+    since_ns: int = 0
+    under_way: bool = False
+
+
 class KafkaMember:
     """``group`` None: every partition is ours. ``moved``: partitions that went elsewhere."""
 
@@ -89,17 +98,20 @@ class KafkaMember:
         """Partitions that somebody else may have read meanwhile, though they are assigned to us again."""
         self.rejoined = False
         """There is another assignment, until `part`."""
-        self.joining = False
-        """The group is formed again: the coordinator keeps a commit waiting, and then refuses it."""
+        self._rejoin = _Rejoin()
         self._joining = asyncio.Lock()
         """Held until it is known what is lost."""
         self._terms: dict[TopicPartition, Term] = {}
         """Of the partitions that are assigned."""
-        self._joining_since_ns = 0
         self.left = asyncio.Event()
         """All is handed over that others take, of a member that is about to leave."""
         self._membership: Membership | None = None
         """Ours by the newest assignment, with the partitions that were begun."""
+
+    @property
+    def joining(self) -> bool:
+        """The group is formed again: the coordinator keeps a commit waiting, and then refuses it."""
+        return self._rejoin.under_way
 
     @property
     def _group(self) -> str | None:
@@ -126,7 +138,7 @@ class KafkaMember:
     def lose_all(self) -> None:
         """Begin those again that come with the next assignment."""
         self._lost |= self._begun
-        self.rejoined, self.joining = True, False
+        self.rejoined, self._rejoin.under_way = True, False
         self._tell_ready(frozenset())
 
     # What others have, or are to have.
@@ -191,7 +203,7 @@ class KafkaMember:
 
     @property
     def _is_about_to_join(self) -> bool:
-        return self.joining and time.monotonic_ns() - self._joining_since_ns < _FORMED_S * 1e9
+        return self.joining and time.monotonic_ns() - self._rejoin.since_ns < _FORMED_S * 1e9
 
     @property
     def is_new(self) -> bool:
@@ -370,16 +382,16 @@ class KafkaMember:
     def _note_handed_over(self, partition: TopicPartition, found: BegunPartition) -> None:
         planned = found.term is not None and found.term.planned
         if self.listener is not None and (planned or found.was_others):
-            silent_ns = time.monotonic_ns() - self._joining_since_ns
+            silent_ns = time.monotonic_ns() - self._rejoin.since_ns
             self.listener.handed_over(tuple(partition), planned=planned, silent_ns=silent_ns)
 
     async def revoke(self) -> None:
         """The group is about to be formed again: commit while the coordinator takes it."""
-        self._joining_since_ns = time.monotonic_ns()
+        self._rejoin.since_ns = time.monotonic_ns()
         if self._begun and self.listener is not None:
             self._assignor.note_costs(self.listener.costs())
             await self.listener.commit()
-        self.joining = True
+        self._rejoin.under_way = True
 
     async def joined(self, consumer: AIOKafkaConsumer) -> None:
         """There is another assignment. Partitions that we had may have been somebody else's in between.
@@ -395,7 +407,7 @@ class KafkaMember:
             each: before.get(each, Term(generation, tuple(each) in moved)) for each in self.assigned(consumer)
         }
         self._tell_ready(self.ready & self.warm)
-        self.rejoined, self.joining = True, False
+        self.rejoined, self._rejoin.under_way = True, False
         async with self._joining:
             assigned = frozenset(self.assigned(consumer))
             kept = self._begun & assigned

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import uvloop
+from numba import njit
 
 import ingest
 from bench.figures import Figure, Goal
@@ -26,7 +27,6 @@ from ingest.bars import BarPolicy
 from ingest.feed_rules import QUALITY, judge, repeats
 from ingest.record import RECORD, Records
 from lab.queued_source import QueuedSource
-from support.numba_kernel import kernel
 
 COST, SOON = Goal(0.05), Goal(1.3)
 _BATCH = 2000
@@ -70,7 +70,7 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
         )  # fmt: skip
 
 
-@kernel
+@njit  # type: ignore[untyped-decorator]  # numba has no types
 def _rules(records: Records, states: Any, actions: int, band: float) -> int:
     found = 0
     for i in range(records.shape[0]):

@@ -30,7 +30,7 @@ _BITS = {**BITS, "price_jump": JUMP}
 
 
 @dataclass
-class Heard:
+class Sample:
     """What came of a source. ``received``: when each record came, ns. ``refused``: by reason.
 
     ``first``: the message of the first record that was refused for each reason.
@@ -80,37 +80,37 @@ def command(config_path: Path, settings: tuple[str, ...], seconds: float, only: 
     for table, (name, connector) in feeds.items():
         try:
             with settings_in(table):
-                heard = asyncio.run(_listen(name, connector, seconds, config.source.max_message_bytes))
+                sample = asyncio.run(_listen(name, connector, seconds, config.source.max_message_bytes))
         except (SettingError, OSError) as error:
             refuse(error)
-        silent |= not heard.records
-        print("\n".join(_lines(name, heard, seconds)))
+        silent |= not sample.records
+        print("\n".join(_lines(name, sample, seconds)))
     sys.exit(1 if silent else 0)
 
 
-async def _listen(name: str, connector: SourceConnector, seconds: float, max_bytes: int) -> Heard:
-    payloads, heard = connector.payloads(max_bytes), Heard()
+async def _listen(name: str, connector: SourceConnector, seconds: float, max_bytes: int) -> Sample:
+    payloads, sample = connector.payloads(max_bytes), Sample()
     messages = await next_of(connector.listen(name, _STOP_S), _MOST, seconds)
     await payloads.prepare(messages)
     for message in messages:
-        heard.take(message, payloads)
-    return heard
+        sample.take(message, payloads)
+    return sample
 
 
-def _lines(name: str, heard: Heard, seconds: float) -> list[str]:
-    counts = f"{len(heard.records)} records, {heard.heartbeats} heartbeats"
-    lines = [f"source {name}: {counts}, {heard.refused.total()} refused in {seconds:g} s"]
-    if heard.records:
-        lines += aligned([_COLUMNS, *_rows(heard)])
-    return lines + [f"refused, {why} {count}: {heard.first[why]}" for why, count in heard.refused.items()]
+def _lines(name: str, sample: Sample, seconds: float) -> list[str]:
+    counts = f"{len(sample.records)} records, {sample.heartbeats} heartbeats"
+    lines = [f"source {name}: {counts}, {sample.refused.total()} refused in {seconds:g} s"]
+    if sample.records:
+        lines += aligned([_COLUMNS, *_rows(sample)])
+    return lines + [f"refused, {why} {count}: {sample.first[why]}" for why, count in sample.refused.items()]
 
 
-def _rows(heard: Heard) -> list[tuple[str, ...]]:
+def _rows(sample: Sample) -> list[tuple[str, ...]]:
     """A row for each symbol, those with the most records first."""
-    tape = taped("", heard.records).rows
-    faults, received = faults_of(tape), np.array(heard.received, np.int64)
+    tape = taped("", sample.records).rows
+    faults, received = faults_of(tape), np.array(sample.received, np.int64)
     places = dict[str, list[int]]()
-    for at, record in enumerate(heard.records):
+    for at, record in enumerate(sample.records):
         places.setdefault(record.key, []).append(at)
     events = tape["ts_event"].astype(np.int64)
     ordered = sorted(places.items(), key=lambda each: -len(each[1]))

@@ -9,6 +9,7 @@ from daemon.config.schema import RecoveryConfig
 from daemon.gateway.checkpoint.checkpoint import Checkpoint
 from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.checkpoint.state import ProgressStore
+from daemon.gateway.discovery import Discoverer
 from daemon.gateway.record_decoder import Opener
 from daemon.gateway.standby import Standby
 from daemon.gateway.start_positions import StartPositions
@@ -19,7 +20,7 @@ from feeds.source import CommitPoint, LogSource, Partition, Source, StandbySourc
 log = logging.getLogger(__name__)
 
 
-class SessionCommands(Opener, Protocol):
+class SessionCommands(Opener, Discoverer, Protocol):
     """What becomes of sessions when partitions come and go: the actions of `daemon.session_life`."""
 
     def drop(self, sessions: Collection[str], *, complete: bool) -> None:
@@ -247,7 +248,7 @@ class GroupMember:
         if not self._standby.answers:
             read = {name for name in cold if self._tracker.source_of(name) is not None}
         self._lives.on(Event.READ, read)
-        # at once: what nobody holds may be closed while they are opened one by one
+        # at once: what is not held may be closed while they are opened one by one
         for partition, readers in found.items():
             self._following[partition] = self._following.get(partition, set()) | readers
         if reopened := self._on(Event.FOLLOWED, (names | cold) - read)[Action.REOPEN]:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Protocol
@@ -22,6 +22,7 @@ from daemon.ages import VenueClock
 from daemon.config.symbols import SymbolRoute
 from daemon.gateway.checkpoint.offsets import OffsetTracker, Stream
 from daemon.gateway.dead_letters import unreadable
+from daemon.gateway.discovery import Discoverer, Discovery
 from daemon.gateway.gap_flags import GapFlags
 from daemon.gateway.intake_counters import IntakeCounters
 from daemon.gateway.originals import Originals
@@ -80,13 +81,6 @@ class Opener(Protocol):
     async def open(self, sessions: Collection[str]) -> set[str]:
         """Open them; returns those that cannot be now."""
 
-    @property
-    def unmatched(self) -> Collection[str]:
-        """Symbols that came and that no pattern of sessions matches."""
-
-    def discover(self, record: AnyRecord) -> Unopened | None:
-        """A record of a symbol that no session reads: why none does, or None if one does from now on."""
-
 
 class RingTurns:
     """The order in which records of all sources enter the ring: a turn at a time."""
@@ -129,7 +123,7 @@ class RecordDecoder:
     ``routes``: by symbol (VENUE:SYMBOL); `reroute` replaces them. ``clocks``: of the venues, by session.
     ``dead_letter`` gets malformed messages, ``name_stream`` each stream before its first record is pushed. A
     source that can wait is paused while the ``gate`` is not set. ``opener``: None where all sessions are
-    open from the start. ``discovers``: records of other symbols may open sessions.
+    open from the start. ``discoverer``: of sessions that records of other symbols open.
     """
 
     def __init__(
@@ -148,15 +142,14 @@ class RecordDecoder:
         sequence: SequenceKind = "none",
         name_stream: Callable[[protocol.NameStream], None] = lambda stream: None,
         opener: Opener | None = None,
-        discovers: bool = False,
+        discoverer: Discoverer | None = None,
         gate: asyncio.Event | None = None,
         silence: SilenceMonitor | None = None,
     ) -> None:
         self.flow = RingFlow(source, ring, store, gate, silence)
-        self._silence = silence
         self._source, self._tracker, self._store = source, tracker, store
         self._dead_letter, self._opener = dead_letter, opener
-        self._discovers = opener if discovers else None
+        self._discovery = Discovery(discoverer, payloads, tracker, self._check) if discoverer else None
         self._payloads, self._max_ahead_ns = payloads, max_ahead_ns
         self._clocks = defaultdict(VenueClock) if clocks is None else clocks
         self._counters = IntakeCounters(source, store)
@@ -170,10 +163,6 @@ class RecordDecoder:
         self._sequences = Sequences(sequence)
         self._waiting: dict[tuple[int, int], tuple[Stream, SymbolRoute, Callable[[bool], None]]] = {}
         """Packs heartbeats and refusals of the record before, by symbol and time (0: unknown)."""
-        self._unread: dict[tuple[Stream, int, int], Unopened | MalformedRecord] = {}
-        """Why records of the messages under way open no session: by stream, offset and part."""
-        self._refused: Set[str] = frozenset()
-        """Symbols of these messages whose sessions the engine has refused."""
         self.reroute(routes)
 
     async def run(self) -> None:
@@ -193,11 +182,11 @@ class RecordDecoder:
 
     def reroute(self, routes: Mapping[str, SymbolRoute]) -> None:
         """Other sessions read the records from now on."""
-        unread = () if self._discovers is None else self._discovers.unmatched
+        unread = () if self._discovery is None else self._discovery.unmatched
         self._routes = Routes(routes, unread)
         self._counters.forget_sessions()
-        if self._silence is not None:
-            self._silence.read({symbol: route.number for symbol, route in routes.items()})
+        if self.flow.silence is not None:
+            self.flow.silence.read({symbol: route.number for symbol, route in routes.items()})
         self._payloads.read_symbols(self._routes.symbols)
 
     def extend(self, more: Mapping[str, SymbolRoute]) -> None:
@@ -285,8 +274,7 @@ class RecordDecoder:
         try:
             if isinstance(record, MalformedRecord):
                 raise record
-            self._check_clock(record, message)
-            _check_width(record)
+            self._check(record, message)
             if not isinstance(record, VenueHeartbeat):
                 route = await self._route(record, stream, message.offset, part)
             self._note_missing(record)
@@ -323,35 +311,6 @@ class RecordDecoder:
             for name in route.sessions:
                 self._clocks[name].observe(record.ts_event, message.ts_recv_ns)
 
-    async def _discover(self, opener: Opener, messages: Sequence[Incoming]) -> None:
-        """Open the sessions of symbols that come for the first time, all together, before they are packed."""
-        self._unread.clear()
-        new = dict[str, SymbolRoute]()
-        for message in messages:
-            stream = message.topic, message.partition
-            if message.fault is not None or not message.payload or not self._tracker.is_ours(stream):
-                continue
-            if self._tracker.is_stored(stream, message.offset):
-                continue  # an earlier daemon has opened what was to be opened
-            found, _ = self._payloads.parts(message)
-            for number, record in enumerate(part.record for part in found):
-                if isinstance(record, MalformedRecord | VenueHeartbeat):
-                    continue
-                if record.key in self._routes.by_symbol:
-                    continue
-                try:
-                    self._check_clock(record, message)
-                    _check_width(record)
-                    why: Unopened | MalformedRecord | None = opener.discover(record)
-                except MalformedRecord as error:
-                    why = error
-                if why is None:
-                    new[record.key] = self._routes.by_symbol[record.key]
-                else:
-                    self._unread[stream, message.offset, number] = why
-        await self._open({name for route in new.values() for name in route.sessions})
-        self._refused = new.keys() - self._routes.by_symbol.keys()
-
     async def _route(
         self, record: AnyRecord, stream: Stream, offset: int, part: int
     ) -> SymbolRoute | Unopened:
@@ -367,10 +326,9 @@ class RecordDecoder:
             route = self._routes.by_symbol.get(record.key)  # none is left where the engine refuses it
         if route is not None:
             return route
-        why = self._unread.get((stream, offset, part), Unopened.UNMATCHED)
-        if isinstance(why, MalformedRecord):
-            raise why
-        return Unopened.REFUSED if record.key in self._refused else why
+        if self._discovery is None:
+            return Unopened.UNMATCHED
+        return self._discovery.why(record.key, (stream, offset, part))
 
     def _write(self, record: AnyRecord, route: SymbolRoute, message: Incoming, part: int, more: bool) -> None:
         """Write a record for the ring. Raises what its values provoke, and then nothing is written."""
@@ -500,8 +458,9 @@ class RecordDecoder:
         return len(messages)
 
     async def _pack_each(self, messages: Sequence[Incoming]) -> None:
-        if self._discovers is not None:
-            await self._discover(self._discovers, messages)
+        if self._discovery is not None:
+            await self._open(self._discovery.look(messages, lambda: self._routes.by_symbol))
+            self._discovery.note_opened(self._routes.by_symbol)
         for message in messages:
             parts = self._parts(message)
             for number, part in enumerate(parts):
@@ -527,7 +486,7 @@ class RecordDecoder:
         And when they were received, and when their source had them, ns, both of [messages]. Key -1: of a
         symbol that no session reads.
         """
-        if self._discovers is not None and len(self._discovers.unmatched) > self._routes.unread:
+        if self._discovery is not None and len(self._discovery.unmatched) > self._routes.unread:
             self.reroute(self._routes.by_symbol)
         if isinstance(messages, ColumnBatch):
             columns = messages.columns.rows.copy()
@@ -539,7 +498,7 @@ class RecordDecoder:
             source = np.array([message.ts_source_ns for message in messages], np.int64)
             columns = self._payloads.columns(messages)
         columns["taken"] &= columns["ts_event"] - received <= self._max_ahead_ns
-        if self._discovers is not None:
+        if self._discovery is not None:
             columns["taken"] &= columns["key"] >= 0  # the others may open sessions
             columns["key"][columns["key"] >= len(self._routes.numbers)] = -1
         columns["taken"] &= self._routes.in_nano[columns["key"]]
@@ -613,7 +572,9 @@ class RecordDecoder:
                 for name in self._routes.readers[key]:
                     self._clocks[name].observe(int(events[row]), int(received[row]))
 
-    def _check_clock(self, record: Received, message: Incoming) -> None:
+    def _check(self, record: Received, message: Incoming) -> None:
+        """Raises MalformedRecord for one that no session can read."""
+        _check_width(record)
         ahead = record.ts_event - message.ts_recv_ns
         if ahead > self._max_ahead_ns:
             raise MalformedRecord(

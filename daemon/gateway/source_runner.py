@@ -77,14 +77,9 @@ class SourceRunner:
         self._store, self._order, self._standby, self._sessions = store, order, standby, sessions
         self._outbox, self._streams, self._send, self._commit_every_s = outbox, streams, send, commit_every_s
         self._starts = StartPositions(config, source.name, tracker, progress)
+        given = source, tracker, progress, outbox, standby, store, send
         self.checkpoint = Checkpoint(
-            source,
-            tracker,
-            progress,
-            outbox,
-            standby,
-            store,
-            send,
+            *given,
             sink=sink,
             on_revoked=lambda partitions: self.group.on_revoked(partitions),
             is_held=self.is_held,
@@ -106,7 +101,7 @@ class SourceRunner:
             sequence=config.source.sequence,
             name_stream=self._name_stream,
             opener=None if opens_all and not config.patterns else sessions,
-            discovers=bool(config.patterns),
+            discoverer=sessions if config.patterns else None,
             gate=outbox.delivery.gate,
             silence=silence,
         )

@@ -203,7 +203,8 @@ def test_the_table_of_kinds_of_faults_is_the_one_that_runs() -> None:
     [
         ("docs/operations.md", [*REASONS, *STAGES]),
         ("docs/protocol.md", [*get_args(Code), *get_args(Flag)]),
-        ("docs/configuration.md", [f.encode_name for f in msgspec.structs.fields(Config)]),
+        # patterns stand among the sessions
+        ("docs/configuration.md", [n for n in Config.__struct_fields__ if n != "patterns"]),
     ],
 )
 def test_closed_sets_are_complete(name: str, words: list[str]) -> None:

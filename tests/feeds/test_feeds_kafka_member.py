@@ -136,7 +136,7 @@ async def test_while_the_group_is_formed_there_is_no_membership_for_a_moment() -
     await rig.member.revoke()
     assert rig.member.of(rig.consumer) is None
     assert rig.member.may_read(rig.consumer), "it reads on"
-    rig.member._joining_since_ns -= 10**10
+    rig.member._rejoin.since_ns -= 10**10
     assert rig.member.of(rig.consumer) is not None, "somebody else keeps it waiting"
     assert generation_of(rig.consumer) == (1, "m")
 
