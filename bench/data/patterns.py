@@ -25,7 +25,8 @@ from feeds.synthetic import Instrument
 
 _S = 1_000_000_000
 _OPEN_S = 300.0
-_WINDOW, _TOKENS, _BLOCKS = 16, 256, 4096
+_WINDOW, _TOKENS = 16, 256
+_BLOCKS, _BLOCKS_EACH = 4096, 64
 _SPILL = Duration(2 * _S)
 _QUESTION = schema.QuestionConfig("trend", "trend")
 
@@ -90,7 +91,9 @@ def _settings(markets: list[Instrument], how: str, bar_s: int, threads: int) -> 
     return msgspec.structs.replace(
         config(schema.ModelConfig(threads=threads), () if by_pattern else each),
         patterns=(wanted,) if by_pattern else (),
-        pool=schema.PoolConfig(blocks=_BLOCKS, idle_spill=_SPILL) if "small" in how else schema.PoolConfig(),
+        pool=schema.PoolConfig(blocks=_BLOCKS, idle_spill=_SPILL)
+        if "small" in how
+        else schema.PoolConfig(blocks=_BLOCKS_EACH * len(markets) + _BLOCKS),
         bars=schema.BarsConfig(interval=Duration(bar_s * _S)),
         source=schema.SourceConfig(backlog_policy="skip"),
         sink=schema.SinkConfig(),
