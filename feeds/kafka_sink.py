@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
@@ -88,7 +89,6 @@ class KafkaSink:
         self._clients = Clients(AIOKafkaProducer, self.connection, settings, stop_timeout_s)
         self._generation: _Generation | None = None
         self._replacing = asyncio.Lock()
-        self._partitioner = DefaultPartitioner()
         self._entering: defaultdict[tuple[str, int | None], asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(MAX_ENTERING)
         )
@@ -183,8 +183,8 @@ class KafkaSink:
 
     def _partition(self, producer: AIOKafkaProducer, topic: str, key: bytes | None) -> int | None:
         """Where the producer puts messages with this key; None while that is not known."""
-        every = sorted(producer.client.cluster.partitions_for_topic(topic) or ())
-        return None if key is None or not every else int(self._partitioner(key, every, every))
+        count = len(producer.client.cluster.partitions_for_topic(topic) or ())
+        return None if key is None or not count else _partition_of(key, count)
 
     async def _or_gone(self, generation: _Generation, waiting: "asyncio.Future[Any]") -> Any:
         """The result of ``waiting``; reports the connection as down until it arrives."""
@@ -222,3 +222,10 @@ class KafkaSink:
         if generation is not None:
             generation.end()
             await self._clients.close(generation.producer)
+
+
+@lru_cache(maxsize=1 << 14)
+def _partition_of(key: bytes, count: int) -> int:
+    """Of as many; remembered, for aiokafka hashes a key in Python."""
+    every = list(range(count))
+    return int(DefaultPartitioner()(key, every, every))

@@ -9,10 +9,11 @@ from enum import StrEnum
 
 from daemon.config.instruments import Instrument
 from daemon.config.schema import PatternConfig, SessionConfig
-from daemon.progress import Opened
+from daemon.progress import Opened, Progress
+from daemon.ring_numbers import prices_of
 from feeds.codec import check_prices
 from feeds.decimals import decimals_of
-from feeds.market_data import AnyRecord, Quote, Trade
+from feeds.market_data import AnyRecord
 
 MAX_WATCHED = 65_536
 """Symbols whose first records are counted at a time, and symbols that are known not to match."""
@@ -110,7 +111,7 @@ class Patterns:
             check_prices(record)
         seen = self._watch(symbol, pattern, now_ns)
         seen.records += 1
-        seen.decimals = max(seen.decimals, *map(decimals_of, _prices(record)))
+        seen.decimals = max(seen.decimals, *map(decimals_of, prices_of(record)))
         if seen.records < pattern.least_records:
             return Unopened.ACTIVITY
         del self._watched[symbol]
@@ -149,12 +150,9 @@ class Patterns:
         return pattern.session(name, symbol, decimals, **({} if known is None else known.settings))
 
 
-def _prices(record: AnyRecord) -> Sequence[int]:
-    if isinstance(record, Trade):
-        return (record.price,)
-    if isinstance(record, Quote):
-        return (record.bid, record.ask)
-    return (record.open, record.high, record.low, record.close)
+def silent_ns(progress: Progress, now_ns: int) -> int:
+    """How long a session has been silent, by the time of its newest bar that is answered."""
+    return now_ns - max(progress.closed, default=now_ns)
 
 
 def _name_of(symbol: str, taken: Collection[str]) -> str:

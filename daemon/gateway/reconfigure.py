@@ -26,7 +26,7 @@ from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.checkpoint.publisher import Publisher
 from daemon.gateway.checkpoint.state import ProgressStore
 from daemon.gateway.inputs import Inputs
-from daemon.gateway.patterns import Patterns, Unopened
+from daemon.gateway.patterns import Patterns, Unopened, silent_ns
 from daemon.gateway.pending import PendingCommands
 from daemon.gateway.question_requests import Questions
 from daemon.gateway.standby import Standby
@@ -306,13 +306,13 @@ class LiveSessions:
         """
         now_ns, new = time.time_ns(), dict[str, SessionConfig]()
         for name, (opened, progress) in self._progress.opened.items():
-            silent_ns = now_ns - max(progress.closed, default=now_ns)
+            silence = silent_ns(progress, now_ns)
             if name in self._patterns.opened:
-                is_over = 0 < self._patterns.idle_timeout(name) < silent_ns
+                is_over = 0 < self._patterns.idle_timeout(name) < silence
                 if is_over and self.closed([name]) and not self._inputs.holds(name):
                     self._gone(name)
                 continue
-            session = self._patterns.reopened(name, opened, silent_ns)
+            session = self._patterns.reopened(name, opened, silence)
             if session and name not in self._sessions.states and not self._inputs.has_route(opened.symbol):
                 new[session.symbol] = session
         return self._register(list(new.values()))
@@ -333,6 +333,8 @@ class LiveSessions:
 
     def _register(self, sessions: Sequence[SessionConfig]) -> set[str]:
         """There are these sessions, too; a record of theirs opens them. Returns those that are there."""
+        if not sessions:  # as a rule, once a second
+            return set()
         asked = questions_by_session(msgspec.structs.replace(self.config, sessions=tuple(sessions)))
         done = []
         for session in sessions:

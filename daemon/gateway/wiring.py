@@ -41,7 +41,7 @@ from daemon.gateway.inputs import Inputs
 from daemon.gateway.label_requests import LabelRequests
 from daemon.gateway.load_shedder import LoadShedder
 from daemon.gateway.notify import Notifier
-from daemon.gateway.patterns import Patterns
+from daemon.gateway.patterns import Patterns, silent_ns
 from daemon.gateway.peer_events import PeerEvents
 from daemon.gateway.peers import Peers
 from daemon.gateway.pending import PendingCommands
@@ -310,8 +310,8 @@ def _with_opened(config: Config, patterns: Patterns, progress: ProgressStore, st
     """With the sessions that patterns have opened before, where a file tells of them."""
     found = []
     for name, (opened, stored) in progress.opened.items():
-        silent_ns = time.time_ns() - max(stored.closed, default=time.time_ns())
-        if (session := patterns.reopened(name, opened, silent_ns)) is not None:
+        silence = silent_ns(stored, time.time_ns())
+        if (session := patterns.reopened(name, opened, silence)) is not None:
             store.add_session(name)
             patterns.add(session)
             found.append(session)
