@@ -120,8 +120,7 @@ async def _opened(gateway: Gateway, sessions: int) -> None:
 def _processes() -> list[int]:
     """This process and those that it has started."""
     own = os.getpid()
-    parents = {int(each.parent.name): each for each in Path("/proc").glob("[0-9]*/stat")}
-    return [own, *(pid for pid, each in parents.items() if _parent(each) == own)]
+    return [own, *(int(e.parent.name) for e in Path("/proc").glob("[0-9]*/stat") if _parent(e) == own)]
 
 
 def _parent(stat: Path) -> int:

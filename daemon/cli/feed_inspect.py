@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from feeds.connector import SettingError, SourceConnector, settings_in
 from feeds.market_data import AnyRecord, VenueHeartbeat
 from feeds.payloads.payload_decoder import PayloadDecoder
 from feeds.proposals.live_sample import next_of
+from feeds.proposals.observed import Refusals
 from feeds.source import Incoming
 from ingest.bar_kernel import JUMP
 from ingest.fault_injection import Integers, faults_of
@@ -30,35 +30,26 @@ _BITS = {**BITS, "price_jump": JUMP}
 
 
 @dataclass
-class Sample:
-    """What came of a source. ``received``: when each record came, ns. ``refused``: by reason.
-
-    ``first``: the message of the first record that was refused for each reason.
-    """
+class Sample(Refusals):
+    """What came of a source. ``received``: when each record came, ns."""
 
     records: list[AnyRecord] = field(default_factory=list)
     received: list[int] = field(default_factory=list)
-    refused: Counter[str] = field(default_factory=Counter)
-    first: dict[str, str] = field(default_factory=dict)
     heartbeats: int = 0
 
     def take(self, message: Incoming, payloads: PayloadDecoder) -> None:
         """One more message."""
         if message.fault is not None:
-            self._refuse(message.fault.reason, message.fault.message)
+            self.refuse(MalformedRecord(message.fault.reason, message.fault.message))
             return
         for part in payloads.parts(message).parts if message.payload else ():
             if isinstance(part.record, MalformedRecord):
-                self._refuse(part.record.reason, part.record.message)
+                self.refuse(part.record)
             elif isinstance(part.record, VenueHeartbeat):
                 self.heartbeats += 1
             else:
                 self.records.append(part.record)
                 self.received.append(message.ts_recv_ns)
-
-    def _refuse(self, reason: str, why: str) -> None:
-        self.refused[reason] += 1
-        self.first.setdefault(reason, why)
 
 
 @click.command("inspect")
@@ -102,7 +93,9 @@ def _lines(name: str, sample: Sample, seconds: float) -> list[str]:
     lines = [f"source {name}: {counts}, {sample.refused.total()} refused in {seconds:g} s"]
     if sample.records:
         lines += aligned([_COLUMNS, *_rows(sample)])
-    return lines + [f"refused, {why} {count}: {sample.first[why]}" for why, count in sample.refused.items()]
+    return lines + [
+        f"refused, {why} {count}: {sample.examples[why]}" for why, count in sample.refused.items()
+    ]
 
 
 def _rows(sample: Sample) -> list[tuple[str, ...]]:

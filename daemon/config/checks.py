@@ -223,7 +223,7 @@ def _pool(config: Config) -> Iterator[KeyProblem]:
     if not config.opens_by_partition:
         yield from pool_size(config, config.sessions)
     examples = [each.example for each in config.patterns]
-    for session in [*config.sessions, *examples] if config.opens_by_partition else examples:
+    for session in config.all_sessions if config.opens_by_partition else examples:
         if problems := list(pool_size(config, [session])):
             yield from problems
             return

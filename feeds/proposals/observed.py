@@ -35,12 +35,23 @@ class FirstBar:
 
 
 @dataclass
-class Observed:
-    """``records``: by symbol. ``refused``, ``examples``: unusable ones by reason, and the first of each."""
+class Refusals:
+    """``refused``, ``examples``: unusable records by reason, and what is said of the first of each."""
 
-    records: dict[str, list[AnyRecord]] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
+
+    def refuse(self, error: MalformedRecord) -> None:
+        """A record is unusable."""
+        self.refused[error.reason] += 1
+        self.examples.setdefault(error.reason, error.message)
+
+
+@dataclass
+class Observed(Refusals):
+    """``records``: by symbol."""
+
+    records: dict[str, list[AnyRecord]] = field(default_factory=dict)
 
     def add(self, found: Iterable[Received | MalformedRecord]) -> None:
         """Look at these."""
@@ -49,11 +60,6 @@ class Observed:
                 self.refuse(each)
             elif not isinstance(each, VenueHeartbeat):
                 self.records.setdefault(each.key, []).append(each)
-
-    def refuse(self, error: MalformedRecord) -> None:
-        """A record is unusable."""
-        self.refused[error.reason] += 1
-        self.examples.setdefault(error.reason, error.message)
 
     @property
     def symbols(self) -> list[str]:

@@ -190,12 +190,12 @@ def test_the_table_of_a_session_s_life_is_the_one_that_runs() -> None:
 
 def test_the_table_of_metrics_is_the_catalogue() -> None:
     """`python -m tests.docs.metrics_table` writes it."""
-    assert metrics_table.committed() == metrics_table.table()
+    assert metrics_table.PLACE.committed() == metrics_table.table()
 
 
 def test_the_table_of_kinds_of_faults_is_the_one_that_runs() -> None:
     """`python -m tests.docs.kinds_table` writes it."""
-    assert kinds_table.committed() == kinds_table.table()
+    assert kinds_table.PLACE.committed() == kinds_table.table()
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ async def test_a_held_bad_tick_is_in_no_bar():
 
 @pytest.mark.parametrize("action", ["flag", "count"])
 async def test_a_symbol_that_is_unusually_quiet_is_silent(action: str):
-    """Its P99 of a millisecond is learnt from its first records; nobody set `silent_after`."""
+    """Its P99 of a millisecond is learnt from its first records; `silent_after` is not set."""
     own = quality(silent=action, silence_floor=Duration(SECOND // 100))
     async with running(inproc_config(quality=own)) as daemon:
         state = daemon.state()

@@ -40,7 +40,7 @@ def pattern(match: str = "B:*USDT", **settings: object) -> PatternConfig:
 
 
 async def read(daemon: RunningDaemon, session: str, bars: int) -> None:
-    """Wait until a session has read so many bars, and the newest is answered."""
+    """Wait until a session has read this many bars, and the newest is answered."""
     await until(lambda: session in daemon.gateway.sessions.states, what=f"a session {session}")
     await until(lambda: daemon.state(session).live_records == bars, what=f"{bars} bars of {session}")
     newest = daemon.state(session).version

@@ -192,7 +192,7 @@ def test_a_bad_tick_is_taken_or_held_until_the_price_comes_back(
 ) -> None:
     builder = BarBuilder([Feeds((0,), policy(bad_tick=action))])
     builder.update(packed([*calm(), trade(0.1), trade(0.2, 2 * LEVEL)]), 0)
-    assert builder.newest_faults.any() == np.False_  # nobody knows yet
+    assert builder.newest_faults.any() == np.False_  # the next record decides
     builder.update(packed([trade(0.3)]), 0)
     assert builder.faults[[kind.name for kind in RULED].index("bad_tick")] == 1
     (last,) = builder.flush()

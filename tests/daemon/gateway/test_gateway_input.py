@@ -622,7 +622,7 @@ async def test_what_is_read_followed_or_about_to_be_is_held(monkeypatch: pytest.
 async def test_sessions_that_are_opened_one_by_one_to_be_followed_are_held_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another daemon answers them, so what nobody holds is closed; it would be opened as ours."""
+    """Another daemon answers them, so what is not held is closed; it would be opened as ours."""
     points = {Q: CommitPoint(7, told("bbb"))}
     rig = Rig(points)
     await rig.start()
