@@ -269,7 +269,12 @@ class Ring:
             os.eventfd_write(self.wake_fd, 1)
 
     def close(self) -> None:
-        """Close this end; the memory is unmapped with its last view. Idempotent."""
+        """Close this end; the memory is unmapped with its last view. Idempotent.
+
+        Whoever made `wake_fd` closes it afterwards, so it is not written to any more: its number may be
+        another file's.
+        """
+        self.wake_fd = -1
         self._block.close()
 
     def unlink(self) -> None:

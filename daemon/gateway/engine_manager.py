@@ -147,6 +147,7 @@ class EngineManager:
                 except TimeoutError:
                     clean = False
                     log.error("the engine did not drain within %.1f s", drain_s + CLOSE_S)
+                self.ready.clear()  # nothing is sent to one that has stopped
                 await self._client.close(CLOSE_S)
             else:
                 await self._client.close(0.1)

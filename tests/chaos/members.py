@@ -230,6 +230,7 @@ class Members:
             self.exits.append(f"{each.poll()}: {each.log[-2000:]}")
             assert len(self.exits) <= EXIT_LIMIT, self.exits[-1]
             self.daemons.remove(each)
+            self.left.append(each)
             self.add()
 
     # Waiting.

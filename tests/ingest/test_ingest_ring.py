@@ -210,6 +210,19 @@ def test_the_eventfd_is_written_only_for_a_sleeper(make: type[Ring]) -> None:
     os.close(wake_fd)
 
 
+def test_a_closed_end_does_not_write_into_what_took_over_its_eventfds_number(make: type[Ring]) -> None:
+    wake_fd = os.eventfd(0, os.EFD_NONBLOCK)
+    ring = make.create(8, wake_fd=wake_fd)
+    ring.close()
+    reader, writer = os.pipe2(os.O_NONBLOCK)
+    os.dup2(writer, wake_fd)
+    ring.wake()
+    for fd in (writer, wake_fd):
+        os.close(fd)
+    assert os.read(reader, 8) == b""
+    os.close(reader)
+
+
 def test_cursors_of_the_two_sides_never_share_a_cache_line() -> None:
     assert HEAD == 0
     places = sorted(

@@ -50,6 +50,16 @@ async def test_an_engine_is_alive_while_its_worker_makes_progress_or_is_idle():
     assert await engine.stop(0.1)
 
 
+async def test_nothing_is_sent_to_an_engine_that_has_stopped() -> None:
+    client = Silent()
+    engine = EngineManager(64, "pause")
+    await engine.start(lambda ring, wake_fd: client, engine.note, ignore)
+    client.emit(protocol.EngineReady("tape", "1", untrained=False, device="cpu", pool_blocks=64))
+    assert engine.connected() is client
+    assert await engine.stop(0.1)
+    assert engine.connected() is None
+
+
 class Hours:
     """A clock that the test advances, s."""
 
