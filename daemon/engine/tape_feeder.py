@@ -382,15 +382,18 @@ class TapeFeeder(BarConsumer):
     def submit(self, made: Made) -> None:
         """Append the records to their tapes."""
         tapes = self._built.tapes
-        made = [(name, records) for name, records in made if name in tapes]  # others are being closed
+        # each is looked up once: a command's thread may remove it, and then it is closed after this
+        found = [
+            (tape, self._fed[name], records)
+            for name, records in made
+            if (tape := tapes.get(name)) is not None
+        ]
         with self._lock:
-            for name, records in made:
-                self._fed[name].ahead += len(records)
-        appends = []
-        for name, records in made:
-            fed = self._fed[name]
-            appends.append((tapes[name], [fed.take(record) for record in records]))
-        self._scheduler.append(*appends)
+            for _, fed, records in found:
+                fed.ahead += len(records)
+        self._scheduler.append(
+            *((tape, [fed.take(each) for each in records]) for tape, fed, records in found)
+        )
 
     def room(self, session: str) -> int:
         """How many more bars the scheduler takes."""

@@ -179,3 +179,25 @@ def test_what_came_while_the_daemon_was_down_goes_version_by_version(source: Sou
     in_order, behind = world.versions[:IN_ORDER], world.versions[IN_ORDER:]
     assert (set(in_order) == {1}) == (source is LOG), in_order
     assert max(behind or in_order) > 1
+
+
+class Removing(dict[str, FakeTape]):
+    """Tapes of which a command's thread removes one as soon as it is looked up."""
+
+    def __contains__(self, name: object) -> bool:
+        return self.get(str(name)) is not None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.pop(name, default) if name == NAMES[0] else super().get(name, default)
+
+
+def test_a_session_that_is_removed_while_its_bars_are_appended_stops_no_other() -> None:
+    world = World(0)
+    world.tapes = Removing(world.tapes)
+    built: Any = world.input._built
+    built.tapes = world.tapes
+    for session in (0, 1):
+        world.bar(session, 1)
+        world.bar(session, 2)
+    world.run()
+    assert world.waited[NAMES[1]]
