@@ -424,10 +424,12 @@ class DataPlane:
 
     def step(self) -> int:
         """Drain the ring once and release bars; returns the number of records, 0 while a backlog is full."""
+        until = self._ring.read_until or sys.maxsize  # before the ring is read: it has all up to there
+        popped = None if self.full else self._pop()
+        # behind the pop: a change is here before the first record that was sent for it is in the ring
         while self._changes:
             self._change_next()
-        until = self._ring.read_until or sys.maxsize  # before the ring is read: it has all up to there
-        drained = 0 if self.full else self._drain()
+        drained = 0 if popped is None else self._take(popped)
         if self._builder.closes_idle:
             now_ns = self._drained_until
             with self._building:
@@ -588,17 +590,21 @@ class DataPlane:
         may_close = self._consumer.may_close_idle
         return [n for n, each in enumerate(self._sessions) if each.restored or not may_close(each.spec.name)]
 
-    def _drain(self) -> int:
+    def _pop(self) -> Records:
+        """The oldest records of the ring, RECORD [n]; valid until the next call."""
         self._fill.set(self._ring.fill)
         now_ns = self._clock()
         n = self._ring.pop(self._buffer)
         # a session is not idle while its records are behind others in the ring
         self._drained_until = int(self._buffer[n - 1]["ts_ring"]) if n and self._ring.fill else now_ns
-        if self._dropped.update(self._ring.lost):  # the loss lies before the records just drained
+        return self._buffer[:n]
+
+    def _take(self, records: Records) -> int:
+        """Make bars of them; returns how many they are."""
+        if self._dropped.update(self._ring.lost):  # the loss lies before the records that were popped
             self._builder.mark_gap()
-        if n == 0:
+        if not len(records):
             return 0
-        records = self._buffer[:n]
         newest = records[-1]
         more = newest["flags"] & FLAG_MORE
         self._incomplete = (int(newest["stream"]), int(newest["offset"])) if more else (0, 0)
@@ -613,7 +619,7 @@ class DataPlane:
         self._count_records()
         for refused in self._builder.take_refused():
             self._consumer.refuse(self._sessions[refused.session].spec.name, refused)
-        return n
+        return len(records)
 
     def _count_records(self) -> None:
         for growth, total in zip(self._faults, self._builder.faults.tolist(), strict=True):

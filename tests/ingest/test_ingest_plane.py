@@ -458,3 +458,25 @@ def test_changes_that_wait_have_the_outcome_of_one_by_one(make: Make) -> None:
 
     for toggles in product(range(3), repeat=4):
         assert outcome(toggles, waiting=True) == outcome(toggles, waiting=False), toggles
+
+
+def test_a_session_that_is_added_while_the_plane_steps_has_all_of_its_records(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come as soon as it is there, which may be right before the ring is read."""
+    harness = make()
+    specs = list(harness.specs.values())
+    harness.plane.change(specs[:1])
+    harness.take(trade(0, 1, 10))
+    pop = harness.ring.pop
+
+    def added(out: Records) -> int:
+        monkeypatch.setattr(harness.ring, "pop", pop)
+        harness.plane.change(specs)
+        harness.ring.push(packed(trade(1, 1, 20), trade(1, 2, 21)))
+        return pop(out)
+
+    monkeypatch.setattr(harness.ring, "pop", added)
+    harness.take()
+    harness.take(trade(1, 3, 22))
+    assert [text.split(",")[1][:2] for text in harness.texts(1)] == ["20", "21"]
