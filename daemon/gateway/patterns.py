@@ -24,7 +24,7 @@ _NO_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 class Unopened(StrEnum):
-    """Why a record of a symbol without a session opens none."""
+    """Why a record goes to no session."""
 
     UNMATCHED = "unmatched"
     ACTIVITY = "activity"
@@ -33,6 +33,8 @@ class Unopened(StrEnum):
     """Its pattern has as many sessions as it may have."""
     REFUSED = "refused"
     """The engine had no room for it a moment ago."""
+    OUTSIDE = "outside"
+    """Its name is of no symbol at its time: see `daemon.config.symbols.Names`."""
 
 
 @dataclass

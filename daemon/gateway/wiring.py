@@ -358,7 +358,10 @@ def _request_way(base: _Base, data: _DataWay) -> _RequestWay:
         store,
         config.source.max_message_bytes,
         lambda tenant, symbols: closed_until(live.config, sessions.states, tenant, symbols),
-        lambda: {symbol for each in live.config.sessions if each.signed for symbol in each.symbols},
+        lambda: data.inputs.names.also(
+            {symbol for each in live.config.sessions if each.signed for symbol in each.symbols}
+        ),
+        lambda name, moment: data.inputs.names.symbol(name, moment) or "",
     )
     labels = LabelRequests(sessions, store, base.pending)
     services = Services(sessions, generations, live, data.questions, labels, prompts, pushes)
