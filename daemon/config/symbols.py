@@ -84,9 +84,6 @@ class Names:
         return msgspec.structs.replace(record, venue=venue, symbol=symbol)
 
 
-NO_NAMES = Names(SymbolsConfig())
-
-
 def periods_of(symbols: SymbolsConfig) -> Iterable[tuple[str, Period, str]]:
     """Each period of each name, and the key of the table that has it."""
     for index, alias in enumerate(symbols.alias):
@@ -99,6 +96,9 @@ def periods_of(symbols: SymbolsConfig) -> Iterable[tuple[str, Period, str]]:
         for at, (start, end) in enumerate(pairwise([*starts, NEVER_NS])):
             here = f"symbols.continuous[{index}].contracts[{at}].symbol"
             yield each.contracts[at].symbol, Period(start, end, each.symbol), here
+
+
+NO_NAMES = Names(SymbolsConfig())
 
 
 def rolls_of(symbols: SymbolsConfig) -> dict[str, Rolls]:
