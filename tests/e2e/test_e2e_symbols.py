@@ -1,0 +1,210 @@
+"""Aliases and continuous contracts in a daemon: bars over a roll, flags, reload and restart."""
+
+from collections.abc import Iterable
+from decimal import Decimal
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import pytest
+
+from daemon.config.schema import (
+    AliasConfig,
+    Config,
+    ContinuousConfig,
+    ContractConfig,
+    ModelConfig,
+    PatternConfig,
+    PoolConfig,
+    QuestionConfig,
+    RecoveryConfig,
+    SymbolsConfig,
+)
+from daemon.ledger import ledger
+from feeds.durations import Duration
+from feeds.timestamps import Instant
+from tests.kit import SECOND, START, QueueSource, inproc_config, sessions, trade, until
+from tests.kit.inproc import RunningDaemon, running
+
+ROLL = 6
+LAST = 12
+ES, OLD, NEW = "C:ES", "C:ESZ6", "D:ESH7"
+TREND = QuestionConfig(name="trend", text="Is it going up or down?", choices=("UP", "DOWN"))
+Roll = Literal["line", "reset"]
+Trades = dict[str, list[tuple[int, Decimal, int]]]
+"""By contract: moment, price and size."""
+
+
+def moment(second: int) -> Instant:
+    return Instant(START + second * SECOND)
+
+
+def rolled(roll: Roll = "line", *, until_second: int | None = ROLL) -> SymbolsConfig:
+    contracts = (ContractConfig(OLD, moment(0)),)
+    if until_second is not None:
+        contracts += (ContractConfig(NEW, moment(until_second)),)
+    return SymbolsConfig(continuous=(ContinuousConfig(ES, contracts, roll),))
+
+
+def config_of(symbols: SymbolsConfig, **settings: object) -> Config:
+    given: dict[str, object] = {
+        "sessions": sessions(ES, retention_tokens=1024, warm_up_records=0),
+        "symbols": symbols,
+        "standing": "none",
+        "questions": (TREND,),
+    }
+    return msgspec.structs.replace(inproc_config(()), **(given | settings))
+
+
+def traded(n: int, count: int) -> Trades:
+    """Of second ``n``: both contracts are traded before and behind the roll, at very different prices."""
+    found: Trades = {}
+    for name, level in ((OLD, 100), (NEW, 2000)):
+        if name == NEW and n == ROLL:
+            continue  # the new contract's first bar is not at the roll
+        found[name] = [
+            (START + n * SECOND + i * 1000, Decimal(level * 100 + (n * 7 + i * 3) % 11) / 100, i + 1)
+            for i in range(count)
+        ]
+    return found
+
+
+def payloads(given: Trades) -> list[bytes]:
+    items = [(name, *each) for name, own in given.items() for each in own]
+    return [
+        trade(name, at, f"{price}", f"{size}") for name, at, price, size in sorted(items, key=lambda i: i[1])
+    ]
+
+
+def line(n: int, own: list[tuple[int, Decimal, int]]) -> str:
+    clock = (START // SECOND + n) % 86400
+    prices = [price for _, price, _ in own]
+    numbers = prices[0], max(prices), min(prices), prices[-1]
+    time = f"{clock // 3600:02d}{clock // 60 % 60:02d}{clock % 60:02d}"
+    return ",".join([time, *(f"{each:.2f}" for each in numbers), f"{sum(size for *_, size in own)}.000"])
+
+
+def expected(roll: Roll, seconds: Iterable[int], count: int) -> list[str]:
+    """The tape of a session that began at the first of these seconds."""
+    lines: list[str] = []
+    for n in seconds:
+        if (own := traded(n, count).get(OLD if n < ROLL else NEW)) is None:
+            continue
+        if n == ROLL + 1:
+            lines = [] if roll == "reset" else [*lines, "roll,ESH7"]
+        lines.append(line(n, own))
+    return lines
+
+
+def window(daemon: RunningDaemon, session: str = "es") -> list[str]:
+    built = daemon.host.sessions.built
+    text: str = built.prompt.decode(built.tapes[session].window)
+    return text.removesuffix("\n").split("\n")
+
+
+async def feed(daemon: RunningDaemon, seconds: Iterable[int], count: int) -> None:
+    """Each second closes the bar of the one before, which is answered."""
+    for n in seconds:
+        daemon.put(*payloads(traded(n, count)))
+        closed = max(n - (n >= ROLL), 0)  # one second has no trade
+        await until(lambda bars=closed: len(daemon.answers("es")) == bars)  # type: ignore[misc]  # a default binds it
+
+
+@pytest.mark.parametrize("roll", ["line", "reset"])
+@pytest.mark.parametrize("count", [2, 12], ids=["one by one", "as columns"])
+@pytest.mark.parametrize("by_pattern", [False, True])
+async def test_bars_over_a_roll_are_those_of_the_active_contract(
+    roll: Roll, count: int, by_pattern: bool
+) -> None:
+    config, session = config_of(rolled(roll)), "es"
+    if by_pattern:
+        wanted, session = PatternConfig(match="C:E*", retention_tokens=1024, price_decimals=2), "C-ES"
+        config = msgspec.structs.replace(
+            config, sessions=(), patterns=(wanted,), pool=PoolConfig(blocks=4096)
+        )
+    async with running(config) as daemon:
+        for n in range(LAST):
+            daemon.put(*payloads(traded(n, count)))
+        bars = LAST - 2  # the last one is open, and one second has no trade
+        await until(lambda: session in daemon.gateway.sessions.states)
+        await until(lambda: daemon.count("bars", session=session) == bars)
+        await until(lambda: window(daemon, session) == expected(roll, range(LAST - 1), count), 20)
+        assert set(daemon.gateway.sessions.states) == {session}
+        found = ledger(daemon.gateway.store)
+        outside = sum(len(traded(n, count).get(NEW if n < ROLL else OLD, ())) for n in range(LAST))
+        assert found.read.unopened == {"outside": outside}
+        assert (found.unaccounted, found.read.unknown_symbol) == ({}, 0)
+        assert daemon.state(session).symbol == ES
+
+
+@pytest.mark.parametrize("roll", ["line", "reset"])
+async def test_the_answer_about_the_first_bar_of_a_contract_says_so_and_no_fault(roll: Roll) -> None:
+    async with running(config_of(rolled(roll))) as daemon:
+        await feed(daemon, range(LAST), 3)
+        flags = [set(each.flags) - {"untrained"} for each in daemon.answers("es")]
+        assert flags == [{"rolled"} if n == ROLL else set() for n in range(LAST - 2)]
+        assert {each.symbol for each in daemon.answers("es")} == {ES}
+        assert daemon.count("price_jumps", session="es") == 0
+        assert window(daemon) == expected(roll, range(LAST - 1), 3)
+        for kind in ("split_like", "bad_tick", "split"):
+            assert daemon.count("feed_faults", source="test", kind=kind) == 0
+
+
+async def test_compact_lines_begin_anew_around_the_new_contract() -> None:
+    """As of a session that has read nothing else."""
+    tapes = []
+    for first in (0, ROLL + 1):
+        config = config_of(rolled("reset"), model=ModelConfig(), standing="paper_six", questions=())
+        async with running(config) as daemon:
+            for n in range(first, LAST):
+                daemon.put(*payloads(traded(n, 3)))
+            await until(lambda: daemon.state("es").live_records == LAST - 1 - (ROLL + 1))
+            version = daemon.state("es").version
+            await until(lambda v=version: [a.data_version for a in daemon.answers("es")][-1:] == [v])  # type: ignore[misc]  # as above
+            prefix = list(daemon.host.sessions.built.tapes["es"].prefix)
+            tapes.append((prefix, window(daemon), daemon.answers("es")[-1].basis))
+    assert tapes[0][:2] == tapes[1][:2]
+    assert [basis and (basis.anchor, basis.state_bars) for *_, basis in tapes] == [
+        (tapes[0][2].anchor, LAST - 1 - (ROLL + 1))
+    ] * 2
+
+
+@pytest.mark.parametrize("roll", ["line", "reset"])
+async def test_a_reload_brings_new_contracts_and_names_to_sessions_that_run(roll: Roll) -> None:
+    config = config_of(rolled(roll, until_second=None))
+    async with running(config) as daemon:
+        await feed(daemon, range(3), 2)
+        tape = daemon.host.sessions.built.tapes["es"]
+        assert daemon.count("records_unknown_symbol") == 6
+        new = rolled(roll)
+        other = AliasConfig(ES, ("X:ES",), from_=moment(LAST - 1))
+        await daemon.gateway.reload(
+            lambda: msgspec.structs.replace(config, symbols=msgspec.structs.replace(new, alias=(other,)))
+        )
+        assert daemon.host.sessions.built.tapes["es"] is tape
+        for n in range(3, LAST - 1):
+            daemon.put(*payloads(traded(n, 2)))
+        own = traded(LAST - 1, 2)[NEW]
+        daemon.put(*payloads({"X:ES": own, OLD: own}), *payloads({"X:ES": traded(0, 1)[OLD]}))
+        daemon.put(*payloads({NEW: traded(LAST, 1)[NEW]}))
+        wanted = expected(roll, range(LAST), 2)
+        await until(lambda: window(daemon) == wanted, 20)
+        assert daemon.count("config_reloads", outcome="done") == 1
+
+
+@pytest.mark.parametrize("roll", ["line", "reset"])
+@pytest.mark.parametrize("stop", [ROLL - 1, ROLL + 1, ROLL + 3])
+async def test_a_restart_from_a_snapshot_goes_on_over_the_roll(tmp_path: Path, roll: Roll, stop: int) -> None:
+    config = config_of(rolled(roll), recovery=RecoveryConfig(Duration(3600 * SECOND), str(tmp_path)))
+    async with running(config, QueueSource("dropping")) as daemon:
+        for n in range(stop):
+            daemon.put(*payloads(traded(n, 2)))
+        closed = range(stop - 1 - (stop == ROLL + 1))  # one second has no trade
+        await until(lambda: window(daemon) == expected(roll, closed, 2), 20)
+        await daemon.gateway.stop()
+    async with running(config, QueueSource("dropping")) as daemon:
+        assert daemon.count("snapshots_restored", session="es") == 1
+        for n in range(stop, LAST):
+            daemon.put(*payloads(traded(n, 2)))
+        await until(lambda: window(daemon) == expected(roll, range(LAST - 1), 2), 20)
+        await daemon.gateway.stop()
