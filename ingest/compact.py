@@ -114,7 +114,7 @@ class CompactSpec:
 
     ``unit`` in 10^-``price_scale``, 0 for one unit of the last decimal; 0 is no limit for ``records`` and
     ``span_ns``. ``begins``: an anchor that an earlier encoder chose, and how many bars it encoded around it:
-    they come first. ``resets``: at a roll the window begins anew.
+    they come first. ``resets``: at a roll the window begins again.
     """
 
     price_decimals: int = 2
@@ -146,7 +146,7 @@ class CompactSpec:
 class Restart:
     """A new anchor, and the retained bars around it: token ids and event time (ns) of each, oldest first.
 
-    None: decimal lines, whose window begins anew.
+    None: decimal lines, whose window begins again.
     """
 
     anchor: Anchor | None

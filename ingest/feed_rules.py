@@ -74,7 +74,7 @@ QUALITY = np.dtype(
         ("split_at", "i8", (SPLITS,)),
         ("split_factor", "f8", (SPLITS,)),
         ("rolls", "i8"),
-        ("roll_at", "i8", (ROLLS,)),  # when another contract follows, so many of them
+        ("roll_at", "i8", (ROLLS,)),  # when another contract follows, `rolls` of them
     ]
 )
 """State of a symbol in a session."""

@@ -49,7 +49,7 @@ class Amender:
         self._retained.change(window)
 
     def reset(self) -> None:
-        """The window begins anew: what was before is not amended."""
+        """The window begins again: what was before is not amended."""
         self._retained.clear()
         self._bars.clear()
 

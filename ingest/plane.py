@@ -164,7 +164,7 @@ class BarConsumer:
         """See closed bars, and corrections of earlier ones, BAR [n], in order, before they are submitted."""
 
     def restart(self, session: str, restart: Restart) -> None:
-        """Note a new anchor, or that the window begins anew, before the first record behind that."""
+        """Note a new anchor, or that the window begins again, before the first record behind that."""
 
     def refuse(self, session: str, refused: RefusedRecord) -> None:
         """Note a record that a session refuses."""

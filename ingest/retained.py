@@ -74,7 +74,7 @@ class Retained(Generic[K]):
         return gone
 
     def clear(self) -> None:
-        """The window begins anew."""
+        """The window begins again."""
         self.restore([])
 
     def __iter__(self) -> Iterator[K]:

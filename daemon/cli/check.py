@@ -131,8 +131,8 @@ def placement_findings(
         why = f"{count} partitions keep {count} of {group} daemons busy: make more partitions"
         yield Finding(key, why, ok=False)
     for session in sessions:
-        heard = names.also(session.symbols)
-        where = {name: found for name in heard if (found := sample.partitions_of(name))}
+        called = names.also(session.symbols)
+        where = {name: found for name in called if (found := sample.partitions_of(name))}
         seen |= where.keys()
         if len(set().union(*where.values())) > 1:
             places = "; ".join(f"{symbol} in {_listed(found)}" for symbol, found in where.items())

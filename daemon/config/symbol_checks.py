@@ -6,7 +6,7 @@ from itertools import pairwise
 from daemon.config.schema import AliasConfig, Config, ContinuousConfig, SessionConfig, SymbolsConfig
 from daemon.config.symbols import periods_of
 
-MOST_CONTRACTS = 65
+MAX_CONTRACTS = 65
 """Of one symbol: the rolls between them are `ingest.feed_rules.ROLLS`."""
 KeyProblem = tuple[str, str]
 
@@ -34,8 +34,8 @@ def _contracts(here: str, continuous: ContinuousConfig) -> Iterator[KeyProblem]:
     contracts = continuous.contracts
     if not contracts:
         yield f"{here}.contracts", "there is none: name the contracts, the oldest first"
-    if len(contracts) > MOST_CONTRACTS:
-        yield f"{here}.contracts", f"{len(contracts)} are more than {MOST_CONTRACTS}: remove the oldest"
+    if len(contracts) > MAX_CONTRACTS:
+        yield f"{here}.contracts", f"{len(contracts)} are more than {MAX_CONTRACTS}: remove the oldest"
     for at, (one, other) in enumerate(pairwise(contracts), 1):
         if other.from_ <= one.from_:
             why = f"{other.from_} is not after {one.from_}, from which {one.symbol} is active"
@@ -54,6 +54,8 @@ def _targets(symbols: SymbolsConfig) -> Iterator[KeyProblem]:
             yield f"symbols.continuous[{index}].symbol", f"{symbol!r} is already symbols.continuous[{first}]"
     targets = {*continuous, *(each.symbol for each in symbols.alias)}
     for name, period, key in periods_of(symbols):
+        if set(name) & {"*", "?"} or name.count(":") > 1:
+            yield key, f"{name!r} is no VENUE:SYMBOL: write each name out"
         if name == period.symbol:
             yield key, f"{name!r} is the symbol itself: remove it"
         elif name in targets:

@@ -38,7 +38,7 @@ class Period(NamedTuple):
 class Rolls(msgspec.Struct, frozen=True):
     """Of a continuous contract: event times, ns, and names of the contracts that follow, the oldest first.
 
-    ``resets``: its sessions' windows begin anew.
+    ``resets``: its sessions' windows begin again.
     """
 
     moments: tuple[tuple[int, str], ...] = ()

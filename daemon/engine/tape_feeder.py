@@ -244,8 +244,9 @@ class TapeFeeder(BarConsumer):
         self._leave_ring = threading.Event()
         """Set by `end` and by `stop`: ends the data plane's loop."""
         self._changing = threading.Lock()
-        self._symbols, self._rolls = dict(symbols), rolls_of(config.symbols)
-        self._specs = {each.name: self._spec(each, built.lines[each.name]) for each in config.sessions}
+        self._symbols = dict(symbols)
+        rolls = rolls_of(config.symbols)
+        self._specs = {each.name: self._spec(each, built.lines[each.name], rolls) for each in config.sessions}
         self.lives = Lives(count_illegal(store, "engine"))
         names = [session.name for session in config.sessions]
         self.lives.on(Event.ENGINE_STARTED, names)
@@ -294,12 +295,11 @@ class TapeFeeder(BarConsumer):
         """
         with self._changing:
             self._symbols |= symbols or {}
-            self._rolls |= dict.fromkeys(session.symbols, Rolls()) | dict(rolls)
             since_ns = 0
             if session.name not in self._specs:
                 since_ns = self._clock()
                 self._fed[session.name] = self._feed(session)
-            self._specs[session.name] = self._spec(session, line, since_ns)
+            self._specs[session.name] = self._spec(session, line, rolls, since_ns)
             self.plane.change(list(self._specs.values()), done or (lambda: None))
 
     def rebuilding(self, session: str) -> bool:
@@ -452,10 +452,16 @@ class TapeFeeder(BarConsumer):
         self._store.inc("foretick_records_refused_total", session=session, reason=reason)
         self._emit(refusal_of(session, refused))
 
-    def _spec(self, session: SessionConfig, line: LineSpec | CompactSpec, since_ns: int = 0) -> SessionSpec:
-        rolls = [self._rolls.get(symbol, Rolls()) for symbol in session.symbols]
-        feeds = feeds_of(self._config, session, self._symbols, since_ns, line.price_scale, rolls)
-        line = with_rolls(line, rolls)
+    def _spec(
+        self,
+        session: SessionConfig,
+        line: LineSpec | CompactSpec,
+        rolls: Mapping[str, Rolls],
+        since_ns: int = 0,
+    ) -> SessionSpec:
+        own = [rolls.get(symbol, Rolls()) for symbol in session.symbols]
+        feeds = feeds_of(self._config, session, self._symbols, since_ns, line.price_scale, own)
+        line = with_rolls(line, own)
         kept = self._built.tapes[session.name].retention
         return SessionSpec(session.name, feeds, line, TapeWindow(kept.tokens, kept.records, kept.span_ns))
 

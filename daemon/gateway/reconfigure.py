@@ -87,14 +87,15 @@ class LiveSessions:
 
         Raises ConfigError for an instruments file that cannot be read.
         """
-        self._patterns.replace(new.patterns, instruments_of(new))
+        names = Names(new.symbols)
+        self._patterns.replace(new.patterns, instruments_of(new), names)
         async with self._changing:
             old, new, opened = self.now(), self._with_opened(new), frozenset(self._patterns.opened)
             found = changes(old, new)
             for key in found.fixed:
                 log.warning("%s stays as it is: it takes effect at the next start", key)
             done = not found.fixed
-            self._inputs.rename(Names(new.symbols))
+            self._inputs.rename(names)
             self.config = live(old, msgspec.structs.replace(new, sessions=old.sessions, bars=old.bars))
             for name in found.removed:
                 done &= await self._logged(name, self._remove(name))

@@ -146,8 +146,11 @@ class Routes:
             times, into = self._into[key - self._first_name]
             keys[found[own]] = into[np.searchsorted(times, events[own], side="right")]
 
-    def heard_as(self, of: str, ts_event: int) -> list[SymbolRoute]:
-        """The routes of what is heard of a symbol, VENUE:SYMBOL, or of all symbols of a venue."""
+    def routes_of(self, of: str, ts_event: int) -> list[SymbolRoute]:
+        """Where records of a name, VENUE:SYMBOL, or of all names of a venue go.
+
+        ``ts_event`` 0, a time that is not known: wherever they may go.
+        """
         own = [of]
         if ":" not in of:
             own = [name for name in (*self.by_symbol, *self.names.periods) if name.startswith(f"{of}:")]
@@ -400,7 +403,7 @@ class RecordDecoder:
         """No answer covers a heartbeat, so its offset is done here."""
         self._tracker.skipped((message.topic, message.partition), message.offset)
         of = beat.venue if beat.symbol == EVERY_SYMBOL else beat.key
-        if found := self._routes.heard_as(of, beat.ts_event):
+        if found := self._routes.routes_of(of, beat.ts_event):
             self._store.inc("foretick_heartbeats_total", source=self._source.name)
             found = [route for route in found if not self._closed(route.sessions)]
         else:
@@ -456,10 +459,10 @@ class RecordDecoder:
         routes, of = self._routes, record.venue if by_venue else record.key
         known = of in (routes.venues if by_venue else routes.read)
         missing = self._sequences.missing(record) if known else 0
-        if missing and (heard := routes.heard_as(of, record.ts_event)):
+        if missing and (found := routes.routes_of(of, record.ts_event)):
             self._store.inc("foretick_records_lost_upstream_total", missing, source=self._source.name)
             log.warning("%d records of %s are missing before number %d", missing, of, record.seq)
-            self._gaps.note(route.number for route in heard)
+            self._gaps.note(route.number for route in found)
 
     async def _pack_all(self, messages: Sequence[Incoming]) -> None:
         """Pack messages in order: runs of plain records as columns, all others one by one."""
@@ -640,7 +643,7 @@ class RecordDecoder:
         """Note which bars lack a refused record. Its time is unknown if ``reason`` speaks of times."""
         for key, ts_event in subjects:
             moment = 0 if reason in _OF_TIMES else ts_event
-            for route in self._routes.heard_as(key, moment):
+            for route in self._routes.routes_of(key, moment):
                 pack = partial(self._pack_refusal, route, moment, message, part)
                 self._waiting[route.number, moment] = (message.topic, message.partition), route, pack
 

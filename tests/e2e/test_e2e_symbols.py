@@ -1,5 +1,6 @@
 """Aliases and continuous contracts in a daemon: bars over a roll, flags, reload and restart."""
 
+import csv
 from collections.abc import Iterable
 from decimal import Decimal
 from pathlib import Path
@@ -9,6 +10,7 @@ import msgspec
 import pytest
 
 from daemon.config.schema import (
+    UNTRAINED,
     AliasConfig,
     Config,
     ContinuousConfig,
@@ -18,12 +20,16 @@ from daemon.config.schema import (
     PoolConfig,
     QuestionConfig,
     RecoveryConfig,
+    SourceConfig,
     SymbolsConfig,
 )
 from daemon.ledger import ledger
+from feeds.connectors.http import HttpSourceConnector
 from feeds.durations import Duration
 from feeds.timestamps import Instant
 from tests.kit import SECOND, START, QueueSource, inproc_config, sessions, trade, until
+from tests.kit.daemon import invoke
+from tests.kit.http import request
 from tests.kit.inproc import RunningDaemon, running
 
 ROLL = 6
@@ -208,3 +214,85 @@ async def test_a_restart_from_a_snapshot_goes_on_over_the_roll(tmp_path: Path, r
             daemon.put(*payloads(traded(n, 2)))
         await until(lambda: window(daemon) == expected(roll, range(LAST - 1), 2), 20)
         await daemon.gateway.stop()
+
+
+async def test_pushed_records_of_a_contract_are_taken_and_late_as_those_of_its_symbol() -> None:
+    """Prices below zero, because the session of the symbol takes them."""
+    config = config_of(
+        rolled(),
+        sessions=sessions(ES, retention_tokens=1024, signed=True),
+        source=SourceConfig(kind="http", http=HttpSourceConnector()),  # type: ignore[call-arg]  # by connectors
+    )
+
+    async def push(daemon: RunningDaemon, *records: bytes) -> dict[str, int]:
+        kind, path = {"content-type": "application/x-ndjson"}, "/v1/data?replay=true"
+        found: dict[str, int] = (await request(daemon.port, "POST", path, b"\n".join(records), kind)).json
+        return found
+
+    async with running(config, []) as daemon:
+        said = await push(daemon, *(trade(OLD, START + n * SECOND, "-1.25") for n in range(4)))
+        assert (said["accepted"], said["refused"], said["late"]) == (4, 0, 0)
+        await until(lambda: len(daemon.answers("es")) > 0 and daemon.state("es").live_records == 3)
+        said = await push(daemon, trade(OLD, START, "-1.25"), trade(NEW, START, "-1.25"))
+        assert (said["accepted"], said["refused"], said["late"]) == (2, 0, 1)
+        await until(lambda: daemon.count("records_unopened", reason="outside") == 1)
+
+
+async def test_sessions_that_patterns_opened_for_what_is_now_another_name_are_closed() -> None:
+    wanted = PatternConfig(match="[CD]:E*", retention_tokens=512, price_decimals=2)
+    config = config_of(SymbolsConfig(), sessions=(), patterns=(wanted,), pool=PoolConfig(blocks=4096))
+    async with running(config) as daemon:
+        daemon.put(*payloads(traded(0, 2)))
+        await until(lambda: set(daemon.gateway.sessions.states) == {"C-ESZ6", "D-ESH7"})
+        await daemon.gateway.reload(lambda: msgspec.structs.replace(config, symbols=rolled()))
+        assert daemon.gateway.sessions.states == {}
+        for n in range(1, 4):
+            daemon.put(*payloads(traded(n, 2)))
+        await until(lambda: set(daemon.gateway.sessions.states) == {"C-ES"})
+        await until(lambda: window(daemon, "C-ES") == expected("line", range(1, 3), 2))
+
+
+FORM = """
+description = "made up"
+container = "csv"
+[[records]]
+kind = "trade"
+venue = "C"
+time = { field = "t", format = "epoch-ns" }
+fields = { symbol = "s", price = "p", size = "q" }
+"""
+
+
+def test_a_file_is_replayed_by_the_symbols_of_its_names(tmp_path: Path) -> None:
+    """Without sessions in a configuration, each symbol gets one."""
+    rows = ["t,s,p,q"]
+    for n in range(LAST):
+        given = (
+            (at, name.partition(":")[2], *rest) for name, own in traded(n, 2).items() for at, *rest in own
+        )
+        rows += [",".join(map(str, each)) for each in sorted(given)]
+    (tmp_path / "ticks.csv").write_text("\n".join(rows) + "\n")
+    (tmp_path / "form.toml").write_text(FORM)
+    contracts = (
+        f'{{ symbol = "{OLD}", from = "{moment(0)}" }}, {{ symbol = "C:ESH7", from = "{moment(ROLL)}" }}'
+    )
+    (tmp_path / "symbols.toml").write_text(
+        f'[[continuous]]\nsymbol = "{ES}"\nroll = "reset"\ncontracts = [{contracts}]\n'
+    )
+    command = [
+        *("replay", str(tmp_path / "ticks.csv"), "--format", str(tmp_path / "form.toml"), "--to", "inproc"),
+        *("--speed", "0", "--set", f"model.path={UNTRAINED}", "--bars", str(tmp_path / "bars.csv")),
+        *("--set", f"symbols.file={tmp_path / 'symbols.toml'}"),
+    ]
+    done = invoke(*command)
+    assert done.exit_code == 0, done.output
+    assert "of symbols without a session (outside " in done.output
+    with (tmp_path / "bars.csv").open() as file:
+        made = [
+            (row["symbol"], Decimal(row["open"]), "rolled" in row["flags"]) for row in csv.DictReader(file)
+        ]
+    wanted = [(n, own) for n in range(LAST) if (own := traded(n, 2).get(OLD if n < ROLL else NEW))]
+    assert made == [(ES, own[0][1], n == ROLL + 1) for n, own in wanted]
+    odd = invoke(*command, "--set", "bars.interval=7s")
+    assert odd.exit_code == 2
+    assert "is inside a bar of" in odd.output
