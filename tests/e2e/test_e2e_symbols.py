@@ -1,6 +1,7 @@
 """Aliases and continuous contracts in a daemon: bars over a roll, flags, reload and restart."""
 
 import csv
+import uuid
 from collections.abc import Iterable
 from decimal import Decimal
 from pathlib import Path
@@ -8,8 +9,10 @@ from typing import Literal
 
 import msgspec
 import pytest
+from aiokafka import AIOKafkaProducer
 
 from daemon.config.schema import (
+    OFF,
     UNTRAINED,
     AliasConfig,
     Config,
@@ -26,11 +29,14 @@ from daemon.config.schema import (
 from daemon.ledger import ledger
 from feeds.connectors.http import HttpSourceConnector
 from feeds.durations import Duration
+from feeds.kafka_source import KafkaSource
 from feeds.timestamps import Instant
 from tests.kit import SECOND, START, QueueSource, inproc_config, sessions, trade, until
 from tests.kit.daemon import invoke
+from tests.kit.fixtures import RealKafka
 from tests.kit.http import request
 from tests.kit.inproc import RunningDaemon, running
+from tests.kit.kafka import create_topics
 
 ROLL = 6
 LAST = 12
@@ -214,6 +220,49 @@ async def test_a_restart_from_a_snapshot_goes_on_over_the_roll(tmp_path: Path, r
             daemon.put(*payloads(traded(n, 2)))
         await until(lambda: window(daemon) == expected(roll, range(LAST - 1), 2), 20)
         await daemon.gateway.stop()
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("roll", ["line", "reset"])
+@pytest.mark.parametrize("stop", [ROLL + 2, ROLL + 3, ROLL + 5])
+async def test_a_window_that_is_read_again_from_the_log_is_as_it_was(
+    real_kafka: RealKafka, roll: Roll, stop: int
+) -> None:
+    """Without a snapshot; the first bar of the new contract is open, or the newest or oldest of the window."""
+    topic, group = f"md.{uuid.uuid4().hex[:8]}", uuid.uuid4().hex
+    await create_topics(real_kafka.bootstrap, {topic: 1})
+    kept = sessions(ES, retention_tokens=1024, retention_records=3)
+    config = config_of(rolled(roll), sessions=kept, recovery=RecoveryConfig(OFF))
+    producer = AIOKafkaProducer(bootstrap_servers=real_kafka.bootstrap)
+    await producer.start()
+    try:
+        for seconds in (range(stop), range(stop, LAST)):
+            wanted = newest_of(roll, range(seconds.stop - 1), 3)
+            source = KafkaSource("kafka", real_kafka.bootstrap, [topic], group)
+            async with running(config, source) as daemon:
+                if seconds.start:
+                    before = newest_of(roll, range(stop - 1), 3)
+                    await until(lambda b=before: window(daemon) == b)  # type: ignore[misc]  # as above
+                for n in seconds:
+                    for each in payloads(traded(n, 2)):
+                        await producer.send_and_wait(topic, each, key=b"es")
+                await until(lambda w=wanted: window(daemon) == w)  # type: ignore[misc]  # as above
+                version = daemon.state("es").version
+                await until(lambda v=version: [a.data_version for a in daemon.answers("es")][-1:] == [v])  # type: ignore[misc]  # as above
+                assert await daemon.gateway.stop()
+    finally:
+        await producer.stop()
+
+
+def newest_of(roll: Roll, seconds: range, count: int) -> list[str]:
+    """The lines of the newest records of a tape: one each, or two at a roll."""
+    found: list[list[str]] = []
+    for each in expected(roll, seconds, 2):
+        if found and found[-1][-1].startswith("roll"):
+            found[-1].append(each)
+        else:
+            found.append([each])
+    return [line for own in found[-count:] for line in own]
 
 
 async def test_pushed_records_of_a_contract_are_taken_and_late_as_those_of_its_symbol() -> None:
