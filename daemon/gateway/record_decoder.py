@@ -146,16 +146,14 @@ class Routes:
             times, into = self._into[key - self._first_name]
             keys[found[own]] = into[np.searchsorted(times, events[own], side="right")]
 
-    def routes_of(self, of: str, ts_event: int) -> list[SymbolRoute]:
-        """Where records of a name, VENUE:SYMBOL, or of all names of a venue go.
-
-        ``ts_event`` 0, a time that is not known: wherever they may go.
-        """
-        own = [of]
-        if ":" not in of:
-            own = [name for name in (*self.by_symbol, *self.names.periods) if name.startswith(f"{of}:")]
-        found = dict.fromkeys(symbol for name in own for symbol in self.names.symbols(name, ts_event))
+    def routes_of(self, names: Iterable[str], ts_event: int) -> list[SymbolRoute]:
+        """Where records of these names go; at 0, a time that is not known, wherever they may go."""
+        found = dict.fromkeys(symbol for name in names for symbol in self.names.symbols(name, ts_event))
         return [self.by_symbol[symbol] for symbol in found if symbol in self.by_symbol]
+
+    def names_in(self, venue: str) -> list[str]:
+        """The symbols of a venue that are read, and other names there."""
+        return [name for name in (*self.by_symbol, *self.names.periods) if name.startswith(f"{venue}:")]
 
 
 class RecordDecoder:
@@ -402,8 +400,8 @@ class RecordDecoder:
     def _take_heartbeat(self, beat: VenueHeartbeat, message: Incoming) -> None:
         """No answer covers a heartbeat, so its offset is done here."""
         self._tracker.skipped((message.topic, message.partition), message.offset)
-        of = beat.venue if beat.symbol == EVERY_SYMBOL else beat.key
-        if found := self._routes.routes_of(of, beat.ts_event):
+        names = self._routes.names_in(beat.venue) if beat.symbol == EVERY_SYMBOL else [beat.key]
+        if found := self._routes.routes_of(names, beat.ts_event):
             self._store.inc("foretick_heartbeats_total", source=self._source.name)
             found = [route for route in found if not self._closed(route.sessions)]
         else:
@@ -459,7 +457,9 @@ class RecordDecoder:
         routes, of = self._routes, record.venue if by_venue else record.key
         known = of in (routes.venues if by_venue else routes.read)
         missing = self._sequences.missing(record) if known else 0
-        if missing and (found := routes.routes_of(of, record.ts_event)):
+        if not missing:
+            return
+        if found := routes.routes_of(routes.names_in(of) if by_venue else [of], record.ts_event):
             self._store.inc("foretick_records_lost_upstream_total", missing, source=self._source.name)
             log.warning("%d records of %s are missing before number %d", missing, of, record.seq)
             self._gaps.note(route.number for route in found)
@@ -643,7 +643,7 @@ class RecordDecoder:
         """Note which bars lack a refused record. Its time is unknown if ``reason`` speaks of times."""
         for key, ts_event in subjects:
             moment = 0 if reason in _OF_TIMES else ts_event
-            for route in self._routes.routes_of(key, moment):
+            for route in self._routes.routes_of([key], moment):
                 pack = partial(self._pack_refusal, route, moment, message, part)
                 self._waiting[route.number, moment] = (message.topic, message.partition), route, pack
 

@@ -228,7 +228,7 @@ async def test_a_restart_from_a_snapshot_goes_on_over_the_roll(tmp_path: Path, r
 async def test_a_window_that_is_read_again_from_the_log_is_as_it_was(
     real_kafka: RealKafka, roll: Roll, stop: int
 ) -> None:
-    """Without a snapshot; the first bar of the new contract is open, or the newest or oldest of the window."""
+    """Without a snapshot; the first bar of the new contract is open, or the newest or oldest one it has."""
     topic, group = f"md.{uuid.uuid4().hex[:8]}", uuid.uuid4().hex
     await create_topics(real_kafka.bootstrap, {topic: 1})
     kept = sessions(ES, retention_tokens=1024, retention_records=3)

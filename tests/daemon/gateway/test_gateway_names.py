@@ -203,6 +203,23 @@ def test_numbers_are_those_of_the_contract_not_of_the_symbol(size: int) -> None:
     assert store.value("foretick_records_unopened_total", reason="outside") == 3
 
 
+def test_a_key_that_is_a_venue_says_nothing_of_its_symbols() -> None:
+    ring, broken = Ring.create(64), msgspec.structs.replace(incoming(b"{", 0), key=b"V")
+    store = MetricStore.local({"session": ["s0"], "source": ["test"], "sink": []})
+    source, limits = QueueSource(), {"payloads": WireDecoder(1 << 20), "max_ahead_ns": SECOND}
+    routes = {"V:A": SymbolRoute(0, ("s0",))}
+    decoder = RecordDecoder(source, ring, routes, OffsetTracker(), store, lambda letter: None, **limits)  # type: ignore[arg-type]  # mixed
+    source.put([broken])
+    source.end()
+    try:
+        asyncio.run(decoder.run())
+        assert ring.fill == 0
+        assert store.value("foretick_records_malformed_total", reason="json") == 1
+    finally:
+        ring.close()
+        ring.unlink()
+
+
 def test_a_refused_record_whose_time_is_wrong_lacks_in_every_bar_that_it_may_be_of() -> None:
     moved = SymbolsConfig(
         alias=(
