@@ -15,7 +15,7 @@ from daemon.cli.options import EXIT_CONFIG, config_option, read_config, set_opti
 from daemon.config.checks import bound_endpoints, connectors_of, exposure_warnings
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.standing import questions_of
-from daemon.config.symbols import NO_NAMES, Names
+from daemon.config.symbols import Names
 from daemon.cores import cores_of, usable
 from daemon.engine.build import Built, build, register
 from daemon.gateway.credentials import query_keys, tenants_of, tls_of
@@ -111,19 +111,14 @@ def _partitions(config: Config, group: int) -> Iterator[Finding]:
     for table, (_, connector) in config.feeds.items():
         if isinstance(connector, KafkaSourceConnector):
             try:
-                sample = connector.sample()
+                sample = connector.sample().renamed(Names(config.symbols).newest)
             except (BrokerError, SettingError):  # reported already
                 continue
-            names = Names(config.symbols)
-            yield from placement_findings(f"{table}.topics", config.sessions, sample, group, names)
+            yield from placement_findings(f"{table}.topics", config.sessions, sample, group)
 
 
 def placement_findings(
-    key: str,
-    sessions: Iterable[SessionConfig],
-    sample: TopicSample,
-    group: int,
-    names: Names = NO_NAMES,
+    key: str, sessions: Iterable[SessionConfig], sample: TopicSample, group: int
 ) -> Iterator[Finding]:
     """What a sample of the topics says of these sessions in a group of ``group`` daemons."""
     count, seen = len(sample.rates), set[str]()
@@ -131,8 +126,7 @@ def placement_findings(
         why = f"{count} partitions keep {count} of {group} daemons busy: make more partitions"
         yield Finding(key, why, ok=False)
     for session in sessions:
-        called = names.also(session.symbols)
-        where = {name: found for name in called if (found := sample.partitions_of(name))}
+        where = {symbol: found for symbol in session.symbols if (found := sample.partitions_of(symbol))}
         seen |= where.keys()
         if len(set().union(*where.values())) > 1:
             places = "; ".join(f"{symbol} in {_listed(found)}" for symbol, found in where.items())

@@ -74,6 +74,11 @@ class Names:
         others = (name for name, own in self.periods.items() if any(each.symbol in symbols for each in own))
         return [*symbols, *others]
 
+    @property
+    def newest(self) -> dict[str, str]:
+        """The symbol of each name that it is of last."""
+        return {name: own[-1].symbol for name, own in self.periods.items()}
+
     def renamed(self, record: R) -> R | None:
         """The record with its symbol; None: it is of nothing at that time."""
         if not self.periods or (found := self.symbol(name := record.key, record.ts_event)) == name:
