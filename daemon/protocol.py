@@ -13,6 +13,7 @@ from daemon.ages import Times
 from daemon.api import generation, messages
 from daemon.api.messages import Code
 from daemon.config.schema import SessionConfig
+from daemon.config.symbols import Rolls
 from daemon.progress import Position, Progress
 from daemon.ring_numbers import RingValues
 from feeds.decoding import decoded
@@ -36,8 +37,8 @@ class OpenSession(msgspec.Struct, frozen=True, tag="open_session"):
     """Open a session, with all its `bars` settings; it goes on from ``progress``.
 
     ``symbols``: numbers of its symbols in the ring; ``metrics``: the block of its series, empty where there
-    are some. ``follows``: another daemon answers it, until `TakeOver`. Answered by `SessionAdded`, before
-    anything else of this session, or `Failed`.
+    are some. ``follows``: another daemon answers it, until `TakeOver`. ``rolls``: of its symbols that are
+    continuous contracts. Answered by `SessionAdded`, before anything else of this session, or `Failed`.
     """
 
     id: int
@@ -47,13 +48,18 @@ class OpenSession(msgspec.Struct, frozen=True, tag="open_session"):
     progress: Progress
     metrics: str
     follows: bool = False
+    rolls: dict[str, Rolls] = {}
 
 
 class ReconfigureSession(msgspec.Struct, frozen=True, tag="reconfigure_session"):
-    """Change what a session may change with its window. Answered by `Done` or `Failed`."""
+    """Change what a session may change with its window. Answered by `Done` or `Failed`.
+
+    ``rolls``: as in `OpenSession`.
+    """
 
     id: int
     session: SessionConfig
+    rolls: dict[str, Rolls] = {}
 
 
 class CloseSession(msgspec.Struct, frozen=True, tag="close_session"):

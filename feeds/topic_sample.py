@@ -26,6 +26,16 @@ class TopicSample(NamedTuple):
         """Where its records are, in order."""
         return sorted(partition for partition, rates in self.rates.items() if symbol in rates)
 
+    def renamed(self, symbols: Mapping[str, str]) -> TopicSample:
+        """With the rates of other names as those of their ``symbols``."""
+        found: dict[Partition, dict[str, float]] = {}
+        for partition, rates in self.rates.items():
+            own = found[partition] = {}
+            for name, rate in rates.items():
+                symbol = symbols.get(name, name)
+                own[symbol] = own.get(symbol, 0.0) + rate
+        return TopicSample(found)
+
 
 async def sample_topics(
     bootstrap: str,

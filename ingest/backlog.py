@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ingest.bar_kernel import BAR, GAP, Bars
+from ingest.bar_kernel import BAR, GAP, ROLLED, Bars
 
 _FASTER = 4
 _HOLD_NS = 200_000_000
@@ -123,7 +123,14 @@ class Backlog:
         if beyond > 0:
             self._bars = bars[beyond:].copy()
             self._bars["flags"][0] |= GAP
+            self._roll(bars[:beyond])
             self.skipped += beyond
+
+    def _roll(self, skipped: Bars) -> None:
+        """The first bar behind skipped ones, of each symbol of which one was rolled, is rolled."""
+        for leg in np.unique(skipped["leg"][skipped["flags"] & np.uint32(ROLLED) != 0]).tolist():
+            following = np.flatnonzero(self._bars["leg"] == leg)
+            self._bars["flags"][following[:1]] |= np.uint32(ROLLED)
 
 
 def _times(bar: np.void) -> tuple[int, int]:

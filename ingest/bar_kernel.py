@@ -27,6 +27,7 @@ from ingest.feed_rules import (
     flags_of,
     judge,
     repeats,
+    rolls_between,
 )
 from ingest.identity import Tables, identity_of, is_known, remember
 from ingest.record import BAR as READY_BAR
@@ -45,6 +46,8 @@ OTHER_INTERVAL = 1024
 """With REFUSED: a ready-made bar of another interval than the session's."""
 SPREAD = 2048
 """The bar has records of more than `SPANS` streams: where those of the others were read is not known."""
+ROLLED = 1 << 30
+"""The first bar of its symbol that is of another contract than the bar before it."""
 SPANS = 4
 """Streams that a bar, and a feed, remember."""
 _OF_RECORD = SKEWED | REPLAYED
@@ -142,6 +145,7 @@ FEED = np.dtype(
         ("table", "i4"),  # the newer one
         ("remembered", "i8"),  # identities in it
         ("price", "i8"),  # the newest one taken; 0: none
+        ("price_event", "i8"),
         ("refused_price", "i8"),  # the newest one refused
         ("refused_run", "i8"),  # refused in a row, each near the one before
         # streams and offset of the newest record of each, but for heartbeats: the newest one comes first
@@ -253,6 +257,8 @@ def _fill(session: Row, feed: Row, slots: Slots, end: int, out: Bars, at: int) -
     if feed["closed_any"]:
         index = feed["next_index"]
         while index < end and feed["empty_run"] < session["max_fill"]:
+            if rolls_between(feed["quality"], feed["last"]["ts_open"], index * session["interval"]):
+                break  # the last close is another contract's
             marks = INCOMPLETE if own[index % own.shape[0]].marked == index else 0
             _emit_empty(session, feed, index, marks, out, at)
             feed["empty_run"] += 1
@@ -287,6 +293,9 @@ def close_below(session: Row, feeds: Slots, slots: Slots, limit: int, out: Bars,
         at = _fill(session, feed, slots, end, out, at)
         bar = own[slot]["bar"]
         own[slot]["index"] = NEVER
+        if feed["closed_any"] and rolls_between(feed["quality"], feed["last"]["ts_open"], bar["ts_open"]):
+            bar["flags"] |= np.uint32(ROLLED)
+            _note_before(bar, feed["last"])
         _close(session, bar)
         bar["ts_closed"] = session["last_ring"]
         bar["closed_by"] = session["records"]
@@ -311,6 +320,13 @@ def _forget_reads(bar: Row) -> None:
 
 
 @kernel
+def _keep_newest(bar: Row) -> None:
+    """Of the bar before a rolled one, in its place: see `_note_before`."""
+    for at in range(SPANS):
+        bar["firsts"][at] = bar["lasts"][at]
+
+
+@kernel
 def _start(slot: Row, feed: Row, index: int, interval: int) -> None:
     """An open bar without ticks."""
     slot["index"] = index
@@ -328,9 +344,8 @@ def _start(slot: Row, feed: Row, index: int, interval: int) -> None:
 
 
 @kernel
-def _note_read(bar: Row, record: Row) -> None:
-    """Widen a bar's span of the record's stream."""
-    stream, offset = record["stream"], record["offset"]
+def _note_read(bar: Row, stream: Any, offset: int) -> None:
+    """Widen a bar's span of a stream."""
     streams, firsts, lasts = bar["streams"], bar["firsts"], bar["lasts"]
     at = 0
     while at < SPANS and streams[at] != stream and streams[at] != 0:
@@ -344,6 +359,14 @@ def _note_read(bar: Row, record: Row) -> None:
     else:
         firsts[at] = min(firsts[at], offset)
         lasts[at] = max(lasts[at], offset)
+
+
+@kernel
+def _note_before(bar: Row, before: Row) -> None:
+    """What a rolled bar is depends on there being one before it: whoever reads its records again has that."""
+    for at in range(SPANS):
+        if before["streams"][at] != 0:
+            _note_read(bar, before["streams"][at], before["lasts"][at])
 
 
 @kernel
@@ -386,7 +409,7 @@ def _add(slot: Row, record: Row, price: int, volume: int, now: int) -> None:
     bar["ts_source"] = np.int64(record["ts_source"])
     bar["ts_ring"] = np.int64(record["ts_ring"])
     bar["ring_wait"] = now - np.int64(record["ts_ring"])
-    _note_read(bar, record)
+    _note_read(bar, record["stream"], record["offset"])
 
 
 @kernel
@@ -408,8 +431,7 @@ def _copy_origin(session: Row, bar: Row, record: Row, now: int) -> None:
     bar["ts_ring"] = np.int64(record["ts_ring"])
     bar["ts_closed"] = np.int64(record["ts_ring"])
     bar["ring_wait"] = now - np.int64(record["ts_ring"])
-    _forget_reads(bar)
-    _note_read(bar, record)
+    _note_read(bar, record["stream"], record["offset"])
     bar["closed_by"] = session["records"]
 
 
@@ -442,6 +464,7 @@ def _put_aside(
         add_volume(row, 0 if record["kind"] == QUOTE else record["b"], record["size_finer"])
     row["ts_first_event"] = np.int64(record["ts_event"])
     row["ts_last_event"] = feed["last"]["ts_last_event"]  # the version's newest event stays what it was
+    _forget_reads(row)
     _copy_origin(session, row, record, now)
     _close(session, row)
     return at + 1
@@ -487,7 +510,10 @@ def _judge_price(session: Row, feed: Row, record: Row) -> int:
 
     A level that `CONFIRMED` refused records agree on is accepted: a split, or other decimals.
     """
+    event: Any = np.int64(record["ts_event"])
     factor, before = session["price_jump"], feed["price"]
+    if rolls_between(feed["quality"], feed["price_event"], event):
+        before = 0  # of another contract
     low = high = price = _price(record)
     if record["kind"] == READY_BAR:
         low, high, price = record["c"], record["b"], record["d"]
@@ -504,6 +530,7 @@ def _judge_price(session: Row, feed: Row, record: Row) -> int:
                 return JUMP | REFUSED
     feed["refused_run"] = 0
     feed["price"] = price
+    feed["price_event"] = event
     return marks
 
 
@@ -526,13 +553,18 @@ def _pass_through(
     session: Row, feed: Row, record: Row, number: int, marks: int, now: int, out: Bars, at: int
 ) -> int:
     """Pass a ready-made bar through if it opens after the one before it; else it is late."""
-    opened = np.int64(record["ts_event"])
+    opened: Any = np.int64(record["ts_event"])
     if feed["closed_any"] and opened <= feed["last"]["ts_open"]:
         if opened == feed["last"]["ts_open"] and _is_same(feed["last"], record):
             feed["duplicates"] += np.uint64(1)
             return at
         return _late(session, feed, record, number, marks, now, out, at)
     bar = feed["last"]
+    if feed["closed_any"] and rolls_between(feed["quality"], bar["ts_open"], opened):
+        marks |= ROLLED
+        _keep_newest(bar)
+    else:
+        _forget_reads(bar)
     bar["session"] = feed["session"]
     bar["leg"] = feed["leg"]
     bar["flags"] = (

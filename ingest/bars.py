@@ -44,7 +44,7 @@ from ingest.bar_kernel import (
     SPREAD,
     Bars,
 )
-from ingest.feed_rules import BITS, SPLITS, actions_code
+from ingest.feed_rules import BITS, ROLLS, SPLITS, actions_code
 from ingest.identity import IDENTITY, no_tables, packed_tables, unpacked_tables
 from ingest.plane_state import BuilderState, Rows, Taken
 from ingest.record import ReadRange, Records
@@ -128,7 +128,8 @@ class Feeds:
 
     ``venues``, of a session with several: of each symbol, the number of the first one of its venue.
     ``splits``: of each symbol, when it is split, ns, and how many new units are one old unit; the newest ones
-    count.
+    count. ``rolls``: of each symbol, event times, ns, from which its records are another contract's; the
+    newest `ROLLS` count. No bar lies on both sides of one.
 
     ``since_ns``: of a new session, the monotonic clock when it was opened. Records that entered the ring
     earlier are not its: they were read for a session of that name before it, and are read again.
@@ -140,6 +141,7 @@ class Feeds:
     price_scale: int = 9
     venues: tuple[int, ...] = ()
     splits: tuple[tuple[tuple[int, float], ...], ...] = ()
+    rolls: tuple[tuple[int, ...], ...] = ()
 
 
 Count = Literal["late", "jumps", "taken", "ignored", "duplicates", "repeated", "dropped"]
@@ -287,6 +289,7 @@ class BarBuilder:
         feeds["leg"] = np.arange(len(feeds)) - np.repeat(own["first_feed"], n_feeds)
         feeds["venue"] = [venue for each in sessions for venue in each.venues or (0,) * len(each.symbols)]
         _set_splits(feeds, sessions)
+        _set_rolls(feeds, sessions)
         per_feed = np.repeat(open_bars, n_feeds)
         feeds["first_slot"] = np.repeat(own["first_slot"], n_feeds) + feeds["leg"] * per_feed
         feeds["end_slot"] = feeds["first_slot"] + per_feed
@@ -473,7 +476,7 @@ class BarBuilder:
             row[name] = was[0][name]
         for name in ("session", "leg", "first_slot", "end_slot", "venue"):
             feeds[name] = mine[name]
-        for name in ("split_at", "split_factor"):
+        for name in ("split_at", "split_factor", "rolls", "roll_at"):
             feeds["quality"][name] = mine["quality"][name]
         mine[:], own[:] = feeds, slots
         self._tables[row["first_feed"] : row["end_feed"]] = tables
@@ -526,6 +529,17 @@ def _set_splits(feeds: npt.NDArray[Any], sessions: Sequence[Feeds]) -> None:
     for number, splits in enumerate(found):
         for at, (moment, factor) in enumerate(sorted(splits)[-SPLITS:]):
             quality["split_at"][number, at], quality["split_factor"][number, at] = moment, factor
+
+
+def _set_rolls(feeds: npt.NDArray[Any], sessions: Sequence[Feeds]) -> None:
+    """Set the rolls of FEED [symbols of these sessions], in place."""
+    found = [own for each in sessions for own in each.rolls or ((),) * len(each.symbols)]
+    quality = feeds["quality"]
+    quality["rolls"] = 0
+    for number, moments in enumerate(found):
+        newest = sorted(moments)[-ROLLS:]
+        quality["rolls"][number] = len(newest)
+        quality["roll_at"][number, : len(newest)] = newest
 
 
 def _reason(flags: int) -> str:

@@ -43,6 +43,8 @@ LEAST_MOVE = 0.002
 """Part of a price: a smaller move is never suspect."""
 _WARM = 64
 """Moves before prices are judged."""
+ROLLS = 64
+"""Rolls of a symbol that are known."""
 _CUT, _RATE = 4.0, 1 / 64
 _NEAR = 0.03
 """How near a ratio of prices is to that of a split."""
@@ -71,6 +73,8 @@ QUALITY = np.dtype(
         # announced splits: when, and how many new units are one old unit; 0: none
         ("split_at", "i8", (SPLITS,)),
         ("split_factor", "f8", (SPLITS,)),
+        ("rolls", "i8"),
+        ("roll_at", "i8", (ROLLS,)),  # when another contract follows, `rolls` of them
     ]
 )
 """State of a symbol in a session."""
@@ -101,6 +105,15 @@ def flags_of(actions: Any, faults: Any) -> int:
         if faults & bit and actions >> (3 * kind) & 7 == FLAG and bit != SKEWED_CLOCK:
             flags |= bit
     return flags
+
+
+@kernel
+def rolls_between(state: Any, one: int, other: int) -> bool:
+    """Whether two moments are of two contracts."""
+    first, last, found = min(one, other), max(one, other), False
+    for n in range(state["rolls"]):
+        found |= first < state["roll_at"][n] <= last
+    return found
 
 
 @kernel
@@ -174,6 +187,9 @@ def _judge_price(state: Any, price: int, event: int, band: float) -> int:
     if state["moves"] == 0:
         return _settle(state, price, event, 0.0)
     before, faults = state["price"], 0
+    if rolls_between(state, state["price_event"], event):
+        state["suspects"] = 0
+        return _settle(state, price, event, 0.0)
     if _is_announced(state, price, event):
         state["suspects"] = 0
         return SPLIT | _settle(state, price, event, 0.0)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ingest.backlog import TapeWindow
-from ingest.bar_kernel import AMENDS, BAR, EMPTY, GAP, LATE, NEVER, Bars
+from ingest.bar_kernel import AMENDS, BAR, EMPTY, GAP, LATE, NEVER, ROLLED, Bars
 from ingest.plane_state import LateUpdateState, Rows
 from ingest.retained import Retained
 from ingest.volumes import Volume, put_volume, volume_of
@@ -47,6 +47,11 @@ class Amender:
     def retain(self, window: TapeWindow) -> None:
         """The tape retains another window from the next bar on."""
         self._retained.change(window)
+
+    def reset(self) -> None:
+        """The window begins again: what was before is not amended."""
+        self._retained.clear()
+        self._bars.clear()
 
     def cut(self) -> LateUpdateState:
         """Its state."""
@@ -95,7 +100,7 @@ class Amender:
             return False
         merge(bar, late)
         row[0] = bar
-        row["flags"] |= AMENDS
+        row["flags"] = row["flags"] & ~np.uint32(ROLLED) | AMENDS
         for name in _OF_CORRECTION:
             row[name] = late[name]
         row["ts_last_event"] = self._newest

@@ -5,13 +5,14 @@ plain decimals with the session's number of decimals, rounded half to even in in
 `143000,101.25,101.50,101.25,101.38,12.500` is a one-second bar with two decimals for prices and three for
 volume. Where a session reads several symbols, each line begins with its own: `ESZ6,143000,...`. A bar that a
 late record amended is written again after the word `amend`: `amend,143000,...`. Where empty intervals are
-said, one without a trade is `143000,no trade`.
+said, one without a trade is `143000,no trade`. Before the first bar of another contract there is a line of
+its own, `roll,ESH7`.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-from ingest.bar_kernel import AMENDS, EMPTY
+from ingest.bar_kernel import AMENDS, EMPTY, ROLLED
 from ingest.volumes import SCALE as VOLUME_SCALE
 from ingest.volumes import volume_of
 
@@ -24,7 +25,9 @@ class LineSpec:
     """A session's decimals, 0 to 18 each, and the names of its symbols if it has several.
 
     ``says_empty``: an empty bar's line says that nothing was traded, and no prices. ``price_scale``: decimals
-    of the unit that its bars' prices count, 0 to 18; no fewer than are printed.
+    of the unit that its bars' prices count, 0 to 18; no fewer than are printed. ``rolls``: of each symbol,
+    event times, ns, and names of the contracts that follow, the oldest first. ``resets``: nothing is said of
+    a roll; the window begins with the first bar behind it.
     """
 
     price_decimals: int = 2
@@ -32,6 +35,8 @@ class LineSpec:
     symbols: tuple[str, ...] = ()
     says_empty: bool = False
     price_scale: int = 9
+    rolls: tuple[tuple[tuple[int, str], ...], ...] = ()
+    resets: bool = False
 
     def __post_init__(self) -> None:
         check_decimals(self.price_decimals, self.price_scale)
@@ -70,14 +75,23 @@ def clock_text(ts_open: int, interval: int) -> str:
     return f"{hours:02d}{minutes:02d}" + (f"{seconds:02d}" if interval < MINUTE_NS else "")
 
 
+def _roll_line(bar: Any, spec: LineSpec) -> str:
+    """What is said before a bar."""
+    if spec.resets or not spec.rolls or bar["flags"] & AMENDS or not bar["flags"] & ROLLED:
+        return ""
+    names = [name for at, name in spec.rolls[int(bar["leg"])] if at <= bar["ts_open"]]
+    return f"roll,{names[-1]}\n" if names else ""
+
+
 def bar_line(bar: Any, spec: LineSpec) -> str:
     """The line of one element of a BAR array."""
+    before = _roll_line(bar, spec)
     head = ["amend"] if bar["flags"] & AMENDS else []
     if spec.symbols:
         head.append(spec.symbols[int(bar["leg"])])
     head.append(clock_text(int(bar["ts_open"]), int(bar["interval"])))
     if spec.says_empty and bar["flags"] & EMPTY:
-        return ",".join([*head, "no trade"]) + "\n"
+        return before + ",".join([*head, "no trade"]) + "\n"
     prices = (decimal(int(bar[name]), spec.price_decimals, spec.price_scale) for name in "ohlc")
     volume = decimal(volume_of(bar).exact, spec.volume_decimals, VOLUME_SCALE)
-    return ",".join([*head, *prices, volume]) + "\n"
+    return before + ",".join([*head, *prices, volume]) + "\n"

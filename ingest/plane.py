@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from ingest.bars import (
     reads_of,
     received_before,
 )
-from ingest.compact import Anchor, CompactEncoder, CompactSpec, Encoded, Restart, fields_of
+from ingest.compact import Anchor, CompactEncoder, CompactSpec, Encoded, Restart, fields_of, rolls_of
 from ingest.late_updates import Amender
 from ingest.lines import LineSpec
 from ingest.plane_state import BuilderState, PlaneState, Rows, Taken
@@ -163,7 +164,7 @@ class BarConsumer:
         """See closed bars, and corrections of earlier ones, BAR [n], in order, before they are submitted."""
 
     def restart(self, session: str, restart: Restart) -> None:
-        """Note a new anchor, before the first record around it."""
+        """Note a new anchor, or that the window begins again, before the first record behind that."""
 
     def refuse(self, session: str, refused: RefusedRecord) -> None:
         """Note a record that a session refuses."""
@@ -195,12 +196,22 @@ class _DecimalEncoder:
 
     def encode(self, bars: Bars) -> list[Encoded]:
         """The bars that are to be appended, in their pieces."""
+        starts = rolls_of(bars) if self._spec.resets else []
+        pieces = []
+        for start, end in pairwise([*({0} - {*starts}), *starts, len(bars)]):
+            restart = Restart(None, ()) if start in starts else None
+            if restart is not None and self.amender is not None:
+                self.amender.reset()
+            kept, lines = self._encode(bars[start:end])
+            if len(kept):
+                pieces.append(Encoded(kept, lines, restart=restart))
+        return pieces
+
+    def _encode(self, bars: Bars) -> tuple[Bars, list[list[int]]]:
         if self.amender is not None:
-            bars, lines = self.amender.encode(bars)
-        else:
-            bars = bars[(bars["flags"] & LATE) == 0]  # of an earlier policy
-            lines = self._lines(bars)
-        return [Encoded(bars, lines)] if len(bars) else []
+            return self.amender.encode(bars)
+        bars = bars[(bars["flags"] & LATE) == 0]  # of an earlier policy
+        return bars, self._lines(bars)
 
     def _lines(self, bars: Bars) -> list[list[int]]:
         unit = 10 ** (self._spec.price_scale - self._spec.price_decimals)
@@ -342,6 +353,8 @@ class _Session:
     def lacking(self, piece: Encoded) -> list[int]:
         """Append bars with their lines; flags that say what the window ending with each lacks."""
         bars, lines = piece.bars, piece.lines
+        if piece.restart is not None and not piece.restart.window:
+            self._retained.clear()
         events, keys = bars["ts_last_event"].tolist(), bars["ts_open"].tolist()
         for at in np.flatnonzero(bars["flags"] & AMENDS).tolist():
             keys[at] = None

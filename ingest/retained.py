@@ -73,6 +73,10 @@ class Retained(Generic[K]):
             gone.append(key)
         return gone
 
+    def clear(self) -> None:
+        """The window begins again."""
+        self.restore([])
+
     def __iter__(self) -> Iterator[K]:
         """The keys of its records, oldest first."""
         self._settle()

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ingest.bar_kernel import AMENDS, BAR, EMPTY, Bars
+from ingest.bar_kernel import AMENDS, BAR, EMPTY, ROLLED, Bars
 from ingest.lines import MINUTE_NS, LineSpec, bar_line
 from support.numba_kernel import kernel
 
@@ -196,7 +196,7 @@ class Tokeniser:
         if spec.symbols:
             heads = [list(self._encode(f"{symbol},")) for symbol in spec.symbols]
             lines = [heads[leg] + line for leg, line in zip(bars["leg"].tolist(), lines, strict=True)]
-        in_words = (bars["flags"] & (AMENDS | (EMPTY if spec.says_empty else 0))) != 0
+        in_words = (bars["flags"] & (AMENDS | ROLLED | (EMPTY if spec.says_empty else 0))) != 0
         wide = (bars["v_high"] | bars["v_low"]) != 0
         for number in np.flatnonzero(in_words | wide).tolist():
             lines[number] = list(self._encode(bar_line(bars[number], spec)))

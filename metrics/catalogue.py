@@ -137,7 +137,7 @@ WAIT_REASONS: tuple[str, ...] = (
     OTHER,
 )
 # Why a symbol that a pattern matches has no session.
-UNOPENED: tuple[str, ...] = ("activity", "limit", "refused")
+UNOPENED: tuple[str, ...] = ("activity", "limit", "refused", "outside")
 DRAFTS: tuple[str, ...] = ("accepted", "rejected")
 # How a request lost its KV: dropped or swapped out by preemption, or invalidated by an update of its prompt.
 LOSSES: tuple[str, ...] = ("recomputed", "swapped", "invalidated")
@@ -270,7 +270,8 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "foretick_records_unopened_total",
         "Records of symbols that a pattern matches and that have no session: too few came yet, the pattern "
-        "has as many sessions as it may, or the engine refused one. Worry when limit or refused grows.",
+        "has as many sessions as it may, or the engine refused one. outside: of an alias or a contract, at a "
+        "time at which it is of no symbol. Worry when limit or refused grows.",
         reason=UNOPENED,
     ),
     _counter(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import date
 from functools import partial
@@ -60,7 +60,7 @@ class Pushes:
 
     ``max_record_bytes``: of one record; longer ones are refused by the source's reader. ``closed_until``: of
     a tenant's sessions, by symbol, the event time before which records are late now. ``signed()``: symbols
-    whose prices may be zero and below.
+    whose prices may be zero and below. ``symbol_of``: what a record of a name and an event time is of.
     """
 
     def __init__(
@@ -69,9 +69,10 @@ class Pushes:
         store: MetricStore,
         max_record_bytes: int,
         closed_until: Callable[[Tenant, Collection[str]], Mapping[str, int]] = lambda tenant, symbols: {},
-        signed: Callable[[], Set[str]] = frozenset,
+        signed: Callable[[], Collection[str]] = frozenset,
+        symbol_of: Callable[[str, int], str] = lambda name, moment: name,
     ) -> None:
-        self._closed_until, self._signed = closed_until, signed
+        self._closed_until, self._signed, self._symbol_of = closed_until, signed, symbol_of
         self._sources, self._store, self._max_record_bytes = sources, store, max_record_bytes
 
     async def serve(self, request: Request) -> Response:
@@ -123,8 +124,9 @@ class Pushes:
             raise QueryError("engine", str(error)) from None
         self._count("accepted" if not found.errors else "partly" if found.usable else "refused")
         errors = tuple(LineError(n, e.reason, e.message) for n, e in found.errors[:MAX_ERRORS])
-        closed = self._closed_until(tenant, {key for key, _ in found.moments})
-        late = sum(moment < closed.get(key, 0) for key, moment in found.moments)
+        moments = [(self._symbol_of(key, moment), moment) for key, moment in found.moments]
+        closed = self._closed_until(tenant, {key for key, _ in moments})
+        late = sum(moment < closed.get(key, 0) for key, moment in moments)
         return Pushed(found.usable, len(found.errors), found.passed_over, errors, late)
 
     def _read(self, body: bytes, media: str, source: PushedSource, options: PushOptions) -> Body:
@@ -134,7 +136,7 @@ class Pushes:
             found = convert(body, source.limits.formats[options.format], options.date, most=most)
         else:
             limit = self._max_record_bytes
-            is_lines, signed = media == LINES, self._signed()
+            is_lines, signed = media == LINES, frozenset(self._signed())
             found = split(body, encoding, lines=is_lines, most=most, max_bytes=limit, signed=signed)
         return replace(found, payloads=in_order(found.payloads, encoding))
 

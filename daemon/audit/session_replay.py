@@ -20,7 +20,7 @@ import msgspec
 
 from daemon import protocol
 from daemon.config.schema import Config
-from daemon.config.symbols import numbered, routes
+from daemon.config.symbols import Names, numbered, routes
 from daemon.engine.assembly import wire_engine
 from daemon.engine.build import Built, build
 from daemon.engine.replayed_bars import History
@@ -242,6 +242,7 @@ class Replay:
                 lambda dead_letter: None,
                 payloads=make_payloads(self.config, source),
                 max_ahead_ns=self.config.source.max_ahead,
+                names=Names(self.config.symbols),
                 order=order,
                 sequence=self.config.source.sequence,
             )

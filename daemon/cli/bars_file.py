@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from feeds.decimals import DIGITS, format_fixed
-from ingest.bar_kernel import AMENDS, EMPTY, GAP, INCOMPLETE, JUMP, REPLAYED, SKEWED, Bars
+from ingest.bar_kernel import AMENDS, EMPTY, GAP, INCOMPLETE, JUMP, REPLAYED, ROLLED, SKEWED, Bars
 from ingest.feed_rules import BITS
 from ingest.volumes import volume_of
 
@@ -22,6 +22,7 @@ _FLAGS = {
     "empty": EMPTY,
     "replay": REPLAYED,
     "price_jump": JUMP,
+    "rolled": ROLLED,
     "amended": AMENDS,
     "incomplete": INCOMPLETE,
     **{name: bit for name, bit in BITS.items() if name != "skewed_clock"},

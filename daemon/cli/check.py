@@ -15,6 +15,7 @@ from daemon.cli.options import EXIT_CONFIG, config_option, read_config, set_opti
 from daemon.config.checks import bound_endpoints, connectors_of, exposure_warnings
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.standing import questions_of
+from daemon.config.symbols import Names
 from daemon.cores import cores_of, usable
 from daemon.engine.build import Built, build, register
 from daemon.gateway.credentials import query_keys, tenants_of, tls_of
@@ -110,7 +111,7 @@ def _partitions(config: Config, group: int) -> Iterator[Finding]:
     for table, (_, connector) in config.feeds.items():
         if isinstance(connector, KafkaSourceConnector):
             try:
-                sample = connector.sample()
+                sample = connector.sample().renamed(Names(config.symbols).newest)
             except (BrokerError, SettingError):  # reported already
                 continue
             yield from placement_findings(f"{table}.topics", config.sessions, sample, group)

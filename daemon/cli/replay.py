@@ -21,6 +21,7 @@ from rich.progress import Progress
 from daemon.cli.bars_file import BarsFile
 from daemon.cli.options import read_config, refuse, set_option, stopping_on_signals
 from daemon.cli.replay_summary import summary_lines, too_late
+from daemon.config.checks import tables_of
 from daemon.config.schema import (
     OFF,
     BarsConfig,
@@ -31,6 +32,8 @@ from daemon.config.schema import (
     RecoveryConfig,
     SessionConfig,
 )
+from daemon.config.symbol_checks import symbol_problems
+from daemon.config.symbols import Names
 from daemon.gateway.gateway import Gateway
 from daemon.gateway.wiring import make_gateway
 from daemon.ledger import ledger
@@ -190,7 +193,11 @@ def _config_for(file: Path, form: FileFormat, config: Config, most: int, day: Da
     records = read_records(
         file, form, day=day, on_malformed=lambda line, error: wrong.append(f"line {line}: {error}")
     )
-    for record in _readable(islice(records, _LOOKED_AT)):
+    names = Names(config.symbols)
+    for named in _readable(islice(records, _LOOKED_AT)):
+        record = names.renamed(named)
+        if record is None:
+            continue
         if bars is None:
             own = BarsConfig(interval=Duration(record.interval_ns)) if isinstance(record, Bar) else None
             bars = own or config.bars
@@ -213,7 +220,7 @@ def _config_for(file: Path, form: FileFormat, config: Config, most: int, day: Da
         )
         for key, (decimals, highest) in prices.items()
     )
-    return msgspec.structs.replace(
+    made = msgspec.structs.replace(
         config,
         sessions=sessions,
         bars=bars,
@@ -223,6 +230,9 @@ def _config_for(file: Path, form: FileFormat, config: Config, most: int, day: Da
         process=msgspec.structs.replace(config.process, mode="inproc"),
         log=LogConfig(level="warning"),
     )
+    for key, why in symbol_problems(made, tables_of(made)):
+        raise ReplayError(f"{key}: {why}")
+    return made
 
 
 def _readable(records: Iterable[AnyRecord]) -> Iterator[AnyRecord]:

@@ -6,6 +6,7 @@ import msgspec
 
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.standing import questions_of
+from daemon.config.symbols import Rolls, rolls_of
 from flash.question import Question
 
 WINDOW = (
@@ -57,7 +58,9 @@ def changes(old: Config, new: Config) -> Changes:
     return Changes(
         removed=tuple(name for name in before if name not in after or name in again),
         added=tuple(s for name, s in after.items() if name not in before or name in again),
-        changed=tuple(s for s in staying if s != before[s.name]),
+        changed=tuple(
+            s for s in staying if s != before[s.name] or rolls_among(old, s) != rolls_among(new, s)
+        ),
         questions={s.name: asked[1][s.name] for s in staying if asked[0][s.name] != asked[1][s.name]},
         fixed=tuple(_fixed(old, new)),
     )
@@ -74,6 +77,11 @@ def resolved(config: Config) -> tuple[SessionConfig, ...]:
         msgspec.structs.replace(each, **msgspec.structs.asdict(each.bars(config.bars)))
         for each in config.sessions
     )
+
+
+def rolls_among(config: Config, session: SessionConfig) -> dict[str, Rolls]:
+    """Of the session's symbols that are continuous contracts."""
+    return {symbol: own for symbol, own in rolls_of(config.symbols).items() if symbol in session.symbols}
 
 
 def questions_by_session(config: Config) -> dict[str, tuple[Question, ...]]:

@@ -9,6 +9,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from daemon.config.errors import ConfigProblem
 from daemon.config.schema import ALL, BarsConfig, Config, SessionConfig, required_keys
+from daemon.config.symbol_checks import symbol_problems
 from feeds.connector import Connector
 from feeds.connectors import SOURCES
 from feeds.decimals import decimals_of
@@ -24,6 +25,7 @@ def cross_check(config: Config) -> list[ConfigProblem]:
     checks = (
         _sessions,
         _aliases,
+        _symbols,
         _units,
         _price_scales,
         _rollups,
@@ -127,6 +129,10 @@ def _aliases(config: Config) -> Iterator[KeyProblem]:
                 f"model.aliases[{index}]",
                 f"{alias!r} must not be empty or begin with session:, as sessions do",
             )
+
+
+def _symbols(config: Config) -> Iterator[KeyProblem]:
+    yield from symbol_problems(config, tables_of(config))
 
 
 def _units(config: Config) -> Iterator[KeyProblem]:

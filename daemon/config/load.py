@@ -19,7 +19,7 @@ from msgspec import inspect
 from daemon.config.checks import cross_check
 from daemon.config.errors import ConfigError, ConfigProblem
 from daemon.config.overrides import Layered, bare, fields_of, no_such_key, type_at
-from daemon.config.schema import Config, Table
+from daemon.config.schema import Config, SymbolsConfig, Table
 from feeds.decimals import Fixed, parse_fixed
 from feeds.durations import Duration, parse_duration
 from feeds.timestamps import Instant, parse_instant
@@ -74,9 +74,28 @@ def load_config(
     except msgspec.ValidationError as error:
         problem = _explain(str(error), Config, values, layers.origins)
         raise ConfigError([_at_home(problem, places)]) from None
+    config = msgspec.structs.replace(config, symbols=_with_file(config.symbols))
     if problems := cross_check(config):
         raise ConfigError([_at_home(problem, places) for problem in problems])
     return config
+
+
+def _with_file(symbols: SymbolsConfig) -> SymbolsConfig:
+    """With the tables of its file, if it names one. Raises ConfigError."""
+    if not symbols.file:
+        return symbols
+    key, tables = "symbols.file", ("alias", "continuous")
+    if symbols.alias or symbols.continuous:
+        raise ConfigError.of(key, "the file has symbols.alias and symbols.continuous: remove them here")
+    try:
+        values = read_toml(Path(symbols.file))
+        if unknown := [name for name in values if name not in tables]:
+            raise ConfigError.of(unknown[0], no_such_key(unknown[0], tables))
+        found = load_table(SymbolsConfig, values)
+    except ConfigError as error:
+        found_in = [ConfigProblem(key, f"{symbols.file}: {each}") for each in error.problems]
+        raise ConfigError(found_in) from None
+    return msgspec.structs.replace(symbols, alias=found.alias, continuous=found.continuous)
 
 
 def _patterns_apart(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

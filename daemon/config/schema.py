@@ -536,6 +536,48 @@ class PatternConfig(SessionSettings):
         return fnmatchcase(symbol, self.match) and not any(fnmatchcase(symbol, e) for e in self.exclude)
 
 
+_Symbol = Annotated[str, Meta(pattern=_SYMBOL, max_length=128)]
+
+
+class AliasConfig(Table, frozen=True, rename={"from_": "from"}):
+    """Other names of a symbol: their records are the symbol's, and sessions read it alone."""
+
+    symbol: Annotated[str, about("VENUE:SYMBOL that sessions read", pattern=_SYMBOL, max_length=128)]
+    names: Annotated[
+        tuple[_Symbol, ...], about("VENUE:SYMBOL of the records; no session reads it", min_length=1)
+    ]
+    from_: Annotated[Instant | None, about("event time of the first such record; none is always")] = None
+    until: Annotated[
+        Instant | None, about("event time of the first record that is no longer the symbol's; none is never")
+    ] = None
+
+
+class ContractConfig(Table, frozen=True, rename={"from_": "from"}):
+    """A contract of a continuous one, until the next one's `from`."""
+
+    symbol: Annotated[
+        str, about("VENUE:SYMBOL of its records; no session reads it", pattern=_SYMBOL, max_length=128)
+    ]
+    from_: Annotated[
+        Instant,
+        about("event time of its first record; but for the first contract a multiple of its sessions' bars"),
+    ]
+
+
+class ContinuousConfig(Table, frozen=True):
+    """A contract that is traded on as another one: a session reads them as one symbol."""
+
+    symbol: Annotated[str, about("VENUE:SYMBOL that sessions read", pattern=_SYMBOL, max_length=128)]
+    contracts: tuple[ContractConfig, ...]
+    roll: Annotated[
+        Literal["line", "reset"],
+        about(
+            "where the next contract begins: line writes a line `roll,ESH7` before its first bar (decimal "
+            "lines); reset begins a new window with that bar"
+        ),
+    ] = "line"
+
+
 class SymbolsConfig(Table, frozen=True):
     """What is known of symbols beside their records."""
 
@@ -546,6 +588,15 @@ class SymbolsConfig(Table, frozen=True):
             "`volume_decimals` and `signed`, for sessions that patterns open; other columns are ignored"
         ),
     ] = ""
+    file: Annotated[
+        str,
+        about(
+            "TOML with the tables `[[alias]]` and `[[continuous]]`, whose keys are those of "
+            "`[[symbols.alias]]` and `[[symbols.continuous]]` here"
+        ),
+    ] = ""
+    alias: tuple[AliasConfig, ...] = ()
+    continuous: tuple[ContinuousConfig, ...] = ()
 
 
 class QuestionConfig(Table, frozen=True):

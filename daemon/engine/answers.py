@@ -23,7 +23,7 @@ from flash.confidence import Judged
 from flash.evaluator import AskedState, Evaluated, FlashEvaluator
 from flash.question import PreparedQuestion
 from flash.registry import Registry, Standing
-from ingest.bar_kernel import AMENDS, INCOMPLETE, JUMP, LACKS_LATE, REPLAYED, SKEWED
+from ingest.bar_kernel import AMENDS, INCOMPLETE, JUMP, LACKS_LATE, REPLAYED, ROLLED, SKEWED
 from ingest.feed_rules import BITS
 from ingest.plane import TapeRecord
 from metrics.store import GrowthHandle, MetricStore
@@ -235,6 +235,7 @@ class StandingAnswers:
             "replay": bool(record.flags & REPLAYED),
             "amended": any(each.flags & AMENDS for each in done.payloads),
             "price_jump": any(each.flags & JUMP for each in done.payloads),
+            "rolled": any(each.flags & ROLLED for each in done.payloads),
             **feed_faults(done.payloads),
             "provisional": _shows_open(done),
             **lacking(record),

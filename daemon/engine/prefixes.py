@@ -85,6 +85,11 @@ class EnginePrefixes:
         with self._lock:
             self._change(session, self._parts[session]._replace(header=header), use)
 
+    def again(self, session: str, use: Callable[[tuple[int, ...]], None]) -> None:
+        """As `anchor`, with the same prefix."""
+        with self._lock:
+            self._change(session, self._parts[session], use)
+
     def sum_up(self, session: str, rollup: tuple[int, ...], use: Callable[[tuple[int, ...]], None]) -> None:
         """As `anchor`, with another ``rollup``."""
         with self._lock:

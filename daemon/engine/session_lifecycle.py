@@ -147,7 +147,7 @@ class EngineSessions:
         opened = self.snapshots.resume(session.name)
         self.input.lives.on(Event.FOLLOWED if command.follows else Event.OPENED, [session.name])
         # in this order: a record that comes after the reply is the session's, too
-        self.input.set(session, line, command.symbols, opened)
+        self.input.set(session, line, command.rolls, command.symbols, opened)
         self.emit(protocol.SessionAdded(command.id, *self.snapshots.resumed(session)))
 
     def _forget(self, name: str) -> None:
@@ -171,7 +171,7 @@ class EngineSessions:
         except ValueError as error:
             self._refuse(command, error)
             return
-        self.input.set(session, line)
+        self.input.set(session, line, command.rolls)
         tape.bound_staleness(self.config.freshness_objective_ns(session))
         self.built.lines[session.name] = line
         self._sessions[session.name] = session

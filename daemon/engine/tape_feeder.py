@@ -8,6 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from daemon.config.schema import Config, SessionConfig
+from daemon.config.symbols import Rolls, rolls_of
 from daemon.engine.build import Built
 from daemon.engine.provenance import BarOrigin
 from daemon.engine.replayed_bars import History
@@ -119,9 +120,14 @@ def policy_of(config: Config, session: SessionConfig) -> BarPolicy:
 
 
 def feeds_of(
-    config: Config, session: SessionConfig, numbers: Mapping[str, int], since_ns: int, price_scale: int
+    config: Config,
+    session: SessionConfig,
+    numbers: Mapping[str, int],
+    since_ns: int,
+    price_scale: int,
+    rolls: Sequence[Rolls] = (),
 ) -> Feeds:
-    """What a session is made of; ``numbers``: those of all symbols in the ring."""
+    """What a session is made of; ``numbers``: those of all symbols in the ring; ``rolls``: of its own."""
     venues = [_venue(symbol) for symbol in session.symbols]
     return Feeds(
         tuple(numbers[each] for each in session.symbols),
@@ -133,7 +139,16 @@ def feeds_of(
             tuple((int(each.at), each.factor) for each in config.quality.splits if each.symbol == symbol)
             for symbol in session.symbols
         ),
+        tuple(tuple(at for at, _ in each.moments) for each in rolls),
     )
+
+
+def with_rolls(line: LineSpec | CompactSpec, rolls: Sequence[Rolls]) -> LineSpec | CompactSpec:
+    """As lines are written where these are the rolls of its symbols."""
+    resets = any(each.resets for each in rolls)
+    if isinstance(line, CompactSpec):
+        return replace(line, resets=resets)
+    return replace(line, rolls=tuple(each.moments for each in rolls), resets=resets)
 
 
 def _venue(symbol: str) -> str:
@@ -230,7 +245,8 @@ class TapeFeeder(BarConsumer):
         """Set by `end` and by `stop`: ends the data plane's loop."""
         self._changing = threading.Lock()
         self._symbols = dict(symbols)
-        self._specs = {each.name: self._spec(each, built.lines[each.name]) for each in config.sessions}
+        rolls = rolls_of(config.symbols)
+        self._specs = {each.name: self._spec(each, built.lines[each.name], rolls) for each in config.sessions}
         self.lives = Lives(count_illegal(store, "engine"))
         names = [session.name for session in config.sessions]
         self.lives.on(Event.ENGINE_STARTED, names)
@@ -267,11 +283,13 @@ class TapeFeeder(BarConsumer):
         self,
         session: SessionConfig,
         line: LineSpec | CompactSpec,
+        rolls: Mapping[str, Rolls],
         symbols: Mapping[str, int] | None = None,
         done: Callable[[], None] | None = None,
     ) -> None:
-        """Add a session, or change one that stays; ``symbols``: numbers of new ones.
+        """Add a session, or change one that stays.
 
+        ``rolls``: those of its symbols that are continuous contracts; ``symbols``: numbers of new ones.
         ``done`` is called before the first record of a new session, on the data plane's thread. What is in
         the ring already is not a new session's.
         """
@@ -281,7 +299,7 @@ class TapeFeeder(BarConsumer):
             if session.name not in self._specs:
                 since_ns = self._clock()
                 self._fed[session.name] = self._feed(session)
-            self._specs[session.name] = self._spec(session, line, since_ns)
+            self._specs[session.name] = self._spec(session, line, rolls, since_ns)
             self.plane.change(list(self._specs.values()), done or (lambda: None))
 
     def rebuilding(self, session: str) -> bool:
@@ -418,13 +436,18 @@ class TapeFeeder(BarConsumer):
         self._watch(session, bars)
 
     def restart(self, session: str, restart: Restart) -> None:
-        """Give a compact session its new anchor; its next bars wait for it, and questions do not."""
+        """Give a session its new window, behind a new anchor if it is compact; its next bars wait for it, and
+        questions do not.
+        """
         tape = self._built.tapes.get(session)
         if tape is None:
             return
         window = [TapeItem(tokens, None, event) for tokens, event in restart.window]
         refresh = partial(self._scheduler.refresh, tape, window=window)
-        self._built.prefixes.anchor(tape.name, restart.anchor.header, refresh)
+        if restart.anchor is None:
+            self._built.prefixes.again(tape.name, refresh)
+        else:
+            self._built.prefixes.anchor(tape.name, restart.anchor.header, refresh)
 
     def refuse(self, session: str, refused: RefusedRecord) -> None:
         """Count and report a record."""
@@ -432,8 +455,16 @@ class TapeFeeder(BarConsumer):
         self._store.inc("foretick_records_refused_total", session=session, reason=reason)
         self._emit(refusal_of(session, refused))
 
-    def _spec(self, session: SessionConfig, line: LineSpec | CompactSpec, since_ns: int = 0) -> SessionSpec:
-        feeds = feeds_of(self._config, session, self._symbols, since_ns, line.price_scale)
+    def _spec(
+        self,
+        session: SessionConfig,
+        line: LineSpec | CompactSpec,
+        rolls: Mapping[str, Rolls],
+        since_ns: int = 0,
+    ) -> SessionSpec:
+        own = [rolls.get(symbol, Rolls()) for symbol in session.symbols]
+        feeds = feeds_of(self._config, session, self._symbols, since_ns, line.price_scale, own)
+        line = with_rolls(line, own)
         kept = self._built.tapes[session.name].retention
         return SessionSpec(session.name, feeds, line, TapeWindow(kept.tokens, kept.records, kept.span_ns))
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import Protocol
 
-from daemon.config.symbols import SymbolRoute
+from daemon.config.symbols import Names, SymbolRoute
 from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.patterns import Unopened
 from feeds.codec import MalformedRecord
@@ -45,7 +45,9 @@ class Discovery:
         """See `Discoverer`."""
         return self._sessions.unmatched
 
-    def look(self, messages: Sequence[Incoming], routes: Callable[[], Mapping[str, SymbolRoute]]) -> set[str]:
+    def look(
+        self, messages: Sequence[Incoming], routes: Callable[[], Mapping[str, SymbolRoute]], names: Names
+    ) -> set[str]:
         """Sessions that records of these messages open. ``routes()``: of the symbols that are read."""
         self._why.clear()
         self._new.clear()
@@ -57,8 +59,11 @@ class Discovery:
                 continue  # an earlier daemon has opened what was to be opened
             found, _ = self._payloads.parts(message)
             for number, record in enumerate(part.record for part in found):
-                if not isinstance(record, MalformedRecord | VenueHeartbeat) and record.key not in routes():
-                    self._consider(record, message, (stream, message.offset, number))
+                if isinstance(record, MalformedRecord | VenueHeartbeat):
+                    continue
+                renamed = names.renamed(record)
+                if renamed is not None and renamed.key not in routes():
+                    self._consider(renamed, message, (stream, message.offset, number))
         known = routes()
         return {name for symbol in self._new for name in known[symbol].sessions}
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from daemon.config.schema import Config, SessionConfig
-from daemon.config.symbols import numbered, routes
+from daemon.config.symbols import Names, numbered, routes
 from daemon.gateway.checkpoint.checkpoint import TASK as TRANSACTIONS
 from daemon.gateway.record_decoder import RingTurns
 from daemon.gateway.source_runner import SourceRunner
@@ -48,6 +48,8 @@ class Inputs:
         self.symbols = numbered(config.sessions)
         """Their numbers in the ring."""
         self._routes = routes(config.sessions, self.symbols)
+        self.names = Names(config.symbols)
+        """What else their symbols are called."""
         self._keep_originals()
         self._why: dict[str, str] = {}
         self._some_up = asyncio.Event()
@@ -102,7 +104,7 @@ class Inputs:
         await self._some_up.wait()
 
     async def _connect(self, runner: SourceRunner, ring: Ring) -> None:
-        await runner.connect(ring, self._routes)
+        await runner.connect(ring, self._routes, self.names)
 
     async def _read(self, runner: SourceRunner) -> None:
         await runner.read()
@@ -187,13 +189,17 @@ class Inputs:
         self.symbols = numbered(sessions, self.symbols)
         return self.symbols
 
+    def rename(self, names: Names) -> None:
+        """Symbols are called so from now on; `change` follows."""
+        self.names = names
+
     def change(self, sessions: Sequence[SessionConfig]) -> None:
         """Let these sessions read the records from now on."""
         self._sessions = tuple(sessions)
         self._keep_originals()
         self._routes = routes(sessions, self.number(sessions))
         for runner in self.runners:
-            runner.change(sessions, self._routes)
+            runner.change(sessions, self._routes, self.names)
 
     def extend(self, sessions: Sequence[SessionConfig]) -> None:
         """Let these read records, too, of symbols that no session reads yet: in time for these alone."""

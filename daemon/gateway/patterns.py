@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from daemon.config.instruments import Instrument
 from daemon.config.schema import PatternConfig, SessionConfig
+from daemon.config.symbols import NO_NAMES, Names
 from daemon.progress import Opened, Progress
 from daemon.ring_numbers import prices_of
 from feeds.codec import check_prices
@@ -24,7 +25,7 @@ _NO_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 class Unopened(StrEnum):
-    """Why a record of a symbol without a session opens none."""
+    """Why a record goes to no session."""
 
     UNMATCHED = "unmatched"
     ACTIVITY = "activity"
@@ -33,6 +34,8 @@ class Unopened(StrEnum):
     """Its pattern has as many sessions as it may have."""
     REFUSED = "refused"
     """The engine had no room for it a moment ago."""
+    OUTSIDE = "outside"
+    """Its name is of no symbol at its time: see `daemon.config.symbols.Names`."""
 
 
 @dataclass
@@ -47,8 +50,13 @@ class _Watched:
 class Patterns:
     """The patterns of a configuration, in their order; the first one that matches a symbol counts."""
 
-    def __init__(self, patterns: Sequence[PatternConfig], instruments: Mapping[str, Instrument]) -> None:
-        self._patterns, self._instruments = tuple(patterns), instruments
+    def __init__(
+        self,
+        patterns: Sequence[PatternConfig],
+        instruments: Mapping[str, Instrument],
+        names: Names = NO_NAMES,
+    ) -> None:
+        self._patterns, self._instruments, self._names = tuple(patterns), instruments, names
         self._watched: dict[str, _Watched] = {}
         self.unmatched: dict[str, None] = {}
         """Symbols that no pattern matches, of those that came."""
@@ -58,9 +66,14 @@ class Patterns:
         self._refused: dict[str, int] = {}
         """By symbol, when its session was refused, monotonic, ns."""
 
-    def replace(self, patterns: Sequence[PatternConfig], instruments: Mapping[str, Instrument]) -> None:
+    def replace(
+        self,
+        patterns: Sequence[PatternConfig],
+        instruments: Mapping[str, Instrument],
+        names: Names = NO_NAMES,
+    ) -> None:
         """The configuration was read again."""
-        self._patterns, self._instruments = tuple(patterns), instruments
+        self._patterns, self._instruments, self._names = tuple(patterns), instruments, names
         self._watched.clear()
         self.unmatched.clear()
         self._counts = Counter(filter(None, (self.find(each.symbol) for each in self.opened.values())))
@@ -87,7 +100,9 @@ class Patterns:
         return 1 if pattern is None else int(pattern.idle_timeout)
 
     def find(self, symbol: str) -> PatternConfig | None:
-        """The pattern that opens sessions of a symbol."""
+        """The pattern that opens sessions of a symbol; none opens one of another name of a symbol."""
+        if symbol in self._names.periods:
+            return None
         return next((each for each in self._patterns if each.matches(symbol)), None)
 
     def consider(self, record: AnyRecord, now_ns: int, names: Collection[str]) -> SessionConfig | Unopened:

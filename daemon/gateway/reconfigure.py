@@ -16,12 +16,13 @@ import msgspec
 from daemon import protocol
 from daemon.api import messages
 from daemon.api.generation import Failed
-from daemon.config.changes import changes, live, questions_by_session, resolved
+from daemon.config.changes import changes, live, questions_by_session, resolved, rolls_among
 from daemon.config.checks import cross_check
 from daemon.config.errors import ConfigError
 from daemon.config.instruments import instruments_of
 from daemon.config.load import load_table
 from daemon.config.schema import Config, SessionConfig
+from daemon.config.symbols import Names
 from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.checkpoint.publisher import Publisher
 from daemon.gateway.checkpoint.state import ProgressStore
@@ -86,13 +87,15 @@ class LiveSessions:
 
         Raises ConfigError for an instruments file that cannot be read.
         """
-        self._patterns.replace(new.patterns, instruments_of(new))
+        names = Names(new.symbols)
+        self._patterns.replace(new.patterns, instruments_of(new), names)
         async with self._changing:
             old, new, opened = self.now(), self._with_opened(new), frozenset(self._patterns.opened)
             found = changes(old, new)
             for key in found.fixed:
                 log.warning("%s stays as it is: it takes effect at the next start", key)
             done = not found.fixed
+            self._inputs.rename(names)
             self.config = live(old, msgspec.structs.replace(new, sessions=old.sessions, bars=old.bars))
             for name in found.removed:
                 done &= await self._logged(name, self._remove(name))
@@ -436,7 +439,9 @@ class LiveSessions:
                 self._lives.on(Event.FOLLOWED, [session.name])
         follows = self._lives.state(session.name) in FOLLOWING
         await self._command(
-            lambda n: protocol.OpenSession(n, session, asked, symbols, progress, metrics, follows)
+            lambda n: protocol.OpenSession(
+                n, session, asked, symbols, progress, metrics, follows, rolls_among(self.config, session)
+            )
         )
 
     async def _put_back(self, session: SessionConfig) -> None:
@@ -457,7 +462,8 @@ class LiveSessions:
         if self.closed([session.name]):
             self._changed(session)
             return
-        await self._command(lambda number: protocol.ReconfigureSession(number, session))
+        rolls = rolls_among(self.config, session)
+        await self._command(lambda number: protocol.ReconfigureSession(number, session, rolls))
 
     async def _remove(self, name: str) -> None:
         if self.closed([name]):

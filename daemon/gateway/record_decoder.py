@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from daemon import protocol
 from daemon.ages import VenueClock
-from daemon.config.symbols import SymbolRoute
+from daemon.config.symbols import NO_NAMES, Names, Period, SymbolRoute
 from daemon.gateway.checkpoint.offsets import OffsetTracker, Stream
 from daemon.gateway.dead_letters import unreadable
 from daemon.gateway.discovery import Discoverer, Discovery
@@ -68,6 +68,8 @@ _KINDS = np.array([0, TRADE, QUOTE, BAR], np.uint8)
 _SIDES_OF = np.array([SIDE_UNKNOWN, SIDE_BUY, SIDE_SELL], np.int64)
 """Ring codes by those of `feeds.columns`."""
 NEVER_NS = 2**63 - 1
+UNKNOWN, OUTSIDE = -1, -2
+"""Keys of columns: of a symbol that no session reads, and of a name that is of no symbol at its time."""
 _OF_TIMES = ("clock", "timestamp_unit")
 """Reasons of records whose times are wrong."""
 
@@ -103,27 +105,65 @@ class RingTurns:
 class Routes:
     """Which sessions read a symbol, and its number in the ring: by VENUE:SYMBOL, and by the columns' keys.
 
-    ``unread``: symbols that are known, and that no session reads; their keys are those behind.
+    ``unread``: symbols that are known, and that no session reads; their keys are those behind. Those of other
+    ``names`` come last, until `rename`.
     """
 
-    def __init__(self, by_symbol: Mapping[str, SymbolRoute], unread: Collection[str] = ()) -> None:
-        self.by_symbol = by_symbol
-        self.symbols, self.unread = [*by_symbol, *unread], len(unread)
-        self.venues = {symbol.partition(":")[0] for symbol in by_symbol}
+    def __init__(
+        self, by_symbol: Mapping[str, SymbolRoute], unread: Collection[str] = (), names: Names = NO_NAMES
+    ) -> None:
+        self.by_symbol, self.names = by_symbol, names
+        self.symbols, self.unread = [*by_symbol, *unread, *names.periods], len(unread)
+        self.read = by_symbol.keys() | names.periods.keys()
+        """Symbols, and their other names, that are read."""
+        self.venues = {symbol.partition(":")[0] for symbol in (*by_symbol, *names.periods)}
         self.numbers = np.array([route.number for route in by_symbol.values()], np.uint32)
         self.readers = [route.sessions for route in by_symbol.values()]
-        # prices of the others are not in the columns' units; the last one is of unknown symbols
-        self.in_nano = np.array([*(route.price_scale == NANO for route in by_symbol.values()), True])
+        # prices of the others are not in the columns' units; the last ones are of no session
+        self.in_nano = np.array([*(route.price_scale == NANO for route in by_symbol.values()), True, True])
         self.positions = {symbol: at for at, symbol in enumerate(self.symbols)}
+        self._first_name = len(self.symbols) - len(names.periods)
+        self._into = [self._keys_of(periods) for periods in names.periods.values()]
+
+    def _keys_of(self, periods: Sequence[Period]) -> tuple[Integers, Integers]:
+        """Of one name: event times, ns, and the key before the first, between them, and from the last on."""
+        times = [moment for each in periods for moment in (each.start, each.end)]
+        keys = [OUTSIDE, *(key for each in periods for key in (self._position(each.symbol), OUTSIDE))]
+        return np.array(times, np.int64), np.array(keys, np.int64)
+
+    def _position(self, symbol: str) -> int:
+        return self.positions.get(symbol, UNKNOWN)
+
+    def rename(self, columns: Columns) -> None:
+        """Give records of other names the keys of their symbols, `UNKNOWN` or `OUTSIDE`, in place."""
+        if not self._into:
+            return
+        keys = columns["key"]
+        found = np.flatnonzero((keys >= self._first_name) & (keys < len(self.symbols)))
+        of_names, events = keys[found], columns["ts_event"][found]
+        for key in np.unique(of_names).tolist():
+            own = of_names == key
+            times, into = self._into[key - self._first_name]
+            keys[found[own]] = into[np.searchsorted(times, events[own], side="right")]
+
+    def routes_of(self, names: Iterable[str], ts_event: int) -> list[SymbolRoute]:
+        """Where records of these names go; at 0, a time that is not known, wherever they may go."""
+        found = dict.fromkeys(symbol for name in names for symbol in self.names.symbols(name, ts_event))
+        return [self.by_symbol[symbol] for symbol in found if symbol in self.by_symbol]
+
+    def names_in(self, venue: str) -> list[str]:
+        """The symbols of a venue that are read, and other names there."""
+        return [name for name in (*self.by_symbol, *self.names.periods) if name.startswith(f"{venue}:")]
 
 
 class RecordDecoder:
     """Feeds one source into one ring, to which others may write in turn (``order``).
 
-    ``routes``: by symbol (VENUE:SYMBOL); `reroute` replaces them. ``clocks``: of the venues, by session.
-    ``dead_letter`` gets malformed messages, ``name_stream`` each stream before its first record is pushed. A
-    source that can wait is paused while the ``gate`` is not set. ``opener``: None where all sessions are
-    open from the start. ``discoverer``: of sessions that records of other symbols open.
+    ``routes``: by symbol (VENUE:SYMBOL), which may have other ``names``; `reroute` replaces both.
+    ``clocks``: of the venues, by session. ``dead_letter`` gets malformed messages, ``name_stream`` each
+    stream before its first record is pushed. A source that can wait is paused while the ``gate`` is not set.
+    ``opener``: None where all sessions are open from the start. ``discoverer``: of sessions that records of
+    other symbols open.
     """
 
     def __init__(
@@ -137,6 +177,7 @@ class RecordDecoder:
         *,
         payloads: PayloadDecoder,
         max_ahead_ns: int,
+        names: Names = NO_NAMES,
         clocks: Mapping[str, VenueClock] | None = None,
         order: RingTurns | None = None,
         sequence: SequenceKind = "none",
@@ -163,6 +204,7 @@ class RecordDecoder:
         self._sequences = Sequences(sequence)
         self._waiting: dict[tuple[int, int], tuple[Stream, SymbolRoute, Callable[[bool], None]]] = {}
         """Packs heartbeats and refusals of the record before, by symbol and time (0: unknown)."""
+        self._routes = Routes({}, names=names)
         self.reroute(routes)
 
     async def run(self) -> None:
@@ -180,10 +222,10 @@ class RecordDecoder:
             await self.flow.wait_for_gate()
         self._note_loss()
 
-    def reroute(self, routes: Mapping[str, SymbolRoute]) -> None:
-        """Other sessions read the records from now on."""
+    def reroute(self, routes: Mapping[str, SymbolRoute], names: Names | None = None) -> None:
+        """Other sessions read the records from now on, perhaps by other names."""
         unread = () if self._discovery is None else self._discovery.unmatched
-        self._routes = Routes(routes, unread)
+        self._routes = Routes(routes, unread, self._routes.names if names is None else names)
         self._counters.forget_sessions()
         if self.flow.silence is not None:
             self.flow.silence.read({symbol: route.number for symbol, route in routes.items()})
@@ -275,9 +317,12 @@ class RecordDecoder:
             if isinstance(record, MalformedRecord):
                 raise record
             self._check(record, message)
-            if not isinstance(record, VenueHeartbeat):
-                route = await self._route(record, stream, message.offset, part)
-            self._note_missing(record)
+            renamed = self._routes.names.renamed(record)
+            if renamed is None:
+                route = Unopened.OUTSIDE
+            elif not isinstance(renamed, VenueHeartbeat):
+                route = await self._route(renamed, stream, message.offset, part)
+            self._note_missing(record)  # by its own name
             if isinstance(route, SymbolRoute) and not isinstance(record, VenueHeartbeat):
                 self._write(record, route, message, part, more)
         except Exception as error:  # whatever one message provokes is its own fault
@@ -287,7 +332,7 @@ class RecordDecoder:
             self._refuse(message, malformed(error), subjects, part)
             self._tracker.skipped(stream, message.offset)
             return
-        if isinstance(record, VenueHeartbeat):
+        if isinstance(record, VenueHeartbeat) and renamed is not None:
             self._take_heartbeat(record, message)
             return
         if isinstance(route, Unopened):
@@ -355,12 +400,8 @@ class RecordDecoder:
     def _take_heartbeat(self, beat: VenueHeartbeat, message: Incoming) -> None:
         """No answer covers a heartbeat, so its offset is done here."""
         self._tracker.skipped((message.topic, message.partition), message.offset)
-        routes = self._routes.by_symbol
-        if beat.symbol == EVERY_SYMBOL:
-            found = [route for key, route in routes.items() if key.startswith(f"{beat.venue}:")]
-        else:
-            found = [routes[beat.key]] if beat.key in routes else []
-        if found:
+        names = self._routes.names_in(beat.venue) if beat.symbol == EVERY_SYMBOL else [beat.key]
+        if found := self._routes.routes_of(names, beat.ts_event):
             self._store.inc("foretick_heartbeats_total", source=self._source.name)
             found = [route for route in found if not self._closed(route.sessions)]
         else:
@@ -413,15 +454,15 @@ class RecordDecoder:
     def _note_missing(self, record: Received) -> None:
         """Count records missing from the venue's numbering; the next ones of its symbols follow a gap."""
         by_venue = self._sequences.counts == "venue"
-        routes = self._routes.by_symbol
-        known = record.venue in self._routes.venues if by_venue else record.key in routes
+        routes, of = self._routes, record.venue if by_venue else record.key
+        known = of in (routes.venues if by_venue else routes.read)
         missing = self._sequences.missing(record) if known else 0
-        if missing:
+        if not missing:
+            return
+        if found := routes.routes_of(routes.names_in(of) if by_venue else [of], record.ts_event):
             self._store.inc("foretick_records_lost_upstream_total", missing, source=self._source.name)
-            of = record.venue if by_venue else record.key
             log.warning("%d records of %s are missing before number %d", missing, of, record.seq)
-            keys = [key for key in routes if key.startswith(f"{of}:") or key == of]
-            self._gaps.note(routes[key].number for key in keys)
+            self._gaps.note(route.number for route in found)
 
     async def _pack_all(self, messages: Sequence[Incoming]) -> None:
         """Pack messages in order: runs of plain records as columns, all others one by one."""
@@ -459,7 +500,8 @@ class RecordDecoder:
 
     async def _pack_each(self, messages: Sequence[Incoming]) -> None:
         if self._discovery is not None:
-            await self._open(self._discovery.look(messages, lambda: self._routes.by_symbol))
+            names = self._routes.names
+            await self._open(self._discovery.look(messages, lambda: self._routes.by_symbol, names))
             self._discovery.note_opened(self._routes.by_symbol)
         for message in messages:
             parts = self._parts(message)
@@ -483,8 +525,7 @@ class RecordDecoder:
     def _decoded(self, messages: Sequence[Incoming]) -> tuple[Columns, Integers, Integers]:
         """The messages as columns, taken where nothing is wrong with them.
 
-        And when they were received, and when their source had them, ns, both of [messages]. Key -1: of a
-        symbol that no session reads.
+        And when they were received, and when their source had them, ns, both of [messages].
         """
         if self._discovery is not None and len(self._discovery.unmatched) > self._routes.unread:
             self.reroute(self._routes.by_symbol)
@@ -497,10 +538,11 @@ class RecordDecoder:
             received = np.array([message.ts_recv_ns for message in messages], np.int64)
             source = np.array([message.ts_source_ns for message in messages], np.int64)
             columns = self._payloads.columns(messages)
+        self._routes.rename(columns)
         columns["taken"] &= columns["ts_event"] - received <= self._max_ahead_ns
         if self._discovery is not None:
-            columns["taken"] &= columns["key"] >= 0  # the others may open sessions
-            columns["key"][columns["key"] >= len(self._routes.numbers)] = -1
+            columns["taken"] &= columns["key"] != UNKNOWN  # the others may open sessions
+            columns["key"][columns["key"] >= len(self._routes.numbers)] = UNKNOWN
         columns["taken"] &= self._routes.in_nano[columns["key"]]
         return columns, received, source
 
@@ -546,12 +588,14 @@ class RecordDecoder:
             keep = offsets > newest
             repeated = len(offsets) - int(np.count_nonzero(keep))
             self._store.inc("foretick_records_repeated_total", repeated, source=self._source.name)
-        unknown = keep & (keys < 0)
-        self._store.inc("foretick_records_unknown_symbol_total", int(np.count_nonzero(unknown)))
+        unknown = int(np.count_nonzero(keep & (keys == UNKNOWN)))
+        self._store.inc("foretick_records_unknown_symbol_total", unknown)
+        outside = int(np.count_nonzero(keep & (keys == OUTSIDE)))
+        self._store.inc("foretick_records_unopened_total", outside, reason=Unopened.OUTSIDE)
         if not keep.any():
             return keep
         last = int(offsets[keep][-1])
-        keep &= ~unknown
+        keep &= keys >= 0
         kept, of_kept = offsets[keep], keys[keep]
         self._counters.passed.inc(len(kept))
         for key in np.unique(of_kept).tolist():
@@ -598,9 +642,8 @@ class RecordDecoder:
     ) -> None:
         """Note which bars lack a refused record. Its time is unknown if ``reason`` speaks of times."""
         for key, ts_event in subjects:
-            route = self._routes.by_symbol.get(key)
-            if route is not None:
-                moment = 0 if reason in _OF_TIMES else ts_event
+            moment = 0 if reason in _OF_TIMES else ts_event
+            for route in self._routes.routes_of([key], moment):
                 pack = partial(self._pack_refusal, route, moment, message, part)
                 self._waiting[route.number, moment] = (message.topic, message.partition), route, pack
 

@@ -12,7 +12,7 @@ import msgspec
 from daemon import protocol
 from daemon.ages import VenueClock
 from daemon.config.schema import Config, SessionConfig
-from daemon.config.symbols import SymbolRoute
+from daemon.config.symbols import Names, SymbolRoute
 from daemon.gateway.checkpoint.checkpoint import Checkpoint
 from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.checkpoint.outbox import Outbox
@@ -121,19 +121,21 @@ class SourceRunner:
         """From now on no session is idle before the source was read: see `RingTurns.has_read`."""
         self._order.has_read(self.source.name, time.monotonic_ns(), ring)
 
-    async def connect(self, ring: Ring, by_symbol: Mapping[str, SymbolRoute]) -> None:
+    async def connect(self, ring: Ring, by_symbol: Mapping[str, SymbolRoute], names: Names) -> None:
         """Connect; `read` then reads into ``ring``."""
         await self.source.start()
-        self._decoder = self._new_decoder(ring=ring, routes=by_symbol)
+        self._decoder = self._new_decoder(ring=ring, routes=by_symbol, names=names)
         self.connected = True
         if self.group.log is None:
             self._sessions.partitions_assigned(self._starts.unrestored)  # the others are read from a log
 
-    def change(self, sessions: Sequence[SessionConfig], by_symbol: Mapping[str, SymbolRoute]) -> None:
+    def change(
+        self, sessions: Sequence[SessionConfig], by_symbol: Mapping[str, SymbolRoute], names: Names
+    ) -> None:
         """Let these sessions read the records from now on."""
         self._starts.change(sessions)
         if self._decoder is not None:
-            self._decoder.reroute(by_symbol)
+            self._decoder.reroute(by_symbol, names)
 
     def extend(self, sessions: Sequence[SessionConfig], more: Mapping[str, SymbolRoute]) -> None:
         """Let these read records, too; ``more``: the routes of their symbols, which had none."""

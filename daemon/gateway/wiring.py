@@ -23,6 +23,7 @@ from daemon.api.zmq import AnswerQuery, QueryServer
 from daemon.config.errors import ConfigError
 from daemon.config.instruments import Instrument, instruments_of
 from daemon.config.schema import ALL, Config, QualityConfig
+from daemon.config.symbols import Names
 from daemon.cores import cores_of, usable
 from daemon.gateway.answer_cache import Sessions
 from daemon.gateway.checkpoint.offsets import OffsetTracker
@@ -235,7 +236,7 @@ def _base(
 
 def _data_way(base: _Base, commit_every_s: float) -> _DataWay:
     store, sources, pending = base.store, base.sources, base.pending
-    patterns = Patterns(base.config.patterns, _instruments(base.config))
+    patterns = Patterns(base.config.patterns, _instruments(base.config), Names(base.config.symbols))
     events, progress = _events_and_progress(base, patterns)
     config = _with_opened(base.config, patterns, progress, store)
     standby = Standby(store, configured=config.recovery.standby)
@@ -358,7 +359,10 @@ def _request_way(base: _Base, data: _DataWay) -> _RequestWay:
         store,
         config.source.max_message_bytes,
         lambda tenant, symbols: closed_until(live.config, sessions.states, tenant, symbols),
-        lambda: {symbol for each in live.config.sessions if each.signed for symbol in each.symbols},
+        lambda: data.inputs.names.also(
+            {symbol for each in live.config.sessions if each.signed for symbol in each.symbols}
+        ),
+        lambda name, moment: data.inputs.names.symbol(name, moment) or "",
     )
     labels = LabelRequests(sessions, store, base.pending)
     services = Services(sessions, generations, live, data.questions, labels, prompts, pushes)

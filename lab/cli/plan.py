@@ -132,6 +132,7 @@ def _place(
     """Print the plan of a group at each rate, and exit. Raises ValueError, SettingError, BrokerError."""
     import msgspec
 
+    from daemon.config.symbols import Names
     from feeds.connectors.kafka import KafkaSourceConnector
     from lab.plan.group import group_plan, group_table, keyed, sampled
     from lab.plan.sources import sources_of
@@ -141,7 +142,7 @@ def _place(
     read = [each for _, each in config.feeds.values() if isinstance(each, KafkaSourceConnector)]
     if partitions is None and len(read) != 1:
         raise ValueError("--group needs one Kafka source, whose topic is read, or --partitions")
-    sample = read[0].sample() if partitions is None else None
+    sample = read[0].sample().renamed(Names(config.symbols).newest) if partitions is None else None
     found = []
     for rate in rates:
         if sample is not None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from ingest.bar_kernel import EMPTY, GAP, SKEWED, SPANS, SPREAD
+from ingest.bar_kernel import EMPTY, GAP, ROLLED, SKEWED, SPANS, SPREAD
 from ingest.bars import BarPolicy
 
 MOST = 2**63 - 1
@@ -26,10 +26,11 @@ class ReferenceSession:
     """Ticks one by one; `closed` has (open time, o, h, l, c, v, ticks, flags) per bar.
 
     `ticks` are its ticks, and `reads` stream, first and last offset of those, in the order of their arrival;
-    an empty bar has the `reads` of the bar before it.
+    an empty bar has the `reads` of the bar before it. ``rolls``: when another contract follows.
     """
 
     policy: BarPolicy
+    rolls: tuple[int, ...] = ()
     reads: list[tuple[tuple[int, int, int], ...]] = field(default_factory=list)
     ticks: list[list[Tick]] = field(default_factory=list)
     closed: list[tuple[int, ...]] = field(default_factory=list)
@@ -74,7 +75,12 @@ class ReferenceSession:
         for index in range(start, limit):
             if index in self.open:
                 self.emit(index)
-            elif self.closed and self.policy.empty == "fill" and self.empty_run < self.policy.max_fill:
+            elif (
+                self.closed
+                and self.policy.empty == "fill"
+                and self.empty_run < self.policy.max_fill
+                and not self.rolled(index)
+            ):
                 self.empty_run += 1
                 last = self.closed[-1][4]
                 flags = EMPTY | (GAP if self.pending_gap else 0) | (self.closed[-1][7] & SPREAD)
@@ -83,6 +89,11 @@ class ReferenceSession:
                 self.reads.append(self.reads[-1])
                 self.ticks.append([])
         self.floor = limit if self.floor is None else max(self.floor, limit)
+
+    def rolled(self, index: int) -> bool:
+        """Whether another contract begins behind the newest closed bar, up to this interval."""
+        at = index * self.policy.interval_ns
+        return bool(self.closed) and any(self.closed[-1][0] < roll <= at for roll in self.rolls)
 
     def emit(self, index: int) -> None:
         ticks = self.open.pop(index)
@@ -95,9 +106,15 @@ class ReferenceSession:
         own: dict[int, list[int]] = {}
         for tick in ticks:
             own.setdefault(tick.stream, []).append(tick.offset)
-        reads = [(stream, min(offsets), max(offsets)) for stream, offsets in own.items()]
-        self.reads.append(tuple(reads[:SPANS]))
-        flags |= SPREAD if len(reads) > SPANS else 0
+        before = self.reads[-1] if self.rolled(index) else ()
+        flags |= ROLLED if before else 0
+        kept = dict(list(own.items())[:SPANS])  # the others are not remembered
+        flags |= SPREAD if len(own) > SPANS else 0
+        for stream, _, last in before:
+            flags |= SPREAD if stream not in kept and len(kept) == SPANS else 0
+            if stream in kept or len(kept) < SPANS:
+                kept.setdefault(stream, []).append(last)
+        self.reads.append(tuple((stream, min(offsets), max(offsets)) for stream, offsets in kept.items()))
         self.closed.append(
             (
                 index * self.policy.interval_ns,

@@ -34,6 +34,7 @@ class ReferenceRules:
 
     policy: BarPolicy
     splits: tuple[tuple[int, float], ...] = ()
+    rolls: tuple[int, ...] = ()
     known: set[object] = field(default_factory=set)
     recent: list[object] = field(default_factory=list)
     before_gap: list[object] = field(default_factory=list)
@@ -90,6 +91,9 @@ class ReferenceRules:
         if self.last is None:
             return self.settle(price, event, 0)
         before, since = self.last
+        if any(since < roll <= event for roll in self.rolls):
+            self.suspect = None
+            return self.settle(price, event, 0)
         for moment, factor in sorted(self.splits):
             if since < moment <= event:
                 if abs(before / price / factor - 1) < 0.2:

@@ -98,16 +98,23 @@ def tapes(draw: st.DrawFn) -> list[Fed]:
     return made
 
 
-@given(tape=tapes(), cuts=st.lists(st.integers(0, 140), max_size=3), split=st.integers(0, 80))
+@given(
+    tape=tapes(),
+    cuts=st.lists(st.integers(0, 140), max_size=3),
+    split=st.integers(0, 80),
+    rolls=st.lists(st.integers(0, 80), max_size=2),
+)
 @settings(max_examples=300, deadline=None)
-@example(tape=[*calm(), trade(0.1, 2 * LEVEL), trade(0.2, 2 * LEVEL)], cuts=[], split=0)
+@example(tape=[*calm(), trade(0.1, 2 * LEVEL), trade(0.2, 2 * LEVEL)], cuts=[], split=0, rolls=[])
 def test_faults_are_those_of_the_reference_in_any_batches(
-    tape: list[Fed], cuts: list[int], split: int
+    tape: list[Fed], cuts: list[int], split: int, rolls: list[int]
 ) -> None:
     splits = ((START + split * SECOND, 0.5),)
-    reference = ReferenceRules(policy(), splits)
+    moments = tuple(START + each * SECOND for each in rolls)
+    reference = ReferenceRules(policy(), splits, moments)
     expected = [reference.judge(each) for each in tape]
-    builder, masks = BarBuilder([Feeds((0,), policy(), splits=(splits,))]), list[int]()
+    feeds = Feeds((0,), policy(), splits=(splits,), rolls=(moments,))
+    builder, masks = BarBuilder([feeds]), list[int]()
     for batch in batches(packed(tape), cuts):
         builder.update(batch, 0)
         masks += builder.newest_faults.tolist()

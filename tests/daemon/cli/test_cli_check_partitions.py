@@ -28,6 +28,17 @@ def findings(sample: TopicSample, group: int = 1) -> tuple[list[Finding], str]:
     return wrong, summary.message
 
 
+def test_the_names_of_a_symbol_are_looked_for_as_the_symbol() -> None:
+    names = {"V:a": "V:A", "V:b": "V:B", "V:aa": "V:A"}
+    together = TopicSample(
+        {("t", 0): {"V:a": 1.0, "V:aa": 2.0, "V:B": 1.0, "V:b": 1.0}, ("t", 1): {"V:C": 1.0}}
+    )
+    assert together.renamed(names).rates == {("t", 0): {"V:A": 3.0, "V:B": 2.0}, ("t", 1): {"V:C": 1.0}}
+    assert findings(together.renamed(names))[0] == []
+    (wrong,) = findings(TopicSample({("t", 0): {"V:a": 1.0}, ("t", 1): {"V:aa": 1.0}}).renamed(names))[0]
+    assert "V:A in t/0, t/1" in wrong.message
+
+
 @pytest.mark.parametrize(
     ("rates", "split"),
     [
