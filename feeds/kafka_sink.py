@@ -124,7 +124,7 @@ class KafkaSink:
                 self.connection.up()
                 return
             except _ProducerGone:
-                continue
+                await self._replace(generation)  # waits until there is another one
             except _BROKER_AWAY as error:
                 await self.connection.wait_before_retry(repr(error))
             except UnknownTopicOrPartitionError as error:

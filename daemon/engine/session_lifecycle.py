@@ -1,5 +1,6 @@
 """Sessions that come, change and go while the engine runs."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +31,8 @@ from regions.tape import Tape
 from scheduler.lifecycle import STOPPING
 from scheduler.request import Failure
 from scheduler.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
 
 REMOVED = Failure("unknown_session", "the session was removed meanwhile")
 RELEASED = Failure("rebuilding", "another daemon answers the session now: ask again")
@@ -234,7 +237,15 @@ class EngineSessions:
 
     def _between(self, command: protocol.SessionCommand, work: Callable[..., None], *of: Any) -> bool:
         """Have ``work(*of)`` done between two batches; refused, False, where the engine is stopping."""
-        accepted = self.scheduler.run_between(partial(work, *of))
+
+        def do() -> None:
+            try:
+                work(*of)
+            except Exception as error:  # whoever sent the command waits for a reply
+                log.exception("%s failed", command)
+                self.emit(failed(command.id, Failure("bad_request", f"{type(error).__name__}: {error}")))
+
+        accepted = self.scheduler.run_between(do)
         if not accepted:
             self.emit(failed(command.id, STOPPING))
         return accepted

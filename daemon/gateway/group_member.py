@@ -98,6 +98,8 @@ class GroupMember:
         """Sessions of the partitions that are read behind their owner."""
         self._coming: dict[Partition, Set[str]] = {}
         """Sessions of the partitions that are to begin here."""
+        self._reset = set[str]()
+        """Sessions that are to be opened again before their partition begins."""
         self._opens_all = opens_all
         self._owners: Mapping[str, str] = {}
         """By session, the addresses of daemons that have committed other partitions."""
@@ -136,6 +138,7 @@ class GroupMember:
         """A new engine begins with what is known, and follows no other daemon yet."""
         self._following.clear()
         self._coming.clear()
+        self._reset.clear()
 
     def clear(self) -> None:
         """The source will be read again."""
@@ -155,7 +158,10 @@ class GroupMember:
         self._lives.on(Event.OVERTAKEN, changed & set[str]().union(*cold.values()))
         for partition, names in cold.items():
             if self._lives.among(names, STALE):
-                self._on(Event.RESET, names)
+                if self._checkpoint.exactly_once:  # complete answers are dropped, too
+                    self._progress.stored(self._checkpoint.stored.values())
+                    self._progress.take_back(names)
+                self._reset |= self._on(Event.RESET, names)[Action.REOPEN]
                 self._checkpoint.rewind(partition)
         if self._checkpoint.exactly_once:
             return {}
@@ -176,8 +182,9 @@ class GroupMember:
         self._owners = {name: each for name, each in self._owners.items() if name not in ours}
         for partition, names in cold.items():
             self._following.pop(partition, None)
-            if reopened := self._lives.among(names, REPLACED):
+            if reopened := self._lives.among(names, REPLACED) | (self._reset & names):
                 self._starts.resume(reopened, await self._sessions.resume(reopened))
+                self._reset -= reopened
         self._stored.update(stored)
         return self._starts.after(stored)
 
@@ -202,6 +209,10 @@ class GroupMember:
         await self._follow(stored)
         ours = set[str]().union(*(self._following.get(each, ()) for each in stored))
         names = set(self._starts.sessions) if whole else ours & self._starts.sessions
+        if not self._opens_all:  # what could not be opened behind its owner is opened by its next record
+            unopened = self._lives.among(names, {State.COLD})
+            self._on(Event.CLOSED, unopened)
+            names -= unopened
         self._owners = {name: each for name, each in self._owners.items() if name not in ours}
         await self._sessions.promote(self._on(Event.TAKEN_OVER, names)[Action.TAKE_OVER])
         self._on(Event.PROMOTED, names)

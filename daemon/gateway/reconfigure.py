@@ -24,6 +24,7 @@ from daemon.config.load import load_table
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.symbols import Names
 from daemon.gateway.answer_cache import Sessions
+from daemon.gateway.change_queue import ChangeQueue
 from daemon.gateway.checkpoint.publisher import Publisher
 from daemon.gateway.checkpoint.state import ProgressStore
 from daemon.gateway.inputs import Inputs
@@ -68,7 +69,7 @@ class LiveSessions:
         self.config = config
         self._sessions, self._questions, self._publisher = sessions, questions, publisher
         self._inputs, self._store, self._pending = inputs, store, pending
-        self._changing = asyncio.Lock()
+        self._queue = ChangeQueue()
         self._positions: dict[str, Mapping[str, Position]] = {}
         """Where sessions that were added read on."""
         self.unopened: dict[str, str] = {}
@@ -89,36 +90,37 @@ class LiveSessions:
         """
         names = Names(new.symbols)
         self._patterns.replace(new.patterns, instruments_of(new), names)
-        async with self._changing:
-            old, new, opened = self.now(), self._with_opened(new), frozenset(self._patterns.opened)
-            found = changes(old, new)
-            for key in found.fixed:
-                log.warning("%s stays as it is: it takes effect at the next start", key)
-            done = not found.fixed
-            self._inputs.rename(names)
-            self.config = live(old, msgspec.structs.replace(new, sessions=old.sessions, bars=old.bars))
-            for name in found.removed:
-                done &= await self._logged(name, self._remove(name))
-            # what is refused keeps its old settings, written out: the defaults may have changed
-            kept = {s.name: s for s in resolved(self.config)}
-            self.config = msgspec.structs.replace(self.config, bars=new.bars, sessions=tuple(kept.values()))
-            for session in found.changed:
-                done &= await self._logged(session.name, self._change(session))
-            for session in found.added:
-                if session.name not in self._sessions.states:
-                    adding = self._put_back if session.name in found.removed else self._add
-                    done &= await self._logged(session.name, adding(session))
-            self._arrange(new)
-            for session in self.config.sessions:
-                if session.name in opened and session.name not in self._patterns.opened:  # it began again
-                    self._patterns.add(session)
-            await self._questions.reload(self.config)
-            return done
+        return await self._queue.run(partial(self._reload, new, names))
+
+    async def _reload(self, new: Config, names: Names) -> bool:
+        old, new, opened = self.now(), self._with_opened(new), frozenset(self._patterns.opened)
+        found = changes(old, new)
+        for key in found.fixed:
+            log.warning("%s stays as it is: it takes effect at the next start", key)
+        done = not found.fixed
+        self._inputs.rename(names)
+        self.config = live(old, msgspec.structs.replace(new, sessions=old.sessions, bars=old.bars))
+        for name in found.removed:
+            done &= await self._logged(name, self._remove(name))
+        # what is refused keeps its old settings, written out: the defaults may have changed
+        kept = {s.name: s for s in resolved(self.config)}
+        self.config = msgspec.structs.replace(self.config, bars=new.bars, sessions=tuple(kept.values()))
+        for session in found.changed:
+            done &= await self._logged(session.name, self._change(session))
+        for session in found.added:
+            if session.name not in self._sessions.states:
+                adding = self._put_back if session.name in found.removed else self._add
+                done &= await self._logged(session.name, adding(session))
+        self._arrange(new)
+        for session in self.config.sessions:
+            if session.name in opened and session.name not in self._patterns.opened:  # it began again
+                self._patterns.add(session)
+        await self._questions.reload(self.config)
+        return done
 
     async def resume(self, names: Collection[str]) -> dict[str, Mapping[str, Position]]:
         """Reset these sessions to what others have acknowledged; returns where they read on."""
-        async with self._changing:
-            await self._bring_back_all(names)
+        await self._queue.run(partial(self._bring_back_all, names))
         return {name: found for name in names if (found := self._positions.pop(name, {}))}
 
     def closed(self, sessions: Iterable[str]) -> set[str]:
@@ -130,13 +132,15 @@ class LiveSessions:
 
         They are tried again with a record that comes `OPEN_AGAIN_S` later.
         """
-        async with self._changing:
-            now, closed = time.monotonic(), self.closed(sessions)
-            due = {name for name in closed if self._retry_at.get(name, now) <= now}
-            await self._bring_back_all(due)
-            for name in due:
-                self._positions.pop(name, None)
+        await self._queue.run(partial(self._open_due, sessions))
         return self.closed(sessions)
+
+    async def _open_due(self, sessions: Collection[str]) -> None:
+        now, closed = time.monotonic(), self.closed(sessions)
+        due = {name for name in closed if self._retry_at.get(name, now) <= now}
+        await self._bring_back_all(due)
+        for name in due:
+            self._positions.pop(name, None)
 
     async def close_unused(self, is_elsewhere: Callable[[str], bool]) -> None:
         """Close sessions that no source reads or follows here: those that have gone, or are answered by
@@ -147,13 +151,14 @@ class LiveSessions:
             gone = self._lives.state(name) in (State.OUTDATED, State.REVOKED) or is_elsewhere(name)
             return gone and not self._inputs.holds(name)
 
-        if not any(map(is_unused, self._lives.open)):
-            return
-        async with self._changing:
-            for name in filter(is_unused, self._lives.open):
-                self._lives.on(Event.CLOSED, [name])
-                self.unopened.pop(name, None)
-                await self._logged(name, self._released(name))
+        if any(map(is_unused, self._lives.open)):
+            await self._queue.run(partial(self._close_unused, is_unused))
+
+    async def _close_unused(self, is_unused: Callable[[str], bool]) -> None:
+        for name in filter(is_unused, self._lives.open):
+            self._lives.on(Event.CLOSED, [name])
+            self.unopened.pop(name, None)
+            await self._logged(name, self._released(name))
 
     async def _released(self, name: str) -> None:
         await self._pending.reply(lambda number: protocol.CloseSession(number, name, releases=True))
@@ -171,16 +176,18 @@ class LiveSessions:
 
         One that is gone meanwhile is waited for.
         """
-        async with self._changing:
-            progress = {name: self._progress.resumed(name) for name in names if name in self._sessions.states}
-            while True:
-                try:
-                    await self._command(lambda number: protocol.TakeOver(number, progress))
-                except messages.QueryError as error:
-                    log.warning("the engine cannot take over yet: %s", error)
-                    await asyncio.sleep(RETRY_S)
-                else:
-                    return
+        await self._queue.run(partial(self._promote, names))
+
+    async def _promote(self, names: Collection[str]) -> None:
+        progress = {name: self._progress.resumed(name) for name in names if name in self._sessions.states}
+        while True:
+            try:
+                await self._command(lambda number: protocol.TakeOver(number, progress))
+            except messages.QueryError as error:
+                log.warning("the engine cannot take over yet: %s", error)
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
 
     def partitions_assigned(self, sessions: Collection[str]) -> None:
         """These sessions' records are read from now on."""
@@ -206,6 +213,8 @@ class LiveSessions:
                 await self._again(session)
         except messages.QueryError as error:
             self._lives.on(Event.FAILED, [name])
+            if error.code == "engine":  # it has refused nothing: the next one is asked again
+                return
             if name in self._patterns.opened:
                 log.warning("no session is opened for %s: %s", session.symbol, error)
                 self._patterns.refuse(session.symbol, time.monotonic_ns())
@@ -311,7 +320,9 @@ class LiveSessions:
         for name, (opened, progress) in self._progress.opened.items():
             silence = silent_ns(progress, now_ns)
             if name in self._patterns.opened:
-                is_over = 0 < self._patterns.idle_timeout(name) < silence
+                # of a new life, its newest bar is of the one before
+                known_for = self._sessions.states[name].last_seen_age_ns
+                is_over = 0 < self._patterns.idle_timeout(name) < min(silence, known_for)
                 if is_over and self.closed([name]) and not self._inputs.holds(name):
                     self._gone(name)
                 continue
@@ -327,10 +338,13 @@ class LiveSessions:
             state, limit = self._sessions.states[name], self._patterns.idle_timeout(name)
             return 0 < limit < state.last_seen_age_ns and self._inputs.serves(name)
 
-        if not any(map(is_idle, self._patterns.opened)):
-            return
-        async with self._changing:
-            for name in [each for each in self._patterns.opened if is_idle(each)]:
+        if any(map(is_idle, self._patterns.opened)):
+            await self._queue.run(partial(self._close_idle, is_idle))
+
+    async def _close_idle(self, is_idle: Callable[[str], bool]) -> None:
+        for name in list(self._patterns.opened):
+            # each is looked at again: a record may have come while others were closed
+            if name in self._patterns.opened and is_idle(name):
                 log.info("session %s is closed: nothing came for too long", name)
                 await self._logged(name, self._remove(name))
 
@@ -371,31 +385,35 @@ class LiveSessions:
         name = request.settings.get("name")
         if name in self._sessions.states:
             raise messages.QueryError("bad_request", f"there is already a session {name!r}")
-        async with self._changing:
-            await self._to(self._checked((*self.config.sessions, _session(request.settings))))
+        session = _session(request.settings)
+        await self._queue.run(lambda: self._to(self._checked((*self.config.sessions, session))))
         return self._sessions.listed(request.id)
 
     async def change(self, request: messages.ChangeSession) -> messages.SessionsReply:
         """Give a session other settings."""
         self._sessions.state(request.session)
-        async with self._changing:
-            old = next((s for s in self.config.sessions if s.name == request.session), None)
-            if old is None:
-                raise messages.QueryError("unknown_session", f"{request.session} was removed meanwhile")
-            if request.settings.get("name", old.name) != old.name:
-                raise messages.QueryError("bad_request", "a session keeps its name")
-            given = _session({"name": old.name, "symbol": old.symbol, **request.settings})
-            new = msgspec.structs.replace(old, **{key: getattr(given, key) for key in request.settings})
-            await self._to(self._checked(tuple(new if s is old else s for s in self.config.sessions)))
+        await self._queue.run(partial(self._change_settings, request))
         return self._sessions.listed(request.id)
+
+    async def _change_settings(self, request: messages.ChangeSession) -> None:
+        old = next((s for s in self.config.sessions if s.name == request.session), None)
+        if old is None:
+            raise messages.QueryError("unknown_session", f"{request.session} was removed meanwhile")
+        if request.settings.get("name", old.name) != old.name:
+            raise messages.QueryError("bad_request", "a session keeps its name")
+        given = _session({"name": old.name, "symbol": old.symbol, **request.settings})
+        new = msgspec.structs.replace(old, **{key: getattr(given, key) for key in request.settings})
+        await self._to(self._checked(tuple(new if s is old else s for s in self.config.sessions)))
 
     async def remove(self, request: messages.RemoveSession) -> messages.SessionsReply:
         """Close a session."""
         self._sessions.state(request.session)
-        async with self._changing:
-            self._sessions.state(request.session)
-            await self._remove(request.session)
+        await self._queue.run(partial(self._remove_known, request.session))
         return self._sessions.listed(request.id)
+
+    async def _remove_known(self, name: str) -> None:
+        self._sessions.state(name)
+        await self._remove(name)
 
     def _checked(self, sessions: tuple[SessionConfig, ...]) -> Config:
         new = msgspec.structs.replace(self.config, sessions=sessions)
