@@ -259,11 +259,17 @@ class GroupMember:
         if not self._standby.answers:
             read = {name for name in cold if self._tracker.source_of(name) is not None}
         self._lives.on(Event.READ, read)
+        followed = dict(self._following)
         # at once: what is not held may be closed while they are opened one by one
         for partition, readers in found.items():
             self._following[partition] = self._following.get(partition, set()) | readers
         if reopened := self._on(Event.FOLLOWED, (names | cold) - read)[Action.REOPEN]:
-            self._starts.resume(reopened, await self._sessions.resume(reopened))
+            try:
+                self._starts.resume(reopened, await self._sessions.resume(reopened))
+            except BaseException:  # the source gives up, and does not follow them
+                for partition in found.keys() - followed.keys():
+                    self._following.pop(partition, None)
+                raise
 
     def handed_over(self, partition: Partition, *, planned: bool, silent_ns: int) -> None:
         """Another daemon had the partition before."""

@@ -6,6 +6,7 @@ from typing import Any
 from aiokafka.errors import KafkaError
 
 from feeds.kafka_sink import KafkaSink
+from tests.kit import until
 
 
 class Producer:
@@ -49,9 +50,7 @@ async def test_what_others_publish_waits_for_the_next_producer() -> None:
     await asyncio.sleep(0.01)
     (first,) = clients.opened
     first.sent[0].set_exception(KafkaError("out of order"))
-    async with asyncio.timeout(20):
-        while len(clients.opened) < 2 or len(clients.opened[1].sent) < 3:
-            await asyncio.sleep(0.01)
+    await until(lambda: len(clients.opened) == 2 and len(clients.opened[1].sent) == 3)
     for each in clients.opened[1].sent:
         each.set_result(None)
     await asyncio.gather(*publishing)

@@ -160,6 +160,17 @@ async def test_a_session_that_could_not_be_opened_behind_its_owner_is_opened_by_
         assert d.state("aaa") is State.REPLAYING
 
 
+async def test_what_the_source_gave_up_to_follow_is_not_held() -> None:
+    with daemon("V:AAA") as d:
+        at = {PARTITION: point(10, "aaa", Progress(1, 5, 2, (SECOND,)))}
+        following = asyncio.create_task(d.group.follows(at))
+        await pass_on()
+        assert d.group.holds("aaa")
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        assert not d.group.holds("aaa")
+
+
 @pytest.mark.parametrize("pattern", [False, True])
 async def test_an_engine_that_dies_while_it_opens_a_session_has_not_refused_it(pattern: bool) -> None:
     with daemon(*([] if pattern else ["V:AAA"]), patterns=(PATTERN,) if pattern else ()) as d:
