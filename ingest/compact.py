@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ingest.bar_kernel import BAR, Bars
+from ingest.bar_kernel import BAR, RESETS, Bars
 from ingest.lines import check_decimals, decimal, round_half_even
 from ingest.plane_state import CompactState, Rows
 from ingest.tokens import Fields, Tokeniser, whole_units
@@ -143,9 +143,12 @@ class CompactSpec:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A new anchor, and the retained bars around it: token ids and event time (ns) of each, oldest first."""
+    """A new anchor, and the retained bars around it: token ids and event time (ns) of each, oldest first.
 
-    anchor: Anchor
+    ``anchor``: None of decimal lines, whose window is reset and empty.
+    """
+
+    anchor: Anchor | None
     window: tuple[tuple[tuple[int, ...], int], ...]
 
 
@@ -228,10 +231,14 @@ class CompactEncoder:
         if self._given and self._anchor is not None:
             restart, self._given = Restart(self._anchor, ()), 0
             self.anchors += 1
+        ends = [*np.flatnonzero(bars["flags"] & np.uint32(RESETS)).tolist(), len(bars)]
         while at < len(bars):
+            if at == ends[0]:  # the window is reset
+                self._start, self._tokens, self._inexact, self._anchor = self._end, 0, 0, None
             if self._anchor is None or self._is_due(bars[at]):
                 restart = self._restart(bars[at : at + 1])
-            piece = self._encode(bars[at : at + self._until_review], restart)
+            ends = [end for end in ends if end > at]
+            piece = self._encode(bars[at : min(at + self._until_review, ends[0])], restart)
             if piece.lines:
                 pieces.append(piece)
                 at, restart = at + len(piece.lines), None

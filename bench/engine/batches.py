@@ -161,7 +161,7 @@ def _window(loaded: LoadedModel, prompt: PromptFormat, bars: int) -> tuple[str |
         return None, make_scenario(loaded, Size(bars, 0, 0)).first
     header, window = "", list[list[int]]()
     for piece in CompactEncoder(Tokeniser(prompt.encode), CompactSpec(2)).encode(synthetic_bars(bars, 7)):
-        if piece.restart is not None:
+        if piece.restart is not None and piece.restart.anchor is not None:
             header = piece.restart.anchor.header
             window = [list(tokens) for tokens, _ in piece.restart.window]
         window += piece.lines

@@ -148,7 +148,9 @@ class EngineSessions:
         self.input.lives.on(Event.FOLLOWED if command.follows else Event.OPENED, [session.name])
         # in this order: a record that comes after the reply is the session's, too
         self.input.set(session, line, command.symbols, opened)
-        self.emit(protocol.SessionAdded(command.id, *self.snapshots.resumed(session)))
+        restored = self.built.restored.get(session.name)
+        halted = restored is not None and restored.halted
+        self.emit(protocol.SessionAdded(command.id, *self.snapshots.resumed(session), session.name, halted))
 
     def _forget(self, name: str) -> None:
         """Undo `_add`."""

@@ -7,7 +7,7 @@ from daemon.config.symbols import SymbolRoute
 from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.patterns import Unopened
 from feeds.codec import MalformedRecord
-from feeds.market_data import AnyRecord, VenueHeartbeat
+from feeds.market_data import AnyRecord
 from feeds.payloads.payload_decoder import PayloadDecoder
 from feeds.source import Incoming, Partition
 
@@ -57,7 +57,7 @@ class Discovery:
                 continue  # an earlier daemon has opened what was to be opened
             found, _ = self._payloads.parts(message)
             for number, record in enumerate(part.record for part in found):
-                if not isinstance(record, MalformedRecord | VenueHeartbeat) and record.key not in routes():
+                if isinstance(record, AnyRecord) and record.key not in routes():
                     self._consider(record, message, (stream, message.offset, number))
         known = routes()
         return {name for symbol in self._new for name in known[symbol].sessions}
