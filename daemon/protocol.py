@@ -288,13 +288,12 @@ class QuestionsSet(msgspec.Struct, frozen=True, tag="questions_set"):
 class SessionAdded(msgspec.Struct, frozen=True, tag="session_added"):
     """The session is open. ``positions``, ``streams``: as in `EngineReady`, if it is from a snapshot.
 
-    ``session``, ``halted``: its name, and whether it is, by that.
+    ``halted``: whether trading is, by that.
     """
 
     id: int
     positions: dict[str, Position] = {}
     streams: tuple[NameStream, ...] = ()
-    session: str = ""
     halted: bool = False
 
 

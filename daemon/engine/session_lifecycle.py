@@ -150,7 +150,7 @@ class EngineSessions:
         self.input.set(session, line, command.symbols, opened)
         restored = self.built.restored.get(session.name)
         halted = restored is not None and restored.halted
-        self.emit(protocol.SessionAdded(command.id, *self.snapshots.resumed(session), session.name, halted))
+        self.emit(protocol.SessionAdded(command.id, *self.snapshots.resumed(session), halted))
 
     def _forget(self, name: str) -> None:
         """Undo `_add`."""

@@ -227,7 +227,6 @@ class Gateway:
             case protocol.SessionHalted():
                 self.sessions.halt(event.session, event.halted)
             case protocol.SessionAdded():
-                self.sessions.halt(event.session, event.halted)
                 self.publisher.streams.name(*event.streams)
                 self.pending.on_event(event)
             case protocol.Done() | LabelReply() | Begun() | Delta() | Finished() | Failed() | TokensCounted():

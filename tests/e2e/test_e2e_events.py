@@ -1,12 +1,18 @@
 """Records that are in no bar, through the whole daemon in this process: lines, flags, halts, the ledger."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from daemon.api.client import QueryError
-from daemon.config.schema import Config, EventsConfig, ModelConfig
+from daemon.config.schema import Config, EventsConfig, ModelConfig, RecoveryConfig, SourceConfig
 from daemon.ledger import ledger
-from feeds.market_data import DeadLetter
+from feeds.connectors.kafka import KafkaSourceConnector
+from feeds.durations import Duration
+from feeds.kafka_sink import KafkaSink
+from feeds.market_data import Answer, DeadLetter
+from feeds.mock_broker import MockBroker
 from tests.kit import SECOND, START, inproc_config, trade, until
 from tests.kit.inproc import DEAD, RunningDaemon, running
 
@@ -37,8 +43,12 @@ def window(daemon: RunningDaemon, session: str = "aaa") -> list[str]:
 
 async def lines(daemon: RunningDaemon, n: int, session: str = "aaa") -> None:
     """Wait until the window has that many lines, and the newest version its answers."""
-    state = daemon.state(session)
-    await until(lambda: state.live_records == n and daemon.answered(session, state.version), 20)
+
+    def there() -> bool:
+        state = daemon.state(session)
+        return state.live_records == n and daemon.answered(session, state.version)
+
+    await until(there, 20)
 
 
 async def committed(daemon: RunningDaemon, offset: int) -> None:
@@ -187,3 +197,51 @@ async def test_malformed_events_go_to_the_dlq() -> None:
         await until(lambda: len(list(daemon.sink.messages(DEAD))) == len(MALFORMED), 20)
         letters = [each for each in daemon.sink.messages(DEAD) if isinstance(each, DeadLetter)]
         assert {each.payload: each.reason for each in letters} == dict(MALFORMED.values())
+
+
+@pytest.mark.parametrize(
+    ("topics", "snapshots"), [(["in"], False), (["in"], True), (["in", "news"], True)], ids=str
+)
+async def test_a_daemon_started_again_writes_no_line_twice_and_loses_none(
+    topics: list[str], snapshots: bool, state_directory: Path
+) -> None:
+    """Also those that came while it was down; a halt is known from the start on."""
+    with MockBroker() as broker:
+        for topic in (*topics, "foretick.progress.v1"):
+            broker.create_topic(topic, 1)
+        own = inproc_config(
+            events=EventsConfig(on_halt="flag"),
+            source=SourceConfig(kind="kafka", kafka=KafkaSourceConnector(broker.bootstrap, topics=topics)),
+            recovery=RecoveryConfig(Duration(3600 * SECOND if snapshots else 0)),
+        )
+        sink, found = KafkaSink("test", broker.bootstrap), list[Answer]()
+        await sink.start()
+
+        async def send(*payloads: bytes) -> None:
+            for payload in payloads:
+                topic = topics[-1] if b'"trade"' not in payload else topics[0]
+                await sink.publish(topic, b"V:AAA", payload, {})
+
+        async with running(own, []) as daemon:
+            for n in range(3):
+                await send(tick(n + 0.1), event("text", n + 0.5, text=f"headline {n}"))
+                await lines(daemon, 2 * n + 1)
+            await send(event("status", 2.6, state="halt"))
+            await lines(daemon, 6)
+            before = window(daemon)
+            found += daemon.answers()
+            await daemon.gateway.stop()
+        await send(event("text", 2.7, text="while it was down"))
+        async with running(own, []) as daemon:
+            await lines(daemon, 7)
+            assert daemon.state().halted
+            assert window(daemon) == [*before, "text,while it was down"]
+            await send(tick(3.1), event("status", 3.2, state="resume"), tick(4.1))
+            await lines(daemon, 10)
+            assert sorted(window(daemon)[7:])[-1] == "resume"
+            found += daemon.answers()
+            assert daemon.count("snapshots_restored", session="aaa") == snapshots
+        await sink.stop()
+        moments = {each.as_of - START for each in found}
+        assert moments >= {SECOND // 2, 3 * SECOND // 2, 5 * SECOND // 2, 27 * SECOND // 10}
+        assert len({each.answer_id for each in found}) == len(found), "each version is answered once"
