@@ -8,6 +8,7 @@ import pytest
 from daemon.api.client import QueryError
 from daemon.config.schema import Config, EventsConfig, ModelConfig, RecoveryConfig, SourceConfig
 from daemon.ledger import ledger
+from feeds.connectors.http import HttpSourceConnector
 from feeds.connectors.kafka import KafkaSourceConnector
 from feeds.durations import Duration
 from feeds.kafka_sink import KafkaSink
@@ -245,3 +246,13 @@ async def test_a_daemon_started_again_writes_no_line_twice_and_loses_none(
         moments = {each.as_of - START for each in found}
         assert moments >= {SECOND // 2, 3 * SECOND // 2, 5 * SECOND // 2, 27 * SECOND // 10}
         assert len({each.answer_id for each in found}) == len(found), "each version is answered once"
+
+
+async def test_events_come_by_http() -> None:
+    source = SourceConfig(kind="http", http=HttpSourceConnector())  # type: ignore[call-arg]  # by connectors
+    async with running(inproc_config(source=source), []) as daemon:
+        body = b"\n".join([tick(0.1), event("text", 0.5, text="news"), event("status", 0.6)])
+        reply = await daemon.http("POST", "/v1/data", body, {"content-type": "application/x-ndjson"})
+        assert (reply.status, reply.json["accepted"], reply.json["refused"]) == (202, 2, 1)
+        await lines(daemon, 1)
+        assert window(daemon) == ["text,news"]
