@@ -1,9 +1,9 @@
 """Where all records went: each is in a bar, or dropped for one reason that is counted.
 
 What the gateway reads is passed to sessions, or refused, skipped, repeated or of no session. What it passes
-to a session is in its bars, open ones included, or late, a repeat, dropped because of a fault, refused by the
-session, of another kind, or known from its snapshot. ``unaccounted`` is the rest: records still on their way,
-or lost in the ring or with an engine that ended.
+to a session is in its bars, open ones included, or an event, which is in none, or late, a repeat, dropped
+because of a fault, refused by the session, of another kind, or known from its snapshot. ``unaccounted`` is
+the rest: records still on their way, or lost in the ring or with an engine that ended.
 """
 
 from collections.abc import Iterator, Mapping
@@ -45,7 +45,7 @@ class Kept:
 
     ``late``: all of them, of which ``amended`` changed their bars after all. ``dropped``: with a fault.
     ``refused``: by reason, without late ones. ``ignored``: of another kind than its bars. ``in_snapshot``:
-    read again.
+    read again. ``events``: that are in no bar because of what they are.
     """
 
     session: str
@@ -58,11 +58,20 @@ class Kept:
     in_snapshot: int
     refused: Mapping[str, int] = field(default_factory=dict)
     dropped: int = 0
+    events: int = 0
 
     @property
     def unaccounted(self) -> int:
         """Those that are nowhere."""
-        known = self.in_bars + self.late + self.repeated + self.dropped + self.ignored + self.in_snapshot
+        known = (
+            self.events
+            + self.in_bars
+            + self.late
+            + self.repeated
+            + self.dropped
+            + self.ignored
+            + self.in_snapshot
+        )
         return self.records - known - sum(self.refused.values())
 
     @property
@@ -128,6 +137,7 @@ def ledger(store: MetricStore) -> Ledger:
                 in_snapshot=of("records_in_snapshot"),
                 refused=refused,
                 dropped=of("records_dropped"),
+                events=sum(by("events", "kind", session=name).values()),
             )
         )
     return Ledger(read, tuple(sessions), total("ring_dropped"))

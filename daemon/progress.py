@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from feeds.decoding import decoded
+from ingest.record import LowWatermarks
 
 
 class Position(msgspec.Struct, frozen=True, array_like=True):
@@ -34,9 +35,9 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
     ``epoch`` counts the engines that have read this session: version and sequence numbers are unique within
     one. ``version``, ``sequence``: of the newest version, and the newest answer, such that it and all before
     it are acknowledged. ``closed``: opening (ns) of the newest bar of that version, by the session's symbols;
-    bars up to there make no answers when they are read again. ``window``: of that version. ``corrected``:
-    offset of the newest late record that corrected a bar of that version or one before (``late = "amend"``),
-    by the session's symbols; -1 for those without one, empty where none has one.
+    bars up to there make no answers when they are read again. ``window``: of that version. ``written``: by
+    the number of the stream, offset of the newest record that has a line of its own in that version or one
+    before: an event, or a late record that corrected a bar (``late = "amend"``).
     """
 
     epoch: int = 0
@@ -44,7 +45,7 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
     sequence: int = 0
     closed: tuple[int, ...] = ()
     window: WindowStart = WindowStart()
-    corrected: tuple[int, ...] = ()
+    written: LowWatermarks = ()
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True):
@@ -88,12 +89,19 @@ def decode_stored(data: bytes) -> StoredProgress:
     return decoded(_decode_stored, data)
 
 
-def covers(progress: Progress, closed: Sequence[int], corrected: Sequence[int]) -> bool:
-    """Whether answers up to these newest bars, and these newest corrections, are acknowledged."""
+def covers(progress: Progress, closed: Sequence[int], written: LowWatermarks) -> bool:
+    """Whether answers up to these newest bars, and these newest lines of one record, are acknowledged."""
     known = progress.closed
     if not closed or len(closed) != len(known) or not all(map(int.__le__, closed, known)):
         return False
-    return all(map(int.__le__, corrected, progress.corrected or [-1] * len(corrected)))
+    found = dict(progress.written)
+    return all(offset <= found.get(stream, -1) for stream, offset in written)
+
+
+def furthest(*known: LowWatermarks) -> LowWatermarks:
+    """The newest offset of each stream."""
+    return tuple(sorted({stream: max(of[stream] for of in map(dict, known) if stream in of)
+                         for each in known for stream, _ in each}.items()))  # fmt: skip
 
 
 def order(progress: Progress) -> tuple[int, int, int]:

@@ -148,8 +148,9 @@ Command = (
 class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
     """The model passed its canary and every session's frozen region is in KV.
 
-    ``positions``: of the symbols of sessions that came back from a snapshot, by session and symbol.
-    ``streams``: those that the snapshots name.
+    ``positions``: of the symbols of sessions that came back from a snapshot, by session and symbol, and of
+    their further streams by the names of those. ``streams``: those that the snapshots name. ``halted``:
+    sessions that are, by their snapshots.
     """
 
     model: str
@@ -159,6 +160,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
     pool_blocks: int
     positions: dict[str, dict[str, Position]] = {}
     streams: tuple[NameStream, ...] = ()
+    halted: tuple[str, ...] = ()
 
 
 class VersionInputs(msgspec.Struct, frozen=True):
@@ -167,13 +169,14 @@ class VersionInputs(msgspec.Struct, frozen=True):
     ``reads``: those of its bars; an empty bar has those of the bar before it. ``low_watermarks``: pairs of a
     stream and an offset: every record of the session below it is in a closed bar or was dropped. ``closed``:
     opening (ns) of the newest bar of each of its symbols, as in `Progress`; -1 before the first.
-    ``corrected``: as in `Progress`.
+    ``written``: as in `Progress`. ``single``: the newest one has a line of its own, and closed no bar.
     """
 
     reads: tuple[ReadRange, ...] = ()
     low_watermarks: LowWatermarks = ()
     closed: tuple[int, ...] = ()
-    corrected: tuple[int, ...] = ()
+    written: LowWatermarks = ()
+    single: bool = False
 
 
 class Provenance(msgspec.Struct, frozen=True):
@@ -272,6 +275,13 @@ class RecordRefused(msgspec.Struct, frozen=True, tag="record_refused"):
     values: RingValues
 
 
+class SessionHalted(msgspec.Struct, frozen=True, tag="session_halted"):
+    """Trading of a symbol of the session has halted, or none is halted any more."""
+
+    session: str
+    halted: bool
+
+
 class QuestionsSet(msgspec.Struct, frozen=True, tag="questions_set"):
     """Versions of ``session`` after ``version`` are asked these questions."""
 
@@ -282,11 +292,15 @@ class QuestionsSet(msgspec.Struct, frozen=True, tag="questions_set"):
 
 
 class SessionAdded(msgspec.Struct, frozen=True, tag="session_added"):
-    """The session is open. ``positions``, ``streams``: as in `EngineReady`, if it is from a snapshot."""
+    """The session is open. ``positions``, ``streams``: as in `EngineReady`, if it is from a snapshot.
+
+    ``halted``: whether trading is, by that.
+    """
 
     id: int
     positions: dict[str, Position] = {}
     streams: tuple[NameStream, ...] = ()
+    halted: bool = False
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
@@ -342,6 +356,7 @@ EngineEvent = (
     | TextsAsked
     | NotDue
     | RecordRefused
+    | SessionHalted
     | ReplyEvent
     | EngineHeartbeat
     | InputDone
@@ -368,7 +383,9 @@ def session_of(event: EngineEvent) -> str | None:
     """The session that an event is about, if it is about one."""
     if isinstance(event, Answered):
         return event.answer.session
-    if isinstance(event, Committed | AnswerFailed | TextsAsked | NotDue | QuestionsSet | RecordRefused):
+    if isinstance(
+        event, Committed | AnswerFailed | TextsAsked | NotDue | QuestionsSet | RecordRefused | SessionHalted
+    ):
         return event.session
     return None
 

@@ -4,8 +4,23 @@ from typing import Any, NamedTuple
 
 from feeds.codec import MalformedRecord
 from feeds.decimals import DIGITS, NANO, Fixed, decimals_of, format_fixed, from_units, to_units
-from feeds.market_data import AnyRecord, Bar, Quote, Trade
-from ingest.record import BAR, QUOTE, SIDE_BUY, SIDE_SELL, SIDE_UNKNOWN, TRADE
+from feeds.market_data import Action, AnyRecord, Bar, Book, Event, Quote, Status, Text, Trade
+from ingest.events import ACTIONS, STATES
+from ingest.record import (
+    ACTION,
+    ASKS,
+    BAR,
+    BIDS,
+    BOOK,
+    QUOTE,
+    SIDE_BUY,
+    SIDE_SELL,
+    SIDE_UNKNOWN,
+    STATUS,
+    TEXT,
+    TRADE,
+)
+from ingest.words import number_of, on_one_line
 
 _MAX = 2**63 - 1
 _SIDES = {"unknown": SIDE_UNKNOWN, "buy": SIDE_BUY, "sell": SIDE_SELL}
@@ -46,6 +61,53 @@ def ring_values(record: AnyRecord, price_scale: int = NANO) -> RingValues:
     a, b, c, d, e = [*prices, *sizes, 0, 0, 0][:5]
     x = _SIDES[record.side] if isinstance(record, Trade) else getattr(record, "interval_ns", 0)
     return RingValues(_KINDS[made], (a, b, c, d, e), x, price_scale - NANO, size_scale - NANO)
+
+
+def words_of(event: Event) -> str:
+    """The words that an event has, on one line; empty where it has none."""
+    match event:
+        case Text():
+            return on_one_line(event.text)
+        case Status():
+            return on_one_line(event.reason)
+        case Action():
+            return event.new_symbol
+        case _:
+            return ""
+
+
+def event_values(event: Event, price_scale: int = NANO) -> RingValues:
+    """The integers of a record that is in no bar. Raises MalformedRecord as `ring_values` does."""
+    words = number_of(words_of(event))
+    match event:
+        case Text():
+            return RingValues(TEXT, (0, 0, 0, words, 0), 0, 0, 0)
+        case Status():
+            return RingValues(STATUS, (0, 0, 0, words, 0), STATES.index(event.state) + 1, 0, 0)
+        case Action():
+            amount = event.factor if event.action == "split" else event.amount
+            which = ACTIONS.index(event.action) + 1
+            return RingValues(ACTION, (_nano(amount), event.effective, 0, words, 0), which, 0, 0)
+        case Book():
+            return _book_values(event, price_scale)
+
+
+def _book_values(book: Book, price_scale: int) -> RingValues:
+    """The best levels, and the imbalance of all."""
+    nothing = Fixed(0), Fixed(0)
+    best = [levels[0] if levels else nothing for levels in (book.bids, book.asks)]
+    prices = [_price(name, level[0], price_scale) for name, level in zip(("bid", "ask"), best, strict=True)]
+    sizes, size_scale = _sizes(("bid_size", "ask_size"), [size for _, size in best])
+    bid, ask = (sum(size for _, size in levels) for levels in (book.bids, book.asks))
+    imbalance = (bid - ask) * 10**NANO // (bid + ask) if bid + ask else 0
+    sides = (BIDS if book.bids else 0) | (ASKS if book.asks else 0)
+    values = (prices[0], prices[1], sizes[0], sizes[1], imbalance)
+    return RingValues(BOOK, values, sides, price_scale - NANO, size_scale - NANO)
+
+
+def _nano(value: Fixed | None) -> int:
+    """In 1e-9, rounded down."""
+    return int(value or 0) // int(10 ** (DIGITS - NANO))
 
 
 def prices_of(record: AnyRecord) -> list[Fixed]:

@@ -7,6 +7,7 @@ others with a ``Reason`` and a message for people.
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Literal, Protocol, cast
 
 import msgspec
@@ -14,7 +15,18 @@ import msgspec
 from feeds.decimals import Fixed, check_fixed, from_units, parse_fixed, whole
 from feeds.decoding import Undecodable, decoded
 from feeds.envelopes import without_mark, wrapping_of
-from feeds.market_data import AnyMessage, Bar, Quote, Received, Trade
+from feeds.market_data import (
+    Action,
+    AnyMessage,
+    Bar,
+    Book,
+    Event,
+    Quote,
+    Received,
+    Status,
+    Text,
+    Trade,
+)  # fmt: skip
 from feeds.source import YEAR_1990 as YEAR_1990
 from feeds.source import YEAR_2100 as YEAR_2100
 from metrics.catalogue import Reason
@@ -22,8 +34,13 @@ from metrics.catalogue import Reason
 Encoding = Literal["json", "msgpack"]
 MAX_BYTES = 1 << 20
 MAX_NAME = 64
+MAX_TEXT = 4096
+"""Characters of a text; its line has fewer."""
+MAX_LEVELS = 10
+"""Of one side of a book."""
+_MAX_FACTOR = Fixed(10**9 * 10**18)
 
-_PRICES = frozenset(("price", "bid", "ask", "open", "high", "low", "close"))
+_PRICES = frozenset(("price", "bid", "ask", "open", "high", "low", "close", "factor", "amount"))
 _SIZES = frozenset(("size", "bid_size", "ask_size", "volume"))
 _PATH = re.compile(r"`\$\.(\w+)")
 
@@ -197,6 +214,54 @@ def check_record(record: Received, *, any_price: bool = False) -> None:
             _check_size("ask_size", record.ask_size)
         case Bar():
             _check_bar(record)
+        case Text() | Status() | Action() | Book():
+            _check_event(record)
+
+
+def _check_event(event: Event) -> None:
+    match event:
+        case Text():
+            _check_words("text", event.text)
+            if not event.text.strip():
+                raise MalformedRecord("missing_field", "text is empty")
+        case Status():
+            _check_words("reason", event.reason)
+        case Action():
+            _check_action(event)
+        case Book():
+            _check_book(event)
+
+
+def _check_words(name: str, words: str) -> None:
+    if len(words) > MAX_TEXT:
+        raise MalformedRecord("oversize", f"{name} has {len(words)} characters, more than {MAX_TEXT}")
+
+
+def _check_action(event: Action) -> None:
+    name = {"split": "factor", "dividend": "amount", "symbol_change": "new_symbol"}[event.action]
+    value = getattr(event, name)
+    if not value:
+        raise MalformedRecord("missing_field", f"a {event.action} needs {name}")
+    if name == "new_symbol":
+        if not is_name(event.new_symbol):
+            raise MalformedRecord("symbol", f"new_symbol {event.new_symbol[:MAX_NAME]!r} is no symbol")
+    elif not 0 < value <= _MAX_FACTOR:
+        raise MalformedRecord("price", f"{name} must be above 0 and at most 1e9, got {value}")
+    if event.effective and not YEAR_1990 <= event.effective < YEAR_2100:
+        raise MalformedRecord("timestamp_unit", f"effective {event.effective} is not a time in ns")
+
+
+def _check_book(book: Book) -> None:
+    if not (book.bids or book.asks):
+        raise MalformedRecord("missing_field", "a book needs bids or asks")
+    for name, levels in (("bids", book.bids), ("asks", book.asks)):
+        if len(levels) > MAX_LEVELS:
+            raise MalformedRecord("oversize", f"{len(levels)} {name} are more than {MAX_LEVELS}")
+        for _, size in levels:
+            _check_size(name, size)
+        prices = [price if name == "asks" else -price for price, _ in levels]
+        if any(a >= b for a, b in pairwise(prices)):
+            raise MalformedRecord("price", f"{name} must begin with the best price, and no two be equal")
 
 
 def check_prices(record: Received) -> None:
@@ -210,6 +275,9 @@ def check_prices(record: Received) -> None:
         case Bar():
             _check_price("low", record.low)
             _check_price("high", record.high)
+        case Book():
+            for price, _ in (*record.bids, *record.asks):
+                _check_price("bids and asks", price)
 
 
 def _check_bar(bar: Bar) -> None:

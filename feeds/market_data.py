@@ -21,7 +21,7 @@ Flag = Literal[
     "stale", "gap", "warm_up", "skewed_clock", "untrained", "rounded", "abstained", "replay", "amended",
     "price_jump", "silent", "provisional", "late", "incomplete",
     "reordered", "crossed", "locked", "one_sided", "zero_size", "overlapping", "close_stamped", "duplicate",
-    "bad_tick", "split_like", "split", "rolled",
+    "bad_tick", "split_like", "split", "rolled", "halted", "text", "action",
 ]  # fmt: skip
 ZERO = Fixed(0)
 
@@ -89,8 +89,50 @@ class VenueHeartbeat(Record, frozen=True, kw_only=True, omit_defaults=True, gc=F
     """
 
 
+class Text(Record, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="text"):
+    """Words about a symbol, or all of a venue (`EVERY_SYMBOL`, as of the records below): a headline.
+
+    ``id``: of who sent it. In a line, what is no printable character is a blank.
+    """
+
+    text: str
+    id: str = ""
+
+
+State = Literal["halt", "resume", "auction", "close", "open"]
+
+
+class Status(Record, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="status"):
+    """Trading of a symbol is in this state from ``ts_event`` on; ``reason``: in the venue's words."""
+
+    state: State
+    reason: str = ""
+
+
+class Action(Record, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="action"):
+    """A corporate action. ``effective``: when it takes effect, ns, if not at ``ts_event``.
+
+    ``factor``: of a split, new units for one old unit; ``amount``: of a dividend; ``new_symbol``.
+    """
+
+    action: Literal["split", "dividend", "symbol_change"]
+    factor: Fixed | None = None
+    amount: Fixed | None = None
+    new_symbol: str = ""
+    effective: int = 0
+
+
+class Book(Record, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="book"):
+    """The best levels of an order book, price and size, the best first. One side may be empty."""
+
+    bids: list[tuple[Fixed, Fixed]]
+    asks: list[tuple[Fixed, Fixed]]
+
+
 AnyRecord = Trade | Quote | Bar
-Received = Trade | Quote | Bar | VenueHeartbeat
+Event = Text | Status | Action | Book
+"""Records that are in no bar."""
+Received = Trade | Quote | Bar | VenueHeartbeat | Event
 """What a source sends."""
 
 
@@ -271,4 +313,4 @@ class Redriven(msgspec.Struct, frozen=True, kw_only=True, tag="redriven"):
     at: int
 
 
-AnyMessage = Trade | Quote | Bar | VenueHeartbeat | Answer | DataUpdated | FlashReady | DeadLetter | Redriven
+AnyMessage = Received | Answer | DataUpdated | FlashReady | DeadLetter | Redriven

@@ -5,7 +5,7 @@ The rest of its identity is its content: see `ingest.identity`.
 
 import zlib
 
-from feeds.market_data import Received, Trade, VenueHeartbeat
+from feeds.market_data import Received, Text, Trade, VenueHeartbeat
 
 
 def token_of(record: Received, numbered: bool) -> int:
@@ -17,5 +17,5 @@ def token_of(record: Received, numbered: bool) -> int:
         return 0
     if numbered and record.seq:
         return zlib.crc32(b"\0" + record.seq.to_bytes(8, "little")) or 1
-    found = record.id if isinstance(record, Trade) else ""
+    found = record.id if isinstance(record, Trade | Text) else ""
     return (zlib.crc32(found.encode()) or 1) if found else 0

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from feeds.codec import MalformedRecord
 from feeds.kafka_range import KafkaRange
-from feeds.market_data import VenueHeartbeat
+from feeds.market_data import AnyRecord
 from feeds.payloads.payload_decoder import PayloadDecoder
 from feeds.source import Incoming, Partition
 
@@ -76,4 +75,4 @@ def _symbols_of(message: Incoming, payloads: PayloadDecoder) -> list[str]:
     if message.fault is not None or not message.payload:
         return []
     records = [part.record for part in payloads.parts(message).parts]
-    return [each.key for each in records if not isinstance(each, MalformedRecord | VenueHeartbeat)]
+    return [each.key for each in records if isinstance(each, AnyRecord)]

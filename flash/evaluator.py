@@ -261,7 +261,8 @@ class FlashEvaluator(Generic[P]):
     gets session, version and payloads where no question is due, after the first stages of all earlier
     versions. `asked` gives the tokens that ask a question of a fork. `received_ns` is when a payload was
     received, by the scheduler's clock: deadlines count from then. `pass_ns` predicts the time of a pass. A
-    version of payloads that are history is asked nothing: its answers were given by an earlier engine.
+    version of payloads that are history is asked nothing: its answers were given by an earlier engine; nor is
+    one whose newest payload is held.
     """
 
     def __init__(
@@ -276,12 +277,14 @@ class FlashEvaluator(Generic[P]):
         received_ns: Callable[[P], int] = lambda payload: 0,
         pass_ns: Callable[[Sequence[Span]], int] = lambda rows: 0,
         is_history: Callable[[P], bool] = lambda payload: False,
+        is_held: Callable[[P], bool] = lambda payload: False,
     ) -> None:
         self._scheduler = scheduler
         self._registry = registry
         self._on_done, self._on_not_due, self._on_texts = on_done, on_not_due, on_texts
         self._has_gap, self._asked = has_gap, asked
-        self._received_ns, self._pass_ns, self._is_history = received_ns, pass_ns, is_history
+        self._received_ns, self._pass_ns = received_ns, pass_ns
+        self._is_history, self._is_held = is_history, is_held
         self._sessions: dict[str, _Session] = {}
         self.coalesced: defaultdict[str, int] = defaultdict(int)
         """Skipped updates so far, by session."""
@@ -295,7 +298,8 @@ class FlashEvaluator(Generic[P]):
         if not standing:
             return
         replaced = [each for each in (session.pending, session.current) if each and not each.started]
-        due = session.due(standing, records[-1].ts_event, replaced)
+        held = self._is_held(payloads[-1])
+        due = [] if held else session.due(standing, records[-1].ts_event, replaced)
         if all(map(self._is_history, payloads)):
             if due:
                 session.pass_gap()

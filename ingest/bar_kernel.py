@@ -24,14 +24,33 @@ from ingest.feed_rules import (
     SUSPECT,
     VENUE_BEHIND,
     action_of,
+    announce_split,
     flags_of,
     judge,
     repeats,
     rolls_between,
 )
 from ingest.identity import Tables, identity_of, is_known, remember
+from ingest.record import (
+    ACTION,
+    BOOK,
+    FLAG_GAP,
+    FLAG_MORE,
+    FLAG_REPLAY,
+    HALT,
+    HEARTBEAT,
+    QUOTE,
+    RECORD,
+    REFUSAL,
+    RESUME,
+    STATUS,
+    TEXT,
+    WORDS,
+    Records,
+)
 from ingest.record import BAR as READY_BAR
-from ingest.record import FLAG_GAP, FLAG_MORE, FLAG_REPLAY, HEARTBEAT, QUOTE, RECORD, REFUSAL, Records
+from ingest.record import OPEN as OPENED
+from ingest.record import SPLIT as SPLIT_ACTION
 from ingest.volumes import add_volume, is_volume, no_volume
 from support.numba_kernel import kernel
 
@@ -46,8 +65,19 @@ OTHER_INTERVAL = 1024
 """With REFUSED: a ready-made bar of another interval than the session's."""
 SPREAD = 2048
 """The bar has records of more than `SPANS` streams: where those of the others were read is not known."""
-ROLLED = 1 << 30
+EVENT = 1 << 26
+"""Not a bar, but a record that is in none, in its place among the bars: see `ingest.events`."""
+HALTED, NEWS, ACTED = 1 << 27, 1 << 28, 1 << 29
+"""A symbol of the session is halted; a headline, an action came since the row before."""
+RESETS = 1 << 30
+"""The window is reset before this row."""
+ROLLED = 1 << 31
 """The first bar of its symbol that is of another contract than the bar before it."""
+OF_MOMENT = EVENT | HALTED | NEWS | ACTED | RESETS | ROLLED
+"""Flags of a row by when it came: a correction of the bar does not have them."""
+AS_LINE, AS_FLAG, IGNORED = 0, 1, 2
+"""What is done about an event."""
+KINDS_OF_EVENT = 4
 SPANS = 4
 """Streams that a bar, and a feed, remember."""
 _OF_RECORD = SKEWED | REPLAYED
@@ -62,10 +92,12 @@ BAR = np.dtype(
         ("leg", "i4"),  # number of its symbol among the session's
         ("flags", "u4"),
         ("record", "u4"),  # REFUSED only: its index in the batch
-        ("n_ticks", "i8"),  # LATE: 1, or 0 for a ready-made bar
-        ("ts_open", "i8"),
+        ("n_ticks", "i8"),  # LATE: 1, or 0 for a ready-made bar; EVENT: the record's kind
+        ("ts_open", "i8"),  # EVENT: its time
         ("interval", "i8"),
-        ("o", "i8"),  # prices are in units of 10^-`price_scale` of the session
+        # prices are in units of 10^-`price_scale` of the session; EVENT: `a` to `e` and `x` of the record and
+        # its `size_finer` are in `o` to `v_low`
+        ("o", "i8"),
         ("h", "i8"),
         ("l", "i8"),
         ("c", "i8"),
@@ -106,6 +138,9 @@ SESSION = np.dtype(
         ("bad_tick_band", "f8"),
         ("venue_lag", "i8"),  # how far behind a venue is waited for; 0: there is one venue, or none waits
         ("price_finer", "i8"),  # of its symbols' records; see `ingest.record`
+        ("events", "i8"),  # what is done about events, two bits for each kind
+        ("resets", "i8"),  # a split resets the window
+        ("roll_resets", "i8"),  # so does a roll
         # its rows of FEED and OPEN
         ("first_feed", "i8"),
         ("end_feed", "i8"),
@@ -118,6 +153,8 @@ SESSION = np.dtype(
         ("late_event", "i8"),  # time of the newest late record
         ("records", "i8"),  # that it had so far
         ("last_ring", "i8"),
+        ("halted", "i8"),  # symbols that are
+        ("marks", "i8"),  # flags of its next row
     ]
 )
 FEED = np.dtype(
@@ -153,9 +190,9 @@ FEED = np.dtype(
         ("offsets", "i8", (SPANS,)),
         ("part", "i8"),  # of the newest record of all
         ("more", "i8"),  # that message has more records
-        # the same of the newest record that it had taken before it was restored
-        ("had_stream", "u8"),  # 0: none
-        ("had_offset", "i8"),
+        # the same of the newest records that it had taken before it was restored
+        ("had_streams", "u8", (SPANS,)),  # 0: none
+        ("had_offsets", "i8", (SPANS,)),
         ("had_part", "i8"),
         ("repeated", "u8"),  # records ignored because it had taken them
         ("last", BAR),  # the last closed bar
@@ -166,6 +203,8 @@ FEED = np.dtype(
         ("holds", "i4"),  # `held` may be a bad tick: its bar is held open for it until the next record
         ("held_marks", "i4"),  # flags of its bar, once it is taken
         ("held", RECORD),
+        ("events", "u8", (KINDS_OF_EVENT,)),  # by kind
+        ("halted", "i4"),
     ]
 )
 NEVER = np.iinfo(np.int64).min
@@ -188,6 +227,19 @@ def _close(session: Row, bar: Row) -> None:
 
 
 @kernel
+def _mark(session: Row, row: Row) -> None:
+    """Note in a row, which is not refused or late, what came before it that has no row."""
+    row["flags"] |= np.uint32(session["marks"]) | np.uint32(HALTED if session["halted"] > 0 else 0)
+    session["marks"] = 0
+
+
+@kernel
+def _roll(session: Row) -> int:
+    """Flags of the first bar of another contract."""
+    return ROLLED | (RESETS if session["roll_resets"] else 0)
+
+
+@kernel
 def _emit_empty(session: Row, feed: Row, index: int, marks: int, out: Bars, at: int) -> None:
     """A flat bar at the last close for an interval without ticks."""
     last = feed["last"]
@@ -204,6 +256,7 @@ def _emit_empty(session: Row, feed: Row, index: int, marks: int, out: Bars, at: 
         | (last["flags"] & np.uint32(REPLAYED | SPREAD))
     )
     _close(session, last)
+    _mark(session, last)
     last["ts_closed"] = session["last_ring"]
     last["closed_by"] = session["records"]
     out[at] = last
@@ -294,9 +347,10 @@ def close_below(session: Row, feeds: Slots, slots: Slots, limit: int, out: Bars,
         bar = own[slot]["bar"]
         own[slot]["index"] = NEVER
         if feed["closed_any"] and rolls_between(feed["quality"], feed["last"]["ts_open"], bar["ts_open"]):
-            bar["flags"] |= np.uint32(ROLLED)
+            bar["flags"] |= np.uint32(_roll(session))
             _note_before(bar, feed["last"])
         _close(session, bar)
+        _mark(session, bar)
         bar["ts_closed"] = session["last_ring"]
         bar["closed_by"] = session["records"]
         out[at] = bar
@@ -447,6 +501,7 @@ def _put_aside(
     row["session"] = feed["session"]
     row["leg"] = feed["leg"]
     row["flags"] = np.uint32(marks) | np.uint32(record["flags"] & _OF_RECORD)
+    row["flags"] |= np.uint32(HALTED if session["halted"] > 0 else 0)
     row["record"] = number
     row["ts_open"] = np.int64(record["ts_event"])
     if record["kind"] == READY_BAR:
@@ -561,7 +616,7 @@ def _pass_through(
         return _late(session, feed, record, number, marks, now, out, at)
     bar = feed["last"]
     if feed["closed_any"] and rolls_between(feed["quality"], bar["ts_open"], opened):
-        marks |= ROLLED
+        marks |= _roll(session)
         _keep_newest(bar)
     else:
         _forget_reads(bar)
@@ -580,6 +635,7 @@ def _pass_through(
     feed["gap"] = feed["incomplete"] = 0
     feed["taken"] += np.uint64(1)
     _close(session, bar)
+    _mark(session, bar)
     out[at] = bar
     return at + 1
 
@@ -666,13 +722,68 @@ def _put(session: Row, feed: Row, slots: Slots, record: Row, marks: int, now: in
 @kernel
 def _had(feed: Row, record: Row) -> bool:
     """Whether the feed had taken this record before it was restored."""
-    offset, before = record["offset"], feed["had_offset"]
-    had: bool = (
-        feed["had_stream"] != 0
-        and feed["had_stream"] == record["stream"]
-        and (offset < before or (offset == before and record["part"] <= feed["had_part"]))
-    )
-    return had
+    stream, offset = record["stream"], record["offset"]
+    for at in range(SPANS):
+        if stream != 0 and feed["had_streams"][at] == stream:
+            before = feed["had_offsets"][at]
+            # only of the newest message of all there may be more
+            had_part = at > 0 or record["part"] <= feed["had_part"]
+            return bool(offset < before or (offset == before and had_part))
+    return False
+
+
+@kernel
+def _event(
+    session: Row, feed: Row, feeds: Slots, slots: Slots, record: Row, now: int, out: Bars, at: int
+) -> int:
+    """Take a record that is in no bar: bars that end by its time are closed, and then its row follows."""
+    if feed["kind"] != READY_BAR:
+        at = _advance(session, feed, feeds, slots, record, out, at)
+    kind, which = np.int32(record["kind"]) - TEXT, record["x"]
+    feed["events"][kind] += np.uint64(1)
+    what = session["events"] >> (2 * kind) & 3
+    halted = feed["halted"]
+    if kind == STATUS - TEXT and what != IGNORED:
+        if which == HALT:
+            halted = 1
+        elif which in (RESUME, OPENED):
+            halted = 0
+    session["halted"] += halted - feed["halted"]
+    feed["halted"] = halted
+    marks = 0
+    if kind == 0:
+        marks = NEWS
+    elif kind == ACTION - TEXT:
+        marks = ACTED
+        if which == SPLIT_ACTION:
+            announce_split(feed["quality"], max(np.int64(record["ts_event"]), record["b"]), record["a"])
+            marks |= RESETS if session["resets"] else 0
+    if what == IGNORED:
+        return at
+    if what == AS_FLAG:
+        session["marks"] |= marks
+        return at
+    row = out[at]
+    row["session"] = feed["session"]
+    row["leg"] = feed["leg"]
+    row["flags"] = np.uint32(EVENT | marks) | np.uint32(record["flags"] & _OF_RECORD)
+    row["flags"] |= np.uint32(GAP if record["flags"] & FLAG_GAP else 0)
+    row["n_ticks"] = record["kind"]
+    row["ts_open"] = np.int64(record["ts_event"])
+    row["interval"] = session["interval"]
+    row["o"] = record["a"]
+    row["h"] = record["b"]
+    row["l"] = record["c"]
+    row["c"] = record["d"]
+    row["v"] = record["e"]
+    row["v_high"] = which
+    row["v_low"] = record["size_finer"]
+    row["ts_first_event"] = np.int64(record["ts_event"])
+    row["ts_last_event"] = max(np.int64(record["ts_event"]), feed["last"]["ts_last_event"])
+    _copy_origin(session, row, record, now)
+    _close(session, row)
+    _mark(session, row)
+    return at + 1
 
 
 @kernel
@@ -682,10 +793,12 @@ def _take(
 ) -> int:  # fmt: skip
     """Take a record for one feed; `number` is its index in the batch, `own_tables` the feed's in `tables`."""
     kind = np.int32(record["kind"])
+    if kind == WORDS:
+        return at
     if kind != HEARTBEAT and _had(feed, record):
         feed["repeated"] += np.uint64(kind != REFUSAL)
         return at
-    if kind < HEARTBEAT:
+    if kind < HEARTBEAT or kind > REFUSAL:
         _note_newest(feed, record)
     if feed["kind"] == 0 and kind < HEARTBEAT:
         feed["kind"] = kind
@@ -698,7 +811,8 @@ def _take(
     if kind == REFUSAL:
         mark_refused(session, feed, slots, np.int64(record["ts_event"]))
         return at
-    if kind != feed["kind"] or np.int64(record["price_finer"]) != session["price_finer"]:
+    finer = np.int64(record["price_finer"]) != session["price_finer"]
+    if (kind == BOOK and finer) or (kind < HEARTBEAT and (kind != feed["kind"] or finer)):
         feed["ignored"] += np.uint64(1)
         return at
     identity, faults = identity_of(record), 0
@@ -710,6 +824,10 @@ def _take(
             masks[number] |= np.uint32(faults)
             feed["duplicates"] += np.uint64(1)
             return at
+    if kind > REFUSAL:
+        masks[number] |= np.uint32(faults)
+        remember(feed, tables, own_tables, identity)
+        return _event(session, feed, feeds, slots, record, now, out, at)
     price = record["d"] if kind == READY_BAR else _price(record)
     faults |= judge(feed["quality"], record, price, session["actions"], session["bad_tick_band"])
     if feed["holds"] or faults:

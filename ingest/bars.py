@@ -48,16 +48,19 @@ from ingest.feed_rules import BITS, ROLLS, SPLITS, actions_code
 from ingest.identity import IDENTITY, no_tables, packed_tables, unpacked_tables
 from ingest.plane_state import BuilderState, Rows, Taken
 from ingest.record import ReadRange, Records
+from ingest.words import Texts
 from metrics.feed_faults import RULED
 
 _MAX_OPEN = 4096
 _POLICY = (
     "interval", "lateness", "max_fill", "idle_close", "late", "price_jump", "refuses_jumps", "any_interval",
-    "price_finer", "actions", "bad_tick_band", "venue_lag",
+    "price_finer", "actions", "bad_tick_band", "venue_lag", "events", "resets",
 )  # fmt: skip
 Integers = npt.NDArray[np.int64]
 _LACKING = ("late_open", "refused_open", "late_event")
 _FAULT_BITS = np.array(list(BITS.values()), np.uint32)
+_OF_STATE = ("newest_event", "records", "halted", "marks", *_LACKING)
+"""What a session knows beside its feeds and its open bars."""
 _LATE = {"drop": DROP_LATE, "amend": AMEND, "refuse": REFUSE}
 
 
@@ -76,6 +79,9 @@ class BarPolicy:
     ``actions``: what is done about faults, see `ingest.feed_rules.actions_code`. `bad_tick_band`: in typical
     moves. `venue_lag_ns`, of a session with several venues: how long a bar stays open for one that is
     behind; 0: it does not.
+
+    ``events``: what is done about records that are in no bar, see `ingest.events.events_code`. ``resets``: a
+    split resets the window.
     """
 
     interval_ns: int
@@ -90,6 +96,8 @@ class BarPolicy:
     actions: int = actions_code({})
     bad_tick_band: float = 30.0
     venue_lag_ns: int = 0
+    events: int = 0
+    resets: bool = False
 
     def __post_init__(self) -> None:
         others = self.lateness_ns, self.max_fill, self.idle_close_ns, self.venue_lag_ns
@@ -129,7 +137,7 @@ class Feeds:
     ``venues``, of a session with several: of each symbol, the number of the first one of its venue.
     ``splits``: of each symbol, when it is split, ns, and how many new units are one old unit; the newest ones
     count. ``rolls``: of each symbol, event times, ns, from which its records are another contract's; the
-    newest `ROLLS` count. No bar lies on both sides of one.
+    newest `ROLLS` count. No bar lies on both sides of one. ``roll_resets``: it resets the window.
 
     ``since_ns``: of a new session, the monotonic clock when it was opened. Records that entered the ring
     earlier are not its: they were read for a session of that name before it, and are read again.
@@ -142,6 +150,7 @@ class Feeds:
     venues: tuple[int, ...] = ()
     splits: tuple[tuple[tuple[int, float], ...], ...] = ()
     rolls: tuple[tuple[int, ...], ...] = ()
+    roll_resets: bool = False
 
 
 Count = Literal["late", "jumps", "taken", "ignored", "duplicates", "repeated", "dropped"]
@@ -232,8 +241,11 @@ def _rows_of(sessions: Sequence[Feeds], n_feeds: Integers, n_slots: Integers) ->
     own["any_interval"] = [each.ready == "any" for each in policies]
     for name in ("actions", "bad_tick_band"):
         own[name] = [getattr(each, name) for each in policies]
+    own["events"] = [each.events for each in policies]
+    own["resets"] = [each.resets for each in policies]
     own["venue_lag"] = [each.venue_lag_ns for each in policies]
     own["since"] = [each.since_ns for each in sessions]
+    own["roll_resets"] = [each.roll_resets for each in sessions]
     own["price_finer"] = [each.price_scale - 9 for each in sessions]
     return own
 
@@ -254,6 +266,8 @@ class BarBuilder:
         self._slots = np.zeros(0, OPEN)
         self._tables = no_tables(0)
         self._refused: list[RefusedRecord] = []
+        self.texts = Texts()
+        """Of the rows that are made."""
         self.faults = np.zeros(len(RULED), np.int64)
         """Records so far with a fault of each kind, in the order of `metrics.feed_faults.RULED`."""
         self.newest_faults = np.zeros(0, np.uint32)
@@ -278,7 +292,7 @@ class BarBuilder:
         theirs = was["end_feed"] - was["first_feed"]
         if (was["interval"] != own["interval"][at]).any() or (theirs != n_feeds[at]).any():
             raise ValueError("a session that is kept has the same symbols and interval")
-        for name in ("since", "newest_event", "records", "last_ring", *_LACKING):
+        for name in ("since", "last_ring", *_OF_STATE):
             own[name][at] = was[name]
         to, of = _spans(own["first_feed"][at], theirs), _spans(was["first_feed"], theirs)
         feeds[to] = self._feeds[of]
@@ -326,6 +340,7 @@ class BarBuilder:
         `now_ns` is the monotonic clock; bars record how long their newest tick waited in the ring. The bars
         do not depend on how records are batched. Records of symbols that no session reads are skipped.
         """
+        self.texts.take(records)
         closed, start = [], 0
         self.newest_faults = masks = np.zeros(len(records), np.uint32)
         while True:
@@ -425,8 +440,8 @@ class BarBuilder:
         feeds = self._feeds[row["first_feed"] : row["end_feed"]]
         ends = feeds["offsets"] + 1
         # of the message before a cut other records may be still to come
-        cut = (feeds["had_stream"] == feeds["streams"][:, 0]) & (
-            feeds["had_offset"] == feeds["offsets"][:, 0]
+        cut = (feeds["had_streams"][:, 0] == feeds["streams"][:, 0]) & (
+            feeds["had_offsets"][:, 0] == feeds["offsets"][:, 0]
         )
         ends[cut & (feeds["more"] != 0), 0] -= 1
         lows: dict[int, int] = {}
@@ -453,7 +468,19 @@ class BarBuilder:
         """Where the newest record of each of its symbols was read."""
         row = self._sessions[session]
         return [
-            Taken(int(feed["streams"][0]), int(feed["offsets"][0]), int(feed["part"]), bool(feed["more"]))
+            Taken(
+                int(feed["streams"][0]),
+                int(feed["offsets"][0]),
+                int(feed["part"]),
+                bool(feed["more"]),
+                tuple(
+                    (stream, offset)
+                    for stream, offset in zip(
+                        feed["streams"][1:].tolist(), feed["offsets"][1:].tolist(), strict=True
+                    )
+                    if stream
+                ),
+            )
             for feed in self._feeds[row["first_feed"] : row["end_feed"]]
         ]
 
@@ -472,7 +499,7 @@ class BarBuilder:
         if not same or any(was[0][name] != row[name] for name in _POLICY):
             raise ValueError("the stored session had other symbols or another policy")
         row["last_ring"] = now_ns
-        for name in ("newest_event", "records", *_LACKING):
+        for name in _OF_STATE:
             row[name] = was[0][name]
         for name in ("session", "leg", "first_slot", "end_slot", "venue"):
             feeds[name] = mine[name]
@@ -484,12 +511,11 @@ class BarBuilder:
             received_before(bars, session, now_ns)
         mine["held"]["ts_ring"] = now_ns
         again = np.asarray(reread)
-        newest = {"stream": mine["streams"][:, 0], "offset": mine["offsets"][:, 0], "part": mine["part"]}
-        for name, values in newest.items():
-            mine[f"had_{name}"] = np.where(again, values, 0)
-        for name in _COUNTS:
+        mine["had_streams"] = np.where(again[:, np.newaxis], mine["streams"], 0)
+        mine["had_offsets"], mine["had_part"] = mine["offsets"], mine["part"]
+        for name in (*_COUNTS, "events"):
             mine[name] = 0
-        for number in np.flatnonzero(~again & (newest["stream"] != 0)).tolist():
+        for number in np.flatnonzero(~again & (mine["streams"][:, 0] != 0)).tolist():
             bar_kernel.mark_gap(mine[number], self._slots)
 
     def mark_gap(self, sessions: Iterable[int] | None = None) -> None:
@@ -513,6 +539,18 @@ class BarBuilder:
         if not len(self._sessions):
             return []
         return [int(n) for n in np.add.reduceat(self._feeds[name], self._sessions["first_feed"])]
+
+    @property
+    def events(self) -> npt.NDArray[np.uint64]:
+        """Records since the start that are in no bar, uint64 [sessions, kinds], in the order of EVENTS."""
+        firsts = self._sessions["first_feed"]
+        return np.add.reduceat(self._feeds["events"], firsts) if len(firsts) else self._feeds["events"]
+
+    @property
+    def halted(self) -> list[bool]:
+        """By session, whether any of its symbols is."""
+        found: list[bool] = (self._sessions["halted"] > 0).tolist()
+        return found
 
     @property
     def late_events(self) -> list[int]:

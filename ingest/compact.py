@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ingest.bar_kernel import BAR, ROLLED, Bars
+from ingest.bar_kernel import BAR, RESETS, Bars
 from ingest.lines import check_decimals, decimal, round_half_even
 from ingest.plane_state import CompactState, Rows
 from ingest.tokens import Fields, Tokeniser, whole_units
@@ -114,7 +114,7 @@ class CompactSpec:
 
     ``unit`` in 10^-``price_scale``, 0 for one unit of the last decimal; 0 is no limit for ``records`` and
     ``span_ns``. ``begins``: an anchor that an earlier encoder chose, and how many bars it encoded around it:
-    they come first. ``resets``: at a roll the window begins again.
+    they come first.
     """
 
     price_decimals: int = 2
@@ -124,7 +124,6 @@ class CompactSpec:
     span_ns: int = 0
     begins: tuple[Anchor, int] | None = None
     price_scale: int = 9
-    resets: bool = False
 
     def __post_init__(self) -> None:
         check_decimals(self.price_decimals, self.price_scale)
@@ -146,7 +145,7 @@ class CompactSpec:
 class Restart:
     """A new anchor, and the retained bars around it: token ids and event time (ns) of each, oldest first.
 
-    None: decimal lines, whose window begins again.
+    ``anchor``: None of decimal lines, whose window is reset and empty.
     """
 
     anchor: Anchor | None
@@ -232,14 +231,14 @@ class CompactEncoder:
         if self._given and self._anchor is not None:
             restart, self._given = Restart(self._anchor, ()), 0
             self.anchors += 1
-        rolled = rolls_of(bars) if self._spec.resets else []
+        ends = [*np.flatnonzero(bars["flags"] & np.uint32(RESETS)).tolist(), len(bars)]
         while at < len(bars):
-            if at in rolled and self._end > self._start:
-                restart = self._reset(bars[at : at + 1])
-            elif self._anchor is None or self._is_due(bars[at]):
+            if at == ends[0]:  # the window is reset
+                self._start, self._tokens, self._inexact, self._anchor = self._end, 0, 0, None
+            if self._anchor is None or self._is_due(bars[at]):
                 restart = self._restart(bars[at : at + 1])
-            following = [each for each in rolled if each > at]
-            piece = self._encode(bars[at : min([at + self._until_review, *following])], restart)
+            ends = [end for end in ends if end > at]
+            piece = self._encode(bars[at : min(at + self._until_review, ends[0])], restart)
             if piece.lines:
                 pieces.append(piece)
                 at, restart = at + len(piece.lines), None
@@ -337,11 +336,6 @@ class CompactEncoder:
         volumes = np.concatenate([window[:, _VOLUME], np.array([own[_VOLUME]], np.int64)])
         return low, high, typical_volume(volumes, unknown)
 
-    def _reset(self, bar: Bars) -> Restart:
-        """Forget the window, and choose the anchor for ``bar`` (BAR [1])."""
-        self._start, self._tokens, self._inexact = self._end, 0, 0
-        return self._restart(bar)
-
     def _restart(self, bar: Bars) -> Restart:
         """Make room for ``bar`` (BAR [1]), choose the anchor for both, and encode the window around it."""
         spec, event = self._spec, int(bar["ts_last_event"][0])
@@ -373,12 +367,6 @@ class CompactEncoder:
         self._tokens, self._inexact = tokens - len(lines[-1]), int(rows[first:, _INEXACT].sum())
         window = zip(lines[first:-1], rows[first:, _EVENT].tolist(), strict=True)
         return Restart(anchor, tuple((tuple(line), event) for line, event in window))
-
-
-def rolls_of(bars: Bars) -> list[int]:
-    """The places of those that are the first ones of another contract."""
-    found: list[int] = np.flatnonzero(bars["flags"] & np.uint32(ROLLED)).tolist()
-    return found
 
 
 def _decimals(value: int, scale: int) -> int:

@@ -75,6 +75,9 @@ QUALITY = np.dtype(
         ("split_factor", "f8", (SPLITS,)),
         ("rolls", "i8"),
         ("roll_at", "i8", (ROLLS,)),  # when another contract follows, `rolls` of them
+        # the same of the newest one that a record announced
+        ("told_at", "i8"),
+        ("told_factor", "f8"),
     ]
 )
 """State of a symbol in a session."""
@@ -245,8 +248,20 @@ def _is_split(before: int, after: int) -> bool:
 def _is_announced(state: Any, price: int, event: int) -> bool:
     """Whether this is the first price behind an announced split, and fits it."""
     before = state["price"]
+    if price <= 0:
+        return False
     for n in range(SPLITS):
         factor = state["split_factor"][n]
-        if factor > 0 and state["price_event"] < state["split_at"][n] <= event and price > 0:
+        if factor > 0 and state["price_event"] < state["split_at"][n] <= event:
             return bool(abs(before / price / factor - 1.0) < _NEAR_ANNOUNCED)
+    factor = state["told_factor"]
+    if factor > 0 and state["price_event"] < state["told_at"] <= event:
+        return bool(abs(before / price / factor - 1.0) < _NEAR_ANNOUNCED)
     return False
+
+
+@kernel
+def announce_split(state: Any, at: int, factor: int) -> None:
+    """From the time ``at`` on, ns, prices are divided by a factor, in 1e-9."""
+    state["told_at"] = at
+    state["told_factor"] = factor / 1e9

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ingest.backlog import TapeWindow
-from ingest.bar_kernel import AMENDS, BAR, EMPTY, GAP, LATE, NEVER, ROLLED, Bars
+from ingest.bar_kernel import AMENDS, BAR, EMPTY, EVENT, GAP, LATE, NEVER, OF_MOMENT, RESETS, Bars
 from ingest.plane_state import LateUpdateState, Rows
 from ingest.retained import Retained
 from ingest.volumes import Volume, put_volume, volume_of
@@ -36,7 +36,7 @@ class Amender:
         self.amended = 0
         self._lines = lines
         self._retained: Retained[_Key | None] = Retained(window)
-        """The records on the tape by their bars; None: a correction."""
+        """The records on the tape by their bars; None: a correction, or an event."""
         self._bars: dict[_Key, np.void] = {}
         self._newest = 0
         self._late_open = NEVER
@@ -47,11 +47,6 @@ class Amender:
     def retain(self, window: TapeWindow) -> None:
         """The tape retains another window from the next bar on."""
         self._retained.change(window)
-
-    def reset(self) -> None:
-        """The window begins again: what was before is not amended."""
-        self._retained.clear()
-        self._bars.clear()
 
     def cut(self) -> LateUpdateState:
         """Its state."""
@@ -70,7 +65,11 @@ class Amender:
         made, lines = [np.zeros(0, rows.dtype)], []
         for number in range(len(rows)):
             row = rows[number : number + 1].copy()
-            if row["flags"][0] & LATE:
+            if row["flags"][0] & RESETS:
+                self._forget()
+            if row["flags"][0] & EVENT:
+                key = None
+            elif row["flags"][0] & LATE:
                 found = self._merge(row)
                 if not found:
                     self._gap |= int(row["flags"][0]) & GAP
@@ -79,6 +78,7 @@ class Amender:
             else:
                 key = int(row["leg"][0]), int(row["ts_open"][0])
                 self._bars[key] = row[0].copy()
+                self._bars[key]["flags"] &= ~np.uint32(OF_MOMENT)
             row["flags"] |= self._gap
             row["late_open"] = np.maximum(row["late_open"], self._late_open)
             self._gap = 0
@@ -98,14 +98,21 @@ class Amender:
         if bar is None:
             self._late_open = max(self._late_open, opened)
             return False
+        moment = late["flags"] & np.uint32(OF_MOMENT)
+        late["flags"] ^= moment
         merge(bar, late)
         row[0] = bar
-        row["flags"] = row["flags"] & ~np.uint32(ROLLED) | AMENDS
+        row["flags"] |= AMENDS | moment
         for name in _OF_CORRECTION:
             row[name] = late[name]
         row["ts_last_event"] = self._newest
         self.amended += 1
         return True
+
+    def _forget(self) -> None:
+        """The window is reset."""
+        self._retained.clear()
+        self._bars.clear()
 
     def _retain(self, key: _Key | None, tokens: int, event: int) -> None:
         """Append a record and forget the bars that leave for it."""

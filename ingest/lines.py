@@ -12,7 +12,7 @@ its own, `roll,ESH7`.
 from dataclasses import dataclass
 from typing import Any
 
-from ingest.bar_kernel import AMENDS, EMPTY, ROLLED
+from ingest.bar_kernel import AMENDS, EMPTY, RESETS, ROLLED
 from ingest.volumes import SCALE as VOLUME_SCALE
 from ingest.volumes import volume_of
 
@@ -26,8 +26,8 @@ class LineSpec:
 
     ``says_empty``: an empty bar's line says that nothing was traded, and no prices. ``price_scale``: decimals
     of the unit that its bars' prices count, 0 to 18; no fewer than are printed. ``rolls``: of each symbol,
-    event times, ns, and names of the contracts that follow, the oldest first. ``resets``: nothing is said of
-    a roll; the window begins with the first bar behind it.
+    event times, ns, and names of the contracts that follow, the oldest first; nothing is said of one that
+    resets the window.
     """
 
     price_decimals: int = 2
@@ -36,7 +36,6 @@ class LineSpec:
     says_empty: bool = False
     price_scale: int = 9
     rolls: tuple[tuple[tuple[int, str], ...], ...] = ()
-    resets: bool = False
 
     def __post_init__(self) -> None:
         check_decimals(self.price_decimals, self.price_scale)
@@ -77,7 +76,7 @@ def clock_text(ts_open: int, interval: int) -> str:
 
 def _roll_line(bar: Any, spec: LineSpec) -> str:
     """What is said before a bar."""
-    if spec.resets or not spec.rolls or bar["flags"] & AMENDS or not bar["flags"] & ROLLED:
+    if not spec.rolls or bar["flags"] & (AMENDS | RESETS) or not bar["flags"] & ROLLED:
         return ""
     names = [name for at, name in spec.rolls[int(bar["leg"])] if at <= bar["ts_open"]]
     return f"roll,{names[-1]}\n" if names else ""

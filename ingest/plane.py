@@ -21,7 +21,18 @@ from typing import Any
 import numpy as np
 
 from ingest.backlog import Backlog, TapeWindow
-from ingest.bar_kernel import AMENDS, BAR, GAP, INCOMPLETE, LACKS_LATE, LATE, NEVER, Bars
+from ingest.bar_kernel import (
+    AMENDS,
+    BAR,
+    EVENT,
+    GAP,
+    INCOMPLETE,
+    LACKS_LATE,
+    LATE,
+    NEVER,
+    RESETS,
+    Bars,
+)  # fmt: skip
 from ingest.bars import (
     BarBuilder,
     Count,
@@ -32,7 +43,8 @@ from ingest.bars import (
     reads_of,
     received_before,
 )
-from ingest.compact import Anchor, CompactEncoder, CompactSpec, Encoded, Restart, fields_of, rolls_of
+from ingest.compact import Anchor, CompactEncoder, CompactSpec, Encoded, Restart, fields_of
+from ingest.events import event_tokens, words_in, words_of
 from ingest.late_updates import Amender
 from ingest.lines import LineSpec
 from ingest.plane_state import BuilderState, PlaneState, Rows, Taken
@@ -41,6 +53,8 @@ from ingest.retained import Retained
 from ingest.ring import Ring
 from ingest.rollup import SummedBar
 from ingest.tokens import Tokeniser
+from ingest.words import Texts
+from metrics.catalogue import EVENTS
 from metrics.feed_faults import RULED
 from metrics.histogram import Words, record
 from metrics.store import HistogramHandle, MetricStore
@@ -81,23 +95,26 @@ class SessionSpec:
     feeds: Feeds
     line: LineSpec | CompactSpec = field(default_factory=LineSpec)
     window: TapeWindow = field(default_factory=TapeWindow)
+    text_tokens: int = 48
+    """Most tokens of a text in a line."""
 
 
 @dataclass(frozen=True, slots=True)
 class TapeRecord:
-    """One whole record of a tape (a bar's line) with its provenance.
+    """One whole record of a tape (the line of a bar, or of an event) with its provenance.
 
     Of its newest tick, in ns: `ts_last_event` is the exchange time, `ts_source` the wall clock when the
     broker or socket had it, and `ts_ring` the monotonic clock when it entered the ring; `ts_closed` is that
     of the record that closed the bar. `flags` are those of `ingest.bars`; LACKS_LATE and INCOMPLETE say so of
     the window that ends with it. `ring_wait_ns` is the newest tick's; `bars_ns` and `tokenise_ns` are those
-    of its batch. ``bar`` is the bar itself. Of a compact session: the ``anchor`` of its tokens, and whether
-    any bar of the window that ends with it has a ``rounded`` price. ``reads``: see `ingest.bars.reads_of`.
+    of its batch. ``bar`` is the bar itself, of an event one of no bars. Of a compact session: the ``anchor``
+    of its tokens, and whether any bar of the window that ends with it has a ``rounded`` price. ``reads``: see
+    `ingest.bars.reads_of`.
     ``low_watermarks``: pairs of a stream and an offset; each record of the session below it is in this one or
     an earlier one, or was dropped.
 
     The engine adds the rest: ``ordinal``, the number of bars its session had before; ``closed``,
-    ``corrected``: see `daemon.protocol.VersionInputs`; ``history``: an earlier engine answered it.
+    ``written``: see `daemon.protocol.VersionInputs`; ``history``: an earlier engine answered it.
     """
 
     tokens: tuple[int, ...]
@@ -116,7 +133,7 @@ class TapeRecord:
     low_watermarks: LowWatermarks = ()
     ordinal: int = 0
     closed: tuple[int, ...] = ()
-    corrected: tuple[int, ...] = ()
+    written: LowWatermarks = ()
     history: bool = False
 
 
@@ -166,21 +183,25 @@ class BarConsumer:
     def restart(self, session: str, restart: Restart) -> None:
         """Note a new anchor, or that the window begins again, before the first record behind that."""
 
+    def halt(self, session: str, is_halted: bool) -> None:
+        """Note that a session's trading has halted, or goes on: when the record comes, before its row."""
+
     def refuse(self, session: str, refused: RefusedRecord) -> None:
         """Note a record that a session refuses."""
 
 
 class _DecimalEncoder:
-    """Encodes a session's bars as decimal lines; with `amender`, late records amend them."""
+    """Encodes a session's bars and events as decimal lines; with `amender`, late records amend them."""
 
-    def __init__(self, tokeniser: Tokeniser, spec: LineSpec) -> None:
+    def __init__(self, tokeniser: Tokeniser, spec: LineSpec, texts: Texts) -> None:
         self.amender: Amender | None = None
         self._rounded = 0
-        self._tokeniser, self._spec = tokeniser, spec
+        self._tokeniser, self._spec, self._texts = tokeniser, spec, texts
+        self._text_tokens = 0
 
-    def change(self, spec: LineSpec, window: TapeWindow, amends: bool) -> None:
+    def change(self, spec: LineSpec, window: TapeWindow, amends: bool, text_tokens: int) -> None:
         """Write lines so from now on."""
-        self._spec = spec
+        self._spec, self._text_tokens = spec, text_tokens
         if not amends:
             self.amender = None
         elif self.amender is None:
@@ -196,24 +217,31 @@ class _DecimalEncoder:
 
     def encode(self, bars: Bars) -> list[Encoded]:
         """The bars that are to be appended, in their pieces."""
-        starts = rolls_of(bars) if self._spec.resets else []
+        if self.amender is not None:
+            bars, lines = self.amender.encode(bars)
+        else:
+            bars = bars[(bars["flags"] & LATE) == 0]  # of an earlier policy
+            lines = self._lines(bars)
+        borders = np.flatnonzero(bars["flags"] & np.uint32(RESETS)).tolist()
         pieces = []
-        for start, end in pairwise([*({0} - {*starts}), *starts, len(bars)]):
-            restart = Restart(None, ()) if start in starts else None
-            if restart is not None and self.amender is not None:
-                self.amender.reset()
-            kept, lines = self._encode(bars[start:end])
-            if len(kept):
-                pieces.append(Encoded(kept, lines, restart=restart))
+        for start, end in pairwise(sorted({0, *borders, len(bars)})):
+            restart = Restart(None, ()) if start in borders else None
+            pieces.append(Encoded(bars[start:end], lines[start:end], restart=restart))
         return pieces
 
-    def _encode(self, bars: Bars) -> tuple[Bars, list[list[int]]]:
-        if self.amender is not None:
-            return self.amender.encode(bars)
-        bars = bars[(bars["flags"] & LATE) == 0]  # of an earlier policy
-        return bars, self._lines(bars)
+    def _lines(self, rows: Bars) -> list[list[int]]:
+        is_event = (rows["flags"] & np.uint32(EVENT)) != 0
+        if not is_event.any():
+            return self._of_bars(rows)
+        of_bars = iter(self._of_bars(rows[~is_event]))
+        pairs = zip(rows, is_event.tolist(), strict=True)
+        return [self._of_event(row) if event else next(of_bars) for row, event in pairs]
 
-    def _lines(self, bars: Bars) -> list[list[int]]:
+    def _of_event(self, row: np.void) -> list[int]:
+        words = self._tokeniser.plain(self._texts.find(words_of(row)))
+        return list(event_tokens(row, self._spec, words, self._tokeniser.encode, self._text_tokens))
+
+    def _of_bars(self, bars: Bars) -> list[list[int]]:
         unit = 10 ** (self._spec.price_scale - self._spec.price_decimals)
         exact = np.logical_and.reduce([bars[name] % unit == 0 for name in "ohlc"])
         self._rounded += len(bars) - int(np.count_nonzero(exact))
@@ -223,16 +251,18 @@ class _DecimalEncoder:
 class _Session:
     """A session's waiting bars, encoder and counters. ``bars_ns``: what making its newest bars took."""
 
-    def __init__(self, spec: SessionSpec, tokeniser: Tokeniser, metrics: MetricStore, skips: bool) -> None:
-        self.spec = spec
+    def __init__(
+        self, spec: SessionSpec, tokeniser: Tokeniser, texts: Texts, metrics: MetricStore, skips: bool
+    ) -> None:
+        self.spec, self._texts = spec, texts
         self._encoder: CompactEncoder | _DecimalEncoder = (
             CompactEncoder(tokeniser, spec.line)
             if isinstance(spec.line, CompactSpec)
-            else _DecimalEncoder(tokeniser, spec.line)
+            else _DecimalEncoder(tokeniser, spec.line, texts)
         )
         self.backlog = Backlog(spec.window, skips=skips)
         self._retained: Retained[int | None] = Retained(spec.window)
-        """The records on its tape by the openings of their bars; None: a correction."""
+        """The records on its tape by the openings of their bars; None: a correction, or an event."""
         self.bars_ns = 0
         self.releasing = False
         """Bars from the backlog are on their way to the engine, until `released`."""
@@ -256,6 +286,10 @@ class _Session:
                 "anchors",
             )
         }
+        self._events = [
+            metrics.growth("foretick_events_total", session=spec.name, kind=kind) for kind in EVENTS
+        ]
+        self.halted = False
         self.change(spec)
 
     def change(self, spec: SessionSpec) -> None:
@@ -267,7 +301,7 @@ class _Session:
             case CompactEncoder() as compact, CompactSpec() as line:
                 compact.retain(line)
             case _DecimalEncoder() as decimal, LineSpec() as line:
-                decimal.change(line, spec.window, spec.feeds.policy.late == "amend")
+                decimal.change(line, spec.window, spec.feeds.policy.late == "amend", spec.text_tokens)
 
     def report_late(self, now_ns: int) -> None:
         """Log how many records came late since the last time, once in `_REPORT_NS`."""
@@ -281,6 +315,15 @@ class _Session:
             np.datetime64(self._late_event, "ns"),
         )
         self._late_reported, self._report_late_at = self._late, now_ns + _REPORT_NS
+
+    def halt(self, is_halted: bool) -> None:
+        """Its trading has halted, or goes on."""
+        self.halted = is_halted
+
+    def count_events(self, totals: Sequence[int]) -> None:
+        """Note the totals of its events, by kind."""
+        for growth, total in zip(self._events, totals, strict=True):
+            growth.update(total)
 
     def count_records(self, late_event: int, **totals: int) -> None:
         """Note the totals of its records, by metric, and the event time of the newest late one, ns."""
@@ -310,7 +353,8 @@ class _Session:
         compact = encoder.cut() if isinstance(encoder, CompactEncoder) else None
         amender = None if self._amender is None else self._amender.cut()
         waiting, retained = Rows.of(self.backlog.bars), self._retained.rows()
-        return PlaneState(builder, waiting, self.backlog.shortest, retained, compact, amender)
+        texts = self._texts.cut(words_in(self.backlog.bars))
+        return PlaneState(builder, waiting, self.backlog.shortest, retained, compact, amender, texts)
 
     @property
     def _amender(self) -> Amender | None:
@@ -325,6 +369,7 @@ class _Session:
         self.restored = True
         waiting = cut.waiting.array(BAR)
         received_before(waiting, number, now_ns)
+        self._texts.restore(cut.texts)
         self.backlog.restore(waiting, cut.shortest)
         self._retained.restore(cut.retained)
         if isinstance(encoder, CompactEncoder) and cut.compact is not None:
@@ -337,7 +382,7 @@ class _Session:
         dropped = min(self._left_out, len(bars))
         if dropped:
             self._left_out, bars = self._left_out - dropped, bars[dropped:]
-        self.bars.inc(int(np.count_nonzero((bars["flags"] & LATE) == 0)))
+        self.bars.inc(int(np.count_nonzero((bars["flags"] & (LATE | EVENT)) == 0)))
         self.backlog.add(bars, all_count=rebuilding)
         self.bars_ns = bars_ns
         self._grow(bars_skipped=self.backlog.skipped)
@@ -356,7 +401,7 @@ class _Session:
         if piece.restart is not None and not piece.restart.window:
             self._retained.clear()
         events, keys = bars["ts_last_event"].tolist(), bars["ts_open"].tolist()
-        for at in np.flatnonzero(bars["flags"] & AMENDS).tolist():
+        for at in np.flatnonzero(bars["flags"] & (AMENDS | EVENT)).tolist():
             keys[at] = None
         lengths = list(map(len, lines))
         if np.maximum(bars["late_open"], bars["refused_open"]).max() == NEVER:
@@ -405,9 +450,10 @@ class DataPlane:
     ) -> None:
         self._ring, self._tokeniser, self._consumer = ring, tokeniser, consumer
         self._metrics, self._skips, self._clock = metrics, skips, clock
-        self._sessions = [_Session(spec, tokeniser, metrics, skips) for spec in specs]
-        self._by_name = {spec.name: each for spec, each in zip(specs, self._sessions, strict=True)}
         self._builder = BarBuilder([spec.feeds for spec in specs])
+        texts = self._builder.texts
+        self._sessions = [_Session(spec, tokeniser, texts, metrics, skips) for spec in specs]
+        self._by_name = {spec.name: each for spec, each in zip(specs, self._sessions, strict=True)}
         self._changes: deque[tuple[Sequence[SessionSpec], Callable[[], None]]] = deque()
         self._drained_until = clock()
         """All that came before this time was taken out of the ring."""
@@ -543,6 +589,7 @@ class DataPlane:
             now_ns = self._clock()
             self._builder.restore(number, cut.builder, reread, now_ns)
             self._by_name[session].restore(cut, number, now_ns)
+            self._by_name[session].halt(self._builder.halted[number])
 
     def go_on(self, sessions: Collection[str]) -> None:
         """These sessions are read from now on. On the thread that steps."""
@@ -590,7 +637,8 @@ class DataPlane:
             sessions: list[_Session] = []
             for spec, number in zip(specs, kept, strict=True):
                 if number is None:
-                    sessions.append(_Session(spec, self._tokeniser, self._metrics, self._skips))
+                    texts = self._builder.texts
+                    sessions.append(_Session(spec, self._tokeniser, texts, self._metrics, self._skips))
                 else:
                     sessions.append(self._sessions[number])
                     if spec is not sessions[-1].spec:
@@ -629,6 +677,10 @@ class DataPlane:
             for number in np.unique(bars["session"]).tolist():
                 self._sessions[number].go_on()
             self._accept(bars, bars_ns)
+            if self._builder.texts.many:
+                used = {n for each in self._sessions for n in words_in(each.backlog.bars)}
+                self._builder.texts.forget(used)
+        self._note_halts()
         self._count_records()
         for refused in self._builder.take_refused():
             self._consumer.refuse(self._sessions[refused.session].spec.name, refused)
@@ -639,8 +691,17 @@ class DataPlane:
             growth.update(total)
         totals = {metric: self._builder.counts(name) for metric, name in _COUNTED.items()}
         events = self._builder.late_events
+        for session, of_kinds in zip(self._sessions, self._builder.events.tolist(), strict=True):
+            session.count_events(of_kinds)
         for number, session in enumerate(self._sessions):
             session.count_records(events[number], **{name: own[number] for name, own in totals.items()})
+
+    def _note_halts(self) -> None:
+        """Tell the consumer which sessions have halted, or go on."""
+        for session, is_halted in zip(self._sessions, self._builder.halted, strict=True):
+            if is_halted != session.halted:
+                session.halt(is_halted)
+                self._consumer.halt(session.spec.name, is_halted)
 
     def _accept(self, bars: Bars, bars_ns: int) -> None:
         for number in np.unique(bars["session"]).tolist():
@@ -680,7 +741,8 @@ class DataPlane:
         pieces = session.encode(bars)
         tokenise_ns = self._since(started, self._tokenise)
         for piece, origins in zip(pieces, _origins(pieces, lows), strict=True):
-            self._consumer.watch(name, piece.bars)
+            is_bar = (piece.bars["flags"] & np.uint32(EVENT)) == 0
+            self._consumer.watch(name, piece.bars if is_bar.all() else piece.bars[is_bar])
             if piece.restart is not None:
                 if made:  # records before the restart belong to the old window
                     self._consumer.submit(made[:])
@@ -734,7 +796,10 @@ def _tape_records(
         event, source, ring, closed, ring_wait, leg, flags, opened = bar[:8]
         first_price, high, low, last_price, volume, volume_high, volume_low = bar[8:]
         prices, gap = (first_price, high, low, last_price), bool(flags & GAP)
-        summed = SummedBar(opened, *prices, volume, 1, gap, leg, volume_high, volume_low)
+        if flags & EVENT:
+            summed = SummedBar(opened, 0, 0, 0, 0, 0, 0, gap, leg)
+        else:
+            summed = SummedBar(opened, *prices, volume, 1, gap, leg, volume_high, volume_low)
         took = ring_wait, bars_ns, tokenise_ns
         flags = flags & _OF_BAR | lacks
         made = TapeRecord(

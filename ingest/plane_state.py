@@ -75,7 +75,8 @@ class PlaneState(msgspec.Struct, frozen=True):
     """A session between two records: its builder, the closed bars that wait, and its encoder.
 
     ``shortest``: tokens of its shortest line. ``retained``: of each record on its tape the opening of its
-    bar (None: a correction), tokens and event time.
+    bar (None: a correction, or an event), tokens and event time. ``texts``: those that waiting rows have, by
+    number.
     """
 
     builder: BuilderState
@@ -84,18 +85,21 @@ class PlaneState(msgspec.Struct, frozen=True):
     retained: list[tuple[int | None, int, int]]
     compact: CompactState | None = None
     amender: LateUpdateState | None = None
+    texts: dict[int, str] = {}
 
 
 class Taken(msgspec.Struct, frozen=True):
     """Where the newest record of one symbol was read: see `ingest.record`.
 
-    ``stream`` 0: it had no record, or not from a stream. ``more``: its message has more records.
+    ``stream`` 0: it had no record, or not from a stream. ``more``: its message has more records. ``others``:
+    the newest offset of each further stream of the symbol.
     """
 
     stream: int
     offset: int
     part: int
     more: bool
+    others: tuple[tuple[int, int], ...] = ()
 
 
 class RollupState(msgspec.Struct, frozen=True):

@@ -11,8 +11,14 @@ volumes are of 10^-(9 + `size_finer`), which is each record's own. So 18 digits 
 | BAR   | open | high | low      | close    | volume | interval in ns                |
 | HEARTBEAT | |    |          |          |        |                               |
 | REFUSAL | |      |          |          |        |                               |
+| TEXT  |      |      |          | words    |        |                               |
+| STATUS|      |      |          | words    |        | HALT, RESUME, AUCTION ...     |
+| ACTION| factor or amount in 1e-9 | effective, ns | | words |  | SPLIT, DIVIDEND ...  |
+| BOOK  | bid  | ask  | bid size | ask size | imbalance in 1e-9 | sides: BIDS, ASKS  |
+| WORDS |      |      |          |          |        |                               |
 
 A REFUSAL stands for a record of its symbol that could not be used; its `ts_event` is 0 if it is not known.
+Words are the number of a text (`ingest.words`), whose bytes came right before in WORDS; 0: none.
 """
 
 import struct
@@ -23,6 +29,12 @@ import numpy as np
 import numpy.typing as npt
 
 TRADE, QUOTE, BAR, HEARTBEAT, REFUSAL = 1, 2, 3, 4, 5
+TEXT, STATUS, ACTION, BOOK = 6, 7, 8, 9
+"""Events: they are in no bar."""
+WORDS = 10
+HALT, RESUME, AUCTION, CLOSE, OPEN = 1, 2, 3, 4, 5
+SPLIT, DIVIDEND, SYMBOL_CHANGE = 1, 2, 3
+BIDS, ASKS = 1, 2
 SIDE_UNKNOWN, SIDE_BUY, SIDE_SELL = 0, 1, 2
 FLAG_SKEWED = 1  # received before its exchange time by this machine's clock
 FLAG_GAP = 2  # by the feed's numbering, records right before this one are missing

@@ -26,6 +26,11 @@ class Retained(Generic[K]):
         self._settle()
         self._window = window
 
+    def clear(self) -> None:
+        """The window is reset: it is empty."""
+        self._records.clear()
+        self._deferred, self._tokens, self._waiting = [], 0, 0
+
     def add(self, key: K, tokens: int, event: int) -> list[K]:
         """Append a record of ``tokens`` tokens, its event time in ns; returns the keys that leave for it."""
         self._settle()
@@ -72,10 +77,6 @@ class Retained(Generic[K]):
             self._tokens -= tokens
             gone.append(key)
         return gone
-
-    def clear(self) -> None:
-        """The window begins again."""
-        self.restore([])
 
     def __iter__(self) -> Iterator[K]:
         """The keys of its records, oldest first."""

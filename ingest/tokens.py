@@ -164,10 +164,14 @@ def _fill_groups(fields: Fields, three: Ids, newline: int, out: Ids, ends: npt.N
 
 
 class Tokeniser:
-    """Token ids of bar lines. `encode` returns the ids of a text without special tokens."""
+    """Token ids of bar lines. `encode` returns the ids of a text without special tokens.
 
-    def __init__(self, encode: Encode) -> None:
-        self._encode = encode
+    ``plain`` gives a text of somebody else's without what `encode` reads as special tokens.
+    """
+
+    def __init__(self, encode: Encode, plain: Callable[[str], str] = str) -> None:
+        self._encode = self.encode = encode
+        self.plain = plain
         self._groups = build_groups(encode)
         candidates = (build_tables(encode, group) for group in (3, 1))
         self._tables = next((each for each in candidates if each and agrees(each, encode)), None)

@@ -41,6 +41,9 @@ MEANS: tuple[str, ...] = (
 CLASSES: tuple[str, ...] = ("flash", "session", "pool", "stream")
 # The classes of asks, free text and prompts: those that clients see the tokens of.
 ANSWERING: tuple[str, ...] = ("session", "pool")
+# Kinds of records that are in no bar, in the order of their numbers in the ring.
+EVENTS: tuple[str, ...] = ("text", "status", "action", "book")
+Treatment = Literal["line", "flag", "ignore"]
 BLOCK_STATES: tuple[str, ...] = ("free", "used")
 # What the age of a record counts from.
 AGES: tuple[str, ...] = ("event", "source", "daemon")
@@ -321,6 +324,18 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "foretick_records_in_snapshot_total",
         "Records read again that the session's snapshot has already, ignored. Normal after a restart.",
+        "session",
+    ),
+    _counter(
+        "foretick_events_total",
+        "Records that are in no bar: headlines, states of trading, corporate actions, books. `[events]` says "
+        "whether they are lines of the tape, flags of answers, or ignored.",
+        "session",
+        kind=EVENTS,
+    ),
+    _gauge(
+        "foretick_session_halted",
+        "Whether trading of one of the session's symbols has halted, 0 or 1.",
         "session",
     ),
     _counter(

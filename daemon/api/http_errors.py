@@ -22,6 +22,7 @@ STATUS: dict[Code, int] = {
     "unknown_version": 404,
     "not_calibrated": 409,
     "repeated": 409,
+    "halted": 409,
     "finished": 409,
     "abandoned": 410,
     "moved": 421,

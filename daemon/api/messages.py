@@ -36,6 +36,7 @@ Code = Literal[
     "unknown_version",
     "not_calibrated",
     "repeated",
+    "halted",
     "finished",
     "abandoned",
     "too_long",
@@ -402,6 +403,7 @@ class SessionInfo(msgspec.Struct, frozen=True):
     bars_waiting: int = 0
     last_seen_age_ns: int = 0
     silent: bool = False
+    halted: bool = False
     more_symbols: tuple[str, ...] = ()
     owner: str = ""
     owner_failure: Code | Literal[""] = ""

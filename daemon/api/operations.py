@@ -188,7 +188,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "POST", "/v1/ask", "ask", "Ask a question of a session",
-        messages.Ask, messages.AskReply, ("unknown_session", "too_long"),
+        messages.Ask, messages.AskReply, ("unknown_session", "halted", "too_long"),
     ),
     Operation(
         "POST", "/v1/labels", "label", "Tell the right choice of a past answer",

@@ -25,6 +25,7 @@ from daemon.engine.assembly import wire_engine
 from daemon.engine.build import Built, build
 from daemon.engine.replayed_bars import History
 from daemon.engine.snapshot_store import SavedSession, UsableSnapshot
+from daemon.engine.tape_feeder import is_single
 from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.connectors import make_payloads
 from daemon.gateway.record_decoder import RecordDecoder, RingTurns
@@ -38,7 +39,7 @@ from feeds.market_data import Answer
 from feeds.source import Incoming, Kind, Partition
 from flash.registry import Standing
 from ingest import warm_up
-from ingest.bar_kernel import AMENDS, SESSION
+from ingest.bar_kernel import SESSION
 from ingest.compact import Anchor, CompactSpec
 from ingest.plane import BarConsumer, DataPlane, Made, TapeRecord
 from ingest.plane_state import Rows
@@ -189,7 +190,7 @@ class Replay:
         plane = DataPlane(
             self._ring,
             self._sources[0],
-            Tokeniser(self.built.prompt.encode),
+            Tokeniser(self.built.prompt.encode, self.built.prompt.without_special),
             [self.host.input.spec(name)],
             made,
             self._store,
@@ -208,7 +209,7 @@ class Replay:
         history = History(life, len(self._session.symbols), restored=() if state is None else state.closed)
         ends, newest = list[End](), dict[int, int]()
         for record in made.records:
-            if not record.flags & AMENDS:
+            if not is_single(record):
                 history.take(record.bar.leg, record.bar.ts_open)
             newest = newest | {s: max(last, newest.get(s, last)) for s, _, last in record.reads}
             ends.append(End(history.closed, record.ts_last_event, newest))
@@ -356,6 +357,7 @@ def alone(config: Config, name: str) -> Config:
         sessions=(session,),
         questions=tuple(msgspec.structs.replace(each, **every) for each in config.questions),
         source=msgspec.structs.replace(config.source, backlog_policy="wait"),
+        events=msgspec.structs.replace(config.events, on_halt="flag"),
         recovery=msgspec.structs.replace(config.recovery, interval=Duration(0)),
         pool=msgspec.structs.replace(config.pool, idle_spill=Duration(0), host_blocks=0),
     )

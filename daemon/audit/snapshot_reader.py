@@ -46,7 +46,7 @@ def below(config: Config, built: Built, name: str, version: int, basis: Basis) -
 def starts(state: SavedSession, several: bool) -> dict[Stream, int]:
     """Where to read on behind a snapshot."""
     found: dict[Stream, int] = {}
-    for place in state.positions:
+    for place in (*state.positions, *state.others):
         if place is not None:
             stream = place.source if several else "", (place.topic, place.partition)
             found[stream] = min(place.offset, found.get(stream, place.offset))

@@ -36,6 +36,7 @@ class Sample(Refusals):
     records: list[AnyRecord] = field(default_factory=list)
     received: list[int] = field(default_factory=list)
     heartbeats: int = 0
+    events: int = 0
 
     def take(self, message: Incoming, payloads: PayloadDecoder) -> None:
         """One more message."""
@@ -47,6 +48,8 @@ class Sample(Refusals):
                 self.refuse(part.record)
             elif isinstance(part.record, VenueHeartbeat):
                 self.heartbeats += 1
+            elif not isinstance(part.record, AnyRecord):
+                self.events += 1
             else:
                 self.records.append(part.record)
                 self.received.append(message.ts_recv_ns)
@@ -89,7 +92,7 @@ async def _listen(name: str, connector: SourceConnector, seconds: float, max_byt
 
 
 def _lines(name: str, sample: Sample, seconds: float) -> list[str]:
-    counts = f"{len(sample.records)} records, {sample.heartbeats} heartbeats"
+    counts = f"{len(sample.records)} records, {sample.heartbeats} heartbeats, {sample.events} events"
     lines = [f"source {name}: {counts}, {sample.refused.total()} refused in {seconds:g} s"]
     if sample.records:
         lines += aligned([_COLUMNS, *_rows(sample)])

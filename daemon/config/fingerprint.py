@@ -14,6 +14,7 @@ import msgspec
 
 from daemon.config.schema import BarsConfig, Config, SessionConfig
 from flash.question import Question
+from metrics.catalogue import EVENTS
 from metrics.feed_faults import RULED
 
 _SESSION = (
@@ -44,6 +45,7 @@ _BARS = (
     "ready",
     "venue_lag",
 )
+_EVENTS = (*EVENTS, "text_tokens", "on_split")
 _QUALITY = (*(kind.name for kind in RULED if kind.actions), "bad_tick_band", "splits")
 
 
@@ -53,6 +55,7 @@ def settings_of(config: Config, session: SessionConfig, questions: Sequence[Ques
     found: dict[str, object] = {f"sessions.{name}": getattr(session, name) for name in _SESSION}
     found |= {f"bars.{name}": getattr(bars, name) for name in _BARS}
     found |= zip((f"quality.{name}" for name in _QUALITY), quality_settings(config), strict=True)
+    found |= {f"events.{name}": getattr(config.events, name) for name in _EVENTS}
     found |= {
         "model.dtype": config.model.dtype,
         "model.system_prompt": config.model.system_prompt,
@@ -74,16 +77,21 @@ def quality_settings(config: Config) -> list[object]:
 
 def window_settings(config: Config, session: SessionConfig) -> int:
     """32-bit checksum of the settings that decide which records the session's window has."""
-    return _window_settings(config.model.path, config.bars, tuple(quality_settings(config)), session)
+    events = tuple(getattr(config.events, name) for name in _EVENTS)
+    return _window_settings(config.model.path, config.bars, tuple(quality_settings(config)), events, session)
 
 
 @lru_cache(maxsize=1 << 14)
 def _window_settings(
-    model: str, defaults: BarsConfig, quality: tuple[object, ...], session: SessionConfig
+    model: str,
+    defaults: BarsConfig,
+    quality: tuple[object, ...],
+    events: tuple[object, ...],
+    session: SessionConfig,
 ) -> int:
     bars = session.bars(defaults)
     parts = [getattr(session, name) for name in _WINDOW] + [getattr(bars, name) for name in _BARS]
-    return crc32(repr((model, *parts, *quality)).encode())
+    return crc32(repr((model, *parts, *quality, *events)).encode())
 
 
 def fingerprint(config: Config, session: SessionConfig, questions: Sequence[Question]) -> str:

@@ -19,6 +19,7 @@ from feeds.decimals import Fixed, decimals_of
 from feeds.durations import Duration, parse_duration
 from feeds.timestamps import Instant
 from flash.question import AnswerForm, PublishWhen
+from metrics.catalogue import Treatment
 from metrics.feed_faults import CONFIGURED
 from scheduler.interfaces import Eviction
 from scheduler.policies import PolicyName
@@ -324,6 +325,30 @@ class QualityConfig(_with_kinds()):  # type: ignore[misc]
     silence_floor: Annotated[Duration, about("a symbol that is quiet for less is not silent")] = SECOND
     splits: tuple[SplitConfig, ...] = ()
     calendars: tuple[CalendarConfig, ...] = ()
+
+
+class EventsConfig(Table, frozen=True):
+    """Records that are in no bar, see [events](events.md). `line`: a line of the tape, and at once a new data
+    version. `flag`: answers of the next version carry the kind as a flag, as always with compact lines.
+    `ignore`: the record is counted, and that is all.
+    """
+
+    text: Annotated[Treatment, about("headlines and other words")] = "line"
+    status: Annotated[Treatment, about("states of trading; a halt that is ignored halts nothing")] = "line"
+    action: Annotated[Treatment, about("splits, dividends and changes of a symbol")] = "line"
+    book: Annotated[Treatment, about("best levels of an order book")] = "ignore"
+    text_tokens: Annotated[int, about("most tokens of a text in a line; the rest is cut", ge=1, le=1024)] = 48
+    on_halt: Annotated[
+        Literal["no answers", "flag"],
+        about(
+            "while a symbol of the session is halted: standing questions are not asked and questions are "
+            "refused as `halted`, or answers carry that flag"
+        ),
+    ] = "no answers"
+    on_split: Annotated[
+        Literal["line", "reset"],
+        about("a split is a line as any other action, or the window is also reset by it"),
+    ] = "line"
 
 
 class RollupConfig(Table, frozen=True):
@@ -942,6 +967,7 @@ class Config(Table, frozen=True):
     scheduler: SchedulerConfig = SchedulerConfig()
     bars: BarsConfig = BarsConfig()
     quality: QualityConfig = QualityConfig()
+    events: EventsConfig = EventsConfig()
     sessions: tuple[SessionConfig, ...] = ()
     patterns: tuple[PatternConfig, ...] = ()
     symbols: SymbolsConfig = SymbolsConfig()

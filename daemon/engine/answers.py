@@ -7,6 +7,7 @@ time.
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import get_args
 from weakref import WeakKeyDictionary
 
@@ -23,7 +24,18 @@ from flash.confidence import Judged
 from flash.evaluator import AskedState, Evaluated, FlashEvaluator
 from flash.question import PreparedQuestion
 from flash.registry import Registry, Standing
-from ingest.bar_kernel import AMENDS, INCOMPLETE, JUMP, LACKS_LATE, REPLAYED, ROLLED, SKEWED
+from ingest.bar_kernel import (
+    ACTED,
+    AMENDS,
+    HALTED,
+    INCOMPLETE,
+    JUMP,
+    LACKS_LATE,
+    NEWS,
+    REPLAYED,
+    ROLLED,
+    SKEWED,
+)
 from ingest.feed_rules import BITS
 from ingest.plane import TapeRecord
 from metrics.store import GrowthHandle, MetricStore
@@ -132,6 +144,7 @@ class StandingAnswers:
             lambda record: record.ts_ring,
             built.costs.batch_ns,
             lambda record: record.history,
+            partial(_is_held, config.events.on_halt == "no answers"),
         )
 
     def add(self, session: SessionConfig) -> None:
@@ -237,6 +250,8 @@ class StandingAnswers:
             "price_jump": any(each.flags & JUMP for each in done.payloads),
             "rolled": any(each.flags & ROLLED for each in done.payloads),
             **feed_faults(done.payloads),
+            "text": any(each.flags & NEWS for each in done.payloads),
+            "action": any(each.flags & ACTED for each in done.payloads),
             "provisional": _shows_open(done),
             **lacking(record),
             "untrained": self._loaded.untrained,
@@ -250,6 +265,11 @@ def times_of(record: TapeRecord) -> Times:
     """When its newest tick was where."""
     replay = bool(record.flags & REPLAYED)
     return Times(record.ts_last_event, record.ts_source, record.ts_ring, replay, record.ts_closed)
+
+
+def _is_held(refuses: bool, record: TapeRecord) -> bool:
+    """Whether no standing question is asked of a version that ends with it."""
+    return refuses and bool(record.flags & HALTED)
 
 
 def feed_faults(records: Sequence[TapeRecord]) -> dict[Flag, bool]:

@@ -115,6 +115,7 @@ def _ready_event(config: Config, built: Built, snapshots: Snapshots) -> protocol
         built.engine.pool.total_blocks,
         {name: positions for name, (positions, _) in resumed.items()},
         tuple({stream for _, streams in resumed.values() for stream in streams}),
+        tuple(name for name, state in built.restored.items() if state.halted),
     )
 
 

@@ -77,18 +77,13 @@ class EnginePrefixes:
         """The prefix that the session has or is about to get."""
         return self._listings[session][-1].prefix
 
-    def anchor(self, session: str, header: str, use: Callable[[tuple[int, ...]], None]) -> None:
-        """Make a prefix with another ``header`` and call ``use`` with it, in the order of all changes.
+    def anchor(self, session: str, header: str | None, use: Callable[[tuple[int, ...]], None]) -> None:
+        """Make a prefix with this ``header`` and call ``use`` with it, in the order of all changes.
 
-        Nothing changes when ``use`` raises.
+        ``header``: None of decimal lines. Nothing changes when ``use`` raises.
         """
         with self._lock:
             self._change(session, self._parts[session]._replace(header=header), use)
-
-    def again(self, session: str, use: Callable[[tuple[int, ...]], None]) -> None:
-        """As `anchor`, with the same prefix."""
-        with self._lock:
-            self._change(session, self._parts[session], use)
 
     def sum_up(self, session: str, rollup: tuple[int, ...], use: Callable[[tuple[int, ...]], None]) -> None:
         """As `anchor`, with another ``rollup``."""

@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 
+from daemon.progress import furthest
 from daemon.session_life import FOLLOWING, REBUILDING, Event, Life, State
+from ingest.record import LowWatermarks, ReadRange
 
 
 class History:
-    """Follows the bars of one session, in order, after the engine's start.
+    """Follows the bars and events of one session, in order, after the engine's start.
 
     ``acknowledged``: opening (ns) of the newest bar of each symbol whose answers are acknowledged
     (`daemon.progress.Progress`); unless it has ``legs`` members nothing is. ``restored``: the same of the
-    bars that came back from a snapshot. ``corrected``, ``restored_corrected``: the newest corrections of
+    bars that came back from a snapshot. ``written``, ``restored_written``: the newest lines of one record of
     both, as in `Progress`. ``life``: where the session stands; while it is followed, another daemon answers,
     and every bar is one that it has answered.
     """
@@ -22,12 +24,12 @@ class History:
         acknowledged: Sequence[int] = (),
         restored: Sequence[int] = (),
         *,
-        corrected: Sequence[int] = (),
-        restored_corrected: Sequence[int] = (),
+        written: LowWatermarks = (),
+        restored_written: LowWatermarks = (),
     ) -> None:
         self.life = life
-        self._until, self._corrected = _by_leg(acknowledged, legs), _by_leg(corrected, legs)
-        self._seen, self._seen_corrected = _by_leg(restored, legs), _by_leg(restored_corrected, legs)
+        self._until, self._seen = _by_leg(acknowledged, legs), _by_leg(restored, legs)
+        self._written, self._seen_written = dict(written), dict(restored_written)
         self.settle()
 
     @property
@@ -46,21 +48,17 @@ class History:
         return tuple(map(max, self._seen, self._until))
 
     @property
-    def corrected(self) -> tuple[int, ...]:
-        """The newest corrections, or the newest that were answered; empty where there are none."""
-        newest = tuple(map(max, self._seen_corrected, self._corrected))
-        return newest if max(newest, default=-1) >= 0 else ()
+    def written(self) -> LowWatermarks:
+        """The newest lines of one record, or the newest that were answered."""
+        return furthest(self.seen_written, tuple(self._written.items()))
 
     @property
-    def seen_corrected(self) -> tuple[int, ...]:
-        """The newest corrections that were taken or restored."""
-        return tuple(self._seen_corrected)
+    def seen_written(self) -> LowWatermarks:
+        """The newest lines of one record that were taken or restored."""
+        return tuple(self._seen_written.items())
 
-    def take(self, leg: int, ts_open: int, late: int | None = None) -> bool:
-        """The next bar; returns whether it was answered. ``late``: offset of the record that corrects it."""
-        if late is not None:
-            self._seen_corrected[leg] = max(self._seen_corrected[leg], late)
-            return self.life.state in FOLLOWING or 0 <= late <= self._corrected[leg]
+    def take(self, leg: int, ts_open: int) -> bool:
+        """The next bar; returns whether it was answered."""
         self._seen[leg] = max(self._seen[leg], ts_open)
         if self.life.state in FOLLOWING:
             return True
@@ -69,12 +67,17 @@ class History:
             self.life.on(Event.CAUGHT_UP)
         return answered
 
-    def promote(self, acknowledged: Sequence[int], corrected: Sequence[int] = ()) -> None:
+    def take_single(self, read: ReadRange) -> bool:
+        """The next line of one record, an event or a correction; returns whether it was answered."""
+        stream, offset = read.stream, read.last
+        self._seen_written[stream] = max(self._seen_written.get(stream, -1), offset)
+        return self.life.state in FOLLOWING or 0 <= offset <= self._written.get(stream, -1)
+
+    def promote(self, acknowledged: Sequence[int], written: LowWatermarks = ()) -> None:
         """The other daemon has answered up to here; bars behind are asked."""
         if len(acknowledged) == len(self._until):
             self._until = list(acknowledged)
-        if len(corrected) == len(self._until):
-            self._corrected = list(corrected)
+        self._written = dict(written) or self._written
         self.life.on(Event.PROMOTED)
         self.settle()
 

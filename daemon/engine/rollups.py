@@ -99,7 +99,9 @@ class _Rolled:
     def sum_up(self, end: int) -> None:
         """Sum up the bars before number ``end``."""
         while self.summed < end:
-            self.rollup.add(self.window.popleft())
+            bar = self.window.popleft()
+            if bar.bars:  # an event is in no bar
+                self.rollup.add(bar)
             self.summed += 1
 
     def outside(self) -> int:

@@ -151,7 +151,9 @@ class EngineSessions:
         self.input.lives.on(Event.FOLLOWED if command.follows else Event.OPENED, [session.name])
         # in this order: a record that comes after the reply is the session's, too
         self.input.set(session, line, command.rolls, command.symbols, opened)
-        self.emit(protocol.SessionAdded(command.id, *self.snapshots.resumed(session)))
+        restored = self.built.restored.get(session.name)
+        halted = restored is not None and restored.halted
+        self.emit(protocol.SessionAdded(command.id, *self.snapshots.resumed(session), halted))
 
     def _forget(self, name: str) -> None:
         """Undo `_add`."""

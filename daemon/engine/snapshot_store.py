@@ -29,6 +29,7 @@ from ingest.compact import CompactSpec
 from ingest.lines import LineSpec
 from ingest.plane import TapeRecord
 from ingest.plane_state import PlaneState, RollupState
+from ingest.record import LowWatermarks
 from metrics.store import MetricStore
 from regions.offload.snapshot_format import (
     ForeignSnapshot,
@@ -72,10 +73,11 @@ class PartsState(msgspec.Struct, frozen=True):
 class SavedSession(msgspec.Struct, frozen=True):
     """A session without its tape.
 
-    ``settings``: digest of what the state depends on. ``closed``, ``corrected``: as in `Progress`.
+    ``settings``: digest of what the state depends on. ``closed``, ``written``: as in `Progress`.
     ``positions``: by symbol, the next record to read; None where the source cannot read it again, or the
-    symbol had no record. ``has_log``: the sources can read again. ``bars``: those it had so far. ``header``,
-    ``rollup``: of its frozen prefix. ``streams``: the names of the streams that its lineage has.
+    symbol had no record. ``others``: the same of further streams of the symbols. ``has_log``: the sources can
+    read again. ``bars``: those it had so far. ``header``, ``rollup``: of its frozen prefix. ``streams``: the
+    names of the streams that its lineage has.
     """
 
     settings: str
@@ -90,7 +92,13 @@ class SavedSession(msgspec.Struct, frozen=True):
     streams: tuple[NameStream, ...]
     epoch: int = 0
     """In which it was answered."""
-    corrected: tuple[int, ...] = ()
+    written: LowWatermarks = ()
+    others: tuple[Position, ...] = ()
+
+    @property
+    def halted(self) -> bool:
+        """Whether trading was halted."""
+        return bool(self.plane.builder.session.array(SESSION)["halted"][0])
 
 
 class _Epoch(msgspec.Struct):
@@ -180,6 +188,7 @@ class Recovery:
 
     def __init__(self, config: Config) -> None:
         self._bars, self._quality = config.bars, quality_settings(config)
+        self._events = config.events
         self.enabled = config.recovery.interval > 0
         self.files = SnapshotFiles(config.recovery.path, config.recovery.max_bytes)
         self.refused: list[str] = []
@@ -189,7 +198,7 @@ class Recovery:
         """Digest of the settings that a session's state depends on, and of the layout of its rows."""
         rows = [each.descr for each in (SESSION, FEED, OPEN, BAR)]
         rollup = session.rollup, session.rollup_every, session.rollup_tokens
-        bars = session.bars(self._bars), self._quality
+        bars = session.bars(self._bars), self._quality, self._events
         parts = session.symbols, bars, line, retention, session.semantics, rollup, rows
         return blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
@@ -260,7 +269,7 @@ def _checked(
     """As `state_of`. Raises SnapshotError unless the session may go on from it."""
     state = state_of(path, header, session, settings)
     # not by its version: another engine may have answered the same bars since, under lower numbers
-    if not covers(progress, state.closed, state.corrected):
+    if not covers(progress, state.closed, state.written):
         raise NewerSnapshot(f"{path} is newer than the answers that are acknowledged")
     return state
 

@@ -152,12 +152,17 @@ class Snapshots:
         return partial(self.input.restore, name, state)
 
     def resumed(self, session: SessionConfig) -> tuple[dict[str, Position], tuple[protocol.NameStream, ...]]:
-        """Where to read the symbols of a session on, and the streams that its snapshot names, if any."""
+        """Where to read a session on, by symbol, and of further streams by those, and the streams that its
+        snapshot names, if any.
+        """
         state = self.built.restored.get(session.name)
         if state is None:
             return {}, ()
         found = zip(session.symbols, state.positions, strict=True)
-        return {symbol: position for symbol, position in found if position is not None}, state.streams
+        places = {symbol: position for symbol, position in found if position is not None}
+        for each in sorted(state.others, key=lambda each: each.offset, reverse=True):
+            places[f"{each.source}/{each.topic}/{each.partition}"] = each  # the least one stays
+        return places, state.streams
 
     def __call__(self) -> float | None:
         """The worker's idle hook: begin the next snapshot; seconds until another one is due."""
@@ -251,7 +256,9 @@ class Snapshots:
         parts, found = self.parts.save(tape), self.input.cut(name)
         if parts is None or found is None:
             return None
-        read, lineage = {each.stream for each in found.taken if each.stream}, parts.lineage.streams
+        others = [other for each in found.taken for other in each.others]
+        read = {each.stream for each in found.taken if each.stream} | {stream for stream, _ in others}
+        lineage = parts.lineage.streams
         if not self._streams.keys() >= read | lineage:
             return None
         built, session = self.built, self._sessions[tape].config
@@ -262,8 +269,9 @@ class Snapshots:
             settings=built.recovery.settings(session, built.lines[name], retention),
             epoch=built.progress[name].epoch,
             closed=found.closed,
-            corrected=found.corrected,
+            written=found.written,
             positions=tuple(self._position(each) for each in found.taken),
+            others=tuple(filter(None, (self._position(Taken(*each, 0, False)) for each in others))),
             has_log=has_log,
             plane=found.plane,
             bars=found.bars,

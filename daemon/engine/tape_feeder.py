@@ -14,20 +14,22 @@ from daemon.engine.provenance import BarOrigin
 from daemon.engine.replayed_bars import History
 from daemon.engine.snapshot_store import SavedSession
 from daemon.progress import Progress
-from daemon.protocol import RecordRefused, VersionInputs
+from daemon.protocol import RecordRefused, SessionHalted, VersionInputs
 from daemon.ring_numbers import values_in_ring
 from daemon.session_life import FOLLOWING, Event, Lives, count_illegal
 from ingest.backlog import TapeWindow
-from ingest.bar_kernel import AMENDS, GAP, SPREAD, Bars
+from ingest.bar_kernel import AMENDS, EVENT, GAP, SPREAD, Bars
 from ingest.bars import BarPolicy, Feeds, RefusedRecord
 from ingest.compact import Anchor, CompactSpec, Restart
+from ingest.events import events_code
 from ingest.feed_rules import actions_code
 from ingest.lines import LineSpec
 from ingest.plane import BarConsumer, DataPlane, Made, Phase, SessionSpec, TapeRecord, WatchBars
 from ingest.plane_state import PlaneState, Taken
-from ingest.record import ReadRange
+from ingest.record import LowWatermarks, ReadRange
 from ingest.ring import Ring
 from ingest.tokens import Tokeniser
+from metrics.catalogue import EVENTS, Treatment
 from metrics.feed_faults import FAULT_NAMES, RULED
 from metrics.store import MetricStore
 from regions.tape import Tape
@@ -47,12 +49,12 @@ caught up with faster.
 
 
 class FeederState(NamedTuple):
-    """A session's input between two bars of its tape. ``bars``: those it had so far."""
+    """A session's input between two records of its tape. ``bars``: those it had so far."""
 
     plane: PlaneState
     taken: list[Taken]
     closed: tuple[int, ...]
-    corrected: tuple[int, ...]
+    written: LowWatermarks
     bars: int
 
 
@@ -65,7 +67,13 @@ def inputs_of(records: Sequence[TapeRecord]) -> VersionInputs:
             read.stream, min(before.first, read.first), max(before.last, read.last)
         )
     newest = records[-1]
-    return VersionInputs(tuple(spans.values()), newest.low_watermarks, newest.closed, newest.corrected)
+    single = is_single(newest)
+    return VersionInputs(tuple(spans.values()), newest.low_watermarks, newest.closed, newest.written, single)
+
+
+def is_single(record: TapeRecord) -> bool:
+    """Whether it has the line of one record, which closed no bar."""
+    return bool(record.flags & (AMENDS | EVENT))
 
 
 def has_gap(record: TapeRecord) -> bool:
@@ -100,8 +108,11 @@ def refusal_of(session: str, refused: RefusedRecord) -> RecordRefused:
     )
 
 
-def policy_of(config: Config, session: SessionConfig) -> BarPolicy:
-    """How records become bars. Raises ValueError for a lateness of too many intervals."""
+def policy_of(config: Config, session: SessionConfig, *, compact: bool = False) -> BarPolicy:
+    """How records become bars; ``compact``: and events no lines.
+
+    Raises ValueError for a lateness of too many intervals.
+    """
     bars, quality = session.bars(config.bars), config.quality
     return BarPolicy(
         bars.interval,
@@ -116,7 +127,15 @@ def policy_of(config: Config, session: SessionConfig) -> BarPolicy:
         actions_code({kind.name: getattr(quality, kind.name) for kind in RULED if kind.actions}),
         quality.bad_tick_band,
         bars.venue_lag if len({_venue(symbol) for symbol in session.symbols}) > 1 else 0,
+        events_code({kind: _treatment(config, kind, compact) for kind in EVENTS}),
+        config.events.on_split == "reset",
     )
+
+
+def _treatment(config: Config, kind: str, compact: bool) -> Treatment:
+    """What is done about a kind of event."""
+    found: Treatment = getattr(config.events, kind)
+    return "flag" if compact and found == "line" else found
 
 
 def feeds_of(
@@ -124,31 +143,24 @@ def feeds_of(
     session: SessionConfig,
     numbers: Mapping[str, int],
     since_ns: int,
-    price_scale: int,
+    line: LineSpec | CompactSpec,
     rolls: Sequence[Rolls] = (),
 ) -> Feeds:
     """What a session is made of; ``numbers``: those of all symbols in the ring; ``rolls``: of its own."""
     venues = [_venue(symbol) for symbol in session.symbols]
     return Feeds(
         tuple(numbers[each] for each in session.symbols),
-        policy_of(config, session),
+        policy_of(config, session, compact=isinstance(line, CompactSpec)),
         since_ns,
-        price_scale,
+        line.price_scale,
         tuple(map(venues.index, venues)),
         tuple(
             tuple((int(each.at), each.factor) for each in config.quality.splits if each.symbol == symbol)
             for symbol in session.symbols
         ),
         tuple(tuple(at for at, _ in each.moments) for each in rolls),
+        any(each.resets for each in rolls),
     )
-
-
-def with_rolls(line: LineSpec | CompactSpec, rolls: Sequence[Rolls]) -> LineSpec | CompactSpec:
-    """As lines are written where these are the rolls of its symbols."""
-    resets = any(each.resets for each in rolls)
-    if isinstance(line, CompactSpec):
-        return replace(line, resets=resets)
-    return replace(line, rolls=tuple(each.moments for each in rolls), resets=resets)
 
 
 def _venue(symbol: str) -> str:
@@ -188,21 +200,23 @@ class _Fed:
             len(state.positions),
             known_closed,
             state.closed,
-            corrected=known.corrected,
-            restored_corrected=state.corrected,
+            written=known.written,
+            restored_written=state.written,
         )
 
     def take(self, record: TapeRecord) -> TapeItem[TapeRecord]:
         """Its next bar for the scheduler."""
         history = self.history
-        late = record.reads[-1].last if record.flags & AMENDS else None
-        answered = history.take(record.bar.leg, record.bar.ts_open, late)
+        if is_single(record):
+            answered = history.take_single(record.reads[-1])
+        else:
+            answered = history.take(record.bar.leg, record.bar.ts_open)
         self.unanswered += not answered
         record = replace(
             record,
             ordinal=self.bars,
             closed=history.closed,
-            corrected=history.corrected,
+            written=history.written,
             history=answered,
         )
         self.bars += 1
@@ -222,7 +236,7 @@ class TapeFeeder(BarConsumer):
         scheduler: Scheduler,
         store: MetricStore,
         clock: Callable[[], int] = time.monotonic_ns,
-        emit: Callable[[RecordRefused], None] = lambda event: None,
+        emit: Callable[[RecordRefused | SessionHalted], None] = lambda event: None,
         credits: int = 0,
         standby: bool = False,
         watch: WatchBars = lambda session, bars: None,
@@ -254,7 +268,10 @@ class TapeFeeder(BarConsumer):
             self.lives.on(Event.STANDBY, names)
         self._fed = {session.name: self._feed(session) for session in config.sessions}
         self._most = credits or (CREDITS if config.skips else 4 * CREDITS)
-        tokeniser, specs = Tokeniser(built.prompt.encode), list(self._specs.values())
+        tokeniser, specs = (
+            Tokeniser(built.prompt.encode, built.prompt.without_special),
+            list(self._specs.values()),
+        )
         self.plane = DataPlane(ring, source, tokeniser, specs, self, store, clock=clock, skips=config.skips)
         scheduler.subscribe(self.on_commit, self.on_drop)
 
@@ -324,7 +341,7 @@ class TapeFeeder(BarConsumer):
         if found is None:
             return None
         fed = self._fed[session]
-        return FeederState(*found, fed.history.seen, fed.history.seen_corrected, fed.bars)
+        return FeederState(*found, fed.history.seen, fed.history.seen_written, fed.bars)
 
     def restore(self, session: str, state: SavedSession) -> None:
         """Go on from a snapshot, before the first record."""
@@ -363,7 +380,7 @@ class TapeFeeder(BarConsumer):
                 self._built.progress.update(progress)
                 for name, known in progress.items():
                     if name in self._fed:
-                        self._fed[name].history.promote(known.closed, known.corrected)
+                        self._fed[name].history.promote(known.closed, known.written)
             done()
 
         with self._changing:
@@ -444,10 +461,12 @@ class TapeFeeder(BarConsumer):
             return
         window = [TapeItem(tokens, None, event) for tokens, event in restart.window]
         refresh = partial(self._scheduler.refresh, tape, window=window)
-        if restart.anchor is None:
-            self._built.prefixes.again(tape.name, refresh)
-        else:
-            self._built.prefixes.anchor(tape.name, restart.anchor.header, refresh)
+        header = None if restart.anchor is None else restart.anchor.header
+        self._built.prefixes.anchor(tape.name, header, refresh)
+
+    def halt(self, session: str, is_halted: bool) -> None:
+        """Tell the gateway."""
+        self._emit(SessionHalted(session, is_halted))
 
     def refuse(self, session: str, refused: RefusedRecord) -> None:
         """Count and report a record."""
@@ -463,10 +482,12 @@ class TapeFeeder(BarConsumer):
         since_ns: int = 0,
     ) -> SessionSpec:
         own = [rolls.get(symbol, Rolls()) for symbol in session.symbols]
-        feeds = feeds_of(self._config, session, self._symbols, since_ns, line.price_scale, own)
-        line = with_rolls(line, own)
+        feeds = feeds_of(self._config, session, self._symbols, since_ns, line, own)
+        if isinstance(line, LineSpec):
+            line = replace(line, rolls=tuple(each.moments for each in own))
         kept = self._built.tapes[session.name].retention
-        return SessionSpec(session.name, feeds, line, TapeWindow(kept.tokens, kept.records, kept.span_ns))
+        window = TapeWindow(kept.tokens, kept.records, kept.span_ns)
+        return SessionSpec(session.name, feeds, line, window, self._config.events.text_tokens)
 
     def _progress(self, session: str) -> Progress:
         return self._built.progress.get(session, Progress())
@@ -475,7 +496,7 @@ class TapeFeeder(BarConsumer):
         known = self._progress(session.name)
         symbols = len(session.symbols)
         life = self.lives.of(session.name)
-        return _Fed(History(life, symbols, known.closed, corrected=known.corrected))
+        return _Fed(History(life, symbols, known.closed, written=known.written))
 
     def _leave(self) -> None:
         self._leave_ring.set()

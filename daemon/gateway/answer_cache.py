@@ -63,6 +63,8 @@ class SessionState:
     """Of all sources, where they say whether answers are silent."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
     removed: bool = False
+    halted: bool = False
+    """Trading of one of its symbols is."""
 
     def ask_these(
         self, questions: Iterable[Question], paused: Iterable[Question], coming: Iterable[Question] = ()
@@ -95,6 +97,10 @@ class SessionState:
         self.ask_these(questions, self.paused)
         asked = {question.hash for question in questions}
         self.answers = {key: answer for key, answer in self.answers.items() if key in asked}
+
+    def halt(self, is_halted: bool) -> None:
+        """Its trading has halted, or goes on."""
+        self.halted = is_halted
 
     def remove(self) -> None:
         """It is gone, and so is what waits for its answers."""
@@ -134,7 +140,11 @@ class SessionState:
 
     def flags_now(self, event_age_ns: int) -> tuple[Flag, ...]:
         """Flags of an answer that goes out now, of data this long after its event."""
-        now: dict[Flag, bool] = {"stale": self.is_stale(event_age_ns), "silent": self.is_silent}
+        now: dict[Flag, bool] = {
+            "stale": self.is_stale(event_age_ns),
+            "silent": self.is_silent,
+            "halted": self.halted,
+        }
         return tuple(flag for flag, is_set in now.items() if is_set)
 
     def ready(self, question_hash: str, max_age_s: float | None = None) -> ReadyAnswer | None:
@@ -147,7 +157,7 @@ class SessionState:
     def metadata(self, ready: ReadyAnswer) -> dict[str, Any]:
         """Members of a `ReplyMetadata`: the answer's, with its data's ages now, by which it is `stale`."""
         answer, dated = ready.answer, self.with_ages(ready.times)
-        flags = [flag for flag in answer.flags if flag not in ("stale", "silent")]
+        flags = [flag for flag in answer.flags if flag not in ("stale", "silent", "halted")]
         members = {name: getattr(answer, name) for name in AnswerMetadata.__struct_fields__}
         flags += self.flags_now(dated["staleness_ns"])
         return members | dated | {"flags": tuple(flags), "cached": True}
@@ -169,6 +179,7 @@ class Sessions:
         self.states: dict[str, SessionState] = {}
         self.clocks: dict[str, VenueClock] = {}
         """Of the sessions' venues."""
+        self._refuses_halted = config.events.on_halt == "no answers"
         self._flags_silence = config.quality.silent == "flag"
         self.silences: list[SilenceMonitor] = []
         """One for each source."""
@@ -208,6 +219,12 @@ class Sessions:
     def committed(self, event: protocol.Committed) -> None:
         """A session has a new version."""
         self.states[event.session].committed(event)
+
+    def halt(self, session: str, is_halted: bool) -> None:
+        """Trading of a session has halted, or goes on."""
+        if (state := self.states.get(session)) is not None:
+            state.halt(is_halted)
+            self._store.set("foretick_session_halted", is_halted, session=session)
 
     def answered(self, answer: Answer, times: Times) -> None:
         """A standing question has a new answer; ``times`` of its version's newest record."""
@@ -253,6 +270,7 @@ class Sessions:
                     **state.with_ages(state.times),
                     last_seen_age_ns=state.last_seen_age_ns,
                     silent=state.is_silent,
+                    halted=state.halted,
                     freshness_objective_ns=state.freshness_objective_ns,
                     freshness_misses=int(self._store.value("foretick_freshness_misses_total", session=name)),
                     bars_skipped=int(self._store.value("foretick_bars_skipped_total", session=name)),
@@ -309,6 +327,12 @@ class Sessions:
         if not self.is_open(session):
             why = "no record of it has been read, or it is just being brought back"
             raise messages.QueryError("rebuilding", f"{session} is not open here yet ({why}): ask later")
+
+    def check_trading(self, session: str) -> None:
+        """Raise QueryError for a session whose trading has halted, unless answers just say so."""
+        if self._refuses_halted and self.state(session).halted:
+            why = f"trading of {session} has halted: there is no answer before it goes on (events.on_halt)"
+            raise messages.QueryError("halted", why)
 
     def state(self, session: str) -> SessionState:
         """The state of a session; QueryError when there is none."""

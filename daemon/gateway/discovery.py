@@ -7,7 +7,7 @@ from daemon.config.symbols import Names, SymbolRoute
 from daemon.gateway.checkpoint.offsets import OffsetTracker
 from daemon.gateway.patterns import Unopened
 from feeds.codec import MalformedRecord
-from feeds.market_data import AnyRecord, VenueHeartbeat
+from feeds.market_data import AnyRecord
 from feeds.payloads.payload_decoder import PayloadDecoder
 from feeds.source import Incoming, Partition
 
@@ -59,7 +59,7 @@ class Discovery:
                 continue  # an earlier daemon has opened what was to be opened
             found, _ = self._payloads.parts(message)
             for number, record in enumerate(part.record for part in found):
-                if isinstance(record, MalformedRecord | VenueHeartbeat):
+                if not isinstance(record, AnyRecord):
                     continue
                 renamed = names.renamed(record)
                 if renamed is not None and renamed.key not in routes():

@@ -224,12 +224,16 @@ class Gateway:
             case protocol.QuestionsSet():
                 self.publisher.questions_set(event)
                 self.pending.on_event(event)
+            case protocol.SessionHalted():
+                self.sessions.halt(event.session, event.halted)
             case protocol.SessionAdded():
                 self.publisher.streams.name(*event.streams)
                 self.pending.on_event(event)
             case protocol.Done() | LabelReply() | Begun() | Delta() | Finished() | Failed() | TokensCounted():
                 self.pending.on_event(event)
             case protocol.EngineReady():
+                for name in self.sessions.states:
+                    self.sessions.halt(name, name in event.halted)
                 self.publisher.streams.name(*event.streams)
                 self.input.engine_ready(event.positions)
                 self.store.set("foretick_engine_up", 1)

@@ -125,6 +125,7 @@ class Generations:
     ) -> messages.AskReply | Callable[[], Awaitable[messages.AskReply]]:
         """A standing question's ready answer that is young enough; else what to await for the engine's."""
         state = self._sessions.state(request.session)
+        self._sessions.check_trading(request.session)
         known = state.lookup.find(request.question, request.choices)
         if known is None:
             text, choices, question = state.lookup.text_of(request.question), request.choices, None
@@ -273,6 +274,7 @@ class Generations:
         if not request.session:
             return request, None
         state = self._sessions.state(request.session)
+        self._sessions.check_trading(request.session)
         known = self._meant(request.session, request.turns, request.choices)
         if known is not None:
             question, ready = known.question, state.ready(known.hash)

@@ -256,6 +256,7 @@ class LiveSessions:
                 assert isinstance(event, protocol.SessionAdded)
                 self._positions[command.session.name] = event.positions
                 self._added(command)
+                self._sessions.halt(command.session.name, event.halted)
             case protocol.ReconfigureSession():
                 self._changed(command.session)
             case protocol.CloseSession(keeps=False):

@@ -30,12 +30,20 @@ from daemon.gateway.patterns import Unopened
 from daemon.gateway.ring_flow import COLUMNS_SLICE, SLICE, RingFlow
 from daemon.gateway.sequence_gaps import Sequence as SequenceKind
 from daemon.gateway.sequence_gaps import Sequences
-from daemon.ring_numbers import ring_values
+from daemon.ring_numbers import RingValues, event_values, ring_values, words_of
 from feeds.codec import REPLAY, MalformedRecord, check_prices
 from feeds.columns import Columns
 from feeds.columns.record_columns import ColumnBatch
 from feeds.decimals import NANO
-from feeds.market_data import EVERY_SYMBOL, AnyRecord, Bar, DeadLetter, Received, VenueHeartbeat
+from feeds.market_data import (
+    EVERY_SYMBOL,
+    AnyRecord,
+    Bar,
+    DeadLetter,
+    Event,
+    Received,
+    VenueHeartbeat,
+)  # fmt: skip
 from feeds.payloads.payload_decoder import PayloadDecoder, PayloadRecord, malformed
 from feeds.quality.silence import SilenceMonitor
 from feeds.record_identity import token_of
@@ -53,9 +61,11 @@ from ingest.record import (
     SIDE_SELL,
     SIDE_UNKNOWN,
     TRADE,
+    WORDS,
     stream_number,
 )
 from ingest.ring import Ring
+from ingest.words import chunks_of, number_of
 from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
@@ -317,6 +327,9 @@ class RecordDecoder:
             if isinstance(record, MalformedRecord):
                 raise record
             self._check(record, message)
+            if isinstance(record, Event):
+                await self._pack_event(record, message, part, more)
+                return
             renamed = self._routes.names.renamed(record)
             if renamed is None:
                 route = Unopened.OUTSIDE
@@ -377,7 +390,17 @@ class RecordDecoder:
 
     def _write(self, record: AnyRecord, route: SymbolRoute, message: Incoming, part: int, more: bool) -> None:
         """Write a record for the ring. Raises what its values provoke, and then nothing is written."""
-        numbers = ring_values(record, route.price_scale)
+        self._add(record, ring_values(record, route.price_scale), route, message, part, more)
+
+    def _add(
+        self,
+        record: AnyRecord | Event,
+        numbers: RingValues,
+        route: SymbolRoute,
+        message: Incoming,
+        part: int,
+        more: bool,
+    ) -> None:
         self.flow.writer.add(
             numbers.kind,
             route.number,
@@ -397,11 +420,68 @@ class RecordDecoder:
             token=token_of(record, self._sequences.counts != "none"),
         )
 
+    async def _pack_event(self, event: Event, message: Incoming, part: int, more: bool) -> None:
+        """Pack a record that is in no bar, for each symbol that it is about, behind its words.
+
+        Raises MalformedRecord, with nothing packed.
+        """
+        stream = (message.topic, message.partition)
+        made = [(route, self._event_values(event, route)) for route in self._about(event)]
+        self._note_missing(event)
+        await self._open_for(stream, {name for route, _ in made for name in route.sessions})
+        open_now = {route.number for route in self._about(event)}  # none where the engine refuses it
+        made = [each for each in made if each[0].number in open_now]
+        if not made:
+            self._store.inc("foretick_records_unknown_symbol_total")
+            self._tracker.skipped(stream, message.offset)
+            return
+        self._counters.passed.inc()
+        if event.skewed:
+            self._counters.skewed.inc()
+        for route, values in made:
+            await self._add_words(words_of(event), event, route, message)
+            self._add(event, values, route, message, part, more)
+            if self._gaps.take(route.number, stream):
+                self.flow.writer.records[-1]["flags"] |= FLAG_GAP
+            self._hear(route.sessions)
+            for name in route.sessions:
+                self._counters.passed_to(name).inc()
+                self._tracker.passed_on(name, stream, (message.offset,))
+
+    @staticmethod
+    def _event_values(event: Event, route: SymbolRoute) -> RingValues:
+        if not route.signed:
+            check_prices(event)
+        return event_values(event, route.price_scale)
+
+    async def _add_words(self, words: str, event: Event, route: SymbolRoute, message: Incoming) -> None:
+        """Write the words of the record that follows, for which there is room, too."""
+        chunks = chunks_of(words)
+        await self.flow.make_room(len(chunks) + 1)
+        for number, chunk in enumerate(chunks):
+            self.flow.writer.add(
+                WORDS,
+                route.number,
+                event.ts_event,
+                event.ts_recv,
+                chunk[:5],
+                x=chunk[5],
+                seq=number_of(words),
+                part=number,
+                stream=self._number((message.topic, message.partition)),
+                offset=message.offset,
+                more=True,
+            )
+
+    def _about(self, record: Event | VenueHeartbeat) -> list[SymbolRoute]:
+        """The symbols of sessions that a record of one symbol, or of a whole venue, is about."""
+        names = self._routes.names_in(record.venue) if record.symbol == EVERY_SYMBOL else [record.key]
+        return self._routes.routes_of(names, record.ts_event)
+
     def _take_heartbeat(self, beat: VenueHeartbeat, message: Incoming) -> None:
         """No answer covers a heartbeat, so its offset is done here."""
         self._tracker.skipped((message.topic, message.partition), message.offset)
-        names = self._routes.names_in(beat.venue) if beat.symbol == EVERY_SYMBOL else [beat.key]
-        if found := self._routes.routes_of(names, beat.ts_event):
+        if found := self._about(beat):
             self._store.inc("foretick_heartbeats_total", source=self._source.name)
             found = [route for route in found if not self._closed(route.sessions)]
         else:

@@ -73,25 +73,24 @@ class StartPositions:
             begin[partition] = StartPosition(min([live, *known]), None if is_enough else live, answered_ns)
         return begin
 
+    def _offsets(self, places: Iterable[Position], partition: Partition) -> Sequence[int]:
+        """Those of a partition."""
+        return [
+            each.offset
+            for each in places
+            if each.source in self._sources and (each.topic, each.partition) == partition
+        ]
+
     def _first_missing(self, session: str, partition: Partition, live: int) -> int | None:
         """The first record that the session's window lacks, ``live`` if none; None if it is not known.
 
         It is where its snapshot ends, or else where its window began, if that is near enough to ``live``.
         """
         restored, window = self._restored.get(session), self._progress.of(session).window
-        places: Iterable[Position] = ()
-        if restored:
-            places = restored.values()
-        elif window.settings == self._windows[session]:
-            places = window.firsts
-        first = min(
-            (
-                each.offset
-                for each in places
-                if each.source in self._sources and (each.topic, each.partition) == partition
-            ),
-            default=live if restored else None,
-        )
+        own: Sequence[int] = () if restored is None else self._offsets(restored.values(), partition)
+        if not own and window.settings == self._windows[session]:  # also what came first behind a snapshot
+            own = self._offsets(window.firsts, partition)
+        first = min(own, default=live if restored else None)
         if not restored and first is not None and live - first > self._max_reread:
             log.warning(
                 "the window of session %s begins %d records before offset %d of %s/%d, more than "

@@ -217,6 +217,17 @@ class PromptFormat:
         """Tokens of ``text``, without special tokens."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
+    def without_special(self, text: str) -> str:
+        """``text`` of somebody else's, with a blank where it writes a special token."""
+        return self._added.sub(" ", text) if self._added else text
+
+    @cached_property
+    def _added(self) -> re.Pattern[str] | None:
+        """Finds what the tokenizer reads as one token whatever is around it."""
+        added = getattr(self.tokenizer, "added_tokens_decoder", {}).values()
+        names = sorted((token.content for token in added), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, names))) if names else None
+
     def parts(self, text: str, least: int) -> list[str]:
         """``text`` in parts whose tokens, one after the other, are the text's.
 

@@ -7,7 +7,7 @@ from statistics import median
 
 from feeds.codec import MalformedRecord
 from feeds.decimals import Fixed, decimals_of
-from feeds.market_data import AnyRecord, Bar, Quote, Received, Trade, VenueHeartbeat
+from feeds.market_data import AnyRecord, Bar, Quote, Received, Trade
 from feeds.payloads.payload_decoder import PayloadDecoder
 from feeds.source import Incoming
 
@@ -58,7 +58,7 @@ class Observed(Refusals):
         for each in found:
             if isinstance(each, MalformedRecord):
                 self.refuse(each)
-            elif not isinstance(each, VenueHeartbeat):
+            elif isinstance(each, AnyRecord):
                 self.records.setdefault(each.key, []).append(each)
 
     @property

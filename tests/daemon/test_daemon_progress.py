@@ -16,6 +16,7 @@ progress = st.builds(
     numbers,
     st.lists(st.integers(-(2**63), 2**63 - 1)).map(tuple),
     st.builds(WindowStart, st.integers(0, 2**32 - 1), st.lists(positions, max_size=2).map(tuple)),
+    st.lists(st.tuples(st.integers(0, 2**64 - 1), numbers), max_size=2).map(tuple),
 )
 
 

@@ -1,6 +1,7 @@
 """Checks on records: which pass, which are refused, and why."""
 
 import json
+from typing import get_args
 
 import msgspec
 import pytest
@@ -18,15 +19,21 @@ from feeds.codec import (
 )
 from feeds.decimals import LIMIT, Fixed, from_units, parse_fixed
 from feeds.market_data import (
+    Action,
     Answer,
     AnyMessage,
     AnyRecord,
     Bar,
+    Book,
     DataUpdated,
     DeadLetter,
+    Event,
     InputRange,
     Latency,
     Quote,
+    State,
+    Status,
+    Text,
     Trade,
 )
 from metrics.catalogue import REASONS
@@ -114,6 +121,35 @@ trades = st.builds(
     Trade, **common, price=prices, size=sizes, side=st.sampled_from(["buy", "sell", "unknown"])
 )
 quotes = st.builds(Quote, **common, bid=prices, ask=prices, bid_size=sizes, ask_size=sizes)
+
+
+positive = st.integers(1, 10**9 * 10**18).map(Fixed)
+levels = st.lists(st.tuples(positive, positive), max_size=10, unique_by=lambda level: level[0]).map(sorted)
+common = st.fixed_dictionaries(
+    {
+        "venue": st.just("V"),
+        "symbol": st.sampled_from(["AAA", "*"]),
+        "ts_event": st.integers(START, START + 10**15),
+        "ts_recv": st.integers(START, START + 10**15),
+    }
+)
+events = st.one_of(
+    common.flatmap(lambda c: st.builds(Text, text=st.text(min_size=1).filter(str.strip), **just(c))),
+    common.flatmap(lambda c: st.builds(Status, state=st.sampled_from(get_args(State)), **just(c))),
+    common.flatmap(lambda c: st.builds(Action, action=st.just("split"), factor=positive, **just(c))),
+    common.flatmap(
+        lambda c: st.builds(Book, bids=levels.map(lambda b: b[::-1]), asks=levels, **just(c))
+    ).filter(lambda book: bool(book.bids or book.asks)),
+)
+
+
+def just(members: dict[str, object]) -> dict[str, st.SearchStrategy[object]]:
+    return {name: st.just(value) for name, value in members.items()}
+
+
+@given(events, st.sampled_from(["json", "msgpack"]))
+def test_events_come_back(event: Event, encoding: str) -> None:
+    assert decode_record(encode(event, encoding), encoding) == event
 
 
 @given(st.one_of(trades, quotes), st.sampled_from(["json", "msgpack"]))

@@ -16,12 +16,26 @@ from ingest.backlog import TapeWindow
 from ingest.bar_kernel import BAR, GAP
 from ingest.bars import BarPolicy, Feeds
 from ingest.compact import CompactSpec, Restart
+from ingest.events import events_code
 from ingest.lines import LineSpec
 from ingest.plane import DataPlane, SessionSpec, TapeRecord
 from ingest.plane_state import PlaneState, Rows
 from ingest.record import BAR as READY
-from ingest.record import HEARTBEAT, QUOTE, TRADE, RecordWriter, stream_number
+from ingest.record import (
+    HALT,
+    HEARTBEAT,
+    QUOTE,
+    RESUME,
+    STATUS,
+    TEXT,
+    TRADE,
+    WORDS,
+    RecordWriter,
+    stream_number,
+)  # fmt: skip
 from ingest.ring import Ring
+from ingest.words import chunks_of, number_of
+from metrics.catalogue import EVENTS
 from metrics.store import MetricStore
 from tests.ingest.building import Consumer, plane_on
 
@@ -29,7 +43,7 @@ UNIT = 10**9
 LINES = LineSpec(0, 0, ("A", "B"))
 LEGS = [stream_number("kafka", "ticks", leg) for leg in (0, 1)]
 """Their streams."""
-KINDS = {"trade": TRADE, "quote": QUOTE, "bar": READY, "heartbeat": HEARTBEAT}
+KINDS = {"trade": TRADE, "quote": QUOTE, "bar": READY, "heartbeat": HEARTBEAT, "text": TEXT, "halt": STATUS}
 
 
 @dataclass
@@ -71,17 +85,31 @@ class Item:
 
 
 def packed(items: list[Item]) -> np.ndarray:
-    writer = RecordWriter(len(items))
+    writer = RecordWriter(3 * len(items))
     for item in items:
         moment, price = item.second * UNIT, item.price * UNIT
+        words = f"a text of more than 48 bytes, about {item.price} things"
         values = {
             "trade": (price, UNIT, 0, 0, 0),
             "quote": (price, price + 2, UNIT, UNIT, 0),
             "bar": (price, price, price, price, UNIT),
             "heartbeat": (0, 0, 0, 0, 0),
+            "text": (
+                0,
+                0,
+                0,
+                number_of(words := f"a text of more than 48 bytes, about {item.price} things"),
+                0,
+            ),
+            "halt": (0, 0, 0, 0, 0),
         }[item.kind]
+        for number, chunk in enumerate(chunks_of(words) if item.kind == "text" else ()):
+            writer.add(
+                WORDS, item.leg, moment, moment, chunk[:5], x=chunk[5], seq=number_of(words), part=number
+            )
+        x = (HALT, RESUME)[item.price % 2] if item.kind == "halt" else UNIT
         writer.add(
-            KINDS[item.kind], item.leg, moment, moment, values, ts_source=moment, x=UNIT,
+            KINDS[item.kind], item.leg, moment, moment, values, ts_source=moment, x=x,
             stream=LEGS[item.leg], offset=item.message,
             part=item.part, more=item.more,
         )  # fmt: skip
@@ -113,17 +141,16 @@ def shown(seen: list[TapeRecord | Restart]) -> list[object]:
 
 @st.composite
 def streams(draw: st.DrawFn, legs: int, kind: str) -> list[Item]:
-    """Records of each leg's stream, interleaved; now and then several in one message, and heartbeats."""
+    """Records of each leg's stream, interleaved; some in one message, and heartbeats and events."""
     items, messages, now = list[Item](), [0] * legs, 1000
     for _ in range(draw(st.integers(1, 40))):
         leg, size = draw(st.integers(0, legs - 1)), draw(st.sampled_from([1, 1, 1, 2, 3]))
         for part in range(size):
             now += draw(st.integers(-3, 6))
-            beats = kind != "bar" and draw(st.integers(0, 9)) == 0
+            other = draw(st.sampled_from([kind] * 8 + ["heartbeat", "text", "halt"]))
+            own = kind if other == "heartbeat" and kind == "bar" else other
             price = draw(st.integers(90, 110)) * draw(st.sampled_from([1, 1, 1, 1, 9]))
-            items.append(
-                Item("heartbeat" if beats else kind, leg, messages[leg], part, part + 1 < size, now, price)
-            )
+            items.append(Item(own, leg, messages[leg], part, part + 1 < size, now, price))
         messages[leg] += 1
     return items
 
@@ -151,7 +178,10 @@ def test_a_cut_session_goes_on_as_if_it_had_not_been(
     line: LineSpec | CompactSpec = LINES
     if compact:
         line = CompactSpec(0, 0, window.tokens, window.records, window.span_ns)
-        policy = BarPolicy(policy.interval_ns, policy.lateness_ns, policy.empty, policy.max_fill)
+        events = events_code(dict.fromkeys(EVENTS, "flag"))
+        policy = BarPolicy(
+            policy.interval_ns, policy.lateness_ns, policy.empty, policy.max_fill, events=events
+        )
     kind = data.draw(st.sampled_from(["trade", "quote", "bar"]))
     items = data.draw(streams(1 if compact else 2, kind))
     at, room = data.draw(st.integers(0, len(items))), data.draw(st.sampled_from([0, 1, 10**6]))
@@ -273,3 +303,36 @@ def test_rows_of_another_layout_and_another_policy_are_refused() -> None:
         pytest.raises(ValueError, match="other symbols"),
     ):
         third.plane.restore("s", cut, [True])
+
+
+def test_each_stream_of_a_symbol_is_read_on_where_it_ended() -> None:
+    """Prices come in one topic and headlines in another: none of either is taken twice, none is left out."""
+    streams = {TRADE: LEGS[0], STATUS: LEGS[1]}
+    log = [(TRADE, 0), (STATUS, 0), (TRADE, 1), (STATUS, 1), (TRADE, 2), (TRADE, 3), (STATUS, 2), (TRADE, 4)]
+
+    def push(plane: Plane, found: list[tuple[int, int, int]]) -> None:
+        writer = RecordWriter(len(found))
+        for kind, offset, moment in found:
+            values = (UNIT, UNIT, 0, 0, 0) if kind == TRADE else (0, 0, 0, 0, 0)
+            x = RESUME if kind == STATUS else 0
+            writer.add(kind, 0, moment, moment, values, x=x, stream=streams[kind], offset=offset)
+        plane.ring.push(writer.records)
+        plane.consumer.rooms["s"] = 10**6
+        plane.plane.step()
+
+    items = [(kind, offset, (1000 + n) * UNIT) for n, (kind, offset) in enumerate(log)]
+    with opened(BarPolicy(UNIT)) as whole:
+        push(whole, items)
+        expected = shown(whole.seen)
+    for at in range(len(items) + 1):
+        with opened(BarPolicy(UNIT)) as first, opened(BarPolicy(UNIT)) as second:
+            push(first, items[:at])
+            cut, taken = first.plane.cut("s") or pytest.fail("no cut")
+            newest = {taken[0].stream: taken[0].offset} | dict(taken[0].others)
+            had = [(streams[kind], offset) for kind, offset, _ in items[:at]]
+            assert (
+                newest.items() >= {stream: max(o for s, o in had if s == stream) for stream, _ in had}.items()
+            )
+            second.plane.restore("s", cut, [True, True])
+            push(second, items[max(0, at - 3) :])
+            assert shown(first.seen) + shown(second.seen) == expected

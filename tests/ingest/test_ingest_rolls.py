@@ -120,11 +120,15 @@ def test_a_roll_among_skipped_bars_is_said_of_the_next_one_of_its_symbol() -> No
     assert [bool(flags & ROLLED) for flags in backlog.bars["flags"]] == [False, False, True, False]
 
 
-def lines_of(line: LineSpec | CompactSpec, late: str = "drop", cuts: tuple[int, ...] = ()) -> list[object]:
+def lines_of(
+    line: LineSpec | CompactSpec, late: str = "drop", cuts: tuple[int, ...] = (), *, resets: bool = False
+) -> list[object]:
     """What a plane makes of two contracts: the text of records, and `Restart`s."""
     consumer = Consumer()
     policy = BarPolicy(SECOND, lateness_ns=0, late=late)  # type: ignore[arg-type]
-    spec = SessionSpec("es", Feeds((0,), policy, rolls=((ROLL,),)), line, TapeWindow(4096))
+    spec = SessionSpec(
+        "es", Feeds((0,), policy, rolls=((ROLL,),), roll_resets=resets), line, TapeWindow(4096)
+    )
     records = trades([(8 * SECOND, UNIT), (9 * SECOND, UNIT + PRICE), (9 * SECOND + 1, UNIT + 2 * PRICE)])
     behind = trades(
         [(11 * SECOND, 3 * UNIT), (9 * SECOND, UNIT), (12 * SECOND, 3 * UNIT), (13 * SECOND, UNIT)]
@@ -147,13 +151,13 @@ def test_a_line_or_a_new_window_comes_before_the_first_decimal_line(late: str, c
     first = "roll,ESH7\n" + new[0]
     assert sorted(said, key=str) == sorted([*old, first, *amended, *new[1:]], key=str)
     assert said.index(old[1]) + 1 == said.index(first) - (said[2] in amended)
-    reset = lines_of(LineSpec(0, 0, rolls=MINE, resets=True), late, cuts)
+    reset = lines_of(LineSpec(0, 0, rolls=MINE), late, cuts, resets=True)
     assert [each for each in reset if each not in amended] == [*old, Restart(None, ()), *new]
 
 
 @pytest.mark.parametrize("cuts", [(), (3,), (1, 2, 3, 4, 5, 6)])
 def test_compact_lines_begin_anew_around_the_new_contract(cuts: tuple[int, ...]) -> None:
-    *old, restart, first, second, _ = lines_of(CompactSpec(0, resets=True), cuts=cuts)
+    *old, restart, first, second, _ = lines_of(CompactSpec(0), cuts=cuts, resets=True)
     assert isinstance(restart, Restart)
     assert restart.window == ()
     assert restart.anchor is not None

@@ -9,7 +9,7 @@ from daemon import protocol
 from daemon.ages import Times
 from feeds.market_data import Answer, Latency
 from flash.question import PAPER_SIX
-from ingest.record import ReadRange, stream_number
+from ingest.record import LowWatermarks, ReadRange, stream_number
 from tests.kit import START, TOPIC
 
 ANSWER = Answer(
@@ -43,12 +43,12 @@ NUMBER = stream_number(STREAM.source, STREAM.topic, STREAM.partition)
 def inputs_below(
     low_watermark: int,
     closed: tuple[int, ...] = (),
-    corrected: tuple[int, ...] = (),
+    written: LowWatermarks = (),
     first: int | None = None,
 ) -> protocol.VersionInputs:
     """Records from offset ``first``, by default one record, to the one before ``low_watermark``."""
     read = ReadRange(NUMBER, low_watermark - 1 if first is None else first, low_watermark - 1)
-    return protocol.VersionInputs((read,), ((NUMBER, low_watermark),), closed, corrected)
+    return protocol.VersionInputs((read,), ((NUMBER, low_watermark),), closed, written)
 
 
 def answered(

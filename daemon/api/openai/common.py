@@ -36,6 +36,7 @@ _CODES: dict[Reason, str] = {
     "busy": "rate_limit_exceeded",
     "engine": "server_error",
     "rebuilding": "rebuilding",
+    "halted": "halted",
     "shutting_down": "server_error",
     "timeout": "timeout",
 }

@@ -260,7 +260,7 @@ class Publisher:
     def _is_history(self, event: protocol.Committed) -> bool:
         """Also where the engine did not know it: its progress is that of its start, or it cannot tell."""
         inputs = event.inputs
-        if event.history or self.progress.is_history(event.session, inputs.closed, inputs.corrected):
+        if event.history or self.progress.is_history(event.session, inputs.closed, inputs.written):
             return True
         # by its records only where nothing better is known: an empty bar has those of the bar before it
         reads = () if self.progress.knows_history(event.session) else inputs.reads
@@ -410,7 +410,7 @@ class Publisher:
         return msgspec.structs.replace(
             answer,
             epoch=self.progress.epoch,
-            answer_id=_answer_id(answer, inputs, event.inputs.closed),
+            answer_id=_answer_id(answer, inputs, () if event.inputs.single else event.inputs.closed),
             inputs=inputs,
             staleness_ns=age,
             source_age_ns=source_age,
@@ -454,7 +454,7 @@ class Publisher:
                 if tracker is not None:
                     tracker.acknowledge(session, stream, low_watermark)
             self.progress.acknowledge(
-                session, number, version.sequences, inputs.closed, version.window, inputs.corrected
+                session, number, version.sequences, inputs.closed, version.window, inputs.written
             )
             self.outbox.complete(session, number)
 
@@ -474,7 +474,7 @@ def _said(answer: Answer) -> PublishedValue:
 def _answer_id(answer: Answer, inputs: Sequence[InputRange], closed: Sequence[int]) -> str:
     """The id by which consumers drop repeats: the question and the newest bars behind the answer.
 
-    A correction closes no bar, so its own record counts: the newest input of the version.
+    A correction or an event closes no bar, so its own record counts: the newest input of the version.
     """
     if closed and "amended" not in answer.flags:
         return f"{answer.session}:{answer.question_hash}:{','.join(map(str, closed))}"

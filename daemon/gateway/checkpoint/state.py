@@ -30,12 +30,14 @@ from daemon.progress import (
     covers,
     decode_stored,
     encode_stored,
+    furthest,
     order,
     session_of,
     stored_name,
 )
 from feeds.decoding import Undecodable, decoded
 from feeds.source import CommitPoint, Partition
+from ingest.record import LowWatermarks
 from metrics.store import MetricStore
 from support.durable_file import remove_abandoned, replacing
 
@@ -339,7 +341,10 @@ class ProgressStore:
             session = self._session(name)
             session.start(again=again)
             closed = () if again else session.progress.closed
-            found[name] = msgspec.structs.replace(session.progress, epoch=self.epoch, closed=closed)
+            written = () if again else session.progress.written
+            found[name] = msgspec.structs.replace(
+                session.progress, epoch=self.epoch, closed=closed, written=written
+            )
         return found
 
     def go_on(self) -> None:
@@ -349,7 +354,7 @@ class ProgressStore:
 
     def added(self, name: str) -> Progress:
         """A session begins, perhaps again: its window is empty, and its numbers go on."""
-        return msgspec.structs.replace(self._session(name).progress, epoch=self.epoch, closed=())
+        return msgspec.structs.replace(self._session(name).progress, epoch=self.epoch, closed=(), written=())
 
     def resumed(self, name: str) -> Progress:
         """A session goes on from what another daemon has acknowledged."""
@@ -376,7 +381,7 @@ class ProgressStore:
         sequences: Sequence[int],
         closed: tuple[int, ...],
         window: WindowStart = _UNKNOWN,
-        corrected: tuple[int, ...] = (),
+        written: LowWatermarks = (),
     ) -> None:
         """Answers of ``version``, with these numbers, and all versions before it are acknowledged.
 
@@ -385,14 +390,12 @@ class ProgressStore:
         known = self._session(session)
         before = known.progress
         window = before.window if window == _UNKNOWN else window
-        furthest, corrected = _furthest(before.closed, closed), _furthest(before.corrected, corrected)
-        known.acknowledge(
-            Progress(self.epoch, version, before.sequence, furthest, window, corrected), sequences
-        )
+        closed, written = _furthest(before.closed, closed), furthest(before.written, written)
+        known.acknowledge(Progress(self.epoch, version, before.sequence, closed, window, written), sequences)
 
-    def is_history(self, session: str, closed: tuple[int, ...], corrected: tuple[int, ...] = ()) -> bool:
+    def is_history(self, session: str, closed: tuple[int, ...], written: LowWatermarks = ()) -> bool:
         """Whether an earlier engine's answers covered bars with these openings, by the session's symbols."""
-        return covers(self._session(session).history, closed, corrected)
+        return covers(self._session(session).history, closed, written)
 
     def knows_history(self, session: str) -> bool:
         """Whether it is known up to which bars earlier engines answered."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -172,3 +173,28 @@ def test_corrected_bars_are_corrected_again(run: Run) -> None:
     amended = [a for a in ran.answers if "amended" in a.flags]
     assert len(amended) == 2
     ran.check(*amended, ran.answers[-1])
+
+
+def test_lines_of_events_are_made_again(run: Run) -> None:
+    """Each is a version of its own, with the words that stood in its record; a split resets the window."""
+
+    def told(n: int) -> list[bytes]:
+        moment = START + n * SECOND + 500_000_000
+        common = {"venue": "V", "symbol": "AAA", "ts_event": moment, "ts_recv": moment}
+        events = {
+            2: {"type": "text", "text": "a headline that takes more than one record in the ring"},
+            4: {"type": "status", "state": "halt"},
+            5: {"type": "status", "state": "resume"},
+            6: {"type": "action", "action": "split", "factor": "1"},
+            7: {"type": "text", "text": "another one"},
+        }
+        return [*second(n), *([msgspec.json.encode(common | events[n])] if n in events else [])]
+
+    events = '[events]\non_halt = "flag"\non_split = "reset"\n'
+    ran = run(SHORT.replace("160", "600"), told, events)
+    at = {a.as_of: a for a in ran.answers if a.as_of % SECOND == 500_000_000}
+    assert [(moment - START) // SECOND for moment in at] == [2, 4, 5, 6, 7]
+    assert all(":in/0/" in a.answer_id for a in at.values())
+    headline, halt, _, split, _ = at.values()
+    assert ("text" in headline.flags, "action" in split.flags) == (True, True)
+    ran.check(headline, halt, split, ran.answers[-1])

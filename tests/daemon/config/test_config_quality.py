@@ -11,6 +11,7 @@ from daemon.config.schema import Config, SessionConfig
 from daemon.engine.tape_feeder import feeds_of, policy_of
 from daemon.gateway.wiring import silence_monitor
 from ingest.feed_rules import actions_code
+from ingest.lines import LineSpec
 from metrics.feed_faults import ACTIONS, CONFIGURED, RULED
 
 CALENDAR = {"venue": "V", "zone": "UTC", "hours": ["mon-fri 09:30-16:00"]}
@@ -94,7 +95,7 @@ def test_the_engine_gets_the_actions_splits_and_venues_of_a_session() -> None:
         7,
         0,
     )
-    feeds = feeds_of(config, two, {"V:A": 3, "W:B": 5}, 0, 9)
+    feeds = feeds_of(config, two, {"V:A": 3, "W:B": 5}, 0, LineSpec())
     assert (feeds.symbols, feeds.venues, feeds.policy.venue_lag_ns) == ((3, 5), (0, 1), 2 * 10**9)
     assert feeds.splits == ((), ((1_767_225_600 * 10**9, 4.0),))
     assert {kind.name for kind in CONFIGURED} - {"silent"} <= names

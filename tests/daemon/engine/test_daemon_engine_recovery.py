@@ -17,6 +17,7 @@ from daemon.config.schema import (
     UNTRAINED,
     BarsConfig,
     Config,
+    EventsConfig,
     ModelConfig,
     PoolConfig,
     QuestionConfig,
@@ -38,8 +39,20 @@ from feeds.durations import Duration
 from feeds.market_data import Answer
 from flash.late_labels import AdaptationState
 from flash.question import PAPER_SIX
-from ingest.record import TRADE, RecordWriter, stream_number
+from ingest.record import (
+    ACTION,
+    HALT,
+    RESUME,
+    SPLIT,
+    STATUS,
+    TEXT,
+    TRADE,
+    WORDS,
+    RecordWriter,
+    stream_number,
+)  # fmt: skip
 from ingest.ring import Ring
+from ingest.words import chunks_of, number_of
 from metrics.store import MetricStore
 from regions.offload.snapshot_format import Identity, SnapshotHeader, read_header, write_snapshot
 from regions.tape import Retention
@@ -52,7 +65,14 @@ SECOND = 10**9
 START = 1_723_161_600 * SECOND
 STREAM = protocol.NameStream("kafka", "ticks", 0, True)
 Trade = tuple[int, int, int]
-"""Symbol, ns since the start, price in cents."""
+"""Symbol, ns since the start, price in cents; below zero, one of `EVENTS`."""
+EVENTS = {
+    -1: (TEXT, 0, "a headline that takes more than one record of words"),
+    -2: (STATUS, HALT, ""),
+    -3: (STATUS, RESUME, ""),
+    -4: (ACTION, SPLIT, ""),
+}
+"""Kind, `x` and words of an event."""
 TIERS = (RollupConfig(Duration(4 * SECOND), 3), RollupConfig(Duration(16 * SECOND), 1000))
 HIGH = QuestionConfig("high", "What was the highest price?", ("YES", "NO"))
 
@@ -172,14 +192,17 @@ class Engine:
 
     def put(self, offset: int, trade: Trade) -> None:
         symbol, moment, cents = trade
-        writer = RecordWriter(1)
+        writer = RecordWriter(4)
         self.given += 1
         at = START + moment
-        writer.add(
-            TRADE, symbol, at, at, (cents * SECOND // 100, SECOND, 0, 0, 0),
-            ts_source=at, stream=self.stream, offset=offset,
-        )  # fmt: skip
-        assert self.ring.push(writer.records) == 1
+        kind, values, x, words = TRADE, (cents * SECOND // 100, SECOND, 0, 0, 0), 0, ""
+        if cents in EVENTS:
+            kind, x, words = EVENTS[cents]
+            values = (10 * SECOND, 0, 0, number_of(words), 0)
+        for number, chunk in enumerate(chunks_of(words)):
+            writer.add(WORDS, symbol, at, at, chunk[:5], x=chunk[5], seq=number_of(words), part=number)
+        writer.add(kind, symbol, at, at, values, x=x, ts_source=at, stream=self.stream, offset=offset)
+        assert self.ring.push(writer.records) == len(writer)
 
     def rest(self) -> None:
         """Let it do all it has to."""
@@ -201,7 +224,7 @@ class Engine:
         """As if everything so far were acknowledged."""
         newest = {e.session: e for e in self.of(protocol.Committed)}
         return {
-            name: Progress(1, each.version, 0, each.inputs.closed, corrected=each.inputs.corrected)
+            name: Progress(1, each.version, 0, each.inputs.closed, written=each.inputs.written)
             for name, each in newest.items()
         }
 
@@ -274,11 +297,18 @@ def session(name: str, symbol: str = "X:a", **settings: object) -> SessionConfig
         ("lateness", 2),
         ("corrections", 1),
         ("corrections", 3),
+        ("events", 1),
+        ("events", 4),
+        ("compact events", 1),
+        ("corrections events", 2),
+        ("reset events", 1),
+        ("compact reset events", 1),
     ],
 )
 def test_killed_engines_answer_as_one_that_was_not(kind: str, seed: int, terse: Path, tmp_path: Path) -> None:
     settings: dict[str, dict[str, object]] = {
         "compact": {"retention_records": 6},
+        "compact events": {"retention_records": 6},
         "compact exact": {"retention_records": 6, "semantics": "exact", "refresh_every": 2},
         "several": {"more_symbols": ("X:b",)},
         "rollup": {"retention_records": 8, "rollup": TIERS, "rollup_every": 2},
@@ -286,11 +316,18 @@ def test_killed_engines_answer_as_one_that_was_not(kind: str, seed: int, terse: 
     bars: dict[str, dict[str, object]] = {
         "lateness": {"lateness": Duration(SECOND), "late": "amend"},
         "corrections": {"late": "amend"},
+        "corrections events": {"late": "amend"},
     }
     path = terse if "compact" in kind else None
     made = config(path, tmp_path / "on", session("s", **settings.get(kind, {})), **bars.get(kind, {}))
     log = log_of(2 if kind == "several" else 1, 30, seed)
-    if kind == "corrections":  # every other trade comes two seconds late
+    if "reset" in kind:
+        made = replace(made, events=EventsConfig(on_split="reset"))
+    if "events" in kind:
+        for n, event in enumerate((-1, -2, -1, -3, -4, -1, -2, -3, -1)):
+            at = 5 + 11 * n
+            log.insert(at, (0, log[at - 1][1], event))
+    if "corrections" in kind:  # every other trade comes two seconds late
         log = [(leg, max(0, at - n % 2 * 2 * SECOND), price) for n, (leg, at, price) in enumerate(log)]
     whole = Engine(replace(made, recovery=RecoveryConfig(interval=Duration(0))))
     whole.give(0, *log)

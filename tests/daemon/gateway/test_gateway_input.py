@@ -135,6 +135,10 @@ async def test_what_is_committed_is_what_an_engine_goes_on_from() -> None:
         ({"aaa": {"V:AAA": at(P, 80)}, "bbb": {"V:BBB": at(P, 90)}}, {P: StartPosition(80)}),
         ({"aaa": {"V:AAA": at(P, 80, "other")}, "bbb": {"V:BBB": at(Q, 3)}}, {P: StartPosition(100)}),
         ({"aaa": {"V:AAA": at(P, 120)}, "bbb": {"V:BBB": at(P, 110)}}, {P: StartPosition(100)}),
+        (
+            {"aaa": {"V:AAA": at(Q, 7), "kafka/t/0": at(P, 70)}, "bbb": {"V:BBB": at(P, 90)}},
+            {P: StartPosition(70)},
+        ),  # events of a symbol in a topic of their own
     ],
 )
 async def test_a_partition_is_read_from_the_least_position_of_its_sessions(
@@ -152,6 +156,11 @@ async def test_a_partition_is_read_from_the_least_position_of_its_sessions(
     [
         ({"aaa": at(P, 40), "bbb": at(P, 60)}, {}, StartPosition(40)),
         ({"aaa": at(P, 40, ""), "bbb": at(P, 60)}, {"aaa": {"V:AAA": at(P, 90)}}, StartPosition(60)),
+        (
+            {"aaa": at(P, 40), "bbb": at(P, 60)},
+            {"aaa": {"V:AAA": at(Q, 7)}, "bbb": {"V:BBB": at(P, 90)}},
+            StartPosition(40),
+        ),  # the first one came behind the snapshot
         ({"aaa": at(P, 40)}, {}, StartPosition(40, lookback_end=100)),  # of the other window it is not known
         ({"aaa": at(P, 10), "bbb": at(P, 60)}, {}, StartPosition(60, lookback_end=100)),  # too far back
     ],

@@ -109,16 +109,17 @@ def test_a_record_that_is_not_ours_is_counted_and_harms_nothing(
 
 def test_bars_up_to_what_is_acknowledged_are_history_until_the_past_is_asked_for(store: MetricStore) -> None:
     progress = ProgressStore(store)
-    progress.read(at(stored(1, {"aaa": Progress(1, 3, 18, (70, 80), corrected=(2, 5))})))
+    progress.read(at(stored(1, {"aaa": Progress(1, 3, 18, (70, 80), written=((1, 2), (2, 5)))})))
     progress.start(["aaa"])
     assert progress.is_history("aaa", (70, 80))
     assert progress.is_history("aaa", (60, 80))
     assert not progress.is_history("aaa", (80, 80))
     assert not progress.is_history("aaa", ()), "this engine does not say"
     assert not progress.is_history("bbb", (1,))
-    assert progress.is_history("aaa", (70, 80), (2, 5))
-    assert not progress.is_history("aaa", (70, 80), (3, 5)), "a bar was corrected once more"
-    assert not progress.is_history("bbb", (1,), (2,))
+    assert progress.is_history("aaa", (70, 80), ((1, 2), (2, 5)))
+    assert not progress.is_history("aaa", (70, 80), ((1, 3), (2, 5))), "a bar was corrected once more"
+    assert not progress.is_history("aaa", (70, 80), ((3, 1),)), "an event of another stream"
+    assert not progress.is_history("bbb", (1,), ((1, 2),))
     assert progress.start(["aaa"], again=True)["aaa"].closed == ()
     assert not progress.is_history("aaa", (60, 80))
 

@@ -24,7 +24,7 @@ from feeds.durations import Duration
 from feeds.market_data import Answer, DataUpdated, DeadLetter, FlashReady, InputRange
 from feeds.source import CommitPoint
 from flash.question import PAPER_SIX, Question
-from ingest.record import ReadRange, stream_number
+from ingest.record import LowWatermarks, ReadRange, stream_number
 from metrics.catalogue import FAILURES
 from metrics.store import MetricStore
 from tests.kit import SECOND, START, TOPIC, MemorySink, inproc_config, sessions, until
@@ -77,11 +77,11 @@ class Rig:
         return self.arrived[place - 1] if place <= len(self.arrived) else max(self.arrived) + 1
 
     def committed(
-        self, session: str, version: int, low_watermark: int, *closed: int, corrected: tuple[int, ...] = ()
+        self, session: str, version: int, low_watermark: int, *closed: int, written: LowWatermarks = ()
     ) -> None:
         event = protocol.Committed(
             *(session, version, 1, 20, version, Times(START, time.time_ns(), time.monotonic_ns())),
-            inputs_below(self.below(low_watermark), closed, corrected),
+            inputs_below(self.below(low_watermark), closed, written),
         )
         self.sessions.committed(event)
         self.publisher.committed(event)
@@ -574,12 +574,12 @@ async def test_corrections_behind_the_newest_answered_bar_are_answered_once(rig)
     sink = MemorySink()
     r = rig(SinkRoute(sink, "answers.v1"))
     r.publisher.progress.read(
-        {("t", 0): CommitPoint(0, stored(1, {"aaa": Progress(1, 5, 18, (START,), corrected=(7,))}))}
+        {("t", 0): CommitPoint(0, stored(1, {"aaa": Progress(1, 5, 18, (START,), written=((NUMBER, 7),))}))}
     )
     r.publisher.progress.start(["aaa"])
     for number, version in enumerate((6, 7, 8), 1):
         r.arrive("aaa", version)
-        r.committed("aaa", version, number + 1, START, corrected=(version,))
+        r.committed("aaa", version, number + 1, START, written=((NUMBER, version),))
         r.answer("aaa", version, number + 1)
     await until(lambda: r.publisher.progress.of("aaa").version == 8)
     assert {a.data_version for a in sink.messages("answers.v1")} == {8}
