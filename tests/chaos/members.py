@@ -129,8 +129,9 @@ class Members:
         *,
         exactly_once: bool,
         partitions: int = PARTITIONS,
+        snapshots: bool = True,
     ) -> None:
-        self.partitions = partitions
+        self.partitions, self._snapshots = partitions, snapshots
         self.broker, self.sessions, self.exactly_once = broker, sessions, exactly_once
         self.suffix = f".{uuid.uuid4().hex[:8]}"
         self.trades, self.answers = f"md.trades.v1{self.suffix}", f"answers.v1{self.suffix}"
@@ -172,10 +173,10 @@ class Members:
             )
             yield
 
-    async def send(self, n: int) -> None:
-        """Send bar ``n``."""
+    async def send(self, n: int, sessions: Mapping[str, str] | None = None) -> None:
+        """Send bar ``n`` of these sessions, or of all."""
         assert self._sink is not None, "only within `clients`"
-        sink, records = self._sink, bar(n, self.sessions)
+        sink, records = self._sink, bar(n, sessions or self.sessions)
         sent = [sink.publish(self.trades, key.encode(), value, {}) for key, value in records]
         await asyncio.wait_for(asyncio.gather(*sent), SETTLED_S)
 
@@ -294,7 +295,7 @@ class Members:
             "source.kafka": 'session_timeout = "6s"',
             "sink.kafka": once if self.exactly_once else "",
             "process": 'mode = "inproc"',
-            "recovery": f'directory = "{self._folder / "snapshots"}"\ninterval = "1s"',
+            "recovery": f'directory = "{self._folder / "snapshots"}"\ninterval = "{int(self._snapshots)}s"',
         }
         config = kafka_toml(self.broker.bootstrap, self.suffix, self.sessions, more, top='standing = "none"')
         for name, choices in QUESTIONS.items():

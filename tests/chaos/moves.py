@@ -79,9 +79,10 @@ class HandOver:
 def hand_overs(found: Sequence[Published], moves: Sequence[Move]) -> list[HandOver]:
     """The time from the last answer of each owner to the first one of the next, of every session.
 
-    An owner is known by its epoch. An answer that came twice counts where it came first. Where something was
-    killed during a silence, that is its cause, else the newest move. What was silent before the first move,
-    for want of a feed, does not count.
+    An owner is known by its epoch, which is also another one for the sessions that a daemon keeps while it
+    takes others over. An answer that came twice counts where it came first. Where something was killed during
+    a silence, that is its cause, else the newest move. What was silent before the first move, for want of a
+    feed, does not count.
     """
     bars: dict[str, dict[int, tuple[int, int]]] = defaultdict(dict)
     for each in found:

@@ -5,6 +5,7 @@ from collections import Counter
 from msgspec.structs import replace
 
 from tests.chaos.feed import as_of
+from tests.chaos.hand_over import Silence, silences
 from tests.chaos.moves import LATEST_MS, RUNS, TROUBLES, HandOver, Move, draw, hand_overs, summary
 from tests.chaos.reading import Published
 from tests.chaos.test_chaos_checks import answer
@@ -57,4 +58,19 @@ def test_silences_are_summed_up_by_whether_they_were_planned() -> None:
     assert summary(made).splitlines() == [
         "planned: 100 hand-overs, P50 51.00 s, P99 100.00 s, worst 100.00 s",
         "unplanned: 1 hand-overs, P50 7.00 s, P99 7.00 s, worst 7.00 s",
+    ]
+
+
+def test_a_session_is_silent_in_a_move_for_its_longest_pause_beyond_the_usual() -> None:
+    times = {
+        "aaa": {as_of(n): int(at * SECOND) for n, at in enumerate((1.0, 1.5, 2.0, 4.5, 5.0, 5.5, 6.0))},
+        "bbb": {as_of(n): int(at * SECOND) for n, at in enumerate((1.0, 1.5, 2.0, 2.5, 3.0, 5.0, 5.5))},
+    }
+    moves = [Move(2 * SECOND, "join", planned=True), Move(int(4.6 * SECOND), "kill", planned=False)]
+    owners = [{"aaa": 1, "bbb": 1}, {"aaa": 2, "bbb": 1}, {"aaa": 2, "bbb": 2}]
+    assert silences(times, moves, owners) == [
+        Silence("join", moved=True, seconds=2.0),
+        Silence("kill", moved=False, seconds=0.0),
+        Silence("join", moved=False, seconds=0.0),
+        Silence("kill", moved=True, seconds=1.5),
     ]
