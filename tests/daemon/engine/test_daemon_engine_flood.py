@@ -59,7 +59,7 @@ class World:
         built: Any = SimpleNamespace(
             tapes=self.tapes,
             lines=dict.fromkeys(NAMES, LineSpec(0, 0)),
-            prompt=SimpleNamespace(encode=lambda text: list(text.encode())),
+            prompt=SimpleNamespace(encode=lambda text: list(text.encode()), without_special=str),
             prefixes=None,
             progress={},
             restored={},
