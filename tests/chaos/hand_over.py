@@ -155,7 +155,7 @@ def owners_of(members: Members) -> dict[str, object]:
         int(partition): daemon
         for daemon in members.daemons
         for partition in re.findall(
-            r'^foretick_consumer_lag_records{.*partition="(\d+)"', daemon.get("/metrics")[1], re.M
+            r'^foretick_consumer_lag_records{partition="[^"]*/(\d+)"', daemon.get("/metrics")[1], re.M
         )
     }
     return {
