@@ -438,8 +438,9 @@ class RecordDecoder:
         self._counters.passed.inc()
         if event.skewed:
             self._counters.skewed.inc()
+        words = words_of(event)
         for route, values in made:
-            await self._add_words(words_of(event), event, route, message)
+            await self._add_words(words, event, route, message)
             self._add(event, values, route, message, part, more)
             if self._gaps.take(route.number, stream):
                 self.flow.writer.records[-1]["flags"] |= FLAG_GAP
@@ -456,9 +457,9 @@ class RecordDecoder:
 
     async def _add_words(self, words: str, event: Event, route: SymbolRoute, message: Incoming) -> None:
         """Write the words of the record that follows, for which there is room, too."""
-        chunks = chunks_of(words)
+        chunks, text = chunks_of(words), number_of(words)
         await self.flow.make_room(len(chunks) + 1)
-        for number, chunk in enumerate(chunks):
+        for part, chunk in enumerate(chunks):
             self.flow.writer.add(
                 WORDS,
                 route.number,
@@ -466,8 +467,8 @@ class RecordDecoder:
                 event.ts_recv,
                 chunk[:5],
                 x=chunk[5],
-                seq=number_of(words),
-                part=number,
+                seq=text,
+                part=part,
                 stream=self._number((message.topic, message.partition)),
                 offset=message.offset,
                 more=True,

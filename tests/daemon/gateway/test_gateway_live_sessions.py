@@ -5,7 +5,7 @@ The gateway is the daemon's own; the test answers its commands as an engine woul
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,6 +38,14 @@ async def pass_on() -> None:
     """Let tasks run that wait for nothing."""
     for _ in range(30):
         await asyncio.sleep(0)
+
+
+async def given_up(work: Coroutine[Any, Any, object]) -> None:
+    """Begin this, and cancel it while it waits."""
+    task = asyncio.create_task(work)
+    await pass_on()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 class Daemon:
@@ -109,10 +117,7 @@ async def test_a_reset_that_is_cancelled_goes_on_and_the_next_one_waits_for_it()
     with daemon("V:AAA") as d:
         at = {PARTITION: point(10, "aaa", Progress(1, 5, 2, (SECOND,)))}
         d.group.claims(at)
-        first = asyncio.create_task(d.group.on_assigned(at))
-        await pass_on()
-        first.cancel()  # the source is opened again
-        await asyncio.gather(first, return_exceptions=True)
+        await given_up(d.group.on_assigned(at))  # the source is opened again
         d.group.claims(at)
         again = asyncio.create_task(d.group.on_assigned(at))
         await pass_on()
@@ -129,10 +134,7 @@ async def test_a_reset_that_ends_after_the_next_claim_is_made_again() -> None:
     with daemon("V:AAA") as d:
         old = {PARTITION: point(10, "aaa", Progress(1, 5, 2, (SECOND,)))}
         d.group.claims(old)
-        first = asyncio.create_task(d.group.on_assigned(old))
-        await pass_on()
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
+        await given_up(d.group.on_assigned(old))
         new = {PARTITION: point(20, "aaa", Progress(2, 9, 4, (2 * SECOND,)), epoch=2)}
         d.group.claims(new)
         d.reply(d.sent.pop())  # the first one's
@@ -240,10 +242,7 @@ async def test_a_change_goes_on_where_its_client_has_gone() -> None:
     with daemon("V:AAA") as d:
         await d.until_done(asyncio.create_task(d.live.open({"aaa"})))
         asked = messages.ChangeSession(1, "aaa", {"interval": "5s"})
-        changing = asyncio.create_task(d.live.change(asked))
-        await pass_on()
-        changing.cancel()
-        await asyncio.gather(changing, return_exceptions=True)
+        await given_up(d.live.change(asked))
         await d.until_done(asyncio.create_task(d.live._queue.run(pass_on)))  # behind it
         assert d.names == ["aaa"]
         assert [str(each.interval) for each in d.live.config.sessions] == ["5s"]
@@ -252,10 +251,7 @@ async def test_a_change_goes_on_where_its_client_has_gone() -> None:
 async def test_a_session_that_is_added_twice_by_an_impatient_client_is_there_once() -> None:
     with daemon("V:AAA") as d:
         asked = messages.AddSession(2, {"name": "bbb", "symbol": "V:BBB"})
-        adding = asyncio.create_task(d.live.add(asked))
-        await pass_on()
-        adding.cancel()
-        await asyncio.gather(adding, return_exceptions=True)
+        await given_up(d.live.add(asked))
         with pytest.raises(messages.QueryError):
             await d.until_done(asyncio.create_task(d.live.add(asked)))
         assert d.names == ["aaa", "bbb"]
