@@ -19,8 +19,8 @@ from support.directories import cache_home
 F = TypeVar("F", bound=Callable[..., object])
 
 _ROOT = Path(__file__).parent.parent
-_NAMES = "metrics ingest feeds/columns feeds/quality engine/cpu engine/attention/cpu_kernel engine/compiled"
-PACKAGES = tuple(_ROOT / name for name in _NAMES.split())
+_ENGINE = "engine/cpu engine/attention/cpu_kernel engine/attention/layout engine/compiled"
+PACKAGES = tuple(_ROOT / name for name in f"metrics ingest feeds/columns feeds/quality {_ENGINE}".split())
 """The directories of all files that define kernels."""
 
 

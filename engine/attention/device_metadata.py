@@ -1,8 +1,7 @@
 """The metadata of one pass for the Triton kernels: static tensors on the device, refilled in place.
 
-Every row of the batch sees one interval of each run of slots it reads, its own new ones included. Rows that
-read the same run are processed together in tiles, and tiles are split along their keys until the device has
-enough programs (split-K, as in flash decoding). Sizes are rounded up to a `ShapeBucket`: passes with equal
+Every row of the batch sees one interval of each run of slots it reads, its own new ones included. These are
+cut into items (`engine.attention.layout`). Sizes are rounded up to a `ShapeBucket`: passes with equal
 buckets use the same tensors and grids, so a captured CUDA graph can be replayed for them.
 """
 
@@ -14,19 +13,16 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.attention.reads import Ints, Reads, intervals, spans
+from engine.attention.layout.cut import laid_out
+from engine.attention.reads import Ints, Reads
 from engine.attention.triton_kernels import ENTRY_FIELDS, ITEM_FIELDS
 from engine.graphs.static import Staging, round_up
 
 TILES = (16, 64, 128)
 """Query rows times grouped heads of one program; matrix instructions need at least 16."""
-STEP = 128
-"""Splits are multiples of this many keys, so that only the tile's own edges cut a block."""
 LEAST_PARTS = 1024
 """Least number of parts: up to here they are cheap (16 MiB at 32 heads of 128), and fewer buckets mean fewer
 captured graphs."""
-_READ_COST = 128
-"""Cost of reading a key, in rows multiplied with it: 512 bytes against 512 operations on Hopper."""
 
 
 @dataclass(frozen=True)
@@ -86,56 +82,13 @@ class Layout:
 def lay_out(reads: Reads, rows: int, view: View, programs: Mapping[int, int]) -> Layout:
     """Cut the reads of ``rows`` rows into items, if there is enough work.
 
-    ``programs``: by tile, about how many of them a launch should have.
+    ``programs``: by tile, how many of them the device runs at once.
     """
-    low, high, row, shift, run = intervals(reads, view.window)
-    order = np.argsort(run, kind="stable")
-    low, high, row, shift, run = low[order], high[order], row[order], shift[order], run[order]
-    run_first = np.flatnonzero(np.diff(run, prepend=-1))
-    run_count = np.diff(run_first, append=len(run))
-    keys = np.maximum.reduceat(high, run_first) - np.minimum.reduceat(low, run_first)
-    tile = _choose_tile(run_count * view.groups, keys, view)
-
-    within = np.arange(len(run)) - np.repeat(run_first, run_count)
-    first = np.flatnonzero(within % (tile // view.groups) == 0)
-    count = np.diff(first, append=len(run))
-    start, stop = np.minimum.reduceat(low, first), np.maximum.reduceat(high, first)
-    common = np.maximum.reduceat(low, first), np.minimum.reduceat(high, first)
-
-    of_tile, item_start, item_stop = _split(start, stop, programs[tile] // view.kv_heads)
-    items = np.zeros((len(of_tile), ITEM_FIELDS), np.int64)
-    items[:, 0], items[:, 1] = first[of_tile], count[of_tile]
-    items[:, 2], items[:, 3] = item_start, item_stop
-    items[:, 4], items[:, 5] = common[0][of_tile], common[1][of_tile]
-    items[:, 6] = np.cumsum(items[:, 1]) - items[:, 1]
-
-    # parts are in the order of their rows, so merging a row reads contiguous memory
-    part_row = row[spans(items[:, 0], items[:, 1])]
-    targets = np.empty(len(part_row), np.int64)
-    targets[np.argsort(part_row, kind="stable")] = np.arange(len(part_row))
-    offsets = np.concatenate(([0], np.cumsum(np.bincount(part_row, minlength=rows))))
-    shifts, shift_index = np.unique(shift, return_inverse=True)
-    return Layout(tile, items, np.stack((row, shift_index, low, high), 1), targets, offsets, shifts)
-
-
-def _choose_tile(members: Ints, keys: Ints, view: View) -> int:
-    """The tile with the least cost of reading and multiplying, including padding and repeated reads."""
     tiles = [tile for tile in TILES if view.groups <= tile <= view.largest_tile]
-    return min(tiles, key=lambda tile: int(np.sum(-(-members // tile) * keys)) * (_READ_COST + tile))
-
-
-def _split(start: Ints, stop: Ints, wanted: int) -> tuple[Ints, Ints, Ints]:
-    """Cut tiles into about ``wanted`` items of even length; tile, start and stop of each, longest first."""
-    length = stop - start
-    target = max(STEP, int(length.sum()) // max(wanted, 1))
-    size = -(-length // np.maximum(1, (length + target // 2) // target))
-    size = -(-size // STEP) * STEP
-    pieces = -(-length // size)
-    of_tile = np.repeat(np.arange(len(start)), pieces)
-    item_start = start[of_tile] + spans(np.zeros_like(pieces), pieces) * size[of_tile]
-    item_stop = np.minimum(item_start + size[of_tile], stop[of_tile])
-    order = np.argsort(item_start - item_stop, kind="stable")
-    return of_tile[order], item_start[order], item_stop[order]
+    resident = [programs[tile] // view.kv_heads for tile in tiles]
+    window = -1 if view.window is None else view.window
+    sizes = np.array(tiles), np.array(resident)
+    return Layout(*laid_out(np.array(reads), rows, window, view.groups, *sizes, ITEM_FIELDS))
 
 
 class DeviceMetadata:

@@ -42,9 +42,8 @@ class LastLayer:
         """Keys and values are written: from now on attention gets only ``rows``."""
         self.metadata, self.reading = self.metadata.only(self.rows), True
 
-    def reduced(self, call: LayerCall) -> LayerCall:
-        """``call`` for ``rows`` only; their keys and values are in the pool."""
-        kept = torch.tensor(self.rows)
+    def reduced(self, call: LayerCall, kept: torch.Tensor) -> LayerCall:
+        """``call`` for ``rows`` only, which are also in ``kept``; their keys and values are in the pool."""
         query, key, value = (each[:, kept] for each in (call.query, call.new_key, call.new_value))
         return replace(
             call, query=query, new_key=key, new_value=value, metadata=self.metadata.only(self.rows)

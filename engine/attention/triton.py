@@ -7,6 +7,7 @@ forward pass can be captured in a CUDA graph and replayed after `TritonAttention
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -46,23 +47,28 @@ def tiling(tile: int, widest: int, element_size: int) -> Tiling:
     """The tiling for a query ``tile``, the wider padded head dim and the bytes of an element.
 
     Sized for Hopper's 227 KB of shared memory and 64k registers: a multiprocessor fits three programs of
-    decode tiles, with two blocks each in flight, two programs of the middle tile, or one of the largest.
+    decode tiles, with two blocks each in flight, two programs of the middle tile, or one of the largest. Of
+    59 tilings these were the fastest on an H200, or within 2 % of it: `docs/benchmarks.md`.
     """
     block = max(16, min(128, 16384 // (widest * element_size)))
     if tile == TILES[0]:
         return Tiling(block, 8 if element_size == 4 else 4, 3)
     if tile == TILES[1]:
-        return Tiling(block, 16 if element_size == 4 else 8 if widest > 128 else 4, 2)
-    return Tiling(block, 8, 3)
+        if element_size == 4 or widest > 128:
+            return Tiling(block, 16 if element_size == 4 else 8, 2)
+        return Tiling(block, 4, 3)
+    return Tiling(min(128, 2 * block), 8, 3)
 
 
 RESIDENT = dict(zip(TILES, (2, 2, 1), strict=True))
-"""Programs of each tile that one multiprocessor runs at once, so that a launch is a single full wave.
+"""Programs of each tile that one multiprocessor runs at once, or fewer where more bring nothing."""
 
-More programs cost more than they even out, since each writes a part in fp32 that `merge` reads again. On an
-H200 with 8 KV heads of 128 over 15,000 keys: 40 rows in tiles of 128 take 52, 80, 73 and 93 us a layer for
-1, 2, 3 and 6 of them a multiprocessor, one row takes 26, 30 and 34 us for 2, 3 and 6.
-"""
+
+@cache
+def early(device: torch.device) -> Mapping[str, bool]:
+    """The launch options by which a kernel starts before the one in front of it has ended, if it can."""
+    able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return {"EARLY": True, "launch_pdl": True} if able else {"EARLY": False}
 
 
 def merge_shape(rows: int) -> tuple[int, int]:
@@ -102,7 +108,7 @@ class TritonAttention:
         if call.metadata is not self._batch:
             self._begin(call.metadata)
         query = call.query if call.query.stride(-1) == 1 else call.query.contiguous()
-        q_heads, rows, key_dim = query.shape
+        q_heads, _, key_dim = query.shape
         kv_heads, _, value_dim = call.values.shape
         key_padded, value_padded = _padded(key_dim), _padded(value_dim)
         widest = max(key_padded, value_padded)
@@ -113,7 +119,6 @@ class TritonAttention:
         scale = call.scale * LOG2_E
         part_out = query.new_empty((metadata.bucket.parts, q_heads, value_dim), dtype=torch.float32)
         part_lse = query.new_empty((metadata.bucket.parts, q_heads), dtype=torch.float32)
-        out = query.new_empty((rows, q_heads, value_dim))
         attend[(metadata.bucket.items * kv_heads,)](
             query,
             call.keys,
@@ -139,9 +144,18 @@ class TritonAttention:
             SOFTCAP=call.softcap is not None,
             TILE=metadata.bucket.tile,
             BLOCK=shape.block,
+            **early(query.device),
             num_warps=shape.warps,
             num_stages=shape.stages,
         )
+        return self._merged(call, metadata, part_out, part_lse)
+
+    def _merged(
+        self, call: LayerCall, metadata: DeviceMetadata, part_out: torch.Tensor, part_lse: torch.Tensor
+    ) -> torch.Tensor:
+        """The output of the parts."""
+        rows, (_, q_heads, value_dim) = call.query.shape[1], part_out.shape
+        out = call.query.new_empty((rows, q_heads, value_dim))
         parts, columns = merge_shape(rows)
         merge[(rows, -(-q_heads * value_dim // columns))](
             part_out,
@@ -154,6 +168,7 @@ class TritonAttention:
             SINKS=call.sinks is not None,
             PARTS=parts,
             COLUMNS=columns,
+            **early(call.query.device),
             num_warps=4,
         )
         return out.transpose(0, 1)

@@ -7,10 +7,14 @@ all query heads of the KV head) over a part of that run. Every reader sees an in
 full, causal and windowed attention. Blocks of keys that the whole tile sees are processed by a loop without
 masks, the rest by a second loop. `merge` merges the attention states of a row by log-sum-exp, as in flash
 decoding. All exponentials are base 2.
+
+EARLY: programs start while the kernel before them ends (programmatic dependent launch, from Hopper on), and
+wait before they touch what it wrote or reads.
 """
 
 import triton  # type: ignore[import-untyped]  # ships no type information
 import triton.language as tl  # type: ignore[import-untyped]  # ships no type information
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait  # type: ignore[import-untyped]  # as above
 
 LOG2_E = 1.4426950408889634
 ITEM_FIELDS = 8
@@ -165,6 +169,7 @@ def attend(
     SOFTCAP: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One item and KV head per program; the grid is [items * KV_HEADS], heads fastest.
 
@@ -174,6 +179,8 @@ def attend(
     ``part_out`` fp32 [parts, q_heads, VALUE_DIM], ``part_lse`` fp32 [parts, q_heads] (base 2). ``scale``:
     times log2(e); with a soft-cap 2 log2(e) scale / softcap. ``softcap``: times log2(e).
     """
+    if EARLY:
+        gdc_launch_dependents()
     item = items + (tl.program_id(0) // KV_HEADS) * _ITEM_FIELDS
     head = tl.program_id(0) % KV_HEADS
     count = tl.load(item + 1)
@@ -194,6 +201,8 @@ def attend(
     shifts = tl.load(entry + 1, mask=real, other=0)
     low = tl.load(entry + 2, mask=real, other=0)
     high = tl.load(entry + 3, mask=real, other=0)
+    if EARLY:  # all before is metadata, which no kernel of the pass writes
+        gdc_wait()
     rotated = _rotated_query(
         query,
         query_head_stride,
@@ -258,6 +267,7 @@ def merge(
     SINKS: tl.constexpr,
     PARTS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Merge the parts of each row into ``out`` [rows, HEADS, VALUE_DIM]; the grid is [rows, stretches].
 
@@ -265,9 +275,13 @@ def merge(
     1]: row r has the parts from offsets[r] to offsets[r + 1] (exclusive); rows of padding have none and get
     zeros. ``sinks`` [HEADS]: a logit that takes weight and adds no value.
     """
+    if EARLY:
+        gdc_launch_dependents()
     row = tl.program_id(0)
     first = tl.load(offsets + row)
     last = tl.load(offsets + row + 1)
+    if EARLY:
+        gdc_wait()
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     here = column < HEADS * VALUE_DIM
     head = column // VALUE_DIM

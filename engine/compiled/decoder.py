@@ -69,6 +69,13 @@ class CompiledDecoder:
     head: Layer
     vocabulary: int
 
+    in_float32 = True
+
+    @property
+    def described(self) -> str:
+        """By whose code layers run."""
+        return f"compiled layers in {'bfloat16' if self.pairs else 'float32'}"
+
     @property
     def bytes(self) -> int:
         """Memory of the packed weights."""
@@ -211,7 +218,7 @@ class Pass:
                 return self._read()
             call = self._call(number, context, self._query, context.metadata)
             if self._trims and number == len(self._decoder.layers) - 1:
-                call = context.last.reduced(call)
+                call = context.last.reduced(call, torch.tensor(context.last.rows))
             output = context.attention(call).transpose(0, 1)
             self._attended[: len(output)] = output
             self._run(first + AFTER, first + STEPS, threads)

@@ -1,6 +1,6 @@
 """Packs the weights of transformers' plain decoders for compiled layers."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,26 +13,18 @@ from engine.compiled.layers import LAYER
 from engine.compiled.packed_products import FLOATS, HALF, PAIRS, PANEL
 from engine.cpu.emit import host_has
 from engine.cpu.vectors import PAIRED
+from engine.model.plain import is_plain, linears
 
 Floats = npt.NDArray[np.float32]
 Weights = npt.NDArray[np.float32 | np.uint16 | np.uint32]
 
-PLAIN = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""Architectures whose layers are: norm, attention with rotated halves, norm, SwiGLU."""
 _KINDS: dict[type, int] = {np.float32: FLOATS, np.uint16: HALF, np.uint32: PAIRS}
 """By what packed weights are seen as."""
 
 
 def serves(model: Any) -> bool:
     """Return whether a transformers model is a plain decoder on the CPU, with weights as they were saved."""
-    config = model.config
-    plain = config.model_type in PLAIN and getattr(config, "sliding_window", None) is None
-    if not plain or config.hidden_act != "silu" or model.dtype not in (torch.float32, torch.bfloat16):
-        return False
-    # quantised linears have a class of their own, and sharded ones such weights
-    return model.device.type == "cpu" and all(
-        type(each) is nn.Linear and type(each.weight.data) is torch.Tensor for each in _linears(model)
-    )
+    return model.device.type == "cpu" and model.dtype in (torch.float32, torch.bfloat16) and is_plain(model)
 
 
 def decoder_of(model: Any, pairs: bool = True) -> CompiledDecoder | None:
@@ -66,25 +58,11 @@ def decoder_of(model: Any, pairs: bool = True) -> CompiledDecoder | None:
 def release_plain(model: Any) -> int:
     """Free the weights that `decoder_of` packed; ``model`` itself can no longer run. Returns the bytes."""
     tied, freed = model.get_input_embeddings().weight, 0
-    for each in _linears(model):
+    for each in linears(model):
         if each.weight is not tied:
             freed += each.weight.nbytes
             each.register_parameter("weight", nn.Parameter(each.weight.new_empty(0), requires_grad=False))
     return freed
-
-
-def _linears(model: Any) -> Iterator[Any]:
-    """The modules that hold the matrices."""
-    yield model.lm_head
-    for layer in model.model.layers:
-        yield from linears_of(layer)
-
-
-def linears_of(layer: Any) -> Iterator[Any]:
-    """Those of one of transformers' layers."""
-    attention, mlp = layer.self_attn, layer.mlp
-    yield from (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
-    yield from (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
 
 
 def _layer(layer: Any, width: int, epsilon: float, panels: Callable[[torch.Tensor], Weights]) -> Layer:

@@ -61,7 +61,7 @@ def compare(plain: LoadedModel, decoder: CompiledDecoder, measure: Measure = STO
         model.set_attn_implementation(ATTENTION)
         runs = [
             _Passes(_engine(_first(loaded, n), attention), whole[:n], stack)
-            for loaded in (replace(plain, compiled=decoder), plain)
+            for loaded in (replace(plain, decoder=decoder), plain)
             for n in counts
         ]
         taken = [measure([partial(run, rows) for run in runs]) for rows in ROWS]
@@ -99,13 +99,14 @@ def _first(loaded: LoadedModel, count: int) -> LoadedModel:
     """The model with its first ``count`` layers."""
     if count == len(loaded.layers):
         return loaded
-    decoder = loaded.compiled
+    decoder = loaded.decoder
+    assert decoder is None or isinstance(decoder, CompiledDecoder), "on a CPU"
     return replace(
         loaded,
         layers=loaded.layers[:count],
         rotations=loaded.rotations[:count],
         trims=False,
-        compiled=None if decoder is None else replace(decoder, layers=decoder.layers[:count]),
+        decoder=None if decoder is None else replace(decoder, layers=decoder.layers[:count]),
     )
 
 

@@ -68,9 +68,10 @@ def _difference(actual: torch.Tensor, where: list[int], expected: torch.Tensor, 
 def dense_logits(loaded: LoadedModel, tokens: list[int]) -> torch.Tensor:
     """The unmodified model's logits of all tokens, fp32 [tokens, vocabulary], with plain linear layers.
 
-    Compiled layers have fp32 states and sums whatever their weights are, so the reference is one in fp32.
+    Where states and sums are fp32 whatever the weights are, so is the reference.
     """
-    precise = nullcontext() if loaded.compiled is None else _in_float32(loaded.model)
+    wide = loaded.decoder is not None and loaded.decoder.in_float32
+    precise = _in_float32(loaded.model) if wide else nullcontext()
     loaded.model.set_attn_implementation("eager")
     try:
         ids = torch.tensor([tokens], device=loaded.device)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -105,6 +105,23 @@ def wanted_of_last() -> LastLayer | None:
     return None if context is None else context.last
 
 
+class Decoder(Protocol):
+    """Runs a model's layers instead of transformers' code."""
+
+    @property
+    def described(self) -> str:
+        """By whose code."""
+
+    @property
+    def in_float32(self) -> bool:
+        """Whether states and sums are in float32 whatever the weights are."""
+
+    def forward(
+        self, context: ForwardContext, tokens: torch.Tensor, keep: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """As `LoadedModel.forward`."""
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """A model ready to run over regions.
@@ -126,8 +143,8 @@ class LoadedModel:
     trims: bool = False
     described: Mapping[str, Any] = field(default_factory=dict)
     linears: Linears = field(default_factory=Linears)
-    compiled: CompiledDecoder | None = None
-    """Runs the layers instead of transformers' code."""
+    decoder: Decoder | None = None
+    """Runs the layers; None: transformers' code does."""
     end_ids: frozenset[int] = frozenset()
     """Tokens that end an answer, as the model's configurations name them."""
     choice: LayerChoice | None = None
@@ -136,19 +153,18 @@ class LoadedModel:
     @property
     def layers_run(self) -> str:
         """By whose code its layers run."""
-        if self.compiled is None:
-            return "transformers' layers"
-        return "compiled layers in bfloat16" if self.compiled.pairs else "compiled layers in float32"
+        return "transformers' layers" if self.decoder is None else self.decoder.described
 
     def more_exact(self) -> LoadedModel | None:
         """The same model with the next slower way to run its layers; None if there is none."""
-        if self.compiled is None:
+        if self.decoder is None:
             return None
-        return replace(self, compiled=decoder_of(self.model, pairs=False) if self.compiled.pairs else None)
+        halves = isinstance(self.decoder, CompiledDecoder) and self.decoder.pairs
+        return replace(self, decoder=decoder_of(self.model, pairs=False) if halves else None)
 
     def release_plain(self) -> None:
         """Free the weights that only transformers' code reads, if it no longer runs. Call it last."""
-        if self.compiled is not None:
+        if isinstance(self.decoder, CompiledDecoder):  # a `FusedDecoder` shares them
             release_plain(self.model)
 
     @cached_property  # transformers looks at all parameters each time
@@ -177,8 +193,8 @@ class LoadedModel:
         """
         if positions is None:
             positions = context.metadata.positions()
-        if self.compiled is not None:
-            return self.compiled.forward(context, tokens, keep, positions)
+        if self.decoder is not None:
+            return self.decoder.forward(context, tokens, keep, positions)
         token = _current.set(context)
         try:
             output = self.model(

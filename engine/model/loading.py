@@ -27,7 +27,8 @@ from engine.linears.install import Mode, install_linears
 from engine.measurement_cache import Memory
 from engine.model.architectures import ModelError, check_known
 from engine.model.fusion import fuse, fuses
-from engine.model.loaded import ATTENTION, LoadedModel, wanted_of_last
+from engine.model.loaded import ATTENTION, Decoder, LoadedModel, wanted_of_last
+from engine.model.plain import is_plain
 from engine.model.probe import probe, single_token
 from engine.model.revision import revision_of
 from engine.model.tensor_parallel import shard
@@ -39,7 +40,8 @@ MEMORY = Memory()
 Layers = Literal["auto", "compiled", "onednn", "torch"]
 """How layers run on a CPU. ``auto``: compiled in plain decoders, unless that measures slower; else linear
 layers are packed where that measures faster; ``compiled``: the former always; ``onednn``: all linears packed;
-``torch``: neither. On a GPU, ``auto`` and ``compiled`` fuse their small kernels (`engine.model.fusion`)."""
+``torch``: neither. On a GPU, ``auto`` and ``compiled`` fuse what lies between matrix products: by kernels of
+ours in plain decoders (`engine.fused`), by torch.compile in others (`engine.model.fusion`)."""
 disable_progress_bar()
 
 
@@ -96,9 +98,10 @@ def prepare(
 def _wrap(model: Any, tokenizer: Any, layers: Layers, *, name: str, revision: str) -> LoadedModel:
     model.eval().requires_grad_(False)
     probed = probe(model)
-    decoder = decoder_layers(model, len(probed.layers))
-    if decoder is not None and layers in ("auto", "compiled") and fuses(model):
-        fuse(decoder)
+    fused = layers in ("auto", "compiled") and fuses(model)
+    by_layer = decoder_layers(model, len(probed.layers))
+    if fused and by_layer is not None and not is_plain(model):
+        fuse(by_layer)
     plain = LoadedModel(
         model,
         tokenizer,
@@ -112,21 +115,32 @@ def _wrap(model: Any, tokenizer: Any, layers: Layers, *, name: str, revision: st
         getattr(model.config, "foretick", None) or {},
         end_ids=end_ids_of(model),
     )
-    loaded = _with_layers(plain, layers, MEMORY)
+    if fused and is_plain(model):
+        loaded = replace(plain, decoder=_fused(model))
+    else:
+        loaded = _with_layers(plain, layers, MEMORY)
     model.set_attn_implementation(ATTENTION)
     return loaded
+
+
+def _fused(model: Any) -> Decoder:
+    """A plain ``model`` on a GPU, by our own kernels."""
+    # imported here: compiling kernels needs a GPU, and importing Triton is slow
+    from engine.fused.decoder import FusedDecoder
+
+    return FusedDecoder.of(model)
 
 
 def _with_layers(plain: LoadedModel, layers: Layers, memory: Memory) -> LoadedModel:
     """``plain``, whose layers are transformers', with the layers that are asked for."""
     if layers == "compiled":
-        return replace(plain, compiled=decoder_of(plain.model))
+        return replace(plain, decoder=decoder_of(plain.model))
     choice = None
     if layers == "auto" and serves(plain.model):
         decoder, choice = _chosen(plain, memory)
         log.info("layers: %s", choice)
         if decoder is not None:
-            return replace(plain, compiled=decoder, choice=choice)
+            return replace(plain, decoder=decoder, choice=choice)
     mode: Mode = "auto" if layers == "auto" else layers
     linears = install_linears(plain.model, partial(single_token, plain.model), mode)
     return replace(plain, linears=linears, choice=choice)

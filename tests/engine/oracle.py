@@ -23,6 +23,7 @@ from transformers import CONFIG_MAPPING, AttentionInterface, AutoModelForCausalL
 from engine.model.fusion import as_written
 from engine.model.loaded import ATTENTION, LoadedModel
 from engine.model.loading import prepare
+from engine.model.plain import is_plain
 from tests.kit import tolerance
 
 DEVICE = os.environ.get("FORETICK_TEST_DEVICE", "cpu")
@@ -95,10 +96,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 def tiny(architecture: str, *, layers: int = 4, **extra: Any) -> LoadedModel:
     """A tiny random model of the architecture, fp32."""
     weights = random_weights(tiny_config(architecture, layers=layers, **extra)).to(DEVICE)
-    # fusing takes seconds for each of them, and is tested in `test_engine_gpu`
-    return prepare(
-        weights, None, name=f"tiny-{architecture}", layers="compiled" if DEVICE == "cpu" else "torch"
-    )
+    # torch.compile takes seconds for each of them, and is tested in `test_engine_gpu`
+    ours = DEVICE == "cpu" or is_plain(weights)
+    return prepare(weights, None, name=f"tiny-{architecture}", layers="compiled" if ours else "torch")
 
 
 def tiny_config(architecture: str, *, layers: int = 4, **extra: Any) -> Any:

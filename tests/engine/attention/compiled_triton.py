@@ -17,6 +17,7 @@ from triton.compiler import ASTSource
 
 from engine.attention.triton import merge_shape, tiling
 from engine.attention.triton_kernels import attend, merge, rotation_table
+from engine.fused.kernels import add_norm, rotate_and_write, swiglu
 
 TYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
 POINTERS = {
@@ -29,6 +30,17 @@ POINTERS = {
     "part_out": "fp32",
     "part_lse": "fp32",
     "inv_freq": "fp64",
+    "cos": "fp32",
+    "sin": "fp32",
+    "slots": "i64",
+}
+FUSED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "add_norm": (add_norm, {"WIDTH": 4096, "PADDED": 4096, "ADDS": True}),
+    "rotate_and_write": (
+        rotate_and_write,
+        {"KV_HEADS": 8, "GROUPS": 4, "HALF": 64, "HEADS_PADDED": 8, "HALF_PADDED": 64, "NORMS": True},
+    ),
+    "swiglu": (swiglu, {"INNER": 14336, "BLOCK": 1024}),
 }
 
 
@@ -49,7 +61,7 @@ def variants() -> list[dict[str, Any]]:
                 )
     made.append({"kernel": "attend", "dtype": "bf16", "dim": 96, "tile": 16, "softcap": False})
     made.append({"kernel": "attend", "dtype": "fp32", "dim": 128, "tile": 16, "softcap": False})
-    return made
+    return [*made, *({"kernel": name, "dtype": "bf16"} for name in FUSED)]
 
 
 def source(kernel: Any, dtype: str, constants: dict[str, Any]) -> ASTSource:
@@ -61,7 +73,7 @@ def source(kernel: Any, dtype: str, constants: dict[str, Any]) -> ASTSource:
         elif name.endswith("stride"):
             signature[name] = "i32"
             aligned[(index,)] = [["tt.divisibility", 16]]
-        elif name in ("scale", "softcap"):
+        elif name in ("scale", "softcap", "epsilon"):
             signature[name] = "fp32"
         else:
             signature[name] = "*" + POINTERS.get(name, dtype)
@@ -76,15 +88,18 @@ def build(variant: dict[str, Any]) -> Any:
     elif kind == "merge":
         parts, columns = merge_shape(variant["rows"])
         constants = {"HEADS": 32, "VALUE_DIM": variant["dim"], "SINKS": variant["sinks"]}
-        constants |= {"PARTS": parts, "COLUMNS": columns}
+        constants |= {"PARTS": parts, "COLUMNS": columns, "EARLY": True}
         kernel, options = merge, {"num_warps": 4}
+    elif kind in FUSED:
+        kernel, constants = FUSED[kind]
+        constants, options = constants | {"EARLY": True}, {"num_warps": 4, "launch_pdl": True}
     else:
         dim = variant["dim"]
         padded = triton.next_power_of_2(dim)
         shape = tiling(variant["tile"], padded, TYPES[dtype])
         constants = {"KV_HEADS": 8, "GROUPS": 4, "KEY_DIM": dim, "VALUE_DIM": dim, "KEY_PADDED": padded}
         constants |= {"VALUE_PADDED": padded, "HALF": dim // 2, "SOFTCAP": variant["softcap"]}
-        constants |= {"TILE": variant["tile"], "BLOCK": shape.block}
+        constants |= {"TILE": variant["tile"], "BLOCK": shape.block, "EARLY": True}
         kernel, options = attend, {"num_warps": shape.warps, "num_stages": shape.stages}
     return triton.compile(source(kernel, dtype, constants), target=GPUTarget("cuda", 90, 32), options=options)
 

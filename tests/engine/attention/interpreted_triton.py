@@ -19,7 +19,11 @@ import engine.attention.triton as backend
 from engine.attention.base import Attention, LayerCall
 from engine.attention.reference import ReferenceAttention
 from engine.attention.triton import TritonAttention
+from engine.engine import Engine
+from engine.fused.decoder import FusedDecoder
+from engine.model.canary import check
 from engine.model.loading import prepare
+from engine.step import Chunk
 from regions.extents import Extent, Placement
 from regions.tape import Retention
 from tests.engine.attention.layers import Layer, unread
@@ -233,6 +237,57 @@ def test_rotations_by_a_whole_frame_are_precise() -> None:
     tolerance.assert_sums(table, torch.stack((angles.cos(), angles.sin()), 1), width=1)
     assert (table[0, 0] == 1).all()
     assert (table[0, 1] == 0).all()
+
+
+FUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "biases": ("qwen2", {}),
+    "norms of heads": ("qwen3", {}),
+    "three queries a key, heads of 24": (
+        "llama", {"hidden_size": 96, "num_attention_heads": 6, "intermediate_size": 100, "head_dim": 24}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", FUSED)
+def test_fused_layers_give_what_the_unmodified_model_gives(case: str, dtype: torch.dtype) -> None:
+    """By the canary: frozen and new tokens, two frames, all rows and few of them, token after token.
+
+    The unmodified model runs on the same memory, as views of the joined matrices.
+    """
+    architecture, shape = FUSED[case]
+    weights = random_weights(tiny_config(architecture, layers=2, **shape)).to(DEVICE, dtype)
+    model = prepare(weights, None, name=case, layers="torch")
+    decoder = FusedDecoder.of(weights)
+    attention = weights.model.layers[1].self_attn
+    assert attention.q_proj.weight.data_ptr() == decoder.layers[1].joint.weight.data_ptr()
+    ready = replace(model, decoder=decoder)
+    assert ready.layers_run == "fused layers"
+    assert check(ready) < (1e-5 if dtype == torch.float32 else 0.05)
+
+
+def test_fused_layers_leave_the_pool_beside_their_slots_alone() -> None:
+    """Keys and values of a pass go to its own slots, wherever these are."""
+    weights = random_weights(tiny_config("llama", layers=1)).to(DEVICE)
+    model = replace(prepare(weights, None, name="llama", layers="torch"), decoder=FusedDecoder.of(weights))
+    engine = Engine(model, blocks=8, block_size=4, frame_limit=90, attention=ReferenceAttention())
+    first, second = engine.open_prompt(), engine.open_prompt()
+    for prompt in (first, second, first):
+        assert prompt.acquire(5)
+        before = [each.clone() for each in (*engine.pool.keys, *engine.pool.values)]
+        slots = set(chunk_slots(prompt.next_slots(5)))
+        engine.execute([Chunk(prompt, [3, 4, 5, 6, 7], sample=False)])
+        for was, now in zip(before, (*engine.pool.keys, *engine.pool.values), strict=True):
+            changed = (was != now).any(-1).any(0).nonzero()[:, 0].tolist()
+            assert set(changed) == slots
+    first.release()
+    second.release()
+
+
+def chunk_slots(placement: Placement) -> list[int]:
+    """The slots of new tokens."""
+    return [slot for start, count in placement.slots for slot in range(start, start + count)]
 
 
 ALTERNATING = ("gemma2", "gemma3_text", "gpt_oss")  # every other layer sees a window

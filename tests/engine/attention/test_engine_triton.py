@@ -157,10 +157,12 @@ def test_kernels_compile_for_hopper_as_meant(triton: Triton) -> None:
     built = json.loads(triton.compiled.output())
     assert len(built) == len(variants())
     for kernel in built:
+        if kernel["kernel"] == "rotation_table":  # its cosines in fp64 need a stack
+            continue
+        assert kernel["stack"] == 0, kernel
         if kernel["kernel"] != "attend":
             continue
         assert kernel["shared"] <= 227 << 10, kernel
-        assert kernel["stack"] == 0, kernel
         assert kernel["async_copies"] > 0, kernel
         assert kernel["narrow_copies"] == 0, kernel
         if kernel["dtype"] != "fp32":

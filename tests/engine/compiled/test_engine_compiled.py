@@ -181,9 +181,9 @@ def test_a_compiled_model_gives_the_logits_of_the_dense_one(
 ) -> None:
     model = random_weights(tiny_config(architecture, **extra)).to(dtype)
     loaded = prepare(model, None, name="compiled")
-    loaded = replace(loaded, compiled=decoder_of(model, pairs=packing is _pairs))
-    assert loaded.compiled is not None
-    assert loaded.compiled.pairs == (packing is _pairs)
+    loaded = replace(loaded, decoder=decoder_of(model, pairs=packing is _pairs))
+    assert loaded.decoder is not None
+    assert loaded.decoder.pairs == (packing is _pairs)
     canary.check(loaded)
     tokens = torch.randint(3, 90, (60,), generator=torch.Generator().manual_seed(6)).tolist()
     expected = canary.dense_logits(loaded, tokens)
@@ -203,7 +203,7 @@ def test_a_compiled_model_gives_the_logits_of_the_dense_one(
     [("gemma2", {}), ("mistral", {"sliding_window": 9}), ("llama", {"hidden_act": "gelu"}), ("olmo2", {})],
 )
 def test_other_models_run_as_transformers_has_them(architecture: str, extra: dict[str, object]) -> None:
-    assert tiny(architecture, **extra).compiled is None
+    assert tiny(architecture, **extra).decoder is None
 
 
 def test_linears_of_another_class_are_left_alone() -> None:
@@ -218,21 +218,21 @@ def test_linears_of_another_class_are_left_alone() -> None:
 def test_packed_weights_are_held_once() -> None:
     """What transformers' code would read is freed, but for the embedding and a head tied to it."""
     loaded: LoadedModel = tiny("llama", tie_word_embeddings=True)
-    assert loaded.compiled is not None
+    assert loaded.decoder is not None
     before = sum(p.nbytes for p in loaded.model.parameters())
     freed = release_plain(loaded.model)
     kept = sum(p.nbytes for p in loaded.model.parameters())
     assert kept == before - freed
     embedding = loaded.model.get_input_embeddings().weight
     assert kept < 1.2 * embedding.nbytes
-    assert loaded.compiled.bytes >= freed
+    assert loaded.decoder.bytes >= freed
 
 
 @pytest.mark.parametrize("token", [-1, 91, 2**40])
 def test_a_token_outside_the_vocabulary_is_an_error_that_writes_nothing(token: int) -> None:
     loaded = tiny("llama")
-    assert loaded.compiled is not None
-    size = len(loaded.compiled.embedding)
+    assert loaded.decoder is not None
+    size = len(loaded.decoder.embedding)
     engine = Engine(loaded, blocks=40, block_size=4)
     tape = engine.open_tape("a", [3, 4, 5], Retention(100))
     tape.acquire(2)
@@ -262,7 +262,7 @@ def test_threads_change_no_bit(rows: int, threads: Callable[[int], None]) -> Non
 def test_the_embedded_default_passes_in_bfloat16() -> None:
     """States and sums are float32; transformers' own rounding is a tenth of its logits."""
     loaded = load_model(TAPE_MODEL, dtype="bfloat16", device="cpu")
-    assert loaded.compiled is not None
+    assert loaded.decoder is not None
     assert canary.check(loaded) < 0.05
     before = [parameter.dtype for parameter in loaded.model.parameters()]
     assert set(before) == {torch.bfloat16}

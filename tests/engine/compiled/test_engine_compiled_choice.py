@@ -126,7 +126,7 @@ def test_whole_passes_of_both_are_timed_and_leave_no_trace(
     assert {name: vars(module).get("forward") for name, module in model.named_modules()} == forwards
     assert torch.equal(canary.dense_logits(plain, TOKENS), before)
     canary.check(plain)
-    canary.check(replace(plain, compiled=decoder))
+    canary.check(replace(plain, decoder=decoder))
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_the_next_start_chooses_alike_without_a_clock(measured: list[Verdict], r
     measured.append(verdict(ratio))
     first, second = load(), load()
     for loaded, remembered in ((first, False), (second, True)):
-        assert (loaded.compiled is not None) == (ratio > 1)
+        assert (loaded.decoder is not None) == (ratio > 1)
         assert loaded.choice is not None
         assert loaded.choice.remembered == remembered
         assert loaded.choice.verdict == verdict(ratio)
@@ -170,8 +170,8 @@ def test_a_torn_file_is_measured_again(measured: list[Verdict], content: bytes) 
 
 def test_another_type_of_weights_is_another_question(measured: list[Verdict]) -> None:
     measured += [verdict(0.5), verdict(2.0)]
-    assert load().compiled is not None
-    assert load_model(TAPE_MODEL, dtype="bfloat16", device="cpu").compiled is None
+    assert load().decoder is not None
+    assert load_model(TAPE_MODEL, dtype="bfloat16", device="cpu").decoder is None
 
 
 def test_nothing_is_measured_where_nothing_is_to_be_decided(measured: list[Verdict]) -> None:
@@ -187,5 +187,5 @@ def test_the_comparison_itself_runs_at_load(tmp_path: Path, monkeypatch: pytest.
     loaded = load()
     assert loaded.choice is not None
     assert loaded.choice.verdict.rows == ROWS
-    assert (loaded.compiled is not None) == loaded.choice.verdict.compiled
+    assert (loaded.decoder is not None) == loaded.choice.verdict.compiled
     canary.check(loaded)
