@@ -73,7 +73,8 @@ class ModelConfig(Table, frozen=True):
             "slower, and packs other models' linear layers where that is measured to be faster, which is "
             "measured once and remembered; compiled does the former, always; onednn packs every linear "
             "layer it can; torch does neither. Without auto, equal starts give equal floats. On a GPU auto "
-            "and compiled fuse small kernels, which takes seconds at the first start; torch does not"
+            "and compiled fuse what lies between matrix products, which takes seconds at the first start; "
+            "torch does not"
         ),
     ] = "auto"
     threads: Annotated[

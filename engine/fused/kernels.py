@@ -69,9 +69,8 @@ def rotate_and_write(
 ):
     """Rotate queries and keys in place, write keys and values into the pool; the grid is [rows, KV_HEADS].
 
-    ``joint`` [rows, (GROUPS + 2) * KV_HEADS * 2 * HALF]: all query heads, key heads and value heads. ``cos``,
-    ``sin``: fp32 [rows, HALF]. ``keys``, ``values`` [KV_HEADS, slots, 2 * HALF], last stride 1. NORMS: heads
-    of queries and keys are normed before. One program has a key head, its values, and its query heads.
+    ``joint`` [rows, (GROUPS + 2) * KV_HEADS * 2 * HALF]: heads of queries, keys and values. ``cos``, ``sin``:
+    fp32 [rows, HALF]. ``keys``, ``values`` [KV_HEADS, slots, 2 * HALF]. NORMS: of queries' and keys' heads.
     """
     if EARLY:
         gdc_launch_dependents()

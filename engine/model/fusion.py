@@ -1,4 +1,4 @@
-"""torch.compile over the decoder layers on a GPU: it fuses the small kernels between the matrix products.
+"""torch.compile over decoder layers on a GPU that `engine.fused` does not know: it fuses their small kernels.
 
 Norms, rotations, activations and sums are most launches of a pass and move little, so a pass of few rows
 waits for them: on an H200, a token of an 8B model takes 8.4 ms by transformers' layers and 7.2 ms fused, a

@@ -18,7 +18,7 @@ READ_COST = 48
 reads in L2."""
 START_COST = 192
 """Cost of a program besides its keys, in keys: its queries, its part in fp32, and the merge of that."""
-MOST_WAVES = 4
+MAX_WAVES = 4
 """Most programs that follow each other on the device, if shorter ones fill it better."""
 
 
@@ -74,13 +74,13 @@ def tile_of(entries: Ints, firsts: Ints, groups: int, tiles: Ints) -> int:
 
 
 @kernel
-def most_keys(lengths: Ints, resident: int) -> int:
+def item_keys(lengths: Ints, resident: int) -> int:
     """Most keys of an item, so that the waves of ``resident`` items are over first.
 
     The last wave should be as full as the others. Of equal costs the fewest items.
     """
     longest = -(-lengths.max() // STEP) * STEP
-    size = max(1, lengths.sum() // (MOST_WAVES * resident * STEP)) * STEP
+    size = max(1, lengths.sum() // (MAX_WAVES * resident * STEP)) * STEP
     best, least = longest, -1
     while size <= longest:
         items = gaps = 0
@@ -110,7 +110,7 @@ def items_of(entries: Ints, firsts: Ints, readers: int, resident: int, fields: i
             low, high = seen[:, 2], seen[:, 3]
             cut[at] = start, len(seen), low.min(), high.max(), low.max(), high.min()
             at += 1
-    most = most_keys(cut[:, 3] - cut[:, 2], resident)
+    most = item_keys(cut[:, 3] - cut[:, 2], resident)
     sizes = np.empty(tiles, np.int64)
     total = 0
     for tile in range(tiles):

@@ -23,6 +23,7 @@ from engine.engine import Engine
 from engine.fused.decoder import FusedDecoder
 from engine.model.canary import check
 from engine.model.loading import prepare
+from engine.model.plain import is_plain
 from engine.step import Chunk
 from regions.extents import Extent, Placement
 from regions.tape import Retention
@@ -301,7 +302,8 @@ def test_a_tape_with_questions_equals_the_oracle(architecture: str) -> None:
     """
     layers = 2 if architecture in ALTERNATING else 1
     weights = random_weights(tiny_config(architecture, layers=layers)).to(DEVICE)
-    model = prepare(weights, None, name=architecture)
+    # torch.compile takes seconds for each of the others, and is tested in `test_engine_gpu`
+    model = prepare(weights, None, name=architecture, layers="compiled" if is_plain(weights) else "torch")
     switch = Switch()
     world = TapeWithHistory(
         model, blocks=96, frame_limit=70, retention=Retention(40, 9), frozen=7, attention=switch
