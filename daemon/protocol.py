@@ -224,6 +224,14 @@ class Answered(msgspec.Struct, frozen=True, tag="answered"):
     asked: int
 
 
+class Repeated(msgspec.Struct, frozen=True, tag="repeated"):
+    """A standing question's answer at a version that was answered before this engine: ready, and no news."""
+
+    answer: Answer
+    inputs: VersionInputs
+    times: Times
+
+
 class AnswerFailed(msgspec.Struct, frozen=True, tag="answer_failed"):
     """One standing question failed at one version. ``asked``: as in `Answered`."""
 
@@ -352,6 +360,7 @@ EngineEvent = (
     EngineReady
     | Committed
     | Answered
+    | Repeated
     | AnswerFailed
     | TextsAsked
     | NotDue

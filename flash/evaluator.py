@@ -259,7 +259,7 @@ class FlashEvaluator(Generic[P]):
     thread, once per question and evaluated version. `on_texts` gets session, version, payloads and the number
     of questions where all are free text: their results may come after those of later versions. `on_not_due`
     gets session, version and payloads where no question is due, after the first stages of all earlier
-    versions. `asked` gives the tokens that ask a question of a fork. `received_ns` is when a payload was
+    versions. `tokens_of` gives the tokens that ask a question of a fork. `received_ns` is when a payload was
     received, by the scheduler's clock: deadlines count from then. `pass_ns` predicts the time of a pass. A
     version of payloads that are history is asked nothing: its answers were given by an earlier engine; nor is
     one whose newest payload is held.
@@ -273,7 +273,7 @@ class FlashEvaluator(Generic[P]):
         has_gap: Callable[[P], bool],
         on_not_due: Callable[[str, int, tuple[P, ...]], None],
         on_texts: Callable[[str, int, tuple[P, ...], int], None],
-        asked: Callable[[Standing, Fork], Sequence[int]] = lambda item, fork: item.prepared.prompt_tokens,
+        tokens_of: Callable[[Standing, Fork], Sequence[int]] = lambda item, fork: item.prepared.prompt_tokens,
         received_ns: Callable[[P], int] = lambda payload: 0,
         pass_ns: Callable[[Sequence[Span]], int] = lambda rows: 0,
         is_history: Callable[[P], bool] = lambda payload: False,
@@ -282,7 +282,7 @@ class FlashEvaluator(Generic[P]):
         self._scheduler = scheduler
         self._registry = registry
         self._on_done, self._on_not_due, self._on_texts = on_done, on_not_due, on_texts
-        self._has_gap, self._asked = has_gap, asked
+        self._has_gap, self._tokens_of = has_gap, tokens_of
         self._received_ns, self._pass_ns = received_ns, pass_ns
         self._is_history, self._is_held = is_history, is_held
         self._sessions: dict[str, _Session] = {}
@@ -313,7 +313,7 @@ class FlashEvaluator(Generic[P]):
         self.coalesced[tape.name] += len(records) - 1
         if (skipped := session.take_not_due()) is not None:
             payloads = skipped[1] + payloads
-        asks = [_Ask(item, fork := tape.fork(), self._asked(item, fork)) for item in due]
+        asks = [_Ask(item, fork := tape.fork(), self._tokens_of(item, fork)) for item in due]
         first, second = ([ask for ask in asks if ask.is_text == text] for text in (False, True))
         new = _Evaluation(version, first, second, payloads, *session.take_gaps(standing, due))
         for each in replaced:
@@ -329,6 +329,11 @@ class FlashEvaluator(Generic[P]):
         """What was asked of a session so far."""
         found = self._session(name)
         return AskedState(found.bars, tuple(found.asked.items()), found.gap, tuple(found.unreported))
+
+    def asked(self, name: str) -> set[Key]:
+        """The questions that were asked of a session's newest version, by this engine or an earlier one."""
+        found = self._session(name)
+        return {key for key, then in found.asked.items() if then.bars == found.bars}
 
     def restore(self, name: str, cut: AskedState) -> None:
         """Go on from a cut, before the session's first version."""

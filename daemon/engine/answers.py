@@ -7,7 +7,6 @@ time.
 import logging
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import get_args
 from weakref import WeakKeyDictionary
 
@@ -18,12 +17,14 @@ from daemon.engine.build import Built
 from daemon.engine.confidence_metrics import Confidence
 from daemon.engine.provenance import ProvenanceLog
 from daemon.engine.tape_feeder import TapeFeeder, has_gap, inputs_of, missed, origin_of
+from daemon.session_life import State as Life
 from feeds.decimals import parse_fixed
 from feeds.market_data import Answer, Basis, Flag, Latency
 from flash.confidence import Judged
 from flash.evaluator import AskedState, Evaluated, FlashEvaluator
 from flash.question import PreparedQuestion
 from flash.registry import Registry, Standing
+from flash.repeats import Repeats
 from ingest.bar_kernel import (
     ACTED,
     AMENDS,
@@ -126,6 +127,7 @@ class StandingAnswers:
         feeder: TapeFeeder,
     ) -> None:
         self._prefixes, self._feeder = built.prefixes, feeder
+        self._refuses_halted = config.events.on_halt == "no answers"
         self._loaded, self._decode, self._emit = built.loaded, built.prompt.decode, emit
         self._sessions: dict[str, SessionConfig] = {}
         self._confidence = confidence
@@ -144,8 +146,18 @@ class StandingAnswers:
             lambda record: record.ts_ring,
             built.costs.batch_ns,
             lambda record: record.history,
-            partial(_is_held, config.events.on_halt == "no answers"),
+            self._is_held,
         )
+        self._repeats = Repeats(
+            scheduler,
+            registry,
+            self._repeated,
+            self._asked,
+            self._evaluator.asked,
+            lambda record: record.history,
+            self._may_repeat,
+        )
+        self.idle = self._repeats.idle
 
     def add(self, session: SessionConfig) -> None:
         """There is another session, or one has other settings."""
@@ -158,13 +170,15 @@ class StandingAnswers:
         """What was asked of a session so far."""
         return self._evaluator.cut(name)
 
-    def restore(self, name: str, cut: AskedState) -> None:
-        """Go on from a cut, before the session's first version."""
-        self._evaluator.restore(name, cut)
+    def restore(self, tape: Tape, cut: AskedState, newest: TapeRecord) -> None:
+        """Go on from a cut, before the session's first version; ``newest``: the last record of its tape."""
+        self._evaluator.restore(tape.name, cut)
+        self._repeats.restore(tape, newest)
 
     def leave(self, name: str) -> None:
         """A session is to be removed; what is asked of it will fail."""
         self._evaluator.forget(name)
+        self._repeats.forget(name)
 
     def remove(self, name: str) -> None:
         """A session is removed."""
@@ -190,6 +204,20 @@ class StandingAnswers:
             question = standing.question.name
             why = error.code, error.message
             self._emit(protocol.AnswerFailed(name, question, done.version, *why, inputs, done.asked))
+
+    def _repeated(self, done: Evaluated[TapeRecord]) -> None:
+        """One question at a version that was answered before."""
+        if done.standing.session in self._sessions:
+            inputs, times = inputs_of(done.payloads), times_of(done.payloads[-1])
+            self._emit(protocol.Repeated(self._answer(done), inputs, times))
+
+    def _may_repeat(self, session: str, newest: TapeRecord) -> bool:
+        """Whether this daemon answers it, and no bar that was answered before is to come."""
+        return self._feeder.lives.state(session) is Life.LIVE and not self._is_held(newest)
+
+    def _is_held(self, record: TapeRecord) -> bool:
+        """Whether no standing question is asked of a version that ends with it."""
+        return self._refuses_halted and bool(record.flags & HALTED)
 
     def _not_due(self, session: str, version: int, payloads: tuple[TapeRecord, ...]) -> None:
         self._emit(protocol.NotDue(session, version, inputs_of(payloads)))
@@ -265,11 +293,6 @@ def times_of(record: TapeRecord) -> Times:
     """When its newest tick was where."""
     replay = bool(record.flags & REPLAYED)
     return Times(record.ts_last_event, record.ts_source, record.ts_ring, replay, record.ts_closed)
-
-
-def _is_held(refuses: bool, record: TapeRecord) -> bool:
-    """Whether no standing question is asked of a version that ends with it."""
-    return refuses and bool(record.flags & HALTED)
 
 
 def feed_faults(records: Sequence[TapeRecord]) -> dict[Flag, bool]:

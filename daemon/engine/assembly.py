@@ -93,7 +93,7 @@ def wire_engine(
     threads = Threads(lambda name, why: emit(protocol.ThreadEnded(name, why)))
     rebuilder = Rebuilder(scheduler, time.monotonic_ns)
     maintenance = Maintenance(pool, built.tapes.values(), built.tiers, store)
-    idle = partial(_soonest, refresher.idle, rebuilder.idle, maintenance, snapshots)
+    idle = partial(_soonest, answers.idle, refresher.idle, rebuilder.idle, maintenance, snapshots)
     worker = Worker(scheduler, when_idle=idle, make_thread=threads.make)
     memory = MemoryMetrics(built.engine, built.tiers, store)
     gauges = memory, CapacityMetrics(store, pool, built.tapes), snapshots.note

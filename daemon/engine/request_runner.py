@@ -135,8 +135,9 @@ class RequestRunner:
         return self._records.get(session, {}).get(version)
 
     def restore(self, session: str, version: int, record: TapeRecord) -> None:
-        """A session goes on from ``version``, whose ``record`` has times of another process."""
-        self._records[session] = {version: replace(record, ts_ring=0)}
+        """A session goes on from ``version``, whose ``record`` another process received."""
+        ring = time.monotonic_ns() - max(0, time.time_ns() - record.ts_source)
+        self._records[session] = {version: replace(record, ts_ring=ring, ts_closed=0)}
 
     def remove(self, session: str) -> None:
         """A session is removed."""
@@ -259,7 +260,7 @@ class RequestRunner:
                 reused_tokens=0,
                 answer_tokens=0,
                 metadata=self._metadata(asked.session, version, record, choice, ready.gap, None, READY_EXIT),
-                times=times_of(record) if record and record.ts_ring else None,
+                times=times_of(record) if record else None,
             )
         )
         return True
@@ -346,7 +347,7 @@ class RequestRunner:
                 answer_tokens=len(request.output),
                 metadata=self._judged(running, request, choice, record),
                 logprobs=tuple(running.logprobs),
-                times=times_of(record) if record and record.ts_ring else None,
+                times=times_of(record) if record else None,
                 stats=_stats(request) if asked.exact and not asked.session else None,
             )
         )

@@ -80,7 +80,9 @@ class SessionParts:
     def restore(self, tape: Tape, state: PartsState, *, has_log: bool) -> None:
         """Go on from the state of a session whose tape came back. ``has_log``: see `SavedSession`."""
         self.requests.restore(tape.name, tape.version, state.newest)
-        self.answers.restore(tape.name, state.asked)
+        newest = self.requests.record(tape.name, tape.version)
+        assert newest is not None, "it was restored"
+        self.answers.restore(tape, state.asked, newest)
         self.confidence.restore(tape.name, state.adapted)
         self.refresher.restore(tape, state.stale_records)
         self.versions.restore(tape, state.lineage, has_log=has_log)

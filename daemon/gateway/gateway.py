@@ -213,6 +213,8 @@ class Gateway:
                 self.publisher.committed(event)
             case protocol.Answered():
                 self.publisher.answered(event)
+            case protocol.Repeated():
+                self.publisher.repeated(event)
             case protocol.AnswerFailed():
                 self.publisher.failed(event)
             case protocol.TextsAsked():

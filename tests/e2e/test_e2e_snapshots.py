@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ from daemon.engine.build import build
 from daemon.engine.snapshot_store import SavedSession
 from daemon.progress import Progress
 from feeds.durations import Duration
+from feeds.market_data import Answer
 from regions.offload.snapshot_format import Snapshot
 from scheduler.interfaces import PriorityClass
 from tests.kit import SECOND, START, QueueSource, inproc_config, until
@@ -62,6 +64,7 @@ async def test_a_daemon_started_again_on_its_tmpfs_answers_without_prefilling_it
     async with running(config, QueueSource("dropping")) as daemon:
         await daemon.advance(12)
         expected = await daemon.call("ask", "aaa", "What was the highest price?", 1)
+        given = daemon.state().answers_of(daemon.state().questions)
         window = daemon.state().live_tokens
         assert computed(daemon) > window
         await daemon.gateway.stop()
@@ -69,7 +72,28 @@ async def test_a_daemon_started_again_on_its_tmpfs_answers_without_prefilling_it
         assert daemon.count("snapshots_restored", session="aaa") == 1
         answer = await daemon.call("ask", "aaa", "What was the highest price?", 1)
         assert (answer.text, answer.data_version) == (expected.text, expected.data_version)
-        question = computed(daemon)
-        assert 0 < question < window / 2
+        assert 0 < daemon.count("batch_tokens", **{"class": "session"}) < window / 2
         assert daemon.count("reused_tokens", **{"class": "session"}) > window
+        await answers_are_ready_again(daemon, given)
+        again = sum(each.computed_tokens for each in daemon.state().answers_of(daemon.state().questions))
+        assert daemon.count("batch_tokens", **{"class": "stream"}) <= again
         await daemon.gateway.stop()
+
+
+async def answers_are_ready_again(daemon: RunningDaemon, given: list[Answer]) -> None:
+    """Those of the newest version, before any record, with the ages that they have now; none is published."""
+    state = daemon.state()
+    await until(lambda: len(state.answers_of(state.questions)) == len(given))
+    ready = state.answers_of(state.questions)
+    kept = ("question_hash", "text", "choice", "data_version", "as_of")
+    assert [[getattr(each, name) for name in kept] for each in ready] == [
+        [getattr(each, name) for name in kept] for each in given
+    ]
+    old = (datetime.now(UTC).timestamp() - START / SECOND) * SECOND
+    for each in ready:
+        assert each.staleness_ns == pytest.approx(old, rel=0.01)
+        assert (each.sequence, each.published_at) == (0, 0)
+        assert each.epoch > given[0].epoch
+    assert daemon.answers() == []
+    asked = await daemon.call("ask", "aaa", ready[0].question)
+    assert (asked.text, asked.cached) == (ready[0].text, True)

@@ -314,6 +314,12 @@ class Publisher:
         self._sessions.answered(answer, event.times)
         self._arrived(answer.session, answer.data_version, version)
 
+    def repeated(self, event: protocol.Repeated) -> None:
+        """An answer of a version that was answered before: it is ready, and was published then."""
+        if self._standby.lives.state(event.answer.session) not in VOID | FOLLOWING:
+            answer = self._complete(event, _Version(event.inputs))
+            self._sessions.answered(msgspec.structs.replace(answer, published_at=0), event.times)
+
     def _delivered(
         self, answer: Answer, said: PublishedValue, times: Times, since: int, outcome: DeliveryOutcome
     ) -> None:
@@ -397,7 +403,7 @@ class Publisher:
         self.progress.go_on()
         self.outbox.forget()
 
-    def _complete(self, event: protocol.Answered, version: _Version) -> Answer:
+    def _complete(self, event: protocol.Answered | protocol.Repeated, version: _Version) -> Answer:
         """Add what only the gateway knows: the inputs' offsets and the answer's age."""
         answer, basis = event.answer, version.basis
         inputs = version.ranges_of(lambda: self.streams.ranges(event.inputs.reads))

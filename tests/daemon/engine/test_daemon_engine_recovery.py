@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from daemon import protocol
+from daemon.ages import ages
 from daemon.api.generation import Failed, Finished, Generate, GenerateAll, Turn
 from daemon.config.schema import (
     UNTRAINED,
@@ -39,6 +40,7 @@ from feeds.durations import Duration
 from feeds.market_data import Answer
 from flash.late_labels import AdaptationState
 from flash.question import PAPER_SIX
+from flash.repeats import AGAIN_S
 from ingest.record import (
     ACTION,
     HALT,
@@ -474,6 +476,36 @@ def test_what_was_answered_goes_to_the_tape_and_is_not_asked(left: Left) -> None
     assert newest.inputs.closed > progress["s"].closed
 
 
+@pytest.mark.parametrize("behind", [0, 5])
+def test_answers_given_before_are_ready_again_and_not_news(behind: int, terse: Path, tmp_path: Path) -> None:
+    """Once no bar that was answered is to come; the snapshot is so many records behind the newest answer."""
+    made, log = config(terse, tmp_path / "on", COMPACT), log_of(1, 12, 3)
+    engine = Engine(made)
+    engine.give(0, *log[: len(log) - behind])
+    engine.snapshot()
+    engine.give(len(log) - behind, *log[len(log) - behind :])
+    given = [each for each in engine.answers() if each.data_version == engine.version]
+    assert len(given) == 6
+    again = Engine(made, engine.progress())
+    again.go_on()
+    idle = again.host.parts.answers.idle
+    if behind:
+        assert idle() == AGAIN_S
+        assert again.of(protocol.Repeated) == []
+        again.give(offset_of(again) or 0, *log[offset_of(again) :])
+    while idle() is not None:
+        again.rest()
+    repeated = [event.answer for event in again.of(protocol.Repeated)]
+    assert keyed(repeated).keys() == keyed(given).keys()
+    for name, (text, gap, _) in keyed(given).items():
+        assert keyed(repeated)[name][0] == text
+        assert keyed(repeated)[name][1] == tolerance.near(gap, tolerance.of_model(engine.loaded, gap))
+    assert again.answers() == []
+    again.give(len(log), (0, 13 * SECOND, 10_000))
+    assert {each.data_version for each in again.answers()} == {again.version}
+    assert idle() is None
+
+
 def recovering(made: Config, **settings: object) -> Config:
     return replace(made, recovery=replace(made.recovery, **settings))
 
@@ -513,7 +545,11 @@ def test_a_restored_session_answers_questions_before_its_first_record(left: Left
     assert engine.host.parts.confidence.cut("s") == ADAPTED
     for each in asked_both_ways(engine):
         assert "warm_up" in each.metadata.flags  # newer bars are read again
-        assert (each.times, each.metadata.data_version) == (None, progress["s"].version)
+        assert each.metadata.data_version == progress["s"].version
+        assert each.times is not None
+        assert each.times.as_of <= START + progress["s"].closed[0]
+        # received by another process, whose monotonic clock may be another: as old as since its source had it
+        assert ages(each.times, 0, time.time_ns(), time.monotonic_ns()).daemon > (time.time_ns() - START) // 2
 
 
 def test_a_session_that_is_added_goes_on_from_its_snapshot_and_a_removed_one_has_none(left: Left) -> None:
