@@ -1,7 +1,9 @@
 """Directories: the cache, for what can be rebuilt (compiled kernels, the embedded model), and the state."""
 
 import os
+import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -21,3 +23,22 @@ def state_home() -> Path:
     """The state directory that systemd gives the service, or else the cache directory."""
     given = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
     return Path(given) if given else cache_home()
+
+
+def built_once(target: Path, build: Callable[[Path], None]) -> Path:
+    """The directory ``target``, which ``build`` fills if it is not there; others never see a part of it."""
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=target.name, dir=target.parent))
+    try:
+        build(building)
+        building.rename(target)
+    except OSError:
+        shutil.rmtree(building)
+        if not target.exists():  # else another process was first
+            raise
+    except BaseException:
+        shutil.rmtree(building)
+        raise
+    return target

@@ -24,6 +24,7 @@ COMMANDS = {
     "keys": "Make a pair of keys for encrypted ZeroMQ sockets.",
     "label": "Tell a running daemon the right choice of a past answer.",
     "mcp": "Serve a running daemon to an agent over stdio (MCP).",
+    "model": "Make a model directory of a GGUF file.",
     "plan": "Say what a device carries of a configuration.",
     "profile": "Measure recompute and swap on this device.",
     "questions": "List, add, change and remove standing questions of a running daemon.",

@@ -47,8 +47,9 @@ class ModelConfig(Table, frozen=True):
     path: Annotated[
         str,
         about(
-            'directory of a transformers model; "" is the tape model that comes with Foretick (see '
-            f"accuracy), {UNTRAINED} a small random model that takes any question"
+            'directory of a transformers model, or a GGUF file, which is expanded once; "" is the tape model '
+            f"that comes with Foretick (see accuracy), {UNTRAINED} a small random model that takes any "
+            "question"
         ),
     ] = ""
     aliases: Annotated[

@@ -24,6 +24,7 @@ from engine.model import canary
 from engine.model.architectures import ModelError
 from engine.model.chat_format import PromptFormat, Terse, TerseQuestion
 from engine.model.embedded import TAPE_MODEL, embedded_directory
+from engine.model.gguf import gguf_directory
 from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model, resolve_device
 from feeds.connector import SettingError
@@ -267,10 +268,13 @@ def costs_of(config: Config) -> OnlineCosts:
 
 
 def directory_of(settings: ModelConfig) -> Path:
-    """The model's directory."""
+    """The model's directory. Raises ModelError as `gguf_directory`."""
     if settings.path == UNTRAINED:
         return embedded_directory(seed=settings.seed)
-    return Path(settings.path) if settings.path else TAPE_MODEL
+    path = Path(settings.path)
+    if path.suffix == ".gguf":
+        return gguf_directory(path, settings.dtype)
+    return path if settings.path else TAPE_MODEL
 
 
 def load_on_cpu(config: Config) -> Loaded | None:

@@ -6,8 +6,6 @@ single tokens, and everything else falls back to bytes.
 """
 
 import json
-import shutil
-import tempfile
 from itertools import product
 from pathlib import Path
 
@@ -15,7 +13,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from support.directories import cache_home
+from support.directories import built_once, cache_home
 
 TAPE_MODEL = Path(__file__).with_name("foretick-tape")
 """Directory of the embedded default, as `foretick train` exports it."""
@@ -108,17 +106,10 @@ def embedded_directory(cache: Path | None = None, **changes: int) -> Path:
     """
     shape = SHAPE | changes
     name = "untrained-llama-v2-" + "-".join(str(value) for value in shape.values())
-    target = (cache or cache_home()) / name
-    if (target / "config.json").exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # built under a temporary name and renamed, so that other processes never see a partial model
-    building = Path(tempfile.mkdtemp(prefix=name, dir=target.parent))
-    build_model(**shape).save_pretrained(building)
-    build_tokenizer(shape["vocabulary"]).save_pretrained(building)
-    (building / "README.md").write_text(f"Untrained model, built by Foretick: {json.dumps(shape)}\n")
-    try:
-        building.rename(target)
-    except OSError:  # another process was first
-        shutil.rmtree(building)
-    return target
+
+    def build(directory: Path) -> None:
+        build_model(**shape).save_pretrained(directory)
+        build_tokenizer(shape["vocabulary"]).save_pretrained(directory)
+        (directory / "README.md").write_text(f"Untrained model, built by Foretick: {json.dumps(shape)}\n")
+
+    return built_once((cache or cache_home()) / name, build)

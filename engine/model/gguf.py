@@ -1,0 +1,105 @@
+"""GGUF files as model directories: transformers reads them, with the gguf package, once.
+
+Weights are expanded to ``dtype``, not kept quantised. What would be left out of a file is refused by name:
+transformers skips a tensor that it does not know, such as the frequencies of a scaled rope.
+"""
+
+import logging
+from collections import Counter
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.model.architectures import ModelError
+from support.directories import built_once, cache_home
+
+log = logging.getLogger(__name__)
+
+_HEAD_BYTES = 1 << 20
+"""Of a file, in the name of its directory."""
+_ENDS = ("eos", "eot", "eom")
+"""Fields of tokens that end an answer."""
+
+
+def gguf_directory(file: Path, dtype: str = "auto", cache: Path | None = None) -> Path:
+    """The directory in ``cache`` (`support.directories`) that ``file`` was expanded into, made on first use.
+
+    ``dtype``: of the weights; ``auto`` is bfloat16. Raises ModelError as `import_gguf`.
+    """
+    kind = "bfloat16" if dtype == "auto" else dtype
+    try:
+        with file.open("rb") as opened:
+            head = opened.read(_HEAD_BYTES)
+        stat = file.stat()
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror}") from error
+    digest = blake2b(f"{stat.st_size} {stat.st_mtime_ns} ".encode() + head, digest_size=6).hexdigest()
+    target = (cache or cache_home()) / f"{file.stem}-{kind}-{digest}"
+    return built_once(target, partial(_expand, file, dtype=kind))
+
+
+def import_gguf(file: Path, directory: Path, dtype: str = "bfloat16") -> str:
+    """Write ``file`` as a model directory in ``dtype``; returns what it holds, in words.
+
+    Raises ModelError when the gguf package is not installed, or for a file that is none, is damaged, or has
+    what would be lost.
+    """
+    try:
+        # imported here: a daemon without such files does not need it
+        import gguf
+    except ModuleNotFoundError as error:
+        raise ModelError(f"{file} needs gguf: pip install gguf") from error
+    try:
+        reader = gguf.GGUFReader(file)
+        known = _checked(file, reader)
+        model, tokenizer = _read(file, getattr(torch, dtype))
+    except ModelError:
+        raise
+    except Exception as error:  # of a damaged file the libraries raise whatever comes up, even a plain one
+        raise ModelError(f"{file} cannot be read as GGUF: {error}") from error
+    ends = [reader.fields.get(f"tokenizer.ggml.{each}_token_id") for each in _ENDS]
+    model.generation_config.eos_token_id = sorted({int(each.contents()) for each in ends if each is not None})
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return f"{known}, expanded to {dtype}"
+
+
+def _expand(file: Path, directory: Path, *, dtype: str) -> None:
+    log.info("%s is expanded once, which takes a minute for a small model", file)
+    log.info("%s: %s", file.name, import_gguf(file, directory, dtype))
+
+
+def _checked(file: Path, reader: Any) -> str:
+    """The architecture and kinds of tensors; ModelError for what transformers would leave out."""
+    architecture = str(reader.fields["general.architecture"].contents())
+    scaling = reader.fields.get(f"{architecture}.rope.scaling.type")
+    names = {tensor.name for tensor in reader.tensors}
+    if "rope_freqs.weight" in names or (scaling is not None and scaling.contents() != "none"):
+        raise ModelError(
+            f"{file} scales its rope, which is not read from GGUF: use the model's original directory"
+        )
+    kinds = Counter(tensor.tensor_type.name for tensor in reader.tensors)
+    return f"{architecture}, " + ", ".join(f"{n} tensors {kind}" for kind, n in sorted(kinds.items()))
+
+
+def _read(file: Path, dtype: torch.dtype) -> tuple[Any, Any]:
+    """Model and tokenizer by transformers."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    config = AutoConfig.for_model(**load_gguf_checkpoint(file)["config"])
+    with torch.device("meta"):
+        outline = AutoModelForCausalLM.from_config(config)
+    tensors = load_gguf_checkpoint(file, return_tensors=True, model_to_load=outline)["tensors"]
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    found = model.load_state_dict(tensors, strict=False)
+    tied = set(getattr(model, "_tied_weights_keys", None) or ()) if config.tie_word_embeddings else set()
+    if lacking := set(found.missing_keys) - tied:
+        raise ValueError(f"it lacks {', '.join(sorted(lacking)[:3])}")
+    if found.unexpected_keys:
+        raise ValueError(f"{found.unexpected_keys[0]} belongs to no part of the model")
+    model.tie_weights()
+    return model, AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)

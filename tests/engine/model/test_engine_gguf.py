@@ -1,0 +1,182 @@
+"""GGUF files become model directories: every weight as the gguf package expands it, or a refusal by name."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from bench.peers.convert import _PLAIN, adjacent
+from daemon.cli.model import command
+from daemon.config.schema import Config, ModelConfig
+from daemon.engine.build import load
+from engine.model.architectures import ModelError
+from engine.model.gguf import gguf_directory, import_gguf
+from engine.model.loading import load_model
+from feeds.connector import SettingError
+
+gguf = pytest.importorskip("gguf", reason="pip install gguf")
+
+KINDS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+SCALES = {"Q4_K": (0, 4), "Q5_K": (0, 4), "Q6_K": (208, 210)}
+"""Where a block has its scales in fp16; the package expands these kinds, and makes none."""
+TOKENS = ["<unk>", "<s>", "</s>", "<end>", *(chr(0x21 + n) for n in range(90)), '!"']
+TEMPLATE = "{% for m in messages %}{{ m['content'] }}</s>{% endfor %}"
+
+
+def weights() -> LlamaForCausalLM:
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=len(TOKENS), hidden_size=256, intermediate_size=512, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
+        tie_word_embeddings=False, rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def quantised(tensor: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes of the kind, and what they say."""
+    number = gguf.GGMLQuantizationType[kind]
+    if kind not in SCALES:
+        values = gguf.quantize(tensor, number)
+        return values, gguf.dequantize(values, number).reshape(tensor.shape)
+    elements, size = gguf.GGML_QUANT_SIZES[number]
+    shape = (*tensor.shape[:-1], tensor.shape[-1] // elements, size)
+    rng = np.random.default_rng(tensor.size)
+    blocks = rng.integers(0, 256, shape, np.uint8)
+    first, end = SCALES[kind]
+    count = (end - first) // 2
+    scales = rng.uniform(1e-4, 1e-3, (*shape[:-1], count)).astype(np.float16)
+    blocks[..., first:end] = scales.view(np.uint8)
+    values = blocks.reshape(*tensor.shape[:-1], -1)
+    return values, gguf.dequantize(values, number).reshape(tensor.shape)
+
+
+def write(file: Path, kind: str = "Q8_0", **more: Any) -> dict[str, torch.Tensor]:
+    """A tiny Llama; returns its state as it should be read. ``more``: fields, or ``extra`` for a tensor."""
+    model = weights()
+    config, state = model.config, {}
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_rope_dimension_count(64)
+    writer.add_rope_freq_base(5000.0)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([3] * 4 + [1] * (len(TOKENS) - 4))
+    writer.add_token_merges(['! "'])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_uint32("tokenizer.ggml.eot_token_id", 3)
+    writer.add_chat_template(TEMPLATE)
+    if "scaling" in more:
+        writer.add_string("llama.rope.scaling.type", more["scaling"])
+    for name, tensor in model.state_dict().items():
+        values = tensor.numpy()
+        part = name.removesuffix(".weight").split(".", 3)
+        own = part[3] if part[:2] == ["model", "layers"] else name.removesuffix(".weight")
+        prefix = f"blk.{part[2]}." if part[:2] == ["model", "layers"] else ""
+        turned = own in ("self_attn.q_proj", "self_attn.k_proj")
+        if values.ndim == 1:
+            writer.add_tensor(f"{prefix}{_PLAIN[own]}.weight", values)
+        elif more.get("without") != name:
+            raw, expected = quantised(adjacent(values, 64) if turned else values, kind)
+            writer.add_tensor(f"{prefix}{_PLAIN[own]}.weight", raw, raw_dtype=gguf.GGMLQuantizationType[kind])
+            values = straight(expected, 64) if turned else expected
+        state[name] = torch.from_numpy(np.array(values))
+    if "extra" in more:
+        writer.add_tensor(more["extra"], np.ones(32, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return state
+
+
+def straight(projection: np.ndarray, head: int) -> np.ndarray:
+    """What `adjacent` turned, turned back."""
+    pairs = projection.reshape(-1, head // 2, 2, projection.shape[1])
+    return pairs.swapaxes(1, 2).reshape(projection.shape)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_weight_is_what_the_file_says(kind: str, tmp_path: Path) -> None:
+    expected = write(tmp_path / "model.gguf", kind)
+    said = import_gguf(tmp_path / "model.gguf", tmp_path / "out", "float32")
+    assert said.startswith("llama, ")
+    assert f"tensors {kind}" in said
+    found = LlamaForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
+def test_a_file_is_served_as_its_directory_with_its_tokens_template_and_ends(tmp_path: Path) -> None:
+    write(tmp_path / "model.gguf")
+    directory = gguf_directory(tmp_path / "model.gguf", "float32", tmp_path / "cache")
+    loaded = load_model(directory)
+    assert loaded.end_ids == {2, 3}
+    assert loaded.tokenizer.encode("!") == [TOKENS.index("!")]
+    template = AutoTokenizer.from_pretrained(directory).chat_template
+    assert template == TEMPLATE
+    written = (directory / "model.safetensors").stat().st_mtime_ns
+    assert gguf_directory(tmp_path / "model.gguf", "float32", tmp_path / "cache") == directory
+    assert (directory / "model.safetensors").stat().st_mtime_ns == written
+    write(tmp_path / "model.gguf", "F16")  # another file of this name is another model
+    assert gguf_directory(tmp_path / "model.gguf", "float32", tmp_path / "cache") != directory
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"extra": "rope_freqs.weight"}, "scales its rope"),
+        ({"scaling": "yarn"}, "scales its rope"),
+        ({"without": "model.layers.1.mlp.up_proj.weight"}, "lacks model.layers.1.mlp.up_proj.weight"),
+    ],
+)
+def test_what_would_be_lost_is_refused_by_name(more: dict[str, str], why: str, tmp_path: Path) -> None:
+    """transformers reads such files without a word, and the model answers something else."""
+    write(tmp_path / "model.gguf", **more)
+    with pytest.raises(ModelError, match=why):
+        gguf_directory(tmp_path / "model.gguf", cache=tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF\x03\0\0\0" + b"\xff" * 64, b"safetensors"])
+def test_a_file_that_is_none_or_is_cut_off_is_refused(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(content)
+    with pytest.raises(ModelError, match=f"{file} cannot be read as GGUF"):
+        import_gguf(file, tmp_path / "out")
+    with pytest.raises(ModelError, match="cannot be read: No such file"):
+        gguf_directory(tmp_path / "none.gguf", cache=tmp_path)
+
+
+def test_the_command_writes_a_directory_and_overwrites_none(tmp_path: Path) -> None:
+    write(tmp_path / "model.gguf")
+    run = CliRunner().invoke
+    arguments = ["import", str(tmp_path / "model.gguf"), str(tmp_path / "out"), "--dtype", "float32"]
+    done = run(command, arguments)
+    assert done.exit_code == 0, done.output
+    assert "llama, 5 tensors F32, 16 tensors Q8_0, expanded to float32" in done.output
+    again = run(command, arguments)
+    assert (again.exit_code, "is not empty" in again.output) == (2, True)
+    (tmp_path / "bad.gguf").write_bytes(b"no")
+    bad = run(command, ["import", str(tmp_path / "bad.gguf"), str(tmp_path / "other")])
+    assert (bad.exit_code, "bad.gguf cannot be read as GGUF" in bad.output) == (2, True)
+
+
+def test_a_daemon_whose_file_cannot_be_read_names_the_key(tmp_path: Path) -> None:
+    config = Config(model=ModelConfig(path=str(tmp_path / "none.gguf")))
+    with pytest.raises(SettingError, match=r"none\.gguf cannot be read: No such file") as caught:
+        load(config)
+    assert caught.value.key == "model.path"

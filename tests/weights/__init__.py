@@ -1,0 +1,1 @@
+"""Released weights: a language model from the package index, through the whole daemon."""

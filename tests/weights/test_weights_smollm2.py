@@ -1,0 +1,109 @@
+"""SmolLM2-135M-Instruct: logits and texts of the unmodified model, and questions it must understand."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from daemon.config.schema import ModelConfig, RecoveryConfig
+from engine.engine import Engine
+from engine.model.canary import check
+from engine.model.loaded import LoadedModel
+from engine.model.loading import load_model
+from feeds.durations import Duration
+from regions.tape import Retention
+from tests.e2e.test_e2e_events import event, tick
+from tests.kit import inproc_config, until
+from tests.kit.engine import TapeWithHistory, ask_together, tokens
+from tests.kit.inproc import RunningDaemon, running
+from tests.kit.weights import smollm2_directory
+
+pytestmark = [pytest.mark.weights, pytest.mark.timeout(600)]
+README = Path(__file__).parents[2] / "README.md"
+COMPANIES = ("Apple", "Tesla", "Boeing")
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return load_model(smollm2_directory(), layers="compiled")
+
+
+@pytest.fixture(scope="module")
+def plain() -> LoadedModel:
+    """By transformers' layers, for the oracle."""
+    return load_model(smollm2_directory(), layers="torch")
+
+
+def test_its_logits_over_regions_are_the_dense_model_s(model: LoadedModel, plain: LoadedModel) -> None:
+    """The canary, by either layers; then a tape of many evictions and two questions at once."""
+    assert model.layers_run.startswith("compiled layers")
+    assert check(model) < 1e-4
+    assert check(plain) < 1e-4
+    world = TapeWithHistory(model, blocks=120, frame_limit=400, retention=Retention(96), frozen=20)
+    while world.tape.evicted_tokens < 70:
+        world.append()
+    forks = [(world.tape.fork(), world.coord, world.tape.evicted_tokens) for _ in range(2)]
+    asked = [(fork, tokens(world.rng, n)) for (fork, *_), n in zip(forks, (7, 3), strict=True)]
+    answers = ask_together(world.engine, asked)
+    for (_, coord, evicted), (_, question), logits in zip(forks, asked, answers, strict=True):
+        world.history.add(question, coord, evicted, world.owner(), logits)
+    world.history.verify(plain)
+
+
+def test_its_greedy_texts_are_those_of_transformers(model: LoadedModel, plain: LoadedModel) -> None:
+    """64 tokens after real text, token by token on a fork of a tape that was filled in pieces."""
+    text = plain.tokenizer.encode(README.read_text(encoding="utf-8"))[:200]
+    engine = Engine(model, blocks=64, block_size=16)
+    tape = engine.open_tape("t", text[:50], Retention(400))
+    for start in range(50, 180, 26):
+        engine.append(tape, [text[start : start + 26]])
+    found = engine.answer(tape, text[180:], max_tokens=64)
+    plain.model.set_attn_implementation("eager")
+    ids = torch.tensor([text])
+    expected = plain.model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=64, do_sample=False, pad_token_id=0
+    )[0, len(text) :].tolist()
+    assert len(found) == 64 or [*found, expected[len(found)]] == expected
+    assert found == expected[: len(found)]
+
+
+@pytest.fixture
+async def daemon() -> RunningDaemon:
+    """Of this model, without standing questions."""
+    model = ModelConfig(path=str(smollm2_directory()), layers="compiled", dtype="float32")
+    off = RecoveryConfig(Duration(0))
+    async with running(inproc_config(model=model, standing="none", recovery=off)) as made:
+        yield made
+        await made.gateway.stop()
+
+
+async def test_a_chat_ends_where_the_model_ends_and_says_paris(daemon: RunningDaemon) -> None:
+    body = {
+        "model": "SmolLM2",
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "max_tokens": 40,
+        "temperature": 0,
+    }
+    models = await daemon.http("GET", "/v1/models")
+    body["model"] = models.json["data"][0]["id"]
+    reply = await daemon.http("POST", "/v1/chat/completions", body)
+    assert reply.status == 200, reply
+    (choice,) = reply.json["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert "Paris" in choice["message"]["content"]
+    assert "<|im_end|>" not in choice["message"]["content"]
+
+
+@pytest.mark.parametrize("company", COMPANIES)
+async def test_a_question_that_needs_a_headline_is_answered_from_it(
+    company: str, daemon: RunningDaemon
+) -> None:
+    """The same tape with another name gives another answer, in words and among choices."""
+    daemon.put(tick(0.1), tick(1.1), event("text", 1.5, text=f"{company} cuts its outlook after weak sales"))
+    await until(lambda: daemon.state().live_records == 2, 60)
+    question = "Which company cut its outlook?"
+    said = await daemon.call("ask", "aaa", question, 24)
+    assert company in said.text
+    assert not any(other in said.text for other in COMPANIES if other != company)
+    chosen = await daemon.call("ask", "aaa", question, choices=COMPANIES)
+    assert chosen.choice == company
