@@ -390,7 +390,7 @@ def failures_of(command: Command, code: Code, message: str) -> list[generation.F
 
 def session_of(event: EngineEvent) -> str | None:
     """The session that an event is about, if it is about one."""
-    if isinstance(event, Answered):
+    if isinstance(event, Answered | Repeated):
         return event.answer.session
     if isinstance(
         event, Committed | AnswerFailed | TextsAsked | NotDue | QuestionsSet | RecordRefused | SessionHalted

@@ -45,7 +45,6 @@ _FENCED = frozenset(
         KafkaError._FENCED,
         KafkaError.PRODUCER_FENCED,
         KafkaError.INVALID_PRODUCER_EPOCH,
-        KafkaError.INVALID_PRODUCER_ID_MAPPING,
         KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
         KafkaError.GROUP_AUTHORIZATION_FAILED,
     }
@@ -316,7 +315,7 @@ def _translated(raised: KafkaException, *, unknown: bool) -> Exception:
     error: KafkaError = raised.args[0]
     if error.code() in _FENCED:
         return Fenced(
-            f"{error.str()} ({error.name()}): another process has this transactional id, a transaction took "
-            "longer than its limit, or the broker has forgotten an id that was long idle"
+            f"{error.str()} ({error.name()}): another process has this transactional id, or a transaction "
+            "took longer than its limit"
         )
     return TransactionFailed(f"{error.str()} ({error.name()})", unknown=unknown)

@@ -14,10 +14,11 @@ from typing import Generic, TypeVar
 from flash.evaluator import Evaluated
 from flash.registry import Key, Registry, Standing
 from regions.ephemeral import Fork
+from regions.offload.kv_store import NotResident
 from regions.tape import Tape
 from scheduler.interfaces import PriorityClass
 from scheduler.lifecycle import call
-from scheduler.request import LifecycleEvent, Request, RequestSpec, State
+from scheduler.request import Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItems
 
@@ -65,28 +66,38 @@ class Repeats(Generic[P]):
         """Ask nothing more of a session; what runs ends without a result."""
         self._waiting.pop(name, None)
         for request in self._running.pop(name, []):
-            if request.first(LifecycleEvent.SCHEDULED) is None:
-                self._scheduler.cancel(request.id)
+            self._scheduler.cancel(request.id)
 
     def idle(self) -> float | None:
         """Ask of one session; returns the seconds until the next call, None: not before a commit."""
         for name, (tape, payload) in self._waiting.items():
             if self._may_ask(name, payload):
+                if not self._ask(tape, payload):
+                    return AGAIN_S
                 del self._waiting[name]
-                self._ask(tape, payload)
                 return 0.0
         return AGAIN_S if self._waiting else None
 
-    def _ask(self, tape: Tape, payload: P) -> None:
-        asked, requests = self._asked_of(tape.name), self._running.setdefault(tape.name, [])
-        for item in self._registry.standing(tape.name):
-            if item.key in asked:
-                requests.append(self._request(tape, item, payload))
-        for request in list(requests):
+    def _ask(self, tape: Tape, payload: P) -> bool:
+        """Whether the questions are submitted: the tape may be outside of a pool that has no room."""
+        asked = self._asked_of(tape.name)
+        due = [item for item in self._registry.standing(tape.name) if item.key in asked]
+        readers: list[Fork] = []
+        try:
+            while len(readers) < len(due):
+                readers.append(tape.fork())
+        except NotResident:
+            for reader in readers:
+                reader.release()
+            return False
+        requests = [self._request(tape, *each, payload) for each in zip(due, readers, strict=True)]
+        self._running[tape.name] = list(requests)
+        for request in requests:
             self._scheduler.submit(request)
+        return True
 
-    def _request(self, tape: Tape, item: Standing, payload: P) -> Request:
-        reader, prepared = tape.fork(), item.prepared
+    def _request(self, tape: Tape, item: Standing, reader: Fork, payload: P) -> Request:
+        prepared = item.prepared
         return Request(
             RequestSpec(
                 cls=PriorityClass.STREAM,  # behind all that somebody waits for

@@ -30,7 +30,7 @@ PRIORITIES = {
     PriorityClass.POOL: 5,
     PriorityClass.STREAM: 7,
 }
-"""Priority of each class; background work has the next number."""
+"""Priority of each class; background work has the next number, and so have requests of the tapes' class."""
 NEVER_ADMITTED: SchedulingKey = (PRIORITIES[PriorityClass.POOL], 1, (2,))
 """Key of everything in the waiting order: after all that were ever admitted or preempted."""
 
@@ -239,9 +239,10 @@ def _position(work: Work, policy: Policy) -> QueuePosition:
     running = work.state is State.RUNNING
     left = work.remaining
     decoding = left == 1 and bool(work.output)
+    behind = work.background or work.cls is PriorityClass.STREAM
     key: Key = policy(work) if work.cls is PriorityClass.POOL else (work.start, work.id)
     return QueuePosition(
-        (PRIORITIES[work.cls] + work.background, int(not decoding), key),
+        (PRIORITIES[work.cls] + behind, int(not decoding), key),
         work.state,
         left,
         decoding,

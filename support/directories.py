@@ -1,5 +1,6 @@
 """Directories: the cache, for what can be rebuilt (compiled kernels, the embedded model), and the state."""
 
+import fcntl
 import os
 import shutil
 import tempfile
@@ -26,19 +27,23 @@ def state_home() -> Path:
 
 
 def built_once(target: Path, build: Callable[[Path], None]) -> Path:
-    """The directory ``target``, which ``build`` fills if it is not there; others never see a part of it."""
+    """The directory ``target``, which ``build`` fills if it is not there.
+
+    Other processes never see a part of it: they wait, and what a killed one left is removed.
+    """
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=target.name, dir=target.parent))
-    try:
-        build(building)
-        building.rename(target)
-    except OSError:
-        shutil.rmtree(building)
-        if not target.exists():  # else another process was first
-            raise
-    except BaseException:
-        shutil.rmtree(building)
-        raise
+    building = target.with_name(f"{target.name}.part")
+    with target.with_name(f"{target.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            shutil.rmtree(building, ignore_errors=True)
+            building.mkdir()
+            try:
+                build(building)
+                building.rename(target)
+            except BaseException:
+                shutil.rmtree(building, ignore_errors=True)
+                raise
     return target

@@ -209,7 +209,7 @@ class StandingAnswers:
         """One question at a version that was answered before."""
         if done.standing.session in self._sessions:
             inputs, times = inputs_of(done.payloads), times_of(done.payloads[-1])
-            self._emit(protocol.Repeated(self._answer(done), inputs, times))
+            self._emit(protocol.Repeated(self._answer(done, is_new=False), inputs, times))
 
     def _may_repeat(self, session: str, newest: TapeRecord) -> bool:
         """Whether this daemon answers it, and no bar that was answered before is to come."""
@@ -225,7 +225,8 @@ class StandingAnswers:
     def _texts_asked(self, session: str, version: int, payloads: tuple[TapeRecord, ...], asked: int) -> None:
         self._emit(protocol.TextsAsked(session, version, inputs_of(payloads), asked))
 
-    def _answer(self, done: Evaluated[TapeRecord]) -> Answer:
+    def _answer(self, done: Evaluated[TapeRecord], *, is_new: bool = True) -> Answer:
+        """``is_new``: it may be labelled, and is counted."""
         standing, request = done.standing, done.request
         record = done.payloads[-1]
         choice, sample = request.chosen(standing.question.choices), request.samples[0]
@@ -233,9 +234,8 @@ class StandingAnswers:
         text = decode(list(request.answer)) if choice is None else choice
         judged = None
         if not _shows_open(done):  # a calibration is of closed bars
-            judged = self._confidence.of_standing(
-                standing, done.version, sample.logits, choice, request.prompt
-            )
+            version = done.version if is_new else None
+            judged = self._confidence.of_standing(standing, version, sample.logits, choice, request.prompt)
         return Answer(
             session=standing.session,
             symbol=self._sessions[standing.session].symbol,

@@ -101,14 +101,15 @@ class Confidence:
     def of_standing(
         self,
         standing: Standing,
-        version: int,
+        version: int | None,
         logits: Sequence[float],
         given: str | None,
         prompt: Sequence[int],
     ) -> Judged | None:
         """As `of`, and remembered for its label, and counted: asks would tell more of their clients.
 
-        ``prompt``: the tokens that asked, the question's own or its number.
+        ``version``: None for an answer that was given before, which is neither. ``prompt``: the tokens that
+        asked, the question's own or its number.
         """
         fitted = self._fitted(standing.question, tuple(prompt) != tuple(standing.prepared.prompt_tokens))
         session, asked = standing.session, standing.question_hash
@@ -120,6 +121,8 @@ class Confidence:
             return None
         labels = self._labels[session]
         found = self._judge(fitted, labels.coverage(asked), logits, given)
+        if version is None:
+            return found
         number = fitted.choices.index(given)
         labels.remember(asked, version, JudgedAnswer(fitted, tuple(logits), number, found.choice_set))
         best, second = sorted(logits, reverse=True)[:2]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
+from triton.runtime import driver  # type: ignore[import-untyped]  # ships no type information
 
 from engine.attention.base import LayerCall
 from engine.attention.device_metadata import (
@@ -43,8 +44,14 @@ def largest_tile(groups: int, widest: int, element_size: int) -> int:
     return TILES[2] if widest <= 128 else TILES[1]
 
 
-def tiling(tile: int, widest: int, element_size: int) -> Tiling:
+HOPPER_BYTES = 227 << 10
+"""Shared memory of a program on Hopper; from Ampere to Ada it is 99 to 163 KB."""
+
+
+def tiling(tile: int, widest: int, element_size: int, shared: int = HOPPER_BYTES) -> Tiling:
     """The tiling for a query ``tile``, the wider padded head dim and the bytes of an element.
+
+    ``shared``: memory of one program, bytes.
 
     Sized for Hopper's 227 KB of shared memory and 64k registers: a multiprocessor fits three programs of
     decode tiles, with two blocks each in flight, two programs of the middle tile, or one of the largest. Of
@@ -57,11 +64,20 @@ def tiling(tile: int, widest: int, element_size: int) -> Tiling:
         if element_size == 4 or widest > 128:
             return Tiling(block, 16 if element_size == 4 else 8, 2)
         return Tiling(block, 4, 3)
-    return Tiling(min(128, 2 * block), 8, 3)
+    return Tiling(min(128, 2 * block) if shared >= HOPPER_BYTES else block, 8, 3)
 
 
 RESIDENT = dict(zip(TILES, (2, 2, 1), strict=True))
 """Programs of each tile that one multiprocessor runs at once, or fewer where more bring nothing."""
+
+
+@cache
+def shared_bytes(device: torch.device) -> int:
+    """Shared memory that one program may have; in the interpreter Hopper's."""
+    if device.type != "cuda":
+        return HOPPER_BYTES
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
 @cache
@@ -115,7 +131,7 @@ class TritonAttention:
         groups = q_heads // kv_heads
         view = View(call.window, kv_heads, groups, largest_tile(groups, widest, query.element_size()))
         metadata = self._filled.get(view) or self._fill(view, query.device)
-        shape = tiling(metadata.bucket.tile, widest, query.element_size())
+        shape = tiling(metadata.bucket.tile, widest, query.element_size(), shared_bytes(query.device))
         scale = call.scale * LOG2_E
         part_out = query.new_empty((metadata.bucket.parts, q_heads, value_dim), dtype=torch.float32)
         part_lse = query.new_empty((metadata.bucket.parts, q_heads), dtype=torch.float32)

@@ -98,6 +98,8 @@ class FusedDecoder:
         """Of a transformers model that `engine.model.plain.is_plain` knows."""
         inner, attention = model.model, model.model.layers[0].self_attn
         layers = tuple(map(Layer.of, inner.layers))
+        if model.device.type == "cuda":
+            torch.cuda.empty_cache()  # of the matrices that were joined: pools are sized by what is free
         return cls(
             embedding=inner.embed_tokens.weight,
             rotary=inner.rotary_emb,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from engine.model.architectures import ModelError
 from support.directories import built_once, cache_home
@@ -22,6 +23,8 @@ _HEAD_BYTES = 1 << 20
 """Of a file, in the name of its directory."""
 _ENDS = ("eos", "eot", "eom")
 """Fields of tokens that end an answer."""
+_VERSION = 1
+"""Of what is made of a file; another one is another directory."""
 
 
 def gguf_directory(file: Path, dtype: str = "auto", cache: Path | None = None) -> Path:
@@ -37,7 +40,7 @@ def gguf_directory(file: Path, dtype: str = "auto", cache: Path | None = None) -
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror}") from error
     digest = blake2b(f"{stat.st_size} {stat.st_mtime_ns} ".encode() + head, digest_size=6).hexdigest()
-    target = (cache or cache_home()) / f"{file.stem}-{kind}-{digest}"
+    target = (cache or cache_home()) / f"{file.stem}-{kind}-{digest}-v{_VERSION}"
     return built_once(target, partial(_expand, file, dtype=kind))
 
 
@@ -55,15 +58,21 @@ def import_gguf(file: Path, directory: Path, dtype: str = "bfloat16") -> str:
     try:
         reader = gguf.GGUFReader(file)
         known = _checked(file, reader)
-        model, tokenizer = _read(file, getattr(torch, dtype))
+        model, tokenizer = _read(file, reader, getattr(torch, dtype))
+        ends = [reader.fields.get(f"tokenizer.ggml.{each}_token_id") for each in _ENDS]
+        model.config.eos_token_id = sorted({int(each.contents()) for each in ends if each is not None})
+        model.generation_config.eos_token_id = model.config.eos_token_id
     except ModelError:
         raise
     except Exception as error:  # of a damaged file the libraries raise whatever comes up, even a plain one
         raise ModelError(f"{file} cannot be read as GGUF: {error}") from error
-    ends = [reader.fields.get(f"tokenizer.ggml.{each}_token_id") for each in _ENDS]
-    model.generation_config.eos_token_id = sorted({int(each.contents()) for each in ends if each is not None})
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
+    if not model.config.eos_token_id:
+        raise ModelError(f"{file} names no token that ends an answer")
+    try:
+        model.save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{file} cannot be expanded into {directory}: {error}") from error
     return f"{known}, expanded to {dtype}"
 
 
@@ -75,28 +84,46 @@ def _expand(file: Path, directory: Path, *, dtype: str) -> None:
 def _checked(file: Path, reader: Any) -> str:
     """The architecture and kinds of tensors; ModelError for what transformers would leave out."""
     architecture = str(reader.fields["general.architecture"].contents())
-    scaling = reader.fields.get(f"{architecture}.rope.scaling.type")
-    names = {tensor.name for tensor in reader.tensors}
-    if "rope_freqs.weight" in names or (scaling is not None and scaling.contents() != "none"):
-        raise ModelError(
-            f"{file} scales its rope, which is not read from GGUF: use the model's original directory"
-        )
+
+    def field(name: str) -> Any:
+        found = reader.fields.get(f"{architecture}.{name}")
+        return None if found is None else found.contents()
+
+    lost = None
+    if field("rope.scaling.type") not in (None, "none") or any(
+        "rope_f" in each.name for each in reader.tensors
+    ):
+        lost = "scales its rope"
+    head = field("attention.key_length") or field("embedding_length") // field("attention.head_count")
+    if field("rope.dimension_count") not in (None, head):
+        lost = "rotates a part of each head"
+    if lost is not None:
+        raise ModelError(f"{file} {lost}, which is not read from GGUF: use the model's original directory")
     kinds = Counter(tensor.tensor_type.name for tensor in reader.tensors)
     return f"{architecture}, " + ", ".join(f"{n} tensors {kind}" for kind, n in sorted(kinds.items()))
 
 
-def _read(file: Path, dtype: torch.dtype) -> tuple[Any, Any]:
+def _read(file: Path, reader: Any, dtype: torch.dtype) -> tuple[Any, Any]:
     """Model and tokenizer by transformers."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+    from transformers.modeling_gguf_pytorch_utils import (
+        TensorProcessor,
+        get_gguf_hf_weights_map,
+        load_gguf_checkpoint,
+    )
 
     config = AutoConfig.for_model(**load_gguf_checkpoint(file)["config"])
     with torch.device("meta"):
         outline = AutoModelForCausalLM.from_config(config)
-    tensors = load_gguf_checkpoint(file, return_tensors=True, model_to_load=outline)["tensors"]
+    read = load_gguf_checkpoint(file, return_tensors=True, model_to_load=outline, torch_dtype=dtype)
+    tensors = read["tensors"]
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     found = model.load_state_dict(tensors, strict=False)
     tied = set(getattr(model, "_tied_weights_keys", None) or ()) if config.tie_word_embeddings else set()
+    if len(tensors) < len(reader.tensors):
+        taken = get_gguf_hf_weights_map(outline, TensorProcessor(config={}))
+        left = [each.name for each in reader.tensors if each.name not in taken]
+        raise ValueError(f"{', '.join(left[:3])} would be left out")
     if lacking := set(found.missing_keys) - tied:
         raise ValueError(f"it lacks {', '.join(sorted(lacking)[:3])}")
     if found.unexpected_keys:

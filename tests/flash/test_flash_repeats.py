@@ -1,6 +1,7 @@
 """Answers at a version of history: asked once, when nothing else is to do, and never behind a newer one."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,7 @@ from flash.question import PreparedQuestion, Question
 from flash.registry import Registry
 from flash.repeats import AGAIN_S, Repeats
 from flash.schedules import DataVersion
+from regions.offload.kv_store import NotResident
 from scheduler.interfaces import Limits
 from scheduler.tapes import TapeItem
 from tests.kit.scheduler.fakes import one_by_one
@@ -145,6 +147,28 @@ def test_a_session_goes_on_from_a_snapshot_with_its_answers() -> None:
     rig.repeats.restore(rig.tape, Bar(1))
     assert rig.idle() is None
     assert sorted(rig.said()) == [("rare", 1), ("up", 1)]
+
+
+def test_a_tape_outside_of_a_full_pool_is_asked_later_and_leaves_no_reader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig(UP, TEXT)
+    rig.feed(1, history=True)
+    fork, readers = rig.tape.fork, []
+
+    def without_room() -> Any:
+        if readers:
+            raise NotResident("no room")
+        readers.append(fork())
+        return readers[-1]
+
+    monkeypatch.setattr(rig.tape, "fork", without_room)
+    free = rig.h.memory.free_blocks
+    assert rig.idle() == AGAIN_S
+    assert rig.h.memory.free_blocks == free
+    monkeypatch.undo()
+    assert rig.idle() is None
+    assert sorted(rig.said()) == [("text", 1), ("up", 1)]
 
 
 @pytest.mark.parametrize("submitted", [False, True])

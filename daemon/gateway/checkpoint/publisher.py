@@ -315,8 +315,15 @@ class Publisher:
         self._arrived(answer.session, answer.data_version, version)
 
     def repeated(self, event: protocol.Repeated) -> None:
-        """An answer of a version that was answered before: it is ready, and was published then."""
-        if self._standby.lives.state(event.answer.session) not in VOID | FOLLOWING:
+        """An answer of a version that was answered before: it is ready, and was published then.
+
+        Where the one that was published is known, or one of newer data, that stays.
+        """
+        session, asked = event.answer.session, event.answer.question_hash
+        known = self._sessions.states[session].answers.get(asked)
+        if self._standby.lives.state(session) in VOID | _FOLLOWED:
+            return
+        if known is None or known.answer.as_of < event.answer.as_of:
             answer = self._complete(event, _Version(event.inputs))
             self._sessions.answered(msgspec.structs.replace(answer, published_at=0), event.times)
 

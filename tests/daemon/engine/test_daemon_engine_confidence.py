@@ -72,6 +72,17 @@ def test_each_way_of_asking_has_its_own_calibration() -> None:
     assert all(judge.label(STANDING, version, "UP").right for version in (0, 1))
 
 
+def test_an_answer_that_is_repeated_is_judged_and_neither_counted_nor_labelled() -> None:
+    judge = confidence(BY_TEXT)
+    again = judge.of_standing(STANDING, None, LOGITS, "UP", TEXT)
+    assert again == judge.of_standing(STANDING, 1, LOGITS, "UP", TEXT)
+    assert judge.label(STANDING, 1, "UP").right
+    sizes = [
+        judge._store.value("foretick_choice_sets_total", session="a", size=s) for s in ("one", "several")
+    ]
+    assert sum(sizes) == 1
+
+
 def test_sessions_share_evenly_what_is_remembered_whenever_they_come() -> None:
     judge = confidence(BY_TEXT, remembered=4)
     for version in range(1, 6):

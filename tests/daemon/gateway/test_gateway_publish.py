@@ -127,6 +127,26 @@ async def rig() -> AsyncIterator[Callable[..., Rig]]:
         await each.publisher.outbox.delivery.stop(0.0)
 
 
+@pytest.mark.parametrize("newer", [-1, 0, 1])
+async def test_an_answer_that_is_repeated_is_ready_unless_one_as_new_is_known(rig, newer: int) -> None:
+    """As after an engine's end: what was published of data as new as its, or newer, stays as it is."""
+    sink = MemorySink()
+    r = rig(SinkRoute(sink, "answers.v1", "updates.v1"))
+    r.arrive("aaa", 7)
+    r.answer("aaa", 3, 2, ["trend"])
+    await until(lambda: sink.sent)
+    (published,) = sink.messages("answers.v1")
+    event = answered("aaa", 4, 2, question="trend", as_of=ANSWER.as_of + newer, text="again")
+    r.publisher.repeated(protocol.Repeated(event.answer, event.inputs, event.times))
+    ready = r.sessions.states["aaa"].answers[ANSWER.question_hash].answer
+    if newer <= 0:
+        assert ready == published
+    else:
+        assert (ready.text, ready.sequence, ready.published_at) == ("again", 0, 0)
+        assert ready.answer_id
+    assert len(sink.sent) == 1
+
+
 async def test_an_answer_says_everything_about_itself(rig):
     sink = MemorySink()
     r = rig(SinkRoute(sink, "answers.v1", "updates.v1"))

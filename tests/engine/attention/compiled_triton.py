@@ -15,10 +15,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from engine.attention.triton import merge_shape, tiling
+from engine.attention.device_metadata import TILES
+from engine.attention.triton import HOPPER_BYTES, merge_shape, tiling
 from engine.attention.triton_kernels import attend, merge, rotation_table
 from engine.fused.kernels import add_norm, rotate_and_write, swiglu
 
+ADA_BYTES = 99 << 10
+"""Shared memory of a program on an L4, an A10 or a GeForce of their generations."""
 TYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
 POINTERS = {
     "items": "i32",
@@ -59,6 +62,8 @@ def variants() -> list[dict[str, Any]]:
                 made.append(
                     {"kernel": "attend", "dtype": dtype, "dim": dim, "tile": tile, "softcap": softcap}
                 )
+    older = {"kernel": "attend", "dtype": "bf16", "dim": 128, "softcap": False, "target": 89}
+    made += [older | {"tile": tile} for tile in TILES]  # older GPUs have less shared memory
     made.append({"kernel": "attend", "dtype": "bf16", "dim": 96, "tile": 16, "softcap": False})
     made.append({"kernel": "attend", "dtype": "fp32", "dim": 128, "tile": 16, "softcap": False})
     return [*made, *({"kernel": name, "dtype": "bf16"} for name in FUSED)]
@@ -96,12 +101,14 @@ def build(variant: dict[str, Any]) -> Any:
     else:
         dim = variant["dim"]
         padded = triton.next_power_of_2(dim)
-        shape = tiling(variant["tile"], padded, TYPES[dtype])
+        hopper = variant.get("target", 90) >= 90
+        shape = tiling(variant["tile"], padded, TYPES[dtype], HOPPER_BYTES if hopper else ADA_BYTES)
         constants = {"KV_HEADS": 8, "GROUPS": 4, "KEY_DIM": dim, "VALUE_DIM": dim, "KEY_PADDED": padded}
         constants |= {"VALUE_PADDED": padded, "HALF": dim // 2, "SOFTCAP": variant["softcap"]}
-        constants |= {"TILE": variant["tile"], "BLOCK": shape.block, "EARLY": True}
+        constants |= {"TILE": variant["tile"], "BLOCK": shape.block, "EARLY": hopper}
         kernel, options = attend, {"num_warps": shape.warps, "num_stages": shape.stages}
-    return triton.compile(source(kernel, dtype, constants), target=GPUTarget("cuda", 90, 32), options=options)
+    target = GPUTarget("cuda", variant.get("target", 90), 32)
+    return triton.compile(source(kernel, dtype, constants), target=target, options=options)
 
 
 def describe(variant: dict[str, Any]) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def write(file: Path, kind: str = "Q8_0", **more: Any) -> dict[str, torch.Tensor
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_rope_dimension_count(64)
+    writer.add_rope_dimension_count(more.get("rotary", 64))
     writer.add_rope_freq_base(5000.0)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_tokenizer_model("gpt2")
@@ -75,8 +75,9 @@ def write(file: Path, kind: str = "Q8_0", **more: Any) -> dict[str, torch.Tensor
     writer.add_token_types([3] * 4 + [1] * (len(TOKENS) - 4))
     writer.add_token_merges(['! "'])
     writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_uint32("tokenizer.ggml.eot_token_id", 3)
+    if more.get("ends", True):
+        writer.add_eos_token_id(2)
+        writer.add_uint32("tokenizer.ggml.eot_token_id", 3)
     writer.add_chat_template(TEMPLATE)
     if "scaling" in more:
         writer.add_string("llama.rope.scaling.type", more["scaling"])
@@ -140,15 +141,19 @@ def test_a_file_is_served_as_its_directory_with_its_tokens_template_and_ends(tmp
     [
         ({"extra": "rope_freqs.weight"}, "scales its rope"),
         ({"scaling": "yarn"}, "scales its rope"),
+        ({"extra": "rope_factors_long.weight"}, "scales its rope"),
+        ({"extra": "blk.0.attn_q.bias"}, "blk.0.attn_q.bias would be left out"),
+        ({"rotary": 32}, "rotates a part of each head"),
+        ({"ends": False}, "names no token that ends an answer"),
         ({"without": "model.layers.1.mlp.up_proj.weight"}, "lacks model.layers.1.mlp.up_proj.weight"),
     ],
 )
-def test_what_would_be_lost_is_refused_by_name(more: dict[str, str], why: str, tmp_path: Path) -> None:
-    """transformers reads such files without a word, and the model answers something else."""
+def test_what_would_be_lost_is_refused_by_name(more: dict[str, Any], why: str, tmp_path: Path) -> None:
+    """transformers reads most of these without a word, and the model answers something else."""
     write(tmp_path / "model.gguf", **more)
     with pytest.raises(ModelError, match=why):
         gguf_directory(tmp_path / "model.gguf", cache=tmp_path / "cache")
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert [each.suffix for each in (tmp_path / "cache").iterdir()] == [".lock"]
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF\x03\0\0\0" + b"\xff" * 64, b"safetensors"])
