@@ -196,17 +196,19 @@ class KafkaTransactions:
                 owner = await self._membership(partitions, member)
                 offsets += [GroupOffsets(owner, points)] if points else []
             refused: MessagesRefused | None = None
+            may_be_ours = True
             try:
                 await self._producer.transact(messages, offsets)
             except MessagesRefused as error:
                 refused = error
             except TransactionFailed as error:
+                may_be_ours = error.unknown
                 self.outcomes["unknown"] += error.unknown
                 await self.connection.wait_before_retry(error)
             else:
                 break
             newest = await self._renew()
-            if newest == number:
+            if newest == number and may_be_ours:
                 break
             if newest not in (None, number - 1):
                 raise Fenced(f"{self.name}: another process has committed transaction {newest} under this id")

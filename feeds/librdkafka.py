@@ -313,7 +313,9 @@ class StableOffsets:
 
 def _translated(raised: KafkaException, *, unknown: bool) -> Exception:
     error: KafkaError = raised.args[0]
-    if error.code() in _FENCED:
+    # an id that the broker has forgotten is like any failure, but for the outcome of a commit under way
+    forgotten = unknown and error.code() == KafkaError.INVALID_PRODUCER_ID_MAPPING
+    if forgotten or error.code() in _FENCED:
         return Fenced(
             f"{error.str()} ({error.name()}): another process has this transactional id, or a transaction "
             "took longer than its limit"

@@ -240,7 +240,7 @@ async def test_idle_past_the_expiry_of_the_id(server: KafkaServer, copy: Copy, t
         await other.start()
         await other.commit(messages, points, copy.member)
         with pytest.raises(Fenced, match="another process has"):
-            await sink.commit(messages, points, copy.member)
+            await sink.commit([OutgoingMessage(copy.output, None, b"2")], points, copy.member)
         await other.stop()
     else:
         await sink.commit(messages, points, copy.member)
