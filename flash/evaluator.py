@@ -76,6 +76,32 @@ class Evaluated(Generic[P]):
         return scheduled
 
 
+def request_of(
+    item: Standing,
+    tokens: Sequence[int],
+    reader: Fork,
+    cls: PriorityClass,
+    on_done: Callable[[Request], None],
+    deadline: Deadline | None = None,
+) -> Request:
+    """The request that asks a standing question of ``reader`` by ``tokens``."""
+    prepared = item.prepared
+    return Request(
+        RequestSpec(
+            cls=cls,
+            session=item.session,
+            prompt=tokens,
+            max_tokens=prepared.answer_tokens(item.question),
+            on_done=on_done,
+            reader=reader,
+            stop_ids=prepared.stop_ids,
+            choices=prepared.choice_tokens,
+            grammar=prepared.grammar,
+            deadline=deadline,
+        )
+    )
+
+
 class AskedState(msgspec.Struct, frozen=True):
     """What was asked of a session so far.
 
@@ -403,24 +429,14 @@ class FlashEvaluator(Generic[P]):
 
     def _request(self, session: _Session, evaluation: _Evaluation, ask: _Ask, takes: int = 0) -> Request:
         """``takes``: its pass, ns."""
-        item, prepared = ask.item, ask.item.prepared
+        item = ask.item
         within = item.question.answer_within_ns
         end = self._received_ns(evaluation.payloads[-1]) + within
-        return Request(
-            RequestSpec(
-                # free text goes behind the one-token questions of every session
-                cls=PriorityClass.SESSION if ask.is_text else PriorityClass.FLASH,
-                session=item.session,
-                prompt=ask.tokens,
-                max_tokens=prepared.answer_tokens(item.question),
-                on_done=partial(self._done, session, evaluation, ask),
-                reader=ask.reader,
-                stop_ids=prepared.stop_ids,
-                choices=prepared.choice_tokens,
-                grammar=prepared.grammar,
-                deadline=Deadline(end - takes, end) if within else None,
-            )
-        )
+        # free text goes behind the one-token questions of every session
+        cls = PriorityClass.SESSION if ask.is_text else PriorityClass.FLASH
+        done = partial(self._done, session, evaluation, ask)
+        deadline = Deadline(end - takes, end) if within else None
+        return request_of(item, ask.tokens, ask.reader, cls, done, deadline)
 
     def _done(self, session: _Session, evaluation: _Evaluation, ask: _Ask, request: Request) -> None:
         self._ended(session, evaluation, ask, request)

@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
-from flash.evaluator import Evaluated
+from flash.evaluator import Evaluated, request_of
 from flash.registry import Key, Registry, Standing
 from regions.ephemeral import Fork
 from regions.offload.kv_store import NotResident
 from regions.tape import Tape
 from scheduler.interfaces import PriorityClass
 from scheduler.lifecycle import call
-from scheduler.request import Request, RequestSpec, State
+from scheduler.request import Request, State
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItems
 
@@ -90,27 +90,20 @@ class Repeats(Generic[P]):
             for reader in readers:
                 reader.release()
             return False
-        requests = [self._request(tape, *each, payload) for each in zip(due, readers, strict=True)]
+        requests = [
+            request_of(
+                item,
+                self._tokens_of(item, reader),
+                reader,
+                PriorityClass.STREAM,  # behind all that somebody waits for
+                partial(self._done, item, tape.version, payload),
+            )
+            for item, reader in zip(due, readers, strict=True)
+        ]
         self._running[tape.name] = list(requests)
         for request in requests:
             self._scheduler.submit(request)
         return True
-
-    def _request(self, tape: Tape, item: Standing, reader: Fork, payload: P) -> Request:
-        prepared = item.prepared
-        return Request(
-            RequestSpec(
-                cls=PriorityClass.STREAM,  # behind all that somebody waits for
-                session=tape.name,
-                prompt=self._tokens_of(item, reader),
-                max_tokens=prepared.answer_tokens(item.question),
-                on_done=partial(self._done, item, tape.version, payload),
-                reader=reader,
-                stop_ids=prepared.stop_ids,
-                choices=prepared.choice_tokens,
-                grammar=prepared.grammar,
-            )
-        )
 
     def _done(self, item: Standing, version: int, payload: P, request: Request) -> None:
         running = self._running.get(item.session, [])

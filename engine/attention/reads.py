@@ -55,25 +55,3 @@ def reads_of(metadata: AttentionMetadata) -> Reads:
             coord += count
         reads += [(sequence.start, sequence.rows, placement.coord, *run[:4]) for run in runs]
     return Reads(*np.array(reads, np.int64).T.copy())
-
-
-def intervals(reads: Reads, window: int | None) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    """For each row and run of which it sees a part: slots ``low`` to ``high``, row, shift and run."""
-    of = np.repeat(np.arange(len(reads.row)), reads.rows)
-    ahead = spans(np.zeros_like(reads.rows), reads.rows)
-    behind = reads.coord[of] + ahead - reads.key_coord[of]  # newest key the row may see, within the run
-    low = reads.slot[of]
-    if window is not None:
-        low = low + np.maximum(behind - window + 1, 0)
-    high = np.minimum(reads.slot[of] + behind + 1, reads.stop[of])
-    seen = np.flatnonzero(low < high)
-    of = of[seen]
-    _, run = np.unique(reads.slot << 32 | reads.stop, return_inverse=True)
-    return low[seen], high[seen], reads.row[of] + ahead[seen], reads.shift[of], run[of].astype(np.int64)
-
-
-def spans(first: Ints, count: Ints) -> Ints:
-    """first[0], first[0] + 1, ... (``count[0]`` numbers), first[1], and so on."""
-    before = np.cumsum(count) - count
-    spans: Ints = np.arange(int(count.sum())) + np.repeat(first - before, count)
-    return spans

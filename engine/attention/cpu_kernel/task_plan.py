@@ -68,7 +68,7 @@ def plan(reads: Reads, rows: int, window: int | None, shape: Shape) -> TaskPlan:
 def _grouped(reads: Any, window: int, block_rows: int) -> Any:
     """Entries by block and run, a segment for each such group, the distinct shifts, and the keys seen.
 
-    ``window``: -1 for none. As `reads.intervals`, of which `Reads` are the rows of ``reads``.
+    ``window``: -1 for none. ``reads``: the members of `Reads`, as rows.
     """
     runs, shifts = np.unique(reads[3] << 32 | reads[4]), np.unique(reads[6])
     entries = np.empty((reads[1].sum(), ENTRY_FIELDS), np.int64)

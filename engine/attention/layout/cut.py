@@ -5,11 +5,9 @@ until the device is full (split-K, as in flash decoding).
 """
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.attention.reads import Ints
 from support.numba_kernel import kernel
-
-Ints = npt.NDArray[np.int64]
 
 STEP = 128
 """Splits are multiples of this many keys, so that only the tile's own edges cut a block."""
@@ -37,9 +35,8 @@ def entries_of(reads: Ints, window: int) -> tuple[Ints, Ints, Ints]:
     for at, read in enumerate(order):
         before = order[at - 1]
         if at == 0 or slot[read] != slot[before] or stop[read] != stop[before]:
-            runs += (
-                runs == 0 or firsts[runs - 1] < count
-            )  # a run of which no row sees anything has no entries
+            # a run of which no row sees anything has no entries
+            runs += runs == 0 or firsts[runs - 1] < count
             firsts[runs - 1] = count
         for ahead in range(rows[read]):
             behind = coord[read] + ahead - key_coord[read]  # newest key the row may see, within the run

@@ -478,7 +478,7 @@ def test_what_was_answered_goes_to_the_tape_and_is_not_asked(left: Left) -> None
 
 @pytest.mark.parametrize("behind", [0, 5])
 def test_answers_given_before_are_ready_again_and_not_news(behind: int, terse: Path, tmp_path: Path) -> None:
-    """Once no bar that was answered is to come; the snapshot is so many records behind the newest answer."""
+    """Once no bar that was answered is to come; ``behind``: records since the snapshot."""
     made, log = config(terse, tmp_path / "on", COMPACT), log_of(1, 12, 3)
     engine = Engine(made)
     engine.give(0, *log[: len(log) - behind])

@@ -15,13 +15,13 @@ from engine.attention.cpu import CpuAttention
 from engine.attention.cpu_kernel.backend import CpuKernelAttention
 from engine.attention.cpu_kernel.choice import cpu_attention, disagreement
 from engine.attention.cpu_kernel.task_plan import Shape, _cut, plan
-from engine.attention.reads import intervals, reads_of
+from engine.attention.reads import reads_of
 from engine.compiled.packed_products import panel_product
 from engine.cpu.emit import emitted
 from engine.cpu.team import torch_openmp
 from engine.cpu.vectors import PAIRED, TILE, widths
 from regions.kv_tensors import LayerShape
-from tests.engine.attention.layers import Layer, defined, unread
+from tests.engine.attention.layers import Layer, defined, intervals, unread
 from tests.kit import tolerance
 
 
