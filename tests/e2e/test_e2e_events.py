@@ -14,21 +14,12 @@ from feeds.durations import Duration
 from feeds.kafka_sink import KafkaSink
 from feeds.market_data import Answer, DeadLetter
 from feeds.mock_broker import MockBroker
-from tests.kit import SECOND, START, inproc_config, trade, until
+from tests.kit import SECOND, START, inproc_config, until
 from tests.kit.inproc import DEAD, RunningDaemon, running
+from tests.kit.records import event, tick
 
 COMPACT = ModelConfig()
 """The embedded model reads compact lines."""
-
-
-def event(kind: str, at_s: float, symbol: str = "AAA", **members: object) -> bytes:
-    moment = START + int(at_s * SECOND)
-    common = {"type": kind, "venue": "V", "symbol": symbol, "ts_event": moment, "ts_recv": moment}
-    return msgspec.json.encode(common | members)
-
-
-def tick(at_s: float, price: str = "100.00", symbol: str = "V:AAA") -> bytes:
-    return trade(symbol, START + int(at_s * SECOND), price)
 
 
 def config(**events: object) -> Config:

@@ -110,6 +110,8 @@ def expected(roll: Roll, seconds: Iterable[int], count: int) -> list[str]:
 
 def window(daemon: RunningDaemon, session: str = "es") -> list[str]:
     built = daemon.host.sessions.built
+    if session not in built.tapes:  # the front knows of a session before the engine has built it
+        return []
     text: str = built.prompt.decode(built.tapes[session].window)
     return text.removesuffix("\n").split("\n")
 

@@ -35,5 +35,17 @@ def trade(symbol: str, ts_event: int, price: str = "100.00", size: str = "1", **
     return msgspec.json.encode(fields | more)
 
 
+def event(kind: str, at_s: float, symbol: str = "AAA", **members: object) -> bytes:
+    """A record that is in no bar, seconds after START."""
+    moment = START + int(at_s * SECOND)
+    common = {"type": kind, "venue": "V", "symbol": symbol, "ts_event": moment, "ts_recv": moment}
+    return msgspec.json.encode(common | members)
+
+
+def tick(at_s: float, price: str = "100.00", symbol: str = "V:AAA") -> bytes:
+    """A trade, seconds after START."""
+    return trade(symbol, START + int(at_s * SECOND), price)
+
+
 def incoming(payload: bytes, offset: int, partition: int = 0, topic: str = TOPIC) -> Incoming:
     return Incoming(topic, partition, offset, None, payload, {}, time.time_ns())

@@ -13,10 +13,10 @@ from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model
 from feeds.durations import Duration
 from regions.tape import Retention
-from tests.e2e.test_e2e_events import event, tick
 from tests.kit import inproc_config, until
 from tests.kit.engine import TapeWithHistory, ask_together, tokens
 from tests.kit.inproc import RunningDaemon, running
+from tests.kit.records import event, tick
 from tests.kit.weights import smollm2_directory
 
 pytestmark = [pytest.mark.weights, pytest.mark.timeout(600)]

@@ -162,7 +162,7 @@ def test_a_file_that_is_none_or_is_cut_off_is_refused(content: bytes, tmp_path: 
     file.write_bytes(content)
     with pytest.raises(ModelError, match=f"{file} cannot be read as GGUF"):
         import_gguf(file, tmp_path / "out")
-    with pytest.raises(ModelError, match="cannot be read: No such file"):
+    with pytest.raises(ModelError, match="cannot be read: No"):
         gguf_directory(tmp_path / "none.gguf", cache=tmp_path)
 
 
@@ -182,6 +182,6 @@ def test_the_command_writes_a_directory_and_overwrites_none(tmp_path: Path) -> N
 
 def test_a_daemon_whose_file_cannot_be_read_names_the_key(tmp_path: Path) -> None:
     config = Config(model=ModelConfig(path=str(tmp_path / "none.gguf")))
-    with pytest.raises(SettingError, match=r"none\.gguf cannot be read: No such file") as caught:
+    with pytest.raises(SettingError, match=r"none\.gguf cannot be read") as caught:
         load(config)
     assert caught.value.key == "model.path"
