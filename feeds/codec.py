@@ -16,6 +16,7 @@ from feeds.decimals import Fixed, check_fixed, from_units, parse_fixed, whole
 from feeds.decoding import Undecodable, decoded
 from feeds.envelopes import without_mark, wrapping_of
 from feeds.market_data import (
+    ABOUT,
     Action,
     AnyMessage,
     Bar,
@@ -238,7 +239,7 @@ def _check_words(name: str, words: str) -> None:
 
 
 def _check_action(event: Action) -> None:
-    name = {"split": "factor", "dividend": "amount", "symbol_change": "new_symbol"}[event.action]
+    name = ABOUT[event.action]
     value = getattr(event, name)
     if not value:
         raise MalformedRecord("missing_field", f"a {event.action} needs {name}")

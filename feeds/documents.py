@@ -42,6 +42,8 @@ class Document:
         return [Document(self.line, self.received, self.document, element) for element in found]
 
     def _at(self, ref: str) -> Any:
+        if ref == "@":
+            return self.value
         value, names = self.value, ref.split(".")
         if names[0] == "$":
             value, names = self.document, names[1:]

@@ -5,16 +5,32 @@ key.
 """
 
 import codecs
-from collections.abc import Iterator
+import datetime
+from collections.abc import Callable, Collection, Iterator
 from datetime import date
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from feeds.decimals import DIGITS, NANO
 from feeds.durations import Duration, parse_duration
-from feeds.market_data import Bar, Quote, Side, Trade, Unit
+from feeds.market_data import (
+    ABOUT,
+    Action,
+    Bar,
+    Book,
+    Corporate,
+    Quote,
+    Recorded,
+    Side,
+    State,
+    Status,
+    Text,
+    Trade,
+    Unit,
+)
 from feeds.number_texts import POINTS, SEPARATORS
 from feeds.timestamps import DAY_UNITS, EPOCH_UNITS, EXCEL, ParseTime, name_date, time_parser
 
@@ -28,7 +44,7 @@ OTHER = "other"
 Ref = str | int
 """Where a value is: a column's name, or index in csv, a dotted path of members and array indices (JSON).
 
-With ``each``, a path starts at the array's element, and at the whole line after ``$.``.
+With ``each``, a path starts at the array's element, and at the whole line after ``$.``; ``@`` is the element.
 """
 
 TEXTS = ("csv", "json", "jsonl", "jsonl-capture")
@@ -39,26 +55,55 @@ OF_MESSAGES = ("json", "jsonl", "csv", *ENCODINGS)
 OF_MESSAGE = ("$key", "$topic", "$partition", "$offset", "$timestamp")
 HEADER = "$headers."
 """Places in what comes with a message: its key, topic ..., and each of its headers by name."""
-Kind = Literal["trade", "quote", "bar"]
-RECORD_TYPES: dict[Kind, type[Trade] | type[Quote] | type[Bar]] = {"trade": Trade, "quote": Quote, "bar": Bar}
-FIXED_FIELDS: dict[Kind, tuple[str, ...]] = {
+Kind = Literal["trade", "quote", "bar", "text", "status", "action", "book"]
+RECORD_TYPES: dict[Kind, type[Recorded]] = {
+    "trade": Trade, "quote": Quote, "bar": Bar, "text": Text, "status": Status, "action": Action, "book": Book
+}  # fmt: skip
+EVENTS: frozenset[Kind] = frozenset(("text", "status", "action", "book"))
+"""Kinds of records that are in no bar."""
+NUMBERS: dict[Kind, tuple[str, ...]] = {
     "trade": ("price", "size"),
     "quote": ("bid", "ask", "bid_size", "ask_size"),
     "bar": ("open", "high", "low", "close", "volume"),
+    "text": (),
+    "status": (),
+    "action": ("factor", "amount"),
+    "book": ("price", "size"),
 }
+"""The decimal numbers of a record; those of a book are its levels'."""
 PRICES = frozenset(("price", "bid", "ask", "open", "high", "low", "close"))
 OPTIONAL = frozenset(("bid_size", "ask_size", "volume"))
-"""Fields of numbers that a record may lack."""
+"""Numbers that a record may lack where there is a word for no value."""
 UNFINISHED = "unfinished_candles"
 """The name of updates of a candle that a later one replaced."""
 _DAY_NS = 86_400 * 10**9
 _NOT_OF_FILES = frozenset(("idna", "punycode", "undefined", "unicode_escape", "raw_unicode_escape", "utf-7"))
 _MAX_SKIPPED, _MAX_FIELD_LINES = 10_000, 1000
-_TEXT_FIELDS: dict[Kind, tuple[str, ...]] = {
-    "trade": ("symbol", "venue", "id", "side"),
-    "quote": ("symbol", "venue"),
-    "bar": ("symbol", "venue"),
+NEEDED: dict[Kind, tuple[str, ...]] = {
+    "trade": ("price", "size"),
+    "quote": ("bid", "ask"),
+    "bar": ("open", "high", "low", "close"),
+    "text": ("text",),
+    "status": (),
+    "action": (),
+    "book": (),
 }
+"""Fields that a record needs, besides those that `_check_event` asks for."""
+_MAY_HAVE: dict[Kind, tuple[str, ...]] = {
+    "trade": ("id", "side"),
+    "quote": ("bid_size", "ask_size"),
+    "bar": ("volume",),
+    "text": ("id",),
+    "status": ("state", "reason"),
+    "action": ("action", "factor", "amount", "new_symbol"),
+    "book": ("bids", "asks"),
+}
+_COMMON = ("symbol", "venue", "seq")
+_OF_KIND: dict[str, Kind] = {
+    "state": "status", "state_values": "status", "action": "action", "action_values": "action",
+    "effective": "action", "levels": "book", "side_values": "trade",
+}  # fmt: skip
+"""Keys that only one kind of record has."""
 
 
 class FormatError(ValueError):
@@ -113,12 +158,33 @@ class TimeFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The places of the texts that make the time."""
         return tuple(self.field) if isinstance(self.field, list) else (self.field,)
 
+    def parser(self, day: datetime.date | None, *, whole_days: bool = False) -> ParseTime | None:
+        """Its parser; ``day``: of times since midnight; ``whole_days``: a date alone is a time.
+
+        None where it is the receive time. Raises ValueError: an unusable declaration.
+        """
+        if self.format == RECEIVE:
+            return None
+        return time_parser(self.format, self.zone, day, zones=self.zones, whole_days=whole_days)
+
+
+class LevelFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a level of a book has its price and its size: paths that begin at the level."""
+
+    price: str = "0"
+    size: str = "1"
+
 
 class ReceiveFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a line of a ``jsonl-capture`` begins with: the receive time, and what ends it."""
 
     format: str = "epoch-ns"
     separator: str = " "
+
+
+def _own_words(words: object) -> Callable[[], dict[str, Any]]:
+    """Each word of a literal means itself."""
+    return lambda: {each: each for each in get_args(words)}
 
 
 class RecordFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -131,7 +197,9 @@ class RecordFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     ``implied_decimals``: the last digits of prices that are written without a point. ``signed``: the field
     whose sign is the side: below zero ``sell``, above it ``buy``, zero ``unknown``. ``each``: the array of
     which every element is a record (``$``: the line itself). ``signed_prices``: of a file,
-    prices of zero and below are prices.
+    prices of zero and below are prices. ``state``, ``action``: of all records of a status or action, where no
+    field tells; ``state_values``, ``action_values``: the words of that field. ``effective``: when an action
+    takes effect, if it says. ``levels``: where those of a book have their numbers.
     """
 
     kind: Kind
@@ -141,6 +209,12 @@ class RecordFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     symbol: str = ""
     unit: Unit = "base"
     side_values: dict[str, Side] = {}
+    state: State | Literal[""] = ""
+    state_values: dict[str, State] = msgspec.field(default_factory=_own_words(State))
+    action: Corporate | Literal[""] = ""
+    action_values: dict[str, Corporate] = msgspec.field(default_factory=_own_words(Corporate))
+    effective: TimeFormat | None = None
+    levels: LevelFormat = LevelFormat()
     rounded: list[str] = []
     float_decimals: dict[str, int] = {}
     implied_decimals: int = 0
@@ -158,10 +232,7 @@ class RecordFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         Raises:
             ValueError: an unusable declaration.
         """
-        time, whole_days = self.time, self.kind == "bar" and self.interval >= _DAY_NS
-        if time.format == RECEIVE:
-            return None
-        return time_parser(time.format, time.zone, day, zones=time.zones, whole_days=whole_days)
+        return self.time.parser(day, whole_days=self.kind == "bar" and self.interval >= _DAY_NS)
 
     def refs(self) -> Iterator[tuple[str, Ref]]:
         """The key and the place of everything that it reads from a row."""
@@ -170,6 +241,8 @@ class RecordFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         if self.time.format != RECEIVE:
             for ref in self.time.refs:
                 yield "time.field", ref
+        for ref in () if self.effective is None else self.effective.refs:
+            yield "effective.field", ref
         if self.match is not None:
             yield "match.field", self.match.field
 
@@ -224,9 +297,10 @@ class FileFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         """Whether it is a text, and has no values with a type."""
         return self.container in TEXTS
 
-    def columns(self) -> set[Ref]:
-        """The places in a csv row, or a table, that something is read from."""
-        used: set[Ref] = {ref for record in self.records for _, ref in record.refs()}
+    def columns(self, kinds: Collection[Kind] = tuple(RECORD_TYPES)) -> set[Ref]:
+        """The places that these kinds of records are read from, and those that tell of what kind a row is."""
+        used: set[Ref] = {ref for record in self.records if record.kind in kinds for _, ref in record.refs()}
+        used |= {record.match.field for record in self.records if record.match is not None}
         return used | {match.field for match in self.passed_over.values()}
 
     def date_of(self, *file_names: str) -> date | None:
@@ -372,9 +446,13 @@ def _check_record(form: FileFormat, record: RecordFormat, where: str) -> None:
     if record.float_decimals and form.is_text:
         raise ValueError(f"{where}.float_decimals: a {form.container} file holds no binary floats")
     _check_meaning(record, where)
+    if record.kind == "book" and "json" not in form.container and form.container not in ENCODINGS:
+        raise ValueError(f"{where}.kind: a {form.container} file has no levels of books")
     if record.each and "json" not in form.container and form.container not in ENCODINGS:
         raise ValueError(f"{where}.each: a {form.container} file has no arrays")
-    _check_time(form, record, f"{where}.time")
+    if "@" in record.fields.values() and not record.each:
+        raise ValueError(f"{where}.fields: @ is an element of an array that each names")
+    _check_time(record.time, f"{where}.time", partial(record.time_parser, date.min))
     for name, ref in record.refs():
         if isinstance(ref, int) and form.container != "csv":
             raise ValueError(f"{where}.{name}: a column index needs a csv file")
@@ -385,21 +463,22 @@ def _check_record(form: FileFormat, record: RecordFormat, where: str) -> None:
 
 
 def _check_fields(record: RecordFormat, where: str) -> None:
-    known = (*FIXED_FIELDS[record.kind], *_TEXT_FIELDS[record.kind], "seq")
+    known = (*NEEDED[record.kind], *_MAY_HAVE[record.kind], *_COMMON)
     for name in record.fields:
         if name not in known:
             raise ValueError(
                 f"{where}.fields.{name}: a {record.kind} has no such field; it has {', '.join(known)}"
             )
-    for name in FIXED_FIELDS[record.kind]:
-        if name not in record.fields and name not in OPTIONAL:
+    for name in NEEDED[record.kind]:
+        if name not in record.fields:
             raise ValueError(f"{where}.fields.{name}: missing")
+    numbers = NUMBERS[record.kind]
     for name in record.rounded:
-        if name not in FIXED_FIELDS[record.kind]:
-            raise ValueError(f"{where}.rounded: {name} is not one of {', '.join(FIXED_FIELDS[record.kind])}")
+        if name not in numbers:
+            raise ValueError(f"{where}.rounded: {name} is not one of {', '.join(numbers)}")
     for name, decimals in record.float_decimals.items():
-        is_number = name == "time" or (name in record.fields and name in FIXED_FIELDS[record.kind])
-        if not is_number or not 0 <= decimals <= NANO:
+        declared = name in ("time", "effective") or record.kind == "book" or name in record.fields
+        if not (declared and name in (*numbers, "time", "effective") and 0 <= decimals <= NANO):
             raise ValueError(f"{where}.float_decimals.{name}: must be 0 to {NANO}, of a number in fields")
     for name in ("venue", "symbol"):
         if not getattr(record, name) and name not in record.fields:
@@ -419,10 +498,29 @@ def _check_meaning(record: RecordFormat, where: str) -> None:
         raise ValueError(f"{where}.signed: only trades have a side")
     if record.signed and "side" in record.fields:
         raise ValueError(f"{where}.signed: the side is already found at fields.side")
+    defaults = RecordFormat(kind=record.kind, time=record.time, fields={})
+    for key, kind in _OF_KIND.items():
+        if record.kind != kind and getattr(record, key) != getattr(defaults, key):
+            raise ValueError(f"{where}.{key}: only a {kind} has it")
+    if record.kind in EVENTS:
+        _check_event(record, where)
 
 
-def _check_time(form: FileFormat, record: RecordFormat, where: str) -> None:
-    time = record.time
+def _check_event(record: RecordFormat, where: str) -> None:
+    for name in ("state", "action"):
+        if record.kind == _OF_KIND[name] and bool(getattr(record, name)) == (name in record.fields):
+            raise ValueError(f"{where}: either {name} says it of all records, or fields.{name} of each")
+    if record.action and (needed := ABOUT[record.action]) not in record.fields:
+        raise ValueError(f"{where}.fields.{needed}: missing")
+    if record.kind == "book" and not {"bids", "asks"} & set(record.fields):
+        raise ValueError(f"{where}.fields: a book needs bids or asks")
+    if (time := record.effective) is not None:
+        if time.of_day or time.format == RECEIVE:
+            raise ValueError(f"{where}.effective.format: {time.format} says of no day")
+        _check_time(time, f"{where}.effective", partial(time.parser, None, whole_days=True))
+
+
+def _check_time(time: TimeFormat, where: str, parse: Callable[[], object]) -> None:
     if time.format == RECEIVE:
         if time != TimeFormat(format=RECEIVE):
             raise ValueError(f"{where}: receive times need no other key")
@@ -436,6 +534,6 @@ def _check_time(form: FileFormat, record: RecordFormat, where: str) -> None:
     if time.zones and "%Z" not in time.format:
         raise ValueError(f"{where}.zones: only a pattern with %Z finds names of zones")
     try:
-        record.time_parser(date.min)
+        parse()
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error

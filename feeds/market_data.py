@@ -109,13 +109,18 @@ class Status(Record, frozen=True, kw_only=True, omit_defaults=True, gc=False, ta
     reason: str = ""
 
 
+Corporate = Literal["split", "dividend", "symbol_change"]
+ABOUT: dict[Corporate, str] = {"split": "factor", "dividend": "amount", "symbol_change": "new_symbol"}
+"""The member that an action of each kind needs."""
+
+
 class Action(Record, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="action"):
     """A corporate action. ``effective``: when it takes effect, ns, if not at ``ts_event``.
 
     ``factor``: of a split, new units for one old unit; ``amount``: of a dividend; ``new_symbol``.
     """
 
-    action: Literal["split", "dividend", "symbol_change"]
+    action: Corporate
     factor: Fixed | None = None
     amount: Fixed | None = None
     new_symbol: str = ""
@@ -132,6 +137,8 @@ class Book(Record, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag=
 AnyRecord = Trade | Quote | Bar
 Event = Text | Status | Action | Book
 """Records that are in no bar."""
+Recorded = Trade | Quote | Bar | Text | Status | Action | Book
+"""What a declared format can read."""
 Received = Trade | Quote | Bar | VenueHeartbeat | Event
 """What a source sends."""
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from feeds.columns.record_columns import Integers, RecordColumns, in_one
-from feeds.market_data import AnyRecord
+from feeds.market_data import Recorded
 
-Item = AnyRecord | RecordColumns
-Chunk = list[AnyRecord] | RecordColumns
+Item = Recorded | RecordColumns
+Chunk = list[Recorded] | RecordColumns
 _RECORDS = 512
 """Records of a file that are held."""
 
@@ -115,7 +115,7 @@ def _by_time(taken: Sequence[tuple[Chunk, Integers]]) -> Iterator[Item]:
     if len(columns) == len(parts):
         yield columns[0] if len(parts) == 1 else in_one(columns, order)
         return
-    records: list[AnyRecord] = []
+    records: list[Recorded] = []
     for part in parts:
         records += part.records() if isinstance(part, RecordColumns) else part
     yield from map(records.__getitem__, order.tolist())

@@ -12,7 +12,7 @@ import numpy as np
 from feeds.codec import decode_message, encode
 from feeds.csv_rows import Notice
 from feeds.file_format import Order
-from feeds.market_data import AnyRecord
+from feeds.market_data import Recorded
 from feeds.row_records import Group, ParsedRecord
 
 HEAD_CHANGES = 32
@@ -124,5 +124,5 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[tuple[int, int, int, bytes]])
 
 
-def _record(data: bytes) -> AnyRecord:
-    return cast(AnyRecord, decode_message(data, "msgpack"))
+def _record(data: bytes) -> Recorded:
+    return cast(Recorded, decode_message(data, "msgpack"))

@@ -19,7 +19,7 @@ from feeds.containers import CorruptFile, Opened, texts
 from feeds.csv_rows import Notice
 from feeds.file_format import OTHER, FileFormat, FormatError
 from feeds.file_rows import Row, ends_early, rows, tables
-from feeds.market_data import AnyRecord
+from feeds.market_data import Recorded
 from feeds.merged_files import Item, Start, files_of, merged
 from feeds.record_order import HEAD_RECORDS, in_time_order, look_at_head
 from feeds.repeated_hour import RepeatedHours
@@ -48,7 +48,7 @@ def read_records(
     on_passed_over: OnSkipped | None = None,
     on_notice: Notice | None = None,
     opened: Opened | None = None,
-) -> Iterator[AnyRecord]:
+) -> Iterator[Recorded]:
     """Records in file order, or reversed if newest first; those with ``from_ns`` <= time < ``until_ns``.
 
     ``path``: a file, a folder or a pattern such as ``trades/*.parquet``; several files are played by time.
@@ -200,7 +200,7 @@ def read_text(
     *,
     numbered: bool = True,
     on_notice: Notice | None = None,
-) -> Iterator[AnyRecord]:
+) -> Iterator[Recorded]:
     """Records of one text in the order in which they happened.
 
     ``seq`` counts from 1, or is 0 unless ``numbered``. Raises FormatError as `read_records`.
@@ -266,7 +266,7 @@ def _rows_of(found: Iterable[Table]) -> Iterator[TableRow]:
     return chain.from_iterable(table.rows() for table in found)
 
 
-def _record_of(table: Table, readers: Sequence[RowReader], at: int) -> AnyRecord:
+def _record_of(table: Table, readers: Sequence[RowReader], at: int) -> Recorded:
     """The record of a row that was read as columns."""
     row = table.row(at)
     reader = next(each for each in readers if matches(each.form.match, row))

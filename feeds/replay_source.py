@@ -18,7 +18,7 @@ from feeds.backoff import Sleep
 from feeds.codec import REPLAY, MalformedRecord, encode, make_headers
 from feeds.columns.record_columns import ColumnBatch, RecordColumns
 from feeds.file_format import FileFormat
-from feeds.market_data import AnyRecord
+from feeds.market_data import Recorded
 from feeds.merged_files import Item, files_of
 from feeds.recorded_file import Says, read_items
 from feeds.source import YEAR_2100, CommitPoint, ConnectionState, Fault, Incoming, Kind, Partition
@@ -235,7 +235,7 @@ class ReplaySource:
             await self._sleep(min(due_in, NAP_S))
         return False
 
-    def _incoming(self, record: AnyRecord) -> Incoming:
+    def _incoming(self, record: Recorded) -> Incoming:
         return Incoming(
             self._path.name,
             0,

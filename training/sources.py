@@ -138,7 +138,8 @@ class Recorded:
         return np.concatenate([*built, builder.update(writer.records, 0), builder.flush()]), spec
 
     def _records(self) -> Iterator[AnyRecord]:
-        return read_records(self.path, load_format(self.form))
+        records = read_records(self.path, load_format(self.form))
+        return (each for each in records if isinstance(each, AnyRecord))
 
     def _spec(self) -> CompactSpec:
         decimals = highest = 0

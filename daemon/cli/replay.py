@@ -45,7 +45,7 @@ from feeds.decimals import decimals_of
 from feeds.durations import Duration
 from feeds.file_format import FileFormat, FormatError, load_format
 from feeds.kafka_sink import KafkaSink
-from feeds.market_data import Answer, AnyRecord, Bar
+from feeds.market_data import Answer, AnyRecord, Bar, Recorded
 from feeds.merged_files import files_of
 from feeds.recorded_file import read_records
 from feeds.replay_source import ReplaySource
@@ -196,7 +196,7 @@ def _config_for(file: Path, form: FileFormat, config: Config, most: int, day: Da
     names = Names(config.symbols)
     for named in _readable(islice(records, _LOOKED_AT)):
         record = names.renamed(named)
-        if record is None:
+        if not isinstance(record, AnyRecord):  # events open no session
             continue
         if bars is None:
             own = BarsConfig(interval=Duration(record.interval_ns)) if isinstance(record, Bar) else None
@@ -235,7 +235,7 @@ def _config_for(file: Path, form: FileFormat, config: Config, most: int, day: Da
     return made
 
 
-def _readable(records: Iterable[AnyRecord]) -> Iterator[AnyRecord]:
+def _readable(records: Iterable[Recorded]) -> Iterator[Recorded]:
     try:
         yield from records
     except FormatError as error:

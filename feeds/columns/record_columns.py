@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeds.columns.decode import Columns
-from feeds.market_data import AnyRecord
+from feeds.market_data import Recorded
 from feeds.source import Incoming
 
 Integers = npt.NDArray[np.int64]
@@ -39,7 +39,7 @@ class RecordColumns:
     rows: Columns
     keys: Keys
     places: Integers
-    whole: Callable[[int], AnyRecord]
+    whole: Callable[[int], Recorded]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -50,11 +50,11 @@ class RecordColumns:
         times: Integers = self.rows["ts_event"]
         return times
 
-    def record(self, at: int) -> AnyRecord:
+    def record(self, at: int) -> Recorded:
         """One record."""
         return msgspec.structs.replace(self.whole(int(self.places[at])), seq=int(self.rows["seq"][at]))
 
-    def records(self) -> Iterator[AnyRecord]:
+    def records(self) -> Iterator[Recorded]:
         """All of them."""
         return map(self.record, range(len(self)))
 
@@ -79,7 +79,7 @@ def in_one(parts: Sequence[RecordColumns], order: Integers) -> RecordColumns:
     rows["key"] = np.concatenate(keys)[order]
     wholes = [part.whole for part in parts]
 
-    def whole(place: int) -> AnyRecord:
+    def whole(place: int) -> Recorded:
         return wholes[place >> _PART](place & (1 << _PART) - 1)
 
     return RecordColumns(rows, Keys(list(names)), np.concatenate(places)[order], whole)
@@ -95,7 +95,7 @@ class ColumnBatch(Sequence[Incoming]):
     stream: tuple[str, int]
     columns: RecordColumns
     received_ns: int
-    message: Callable[[AnyRecord], Incoming] = field(repr=False)
+    message: Callable[[Recorded], Incoming] = field(repr=False)
 
     def __len__(self) -> int:
         return len(self.columns)

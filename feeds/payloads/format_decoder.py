@@ -30,7 +30,7 @@ from feeds.payloads.tables import document_column
 from feeds.row_records import ParsedRecord, RowReader, matches
 from feeds.source import Incoming
 from feeds.subjects import Subject
-from feeds.tables.convert import TableReader
+from feeds.tables.convert import PLAIN_KINDS, TableReader
 from feeds.tables.table import Column, Table, words_column
 from feeds.text_lines import Refuse
 
@@ -177,15 +177,15 @@ class FormatDecoder:
         self._registry = registry if form.container in ("avro", "protobuf") else None
         self._documents = documents_of(form, registry)
         self._readers = RowReader.compile(form, None, any_price=True)
-        self._refs = sorted(set(map(str, form.columns())))
+        self._refs = sorted(set(map(str, form.columns(PLAIN_KINDS))))
         self._places = Places.compile(ref for ref in self._refs if not _is_of_message(ref))
         self._tables = self._table_reader()
         self._positions: Mapping[str, int] = {}
 
     def _table_reader(self) -> TableReader | None:
         """None where records are read one by one."""
-        plain = all(reader.plain is None for reader in self._readers)
-        has_arrays = any(record.each for record in self._form.records)
+        plain = all(reader.values.plain is None for reader in self._readers)
+        has_arrays = any(each.each for each in self._form.records if each.kind in PLAIN_KINDS)
         if self._documents is None or not plain or has_arrays:
             return None
         return TableReader.compile(self._form, self._readers)

@@ -8,7 +8,7 @@ from decimal import Decimal, InvalidOperation
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-from feeds.file_format import FIXED_FIELDS, Kind, Ref
+from feeds.file_format import NUMBERS, Kind, Ref
 from feeds.market_data import Side
 from feeds.proposals.sample import Row
 from feeds.source import YEAR_1990, YEAR_2100
@@ -96,7 +96,7 @@ def fields_of(rows: Sequence[Row]) -> Fields | None:
     kind: Kind | None = None
     for each, needed in _NEEDED.items():
         found = {}
-        for field in FIXED_FIELDS[each]:
+        for field in NUMBERS[each]:
             if (ref := find(field, is_number)) is not None:
                 found[field] = ref
         if all(field in found for field in needed):

@@ -16,12 +16,14 @@ from feeds.columns.decode_kernel import BUY, QUOTE, SELL, TRADE, UNKNOWN, tokens
 from feeds.columns.record_columns import Keys
 from feeds.columns.text_kernel import Words, instants_of, spans, units_of
 from feeds.decimals import FLOAT_NOISE, FLOAT_UNITS, NANO, BinaryFloat, to_units
-from feeds.file_format import FIXED_FIELDS, PRICES, FileFormat, Match
+from feeds.file_format import NUMBERS, PRICES, FileFormat, Kind, Match
 from feeds.row_records import RowReader
 from feeds.tables.table import Column, Integers, Table
 from feeds.timestamps import EPOCH_UNITS
 from feeds.wall_times import fixed_offset, parse_zone
 
+PLAIN_KINDS: tuple[Kind, ...] = ("trade", "quote")
+"""Kinds of records that columns hold."""
 _LIMIT = 9_200_000_000 * 10**9
 _NONE = -(2**63)
 """Of a number that is not read here."""
@@ -63,7 +65,7 @@ class TableReader:
             for reader in self.readers:
                 covered = left & _matching(reader.form.match, table)
                 left &= ~covered
-                if reader.form.kind != "bar" and covered.any():
+                if reader.form.kind in PLAIN_KINDS and covered.any():
                     _fill(rows, names, reader, table, covered)
         except Unusual:
             rows["taken"] = 0
@@ -88,7 +90,7 @@ def _fill(rows: Columns, names: list[str], reader: RowReader, table: Table, cove
     taken &= keys >= 0
     trade = form.kind == "trade"
     none = np.zeros(length, np.int64)
-    members = FIXED_FIELDS[form.kind]
+    members = NUMBERS[form.kind]
     values = [_numbers(reader, name, table) if name in form.fields else none for name in members]
     side = np.full(length, UNKNOWN, np.int64)
     if trade:
@@ -157,14 +159,15 @@ def _where_valid(column: Column, values: Integers) -> Integers:
 
 def _times(reader: RowReader, table: Table) -> Integers:
     form = reader.form.time
-    if len(reader.time_refs) > 1 or reader.parse_time is None:
+    if len(reader.form.time.refs) > 1 or reader.parse_time is None:
         raise Unusual
     column, parse = _column(table, form.field), reader.parse_time
     if column.kind == "text":
+        plain = reader.values.plain if form.counts else None
 
         def read(text: str) -> int:
-            moment = parse(text if reader.plain is None or not form.counts else reader.plain(text))
-            return _NONE if text in reader.null or moment.fold_ns else moment.ns
+            moment = parse(text if plain is None else plain(text))
+            return _NONE if text in reader.values.null or moment.fold_ns else moment.ns
 
         return _by_word(column, read, instants_of(column.words) if form.format == "iso" else None)
     values: Integers = column.values
@@ -188,11 +191,11 @@ def _numbers(reader: RowReader, name: str, table: Table) -> Integers:
     if column.kind == "text":
 
         def read(text: str) -> int:
-            units = _NONE if text in reader.null else to_units(reader.read_number(name, text))
+            units = _NONE if text in reader.values.null else to_units(reader.values.read_number(name, text))
             return _NONE if units is None else units
 
         shifted = form.implied_decimals and name in PRICES
-        is_plain = reader.plain is None and not shifted and not _has_floats(column)
+        is_plain = reader.values.plain is None and not shifted and not _has_floats(column)
         return _by_word(column, read, units_of(column.words) if is_plain else None)
     if column.kind == "float":
         if name not in form.float_decimals:
@@ -239,7 +242,7 @@ def _keys(reader: RowReader, table: Table, names: list[str]) -> Integers:
             found.append((np.full(table.length, is_name(constant) - 1, np.int64), [constant]))
             continue
         column = _as_words(_column(table, form.fields[name]))
-        usable = [is_name(word) and word not in reader.null for word in column.words]
+        usable = [is_name(word) and word not in reader.values.null for word in column.words]
         places = np.where(np.array([*usable, False])[column.values], column.values, -1)
         found.append((_where_valid(column, places), column.words))
     (venues, venue_words), (symbols, symbol_words) = found
@@ -257,11 +260,11 @@ def _sides(reader: RowReader, table: Table) -> Integers:
     if ref is None:
         return np.full(table.length, UNKNOWN, np.int64)
     column = _as_words(_column(table, ref))
-    values = dict.fromkeys(reader.null, UNKNOWN) | {
-        word: _SIDES[side] for word, side in reader.form.side_values.items() if word not in reader.null
+    values = dict.fromkeys(reader.values.null, UNKNOWN) | {
+        word: _SIDES[side] for word, side in reader.form.side_values.items() if word not in reader.values.null
     }
     found = _by_word(column, lambda word: values.get(word, _NONE))
-    if column.valid is None or not reader.null:
+    if column.valid is None or not reader.values.null:
         return found
     return np.where(column.valid if column.absent is None else column.valid | column.absent, found, UNKNOWN)
 
@@ -278,8 +281,8 @@ def _tokens(reader: RowReader, table: Table) -> npt.NDArray[np.uint32]:
     else:
         column = _as_words(column)
         words = column.words
-        if reader.null:
-            words = ["" if word in reader.null else word for word in words]
+        if reader.values.null:
+            words = ["" if word in reader.values.null else word for word in words]
         made = np.zeros(len(words) + 1, np.uint32)
         tokens_of_texts(*spans(words), made)
         tokens = made[column.values]

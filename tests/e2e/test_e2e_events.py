@@ -1,5 +1,6 @@
 """Records that are in no bar, through the whole daemon in this process: lines, flags, halts, the ledger."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from feeds.durations import Duration
 from feeds.kafka_sink import KafkaSink
 from feeds.market_data import Answer, DeadLetter
 from feeds.mock_broker import MockBroker
+from feeds.payloads.settings import FormatRule
 from tests.kit import SECOND, START, inproc_config, until
 from tests.kit.inproc import DEAD, RunningDaemon, running
 from tests.kit.records import event, tick
@@ -237,6 +239,59 @@ async def test_a_daemon_started_again_writes_no_line_twice_and_loses_none(
         moments = {each.as_of - START for each in found}
         assert moments >= {SECOND // 2, 3 * SECOND // 2, 5 * SECOND // 2, 27 * SECOND // 10}
         assert len({each.answer_id for each in found}) == len(found), "each version is answered once"
+
+
+NEWS = """
+description = "a vendor's headlines and halts, about several symbols each"
+container = "json"
+[[records]]
+kind = "text"
+venue = "V"
+each = "tickers"
+match = { field = "kind", values = ["story"] }
+time = { field = "$.published", format = "iso" }
+fields = { symbol = "@", text = "$.title", id = "$.story" }
+[[records]]
+kind = "status"
+venue = "V"
+match = { field = "kind", values = ["trading"] }
+time = { field = "published", format = "iso" }
+fields = { symbol = "ticker", state = "to" }
+state_values = { paused = "halt", trading = "resume" }
+"""
+
+
+async def test_a_vendor_s_own_messages_become_lines(tmp_path: Path) -> None:
+    """In a topic beside the one of prices, in a declared format."""
+    (tmp_path / "news.toml").write_text(NEWS)
+    rules = (FormatRule(format=str(tmp_path / "news.toml"), topics=["news"]),)
+    with MockBroker() as broker:
+        for topic in ("in", "news", "foretick.progress.v1"):
+            broker.create_topic(topic, 1)
+        kafka = KafkaSourceConnector(broker.bootstrap, topics=["in", "news"], formats=rules)
+        own = config()
+        own = msgspec.structs.replace(own, source=SourceConfig(kind="kafka", kafka=kafka))
+        sink = KafkaSink("test", broker.bootstrap)
+        await sink.start()
+
+        async def send(**members: object) -> None:
+            moment = datetime.fromtimestamp(START / SECOND + 1.5, UTC).isoformat()
+            await sink.publish("news", None, msgspec.json.encode({"published": moment, **members}), {})
+
+        async with running(own, []) as daemon:
+            await sink.publish("in", b"V:AAA", tick(0.1), {})
+            await sink.publish("in", b"V:AAA", tick(1.1), {})
+            await lines(daemon, 1)
+            await send(kind="story", story="s1", title="Rates cut by 25 bp", tickers=["BBB", "AAA"])
+            await send(kind="trading", ticker="AAA", to="paused")
+            await send(kind="trading", ticker="AAA", to="lunch")
+            await until(lambda: daemon.state().halted and daemon.state().live_records == 3, 20)
+            assert window(daemon)[1:] == ["text,Rates cut by 25 bp", "halt"]
+            await until(lambda: len(list(daemon.sink.messages(DEAD))) == 1, 20)
+            (letter,) = daemon.sink.messages(DEAD)
+            assert isinstance(letter, DeadLetter)
+            assert (letter.reason, "among state_values" in letter.error) == ("type", True)
+        await sink.stop()
 
 
 async def test_events_come_by_http() -> None:

@@ -17,7 +17,7 @@ from feeds.codec import MalformedRecord
 from feeds.connector import SettingError
 from feeds.connectors.websocket import WebSocketConnector
 from feeds.file_format import load_format, names
-from feeds.market_data import Quote, Trade
+from feeds.market_data import Book, Quote, Trade
 from feeds.payloads.format_decoder import FormatDecoder
 from feeds.source import ConnectionState, Incoming
 from feeds.websocket_source import Stream, WebSocketSource
@@ -302,6 +302,23 @@ def test_what_a_venue_sends_is_read(name: str) -> None:
         ]
         assert found == expected
         assert passed_over == (not expected)
+
+
+def test_the_best_levels_of_okx_are_a_book() -> None:
+    made = FormatDecoder(load_format("okx", of_messages=True), 1 << 20)
+    levels = {
+        "asks": [["8476.98", "415", "0", "13"], ["8477", "7", "0", "2"]],
+        "bids": [["8476.97", "256", "0", "12"]],
+        "instId": "BTC-USDT", "ts": "1597026383085", "seqId": 123456,
+    }  # fmt: skip
+    frame = json.dumps({"arg": {"channel": "books5", "instId": "BTC-USDT"}, "data": [levels]}).encode()
+    ((part,), _) = made.parts(Incoming("venue", 0, 0, None, frame, ts_recv_ns=NOW))
+    assert isinstance(part.record, Book)
+    found = [
+        [(str(price), str(size)) for price, size in side] for side in (part.record.bids, part.record.asks)
+    ]
+    assert found == [[("8476.97", "256")], [("8476.98", "415"), ("8477", "7")]]
+    assert (part.record.key, part.record.ts_event) == ("OKX:BTC-USDT", 1597026383085 * 10**6)
 
 
 def test_best_quotes_of_binance_have_the_time_of_their_receipt() -> None:
