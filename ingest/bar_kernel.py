@@ -70,13 +70,15 @@ EVENT = 1 << 26
 HALTED, NEWS, ACTED = 1 << 27, 1 << 28, 1 << 29
 """A symbol of the session is halted; a headline, an action came since the row before."""
 RESETS = 1 << 30
-"""The window is reset before this row."""
+"""The window begins again before this row."""
 ROLLED = 1 << 31
 """The first bar of its symbol that is of another contract than the bar before it."""
 OF_MOMENT = EVENT | HALTED | NEWS | ACTED | RESETS | ROLLED
 """Flags of a row by when it came: a correction of the bar does not have them."""
 AS_LINE, AS_FLAG, IGNORED = 0, 1, 2
 """What is done about an event."""
+STAYS, EMPTIED, ADJUSTED = 0, 1, 2
+"""What becomes of the window with the first bar behind a split."""
 KINDS_OF_EVENT = 4
 SPANS = 4
 """Streams that a bar, and a feed, remember."""
@@ -118,6 +120,7 @@ BAR = np.dtype(
         ("refused_open", "i8"),
         ("v_high", "i8"),
         ("v_low", "i8"),
+        ("split", "f8"),  # the factor by which it adjusts the window before it; 0: by none
     ]
 )
 # An open bar, with what closing it needs.
@@ -139,8 +142,8 @@ SESSION = np.dtype(
         ("venue_lag", "i8"),  # how far behind a venue is waited for; 0: there is one venue, or none waits
         ("price_finer", "i8"),  # of its symbols' records; see `ingest.record`
         ("events", "i8"),  # what is done about events, two bits for each kind
-        ("resets", "i8"),  # a split resets the window
-        ("roll_resets", "i8"),  # so does a roll
+        ("on_split", "i8"),  # what becomes of the window then: `STAYS` and following
+        ("roll_resets", "i8"),  # a roll resets the window
         # its rows of FEED and OPEN
         ("first_feed", "i8"),
         ("end_feed", "i8"),
@@ -240,6 +243,18 @@ def _roll(session: Row) -> int:
 
 
 @kernel
+def _split(session: Row, feed: Row, bar: Row) -> None:
+    """Note in a bar that closes whether it is the first one behind a split, and what that does."""
+    quality = feed["quality"]
+    if quality["behind_factor"] > 0 and bar["ts_last_event"] >= quality["behind_at"]:
+        if session["on_split"] != STAYS:
+            bar["flags"] |= np.uint32(RESETS)
+        if session["on_split"] == ADJUSTED:
+            bar["split"] = quality["behind_factor"]
+        quality["behind_factor"] = 0
+
+
+@kernel
 def _emit_empty(session: Row, feed: Row, index: int, marks: int, out: Bars, at: int) -> None:
     """A flat bar at the last close for an interval without ticks."""
     last = feed["last"]
@@ -249,6 +264,7 @@ def _emit_empty(session: Row, feed: Row, index: int, marks: int, out: Bars, at: 
     last["l"] = last["c"]
     no_volume(last)
     last["n_ticks"] = 0
+    last["split"] = 0
     last["flags"] = (
         EMPTY
         | (GAP if feed["gap"] else 0)
@@ -349,6 +365,7 @@ def close_below(session: Row, feeds: Slots, slots: Slots, limit: int, out: Bars,
         if feed["closed_any"] and rolls_between(feed["quality"], feed["last"]["ts_open"], bar["ts_open"]):
             bar["flags"] |= np.uint32(_roll(session))
             _note_before(bar, feed["last"])
+        _split(session, feed, bar)
         _close(session, bar)
         _mark(session, bar)
         bar["ts_closed"] = session["last_ring"]
@@ -390,6 +407,7 @@ def _start(slot: Row, feed: Row, index: int, interval: int) -> None:
     bar["leg"] = feed["leg"]
     bar["flags"] = 0
     bar["n_ticks"] = 0
+    bar["split"] = 0
     bar["ts_open"] = index * interval
     bar["interval"] = interval
     no_volume(bar)
@@ -517,6 +535,7 @@ def _put_aside(
         row["c"] = price
         no_volume(row)
         add_volume(row, 0 if record["kind"] == QUOTE else record["b"], record["size_finer"])
+    row["split"] = 0
     row["ts_first_event"] = np.int64(record["ts_event"])
     row["ts_last_event"] = feed["last"]["ts_last_event"]  # the version's newest event stays what it was
     _forget_reads(row)
@@ -626,6 +645,7 @@ def _pass_through(
         np.uint32(record["flags"] & _OF_RECORD) | np.uint32(GAP if feed["gap"] else 0) | np.uint32(marks)
     ) | np.uint32(INCOMPLETE if feed["incomplete"] else 0)
     bar["n_ticks"] = 1
+    bar["split"] = 0
     bar["ts_open"] = opened
     _copy_ready(bar, record)
     bar["ts_first_event"] = opened
@@ -634,6 +654,7 @@ def _pass_through(
     feed["closed_any"] = 1
     feed["gap"] = feed["incomplete"] = 0
     feed["taken"] += np.uint64(1)
+    _split(session, feed, bar)
     _close(session, bar)
     _mark(session, bar)
     out[at] = bar
@@ -757,7 +778,6 @@ def _event(
         marks = ACTED
         if which == SPLIT_ACTION:
             announce_split(feed["quality"], max(np.int64(record["ts_event"]), record["b"]), record["a"])
-            marks |= RESETS if session["resets"] else 0
     if what == IGNORED:
         return at
     if what == AS_FLAG:
@@ -778,6 +798,7 @@ def _event(
     row["v"] = record["e"]
     row["v_high"] = which
     row["v_low"] = record["size_finer"]
+    row["split"] = 0
     row["ts_first_event"] = np.int64(record["ts_event"])
     row["ts_last_event"] = max(np.int64(record["ts_event"]), feed["last"]["ts_last_event"])
     _copy_origin(session, row, record, now)

@@ -29,9 +29,11 @@ import numpy.typing as npt
 
 from ingest import bar_kernel
 from ingest.bar_kernel import (
+    ADJUSTED,
     AMEND,
     BAR,
     DROP_LATE,
+    EMPTIED,
     EMPTY,
     FEED,
     LATE,
@@ -42,6 +44,7 @@ from ingest.bar_kernel import (
     REFUSED,
     SESSION,
     SPREAD,
+    STAYS,
     Bars,
 )
 from ingest.feed_rules import BITS, ROLLS, SPLITS, actions_code
@@ -54,13 +57,15 @@ from metrics.feed_faults import RULED
 _MAX_OPEN = 4096
 _POLICY = (
     "interval", "lateness", "max_fill", "idle_close", "late", "price_jump", "refuses_jumps", "any_interval",
-    "price_finer", "actions", "bad_tick_band", "venue_lag", "events", "resets",
+    "price_finer", "actions", "bad_tick_band", "venue_lag", "events", "on_split",
 )  # fmt: skip
 Integers = npt.NDArray[np.int64]
 _LACKING = ("late_open", "refused_open", "late_event")
 _FAULT_BITS = np.array(list(BITS.values()), np.uint32)
 _OF_STATE = ("newest_event", "records", "halted", "marks", *_LACKING)
 """What a session knows beside its feeds and its open bars."""
+OnSplit = Literal["line", "reset", "adjust"]
+_ON_SPLIT: dict[OnSplit, int] = {"line": STAYS, "reset": EMPTIED, "adjust": ADJUSTED}
 _LATE = {"drop": DROP_LATE, "amend": AMEND, "refuse": REFUSE}
 
 
@@ -80,8 +85,8 @@ class BarPolicy:
     moves. `venue_lag_ns`, of a session with several venues: how long a bar stays open for one that is
     behind; 0: it does not.
 
-    ``events``: what is done about records that are in no bar, see `ingest.events.events_code`. ``resets``: a
-    split resets the window.
+    ``events``: what is done about records that are in no bar, see `ingest.events.events_code`. ``on_split``:
+    the window stays as it is, or is reset, or its bars are adjusted.
     """
 
     interval_ns: int
@@ -97,7 +102,7 @@ class BarPolicy:
     bad_tick_band: float = 30.0
     venue_lag_ns: int = 0
     events: int = 0
-    resets: bool = False
+    on_split: OnSplit = "line"
 
     def __post_init__(self) -> None:
         others = self.lateness_ns, self.max_fill, self.idle_close_ns, self.venue_lag_ns
@@ -242,7 +247,7 @@ def _rows_of(sessions: Sequence[Feeds], n_feeds: Integers, n_slots: Integers) ->
     for name in ("actions", "bad_tick_band"):
         own[name] = [getattr(each, name) for each in policies]
     own["events"] = [each.events for each in policies]
-    own["resets"] = [each.resets for each in policies]
+    own["on_split"] = [_ON_SPLIT[each.on_split] for each in policies]
     own["venue_lag"] = [each.venue_lag_ns for each in policies]
     own["since"] = [each.since_ns for each in sessions]
     own["roll_resets"] = [each.roll_resets for each in sessions]

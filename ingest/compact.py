@@ -18,6 +18,7 @@ import numpy.typing as npt
 from ingest.bar_kernel import BAR, RESETS, Bars
 from ingest.lines import check_decimals, decimal, round_half_even
 from ingest.plane_state import CompactState, Rows
+from ingest.splits import adjusted, ratio_of
 from ingest.tokens import Fields, Tokeniser, whole_units
 from ingest.volumes import HIGH, LOW, Volume
 from ingest.volumes import SCALE as VOLUME_SCALE
@@ -143,13 +144,15 @@ class CompactSpec:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A new anchor, and the retained bars around it: token ids and event time (ns) of each, oldest first.
+    """A window that begins again: token ids and event time (ns) of each of its bars, oldest first.
 
-    ``anchor``: None of decimal lines, whose window is reset and empty.
+    ``anchor``: what they are encoded around; None of decimal lines. ``opened``: of those, when each bar of
+    the window opened, ns.
     """
 
     anchor: Anchor | None
     window: tuple[tuple[tuple[int, ...], int], ...]
+    opened: tuple[int, ...] = ()
 
 
 class Encoded(NamedTuple):
@@ -233,8 +236,8 @@ class CompactEncoder:
             self.anchors += 1
         ends = [*np.flatnonzero(bars["flags"] & np.uint32(RESETS)).tolist(), len(bars)]
         while at < len(bars):
-            if at == ends[0]:  # the window is reset
-                self._start, self._tokens, self._inexact, self._anchor = self._end, 0, 0, None
+            if at == ends[0]:
+                self._begin_again(float(bars[at]["split"]))
             if self._anchor is None or self._is_due(bars[at]):
                 restart = self._restart(bars[at : at + 1])
             ends = [end for end in ends if end > at]
@@ -335,6 +338,21 @@ class CompactEncoder:
         unknown = NO_VOLUME if self._anchor is None else self._anchor.volume
         volumes = np.concatenate([window[:, _VOLUME], np.array([own[_VOLUME]], np.int64)])
         return low, high, typical_volume(volumes, unknown)
+
+    def _begin_again(self, factor: float) -> None:
+        """Adjust the window to a split, or empty it, where the ``factor`` is 0 or too large."""
+        self._anchor = None
+        rows = self._rows[self._start : self._end].copy()
+        try:
+            for row in rows if factor > 0 else ():
+                own = row.tolist()
+                row[_PRICES], row[_VOLUME] = adjusted(own[_PRICES], Volume(*own[_VOLUME]), ratio_of(factor))
+        except OverflowError:
+            factor = 0.0
+        if factor > 0:
+            self._rows[self._start : self._end] = rows
+        else:
+            self._start, self._tokens, self._inexact = self._end, 0, 0
 
     def _restart(self, bar: Bars) -> Restart:
         """Make room for ``bar`` (BAR [1]), choose the anchor for both, and encode the window around it."""

@@ -73,6 +73,10 @@ QUALITY = np.dtype(
         # announced splits: when, and how many new units are one old unit; 0: none
         ("split_at", "i8", (SPLITS,)),
         ("split_factor", "f8", (SPLITS,)),
+        # the split that the newest prices are behind, while the bar of the first of them is open: the time of
+        # that one, ns, and the factor; 0: none
+        ("behind_at", "i8"),
+        ("behind_factor", "f8"),
         ("rolls", "i8"),
         ("roll_at", "i8", (ROLLS,)),  # when another contract follows, `rolls` of them
         # the same of the newest one that a record announced
@@ -247,17 +251,25 @@ def _is_split(before: int, after: int) -> bool:
 @kernel
 def _is_announced(state: Any, price: int, event: int) -> bool:
     """Whether this is the first price behind an announced split, and fits it."""
-    before = state["price"]
-    if price <= 0:
+    factor = _announced_between(state, event)
+    if price <= 0 or factor <= 0 or abs(state["price"] / price / factor - 1.0) >= _NEAR_ANNOUNCED:
         return False
+    state["behind_at"] = event
+    state["behind_factor"] = factor
+    return True
+
+
+@kernel
+def _announced_between(state: Any, event: int) -> float:
+    """The factor of a split behind the newest price and not behind this one's time; 0: there is none."""
     for n in range(SPLITS):
-        factor = state["split_factor"][n]
+        factor: float = state["split_factor"][n]
         if factor > 0 and state["price_event"] < state["split_at"][n] <= event:
-            return bool(abs(before / price / factor - 1.0) < _NEAR_ANNOUNCED)
-    factor = state["told_factor"]
-    if factor > 0 and state["price_event"] < state["told_at"] <= event:
-        return bool(abs(before / price / factor - 1.0) < _NEAR_ANNOUNCED)
-    return False
+            return factor
+    told: float = state["told_factor"]
+    if told > 0 and state["price_event"] < state["told_at"] <= event:
+        return told
+    return 0.0
 
 
 @kernel

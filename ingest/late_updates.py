@@ -1,17 +1,22 @@
-"""Amends closed bars by late records: a tape is only appended to, so a changed bar is written again.
+"""Changes of closed bars: by late records, and by a split.
 
-A late record of a bar that the tape still retains makes one correction, a record of its own: the bar's line
-as it is now, after the word `amend`. One of a bar that is not there any more, or never was, is dropped.
+A tape is only appended to. A late record of a bar that the tape still retains makes one correction, a record
+of its own: the bar's line as it is now, after the word `amend`. One of a bar that is not there any more, or
+never was, is dropped. A split may begin the tape again, with the bars of before it adjusted.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 
 from ingest.backlog import TapeWindow
 from ingest.bar_kernel import AMENDS, BAR, EMPTY, EVENT, GAP, LATE, NEVER, OF_MOMENT, RESETS, Bars
+from ingest.compact import Restart
+from ingest.feed_rules import SPLITS
 from ingest.plane_state import LateUpdateState, Rows
 from ingest.retained import Retained
+from ingest.splits import adjusted, ratio_of
 from ingest.volumes import Volume, put_volume, volume_of
 
 Lines = Callable[[Bars], list[list[int]]]
@@ -27,31 +32,36 @@ _Key = tuple[int, int]
 
 
 class Amender:
-    """The bars that a session's tape retains, and late records merged into them.
+    """The bars that a session's tape retains, and what changes them.
 
     ``amended`` counts the corrections. The result doesn't depend on batches.
     """
 
-    def __init__(self, lines: Lines, window: TapeWindow) -> None:
+    def __init__(self, lines: Lines, window: TapeWindow, *, amends: bool = True) -> None:
+        """``amends``: late records make corrections, or are left out."""
         self.amended = 0
-        self._lines = lines
+        self._lines, self._amends = lines, amends
         self._retained: Retained[_Key | None] = Retained(window)
         """The records on the tape by their bars; None: a correction, or an event."""
         self._bars: dict[_Key, np.void] = {}
         self._newest = 0
+        self._splits: list[tuple[int, int, float]] = []
+        """Those that adjusted the window: of which symbol, the time of the first price behind, the factor."""
         self._late_open = NEVER
         """Opening of the newest bar of which a late record was dropped."""
         self._gap = 0
         """Flag of a dropped record, for the next bar."""
 
-    def retain(self, window: TapeWindow) -> None:
-        """The tape retains another window from the next bar on."""
+    def change(self, window: TapeWindow, *, amends: bool) -> None:
+        """The tape retains another window from the next bar on; ``amends``: as at first."""
         self._retained.change(window)
+        self._amends = amends
 
     def cut(self) -> LateUpdateState:
         """Its state."""
         bars = np.array(list(self._bars.values()), BAR) if self._bars else np.zeros(0, BAR)
-        return LateUpdateState(self._retained.rows(), Rows.of(bars), self._newest, self._gap, self._late_open)
+        times = self._newest, self._gap, self._late_open
+        return LateUpdateState(self._retained.rows(), Rows.of(bars), *times, self._splits)
 
     def restore(self, cut: LateUpdateState) -> None:
         """Go on from a cut. Raises ValueError for rows of another layout."""
@@ -59,19 +69,22 @@ class Amender:
         self._bars = {(int(bar["leg"]), int(bar["ts_open"])): bar.copy() for bar in bars}
         self._retained.restore(cut.retained)
         self._newest, self._gap, self._late_open = cut.newest, cut.gap, cut.late_open
+        self._splits = list(cut.splits)
 
-    def encode(self, rows: Bars) -> tuple[Bars, list[list[int]]]:
-        """Closed bars and late records, BAR [n], as the bars and corrections to append, with their lines."""
-        made, lines = [np.zeros(0, rows.dtype)], []
+    def encode(self, rows: Bars) -> tuple[Bars, list[list[int]], dict[int, Restart]]:
+        """Closed bars and late records, BAR [n], as the bars and corrections to append, with their lines.
+
+        And by the number of a bar among those the window that begins before it.
+        """
+        made, lines, restarts = [np.zeros(0, rows.dtype)], list[list[int]](), dict[int, Restart]()
         for number in range(len(rows)):
             row = rows[number : number + 1].copy()
             if row["flags"][0] & RESETS:
-                self._forget()
+                restarts[len(lines)] = self._begin_again(row[0])
             if row["flags"][0] & EVENT:
                 key = None
             elif row["flags"][0] & LATE:
-                found = self._merge(row)
-                if not found:
+                if not self._amends or not self._merge(row):
                     self._gap |= int(row["flags"][0]) & GAP
                     continue
                 key = None
@@ -79,6 +92,7 @@ class Amender:
                 key = int(row["leg"][0]), int(row["ts_open"][0])
                 self._bars[key] = row[0].copy()
                 self._bars[key]["flags"] &= ~np.uint32(OF_MOMENT)
+                self._bars[key]["split"] = 0
             row["flags"] |= self._gap
             row["late_open"] = np.maximum(row["late_open"], self._late_open)
             self._gap = 0
@@ -86,16 +100,17 @@ class Amender:
             self._retain(key, len(line), int(row["ts_last_event"][0]))
             made.append(row)
             lines.append(line)
-        return np.concatenate(made), lines
+        return np.concatenate(made), lines, restarts
 
     def _merge(self, row: Bars) -> bool:
         """Merge a late record into its bar, and make ``row`` the correction; False: there is no such bar."""
         late = row[0].copy()
         opened = int(late["ts_open"])
+        moment_ns = opened
         if late["n_ticks"]:
             opened -= opened % int(late["interval"]) if late["interval"] else 0
         bar = self._bars.get((int(late["leg"]), opened))
-        if bar is None:
+        if bar is None or not self._in_new_units(late, moment_ns):
             self._late_open = max(self._late_open, opened)
             return False
         moment = late["flags"] & np.uint32(OF_MOMENT)
@@ -109,10 +124,39 @@ class Amender:
         self.amended += 1
         return True
 
-    def _forget(self) -> None:
-        """The window is reset."""
+    def _in_new_units(self, late: np.void, moment_ns: int) -> bool:
+        """Put a late record of before a split into the units behind it; False: they do not fit."""
+        with suppress(OverflowError):
+            for leg, behind, factor in self._splits:
+                if leg == late["leg"] and moment_ns < behind:
+                    _adjust(late, factor)
+            return True
+        return False
+
+    def _begin_again(self, row: np.void) -> Restart:
+        """The window before this bar: empty, or its bars in the units behind a split."""
+        bars, leg, factor = np.zeros(0, BAR), int(row["leg"]), float(row["split"])
+        try:
+            if factor > 0:
+                bars = np.array([self._bars[key] for key in self._retained if key is not None], BAR)
+                for number in np.flatnonzero(bars["leg"] == leg).tolist():
+                    _adjust(bars[number], factor)
+                self._splits = [*self._splits[1 - SPLITS :], (leg, int(row["ts_first_event"]), factor)]
+            else:
+                self._splits = []
+        except OverflowError:
+            bars, self._splits = bars[:0], []
         self._retained.clear()
         self._bars.clear()
+        lines = self._lines(bars)
+        for bar, line in zip(bars, lines, strict=True):
+            key = int(bar["leg"]), int(bar["ts_open"])
+            self._bars[key] = bar.copy()
+            self._retain(key, len(line), int(bar["ts_last_event"]))
+        bars, lines = bars[len(bars) - len(self._bars) :], lines[len(bars) - len(self._bars) :]
+        events, opened = bars["ts_last_event"].tolist(), bars["ts_open"].tolist()
+        window = tuple((tuple(line), event) for line, event in zip(lines, events, strict=True))
+        return Restart(None, window, tuple(opened))
 
     def _retain(self, key: _Key | None, tokens: int, event: int) -> None:
         """Append a record and forget the bars that leave for it."""
@@ -120,6 +164,13 @@ class Amender:
             if gone is not None:
                 self._bars.pop(gone, None)
         self._newest = max(self._newest, event)
+
+
+def _adjust(bar: np.void, factor: float) -> None:
+    """Change a bar, in place, to the units behind a split. Raises OverflowError."""
+    prices, volume = adjusted([int(bar[name]) for name in "ohlc"], volume_of(bar), ratio_of(factor))
+    bar["o"], bar["h"], bar["l"], bar["c"] = prices
+    put_volume(bar, volume)
 
 
 def merge(bar: np.void, late: np.void) -> None:

@@ -35,6 +35,7 @@ from ingest.bar_kernel import (
 )  # fmt: skip
 from ingest.bars import (
     BarBuilder,
+    BarPolicy,
     Count,
     Feeds,
     RefusedRecord,
@@ -191,7 +192,7 @@ class BarConsumer:
 
 
 class _DecimalEncoder:
-    """Encodes a session's bars and events as decimal lines; with `amender`, late records amend them."""
+    """Encodes a session's bars and events as decimal lines; `amender` changes what is written already."""
 
     def __init__(self, tokeniser: Tokeniser, spec: LineSpec, texts: Texts) -> None:
         self.amender: Amender | None = None
@@ -199,15 +200,16 @@ class _DecimalEncoder:
         self._tokeniser, self._spec, self._texts = tokeniser, spec, texts
         self._text_tokens = 0
 
-    def change(self, spec: LineSpec, window: TapeWindow, amends: bool, text_tokens: int) -> None:
+    def change(self, spec: LineSpec, window: TapeWindow, policy: BarPolicy, text_tokens: int) -> None:
         """Write lines so from now on."""
         self._spec, self._text_tokens = spec, text_tokens
-        if not amends:
+        amends = policy.late == "amend"
+        if not amends and policy.on_split != "adjust":
             self.amender = None
         elif self.amender is None:
-            self.amender = Amender(self._lines, window)
+            self.amender = Amender(self._lines, window, amends=amends)
         else:
-            self.amender.retain(window)
+            self.amender.change(window, amends=amends)
 
     @property
     def totals(self) -> dict[str, int]:
@@ -218,16 +220,16 @@ class _DecimalEncoder:
     def encode(self, bars: Bars) -> list[Encoded]:
         """The bars that are to be appended, in their pieces."""
         if self.amender is not None:
-            bars, lines = self.amender.encode(bars)
+            bars, lines, restarts = self.amender.encode(bars)
         else:
             bars = bars[(bars["flags"] & LATE) == 0]  # of an earlier policy
             lines = self._lines(bars)
-        borders = np.flatnonzero(bars["flags"] & np.uint32(RESETS)).tolist()
-        pieces = []
-        for start, end in pairwise(sorted({0, *borders, len(bars)})):
-            restart = Restart(None, ()) if start in borders else None
-            pieces.append(Encoded(bars[start:end], lines[start:end], restart=restart))
-        return pieces
+            borders = np.flatnonzero(bars["flags"] & np.uint32(RESETS)).tolist()
+            restarts = dict.fromkeys(borders, Restart(None, ()))
+        return [
+            Encoded(bars[start:end], lines[start:end], restart=restarts.get(start))
+            for start, end in pairwise(sorted({0, *restarts, len(bars)}))
+        ]
 
     def _lines(self, rows: Bars) -> list[list[int]]:
         is_event = (rows["flags"] & np.uint32(EVENT)) != 0
@@ -301,7 +303,7 @@ class _Session:
             case CompactEncoder() as compact, CompactSpec() as line:
                 compact.retain(line)
             case _DecimalEncoder() as decimal, LineSpec() as line:
-                decimal.change(line, spec.window, spec.feeds.policy.late == "amend", spec.text_tokens)
+                decimal.change(line, spec.window, spec.feeds.policy, spec.text_tokens)
 
     def report_late(self, now_ns: int) -> None:
         """Log how many records came late since the last time, once in `_REPORT_NS`."""
@@ -398,8 +400,10 @@ class _Session:
     def lacking(self, piece: Encoded) -> list[int]:
         """Append bars with their lines; flags that say what the window ending with each lacks."""
         bars, lines = piece.bars, piece.lines
-        if piece.restart is not None and not piece.restart.window:
+        if (restart := piece.restart) is not None and (restart.anchor is None or not restart.window):
             self._retained.clear()
+            for (tokens, event), opened in zip(restart.window, restart.opened, strict=True):
+                self._retained.add(opened, len(tokens), event)
         events, keys = bars["ts_last_event"].tolist(), bars["ts_open"].tolist()
         for at in np.flatnonzero(bars["flags"] & (AMENDS | EVENT)).tolist():
             keys[at] = None

@@ -69,6 +69,7 @@ class LateUpdateState(msgspec.Struct, frozen=True):
     newest: int
     gap: int
     late_open: int
+    splits: list[tuple[int, int, float]]
 
 
 class PlaneState(msgspec.Struct, frozen=True):

@@ -173,8 +173,9 @@ def _rollups(config: Config) -> Iterator[KeyProblem]:
         here, shorter = f"{table}.rollup", session.bars(config.bars).interval
         if session.rollup and session.bars(config.bars).late == "amend":
             yield here, 'longer bars are not amended: remove it, or set late = "drop" or "refuse"'
-        if session.rollup and config.events.on_split == "reset":
-            yield "events.on_split", f"{here} sums up what leaves the window: a split cannot reset it"
+        if session.rollup and config.events.on_split != "line":
+            why = f'{here} sums up what leaves the window, which goes on: remove it, or set "line"'
+            yield "events.on_split", why
         if session.rollup and session.lines == "compact":
             why = 'compact lines have no room for longer bars: remove it, or set lines = "decimal"'
             yield here, why

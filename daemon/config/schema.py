@@ -348,8 +348,11 @@ class EventsConfig(Table, frozen=True):
         ),
     ] = "no answers"
     on_split: Annotated[
-        Literal["line", "reset"],
-        about("a split is a line as any other action, or the window is also reset by it"),
+        Literal["line", "reset", "adjust"],
+        about(
+            "a split is a line as any other action; or with the first bar behind it the window also begins "
+            "again: empty, or with its bars in the units behind the split"
+        ),
     ] = "line"
 
 

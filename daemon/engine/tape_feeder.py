@@ -128,7 +128,7 @@ def policy_of(config: Config, session: SessionConfig, *, compact: bool = False) 
         quality.bad_tick_band,
         bars.venue_lag if len({_venue(symbol) for symbol in session.symbols}) > 1 else 0,
         events_code({kind: _treatment(config, kind, compact) for kind in EVENTS}),
-        config.events.on_split == "reset",
+        config.events.on_split,
     )
 
 

@@ -145,14 +145,25 @@ async def test_ignored_events_are_counted_and_a_book_is_a_line_where_it_is_asked
         assert [daemon.count("events", session="aaa", kind=kind) for kind in kinds] == [1, 1, 1]
 
 
-async def test_a_split_may_reset_the_window() -> None:
-    async with running(config(on_split="reset")) as daemon:
+OLD, NEW = "100.00,100.00,100.00,100.00,1.000", "10.00,10.00,10.00,10.00,1.000"
+
+
+@pytest.mark.parametrize(
+    ("on_split", "expected"),
+    [
+        ("line", [*[OLD] * 3, "split,10", OLD, NEW]),
+        ("reset", [NEW]),
+        ("adjust", [*["10.00,10.00,10.00,10.00,10.000"] * 4, NEW]),
+    ],
+)
+async def test_a_split_may_begin_the_window_again(on_split: str, expected: list[str]) -> None:
+    async with running(config(on_split=on_split)) as daemon:
         daemon.put(*(tick(n + 0.1) for n in range(4)))
         await lines(daemon, 3)
         daemon.put(event("action", 3.5, action="split", factor="10"), tick(4.1, "10.00"), tick(5.1, "10.00"))
-        expected = ["split,10", "100.00,100.00,100.00,100.00,1.000", "10.00,10.00,10.00,10.00,1.000"]
         await until(lambda: window(daemon) == expected, 20)
-        await lines(daemon, 3)
+        await until(lambda: daemon.answered("aaa", daemon.state().version), 20)
+        assert daemon.state().live_records == len(expected)
 
 
 async def test_a_text_cannot_write_special_tokens() -> None:

@@ -124,7 +124,7 @@ def test_a_late_ready_made_bar_replaces_the_first_one() -> None:
     for opened, close in ((60, 2), (120, 3), (60, 4), (180, 3)):
         writer.add(READY, 0, opened, opened, (1, 9, 1, close, 5), x=60)
     builder, amender = builder_of(1, BarPolicy(60, late="amend")), Amender(lines_of, WIDE)
-    rows, _ = amender.encode(builder.update(writer.records, 0))
+    rows, _, _ = amender.encode(builder.update(writer.records, 0))
     assert [(int(r["ts_open"]), int(r["c"]), int(r["flags"])) for r in rows] == [
         (60, 2, 0), (120, 3, 0), (60, 4, AMENDS | REORDERED), (180, 3, 0)
     ]  # fmt: skip
@@ -135,7 +135,7 @@ def test_a_dropped_record_hands_its_gap_to_the_next_bar() -> None:
     rows = np.zeros(2, BAR)
     rows["flags"] = (LATE | GAP, 0)
     rows["n_ticks"] = 1
-    made, lines = amender.encode(rows)
+    made, lines, _ = amender.encode(rows)
     assert (made["flags"].tolist(), len(lines), amender.amended) == ([GAP], 1, 0)
 
 

@@ -200,7 +200,7 @@ class Engine:
         kind, values, x, words = TRADE, (cents * SECOND // 100, SECOND, 0, 0, 0), 0, ""
         if cents in EVENTS:
             kind, x, words = EVENTS[cents]
-            values = (10 * SECOND, 0, 0, number_of(words), 0)
+            values = (11 * SECOND // 10, 0, 0, number_of(words), 0)  # prices fit this factor of a split
         for number, chunk in enumerate(chunks_of(words)):
             writer.add(WORDS, symbol, at, at, chunk[:5], x=chunk[5], seq=number_of(words), part=number)
         writer.add(kind, symbol, at, at, values, x=x, ts_source=at, stream=self.stream, offset=offset)
@@ -305,6 +305,9 @@ def session(name: str, symbol: str = "X:a", **settings: object) -> SessionConfig
         ("corrections events", 2),
         ("reset events", 1),
         ("compact reset events", 1),
+        ("adjust events", 1),
+        ("adjust corrections events", 2),
+        ("compact adjust events", 1),
     ],
 )
 def test_killed_engines_answer_as_one_that_was_not(kind: str, seed: int, terse: Path, tmp_path: Path) -> None:
@@ -319,12 +322,14 @@ def test_killed_engines_answer_as_one_that_was_not(kind: str, seed: int, terse: 
         "lateness": {"lateness": Duration(SECOND), "late": "amend"},
         "corrections": {"late": "amend"},
         "corrections events": {"late": "amend"},
+        "adjust corrections events": {"late": "amend"},
     }
     path = terse if "compact" in kind else None
     made = config(path, tmp_path / "on", session("s", **settings.get(kind, {})), **bars.get(kind, {}))
     log = log_of(2 if kind == "several" else 1, 30, seed)
-    if "reset" in kind:
-        made = replace(made, events=EventsConfig(on_split="reset"))
+    for on_split in ("reset", "adjust"):
+        if on_split in kind:
+            made = replace(made, events=EventsConfig(on_split=on_split))  # type: ignore[arg-type]
     if "events" in kind:
         for n, event in enumerate((-1, -2, -1, -3, -4, -1, -2, -3, -1)):
             at = 5 + 11 * n
