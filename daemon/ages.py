@@ -5,6 +5,7 @@ from typing import NamedTuple
 import msgspec
 
 _MINUTE_NS = 60_000_000_000
+_UNKNOWN = 2**63
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -47,13 +48,14 @@ class VenueClock:
     """How far a venue's clock is ahead of ours, at least, by its records' times of event and arrival.
 
     A record cannot arrive before its event. Where it seems to, the venue's clock is ahead by that much, or
-    more. Clocks that are behind look like latency and are not told. The last one to two minutes count.
+    more. A clock that is behind looks like latency. The last one to two minutes count.
     ``last_seen_ns``: when the venue last sent a record or a heartbeat (monotonic clock).
     """
 
     def __init__(self, last_seen_ns: int = 0) -> None:
         self.last_seen_ns = last_seen_ns
-        self._minute = self._least = self._before = 0
+        self._minute = 0
+        self._least = self._before = _UNKNOWN
 
     def touch(self, now_ns: int) -> None:
         """The venue has sent something, at this time of the monotonic clock."""
@@ -63,12 +65,17 @@ class VenueClock:
         """A record arrived; ``received_ns``: by our wall clock."""
         minute = received_ns // _MINUTE_NS
         if minute != self._minute:
-            self._before = self._least if minute == self._minute + 1 else 0
-            self._minute, self._least = minute, 0
-        if received_ns - event_ns < self._least:
-            self._least = received_ns - event_ns
+            self._before = self._least if minute == self._minute + 1 else _UNKNOWN
+            self._minute, self._least = minute, _UNKNOWN
+        self._least = min(self._least, received_ns - event_ns)
+
+    @property
+    def delay_ns(self) -> int | None:
+        """The shortest time from an event to its arrival, by the two clocks; None before there was one."""
+        found = min(self._least, self._before)
+        return None if found == _UNKNOWN else found
 
     @property
     def ahead_ns(self) -> int:
         """0 or more."""
-        return -min(self._least, self._before)
+        return max(0, -(self.delay_ns or 0))

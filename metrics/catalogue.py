@@ -158,9 +158,18 @@ QueryRefusal = Literal[
     "busy_client",
     "shutting_down",
 ]
-# Labels whose values depend on the deployment; the store gets them when it is created, but for the
-# partitions, which a source learns later.
-OPEN_LABELS: tuple[str, ...] = ("session", "source", "sink", "tenant", "policy", "eviction", "partition")
+# Labels whose values depend on the deployment; the store gets them when it is created, but for partitions and
+# venues, which a source learns later.
+OPEN_LABELS: tuple[str, ...] = (
+    "session",
+    "source",
+    "sink",
+    "tenant",
+    "policy",
+    "eviction",
+    "partition",
+    "venue",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -779,6 +788,13 @@ METRICS: tuple[Metric, ...] = (
         "Time since a session's venue last sent a record or a heartbeat. Worry when it exceeds the "
         "venue's heartbeat interval: the feed is silent, not the market quiet.",
         "session",
+    ),
+    _gauge(
+        "foretick_venue_delay_seconds",
+        "Shortest time from a venue's event to its arrival here in the last one to two minutes, by the two "
+        "clocks. Worry below 0: the venue's clock is ahead of ours, or ours is behind. Of two venues that "
+        "differ by more than their lines do the clocks are apart: bars.venue_lag must be longer than that.",
+        "venue",
     ),
     _gauge(
         "foretick_gap_ratio",

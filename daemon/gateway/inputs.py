@@ -265,12 +265,12 @@ class Inputs:
                 missing.append(f"{source} is not connected{why}")
         return missing + unread if missing else self._standby.reasons() + unread
 
-    def lags(self) -> dict[str, dict[str, float]]:
-        """Gauges of Kafka sources' partitions, named after their source if there are several."""
+    def gauges(self) -> dict[str, dict[str, float]]:
+        """Gauges of sources' partitions and venues, named after their source if there are several."""
         merged: dict[str, dict[str, float]] = {}
         for runner in self.runners:
             prefix = f"{runner.source.name}/" if self._several else ""
-            for gauge, values in runner.lags().items():
+            for gauge, values in runner.gauges().items():
                 merged.setdefault(gauge, {}).update({prefix + key: each for key, each in values.items()})
         return merged
 

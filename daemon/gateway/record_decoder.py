@@ -203,6 +203,8 @@ class RecordDecoder:
         self._discovery = Discovery(discoverer, payloads, tracker, self._check) if discoverer else None
         self._payloads, self._max_ahead_ns = payloads, max_ahead_ns
         self._clocks = defaultdict(VenueClock) if clocks is None else clocks
+        self.venues: defaultdict[str, VenueClock] = defaultdict(VenueClock)
+        """Clocks by venue, as live records of this source show them."""
         self._counters = IntakeCounters(source, store)
         self._order = order or RingTurns()
         self._name_stream = name_stream
@@ -366,8 +368,8 @@ class RecordDecoder:
             self.flow.writer.records[-1]["flags"] |= FLAG_GAP
         self._hear(route.sessions)
         if REPLAY not in message.headers and record.clock == "exchange":
-            for name in route.sessions:
-                self._clocks[name].observe(record.ts_event, message.ts_recv_ns)
+            for clock in self._clocks_of(record.venue, route.sessions):
+                clock.observe(record.ts_event, message.ts_recv_ns)
 
     async def _route(
         self, record: AnyRecord, stream: Stream, offset: int, part: int
@@ -694,8 +696,19 @@ class RecordDecoder:
         for key in np.unique(keys).tolist():
             own = np.flatnonzero(keys == key)
             for row in (own[np.argmin(received[own] - events[own])], own[-1]):
-                for name in self._routes.readers[key]:
-                    self._clocks[name].observe(int(events[row]), int(received[row]))
+                venue = self._routes.symbols[key].partition(":")[0]
+                for clock in self._clocks_of(venue, self._routes.readers[key]):
+                    clock.observe(int(events[row]), int(received[row]))
+
+    def is_read(self, symbol: str) -> bool:
+        """Whether a session of a symbol is open here, so that its records come to this process."""
+        route = self._routes.by_symbol.get(symbol)
+        if route is None or self._opener is None:
+            return route is not None
+        return len(self._opener.closed(route.sessions)) < len(route.sessions)
+
+    def _clocks_of(self, venue: str, sessions: Iterable[str]) -> list[VenueClock]:
+        return [self.venues[venue], *(self._clocks[name] for name in sessions)]
 
     def _check(self, record: Received, message: Incoming) -> None:
         """Raises MalformedRecord for one that no session can read."""

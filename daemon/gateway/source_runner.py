@@ -26,11 +26,13 @@ from daemon.gateway.start_positions import StartPositions
 from daemon.gateway.stream_names import Streams
 from feeds.kafka_transactions import KafkaTransactions
 from feeds.market_data import DeadLetter
+from feeds.payloads.payload_decoder import PayloadDecoder
+from feeds.quality.gap_file import GapFile
 from feeds.quality.silence import SilenceMonitor
 from feeds.source import CatchesUp, ConnectionState, Lag, Partition, PartitionedSource, Source
 from ingest.ring import Ring
 from metrics.feed_faults import SILENT
-from metrics.store import MetricStore
+from metrics.store import GrowthHandle, MetricStore
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +51,8 @@ class SourceRunner:
     """Connects one source, reads it into the ring, and commits to it while it is connected.
 
     ``clocks``: of the venues, by session. A source that can wait is paused while the outbox's gate is not
-    set. ``silence`` watches the source. ``sink``, ``send``: see `Checkpoint`.
+    set. ``silence`` watches the source, ``gaps`` is the file
+    of what it learns. ``sink``, ``send``: see `Checkpoint`.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class SourceRunner:
         streams: Streams,
         order: RingTurns,
         clocks: Mapping[str, VenueClock],
+        gaps: GapFile | None = None,
         silence: SilenceMonitor | None = None,
         sink: KafkaTransactions | None = None,
         commit_every_s: float = COMMIT_EVERY_S,
@@ -87,14 +91,15 @@ class SourceRunner:
         parts = source, tracker, progress, self._starts, self.checkpoint, standby, sessions, config.recovery
         opens_all = not config.opens_by_partition
         self.group = GroupMember(*parts, self.is_level, opens_all=opens_all)
-        self._payloads = make_payloads(config, source.name)
+        payloads = make_payloads(config, source.name)
+        self._gaps = gaps
         self._new_decoder = partial(
             RecordDecoder,
             source,
             tracker=tracker,
             store=store,
             dead_letter=self._hold,
-            payloads=self._payloads,
+            payloads=payloads,
             max_ahead_ns=config.source.max_ahead,
             clocks=clocks,
             order=order,
@@ -106,8 +111,7 @@ class SourceRunner:
             silence=silence,
         )
         self._decoder: RecordDecoder | None = None
-        self._handshakes = store.growth("foretick_source_handshakes_failed_total", source=source.name)
-        self._schemas = store.growth("foretick_schema_requests_failed_total", source=source.name)
+        self._failures = _failures_of(source, payloads, store)
 
     def _hold(self, record: DeadLetter) -> None:
         held = self.tracker.hold((record.topic, record.partition), record.offset)
@@ -150,19 +154,24 @@ class SourceRunner:
 
     def note(self) -> None:
         """Bring metrics of the connection up to date."""
-        self._handshakes.update(getattr(self.source, "handshakes_failed", 0))
-        self._schemas.update(self._payloads.failed)
+        for growth, total in self._failures:
+            growth.update(total())
         connection = getattr(self.source, "connection", None)
         up = self.connected and (connection is None or connection.state is ConnectionState.UP)
         self._store.set("foretick_source_up", float(up), source=self.source.name)
         self._store.set("foretick_partitions_warming", len(self.group.behind), source=self.source.name)
 
-    def lags(self) -> dict[str, dict[str, float]]:
-        """Gauges of a Kafka source's partitions."""
+    def gauges(self) -> dict[str, dict[str, float]]:
+        """Gauges of a Kafka source's partitions, and of the venues that it brings."""
         lags: Mapping[Partition, Lag] = getattr(self.source, "lags", {})
         named = {f"{topic}/{number}": lag for (topic, number), lag in lags.items()}
         behind = self.group.behind
+        venues = {} if self._decoder is None else self._decoder.venues
+        delays = {venue: clock.delay_ns for venue, clock in venues.items()}
         return {
+            "foretick_venue_delay_seconds": {
+                venue: delay / 1e9 for venue, delay in delays.items() if delay is not None
+            },
             "foretick_standby_lag_records": {f"{p}/{n}": float(each) for (p, n), each in behind.items()},
             "foretick_consumer_lag_records": {name: float(lag.records) for name, lag in named.items()},
             "foretick_consumer_lag_seconds": {name: lag.age_ns / 1e9 for name, lag in named.items()},
@@ -197,12 +206,15 @@ class SourceRunner:
             elif not flow.paused:  # all that was sent meanwhile has come
                 self._order.has_read(self.source.name, time.monotonic_ns(), flow.ring)
             self._note_silence(flow)
+            if self._gaps is not None and self._gaps.is_due(time.monotonic_ns()):
+                await asyncio.to_thread(self._gaps.save)
             await asyncio.sleep(NOTIFY_S)
 
     def _note_silence(self, flow: RingFlow) -> None:
-        if flow.silence is None:
+        if flow.silence is None or self._decoder is None:
             return
-        for symbol in flow.silence.newly_silent(time.monotonic_ns(), time.time_ns()):
+        now, wall = time.monotonic_ns(), time.time_ns()
+        for symbol in flow.silence.newly_silent(now, wall, self._decoder.is_read):
             self._store.inc("foretick_feed_faults_total", source=self.source.name, kind=SILENT.name)
             log.warning("source %s: nothing came of %s for unusually long", self.source.name, symbol)
 
@@ -229,9 +241,23 @@ class SourceRunner:
             await self.checkpoint.commit_within(CLOSE_COMMIT_S)
         if self.connected:
             await self.source.stop()
+        if self._gaps is not None:
+            await asyncio.to_thread(self._gaps.save)
 
     async def fail(self) -> None:
         """Disconnect after an error."""
         self.connected = False
         with suppress(Exception):
             await self.source.stop()
+
+
+def _failures_of(
+    source: Source, payloads: PayloadDecoder, store: MetricStore
+) -> list[tuple[GrowthHandle, Callable[[], int]]]:
+    """What counts failures of a source, and how many there were so far."""
+    handshakes = store.growth("foretick_source_handshakes_failed_total", source=source.name)
+    schemas = store.growth("foretick_schema_requests_failed_total", source=source.name)
+    return [
+        (handshakes, lambda: int(getattr(source, "handshakes_failed", 0))),
+        (schemas, lambda: payloads.failed),
+    ]

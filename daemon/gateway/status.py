@@ -55,7 +55,7 @@ class Status:
             retries.update(getattr(sink, "retries", 0))
             handshakes.update(getattr(sink, "handshakes_failed", 0))
         self._inputs.note()
-        return exposition(self._store, self._inputs.lags())
+        return exposition(self._store, self._inputs.gauges())
 
     def health(self, client: Client) -> Health:
         """What is missing, and what is silent or late of what the client sees."""

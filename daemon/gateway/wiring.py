@@ -67,6 +67,7 @@ from feeds.curve import Keys
 from feeds.kafka_transactions import KafkaTransactions
 from feeds.push_source import PushedSource
 from feeds.quality.calendar import Calendar
+from feeds.quality.gap_file import GapFile
 from feeds.quality.silence import SilenceMonitor
 from feeds.source import LogSource, MemberSource, Source
 from ingest.plane import WatchBars
@@ -285,6 +286,7 @@ def _data_way(base: _Base, commit_every_s: float) -> _DataWay:
             order=order,
             clocks=sessions.clocks,
             silence=silence,
+            gaps=_gaps_of(config, source, silence),
             sink=sink,
             commit_every_s=commit_every_s,
         )
@@ -459,6 +461,13 @@ def _transactional(base: _Base) -> KafkaTransactions | None:
             key = f"sink.{route.sink.name}.delivery"
             raise SettingError(key, "exactly_once needs one Kafka source, and no other")
     return None
+
+
+def _gaps_of(config: Config, source: Source, monitor: SilenceMonitor) -> GapFile | None:
+    """The file of what is usual for a source's symbols; None where nothing is kept."""
+    if not config.recovery.interval:
+        return None
+    return GapFile(config.recovery.path / f"{source.name}.gaps", monitor, time.monotonic_ns())
 
 
 def silence_monitor(quality: QualityConfig) -> SilenceMonitor:

@@ -2,11 +2,10 @@
 
 Of each symbol the gaps between event times are counted in 24 histograms, one an hour of UTC, in steps of a
 quarter of an octave; old gaps count less and less. A symbol is silent when nothing came for ``factor`` times
-the P99 of its gaps in this hour, or of all hours while this one has few. What was learnt is kept in memory
-only.
+the P99 of its gaps in this hour, or of all hours while this one has few.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,8 @@ _HOUR_NS, _US = 3600 * 10**9, 1000.0
 _LAST_KIND = 3
 """Records of higher kinds, see `ingest.record`, are signs of life and no data."""
 _REFRESH_NS = 10**9
+Counts = npt.NDArray[np.uint32]
+"""Gaps of one symbol by hour and bucket."""
 
 
 @kernel
@@ -83,6 +84,8 @@ class SilenceMonitor:
         self._factor, self._floor_ns, self._without = factor, floor_ns, without
         self._calendars = calendars or {}
         self._numbers: dict[str, int] = {}
+        self._restored: dict[str, Counts] = {}
+        """What was learnt before, of symbols that have not been read since."""
         self._counts = np.zeros((0, HOURS, BUCKETS), np.uint32)
         self._totals = np.zeros((0, HOURS), np.uint32)
         self._newest, self._seen = np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -101,6 +104,19 @@ class SilenceMonitor:
             self._newest, self._seen = (
                 np.concatenate([each, np.zeros(more, np.int64)]) for each in (self._newest, self._seen)
             )
+        for symbol in self._numbers.keys() & self._restored.keys():
+            number = self._numbers[symbol]
+            self._counts[number] += self._restored.pop(symbol)
+            self._totals[number] = self._counts[number].sum(axis=1)
+
+    def restore(self, learnt: Mapping[str, Counts]) -> None:
+        """Go on from what `learnt` returned, before the first `read`."""
+        self._restored |= learnt
+
+    def learnt(self) -> dict[str, Counts]:
+        """The gaps of each symbol of which something is known. Any thread."""
+        counts, numbers = self._counts, self._numbers
+        return {symbol: counts[number] for symbol, number in numbers.items() if counts[number].sum() >= LEAST}
 
     def learn(self, records: npt.NDArray[np.void], now: int) -> None:
         """Records have come."""
@@ -147,8 +163,14 @@ class SilenceMonitor:
         number = self._numbers.get(symbol)
         return number is not None and bool(self._seen[number])
 
-    def newly_silent(self, now: int, wall: int) -> list[str]:
-        """The symbols that have become silent since the last call."""
+    def newly_silent(self, now: int, wall: int, is_read: Callable[[str], bool]) -> list[str]:
+        """The symbols that have become silent since the last call.
+
+        One that is not read now, such as of another daemon's partition, is not: its quiet time begins again.
+        """
+        for symbol, number in self._numbers.items():
+            if self._seen[number] and not is_read(symbol):
+                self._seen[number] = now
         silent = {
             symbol: int(self._seen[number])
             for symbol, number in self._numbers.items()

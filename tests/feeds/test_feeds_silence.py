@@ -3,15 +3,18 @@
 from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from itertools import pairwise
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feeds.quality.calendar import Calendar
-from feeds.quality.silence import LEAST, SilenceMonitor
+from feeds.quality.gap_file import EVERY_NS, GapFile
+from feeds.quality.silence import BUCKETS, HOURS, LEAST, SilenceMonitor
 from ingest.record import BAR, FLAG_REPLAY, HEARTBEAT, RECORD, REFUSAL, TRADE
 
 SECOND = 10**9
@@ -39,6 +42,10 @@ def taught(
     times = start - gap_ns * np.arange(n)[::-1]
     made.learn(records(times.tolist()), start)
     return made
+
+
+def always(_symbol: str) -> bool:
+    return True
 
 
 def wall(text: str) -> int:
@@ -135,15 +142,15 @@ def test_a_symbol_that_is_read_later_keeps_what_others_learnt() -> None:
 
 def test_each_silence_is_reported_once_when_it_begins() -> None:
     made, start = taught(SECOND, start=10 * HOUR), 10 * HOUR
-    assert made.newly_silent(start + SECOND, start) == []
-    assert made.newly_silent(start + 9 * SECOND, start) == ["V:A"]
-    assert made.newly_silent(start + 10 * SECOND, start) == []
+    assert made.newly_silent(start + SECOND, start, always) == []
+    assert made.newly_silent(start + 9 * SECOND, start, always) == ["V:A"]
+    assert made.newly_silent(start + 10 * SECOND, start, always) == []
     made.learn(records([start + 11 * SECOND]), start + 11 * SECOND)
-    assert made.newly_silent(start + 12 * SECOND, start) == []
+    assert made.newly_silent(start + 12 * SECOND, start, always) == []
     made.learn(records([start + 12 * SECOND]), start + 12 * SECOND)
-    assert made.newly_silent(start + 30 * SECOND, start) == ["V:A"]
+    assert made.newly_silent(start + 30 * SECOND, start, always) == ["V:A"]
     made.learn(records([start + 31 * SECOND]), start + 31 * SECOND)
-    assert made.newly_silent(start + 60 * SECOND, start) == ["V:A"], "it spoke between two calls"
+    assert made.newly_silent(start + 60 * SECOND, start, always) == ["V:A"], "it spoke between two calls"
 
 
 @pytest.mark.parametrize(
@@ -234,3 +241,71 @@ def test_a_day_may_be_a_whole_one() -> None:
     midnight = int((date(2026, 1, 6) - date(1970, 1, 1)).days) * 24 * HOUR
     assert always.opened(midnight) == midnight
     assert always.opened(midnight - 1) == midnight - 24 * HOUR
+
+
+def test_a_symbol_that_another_daemon_reads_is_not_silent() -> None:
+    start = 100 * HOUR
+    made = taught(SECOND, start=start)
+    assert made.newly_silent(start + 9 * SECOND, start, lambda symbol: False) == []
+    assert made.newly_silent(start + 10 * SECOND, start, always) == [], "it has only just come back"
+    assert made.newly_silent(start + 20 * SECOND, start, always) == ["V:A"]
+
+
+def test_what_was_learnt_is_known_after_a_restart(tmp_path: Path) -> None:
+    path, start = tmp_path / "state" / "feed.gaps", 100 * HOUR
+    first = taught(2 * SECOND, start=start)
+    GapFile(path, first, 0).save()
+    again = SilenceMonitor(3.0, SECOND, without=FLAG_REPLAY)
+    GapFile(path, again, 0)
+    again.read({"W:B": 0, "V:A": 1})
+    assert again.p99_ns("V:A", start) == first.p99_ns("V:A", start) > 0
+    assert again.p99_ns("W:B", start) == 0
+    assert again.newly_silent(9 * SECOND, start, always) == [], "nothing came yet"
+    again.learn(records([start + HOUR], 1), 10 * SECOND)
+    assert again.newly_silent(30 * SECOND, start + HOUR, always) == ["V:A"]
+
+
+def test_a_file_keeps_the_symbols_that_others_read(tmp_path: Path) -> None:
+    path = tmp_path / "feed.gaps"
+    GapFile(path, taught(SECOND, start=100 * HOUR), 0).save()
+    other = SilenceMonitor()
+    file = GapFile(path, other, 0)
+    other.read({"V:C": 0})
+    other.learn(records((SECOND * np.arange(1, LEAST + 3)).tolist()), 1)
+    file.save()
+    both = SilenceMonitor()
+    GapFile(path, both, 0)
+    both.read({"V:A": 0, "V:C": 1})
+    assert min(both.p99_ns("V:A", 0), both.p99_ns("V:C", 0)) > 0
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00", b"\x82\xa7buckets\x01\xa7symbols\x80", "places", "counts"])
+def test_a_file_that_cannot_be_used_costs_what_was_learnt(
+    content: bytes | str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "feed.gaps"
+    if isinstance(content, str):
+        symbol = (b"\xff\xff", b"\1\0\0\0") if content == "places" else (b"\0\0", b"\1")
+        content = msgspec.msgpack.encode({"buckets": HOURS * BUCKETS, "symbols": {"V:A": symbol}})
+    path.write_bytes(content)
+    made = SilenceMonitor()
+    file = GapFile(path, made, 0)
+    made.read({"V:A": 0})
+    assert made.p99_ns("V:A", 0) == 0
+    file.save()
+    assert "V:A" not in path.read_text("latin-1")
+
+
+def test_it_is_written_every_ten_minutes_and_a_full_disk_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = GapFile(tmp_path / "feed.gaps" / "below", taught(SECOND, start=100 * HOUR), 0)
+    assert [file.is_due(now) for now in (1, EVERY_NS, EVERY_NS + 1, 2 * EVERY_NS)] == [
+        False,
+        True,
+        False,
+        True,
+    ]
+    (tmp_path / "feed.gaps").write_text("a file where a directory should be")
+    file.save()
+    assert "could not be written" in caplog.text

@@ -20,6 +20,7 @@ from metrics.store import Block, MetricStore, UnknownSeriesError
 
 LABELS = {
     "partition": ["t/0"],
+    "venue": ["V"],
     "session": ["btc", "spx"],
     "source": ["kafka"],
     "sink": ["kafka", "zmq"],

@@ -304,7 +304,7 @@ async def test_it_stands_by_again_when_it_begins_to_read_again() -> None:
     rig.standby.wait()
     assert rig.store.value("foretick_standby") == 1
     rig.log.behind = {P: 3, Q: 0}
-    gauges = rig.input.lags()
+    gauges = rig.input.gauges()
     assert gauges["foretick_standby_lag_records"] == {"t/0": 3.0, "t/1": 0.0}
     ring = Ring.create(64, "pause")
     try:
