@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ingest.bar_kernel import AS_FLAG, AS_LINE, EVENT, IGNORED, Bars
-from ingest.lines import LineSpec, clock_text, decimal
+from ingest.lines import LineSpec, decimal, time_text
 from ingest.record import ACTION, ASKS, BIDS, BOOK, STATUS, TEXT
 from ingest.tokens import Encode
 from metrics.catalogue import EVENTS, Treatment
@@ -46,7 +46,7 @@ def words_in(rows: Bars) -> list[int]:
 def event_line(row: Any, spec: LineSpec, words: str) -> str:
     """The line of one element of a BAR array that is an event; ``words``: its text."""
     fields = [spec.symbols[int(row["leg"])]] if spec.symbols else []
-    fields.append(clock_text(int(row["ts_open"]), int(row["interval"])))
+    fields.append(time_text(int(row["ts_open"]), int(row["interval"])))
     which = int(row["v_high"])
     match int(row["n_ticks"]):
         case kind if kind == TEXT:

@@ -1,6 +1,7 @@
 """The text of the tape: one line per bar, `time,open,high,low,close,volume` and a newline.
 
-The time is the bar's opening in UTC: `HHMM` for intervals of a minute or more, else `HHMMSS`. Numbers are
+The time is the bar's opening in UTC: the date for intervals of a day or more, `HHMM` for those of a minute
+or more, else `HHMMSS`. Numbers are
 plain decimals with the session's number of decimals, rounded half to even in integer arithmetic.
 `143000,101.25,101.50,101.25,101.38,12.500` is a one-second bar with two decimals for prices and three for
 volume. Where a session reads several symbols, each line begins with its own: `ESZ6,143000,...`. A bar that a
@@ -12,12 +13,14 @@ its own, `roll,ESH7`.
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ingest.bar_kernel import AMENDS, EMPTY, RESETS, ROLLED
 from ingest.volumes import SCALE as VOLUME_SCALE
 from ingest.volumes import volume_of
 
 _SECOND = 1_000_000_000
-MINUTE_NS = 60 * _SECOND
+MINUTE_NS, DAY_NS = 60 * _SECOND, 86400 * _SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,13 @@ def decimal(value: int, decimals: int, scale: int = 9) -> str:
     return sign + (f"{digits[:-decimals]}.{digits[-decimals:]}" if decimals else digits)
 
 
+def time_text(ts_open: int, interval: int) -> str:
+    """A bar's opening in its line: its date where bars last a day or more, else the time of day."""
+    if interval >= DAY_NS:
+        return str(np.datetime64(ts_open, "ns").astype("datetime64[D]"))
+    return clock_text(ts_open, interval)
+
+
 def clock_text(ts_open: int, interval: int) -> str:
     """Time of day (UTC) of a bar's opening: four or six digits."""
     hours, seconds = divmod(ts_open // _SECOND % 86400, 3600)
@@ -88,7 +98,7 @@ def bar_line(bar: Any, spec: LineSpec) -> str:
     head = ["amend"] if bar["flags"] & AMENDS else []
     if spec.symbols:
         head.append(spec.symbols[int(bar["leg"])])
-    head.append(clock_text(int(bar["ts_open"]), int(bar["interval"])))
+    head.append(time_text(int(bar["ts_open"]), int(bar["interval"])))
     if spec.says_empty and bar["flags"] & EMPTY:
         return before + ",".join([*head, "no trade"]) + "\n"
     prices = (decimal(int(bar[name]), spec.price_decimals, spec.price_scale) for name in "ohlc")

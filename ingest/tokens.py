@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingest.bar_kernel import AMENDS, BAR, EMPTY, ROLLED, Bars
-from ingest.lines import MINUTE_NS, LineSpec, bar_line
+from ingest.lines import DAY_NS, MINUTE_NS, LineSpec, bar_line
 from support.numba_kernel import kernel
 
 Ids = npt.NDArray[np.int32]
@@ -202,6 +202,7 @@ class Tokeniser:
             lines = [heads[leg] + line for leg, line in zip(bars["leg"].tolist(), lines, strict=True)]
         in_words = (bars["flags"] & (AMENDS | ROLLED | (EMPTY if spec.says_empty else 0))) != 0
         wide = (bars["v_high"] | bars["v_low"]) != 0
+        in_words |= bars["interval"] >= DAY_NS
         for number in np.flatnonzero(in_words | wide).tolist():
             lines[number] = list(self._encode(bar_line(bars[number], spec)))
         return lines

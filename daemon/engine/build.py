@@ -12,6 +12,7 @@ from daemon.config.checks import tables_of
 from daemon.config.schema import UNTRAINED, BarsConfig, Config, ModelConfig, PoolConfig, SessionConfig
 from daemon.config.standing import StandingQuestion, questions_of
 from daemon.engine.confidence_metrics import calibration_of
+from daemon.engine.described import described
 from daemon.engine.maintenance import Tiers, identity_of, tiers_of
 from daemon.engine.memory_budget import check_memory, fitting_blocks
 from daemon.engine.pool_size import PoolLimit, PoolSizes, check_pool
@@ -499,10 +500,18 @@ def prefixes_of(
     try:
         for session in config.all_sessions:
             questions = dict.fromkeys(each.question for each in asked if each.session == session.name)
-            prefixes.add(session, header_of(lines[session.name]), tuple(questions))
+            line = lines[session.name]
+            prefixes.add(session, header_of(line), tuple(questions), about(config, session, line, prompt))
     except ValueError as error:
         raise SettingError("flash.placement", str(error)) from error
     return prefixes
+
+
+def about(config: Config, session: SessionConfig, line: LineSpec | CompactSpec, prompt: PromptFormat) -> str:
+    """What a session's prefix says to the model; "" where it was not trained to do what words say."""
+    if not prompt.is_chat:
+        return ""
+    return described(config, session, is_compact=isinstance(line, CompactSpec))
 
 
 def header_of(line: LineSpec | CompactSpec) -> str | None:

@@ -31,6 +31,7 @@ class _Parts(NamedTuple):
     questions: tuple[Question, ...]
     several: bool
     longest: int
+    about: str = ""
     rollup: tuple[int, ...] = ()
 
 
@@ -47,14 +48,16 @@ class EnginePrefixes:
         self._listings: dict[str, deque[QuestionList]] = {}  # oldest first
         self._lock = threading.Lock()
 
-    def add(self, session: SessionConfig, header: str | None, questions: Sequence[Question]) -> None:
+    def add(
+        self, session: SessionConfig, header: str | None, questions: Sequence[Question], about: str = ""
+    ) -> None:
         """Make the first prefix of a session. Raises ValueError, with nothing changed, as `frozen` does.
 
-        ``header``: what compact lines mean; None: decimal lines.
+        ``header``: what compact lines mean; None: decimal lines. ``about``: see `daemon.engine.described`.
         """
         asked = tuple(questions) if self.numbers else ()  # the prefix of a later anchor has them, too
         with self._lock:
-            parts = _Parts(header, asked, bool(session.more_symbols), session.summed_tokens)
+            parts = _Parts(header, asked, bool(session.more_symbols), session.summed_tokens, about)
             self._begin(session.name, parts)
 
     def restore(self, session: str, header: str | None, rollup: tuple[int, ...]) -> None:
@@ -108,7 +111,8 @@ class EnginePrefixes:
         parts = self._parts[session]
         header = None if parts.header is None else WIDEST.header
         asked = tuple(questions) if self.numbers else ()
-        return len(self._made(_Parts(header, asked, parts.several, 0)).prefix) + parts.longest
+        made = self._made(_Parts(header, asked, parts.several, 0, parts.about))
+        return len(made.prefix) + parts.longest
 
     def asked(self, standing: Standing, prefix: tuple[int, ...]) -> Sequence[int]:
         """The tokens that ask ``standing`` behind ``prefix``, by its number if the prefix has one.
@@ -144,6 +148,7 @@ class EnginePrefixes:
     def _made(self, parts: _Parts) -> QuestionList:
         known = [(each.text, self._text_of(each)) for each in parts.questions]
         listed = [(text, own) for text, own in known if self._prompt.answers_by_number(own)]
-        prefix = self._prompt.frozen(parts.header, [own for _, own in listed], symbols=parts.several)
+        texts = [own for _, own in listed]
+        prefix = self._prompt.frozen(parts.header, texts, symbols=parts.several, about=parts.about)
         asked = {text: tuple(self._prompt.numbered(n)) for n, (text, _) in enumerate(listed, 1)}
         return QuestionList(prefix + parts.rollup, asked)

@@ -30,6 +30,13 @@ COMPACT_SCHEMA = (
 )
 LISTED = "After the bars, # and a number asks one of these questions:\n"
 _ASK = "\nQuestion: "
+_THOUGHTLESS = (
+    ("<think>\n", "\n</think>\n\n"),
+    ("<think>", "\n\n</think>\n\n"),
+    ("<|start|>assistant", "<|channel|>final<|message|>"),
+)
+"""What a template may end with, and what goes on from there so that the answer begins."""
+_ANSWER = "\x00answer\x00"
 _TAPE, _QUESTION = "\x00tape\x00", "\x00question\x00"
 
 Lines = Literal["decimal", "compact"]
@@ -144,16 +151,26 @@ class PromptFormat:
         return format_
 
     @property
+    def is_chat(self) -> bool:
+        """Whether the model has a chat template: it was trained to do what words say."""
+        return self.terse is None and bool(getattr(self.tokenizer, "chat_template", None))
+
+    @property
     def lines(self) -> Lines:
         """The lines that the model reads best."""
         return "decimal" if self.terse is None else self.terse.lines
 
     def frozen(
-        self, header: str | None = None, questions: Sequence[str] = (), *, symbols: bool = False
+        self,
+        header: str | None = None,
+        questions: Sequence[str] = (),
+        *,
+        symbols: bool = False,
+        about: str = "",
     ) -> tuple[int, ...]:
         """The frozen prefix; ``header`` says what the numbers of compact lines mean, None: decimal lines.
 
-        ``symbols``: decimal lines begin with a symbol.
+        ``symbols``: decimal lines begin with a symbol. ``about``: what else is said of the lines.
         ``questions`` get the numbers from 1 on, see `numbered`. Raises ValueError when a terse model does not
         know one, or cannot number that many.
         """
@@ -163,7 +180,9 @@ class PromptFormat:
             return tuple(self.encode(f"{self.before_tape}{header}{listed}"))
         schema = COMPACT_SCHEMA + header if header is not None else SYMBOLS_SCHEMA if symbols else SCHEMA
         lines = "".join(f"#{n} {text}\n" for n, text in enumerate(questions, 1))
-        return tuple(self.encode(self.before_tape + (LISTED + lines + "\n" if lines else "") + schema))
+        return tuple(
+            self.encode(self.before_tape + (LISTED + lines + "\n" if lines else "") + about + schema)
+        )
 
     def question(self, text: str) -> list[int]:
         """The tokens of a question, from the end of the tape to the beginning of the answer.
@@ -311,17 +330,32 @@ class PromptFormat:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
 
+def turn_ends(tokenizer: Any) -> frozenset[int]:
+    """The token that the chat template ends an answer with: none where that is no special token."""
+    if not getattr(tokenizer, "chat_template", None):
+        return frozenset()
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
+    try:
+        rendered = str(tokenizer.apply_chat_template(turns, tokenize=False, enable_thinking=False))
+    except Exception:  # whatever a template raises
+        return frozenset()
+    _, found, behind = rendered.rpartition(_ANSWER)
+    tokens = tokenizer.encode(behind.lstrip(), add_special_tokens=False) if found else []
+    return frozenset(tokens[:1]) & frozenset(tokenizer.all_special_ids)
+
+
 def _render(tokenizer: Any, turns: Sequence[tuple[str, str]]) -> str:
     """The template around ``turns``, without a thought: an answer is judged by its first token.
 
-    Where it refuses a system role (Gemma's, early Mistral's), what that says goes before the first turn.
+    Where it refuses a system role (Gemma's, early Mistral's), what that says goes before the first turn. A
+    thought that the template begins is ended at once, and of channels the final one is begun.
     """
     instructions = "\n\n".join(text for role, text in turns if role == "system")
     rest = [(role, text) for role, text in turns if role != "system"]
     merged = [(role, f"{instructions}\n\n{text}" if n == 0 else text) for n, (role, text) in enumerate(rest)]
     for messages in (turns, merged) if instructions else (turns,):
         try:
-            return str(
+            rendered = str(
                 tokenizer.apply_chat_template(
                     [{"role": role, "content": text} for role, text in messages],
                     tokenize=False,
@@ -329,6 +363,7 @@ def _render(tokenizer: Any, turns: Sequence[tuple[str, str]]) -> str:
                     enable_thinking=False,
                 )
             )
+            return next((rendered + more for end, more in _THOUGHTLESS if rendered.endswith(end)), rendered)
         except Exception as error:
             last = error
     raise PromptError(f"the model's chat template refuses these messages: {last}")

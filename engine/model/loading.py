@@ -26,6 +26,7 @@ from engine.device import out_of_memory
 from engine.linears.install import Mode, install_linears
 from engine.measurement_cache import Memory
 from engine.model.architectures import ModelError, check_known
+from engine.model.chat_format import turn_ends
 from engine.model.fusion import fuse, fuses
 from engine.model.loaded import ATTENTION, Decoder, LoadedModel, wanted_of_last
 from engine.model.plain import is_plain
@@ -113,7 +114,7 @@ def _wrap(model: Any, tokenizer: Any, layers: Layers, *, name: str, revision: st
         probed.max_positions,
         install(model, len(probed.layers), wanted_of_last),
         getattr(model.config, "foretick", None) or {},
-        end_ids=end_ids_of(model),
+        end_ids=end_ids_of(model) | turn_ends(tokenizer),
     )
     if fused and is_plain(model):
         loaded = replace(plain, decoder=_fused(model))

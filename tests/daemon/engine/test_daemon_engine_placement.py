@@ -45,7 +45,7 @@ def prepare(question: Question) -> PreparedQuestion:
 
 def test_the_questions_of_every_session_are_numbered_from_the_start_on() -> None:
     names = ("one", "two")
-    config = Config(sessions=tuple(SessionConfig(n, f"V:{n}") for n in names), flash=FlashConfig("frozen"))
+    config = Config(sessions=tuple(SessionConfig(n, "V:S") for n in names), flash=FlashConfig("frozen"))
     prefixes = prefixes_of(config, FORMAT, {name: LineSpec(2, 3) for name in names})
     assert prefixes.newest("one") == prefixes.newest("two")
     assert len(prefixes.newest("two")) > len(FORMAT.encode(" ".join(each.text for each in PAPER_SIX)))
